@@ -1,0 +1,29 @@
+"""These tests are about what users install, so they refuse to run on the sources."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+PACKAGES = Path(__file__).parents[1] / "packages"
+
+collect_ignore = ["benchmarks"]
+
+
+def pytest_sessionstart() -> None:
+    modules = [path.name.replace("-", "_") for path in sorted(PACKAGES.iterdir())]
+    faults = [fault for module in modules if (fault := _fault(module))]
+    if faults:
+        raise pytest.UsageError(
+            "The integration tests run on built wheels, as `nox -s integration` "
+            "installs them; " + "; ".join(faults)
+        )
+
+
+def _fault(module: str) -> str | None:
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        return f"{module} is not installed"
+    if Path(spec.origin).is_relative_to(PACKAGES):
+        return f"{module} comes from the checkout"
+    return None

@@ -1,0 +1,181 @@
+"""Sessions that test, check, build and run the packages."""
+
+import os
+import shutil
+from pathlib import Path
+
+import nox
+from packaging.requirements import Requirement
+
+nox.needs_version = ">=2026.2.9"
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.download_python = "never"
+nox.options.error_on_missing_interpreters = True
+nox.options.sessions = ["tests", "integration", "lint", "layers"]
+
+ROOT = Path(__file__).parent
+DIST = ROOT / "dist"
+PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
+
+# Without bytecode on disk, TensorFlow takes twice as long to import.
+ENV = {"PYTHONDONTWRITEBYTECODE": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+def group(name: str) -> tuple[str, ...]:
+    """Returns the requirements of a dependency group of the root pyproject.toml."""
+    return nox.project.dependency_groups(nox.project.load_toml(), name)
+
+
+def test_requirements(*packages: str) -> list[str]:
+    """Returns what the packages' tests need: the common group and their own."""
+    requirements = list(group("test"))
+    for package in packages:
+        pyproject = nox.project.load_toml(f"packages/{package}/pyproject.toml")
+        if "test" in pyproject.get("dependency-groups", {}):
+            requirements += nox.project.dependency_groups(pyproject, "test")
+    return requirements
+
+
+def dependencies(package: str) -> list[Requirement]:
+    """Returns what ``package`` declares to need."""
+    project = nox.project.load_toml(f"packages/{package}/pyproject.toml")["project"]
+    return [Requirement(line) for line in project["dependencies"]]
+
+
+def siblings(package: str) -> list[str]:
+    """Returns the packages of this repository that ``package`` declares to need."""
+    return [need.name for need in dependencies(package) if need.name in PACKAGES]
+
+
+def third_parties(*packages: str) -> list[str]:
+    """Returns what the packages declare to need from outside, each line once."""
+    needs = [need for package in packages for need in dependencies(package)]
+    return sorted({str(need) for need in needs if need.name not in PACKAGES})
+
+
+def closure(package: str) -> list[str]:
+    """Returns ``package`` and all siblings that it needs, directly or not."""
+    needed = [package]
+    for name in needed:  # grows on the way
+        needed += [sibling for sibling in siblings(name) if sibling not in needed]
+    return needed
+
+
+def editable(*packages: str) -> list[str]:
+    """Returns the arguments that install packages from the checkout."""
+    return [arg for package in packages for arg in ("-e", f"packages/{package}")]
+
+
+def wheel(package: str) -> str:
+    """Returns the path of the wheel that the session ``build`` left in dist/."""
+    found = list(DIST.glob(f"{package.replace('-', '_')}-*.whl"))
+    if len(found) != 1:  # none would have the installer look for a namesake online
+        raise FileNotFoundError(f"dist/ must hold one wheel of {package}; got {found}.")
+    return str(found[0])
+
+
+@nox.session(reuse_venv=True)
+def tests(session: nox.Session) -> None:
+    """Runs all packages' tests and doctests, from the checkout, in one process."""
+    session.install(*editable(*PACKAGES), *test_requirements(*PACKAGES))
+    session.run("pytest", "--doctest-modules", *session.posargs, env=ENV)
+
+
+@nox.session(reuse_venv=True)
+def build(session: nox.Session) -> None:
+    """Builds each package's sdist, and its wheel from that, into dist/."""
+    session.install(*group("build"))
+    shutil.rmtree(DIST, ignore_errors=True)
+    for package in PACKAGES:
+        session.run(
+            *("python", "-m", "build", "--no-isolation"),
+            *("--outdir", str(DIST), f"packages/{package}"),
+            silent=True,
+        )
+
+
+# Environments that hold wheels are made anew: a rebuilt wheel of an unchanged
+# version would not be installed over the old one.
+
+
+@nox.session(requires=["build"], reuse_venv=False)
+@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+def unit(session: nox.Session, package: str) -> None:
+    """Runs one package's tests with the wheels that it declares and nothing else."""
+    session.install(*map(wheel, closure(package)), *test_requirements(package))
+    env = {**ENV, "PYTHONPATH": None}
+    session.run("pytest", f"packages/{package}/tests", *session.posargs, env=env)
+
+
+@nox.session(requires=["build"], reuse_venv=False)
+def integration(session: nox.Session) -> None:
+    """Runs the integration tests on the built wheels of all packages."""
+    session.install(*map(wheel, PACKAGES), *group("test"))
+    env = {**ENV, "PYTHONPATH": None}
+    session.run("pytest", "integration_tests", *session.posargs, env=env)
+
+
+@nox.session(requires=["build"], reuse_venv=False, python="3.11")
+def lowest(session: nox.Session) -> None:
+    """Runs all packages' tests with the oldest dependencies they allow; needs uv."""
+    if session.venv_backend != "uv":
+        session.error("lowest resolves with uv; install it with pip install 'nox[uv]'")
+    # To uv, what a wheel needs is not direct: it must be asked for by name.
+    session.install(
+        *("--resolution", "lowest-direct"),
+        *map(wheel, PACKAGES),
+        *third_parties(*PACKAGES),
+        *test_requirements(*PACKAGES),
+    )
+    session.run("uv", "pip", "list")
+    env = {**ENV, "PYTHONPATH": None}
+    session.run("pytest", *session.posargs, env=env)
+
+
+@nox.session(reuse_venv=True)
+def lint(session: nox.Session) -> None:
+    """Checks style, format and types."""
+    session.install(*group("lint"))
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    session.run("mypy")
+
+
+@nox.session(reuse_venv=True)
+def layers(session: nox.Session) -> None:
+    """Checks that packages import each other along the arrows only."""
+    session.install(*group("layers"))
+    sources = [str(ROOT / "packages" / package / "src") for package in PACKAGES]
+    session.run("lint-imports", env={"PYTHONPATH": os.pathsep.join(sources)})
+
+
+@nox.session(name="format", reuse_venv=True)
+def format_code(session: nox.Session) -> None:
+    """Rewrites the code as the session lint wants it, where a tool can."""
+    session.install(*group("lint"))
+    session.run("ruff", "check", "--fix", "--exit-zero")
+    session.run("ruff", "format")
+
+
+@nox.session(reuse_venv=True)
+def train(session: nox.Session) -> None:
+    """Trains a model on handwritten digits; arguments after -- go to the script."""
+    session.install(*editable(*PACKAGES), *group("examples"))
+    # Ctrl-C reaches the script as well as nox, which then waits for its last save.
+    session.run(
+        *("python", "docs/examples/train_digits.py", *session.posargs),
+        env=ENV,
+        interrupt_timeout=60,
+        terminate_timeout=10,
+    )
+
+
+@nox.session(reuse_venv=True)
+def bench(session: nox.Session) -> None:
+    """Runs a benchmark by name, as in: nox -s bench -- reduce."""
+    session.install(*editable(*PACKAGES), *group("bench"))
+    session.run(
+        *("python", "integration_tests/benchmarks/run.py", *session.posargs),
+        env=ENV,
+        interrupt_timeout=10,
+    )
