@@ -1,0 +1,187 @@
+"""Entering a tower: its names, variables and collections, and leaving it clean.
+
+What training and inference towers share, in a session graph and inside a
+``tf.function``. Everything that is opened is put back, an exception inside or not.
+"""
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import tensorflow as tf
+
+from tw_core._current_tower import current_tower, get_current_tower_context
+from tw_core._new_variables import NewVariables
+from tw_core._tower_collections import TowerCollections
+from tw_core._tower_names import tower_name_scope
+
+
+class BaseTowerContext(ABC):
+    """What training and inference towers share; enter it with ``with``, once.
+
+    Attributes:
+      is_training: whether the model is built for training.
+    """
+
+    is_training = False
+
+    def __init__(self, ns_name: str, vs_name: str = "") -> None:
+        """Names the tower; nothing is built before it is entered.
+
+        Args:
+          ns_name: name scope of the tower's ops; may be empty for none.
+          vs_name: variable scope of the tower's own variables; empty to use
+            the scope in force.
+
+        Raises:
+          ValueError: a ``vs_name`` without a ``ns_name``, or a name that ends
+            in ``/``.
+        """
+        self._name = ns_name
+        self._vs_name = vs_name
+        self._graph: tf.Graph | None = None
+        self._collections: TowerCollections | None = None
+        self._scopes = ExitStack()
+        self._new_variables = NewVariables(caller=repr(self))
+        self._check_names()
+
+    @property
+    def name(self) -> str:
+        """The tower's name, ``""`` for a tower without one."""
+        return self._name
+
+    @property
+    def ns_name(self) -> str:
+        """The name scope of the tower's ops; the same as ``name``."""
+        return self._name
+
+    @property
+    def vs_name(self) -> str:
+        """The variable scope of the tower's own variables, or ``""``."""
+        return self._vs_name
+
+    @property
+    @abstractmethod
+    def is_main_training_tower(self) -> bool:
+        """Whether this is the first training tower."""
+
+    @property
+    @abstractmethod
+    def has_own_variables(self) -> bool:
+        """Whether the tower makes variables, rather than reusing others'."""
+
+    @property
+    def graph(self) -> tf.Graph:
+        """The graph the tower was built in.
+
+        Raises:
+          RuntimeError: the tower has not been entered yet.
+        """
+        if self._graph is None:
+            raise RuntimeError(f"{self}: enter the tower first: with {self}: ...")
+        return self._graph
+
+    def get_collection_in_tower(self, key: str) -> list[Any]:
+        """Lists what this tower added to a collection, frozen ones included.
+
+        Args:
+          key: e.g. ``tf.compat.v1.GraphKeys.UPDATE_OPS``.
+
+        Raises:
+          RuntimeError: the tower has not been entered yet.
+        """
+        if self._collections is None:
+            raise RuntimeError(f"{self}: enter the tower first: with {self}: ...")
+        return self._collections.added(key)
+
+    def __enter__(self) -> Self:
+        """Makes this the current tower of the thread and graph.
+
+        Raises:
+          RuntimeError: in eager mode.
+          ValueError: inside another tower, a second time, where the variable
+            scope in force does not fit, or where the name is taken.
+        """
+        graph = self._check_can_enter()
+        collections = TowerCollections(graph, self._frozen_keys())
+        with ExitStack() as scopes:
+            scopes.callback(collections.close)
+            scopes.enter_context(self._variable_scope())
+            scopes.enter_context(tower_name_scope(graph, self._name, caller=repr(self)))
+            scopes.enter_context(tf.variable_creator_scope(self._new_variables))
+            scopes.enter_context(current_tower(graph, self))
+            self._scopes = scopes.pop_all()
+        self._graph, self._collections = graph, collections
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leaves the tower and puts its frozen collections back.
+
+        Raises:
+          ValueError: the tower made trainable variables and may not.
+        """
+        self._scopes.__exit__(kind, error, trace)
+        new = self._new_variables.trainable
+        if kind is None and new and not self.has_own_variables:
+            raise ValueError(
+                f"{self}: may not make trainable variables, since it reuses those "
+                f"of another tower; got {new}. Make them in the first tower with "
+                "tf.compat.v1.get_variable, or give this tower a vs_name."
+            )
+
+    def __repr__(self) -> str:
+        """Shows the class, the name and the variable scope."""
+        return f"{type(self).__name__}({self._name!r}, vs_name={self._vs_name!r})"
+
+    @abstractmethod
+    def _frozen_keys(self) -> list[str]:
+        """Lists the collections that the tower leaves as they were."""
+
+    @abstractmethod
+    def _see_scope_in_force(self) -> None:
+        """Notes or refuses the variable scope that the tower is entered in."""
+
+    def _reuse(self) -> bool | None:
+        return None  # as the scope in force
+
+    def _variable_scope(self) -> AbstractContextManager[Any]:
+        # A scope object, rather than nothing, so that scopes with a default name
+        # are numbered alike in every tower (tensorflow/tensorflow#14703).
+        scope = tf.compat.v1.variable_scope(
+            self._vs_name or tf.compat.v1.get_variable_scope(),
+            reuse=self._reuse(),
+            auxiliary_name_scope=False,
+        )
+        return scope  # type: ignore[no-any-return]
+
+    def _check_names(self) -> None:
+        if self._vs_name and not self._name:
+            raise ValueError(
+                f"{self}: a tower with a vs_name needs a name; its ops would have none "
+                "of their own."
+            )
+        if self._name.endswith("/") or self._vs_name.endswith("/"):
+            raise ValueError(f"{self}: names must not end in '/'; leave it out.")
+
+    def _check_can_enter(self) -> tf.Graph:
+        if tf.executing_eagerly():
+            raise RuntimeError(
+                f"{self}: a tower context needs a graph; got eager mode. Use it "
+                "inside tf.Graph().as_default() or a tf.function, or use "
+                "tw_core.map_towers, which works eagerly too."
+            )
+        current = get_current_tower_context()
+        if current is not None:
+            raise ValueError(
+                f"{self}: cannot be entered inside {current}; leave that tower first."
+            )
+        if self._graph is not None:
+            raise ValueError(f"{self}: was entered before; make a new one.")
+        self._see_scope_in_force()
+        return tf.compat.v1.get_default_graph()

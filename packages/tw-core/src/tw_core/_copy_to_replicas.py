@@ -1,0 +1,115 @@
+"""Making every tower's variables equal to tower 0's."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core._variable_kinds import (
+    is_variable,
+    refuse_reference_variables,
+    tf_variable,
+)
+
+
+def copy_to_replicas(
+    variable_lists: Sequence[Sequence[tf.Variable]],
+) -> tf.Operation | None:
+    """Copies the variables of tower 0 to those of every other tower.
+
+    Args:
+      variable_lists: [K][M] variables; variable m of every tower is a copy of
+        variable m of tower 0. Keras variables are taken too.
+
+    Returns:
+      In a graph the op that copies (None for one tower); eagerly None, when it
+      is done. In a ``tf.function`` the copies happen where it is called.
+
+    Raises:
+      ValueError: no tower, lists that differ in length, shapes or dtypes, one
+        variable in two towers, or a reference variable.
+      TypeError: something that is no variable.
+    """
+    check_replicas(variable_lists, caller="copy_to_replicas")
+    lists = [[tf_variable(v) for v in variables] for variables in variable_lists]
+    assigns = []
+    for source, *copies in zip(*lists, strict=True):
+        with tf.device(source.device):
+            value = source.read_value()
+        for variable in copies:
+            with tf.device(variable.device):
+                assigns.append(variable.assign(value, read_value=False))
+    if tf.executing_eagerly() or len(lists) == 1:
+        return None
+    return tf.group(*assigns, name="copy_to_replicas")
+
+
+def check_replicas(variable_lists: Sequence[Sequence[Any]], *, caller: str) -> None:
+    """Refuses lists that are no [K][M] copies of each other, naming every offender."""
+    if not variable_lists:
+        raise ValueError(
+            f"{caller}: no tower's variables were given; pass [K][M] variables, a list "
+            "a tower."
+        )
+    _check_are_variables(variable_lists, caller)
+    refuse_reference_variables((v for vs in variable_lists for v in vs), caller=caller)
+    _check_counts(variable_lists, caller)
+    _check_none_is_shared(variable_lists, caller)
+    _check_shapes_and_dtypes(variable_lists, caller)
+
+
+def _check_are_variables(variable_lists: Sequence[Sequence[Any]], caller: str) -> None:
+    strangers = [
+        f"tower {k} number {m}: {type(v).__name__}"
+        for k, variables in enumerate(variable_lists)
+        for m, v in enumerate(variables)
+        if not is_variable(v)
+    ]
+    if strangers:
+        raise TypeError(
+            f"{caller}: wants [K][M] TensorFlow or Keras variables; got "
+            f"{', '.join(strangers)}."
+        )
+
+
+def _check_counts(variable_lists: Sequence[Sequence[Any]], caller: str) -> None:
+    counts = [len(variables) for variables in variable_lists]
+    if len(set(counts)) > 1:
+        names = [[v.name for v in variables] for variables in variable_lists]
+        raise ValueError(
+            f"{caller}: every tower must have the same variables; got {counts} of "
+            f"them in towers 0..{len(counts) - 1}: {names}."
+        )
+
+
+def _check_none_is_shared(variable_lists: Sequence[Sequence[Any]], caller: str) -> None:
+    towers_of: dict[tuple[int, str], list[int]] = {}
+    for k, variables in enumerate(variable_lists):
+        for variable in {id(v): v for v in map(tf_variable, variables)}.values():
+            towers_of.setdefault((id(variable), variable.name), []).append(k)
+    shared = [
+        f"{name} in towers {towers}"
+        for (_, name), towers in towers_of.items()
+        if len(towers) > 1
+    ]
+    if shared:
+        raise ValueError(
+            f"{caller}: every tower must have variables of its own; got the same one "
+            f"for {', '.join(shared)}. Make a new model for each tower."
+        )
+
+
+def _check_shapes_and_dtypes(
+    variable_lists: Sequence[Sequence[Any]], caller: str
+) -> None:
+    columns = zip(*[[tf_variable(v) for v in vs] for vs in variable_lists], strict=True)
+    different = [
+        f"number {m}: {[(v.name, str(v.shape), v.dtype.name) for v in column]}"
+        for m, column in enumerate(columns)
+        if len({(str(v.shape), v.dtype) for v in column}) > 1
+    ]
+    if different:
+        raise ValueError(
+            f"{caller}: the towers' variables must agree in shape and dtype; got "
+            f"{'; '.join(different)}."
+        )

@@ -1,0 +1,150 @@
+"""Which devices this process has, and making logical CPUs.
+
+Asking TensorFlow for its logical devices starts the eager context, which on a
+GPU takes memory before a session's own configuration is read. So the devices
+are counted from the physical ones and their configuration.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import tensorflow as tf
+
+from tw_core._device_names import canonical_device, parse_device
+
+_log = logging.getLogger("tw_core")
+
+
+def available_devices() -> list[str]:
+    """Lists this process's GPUs, or its logical CPUs where it has none.
+
+    Returns:
+      Device strings such as ``["/gpu:0", "/gpu:1"]`` or ``["/cpu:0"]``. More
+      CPUs appear after ``use_logical_cpus(n)``.
+    """
+    gpus = count_logical_devices("GPU")
+    if gpus:
+        return [f"/gpu:{i}" for i in range(gpus)]
+    return [f"/cpu:{i}" for i in range(count_logical_devices("CPU"))]
+
+
+def use_logical_cpus(count: int) -> list[str]:
+    """Splits the CPU into ``count`` logical devices, for towers without GPUs.
+
+    Sessions made without a configuration have them too; a session with its own
+    ``ConfigProto`` needs ``session_config(num_cpus=count)``.
+
+    Args:
+      count: how many logical CPU devices this process shall have, at least 1.
+
+    Returns:
+      Their device strings, ``["/cpu:0", ...]``.
+
+    Raises:
+      ValueError: ``count`` is below 1.
+      RuntimeError: TensorFlow has already started with another number.
+    """
+    if count < 1:
+        raise ValueError(
+            f"use_logical_cpus: count must be at least 1; got {count}. "
+            "One logical CPU device serves one tower."
+        )
+    if count_logical_devices("CPU") != count:
+        _configure_cpus(count)
+    return [f"/cpu:{i}" for i in range(count)]
+
+
+def check_devices(
+    devices: Iterable[str],
+    *,
+    caller: str = "check_devices",
+    session: tf.compat.v1.Session | None = None,
+) -> None:
+    """Refuses devices that this process does not have, naming those it has.
+
+    TensorFlow's soft placement would move their work to another device without
+    a word. Strings with a job are not checked: the cluster knows them, this
+    process does not.
+
+    Args:
+      devices: device strings.
+      caller: who asks; opens the message.
+      session: the session that will run the graph; its devices count. Without
+        one, the devices TensorFlow is configured with count.
+
+    Raises:
+      ValueError: one or more devices are unknown, or TensorFlow cannot read
+        the string.
+    """
+    known = _session_devices(session) if session else _configured_devices()
+    unknown = [
+        device
+        for device in dict.fromkeys(devices)
+        if not _is_known(parse_device(device, caller=caller), known)
+    ]
+    if unknown:
+        raise ValueError(
+            f"{caller}: unknown devices {unknown}; known are {known}. Name known "
+            "ones, or call tw_core.use_logical_cpus(n) before TensorFlow starts "
+            "to have n logical CPUs."
+        )
+
+
+def say_duplicates(devices: Sequence[str], *, caller: str) -> None:
+    """Logs which devices hold several towers; allowed, but rarely meant."""
+    counts = Counter(canonical_device(device) for device in devices)
+    shared = [f"{device} ({n} towers)" for device, n in counts.items() if n > 1]
+    if shared:
+        _log.warning("%s: several towers on one device: %s", caller, ", ".join(shared))
+
+
+def count_logical_devices(device_type: str) -> int:
+    """Counts the logical devices of a type, such as ``"CPU"``, without starting them.
+
+    Returns:
+      What TensorFlow is configured with; a physical device that is not split
+      is one logical device.
+    """
+    total = 0
+    for physical in tf.config.get_visible_devices(device_type):
+        configured = tf.config.get_logical_device_configuration(physical)
+        total += len(configured) if configured else 1
+    return total
+
+
+def _configure_cpus(count: int) -> None:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    logical = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
+    try:
+        tf.config.set_logical_device_configuration(cpu, logical)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"use_logical_cpus: TensorFlow has already started with "
+            f"{count_logical_devices('CPU')} logical CPUs; asked for {count}. Call it "
+            "before the first tensor, variable or session."
+        ) from error
+
+
+def _is_known(spec: tf.DeviceSpec, known: Sequence[str]) -> bool:
+    if spec.job is not None or spec.device_type is None:
+        return True
+    name = f"/device:{spec.device_type}:"
+    if spec.device_index is None:
+        return any(device.startswith(name) for device in known)
+    return f"{name}{spec.device_index}" in known
+
+
+def _configured_devices() -> list[str]:
+    return [
+        f"/device:{kind}:{i}"
+        for kind in ("CPU", "GPU")
+        for i in range(count_logical_devices(kind))
+    ]
+
+
+def _session_devices(session: tf.compat.v1.Session) -> list[str]:
+    # A string without a job means any task of the session's cluster.
+    specs = [tf.DeviceSpec.from_string(d.name) for d in session.list_devices()]
+    names = {f"/device:{spec.device_type}:{spec.device_index}" for spec in specs}
+    return sorted(name for name in names if ":XLA" not in name)

@@ -1,0 +1,144 @@
+"""Checks that all towers bring the same gradients, and names all that do not."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core._grad_lists import GradList, split_grad_list
+from tw_core._variable_kinds import (
+    is_variable,
+    reference_variables_named,
+    tf_variable,
+)
+from tw_core._variable_matching import base_name, variable_mismatches
+
+
+def check_grad_list(
+    grad_list: GradList, *, caller: str = "check_grad_list", allow_none: bool = False
+) -> None:
+    """Checks that every tower brings the same gradients in the same order.
+
+    Variables are compared by name, without a ``tower<k>/`` prefix. Models that
+    were built apart, as Keras models are, have names of their own, with numbers
+    that count on (``dense``, ``dense_1``): numbers do not count there, and names
+    that have nothing in common are compared by position.
+
+    Args:
+      grad_list: [K][N] pairs.
+      caller: who asks; opens the message.
+      allow_none: whether a gradient may be None.
+
+    Raises:
+      ValueError: no tower, no gradient, or towers that differ in number,
+        variables, order, shape or dtype; a None; a reference variable. Every
+        offender is named.
+      TypeError: something that is no list of lists of pairs.
+    """
+    _check_is_nested(grad_list, caller)
+    _check_are_pairs(grad_list, caller)
+    _check_is_not_empty(grad_list, caller)
+    problems = list(_problems(grad_list, allow_none=allow_none))
+    if problems:
+        listed = "\n".join(f"  - {problem}" for problem in problems)
+        raise ValueError(
+            f"{caller}: every tower must bring one gradient a variable, with the "
+            f"same variables, shapes and dtypes in the same order; got:\n{listed}"
+        )
+
+
+def _problems(grad_list: GradList, *, allow_none: bool) -> Iterator[str]:
+    _, variables = split_grad_list(grad_list)
+    yield from reference_variables_named(v for tower in variables for v in tower)
+    if not allow_none:
+        yield from _none_gradients(grad_list)
+    mismatches = variable_mismatches(variables)
+    yield from mismatches
+    if not mismatches:
+        for pairs in zip(*grad_list, strict=True):
+            yield from _differences(pairs)
+
+
+def _check_is_nested(grad_list: object, caller: str) -> None:
+    if not isinstance(grad_list, Sequence) or not all(
+        isinstance(tower, Sequence) for tower in grad_list
+    ):
+        raise TypeError(
+            f"{caller}: wants [K][N] (gradient, variable) pairs, a list a tower; got "
+            f"{type(grad_list).__name__}: {str(grad_list)[:80]}. One tower is a list "
+            "in a list."
+        )
+
+
+def _check_are_pairs(grad_list: GradList, caller: str) -> None:
+    others = [
+        f"tower {k} item {n}"
+        for k, tower in enumerate(grad_list)
+        for n, pair in enumerate(tower)
+        if not _is_pair(pair)
+    ]
+    if others:
+        raise TypeError(
+            f"{caller}: wants pairs of a gradient (tensor, IndexedSlices or None) and "
+            f"its variable; got something else at {', '.join(others)}."
+        )
+
+
+def _is_pair(pair: object) -> bool:
+    if not isinstance(pair, Sequence) or len(pair) != 2:
+        return False
+    grad, variable = pair
+    is_grad = grad is None or hasattr(grad, "shape") or tf.is_tensor(grad)
+    return is_grad and is_variable(variable)
+
+
+def _check_is_not_empty(grad_list: GradList, caller: str) -> None:
+    if not any(grad_list):
+        raise ValueError(
+            f"{caller}: no gradient at all, from {len(grad_list)} towers; a tower "
+            "function returns (gradient, variable) pairs."
+        )
+
+
+def _none_gradients(grad_list: GradList) -> list[str]:
+    towers_of: dict[str, list[int]] = {}
+    for k, tower in enumerate(grad_list):
+        for grad, variable in tower:
+            if grad is None:
+                towers_of.setdefault(base_name(variable), []).append(k)
+    return [
+        f"{name} has gradient None in towers {towers}: the loss does not depend on "
+        "it; leave the variable out, or fill in zeros, everywhere"
+        for name, towers in towers_of.items()
+    ]
+
+
+def _differences(pairs: Sequence[Any]) -> Iterator[str]:
+    """Compares one variable's gradients, a pair a tower."""
+    name, where = base_name(pairs[0][1]), f"in towers 0..{len(pairs) - 1}"
+    variables = [tf_variable(variable) for _, variable in pairs]
+    shape = variables[0].shape
+    shapes = [_shape(grad, v) for (grad, _), v in zip(pairs, variables, strict=True)]
+    if not all(shape.is_compatible_with(other) for other in shapes):
+        yield (
+            f"{name}, of shape {shape}, has gradients of shapes "
+            f"{[str(other) for other in shapes]} {where}"
+        )
+    kept_as = [v.dtype.name for v in variables]
+    if len(set(kept_as)) > 1:
+        yield f"{name} has dtypes {kept_as} {where}"
+    dtypes = [
+        tf.as_dtype(v.dtype if grad is None else grad.dtype).name
+        for (grad, _), v in zip(pairs, variables, strict=True)
+    ]
+    if len(set(dtypes)) > 1 and dtypes != kept_as:
+        yield f"{name} has gradients of dtypes {dtypes} {where}"
+
+
+def _shape(grad: Any, variable: tf.Variable) -> tf.TensorShape:
+    if grad is None:
+        return variable.shape
+    if isinstance(grad, tf.IndexedSlices):
+        rows = tf.TensorShape(grad.values.shape)
+        return variable.shape[:1].concatenate(rows[1:])
+    return tf.TensorShape(grad.shape)

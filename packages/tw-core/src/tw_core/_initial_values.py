@@ -1,0 +1,111 @@
+"""From ``get_variable``'s ``initializer`` argument to a variable's first value.
+
+The argument takes many forms: nothing, a class, a function or object called with
+a shape and a dtype, a function called with nothing, or a value. As in TensorFlow
+(``get_variable``'s documentation), a value or a function without arguments brings
+its own dtype and shape.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+_CALLER = "VariableStore"
+
+
+class InitialValue(NamedTuple):
+    """What ``tf.Variable`` starts with.
+
+    Attributes:
+      value: a value, or a function without arguments that makes it.
+      dtype: of the variable; None leaves it to the value.
+    """
+
+    value: Any
+    dtype: tf.DType | None
+
+
+def initial_value(
+    name: str, shape: Any, dtype: tf.DType, initializer: Any
+) -> InitialValue:
+    """Reads the arguments of ``get_variable``.
+
+    Args:
+      name: of the variable, for messages.
+      shape: asked for, or None.
+      dtype: asked for.
+      initializer: in any of its forms, or None for TensorFlow's default.
+
+    Raises:
+      ValueError: no default for the dtype; a shape that is needed and not
+        known, or given beside a value; a tensor of the ``tf.function``.
+    """
+    if initializer is None:
+        initializer = _default_initializer(name, dtype)
+    if inspect.isclass(initializer):
+        initializer = initializer()
+    if not callable(initializer):
+        return _from_value(name, shape, initializer)
+    if _takes_nothing(initializer):
+        return InitialValue(initializer, None)
+    full_shape = tf.TensorShape(shape)
+    if full_shape.is_fully_defined():
+        make = partial(initializer, full_shape.as_list(), dtype=dtype)
+        return InitialValue(make, dtype)
+    if _needs_nothing(initializer):
+        return InitialValue(initializer, None)
+    raise ValueError(
+        f"{_CALLER}: the variable {name!r} has the shape {full_shape}; its initializer "
+        "needs a fully known one."
+    )
+
+
+def _from_value(name: str, shape: Any, value: Any) -> InitialValue:
+    if shape is not None:
+        raise ValueError(
+            f"{_CALLER}: the variable {name!r} has a value as initializer and the "
+            f"shape {shape}; leave the shape out."
+        )
+    if tf.is_tensor(value) and tf.is_symbolic_tensor(value):
+        raise ValueError(
+            f"{_CALLER}: the variable {name!r} starts with {value.name!r}, a tensor of "
+            "the tf.function, which the variable outlives; pass a function that makes "
+            "the tensor."
+        )
+    return InitialValue(value, None)
+
+
+def _default_initializer(name: str, dtype: tf.DType) -> Any:
+    if dtype.is_floating:
+        return tf.compat.v1.glorot_uniform_initializer()
+    if dtype.is_integer or dtype.is_bool:
+        return tf.compat.v1.zeros_initializer()
+    raise ValueError(
+        f"{_CALLER}: the variable {name!r} of dtype {dtype.name} needs an "
+        "initializer; there is a default for floats, integers and bools only."
+    )
+
+
+def _takes_nothing(function: Callable[..., Any]) -> bool:
+    parameters = _parameters(function)
+    return parameters is not None and not parameters
+
+
+def _needs_nothing(function: Callable[..., Any]) -> bool:
+    needed = [
+        parameter
+        for parameter in _parameters(function) or []
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    return not needed
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # some builtins keep theirs to themselves
+        return None

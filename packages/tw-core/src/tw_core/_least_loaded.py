@@ -1,0 +1,94 @@
+"""Variables go where the fewest bytes of variables are.
+
+A variable is a ``VarHandleOp`` today; its output has shape ``()``, so its size
+is read from its attributes. Ops that use a variable run where it lives.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core._byte_loads import ByteLoads, bytes_of
+from tw_core._device_names import canonical_device
+from tw_core._variable_ops import device_of_variable, refuse_reference_op
+
+
+class LeastLoadedDeviceSetter:
+    """Puts each variable on the device with the fewest bytes so far.
+
+    For ``tf.compat.v1.device`` in a session graph. As a variable creator (see
+    ``create``) it places the variables of a ``tf.Module`` or Keras model too.
+    Source of the idea: tensorpack's class of this name, which counted elements.
+
+    Attributes:
+      worker_device: where everything but variables goes.
+      ps_devices: where variables go.
+    """
+
+    def __init__(self, worker_device: str, ps_devices: Sequence[str]) -> None:
+        """Starts with nothing on any device.
+
+        Args:
+          worker_device: device string; ``""`` leaves other ops where they are.
+          ps_devices: device strings, at least one.
+
+        Raises:
+          ValueError: no ``ps_devices``, or a string TensorFlow cannot read.
+        """
+        if isinstance(ps_devices, str) or not ps_devices:
+            raise ValueError(
+                "LeastLoadedDeviceSetter: ps_devices must be a list of at least one "
+                f"device; got {ps_devices!r}. Pass e.g. ['/gpu:0', '/gpu:1']."
+            )
+        self.worker_device = canonical_device(worker_device)
+        self.ps_devices = [canonical_device(device) for device in ps_devices]
+        self._loads = ByteLoads(len(ps_devices), self._place_of)
+
+    @property
+    def bytes_on(self) -> list[int]:
+        """Bytes of variables on each of ``ps_devices``, pinned ones included."""
+        return self._loads.bytes
+
+    def __call__(self, op: tf.Operation) -> str:
+        """Returns the device of ``op``; an op that has one keeps it.
+
+        Raises:
+          ValueError: ``op`` is a reference variable.
+        """
+        refuse_reference_op(op, caller="LeastLoadedDeviceSetter")
+        is_variable = op.type == "VarHandleOp"
+        device = str(op.device)
+        if not device:
+            device = self._least_loaded() if is_variable else self._compute_device(op)
+        if is_variable:
+            self._loads.note(op)
+        return device
+
+    def create(
+        self, next_creator: Callable[..., tf.Variable], **kwargs: Any
+    ) -> tf.Variable:
+        """Makes a variable on the least loaded device.
+
+        For ``with tf.variable_creator_scope(setter.create): model = Model()``,
+        outside of session graphs.
+        """
+        with tf.device(self._least_loaded()):
+            variable = next_creator(**kwargs)
+        num_bytes = bytes_of(variable.name, variable.shape, variable.dtype)
+        self._loads.add(variable.device, num_bytes)
+        return variable
+
+    def __str__(self) -> str:
+        """Shows the worker's device."""
+        return f"LeastLoadedDeviceSetter-{self.worker_device}"
+
+    def _compute_device(self, op: tf.Operation) -> str:
+        return device_of_variable(op) or self.worker_device
+
+    def _least_loaded(self) -> str:
+        return self.ps_devices[self._loads.least()]
+
+    def _place_of(self, device: str) -> int | None:
+        name = canonical_device(device)
+        return self.ps_devices.index(name) if name in self.ps_devices else None

@@ -1,0 +1,190 @@
+"""Where a graph's variables and operations live, and what moves between devices.
+
+Read from the graph alone, so it tells what was asked for: an op without a
+device appears under ``""``, and soft placement may still move one. An op that
+works on a variable is counted where the variable lives, since it runs there
+whatever was asked for.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tw_core._device_names import canonical_device
+from tw_core._variable_kinds import tf_variable
+from tw_core._variable_ops import hands_on
+
+_NO_WORK = ("Const", "NoOp", "Placeholder", "VarHandleOp")
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Tensors that cross from one device to another.
+
+    Attributes:
+      source: canonical device string.
+      target: canonical device string.
+      tensors: how many; one used by several ops of the target counts once.
+      num_bytes: of those whose shape is known.
+    """
+
+    source: str
+    target: str
+    tensors: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What lives where, by canonical device string.
+
+    Attributes:
+      variables: device -> {variable name: bytes}.
+      operations: device -> number of operations other than variables,
+        constants and placeholders.
+      transfers: what moves between devices, sorted by source and target;
+        constants are left out, and so is what has no device.
+    """
+
+    variables: dict[str, dict[str, int]]
+    operations: dict[str, int]
+    transfers: tuple[Transfer, ...]
+
+    @property
+    def bytes_on(self) -> dict[str, int]:
+        """Bytes of variables on each device."""
+        return {device: sum(sizes.values()) for device, sizes in self.variables.items()}
+
+
+class _Handle(NamedTuple):
+    """A variable, as the graph knows it."""
+
+    device: str
+    name: str
+    num_bytes: int
+
+
+def placement(
+    graph: tf.Graph,
+    *,
+    fetches: Sequence[Any] = (),
+    variables: Sequence[tf.Variable] = (),
+) -> Placement:
+    """Reads the placement from a graph.
+
+    Args:
+      graph: a session graph, or a function's: ``concrete_function.graph``.
+      fetches: tensors and operations of the graph; counts the operations and
+        transfers that computing these takes, without initialisers and savers.
+        None given: everything that is in the graph.
+      variables: variables that a function does not read but passes to an op,
+        as an optimizer does its own; its graph does not know their names. Keras
+        variables are taken too.
+
+    Returns:
+      Variables, operation counts and transfers by device. Ops in the bodies of
+      nested functions, loops and conditions are not counted.
+
+    Raises:
+      TypeError: ``graph`` is no graph.
+    """
+    if not isinstance(graph, tf.Graph):
+        raise TypeError(
+            f"placement: graph must be a tf.Graph; got {type(graph).__name__}. Of a "
+            "tf.function, pass function.get_concrete_function(...).graph."
+        )
+    handles = _handles(graph, variables)
+    operations = _needed_for(fetches) if fetches else graph.get_operations()
+    where = {op: _device_of(op, handles) for op in operations}
+    counts = Counter(d for op, d in where.items() if op.type not in _NO_WORK)
+    return Placement(
+        variables=_by_device(handles.values()),
+        operations=dict(sorted(counts.items())),
+        transfers=_transfers(where),
+    )
+
+
+def _handles(graph: tf.Graph, variables: Sequence[tf.Variable]) -> dict[str, _Handle]:
+    """Maps the name of each tensor that is a variable's handle to the variable."""
+    made = {
+        op.outputs[0].name: _Handle(
+            canonical_device(op.device),
+            op.name,
+            _num_bytes(op.get_attr("shape"), op.get_attr("dtype")),
+        )
+        for op in graph.get_operations()
+        if op.type == "VarHandleOp"
+    }
+    return made | dict(_captured_handles(graph, variables))
+
+
+def _captured_handles(
+    graph: tf.Graph, variables: Sequence[tf.Variable]
+) -> Iterator[tuple[str, _Handle]]:
+    known = [*variables, *getattr(graph, "variables", ())]
+    by_handle = {id(v.handle): v for v in map(tf_variable, known)}
+    for outer, inner in getattr(graph, "captures", ()):
+        variable = by_handle.get(id(outer))
+        if variable is not None:
+            device = canonical_device(variable.device)
+            size = _num_bytes(variable.shape, variable.dtype)
+            yield inner.name, _Handle(device, variable.name.split(":")[0], size)
+        elif inner.dtype == tf.resource:
+            yield inner.name, _Handle(canonical_device(outer.device), "", 0)
+
+
+def _by_device(handles: Iterable[_Handle]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = defaultdict(dict)
+    for handle in handles:
+        if not handle.name:  # a resource that no known variable has
+            continue
+        # Outside of session graphs several variables may have one name.
+        name, copies = handle.name, 1
+        while name in found[handle.device]:
+            copies += 1
+            name = f"{handle.name}#{copies}"
+        found[handle.device][name] = handle.num_bytes
+    return dict(sorted(found.items()))
+
+
+def _needed_for(fetches: Sequence[Any]) -> list[tf.Operation]:
+    waiting = [getattr(fetch, "op", fetch) for fetch in fetches]
+    needed: dict[tf.Operation, None] = {}
+    while waiting:
+        op = waiting.pop()
+        if op not in needed:
+            needed[op] = None
+            waiting += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+    return list(needed)
+
+
+def _device_of(op: tf.Operation, handles: dict[str, _Handle]) -> str:
+    touched = [] if hands_on(op) else [*op.inputs, *op.outputs]
+    for tensor in touched:
+        if tensor.name in handles:
+            return handles[tensor.name].device
+    return canonical_device(op.device)
+
+
+def _transfers(where: dict[tf.Operation, str]) -> tuple[Transfer, ...]:
+    moved: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    for op, target in where.items():
+        for tensor in op.inputs:
+            source = where.get(tensor.op, "")
+            is_free = tensor.dtype == tf.resource or tensor.op.type == "Const"
+            if source and target and source != target and not is_free:
+                size = _num_bytes(tensor.shape, tensor.dtype)
+                moved[source, target][tensor.name] = size
+    return tuple(
+        Transfer(source, target, len(sizes), sum(sizes.values()))
+        for (source, target), sizes in sorted(moved.items())
+    )
+
+
+def _num_bytes(shape: Any, dtype: Any) -> int:
+    shape = tf.TensorShape(shape)
+    elements = shape.num_elements() if shape.is_fully_defined() else 0
+    return int(elements) * int(tf.as_dtype(dtype).size)

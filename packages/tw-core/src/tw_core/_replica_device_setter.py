@@ -1,0 +1,174 @@
+"""Variables go to parameter servers, everything else to a worker.
+
+TensorFlow's function of this name completes every device that it meets with the
+worker's: the read of a variable on ``/job:ps/task:0`` is sent to
+``/job:ps/task:0/device:GPU:0``, a device that no parameter server has. Here ops
+that use a variable get its device, and a device of another job is left alone.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core._byte_loads import ByteLoads
+from tw_core._device_names import parse_device
+from tw_core._variable_ops import device_of_variable, refuse_reference_op
+
+_CALLER = "replica_device_setter"
+
+# Op types with a state that the replicas share: variables, tables, accumulators.
+_PS_OPS = (
+    "AutoReloadVariable",
+    "BoostedTreesEnsembleResourceHandleOp",
+    "BoostedTreesQuantileStreamResourceHandleOp",
+    "DecisionTreeResource",
+    "MutableDenseHashTable",
+    "MutableDenseHashTableV2",
+    "MutableHashTable",
+    "MutableHashTableOfTensors",
+    "MutableHashTableOfTensorsV2",
+    "MutableHashTableV2",
+    "ResourceConditionalAccumulator",
+    "VarHandleOp",
+)
+
+
+def replica_device_setter(
+    ps_tasks: int = 0,
+    ps_device: str = "/job:ps",
+    worker_device: str = "/job:worker",
+    merge_devices: bool = True,
+    cluster: Any = None,
+    ps_ops: Sequence[str] | None = None,
+    ps_strategy: Callable[[tf.Operation], int] | None = None,
+) -> Callable[[tf.Operation], str] | None:
+    """Makes a device function with variables on ``ps`` and the rest on a worker.
+
+    The arguments are those of ``tf.compat.v1.train.replica_device_setter``.
+
+    Args:
+      ps_tasks: number of parameter server tasks; taken from ``cluster`` where
+        that is given.
+      ps_device: device of variables; a job gets a task, chosen by
+        ``ps_strategy``.
+      worker_device: device of everything else.
+      merge_devices: whether an op's own partial device is completed, rather
+        than left alone.
+      cluster: a ``tf.train.ClusterSpec``, ``ClusterDef`` or dictionary.
+      ps_ops: op types that belong on the parameter servers; by default
+        variables, tables and accumulators.
+      ps_strategy: takes such an op and returns a task number; by default the
+        tasks come in turn. ``LeastLoadedTask`` balances bytes.
+
+    Returns:
+      A function for ``tf.compat.v1.device``, or None without tasks. It raises
+      ValueError for a reference variable.
+
+    Raises:
+      TypeError: ``cluster`` is of another type, or ``ps_strategy`` not callable.
+      ValueError: a device string TensorFlow cannot read.
+    """
+    if ps_strategy is not None and not callable(ps_strategy):
+        raise TypeError(
+            f"{_CALLER}: ps_strategy must be a function from an op to a task number; "
+            f"got {ps_strategy!r}."
+        )
+    ps = parse_device(ps_device or "", caller=_CALLER)
+    worker = parse_device(worker_device or "", caller=_CALLER)
+    if cluster is not None:
+        ps_tasks = _count_tasks(cluster, ps.job)
+    if ps_tasks == 0:
+        return None
+    types = (
+        frozenset(_PS_OPS if ps_ops is None else ps_ops) if ps_device else frozenset()
+    )
+    strategy = ps_strategy or _TakeTurns(ps_tasks)
+    return _Placer(ps, worker, types, merge_devices, strategy).place
+
+
+@dataclass(frozen=True)
+class _Placer:
+    """The arguments of ``replica_device_setter``, read."""
+
+    ps: tf.DeviceSpec
+    worker: tf.DeviceSpec
+    ps_ops: frozenset[str]
+    merges_devices: bool
+    choose_task: Callable[[tf.Operation], int]
+
+    def place(self, op: tf.Operation) -> str:
+        """Returns the device of ``op``."""
+        refuse_reference_op(op, caller=_CALLER)
+        if op.device and not self.merges_devices:
+            return str(op.device)
+        own = tf.DeviceSpec.from_string(op.device or "")
+        if op.type in self.ps_ops:
+            return self._on_ps(op, own)
+        return device_of_variable(op) or self._on_worker(own)
+
+    def _on_ps(self, op: tf.Operation, own: tf.DeviceSpec) -> str:
+        ps = self.ps
+        if ps.job and own.job in (None, ps.job):
+            ps = ps.replace(task=self.choose_task(op))
+        return str(ps.make_merged_spec(own).to_string())
+
+    def _on_worker(self, own: tf.DeviceSpec) -> str:
+        if own.job and self.worker.job and own.job != self.worker.job:
+            return str(own.to_string())
+        return str(self.worker.make_merged_spec(own).to_string())
+
+
+class LeastLoadedTask:
+    """A ``ps_strategy``: each variable to the task with the fewest bytes so far."""
+
+    def __init__(self, ps_tasks: int) -> None:
+        """Starts with nothing on any task.
+
+        Raises:
+          ValueError: ``ps_tasks`` is below 1.
+        """
+        if ps_tasks < 1:
+            raise ValueError(
+                f"LeastLoadedTask: ps_tasks must be at least 1; got {ps_tasks}."
+            )
+        self._tasks = ps_tasks
+        self._loads = ByteLoads(ps_tasks, self._task_of)
+
+    @property
+    def bytes_on(self) -> list[int]:
+        """Bytes of variables on each task."""
+        return self._loads.bytes
+
+    def __call__(self, op: tf.Operation) -> int:
+        """Returns the number of a task; only variables count as load."""
+        task = self._loads.least()
+        if op.type == "VarHandleOp":
+            self._loads.note(op)
+        return task
+
+    def _task_of(self, device: str) -> int | None:
+        task = tf.DeviceSpec.from_string(device).task
+        return task if task is not None and task < self._tasks else None
+
+
+class _TakeTurns:
+    """Gives parameter server tasks in turn."""
+
+    def __init__(self, tasks: int) -> None:
+        self._tasks = tasks
+        self._next = 0
+
+    def __call__(self, op: tf.Operation) -> int:
+        task, self._next = self._next, (self._next + 1) % self._tasks
+        return task
+
+
+def _count_tasks(cluster: Any, job: str | None) -> int:
+    if not isinstance(cluster, tf.train.ClusterSpec | tf.train.ClusterDef | dict):
+        raise TypeError(
+            f"{_CALLER}: cluster must be a tf.train.ClusterSpec, a ClusterDef or a "
+            f"dictionary; got {type(cluster).__name__}."
+        )
+    return len(tf.train.ClusterSpec(cluster).as_dict().get(job, ()))

@@ -1,0 +1,163 @@
+"""A tower: one copy of a model on one device, and doing the same on each.
+
+The same three names serve a graph with a session and a ``tf.function``.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from tw_core._device_names import parse_device
+from tw_core._devices import check_devices, say_duplicates
+from tw_core._mode import builds_session_graph
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Tower:
+    """One copy of a model on one device of this process.
+
+    Attributes:
+      index: 0 for the first tower, which owns what exists once.
+      device: TensorFlow device string.
+      total: number of towers, at least 1.
+
+    Raises:
+      ValueError: index and total do not fit.
+    """
+
+    index: int
+    device: str
+    total: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.total:
+            raise ValueError(
+                f"Tower: index must be 0 or more and below total; got index="
+                f"{self.index}, total={self.total}. Make towers with tw_core.towers."
+            )
+
+    @property
+    def name(self) -> str:
+        """``"tower0"``, ``"tower1"``, …: the name scope and the variables' prefix."""
+        return f"tower{self.index}"
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is tower 0."""
+        return self.index == 0
+
+    @contextmanager
+    def scope(self) -> Iterator["Tower"]:
+        """Places what is built inside on the tower's device, under its name."""
+        with tf.device(self.device), tf.name_scope(self.name):
+            yield self
+
+
+def towers(devices: Sequence[int | str]) -> tuple[Tower, ...]:
+    """Makes one tower a device, in the order given.
+
+    Args:
+      devices: an int k means ``"/gpu:k"``; a string is itself. A device may
+        come several times (said in the log).
+
+    Returns:
+      K towers.
+
+    Raises:
+      ValueError: no device, a negative int, or a string TensorFlow cannot read.
+      TypeError: something that is neither int nor string.
+
+    >>> towers([0, "/cpu:0"])[0]
+    Tower(index=0, device='/gpu:0', total=2)
+    """
+    if isinstance(devices, str) or not isinstance(devices, Sequence):
+        raise TypeError(
+            f"towers: devices must be a list of ints and device strings; got "
+            f"{devices!r}. Write e.g. [0, 1] or ['/cpu:0', '/cpu:1']."
+        )
+    if not devices:
+        raise ValueError(
+            "towers: devices is empty; at least one tower is needed, e.g. "
+            "['/cpu:0'] or tw_core.available_devices()."
+        )
+    names = [_device_name(device) for device in devices]
+    say_duplicates(names, caller="towers")
+    return tuple(Tower(k, name, len(names)) for k, name in enumerate(names))
+
+
+def map_towers(
+    fn: Callable[..., _T], towers: Sequence[Tower], *per_tower: Sequence[Any]
+) -> list[_T]:
+    """Calls ``fn(tower, ...)`` for each tower, on its device and under its name.
+
+    Args:
+      fn: takes the tower, then one item of each of ``per_tower``.
+      towers: K towers.
+      *per_tower: sequences of length K; item k goes to tower k.
+
+    Returns:
+      The K results, tower 0 first.
+
+    Raises:
+      ValueError: no tower; a sequence of another length than K; or, in eager
+        mode, in ``tf.function`` and where the graph has a default session, a
+        device this process does not have.
+      TypeError: something that is no ``Tower``.
+    """
+    check_towers(towers, caller="map_towers")
+    lengths = [len(items) for items in per_tower]
+    if any(length != len(towers) for length in lengths):
+        raise ValueError(
+            f"map_towers: every sequence must hold one item a tower; got lengths "
+            f"{lengths} for {len(towers)} towers."
+        )
+    results = []
+    for tower, *items in zip(towers, *per_tower, strict=True):
+        with tower.scope():
+            results.append(fn(tower, *items))
+    return results
+
+
+def check_towers(towers: Sequence[Tower], *, caller: str) -> None:
+    """Refuses an empty list and, where they can be known, unknown devices."""
+    if not towers:
+        raise ValueError(
+            f"{caller}: towers is empty; make some with tw_core.towers(devices)."
+        )
+    strangers = [tower for tower in towers if not isinstance(tower, Tower)]
+    if strangers:
+        raise TypeError(
+            f"{caller}: towers must hold tw_core.Tower; got {strangers}. Make them "
+            "with tw_core.towers(devices)."
+        )
+    devices = [tower.device for tower in towers]
+    if not builds_session_graph():
+        check_devices(devices, caller=caller)
+    elif session := _session_at_hand():
+        check_devices(devices, caller=caller, session=session)
+
+
+def _session_at_hand() -> tf.compat.v1.Session | None:
+    session = tf.compat.v1.get_default_session()
+    with tf.init_scope():  # out of function bodies, into the session's graph
+        graph = tf.compat.v1.get_default_graph()
+    return session if session is not None and session.graph is graph else None
+
+
+def _device_name(device: int | str) -> str:
+    if isinstance(device, bool) or not isinstance(device, Integral | str):
+        raise TypeError(
+            f"towers: a device is an int (GPU number) or a string; got {device!r}."
+        )
+    if isinstance(device, str):
+        parse_device(device, caller="towers")
+        return device
+    if device < 0:
+        raise ValueError(f"towers: a GPU number is 0 or more; got {device}.")
+    return f"/gpu:{device}"

@@ -1,0 +1,137 @@
+"""Training and inference towers, as a model function sees them.
+
+As in tensorpack (``tensorpack/tfutils/tower.py``), a model function asks
+``get_current_tower_context()`` whether it builds for training and whether it is
+the first to build; who owns the variables and which collections are frozen
+follows from that.
+"""
+
+import tensorflow as tf
+
+from tw_core._base_tower_context import BaseTowerContext
+
+_KEYS = tf.compat.v1.GraphKeys
+
+
+class TrainTowerContext(BaseTowerContext):
+    """A training tower.
+
+    Tower 0 makes the variables. Further towers reuse them, or make their own
+    below ``vs_name``.
+
+    Attributes:
+      index: 0 for the main tower.
+      total: number of training towers.
+    """
+
+    is_training = True
+
+    def __init__(
+        self, ns_name: str, vs_name: str = "", index: int = 0, total: int = 1
+    ) -> None:
+        """Describes training tower ``index`` of ``total``.
+
+        Args:
+          ns_name: name scope, such as ``"tower1"``.
+          vs_name: variable scope of own variables; empty to share tower 0's.
+          index: 0 <= index < total.
+          total: number of training towers.
+
+        Raises:
+          ValueError: index and total do not fit, a variable scope is open, or
+            own variables are asked for under ``reuse=True``.
+        """
+        super().__init__(ns_name, vs_name)
+        if not 0 <= index < total:
+            raise ValueError(
+                f"{self}: index must be 0 or more and below total; got index={index}, "
+                f"total={total}."
+            )
+        self.index = int(index)
+        self.total = int(total)
+        if not tf.executing_eagerly():
+            self._see_scope_in_force()
+
+    @property
+    def is_main_training_tower(self) -> bool:
+        """Whether this is tower 0."""
+        return self.index == 0
+
+    @property
+    def has_own_variables(self) -> bool:
+        """Whether the tower makes variables: tower 0, and towers with vs_name."""
+        return self.is_main_training_tower or bool(self._vs_name)
+
+    def _see_scope_in_force(self) -> None:
+        scope = tf.compat.v1.get_variable_scope()
+        if scope.name:
+            raise ValueError(
+                f"{self}: training towers belong at the top level; got the variable "
+                f"scope {scope.name!r}. Leave that scope first."
+            )
+        if self.has_own_variables and scope.reuse is True:
+            raise ValueError(
+                f"{self}: makes its own variables, but the variable scope in force "
+                "has reuse=True. Leave that scope first."
+            )
+
+    def _reuse(self) -> bool | None:
+        return None if self.has_own_variables else True
+
+    def _frozen_keys(self) -> list[str]:
+        return [] if self.is_main_training_tower else [_KEYS.SUMMARIES]
+
+
+class PredictTowerContext(BaseTowerContext):
+    """An inference tower: leaves no summaries and no update ops.
+
+    Under ``tf.compat.v1.variable_scope(..., reuse=True)`` it uses the variables
+    that training towers made; elsewhere it makes its own, as for export.
+    """
+
+    def __init__(self, ns_name: str, vs_name: str = "") -> None:
+        """Describes an inference tower.
+
+        Args:
+          ns_name: name scope; may be empty.
+          vs_name: variable scope of the training tower whose variables it
+            uses; empty for tower 0's.
+
+        Raises:
+          ValueError: a ``vs_name`` without a ``ns_name``.
+        """
+        super().__init__(ns_name, vs_name)
+        self._reuses_variables = False
+        if not tf.executing_eagerly():
+            self._see_scope_in_force()
+
+    @property
+    def is_main_training_tower(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def has_own_variables(self) -> bool:
+        """Whether variables are not reused (``True`` or ``AUTO_REUSE``) around it."""
+        return not self._reuses_variables
+
+    def _see_scope_in_force(self) -> None:
+        self._reuses_variables = bool(tf.compat.v1.get_variable_scope().reuse)
+
+    def _frozen_keys(self) -> list[str]:
+        return [_KEYS.SUMMARIES, _KEYS.UPDATE_OPS]
+
+
+def TowerContext(
+    tower_name: str, is_training: bool, vs_name: str = ""
+) -> BaseTowerContext:
+    """Makes the only training tower, or an inference tower.
+
+    Args:
+      tower_name: name scope; may be empty.
+      is_training: which of the two.
+      vs_name: as in ``TrainTowerContext`` and ``PredictTowerContext``.
+    """
+    if is_training:
+        return TrainTowerContext(tower_name, vs_name=vs_name)
+    return PredictTowerContext(tower_name, vs_name=vs_name)

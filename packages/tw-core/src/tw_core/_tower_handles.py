@@ -1,0 +1,213 @@
+"""Handles on built towers: finding a tensor or variable by the model's name for it.
+
+As in tensorpack (``tensorpack/tfutils/tower.py``): the model function gives
+``"loss"`` as a name, the graph makes ``"tower1/loss:0"`` of it, and the handle of
+tower 1 takes ``"loss"``.
+"""
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+import tensorflow as tf
+
+from tw_core._base_tower_context import BaseTowerContext
+
+
+class TowerHandle:
+    """One built tower: finds its tensors, variables and collection items."""
+
+    def __init__(
+        self,
+        context: BaseTowerContext,
+        inputs: Sequence[Any],
+        outputs: Any,
+        input_names: Sequence[str] = (),
+    ) -> None:
+        """Keeps what a tower was built from and what it returned.
+
+        Args:
+          context: the tower, entered before.
+          inputs: what the tower function was called with.
+          outputs: what it returned.
+          input_names: names under which ``get_tensor`` finds ``inputs``.
+        """
+        self._context = context
+        self._inputs = list(inputs)
+        self._outputs = outputs
+        self._by_input_name = dict(zip(input_names, inputs, strict=False))
+
+    @property
+    def inputs(self) -> list[Any]:
+        """What the tower function was called with."""
+        return list(self._inputs)
+
+    @property
+    def outputs(self) -> Any:
+        """What the tower function returned."""
+        return self._outputs
+
+    @property
+    def ns_name(self) -> str:
+        """The tower's name scope."""
+        return self._context.ns_name
+
+    @property
+    def vs_name(self) -> str:
+        """The scope of the tower's own variables, or ``""``."""
+        return self._context.vs_name
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it is a training tower."""
+        return self._context.is_training
+
+    def get_tensor(self, name: str) -> tf.Tensor:
+        """Finds an input, or a tensor by its name inside the tower.
+
+        Args:
+          name: of the input signature; or without the tower's prefix, with or
+            without ``":0"``. An input goes before a tensor of the same name.
+
+        Raises:
+          KeyError: the tower has no such tensor.
+        """
+        if name.removesuffix(":0") in self._by_input_name:
+            return self._by_input_name[name.removesuffix(":0")]
+        full_name = _join(self.ns_name, _with_output(name))
+        try:
+            return self._context.graph.get_tensor_by_name(full_name)
+        except (KeyError, ValueError) as error:
+            raise KeyError(
+                f"{self!r}: no input {name!r} and no tensor {full_name!r}; inputs are "
+                f"{sorted(self._by_input_name)}."
+            ) from error
+
+    def get_tensors(self, names: Sequence[str]) -> list[tf.Tensor]:
+        """Finds several tensors; see ``get_tensor``."""
+        return [self.get_tensor(name) for name in names]
+
+    def get_variable(self, name: str) -> tf.Variable:
+        """Finds a variable that the tower made or reuses.
+
+        In a ``tf.function`` the variables that it read are found, once the trace
+        is done.
+
+        Args:
+          name: without the tower's prefix, with or without ``":0"``.
+
+        Raises:
+          KeyError: no such variable, or several, as separately built models
+            have outside of session graphs.
+        """
+        full_name = _join(self.vs_name, _with_output(name))
+        variables = _variables(self._context.graph)
+        found = [v for v in variables if v.name == full_name]
+        if len(found) != 1:
+            known = sorted({v.name for v in variables})
+            raise KeyError(
+                f"{self!r}: {len(found) or 'no'} variables {full_name!r} in the graph, "
+                f"which has {known}."
+            )
+        return found[0]
+
+    def get_variables(self, names: Sequence[str]) -> list[tf.Variable]:
+        """Finds several variables; see ``get_variable``."""
+        return [self.get_variable(name) for name in names]
+
+    def __getitem__(self, name: str) -> Any:
+        """Finds a tensor or, failing that, a variable by name."""
+        try:
+            return self.get_tensor(name)
+        except KeyError:
+            return self.get_variable(name)
+
+    def get_collection(
+        self, key: str | None = None, name: str | None = None
+    ) -> list[Any]:
+        """Lists what the tower added to a collection.
+
+        Args:
+          key: the collection.
+          name: the older name of ``key``; give one of the two.
+
+        Raises:
+          ValueError: neither or both were given.
+        """
+        given = [k for k in (key, name) if k is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"{self!r}.get_collection: give key or its older name `name`, one of "
+                f"the two; got key={key!r}, name={name!r}."
+            )
+        return self._context.get_collection_in_tower(given[0])
+
+    def __repr__(self) -> str:
+        """Shows the tower's name."""
+        return f"TowerHandle({self.ns_name!r})"
+
+
+class TowerHandles(Sequence[TowerHandle]):
+    """Handles in the order in which the towers were built."""
+
+    def __init__(self, handles: Sequence[TowerHandle] = ()) -> None:
+        """Holds ``handles``."""
+        self._handles = list(handles)
+
+    def __len__(self) -> int:
+        """Counts the towers."""
+        return len(self._handles)
+
+    def __contains__(self, which: object) -> bool:
+        """Tells whether there is such a handle, or a tower of such a name."""
+        return any(which in (handle, handle.ns_name) for handle in self._handles)
+
+    @overload
+    def __getitem__(self, which: int | str) -> TowerHandle: ...
+
+    @overload
+    def __getitem__(self, which: slice) -> "TowerHandles": ...
+
+    def __getitem__(self, which: int | str | slice) -> "TowerHandle | TowerHandles":
+        """Finds a handle by position or tower name (the latest of that name).
+
+        Raises:
+          KeyError: no tower of that name.
+          IndexError: no tower at that position.
+        """
+        if isinstance(which, slice):
+            return TowerHandles(self._handles[which])
+        if isinstance(which, int):
+            return self._handles[which]
+        for handle in reversed(self._handles):
+            if handle.ns_name == which:
+                return handle
+        names = [handle.ns_name for handle in self._handles]
+        raise KeyError(f"TowerHandles: no tower {which!r}; there are {names}.")
+
+    def training(self) -> "TowerHandles":
+        """Picks the training towers."""
+        return TowerHandles([h for h in self._handles if h.is_training])
+
+    def inference(self) -> "TowerHandles":
+        """Picks the inference towers."""
+        return TowerHandles([h for h in self._handles if not h.is_training])
+
+
+def _variables(graph: tf.Graph) -> list[tf.Variable]:
+    """Lists a session graph's variables, or those that a function has read."""
+    keys = tf.compat.v1.GraphKeys
+    found = [
+        variable
+        for key in (keys.GLOBAL_VARIABLES, keys.LOCAL_VARIABLES, keys.MODEL_VARIABLES)
+        for variable in graph.get_collection(key)
+    ]
+    used = getattr(graph, "variables", ())
+    return list({id(variable): variable for variable in [*found, *used]}.values())
+
+
+def _join(scope: str, name: str) -> str:
+    return f"{scope}/{name}" if scope else name
+
+
+def _with_output(name: str) -> str:
+    return name if ":" in name else f"{name}:0"

@@ -1,0 +1,96 @@
+"""Which variables of one tower are which of another's, by name where names tell.
+
+Variables that towers share have one name, replicas' are called ``tower1/w``.
+Models that were built apart are named by whoever built them, and Keras numbers
+their layers on: ``dense/kernel`` in one, ``dense_1/kernel`` in the next.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+_TOWER = re.compile(r"(^|/)tower\d+(?=/)")
+_NUMBER = re.compile(r"_?\d+(?=/|$)")
+
+
+def base_name(variable: Any) -> str:
+    """Names a variable without its tower's prefix and without ``":0"``."""
+    name = str(getattr(variable, "path", None) or variable.name)
+    return _TOWER.sub("", name.split(":")[0]).lstrip("/")
+
+
+def owning_tower(variable: Any) -> int:
+    """Tells whose a variable is by its tower's prefix: tower 0's without one."""
+    found = _TOWER.search(variable.name)
+    return int(found[0].rpartition("tower")[2]) if found else 0
+
+
+def variable_mismatches(variables: Sequence[Sequence[Any]]) -> list[str]:
+    """Describes how towers differ in their variables.
+
+    Args:
+      variables: [K][N] variables, N perhaps of each tower its own.
+
+    Returns:
+      One sentence a variable that some towers lack, and one a tower whose order
+      differs from tower 0's; nothing where all match.
+    """
+    names = _comparable_names(variables)
+    if names is None:
+        return _different_counts(variables)
+    counts = [Counter(tower) for tower in names]
+    lacking = _lacking(counts)
+    orders = [
+        f"tower {k} has the order {tower}, tower 0 {names[0]}"
+        for k, tower in enumerate(names)
+        if counts[k] == counts[0] and tower != names[0]
+    ]
+    return lacking + orders
+
+
+def _comparable_names(variables: Sequence[Sequence[Any]]) -> list[list[str]] | None:
+    names = [[base_name(v) for v in tower] for tower in variables]
+    if _names_tell(variables, names):
+        return names
+    unnumbered = [[_NUMBER.sub("", name) for name in tower] for tower in names]
+    has_common = set.intersection(*map(set, unnumbered))
+    return unnumbered if has_common else None
+
+
+def _names_tell(variables: Sequence[Sequence[Any]], names: list[list[str]]) -> bool:
+    if all(set(tower) == set(names[0]) for tower in names):
+        return True
+    first = {id(v) for v in variables[0]}
+    return all(
+        any(id(v) in first for v in tower) or all(map(_is_prefixed, tower))
+        for tower in variables[1:]
+    )
+
+
+def _is_prefixed(variable: Any) -> bool:
+    name = str(getattr(variable, "path", None) or variable.name)
+    return _TOWER.search(name) is not None
+
+
+def _lacking(counts: list[Counter[str]]) -> list[str]:
+    problems = []
+    for name in dict.fromkeys(name for tower in counts for name in tower):
+        times = [tower[name] for tower in counts]
+        lack = [k for k, n in enumerate(times) if n == 0]
+        have = [k for k, n in enumerate(times) if n > 0]
+        if lack:
+            problems.append(
+                f"{name} is missing from towers {lack}, while towers {have} have it"
+            )
+        elif len(set(times)) > 1:
+            problems.append(f"{name} comes {times} times in towers 0..{len(times) - 1}")
+    return problems
+
+
+def _different_counts(variables: Sequence[Sequence[Any]]) -> list[str]:
+    counts = [len(tower) for tower in variables]
+    if len(set(counts)) == 1:
+        return []
+    names = [[base_name(v) for v in tower] for tower in variables]
+    return [f"towers 0..{len(counts) - 1} have {counts} variables: {names}"]

@@ -1,0 +1,107 @@
+"""Whose variables ``get_variable`` code of a tower makes or finds, in a graph.
+
+A policy is entered around the model code of one tower. ``VariableStore`` gives
+the same two policies a meaning in ``tf.function``.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from tw_core._device_names import parse_device
+from tw_core._least_loaded import LeastLoadedDeviceSetter
+from tw_core._local_variables import override_to_local_variable
+from tw_core._tower import Tower
+from tw_core._variable_matching import owning_tower
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Tower 0 makes the variables; the other towers find the same ones.
+
+    Attributes:
+      devices: where they live, the least loaded device by bytes first; empty
+        for the device in force where tower 0 makes them.
+
+    Raises:
+      TypeError: ``devices`` is one string.
+      ValueError: a device string TensorFlow cannot read.
+    """
+
+    devices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.devices, str):
+            raise TypeError(
+                f"Shared: devices must be a tuple of device strings; got "
+                f"{self.devices!r}. Write ({self.devices!r},)."
+            )
+        for device in self.devices:
+            parse_device(device, caller="Shared")
+
+    @contextmanager
+    def scope(self, tower: Tower) -> Iterator[None]:
+        """Builds ``get_variable`` code of ``tower`` under this policy.
+
+        Raises:
+          RuntimeError: in eager mode.
+        """
+        _check_builds_a_graph(self)
+        v1 = tf.compat.v1
+        setter = LeastLoadedDeviceSetter(tower.device, self.devices or [""])
+        with (
+            v1.variable_scope(
+                v1.get_variable_scope(),
+                reuse=None if tower.is_main else True,
+                auxiliary_name_scope=False,
+            ),
+            v1.device(setter if self.devices else ""),
+        ):
+            yield
+
+    def trainable_variables(self, tower: Tower) -> list[tf.Variable]:
+        """Lists the graph's trainable variables, which all towers share."""
+        del tower
+        return list(tf.compat.v1.trainable_variables())
+
+
+@dataclass(frozen=True)
+class Replicated:
+    """Every tower makes its own variables, below its name from tower 1 on.
+
+    Those of towers 1 and up are local variables (and trainable where tower 0's
+    are), so that a checkpoint holds the model once. They start with values of
+    their own: run the op of ``copy_to_replicas`` after the initialisers.
+    """
+
+    @contextmanager
+    def scope(self, tower: Tower) -> Iterator[None]:
+        """Builds ``get_variable`` code of ``tower`` under this policy.
+
+        Raises:
+          RuntimeError: in eager mode.
+        """
+        _check_builds_a_graph(self)
+        if tower.is_main:
+            yield
+            return
+        with (
+            tf.compat.v1.variable_scope(tower.name, auxiliary_name_scope=False),
+            override_to_local_variable(),
+        ):
+            yield
+
+    def trainable_variables(self, tower: Tower) -> list[tf.Variable]:
+        """Lists the graph's trainable variables that are ``tower``'s own."""
+        variables = tf.compat.v1.trainable_variables()
+        return [v for v in variables if owning_tower(v) == tower.index]
+
+
+def _check_builds_a_graph(policy: Shared | Replicated) -> None:
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            f"{policy}.scope: get_variable keeps no variables in eager mode; use it "
+            "in a session graph, or VariableStore(policy).scope in a tf.function."
+        )

@@ -1,0 +1,185 @@
+"""Keeps the variables of ``get_variable`` code in a ``tf.function``.
+
+TensorFlow's own store lives in the graph, and a ``tf.function`` builds a new
+graph a trace. This one lives with the caller, lifts variables out of the trace,
+and finds them again in every later one, through a public ``custom_getter``.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import tensorflow as tf
+
+from tw_core._devices import check_devices
+from tw_core._initial_values import InitialValue, initial_value
+from tw_core._least_loaded import LeastLoadedDeviceSetter
+from tw_core._mode import outermost_function_graph, traces_function
+from tw_core._tower import Tower, check_towers
+from tw_core._variable_policies import Replicated, Shared
+
+_Key = tuple[int, str]
+
+
+class VariableStore:
+    """The variables of all towers, kept over the traces of ``tf.function``s.
+
+    Names, shapes, dtypes, initializers, regularizers, constraints, ``trainable``
+    and ``reuse`` mean what they mean in a session graph. ``collections``,
+    ``use_resource``, ``caching_device`` and ``validate_shape`` mean nothing.
+    """
+
+    def __init__(self, policy: Shared | Replicated) -> None:
+        """Starts empty.
+
+        Args:
+          policy: ``Shared()``: one set for all towers, on tower 0's device or
+            spread over ``Shared(devices=...)``. ``Replicated()``: a set a tower
+            on its device; further towers' variables start with the present
+            values of tower 0's.
+        """
+        self._policy = policy
+        self._sets: dict[int, dict[str, tf.Variable]] = {}
+        devices = policy.devices if isinstance(policy, Shared) else ()
+        self._devices = devices
+        self._setter = LeastLoadedDeviceSetter("", devices) if devices else None
+        self._served: WeakKeyDictionary[tf.Graph, set[_Key]] = WeakKeyDictionary()
+
+    @contextmanager
+    def scope(self, tower: Tower) -> Iterator[None]:
+        """Serves ``get_variable`` calls of ``tower`` made inside.
+
+        Raises:
+          RuntimeError: outside of a ``tf.function``.
+          ValueError: a device this process does not have.
+        """
+        if not traces_function():
+            raise RuntimeError(
+                "VariableStore.scope: serves get_variable inside a tf.function only; "
+                "a session graph keeps its variables itself: use Shared().scope or "
+                "Replicated().scope there."
+            )
+        check_towers([tower], caller="VariableStore.scope")
+        check_devices(self._devices, caller="VariableStore.scope")
+        v1 = tf.compat.v1
+        shares = isinstance(self._policy, Shared)
+        with v1.variable_scope(
+            v1.get_variable_scope(),
+            reuse=True if shares and not tower.is_main else None,
+            custom_getter=partial(self._get, tower),
+            use_resource=True,
+            auxiliary_name_scope=False,
+        ):
+            yield
+
+    def variables(self, tower: Tower) -> list[tf.Variable]:
+        """Lists the variables that ``tower`` uses, in the order of making."""
+        return list(self._sets.get(self._owner(tower), {}).values())
+
+    def trainable_variables(self, tower: Tower) -> list[tf.Variable]:
+        """Lists the trainable ones among ``variables(tower)``."""
+        return [v for v in self.variables(tower) if v.trainable]
+
+    def _owner(self, tower: Tower) -> int:
+        return 0 if isinstance(self._policy, Shared) else tower.index
+
+    def _get(
+        self, tower: Tower, getter: Callable[..., Any], name: str, **asked: Any
+    ) -> tf.Variable:
+        del getter  # TensorFlow's own would keep the variable in the trace's graph.
+        name = name if tower.is_main else name.removeprefix(f"{tower.name}/")
+        variables = self._sets.setdefault(self._owner(tower), {})
+        self._check_reuse(tower, name, asked.get("reuse"))
+        if name not in variables:
+            variables[name] = self._make(tower, name, asked)
+        _check_same(variables[name], tower, asked)
+        self._serve_first(tower, name, asked.get("regularizer"))
+        return variables[name]
+
+    def _check_reuse(self, tower: Tower, name: str, reuse: object) -> None:
+        exists = name in self._sets[self._owner(tower)]
+        if reuse is True and not exists:
+            raise ValueError(
+                f"VariableStore: {tower.name} reuses the variable {name!r}, which "
+                "nothing has made; make it without reuse first."
+            )
+        if not reuse and (tower.index, name) in self._served_now():
+            raise ValueError(
+                f"VariableStore: {tower.name} makes the variable {name!r} twice; use "
+                "another name, or reuse=True or tf.compat.v1.AUTO_REUSE to share it."
+            )
+        if not tower.is_main and name not in self._sets.get(0, {}):
+            raise ValueError(
+                f"VariableStore: {tower.name} makes the variable {name!r}, which "
+                f"tower0 does not have; tower0 has {sorted(self._sets.get(0, {}))}. "
+                "Build tower 0 first, and the same model in every tower."
+            )
+
+    def _make(self, tower: Tower, name: str, asked: dict[str, Any]) -> tf.Variable:
+        if asked.get("partitioner") is not None:
+            raise ValueError(
+                f"VariableStore: the variable {name!r} has a partitioner; partitioned "
+                "variables work in a session graph only."
+            )
+        dtype = tf.as_dtype(asked.get("dtype") or tf.float32).base_dtype
+        if tower.is_main:
+            first = initial_value(
+                name, asked.get("shape"), dtype, asked.get("initializer")
+            )
+        else:
+            first = InitialValue(self._sets[0][name].read_value, None)
+        passed_on = ("trainable", "constraint", "synchronization", "aggregation")
+        with self._place(tower):
+            return tf.Variable(
+                first.value,
+                dtype=first.dtype,
+                name=name if tower.is_main else f"{tower.name}/{name}",
+                **{key: asked[key] for key in passed_on if key in asked},
+            )
+
+    @contextmanager
+    def _place(self, tower: Tower) -> Iterator[None]:
+        with ExitStack() as scopes:
+            scopes.enter_context(tf.init_scope())
+            scopes.enter_context(tf.device(tower.device))
+            if self._setter is not None:
+                scopes.enter_context(tf.variable_creator_scope(self._setter.create))
+            yield
+
+    def _serve_first(self, tower: Tower, name: str, regularizer: Any) -> None:
+        # A loss a variable and trace, where a session graph adds it once it is made.
+        served = self._served_now()
+        shares = isinstance(self._policy, Shared)
+        is_first = not any(
+            made == name and (shares or index == tower.index) for index, made in served
+        )
+        served.add((tower.index, name))
+        if is_first and regularizer is not None:
+            _regularize(self._sets[self._owner(tower)][name], name, regularizer)
+
+    def _served_now(self) -> set[_Key]:
+        return self._served.setdefault(outermost_function_graph(), set())
+
+
+def _check_same(variable: tf.Variable, tower: Tower, asked: dict[str, Any]) -> None:
+    shape, dtype = asked.get("shape"), asked.get("dtype")
+    if shape is None:  # then the dtype is the scope's, and nobody has asked for it
+        return
+    same_dtype = dtype is None or variable.dtype == tf.as_dtype(dtype).base_dtype
+    if not (same_dtype and variable.shape.is_compatible_with(shape)):
+        raise ValueError(
+            f"VariableStore: the variable {variable.name!r} has the shape "
+            f"{variable.shape} and dtype {variable.dtype.name}; {tower.name} asks for "
+            f"{tf.TensorShape(shape)} and {tf.as_dtype(dtype or variable.dtype).name}."
+        )
+
+
+def _regularize(variable: tf.Variable, name: str, regularizer: Any) -> None:
+    with tf.name_scope(f"{name}/Regularizer/"):
+        loss = regularizer(variable)
+    if loss is not None:
+        tf.compat.v1.add_to_collection(
+            tf.compat.v1.GraphKeys.REGULARIZATION_LOSSES, loss
+        )

@@ -1,0 +1,35 @@
+"""Eight logical CPUs, and Hypothesis the same every run.
+
+Hypothesis has no deadline, as tracing takes its time.
+``--hypothesis-profile=default`` explores at random.
+"""
+
+import pytest
+import tensorflow as tf
+from hypothesis import settings
+
+from tw_core import available_devices
+from tw_core.testing import start_logical_cpus
+
+settings.register_profile("towers", deadline=None, derandomize=True)
+settings.load_profile("towers")
+
+# Asking first shows that the question leaves TensorFlow unstarted: it could not
+# be given another number of CPUs afterwards.
+available_devices()
+start_logical_cpus()
+
+
+@pytest.fixture
+def graph():
+    """A fresh session graph, in force during the test."""
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+@pytest.fixture
+def reference_variables():
+    """The variables before resource variables, as ``disable_v2_behavior`` has them."""
+    tf.compat.v1.disable_resource_variables()
+    yield
+    tf.compat.v1.enable_resource_variables()

@@ -1,0 +1,97 @@
+"""Bytes are counted on the place where a variable ends up."""
+
+import logging
+from dataclasses import dataclass
+
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tw_core._byte_loads import ByteLoads, bytes_of
+
+
+@dataclass
+class Handle:
+    """A stand-in for a VarHandleOp."""
+
+    device: str
+    size: int
+    name: str = "w"
+
+    def get_attr(self, name):
+        return {"shape": tf.TensorShape([self.size]), "dtype": tf.int8}[name]
+
+
+def loads(places):
+    return ByteLoads(places, lambda device: int(device) if device else None)
+
+
+def fill(sizes, places):
+    counted = loads(places)
+    for size in sizes:
+        handle = Handle(str(counted.least()), size)
+        counted.note(handle)
+    return counted
+
+
+@given(st.lists(st.integers(0, 1000)), st.integers(1, 5))
+def test_all_bytes_are_counted_once(sizes, places):
+    assert sum(fill(sizes, places).bytes) == sum(sizes)
+
+
+@given(st.lists(st.integers(0, 1000)), st.integers(1, 5))
+def test_places_differ_by_the_largest_variable_at_most(sizes, places):
+    counted = fill(sizes, places).bytes
+    assert max(counted) - min(counted) <= max(sizes, default=0)
+
+
+def test_of_equal_places_the_first_is_least():
+    assert loads(3).least() == 0
+
+
+def test_a_handle_counts_where_it_is_moved_after_it_was_noted():
+    counted = loads(2)
+    handle = Handle("0", 8)
+    counted.note(handle)
+    handle.device = "1"
+    assert counted.bytes == [0, 8]
+
+
+def test_what_is_on_no_place_does_not_count():
+    counted = loads(2)
+    counted.note(Handle("", 8))
+    counted.add("", 8)
+    assert counted.bytes == [0, 0]
+
+
+def test_the_list_of_bytes_is_a_copy():
+    counted = loads(2)
+    counted.bytes[0] = 5
+    assert counted.bytes == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "num_bytes"),
+    [
+        ([], tf.float32, 4),
+        ([2, 3], tf.float64, 48),
+        ([0, 3], tf.float32, 0),
+        ([5], tf.bfloat16, 10),
+        ([5], tf.bool, 5),
+    ],
+)
+def test_a_known_shape_counts_its_elements(shape, dtype, num_bytes, caplog):
+    assert bytes_of("w", tf.TensorShape(shape), dtype) == num_bytes
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_bytes"), [([None, 3], 12), ([None, 0], 0), ([None], 4), (None, 4)]
+)
+def test_an_unknown_dimension_counts_as_one_and_is_said(shape, num_bytes, caplog):
+    with caplog.at_level(logging.WARNING, logger="tw_core"):
+        assert bytes_of("w", tf.TensorShape(shape), tf.float32) == num_bytes
+    (message,) = caplog.messages
+    assert message.startswith("variable w has the shape ")
+    assert f"counted as {num_bytes} bytes" in message

@@ -1,0 +1,58 @@
+"""Device strings are read, spelled one way, or refused by name."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tw_core import canonical_device
+from tw_core._device_names import parse_device
+
+LOCAL = ["", "/job:localhost", "/job:localhost/replica:0/task:0", "/replica:0/task:0"]
+
+
+@pytest.mark.parametrize("prefix", LOCAL)
+@pytest.mark.parametrize("device", ["/gpu:1", "/GPU:1", "/device:GPU:1"])
+def test_a_device_of_this_process_has_one_spelling(prefix, device):
+    assert canonical_device(prefix + device) == "/device:GPU:1"
+
+
+def test_the_first_slash_may_be_left_out():
+    assert canonical_device("cpu:3") == "/device:CPU:3"
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "/job:ps/task:1/device:CPU:0",
+        "/job:localhost/task:1/device:CPU:0",
+        "/task:1/device:CPU:0",
+        "/replica:2/device:CPU:0",
+        "/job:ps",
+    ],
+)
+def test_a_device_of_another_process_keeps_its_address(device):
+    assert canonical_device(device) == device
+
+
+def test_no_device_stays_no_device():
+    assert canonical_device("") == ""
+
+
+@given(
+    st.sampled_from([*LOCAL, "/job:ps", "/job:worker/task:2"]),
+    st.sampled_from(["cpu", "gpu", "CPU", "device:TPU"]),
+    st.integers(0, 99),
+)
+def test_the_canonical_spelling_is_its_own(prefix, kind, number):
+    once = canonical_device(f"{prefix}/{kind}:{number}")
+    assert canonical_device(once) == once
+
+
+@pytest.mark.parametrize(
+    "device", ["foo", "/foo:0", "/cpu:x", "/cpu:-1", "/cpu:0/gpu:1", 3]
+)
+def test_what_tensorflow_cannot_read_is_refused_by_name(device):
+    with pytest.raises(ValueError, match=f"asker: {device!r} is no TensorFlow device"):
+        parse_device(device, caller="asker")
+    with pytest.raises(ValueError, match=r"^canonical_device: .*write e.g. '/gpu:0'"):
+        canonical_device(device)

@@ -1,0 +1,109 @@
+"""Devices are counted without starting TensorFlow, made, checked and listed."""
+
+import logging
+
+import pytest
+import tensorflow as tf
+
+from tw_core import _devices, available_devices, check_devices, use_logical_cpus
+from tw_core.testing import CPUS, NUM_CPUS
+
+HAS_GPU = bool(tf.config.list_physical_devices("GPU"))
+
+
+def pretend(monkeypatch, **counts):
+    monkeypatch.setattr(
+        _devices, "count_logical_devices", lambda kind: counts.get(kind, 0)
+    )
+
+
+@pytest.mark.skipif(HAS_GPU, reason="lists the GPUs instead")
+def test_without_gpus_the_logical_cpus_are_available():
+    assert available_devices() == list(CPUS)
+
+
+def test_gpus_go_before_cpus(monkeypatch):
+    pretend(monkeypatch, GPU=2, CPU=8)
+    assert available_devices() == ["/gpu:0", "/gpu:1"]
+
+
+def test_asking_for_the_cpus_that_there_are_changes_nothing():
+    assert use_logical_cpus(NUM_CPUS) == list(CPUS)
+
+
+def test_another_number_of_cpus_after_tensorflow_has_started_is_refused():
+    tf.constant(0)
+    want = f"use_logical_cpus: .*already started with {NUM_CPUS} .*asked for 3"
+    with pytest.raises(RuntimeError, match=want):
+        use_logical_cpus(3)
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_fewer_than_one_cpu_is_refused(count):
+    with pytest.raises(
+        ValueError, match=f"use_logical_cpus: .*at least 1; got {count}"
+    ):
+        use_logical_cpus(count)
+
+
+def test_a_session_without_a_configuration_has_the_logical_cpus(graph):
+    with tf.compat.v1.Session() as sess:
+        check_devices(CPUS, session=sess)
+        with pytest.raises(ValueError, match=f"unknown devices .'/cpu:{NUM_CPUS}'"):
+            check_devices([f"/cpu:{NUM_CPUS}"], session=sess)
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["/cpu:0", "/CPU:7", "cpu", "", "/job:ps/task:3/gpu:9", "/job:localhost/cpu:99"],
+)
+def test_known_devices_and_devices_with_a_job_pass(device):
+    check_devices([device])
+
+
+def test_every_unknown_device_is_named_once_with_the_known_ones():
+    with pytest.raises(ValueError) as error:
+        check_devices(["/cpu:9", "/cpu:0", "/gpu:99", "/cpu:9"], caller="asker")
+    message = str(error.value)
+    assert message.startswith("asker: unknown devices ['/cpu:9', '/gpu:99']; known are")
+    assert all(f"'/device:CPU:{i}'" in message for i in range(NUM_CPUS))
+    assert "use_logical_cpus" in message
+
+
+def test_a_kind_that_no_device_has_is_unknown_without_a_number_too():
+    with pytest.raises(ValueError, match=r"unknown devices \['/tpu'\]"):
+        check_devices(["/tpu"])
+
+
+def test_a_sessions_own_devices_count_not_the_configured_ones(graph):
+    config = tf.compat.v1.ConfigProto(device_count={"CPU": 2})
+    with tf.compat.v1.Session(config=config) as sess:
+        check_devices(["/cpu:1"], session=sess)
+        with pytest.raises(ValueError, match=r"unknown devices \['/cpu:2'\]"):
+            check_devices(["/cpu:2"], session=sess)
+
+
+def test_a_session_on_a_server_knows_that_servers_devices(graph):
+    server = tf.compat.v1.train.Server.create_local_server(start=True)
+    with tf.compat.v1.Session(server.target) as sess:
+        check_devices(["/cpu:0"], session=sess)
+        with pytest.raises(ValueError, match="unknown devices"):
+            check_devices(["/cpu:99"], session=sess)
+
+
+def test_what_is_no_device_string_is_refused_by_the_caller():
+    with pytest.raises(ValueError, match="asker: 'nonsense' is no TensorFlow device"):
+        check_devices(["nonsense"], caller="asker")
+
+
+def test_devices_with_several_towers_are_said_in_the_log(caplog):
+    with caplog.at_level(logging.WARNING, logger="tw_core"):
+        _devices.say_duplicates(["/cpu:0", "/gpu:0", "CPU:0", "/cpu:1"], caller="me")
+    assert caplog.messages == [
+        "me: several towers on one device: /device:CPU:0 (2 towers)"
+    ]
+
+
+def test_devices_with_a_tower_each_are_not_worth_a_word(caplog):
+    _devices.say_duplicates(["/cpu:0", "/cpu:1"], caller="me")
+    assert caplog.messages == []

@@ -1,0 +1,252 @@
+"""What lives on which device of a graph, and what moves between devices."""
+
+from collections import Counter
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tw_core import (
+    Placement,
+    Transfer,
+    canonical_device,
+    map_towers,
+    placement,
+    replicate,
+    towers,
+)
+from tw_core.testing import NUM_CPUS
+
+v1 = tf.compat.v1
+CPU0, CPU1, CPU2 = (f"/device:CPU:{i}" for i in range(3))
+
+
+def two_device_graph():
+    """A variable on device 1, used on device 2, and the loss on device 1 again."""
+    with tf.device("/cpu:1"), v1.variable_scope("layer"):
+        w = v1.get_variable("w", [3, 4], initializer=v1.ones_initializer())
+    with tf.device("/cpu:2"):
+        x = v1.placeholder(tf.float32, [2, 3])
+        y = x @ w
+        z = tf.nn.relu(y)
+    with tf.device("/job:localhost/replica:0/task:0/device:CPU:1"):
+        loss = tf.reduce_sum(z + y)
+    return w, loss
+
+
+def test_variables_are_listed_by_device_with_their_bytes(graph):
+    two_device_graph()
+    with tf.device("/cpu:2"):
+        v1.get_variable("b", [10], tf.float64)
+    placed = placement(graph)
+    assert placed.variables == {CPU1: {"layer/w": 48}, CPU2: {"b": 80}}
+    assert placed.bytes_on == {CPU1: 48, CPU2: 80}
+
+
+def test_transfers_are_counted_once_a_tensor_and_target(graph):
+    _, loss = two_device_graph()
+    placed = placement(graph, fetches=[loss])
+    assert placed.transfers == (
+        Transfer(CPU1, CPU2, tensors=1, num_bytes=48),  # the variable's value
+        Transfer(CPU2, CPU1, tensors=2, num_bytes=2 * 32),  # y and z
+    )
+
+
+def test_a_tensor_that_several_ops_of_a_device_use_moves_there_once(graph):
+    with tf.device("/cpu:1"):
+        x = tf.random.uniform([5])
+    with tf.device("/cpu:2"):
+        y = tf.exp(x) + tf.sin(x)
+    with tf.device("/cpu:0"):
+        tf.exp(x)
+    assert y.shape == [5]
+    assert placement(graph).transfers == (
+        Transfer(CPU1, CPU0, tensors=1, num_bytes=20),
+        Transfer(CPU1, CPU2, tensors=1, num_bytes=20),
+    )
+
+
+def test_operations_are_counted_where_they_run(graph):
+    _, loss = two_device_graph()
+    placed = placement(graph, fetches=[loss])
+    # Read, add, sum; multiply, relu.
+    assert placed.operations == {CPU1: 3, CPU2: 2}
+
+
+def test_an_op_on_a_variable_counts_where_the_variable_is(graph):
+    with tf.device("/cpu:1"):
+        w = v1.get_variable("w", [3])
+    with tf.device("/cpu:2"):
+        update = w.assign_add(tf.exp(tf.zeros([3])), read_value=False)
+        rows = tf.gather(w, [0])
+    # Assign and gather; exp.
+    assert placement(graph, fetches=[update, rows]).operations == {CPU1: 2, CPU2: 1}
+
+
+def test_fetches_leave_initialisers_and_savers_out(graph):
+    w, loss = two_device_graph()
+    v1.train.Saver()
+    everything, step = placement(graph), placement(graph, fetches=[loss, loss.op])
+    assert sum(everything.operations.values()) > sum(step.operations.values())
+    assert everything.variables == step.variables
+    needs_control = tf.no_op()
+    with tf.control_dependencies([loss]):
+        needs_control = tf.no_op()
+    assert placement(graph, fetches=[needs_control]).operations == step.operations
+    assert placement(graph, fetches=[w]).transfers == ()
+
+
+def test_what_has_no_device_is_counted_and_does_not_move(graph):
+    with tf.device("/cpu:1"):
+        x = tf.random.uniform([5])
+    tf.exp(x)
+    placed = placement(graph)
+    assert placed.operations[""] == 1
+    assert placed.transfers == ()
+
+
+def test_an_unknown_size_moves_without_bytes(graph):
+    with tf.device("/cpu:1"):
+        x = v1.placeholder(tf.float32, [None]) + 1.0
+    with tf.device("/cpu:2"):
+        tf.exp(x)
+    assert placement(graph).transfers == (Transfer(CPU1, CPU2, 1, 0),)
+
+
+def test_a_condition_that_is_handed_a_variable_counts_on_its_own_device(graph):
+    with tf.device("/cpu:1"):
+        w = v1.get_variable("w", [])
+    with tf.device("/cpu:2"):
+        maybe = tf.less(tf.random.uniform([]), 0.5)
+        out = tf.cond(maybe, lambda: w + 1.0, lambda: w - 1.0)
+    assert set(placement(graph, fetches=[out]).operations) == {CPU2}
+
+
+def test_an_empty_graph_has_nothing(graph):
+    placed = placement(graph)
+    assert placed == Placement(variables={}, operations={}, transfers=())
+    assert placed.bytes_on == {}
+
+
+# Of a function.
+
+
+class Model(tf.Module):
+    """A weight and a counter that is not trained."""
+
+    def __init__(self, tower=None):
+        super().__init__()
+        self.w = tf.Variable(tf.ones([3, 4]), name="w")
+        self.steps = tf.Variable(0.0, trainable=False, name="steps")
+
+
+def function_graph(replicas, made):
+    @tf.function(autograph=False)
+    def step(x):
+        def in_tower(tower, model):
+            model.steps.assign_add(1.0, read_value=False)
+            return tf.reduce_sum(x @ model.w)
+
+        losses = map_towers(in_tower, made, replicas)
+        with tf.device("/cpu:0"):
+            return tf.add_n(losses)
+
+    return step.get_concrete_function(tf.TensorSpec([2, 3])).graph
+
+
+def test_a_functions_variables_are_those_it_reads_on_their_devices():
+    made = towers(["/cpu:1", "/cpu:2"])
+    replicas = replicate(made, Model)
+    placed = placement(function_graph(replicas, made))
+    assert placed.variables == {CPU1: {"w": 48}, CPU2: {"w": 48}}
+    assert placed.transfers == (Transfer(CPU1, CPU0, 1, 4), Transfer(CPU2, CPU0, 1, 4))
+    # Read, add one, multiply, sum in each tower.
+    assert placed.operations[CPU1] == placed.operations[CPU2] == 4
+
+
+def test_variables_that_a_functions_graph_does_not_know_can_be_named():
+    made = towers(["/cpu:1", "/cpu:2"])
+    replicas = replicate(made, Model)
+    variables = [v for model in replicas for v in model.variables]
+    placed = placement(function_graph(replicas, made), variables=variables)
+    assert placed.variables == {
+        CPU1: {"w": 48, "steps": 4},
+        CPU2: {"w": 48, "steps": 4},
+    }
+
+
+def test_variables_of_one_name_on_a_device_are_all_listed():
+    made = towers(["/cpu:1", "/cpu:1", "/cpu:1"])
+    replicas = replicate(made, Model)
+    placed = placement(function_graph(replicas, made))
+    assert placed.variables == {CPU1: {"w": 48, "w#2": 48, "w#3": 48}}
+
+
+def test_keras_variables_are_named_by_their_path():
+    with tf.device("/cpu:2"):
+        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4, name="out")])
+    graph = tf.function(model).get_concrete_function(tf.TensorSpec([2, 3])).graph
+    (sizes,) = placement(graph, variables=model.variables).variables.values()
+    assert sorted(sizes.values()) == [16, 48]
+    assert all("out/" in name for name in sizes)
+
+
+def test_a_variable_made_in_the_session_graph_around_a_function_is_its_own(graph):
+    with tf.device("/cpu:1"):
+        w = v1.get_variable("w", [3])
+    inner = tf.function(lambda: w + 1.0, autograph=False).get_concrete_function().graph
+    assert placement(inner).variables == {CPU1: {"w": 12}}
+
+
+@pytest.mark.parametrize("given", [None, "graph", tf.function(lambda: 0)])
+def test_what_is_no_graph_is_refused(given):
+    want = (
+        r"placement: graph must be a tf.Graph; got .*get_concrete_function\(...\).graph"
+    )
+    with pytest.raises(TypeError, match=want):
+        placement(given)
+
+
+# Beside what TensorFlow makes of the graph.
+
+
+def sends(fetch, feeds, init):
+    """Counts what TensorFlow sends between devices in a run: (source, target) -> n."""
+    config = v1.ConfigProto(device_count={"CPU": NUM_CPUS})
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    metadata = v1.RunMetadata()
+    options = v1.RunOptions(output_partition_graphs=True)
+    with v1.Session(config=config) as sess:
+        sess.run(init)
+        sess.run(fetch, feeds, options=options, run_metadata=metadata)
+    ends = [
+        [
+            canonical_device(node.attr[end].s.decode())
+            for end in ("send_device", "recv_device")
+        ]
+        for part in metadata.partition_graphs
+        for node in part.node
+        if node.op == "_Send"
+    ]
+    return Counter((source, target) for source, target in ends)
+
+
+def test_transfers_are_the_sends_that_tensorflow_makes(graph):
+    made = towers(["/cpu:1", "/cpu:2", "/cpu:3"])
+    with tf.device("/cpu:4"):
+        w = v1.get_variable("w", [3, 4], initializer=v1.ones_initializer())
+        x = tf.random.stateless_uniform([2, 3], [1, 2])
+
+    def in_tower(tower):
+        y = tf.matmul(x, w) * (tower.index + 1.0)
+        return tf.reduce_sum(tf.nn.relu(y) + y)
+
+    losses = map_towers(in_tower, made)
+    with tf.device("/cpu:5"):
+        update = w.assign_add(tf.add_n(losses) * tf.ones([3, 4]), read_value=False)
+    counted = {
+        (t.source, t.target): t.tensors
+        for t in placement(graph, fetches=[update]).transfers
+    }
+    assert sends(update, {}, w.initializer) == counted
+    assert len(counted) == 3 + 3 + 1

@@ -1,0 +1,183 @@
+"""Variables on parameter servers, the rest on a worker; TensorFlow's own beside it."""
+
+import pytest
+import tensorflow as tf
+
+from tw_core import LeastLoadedTask, canonical_device, replica_device_setter
+
+v1 = tf.compat.v1
+theirs = v1.train.replica_device_setter
+
+CLUSTER = {"ps": ["a:1", "b:1"], "worker": ["c:1", "d:1"]}
+SPEC = tf.train.ClusterSpec(CLUSTER)
+
+
+def places(setter):
+    """Builds a model with an optimizer under ``setter``.
+
+    Returns:
+      Each op's name -> (whether it uses a variable, its device).
+    """
+    with tf.Graph().as_default() as graph, v1.device(setter):
+        a = v1.get_variable("a", [2])
+        with tf.device("/cpu:3"):
+            b = v1.get_variable("b", [3])
+        with tf.device("/job:worker/task:0"):
+            pinned = tf.constant(1.0, name="pinned")
+        with tf.device("/job:ps/task:1"):
+            v1.get_variable("fixed", [2])
+        table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
+        loss = tf.reduce_sum(a) * tf.reduce_sum(b) * pinned
+        v1.train.AdamOptimizer().minimize(loss, var_list=[a, b])
+        assert table is not None
+        maybe = tf.less(loss, 0.5)
+        tf.cond(maybe, lambda: loss + 1.0, lambda: loss - 1.0)
+    return {
+        op.name: (any(t.op.type == "VarHandleOp" for t in op.inputs), op.device)
+        for op in graph.get_operations()
+    }
+
+
+SAME = {
+    "tasks": {"ps_tasks": 2},
+    "a worker of its own": {"ps_tasks": 2, "worker_device": "/job:worker/task:1"},
+    "a cluster spec": {"cluster": SPEC},
+    "a cluster definition": {"cluster": SPEC.as_cluster_def()},
+    "a dictionary": {"cluster": CLUSTER},
+    "another job": {"cluster": {"params": ["a:1"]}, "ps_device": "/job:params"},
+    "no merging": {"ps_tasks": 2, "merge_devices": False},
+    "no job": {"ps_tasks": 1, "ps_device": "/cpu:0", "worker_device": "/gpu:0"},
+    "no device for variables": {"ps_tasks": 2, "ps_device": ""},
+    "no device for the rest": {"ps_tasks": 2, "worker_device": ""},
+    "op types": {"ps_tasks": 2, "ps_ops": ["AddV2"]},
+    "a strategy": {"ps_tasks": 3, "ps_strategy": lambda op: len(op.name) % 3},
+}
+
+
+def differing(arguments):
+    """Lists (op, our device, TensorFlow's device) where the two differ."""
+    ours, own = places(replica_device_setter(**arguments)), places(theirs(**arguments))
+    assert ours.keys() == own.keys()
+    return [(op, *ours[op], own[op][1]) for op in ours if ours[op] != own[op]]
+
+
+@pytest.mark.parametrize("arguments", SAME.values(), ids=SAME.keys())
+def test_it_places_like_tensorflows_own_but_for_ops_that_use_a_variable(arguments):
+    for _, uses_variable, *_ in differing(arguments):
+        assert uses_variable
+
+
+def test_it_differs_where_tensorflow_puts_the_use_of_a_variable_on_the_worker():
+    found = differing({"ps_tasks": 1})
+    assert (
+        "a/IsInitialized/VarIsInitializedOp",
+        True,
+        "/job:ps/task:0",
+        "/job:worker",
+    ) in found
+    assert {ours for _, _, ours, _ in found} <= {
+        "/job:ps/task:0",
+        "/job:ps/task:0/device:CPU:3",
+    }
+
+
+def test_it_differs_where_tensorflow_invents_a_gpu_on_a_parameter_server():
+    arguments = {"ps_tasks": 2, "worker_device": "/job:worker/task:1/gpu:0"}
+    invented = [d for d in differing(arguments) if d[3] == f"{d[2]}/device:GPU:0"]
+    assert "a/Read/ReadVariableOp" in [op for op, *_ in invented]
+    assert {ours for _, _, ours, _ in invented} == {"/job:ps/task:0", "/job:ps/task:1"}
+    rest = [d for d in differing(arguments) if d not in invented]
+    assert all(uses_variable for _, uses_variable, *_ in rest)
+
+
+def test_variables_go_to_tasks_in_turn_and_compute_to_the_worker(graph):
+    setter = replica_device_setter(cluster=CLUSTER, worker_device="/job:worker/task:1")
+    with v1.device(setter):
+        made = [v1.get_variable(f"v{i}", []) for i in range(3)]
+        y = made[0] + 1.0
+    tasks = [f"/job:ps/task:{i}" for i in (0, 1, 0)]
+    assert [v.device for v in made] == tasks
+    assert y.device == "/job:worker/task:1"
+
+
+def test_another_jobs_device_is_left_as_it_is(graph):
+    setter = replica_device_setter(1, worker_device="/job:worker/task:0/gpu:0")
+    with v1.device(setter), tf.device("/job:other/task:3"):
+        assert tf.constant(0).device == "/job:other/task:3"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"ps_tasks": 0}, {"cluster": {"worker": ["a:1"]}}, {"cluster": {}}],
+)
+def test_without_parameter_servers_there_is_no_setter(arguments):
+    assert replica_device_setter(**arguments) is None
+    assert theirs(**arguments) is None
+
+
+# By bytes.
+
+
+def test_the_least_loaded_task_balances_bytes(graph):
+    strategy = LeastLoadedTask(2)
+    with v1.device(replica_device_setter(2, ps_strategy=strategy)):
+        made = [v1.get_variable(f"v{n}", [n]) for n in (100, 60, 30, 20)]
+    tasks = [canonical_device(v.device)[:14] for v in made]
+    assert tasks == [f"/job:ps/task:{i}" for i in (0, 1, 1, 1)]
+    assert strategy.bytes_on == [400, 440]
+
+
+def test_slots_count_for_the_task_of_their_variable(graph):
+    strategy = LeastLoadedTask(2)
+    with v1.device(replica_device_setter(2, ps_strategy=strategy)):
+        big = v1.get_variable("big", [100])
+        optimizer = v1.train.MomentumOptimizer(0.1, 0.9)
+        optimizer.apply_gradients([(tf.ones([100]), big)])
+    assert strategy.bytes_on == [800, 0]
+
+
+def test_a_table_goes_to_the_least_loaded_task_and_counts_nothing(graph):
+    strategy = LeastLoadedTask(2)
+    with v1.device(replica_device_setter(2, ps_strategy=strategy)):
+        v1.get_variable("w", [1])
+        table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
+    assert table.resource_handle.device == "/job:ps/task:1"
+    assert strategy.bytes_on == [4, 0]
+
+
+def test_no_task_is_refused():
+    with pytest.raises(
+        ValueError, match=r"LeastLoadedTask: ps_tasks must be .*; got 0"
+    ):
+        LeastLoadedTask(0)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize("cluster", ["ps", 3, [("ps", ["a:1"])]])
+def test_another_kind_of_cluster_is_refused(cluster):
+    want = f"cluster must be a tf.train.ClusterSpec.*got {type(cluster).__name__}"
+    with pytest.raises(TypeError, match=want):
+        replica_device_setter(cluster=cluster)
+
+
+def test_a_strategy_that_cannot_be_called_is_refused():
+    with pytest.raises(
+        TypeError, match=r"ps_strategy must be a function .*; got 'greedy'"
+    ):
+        replica_device_setter(1, ps_strategy="greedy")
+
+
+@pytest.mark.parametrize("argument", ["ps_device", "worker_device"])
+def test_what_is_no_device_is_refused(argument):
+    with pytest.raises(
+        ValueError, match="replica_device_setter: 'no' is no TensorFlow"
+    ):
+        replica_device_setter(1, **{argument: "no"})
+
+
+def test_a_reference_variable_is_refused(graph, reference_variables):
+    want = "replica_device_setter: w is a reference variable; only resource variables"
+    with pytest.raises(ValueError, match=want), v1.device(replica_device_setter(1)):
+        v1.get_variable("w", [2])

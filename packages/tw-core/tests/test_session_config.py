@@ -1,0 +1,85 @@
+"""The recommended session configuration has the devices, and leaves sums alone."""
+
+import pytest
+import tensorflow as tf
+
+from tw_core import session_config
+from tw_core.testing import NUM_CPUS
+
+v1 = tf.compat.v1
+
+
+def count_cpus(config):
+    with tf.Graph().as_default(), v1.Session(config=config) as sess:
+        return sum(d.device_type == "CPU" for d in sess.list_devices())
+
+
+def test_a_session_has_the_cpus_asked_for():
+    assert count_cpus(session_config(num_cpus=3)) == 3
+
+
+def test_by_default_a_session_has_the_logical_cpus():
+    assert count_cpus(session_config()) == NUM_CPUS
+
+
+def test_soft_placement_is_on_unless_declined(graph):
+    with tf.device("/cpu:99"):
+        x = tf.constant(3)
+    with v1.Session(config=session_config()) as sess:
+        assert sess.run(x) == 3
+    with (
+        v1.Session(config=session_config(soft_placement=False)) as sess,
+        pytest.raises(tf.errors.InvalidArgumentError, match="CPU:99"),
+    ):
+        sess.run(x)
+
+
+def test_the_memory_pass_is_off_and_gpu_memory_grows():
+    config = session_config()
+    rewrites = config.graph_options.rewrite_options
+    assert rewrites.memory_optimization == rewrites.NO_MEM_OPT
+    assert config.gpu_options.allow_growth
+
+
+def kernels_of_a_large_sum(config):
+    """Adds three tensors of 64 MiB, one of them from the sum's own device."""
+    parts = []
+    for k in range(3):
+        with tf.device(f"/cpu:{k}"):
+            parts.append(tf.random.stateless_uniform([2**24], [k, k]))
+    with tf.device("/cpu:0"):
+        total = tf.add_n(parts)
+    metadata = v1.RunMetadata()
+    options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
+    with v1.Session(config=config) as sess:
+        sess.run(total.op, options=options, run_metadata=metadata)
+    labels = [
+        node.timeline_label  # "name = Kernel(inputs)"
+        for device in metadata.step_stats.dev_stats
+        for node in device.node_stats
+    ]
+    return {label.split(" = ")[1].split("(")[0] for label in labels if " = " in label}
+
+
+def test_a_large_sum_stays_one_addition(graph):
+    assert "AddN" in kernels_of_a_large_sum(session_config())
+
+
+def test_tensorflows_own_configuration_takes_a_large_sum_apart(graph):
+    # Where this fails, session_config need not switch the memory pass off.
+    config = v1.ConfigProto(device_count={"CPU": NUM_CPUS})
+    kernels = kernels_of_a_large_sum(config)
+    assert "AddN" not in kernels
+    assert "TemporaryVariable" in kernels
+
+
+def test_each_configuration_is_a_fresh_one():
+    session_config().device_count["CPU"] = 1
+    assert session_config().device_count["CPU"] == NUM_CPUS
+
+
+@pytest.mark.parametrize("num_cpus", [0, -2])
+def test_fewer_than_one_cpu_is_refused(num_cpus):
+    want = f"session_config: num_cpus must be at least 1; got {num_cpus}"
+    with pytest.raises(ValueError, match=want):
+        session_config(num_cpus=num_cpus)

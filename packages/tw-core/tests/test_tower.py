@@ -1,0 +1,171 @@
+"""Towers are made from devices, and a function runs once on each."""
+
+from dataclasses import FrozenInstanceError
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_core import Tower, canonical_device, map_towers, towers
+from tw_core.testing import run_eagerly, run_in_function, run_in_graph
+
+
+def test_an_int_is_a_gpu_and_a_string_is_itself():
+    made = towers([1, "/cpu:0", "/job:worker/task:1/gpu:0", np.int64(3)])
+    assert [t.device for t in made] == [
+        "/gpu:1",
+        "/cpu:0",
+        "/job:worker/task:1/gpu:0",
+        "/gpu:3",
+    ]
+    assert [t.index for t in made] == [0, 1, 2, 3]
+    assert {t.total for t in made} == {4}
+
+
+def test_a_range_is_a_list_of_gpus():
+    assert [t.device for t in towers(range(2))] == ["/gpu:0", "/gpu:1"]
+
+
+def test_tower_0_is_the_main_one_and_all_have_names():
+    made = towers(["/cpu:0", "/cpu:1"])
+    assert [t.name for t in made] == ["tower0", "tower1"]
+    assert [t.is_main for t in made] == [True, False]
+
+
+def test_a_tower_does_not_change():
+    with pytest.raises(FrozenInstanceError):
+        towers([0])[0].index = 1
+
+
+@pytest.mark.parametrize(("index", "total"), [(1, 1), (-1, 2), (0, 0)])
+def test_a_tower_outside_of_its_total_is_refused(index, total):
+    with pytest.raises(ValueError, match=f"Tower: .*got index={index}, total={total}"):
+        Tower(index, "/cpu:0", total)
+
+
+def test_no_device_is_refused():
+    with pytest.raises(ValueError, match=r"towers: devices is empty; .*available_dev"):
+        towers([])
+
+
+@pytest.mark.parametrize("devices", ["/cpu:0", 2, {0, 1}, iter([0])])
+def test_what_is_no_list_of_devices_is_refused(devices):
+    with pytest.raises(TypeError, match="towers: devices must be a list of ints and"):
+        towers(devices)
+
+
+@pytest.mark.parametrize("device", [None, 1.0, True, b"/cpu:0"])
+def test_what_is_no_device_is_refused(device):
+    with pytest.raises(TypeError, match=r"towers: a device is an int .*; got "):
+        towers([0, device])
+
+
+def test_a_negative_gpu_is_refused():
+    with pytest.raises(ValueError, match="towers: a GPU number is 0 or more; got -1"):
+        towers([-1])
+
+
+def test_a_string_that_is_no_device_is_refused():
+    with pytest.raises(ValueError, match="towers: 'cpu0' is no TensorFlow device"):
+        towers(["cpu0"])
+
+
+def test_several_towers_on_a_device_are_allowed_and_said(caplog):
+    assert len(towers(["/cpu:0", "/device:CPU:0", "/cpu:1"])) == 3
+    assert caplog.messages == [
+        "towers: several towers on one device: /device:CPU:0 (2 towers)"
+    ]
+
+
+@pytest.mark.parametrize("run", [run_in_graph, run_in_function, run_eagerly])
+@pytest.mark.parametrize("num_towers", [1, 2, 4])
+def test_each_tower_gets_its_item_of_every_sequence(run, num_towers):
+    made = towers([f"/cpu:{k}" for k in range(num_towers)])
+    x = [np.full([2], k, np.float32) for k in range(num_towers)]
+    y = [np.float32(10 * k) for k in range(num_towers)]
+    got = run(
+        lambda x, y: map_towers(lambda t, x, y: x + y + t.index, made, x, y), x, y
+    )
+    np.testing.assert_array_equal(got, [[12.0 * k] * 2 for k in range(num_towers)])
+
+
+@pytest.mark.parametrize("run", [run_in_graph, run_in_function])
+def test_ops_lie_on_the_towers_device_under_its_name(run):
+    made = towers(["/cpu:2", "/cpu:5"])
+    seen = []
+
+    def build(x):
+        def add(tower):
+            y = x + 1.0
+            seen.append((tower.name, y.name, canonical_device(y.device)))
+            return y
+
+        with tf.name_scope("model"):
+            return map_towers(add, made)
+
+    run(build, np.float32(1))
+    assert seen[:2] == [
+        ("tower0", "model/tower0/add:0", "/device:CPU:2"),
+        ("tower1", "model/tower1/add:0", "/device:CPU:5"),
+    ]
+
+
+def test_eager_results_lie_on_the_towers_device():
+    made = towers(["/cpu:2", "/cpu:5"])
+    got = map_towers(lambda _: tf.constant(1.0) + 1.0, made)
+    devices = [canonical_device(x.device) for x in got]
+    assert devices == ["/device:CPU:2", "/device:CPU:5"]
+
+
+def test_no_towers_is_refused():
+    with pytest.raises(ValueError, match="map_towers: towers is empty; make some with"):
+        map_towers(lambda _: None, [])
+
+
+def test_what_is_no_tower_is_refused():
+    with pytest.raises(TypeError, match=r"map_towers: .*; got \['/cpu:0', 1\]. Make"):
+        map_towers(lambda _: None, ["/cpu:0", 1])
+
+
+def test_sequences_of_another_length_are_refused():
+    want = r"map_towers: .*got lengths \[1, 2, 3\] for 2 towers"
+    with pytest.raises(ValueError, match=want):
+        map_towers(print, towers(["/cpu:0", "/cpu:1"]), [1], [1, 2], [1, 2, 3])
+
+
+@pytest.mark.parametrize("run", [run_eagerly, run_in_function])
+def test_an_unknown_device_is_refused_before_anything_is_built(run):
+    called = []
+    made = towers(["/cpu:0", "/cpu:99"])
+    with pytest.raises(ValueError, match=r"map_towers: unknown devices \['/cpu:99'\]"):
+        run(lambda: map_towers(called.append, made))
+    assert called == []
+
+
+def test_a_session_graph_checks_devices_where_its_session_is_at_hand(graph):
+    made = towers(["/cpu:0", "/cpu:99"])
+    assert map_towers(lambda t: t.index, made) == [0, 1]
+    with tf.compat.v1.Session():
+        with pytest.raises(ValueError, match=r"unknown devices \['/cpu:99'\]"):
+            map_towers(lambda t: t.index, made)
+        with tf.Graph().as_default():  # will run in another session
+            assert map_towers(lambda t: t.index, made) == [0, 1]
+
+
+def test_the_body_of_a_function_belongs_to_the_session_at_hand(graph):
+    made = towers(["/cpu:99"])
+    with (
+        tf.compat.v1.Session(),
+        pytest.raises(ValueError, match=r"unknown devices \['/cpu:99'\]"),
+    ):
+        tf.function(lambda: map_towers(lambda t: 0, made), autograph=False)()
+
+
+def test_an_exception_leaves_no_scope_open(graph):
+    def fail(_):
+        raise KeyError("boom")
+
+    with pytest.raises(KeyError, match="boom"):
+        map_towers(fail, towers(["/cpu:3"]))
+    x = tf.constant(0)
+    assert (x.name, x.device) == ("Const:0", "")

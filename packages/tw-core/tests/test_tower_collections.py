@@ -1,0 +1,131 @@
+"""What a tower adds to collections is told apart, and frozen ones are put back."""
+
+import pytest
+import tensorflow as tf
+
+from tw_core import PredictTowerContext, TrainTowerContext
+from tw_core._tower_collections import TowerCollections
+
+KEYS = tf.compat.v1.GraphKeys
+add = tf.compat.v1.add_to_collection
+get = tf.compat.v1.get_collection
+
+
+def add_one_of_each():
+    """Adds a summary, an update, a loss and an item of the user's."""
+    item = tf.constant(0)
+    for key in (KEYS.SUMMARIES, KEYS.UPDATE_OPS, KEYS.LOSSES, "mine"):
+        add(key, item)
+    return item
+
+
+def train(index):
+    return TrainTowerContext(f"tower{index}", index=index, total=2)
+
+
+def test_the_main_tower_leaves_everything(graph):
+    with train(0):
+        item = add_one_of_each()
+    for key in (KEYS.SUMMARIES, KEYS.UPDATE_OPS, KEYS.LOSSES, "mine"):
+        assert get(key) == [item]
+
+
+def test_another_training_tower_leaves_no_summaries(graph):
+    with train(0):
+        first = add_one_of_each()
+    with train(1):
+        second = add_one_of_each()
+        assert get(KEYS.SUMMARIES) == [first, second]
+    assert get(KEYS.SUMMARIES) == [first]
+    assert get(KEYS.UPDATE_OPS) == [first, second]
+
+
+def test_an_inference_tower_leaves_no_summaries_and_no_updates(graph):
+    with train(0):
+        first = add_one_of_each()
+    with PredictTowerContext("predict"):
+        second = add_one_of_each()
+    assert get(KEYS.SUMMARIES) == [first]
+    assert get(KEYS.UPDATE_OPS) == [first]
+    assert get("mine") == [first, second]
+
+
+def test_a_frozen_collection_that_was_not_there_is_not_there_afterwards(graph):
+    with PredictTowerContext("predict"):
+        add_one_of_each()
+    assert KEYS.SUMMARIES not in graph.get_all_collection_keys()
+    assert KEYS.LOSSES in graph.get_all_collection_keys()
+
+
+def test_a_frozen_collection_gets_back_what_a_tower_took_out(graph):
+    add(KEYS.SUMMARIES, "kept")
+    with PredictTowerContext("predict"):
+        graph.clear_collection(KEYS.SUMMARIES)
+    assert get(KEYS.SUMMARIES) == ["kept"]
+
+
+def test_collections_are_put_back_after_an_exception_too(graph):
+    with pytest.raises(KeyError, match="boom"), train(1):
+        add_one_of_each()
+        raise KeyError("boom")
+    assert get(KEYS.SUMMARIES) == []
+
+
+@pytest.mark.parametrize("key", [KEYS.SUMMARIES, KEYS.UPDATE_OPS, "mine"])
+def test_a_tower_knows_what_it_added_during_and_after(graph, key):
+    add(key, "before")
+    with PredictTowerContext("predict") as tower:
+        assert tower.get_collection_in_tower(key) == []
+        item = add_one_of_each()
+        assert tower.get_collection_in_tower(key) == [item]
+    add(key, "after")
+    assert tower.get_collection_in_tower(key) == [item]
+
+
+def test_the_answer_is_a_copy(graph):
+    with train(0) as tower:
+        add("mine", 1)
+    tower.get_collection_in_tower("mine").clear()
+    assert tower.get_collection_in_tower("mine") == [1]
+
+
+def test_a_collection_that_nobody_has_is_empty(graph):
+    with train(0) as tower:
+        pass
+    assert tower.get_collection_in_tower("nobody's") == []
+
+
+def test_items_are_told_apart_by_identity_not_by_comparing(graph):
+    old, new = [1], [1]
+    add("mine", old)
+    collections = TowerCollections(graph)
+    add("mine", new)
+    assert collections.added("mine") == [new]
+    assert collections.added("mine")[0] is new
+
+
+def test_variables_of_a_tower_are_found(graph):
+    v1 = tf.compat.v1
+    with train(0) as tower:
+        w = v1.get_variable("w", [2])
+    with train(1) as other:
+        v1.get_variable("w", [2])
+    assert tower.get_collection_in_tower(KEYS.GLOBAL_VARIABLES) == [w]
+    assert other.get_collection_in_tower(KEYS.GLOBAL_VARIABLES) == []
+
+
+def test_a_function_has_collections_for_one_trace():
+    @tf.function(autograph=False)
+    def traced(x):
+        with PredictTowerContext("predict") as tower:
+            add(KEYS.UPDATE_OPS, x)
+        assert get(KEYS.UPDATE_OPS) == []
+        assert tower.get_collection_in_tower(KEYS.UPDATE_OPS) == [x]
+
+    traced(tf.zeros([1]))
+    traced(tf.zeros([2]))
+
+
+def test_asking_before_the_tower_is_entered_is_refused(graph):
+    with pytest.raises(RuntimeError, match=r"TrainTowerContext\('tower0'.*enter the"):
+        train(0).get_collection_in_tower("mine")

@@ -1,0 +1,415 @@
+"""Training and inference towers: whose variables, what is refused, what is left."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_core import (
+    BaseTowerContext,
+    PredictTowerContext,
+    TowerContext,
+    TrainTowerContext,
+    override_to_local_variable,
+)
+
+v1 = tf.compat.v1
+ROOT = ""
+
+
+def train(index, vs_name="", total=4):
+    return TrainTowerContext(f"tower{index}", vs_name, index=index, total=total)
+
+
+def reusing(reuse=True):
+    return v1.variable_scope(v1.get_variable_scope(), reuse=reuse)
+
+
+def names(variables):
+    return [v.name for v in variables]
+
+
+# What a tower says of itself.
+
+
+def test_a_context_is_made_by_what_it_is_for(graph):
+    training = TowerContext("tower0", is_training=True, vs_name="own")
+    inference = TowerContext("predict", is_training=False, vs_name="own")
+    assert isinstance(training, TrainTowerContext)
+    assert isinstance(inference, PredictTowerContext)
+    for context in (training, inference):
+        assert isinstance(context, BaseTowerContext)
+        assert context.vs_name == "own"
+        assert context.ns_name == context.name
+    assert (training.name, inference.name) == ("tower0", "predict")
+
+
+def test_training_towers_know_their_place(graph):
+    tower = TrainTowerContext("tower2", index=2, total=3)
+    assert (tower.index, tower.total, tower.is_training) == (2, 3, True)
+    assert not tower.is_main_training_tower
+
+
+def test_the_only_training_tower_is_the_main_one(graph):
+    tower = TowerContext("", is_training=True)
+    assert (tower.index, tower.total) == (0, 1)
+    assert tower.is_main_training_tower
+    assert tower.has_own_variables
+
+
+@pytest.mark.parametrize(("vs_name", "own"), [("", False), ("tower1", True)])
+def test_another_training_tower_owns_variables_with_a_vs_name(graph, vs_name, own):
+    assert train(1, vs_name).has_own_variables is own
+
+
+@pytest.mark.parametrize(
+    ("reuse", "own"), [(None, True), (True, False), (v1.AUTO_REUSE, False)]
+)
+def test_an_inference_tower_owns_variables_unless_the_scope_reuses(graph, reuse, own):
+    with reusing(reuse):
+        tower = PredictTowerContext("predict")
+        assert tower.has_own_variables is own
+    assert not tower.is_main_training_tower
+    assert not tower.is_training
+
+
+def test_the_scope_where_an_inference_tower_is_entered_counts(graph):
+    tower = PredictTowerContext("predict")
+    assert tower.has_own_variables
+    with reusing(), tower:
+        assert not tower.has_own_variables
+
+
+def test_a_context_shows_its_names(graph):
+    assert repr(train(1, "own")) == "TrainTowerContext('tower1', vs_name='own')"
+
+
+def test_a_context_knows_its_graph_once_entered(graph):
+    tower = train(0)
+    with pytest.raises(RuntimeError, match=r"TrainTowerContext.*enter the tower first"):
+        _ = tower.graph
+    with tower:
+        assert tower.graph is graph
+    assert tower.graph is graph
+
+
+# Whose variables.
+
+
+def build():
+    """A layer in a scope with a default name, which TensorFlow numbers."""
+    with v1.variable_scope(None, default_name="layer"):
+        return v1.get_variable("w", [2])
+
+
+def test_towers_share_the_main_towers_variables(graph):
+    variables = []
+    for k in range(3):
+        with train(k):
+            variables.append([build(), build()])
+    assert names(v1.global_variables()) == ["layer/w:0", "layer_1/w:0"]
+    assert all(
+        v is first
+        for vs in variables
+        for v, first in zip(vs, variables[0], strict=True)
+    )
+
+
+def test_towers_with_a_vs_name_make_their_own(graph):
+    for k in range(2):
+        with train(k, vs_name="tower1" if k else ""):
+            build()
+    assert names(v1.trainable_variables()) == ["layer/w:0", "tower1/layer/w:0"]
+
+
+def test_replicas_are_local_and_trainable(graph):
+    for k in range(2):
+        with override_to_local_variable(k > 0), train(k, "tower1" if k else ""):
+            build()
+    assert names(v1.global_variables()) == ["layer/w:0"]
+    assert names(v1.local_variables()) == ["tower1/layer/w:0"]
+    assert names(v1.trainable_variables()) == ["layer/w:0", "tower1/layer/w:0"]
+
+
+def test_an_inference_tower_uses_the_variables_of_the_training_tower_it_names(graph):
+    for k in range(2):
+        with train(k, "tower1" if k else ""):
+            build()
+    with reusing():
+        with PredictTowerContext("predict0"):
+            first = build()
+        with PredictTowerContext("predict1", vs_name="tower1"):
+            second = build()
+    assert names([first, second]) == ["layer/w:0", "tower1/layer/w:0"]
+    assert len(v1.global_variables()) == 2
+
+
+def test_an_inference_tower_alone_makes_the_variables(graph):
+    with PredictTowerContext(""):
+        build()
+    assert names(v1.trainable_variables()) == ["layer/w:0"]
+
+
+def test_reuse_ends_with_the_tower(graph):
+    with train(0):
+        build()
+    with train(1):
+        assert v1.get_variable_scope().reuse is True
+    assert not v1.get_variable_scope().reuse
+
+
+def test_auto_reuse_lets_the_main_tower_be_built_again(graph):
+    for name in ("tower0", "again"):
+        with reusing(v1.AUTO_REUSE), TowerContext(name, is_training=True):
+            build()
+    assert names(v1.global_variables()) == ["layer/w:0"]
+
+
+# What is refused.
+
+
+def test_eager_mode_is_refused():
+    want = r"TrainTowerContext.*needs a graph; got eager mode.*tw_core.map_towers"
+    with pytest.raises(RuntimeError, match=want), train(0):
+        pass
+    with pytest.raises(RuntimeError, match="got eager mode"), PredictTowerContext(""):
+        pass
+
+
+@pytest.mark.parametrize("inner", [train(1), PredictTowerContext("predict")])
+def test_nesting_is_refused_and_leaves_the_outer_tower_as_it_was(graph, inner):
+    with train(0) as outer:
+        want = r"cannot be entered inside TrainTowerContext\('tower0'"
+        with pytest.raises(ValueError, match=want), inner:
+            pass
+        assert tf.constant(0).name == "tower0/Const:0"
+    assert outer.graph is graph
+
+
+def test_nesting_in_the_body_of_a_condition_is_refused(graph):
+    def body():
+        with train(1):
+            return tf.constant(0)
+
+    with train(0), pytest.raises(ValueError, match="cannot be entered inside Train"):
+        tf.cond(tf.less(tf.random.uniform([]), 0.5), body, body)
+
+
+def test_entering_a_context_twice_is_refused(graph):
+    tower = train(0)
+    with tower:
+        pass
+    with pytest.raises(ValueError, match="was entered before; make a new one"), tower:
+        pass
+
+
+@pytest.mark.parametrize(("index", "total"), [(1, 1), (-1, 1), (0, 0), (3, 2)])
+def test_an_index_outside_of_the_total_is_refused(graph, index, total):
+    want = f"index must be 0 or more and below total; got index={index}, total={total}"
+    with pytest.raises(ValueError, match=want):
+        TrainTowerContext("tower", index=index, total=total)
+
+
+def test_a_vs_name_without_a_name_is_refused():
+    with pytest.raises(ValueError, match=r"vs_name='own'.*needs a name"):
+        TrainTowerContext("", vs_name="own")
+
+
+@pytest.mark.parametrize("given", [("tower0/", ""), ("tower0", "own/")])
+def test_a_name_that_ends_in_a_slash_is_refused(given):
+    with pytest.raises(ValueError, match="names must not end in '/'"):
+        PredictTowerContext(*given)
+
+
+def test_an_open_variable_scope_is_refused_for_training(graph):
+    tower = train(0)
+    with v1.variable_scope("outer"):
+        with pytest.raises(ValueError, match="got the variable scope 'outer'"):
+            train(0)
+        with pytest.raises(ValueError, match="got the variable scope 'outer'"), tower:
+            pass
+        with PredictTowerContext("predict"):
+            assert build().name == "outer/layer/w:0"
+
+
+@pytest.mark.parametrize("context", [(0, ""), (1, "tower1")])
+def test_own_variables_under_reuse_are_refused(graph, context):
+    with reusing(), pytest.raises(ValueError, match="makes its own variables, but"):
+        train(*context)
+
+
+def test_trainable_variables_of_a_tower_that_may_not_are_all_named(graph):
+    want = r"tower1.*may not make .*got \['tower1/a:0', 'tower1/b:0'\].*a vs_name"
+    with pytest.raises(ValueError, match=want), train(1):
+        v1.Variable(0.0, name="c", trainable=False)
+        tf.Variable(0.0, name="a")
+        v1.Variable(0.0, name="b")
+
+
+def test_an_inference_tower_under_auto_reuse_may_not_invent_weights(graph):
+    with (
+        pytest.raises(ValueError, match=r"may not make trainable .*\['typo:0'\]"),
+        reusing(v1.AUTO_REUSE),
+        PredictTowerContext("predict"),
+    ):
+        v1.get_variable("typo", [1])
+
+
+def test_the_refusal_leaves_the_tower_clean(graph):
+    with pytest.raises(ValueError, match="may not make trainable"), train(1):
+        v1.Variable(0.0)
+    with train(2):
+        assert tf.constant(0).name == "tower2/Const:0"
+
+
+def test_an_exception_in_a_tower_is_not_hidden_by_the_refusal(graph):
+    with pytest.raises(KeyError, match="boom"), train(1):
+        v1.Variable(0.0)
+        raise KeyError("boom")
+
+
+def test_variables_made_in_the_body_of_a_condition_count(graph):
+    def body():
+        return tf.Variable(1.0, name="hidden").read_value()
+
+    with pytest.raises(ValueError, match=r"may not make .*hidden"), train(1):
+        tf.cond(tf.less(tf.random.uniform([]), 0.5), body, lambda: 0.0)
+
+
+def test_a_function_refuses_new_trainables_too():
+    made = []
+
+    @tf.function(autograph=False)
+    def traced():
+        with train(1):
+            if not made:
+                made.append(tf.Variable(0.0, name="extra"))
+
+    with pytest.raises(ValueError, match=r"may not make .*\['tower1/extra:0'\]"):
+        traced()
+
+
+def test_a_reference_variable_is_refused_where_it_is_made(graph, reference_variables):
+    want = r"TrainTowerContext\('tower0'.*: w:0 is a reference variable; only resource"
+    with pytest.raises(ValueError, match=want), train(0):
+        v1.get_variable("w", [1])
+
+
+# What is left after an exception.
+
+
+def test_an_exception_leaves_no_scope_device_or_creator(graph):
+    with pytest.raises(KeyError, match="boom"), train(1):
+        raise KeyError("boom")
+    w = v1.get_variable("w", [1])
+    assert (w.name, tf.constant(0).name) == ("w:0", "Const:0")
+
+
+def test_an_exception_in_a_trace_does_not_spoil_the_next():
+    fail = [True]
+
+    @tf.function(autograph=False)
+    def traced():
+        with train(0):
+            x = tf.constant(1.0)
+            if fail.pop():
+                raise KeyError("boom")
+            return x
+
+    with pytest.raises(KeyError, match="boom"):
+        traced()
+    fail.append(False)
+    assert traced() == 1.0
+
+
+# With the rest of TensorFlow.
+
+
+def linear_tower(k, x):
+    with train(k, "tower1" if k else "", total=2):
+        w = v1.get_variable("w", [3, 1], initializer=v1.ones_initializer())
+        loss = tf.reduce_mean((x @ w) ** 2, name="loss")
+        v1.summary.scalar("loss", loss)
+    return loss, w
+
+
+def test_a_monitored_session_saves_one_copy_of_the_towers_and_goes_on(graph, tmp_path):
+    step = v1.train.get_or_create_global_step()
+    x = tf.constant(np.eye(3, dtype=np.float32))
+    with override_to_local_variable(enable=False):
+        losses = [linear_tower(0, x)]
+    with override_to_local_variable():
+        losses.append(linear_tower(1, x))
+    opt = v1.train.GradientDescentOptimizer(0.1)
+    pairs = [(tf.gradients(loss, w)[0], w) for loss, w in losses]
+    update = opt.apply_gradients(pairs, global_step=step)
+    assert len(v1.get_collection(v1.GraphKeys.SUMMARIES)) == 1
+    for _ in range(2):
+        with v1.train.MonitoredTrainingSession(
+            checkpoint_dir=str(tmp_path), log_step_count_steps=None
+        ) as sess:
+            sess.run(update)
+    saved = dict(tf.train.list_variables(str(tmp_path)))
+    assert set(saved) == {"w", "global_step"}
+    reader = tf.train.load_checkpoint(str(tmp_path))
+    assert reader.get_tensor("global_step") == 2
+
+
+def test_a_graph_with_towers_can_be_exported_and_imported(graph, tmp_path):
+    for k in range(2):
+        linear_tower(k, tf.ones([1, 3]))
+    meta = v1.train.export_meta_graph(str(tmp_path / "towers.meta"))
+    with tf.Graph().as_default() as copy:
+        v1.train.import_meta_graph(meta)
+        assert copy.get_tensor_by_name("tower1/loss:0").shape == []
+        assert names(v1.trainable_variables()) == ["w:0", "tower1/w:0"]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_keras_layer_in_towers_of_a_session_graph(graph, own):
+    layer = keras.layers.Dense(2, kernel_initializer="ones")
+    x = tf.ones([1, 3])
+    with train(0):
+        first = layer(x)
+    with train(1, "tower1" if own else ""):
+        second = keras.layers.Dense(2)(x) if own else layer(x)
+    assert len(v1.trainable_variables()) == (4 if own else 2)
+    assert (first.name.split("/")[0], second.name.split("/")[0]) == ("tower0", "tower1")
+    with v1.Session() as sess:
+        sess.run(v1.global_variables_initializer())
+        np.testing.assert_array_equal(sess.run(first), [[3, 3]])
+
+
+def test_a_new_keras_layer_in_a_tower_that_may_not_is_refused(graph):
+    want = r"may not make trainable .*kernel.*bias"
+    with pytest.raises(ValueError, match=want), train(1):
+        keras.layers.Dense(2)(tf.ones([1, 3]))
+
+
+def test_a_keras_model_is_called_in_towers_of_a_function():
+    model = keras.Sequential(
+        [keras.Input([3]), keras.layers.Dense(2), keras.layers.BatchNormalization()]
+    )
+
+    @tf.function(autograph=False)
+    def traced(x):
+        outputs = []
+        for k in range(2):
+            with train(k):
+                outputs.append(model(x, training=True))
+        return outputs
+
+    first, second = traced(tf.ones([4, 3]))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_a_keras_layer_built_while_tracing_a_tower_that_may_not_is_refused():
+    layer = keras.layers.Dense(2)
+
+    @tf.function(autograph=False)
+    def traced(x):
+        with train(1):
+            return layer(x)
+
+    with pytest.raises(ValueError, match=r"may not make trainable .*kernel.*bias"):
+        traced(tf.ones([4, 3]))

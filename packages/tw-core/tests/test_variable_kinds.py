@@ -1,0 +1,65 @@
+"""Resource, Keras and reference variables are told apart."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_core._variable_kinds import (
+    is_reference_variable,
+    is_variable,
+    refuse_reference_variables,
+    tf_variable,
+)
+
+v1 = tf.compat.v1
+
+
+def make_all():
+    return [
+        v1.get_variable("got", [2]),
+        v1.Variable(1.0, name="old"),
+        tf.Variable(1.0, name="new"),
+        keras.Variable(np.ones(2, np.float32), name="keras"),
+    ]
+
+
+def test_todays_variables_are_accepted_in_a_graph(graph):
+    for variable in make_all():
+        assert is_variable(variable)
+        assert not is_reference_variable(variable)
+        assert isinstance(tf_variable(variable), tf.Variable)
+    refuse_reference_variables(make_variables_only(), caller="me")
+
+
+def make_variables_only():
+    return [tf.Variable(0), keras.Variable(0.0)]
+
+
+def test_todays_variables_are_accepted_eagerly():
+    for variable in make_variables_only():
+        assert is_variable(variable)
+        assert not is_reference_variable(variable)
+
+
+@pytest.mark.parametrize("other", [None, 3, "w", np.ones(2), tf.constant(1.0)])
+def test_other_things_are_no_variables(other):
+    assert not is_variable(other)
+
+
+def test_a_keras_variable_holds_the_tensorflow_variable_with_its_value():
+    variable = keras.Variable(3.0)
+    tf_variable(variable).assign(4.0)
+    assert float(variable.numpy()) == 4.0
+
+
+def test_reference_variables_are_refused_each_by_name(graph, reference_variables):
+    made = make_all()
+    assert [is_reference_variable(v) for v in made] == [True, True, False, False]
+    with pytest.raises(ValueError) as error:
+        refuse_reference_variables([*made, *made], caller="me")
+    message = str(error.value)
+    assert message.startswith("me: got:0 is a reference variable; only resource")
+    assert message.count("old:0 is a reference variable") == 1
+    assert "tf.compat.v1.enable_resource_variables()" in message
+    assert "new" not in message

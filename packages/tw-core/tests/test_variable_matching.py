@@ -1,0 +1,157 @@
+"""Variables of towers are matched by name where names tell, else by position."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tw_core._variable_matching import base_name, owning_tower, variable_mismatches
+
+
+@dataclass(eq=False)
+class Named:
+    """A stand-in for a variable."""
+
+    name: str
+
+
+@dataclass(eq=False)
+class Keras:
+    """A stand-in for a Keras variable."""
+
+    path: str
+    name: str = "kernel"
+
+
+def lists(*names):
+    return [[Named(name) for name in tower] for tower in names]
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "owner"),
+    [
+        ("w:0", "w", 0),
+        ("tower1/w:0", "w", 1),
+        ("tower12/layer/w:0", "layer/w", 12),
+        ("outer/tower1/w:0", "outer/w", 1),
+        ("tower0/w", "w", 0),
+        ("towers/w", "towers/w", 0),
+        ("mytower1/w", "mytower1/w", 0),
+        ("tower1", "tower1", 0),
+    ],
+)
+def test_a_name_without_its_tower(name, base, owner):
+    assert base_name(Named(name)) == base
+    assert owning_tower(Named(name)) == owner
+
+
+def test_a_keras_variable_is_named_by_its_path():
+    assert base_name(Keras("tower1/dense/kernel")) == "dense/kernel"
+
+
+MATCHING = {
+    "replicas of a session graph": [["a:0", "b:0"], ["tower1/a:0", "tower1/b:0"]],
+    "one name for all": [["w:0", "w:0"], ["w:0", "w:0"]],
+    "keras numbers": [
+        ["dense/kernel", "dense_1/kernel"],
+        ["dense_2/kernel", "dense_3/kernel"],
+    ],
+    "named by the user": [["model0/w", "model0/b"], ["model1/w", "model1/b"]],
+    "nothing in common": [["left/w", "left/b"], ["right/v", "right/c"]],
+    "one tower": [["a", "b"]],
+}
+
+
+@pytest.mark.parametrize("names", MATCHING.values(), ids=MATCHING.keys())
+def test_matching_towers_have_no_mismatch(names):
+    assert variable_mismatches(lists(*names)) == []
+
+
+def test_every_missing_variable_is_named_with_the_towers():
+    names = [
+        ["a", "b", "c"],
+        ["tower1/a"],
+        ["tower2/a", "tower2/b", "tower2/c", "tower2/d"],
+    ]
+    assert variable_mismatches(lists(*names)) == [
+        "b is missing from towers [1], while towers [0, 2] have it",
+        "c is missing from towers [1], while towers [0, 2] have it",
+        "d is missing from towers [0, 1], while towers [2] have it",
+    ]
+
+
+def test_shared_variables_are_told_by_name_in_any_number():
+    a, b1, b2 = Named("a"), Named("layer_1/b"), Named("layer_2/b")
+    assert variable_mismatches([[a, b1], [a, b2]]) == [
+        "layer_1/b is missing from towers [1], while towers [0] have it",
+        "layer_2/b is missing from towers [0], while towers [1] have it",
+    ]
+
+
+def test_another_order_is_named_tower_by_tower():
+    a, b, c = Named("a"), Named("b"), Named("c")
+    assert variable_mismatches([[a, b, c], [a, b, c], [c, a, b], [b, a]]) == [
+        "c is missing from towers [3], while towers [0, 1, 2] have it",
+        "tower 2 has the order ['c', 'a', 'b'], tower 0 ['a', 'b', 'c']",
+    ]
+
+
+def test_numbered_names_in_another_order_are_found_where_all_have_them():
+    names = [["layer_1/w", "layer_2/w"], ["layer_2/w", "layer_1/w"]]
+    (problem,) = variable_mismatches(lists(*names))
+    assert problem.startswith("tower 1 has the order ['layer_2/w', 'layer_1/w']")
+
+
+def test_models_built_apart_lack_variables_by_their_unnumbered_name():
+    names = [["dense/kernel", "dense/bias"], ["dense_1/kernel"]]
+    assert variable_mismatches(lists(*names)) == [
+        "dense/bias is missing from towers [1], while towers [0] have it"
+    ]
+
+
+def test_a_name_that_comes_less_often_is_counted():
+    names = [["dense/kernel", "dense_1/kernel"], ["dense_2/kernel"]]
+    assert variable_mismatches(lists(*names)) == [
+        "dense/kernel comes [2, 1] times in towers 0..1"
+    ]
+
+
+def test_names_with_nothing_in_common_are_counted():
+    names = [["left/w", "left/b"], ["right/v"]]
+    assert variable_mismatches(lists(*names)) == [
+        "towers 0..1 have [2, 1] variables: [['left/w', 'left/b'], ['right/v']]"
+    ]
+
+
+@pytest.mark.parametrize("prefix", ["", "tower1/"])
+def test_a_tower_without_variables_lacks_all(prefix):
+    a = Named("a")
+    assert variable_mismatches([[a], []]) == [
+        "a is missing from towers [1], while towers [0] have it"
+    ]
+
+
+names = st.lists(st.sampled_from("abcdef"), unique=True, min_size=1)
+
+
+@given(names, st.integers(1, 5))
+def test_replicas_always_match(names, num_towers):
+    towers = [[f"tower{k}/{n}" if k else n for n in names] for k in range(num_towers)]
+    assert variable_mismatches(lists(*towers)) == []
+
+
+@given(names, st.data())
+def test_a_variable_left_out_is_always_named(names, data):
+    lost = data.draw(st.sampled_from(names))
+    k = data.draw(st.integers(1, 2))
+    towers = [[f"tower{i}/{n}" for n in names] for i in range(3)]
+    towers[k].remove(f"tower{k}/{lost}")
+    (problem,) = variable_mismatches(lists(*towers))
+    assert problem.startswith(f"{lost} is missing from towers [{k}]")
+
+
+@given(st.permutations("abcd"))
+def test_every_other_order_is_found(order):
+    towers = [list("abcd"), [f"tower1/{n}" for n in order]]
+    assert bool(variable_mismatches(lists(*towers))) == (list(order) != list("abcd"))

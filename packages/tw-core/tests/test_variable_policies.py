@@ -1,0 +1,131 @@
+"""Whose variables the towers of a session graph use, under each policy."""
+
+import pytest
+import tensorflow as tf
+
+from tw_core import Replicated, Shared, canonical_device, map_towers, towers
+
+v1 = tf.compat.v1
+TOWERS = towers(["/cpu:4", "/cpu:5"])
+
+
+def model():
+    w = v1.get_variable("w", [100])
+    b = v1.get_variable("b", [40], initializer=v1.zeros_initializer())
+    c = v1.get_variable("c", [60], trainable=False)
+    return [w, b, c], tf.reduce_sum(w) + tf.reduce_sum(b) + tf.reduce_sum(c)
+
+
+def build(policy):
+    """Builds the model in each tower; returns [K][N] variables and [K] losses."""
+
+    def in_tower(tower):
+        with policy.scope(tower):
+            return model()
+
+    variables, losses = zip(*map_towers(in_tower, TOWERS), strict=True)
+    return variables, losses
+
+
+def devices(tensors):
+    return [canonical_device(t.device) for t in tensors]
+
+
+@pytest.fixture(params=[None, "outer"])
+def scope(request, graph):
+    """The top level, or a variable scope."""
+    if request.param is None:
+        yield ""
+        return
+    with v1.variable_scope(request.param):
+        yield f"{request.param}/"
+
+
+def test_shared_variables_are_the_same_in_every_tower(scope):
+    variables, _ = build(Shared())
+    assert [v.op.name for v in variables[0]] == [f"{scope}{n}" for n in "wbc"]
+    assert all(v is w for v, w in zip(*variables, strict=True))
+    assert v1.local_variables() == []
+
+
+def test_shared_variables_are_on_tower_0_and_compute_on_each(graph):
+    variables, losses = build(Shared())
+    assert set(devices(variables[0])) == {"/device:CPU:4"}
+    assert devices(losses) == ["/device:CPU:4", "/device:CPU:5"]
+
+
+def test_shared_variables_are_spread_over_given_devices_by_bytes(graph):
+    variables, losses = build(Shared(("/cpu:1", "/cpu:2")))
+    assert devices(variables[0]) == [f"/device:CPU:{i}" for i in (1, 2, 2)]
+    assert devices(losses) == ["/device:CPU:4", "/device:CPU:5"]
+
+
+def test_a_tower_that_shares_makes_nothing_of_its_own(graph):
+    with (
+        Shared().scope(TOWERS[1]),
+        pytest.raises(ValueError, match="Variable w does not exist"),
+    ):
+        v1.get_variable("w", [1])
+
+
+def test_replicated_variables_are_each_towers_own(scope):
+    variables, _ = build(Replicated())
+    assert [v.op.name for v in variables[1]] == [f"{scope}tower1/{n}" for n in "wbc"]
+    assert v1.global_variables() == variables[0]
+    assert v1.local_variables() == variables[1]
+    assert v1.trainable_variables() == [*variables[0][:2], *variables[1][:2]]
+
+
+def test_replicated_variables_and_their_compute_are_on_their_tower(graph):
+    variables, losses = build(Replicated())
+    for k, device in enumerate(["/device:CPU:4", "/device:CPU:5"]):
+        assert set(devices([*variables[k], losses[k]])) == {device}
+
+
+def test_each_policy_knows_a_towers_trainable_variables(scope):
+    with v1.variable_scope("first"):
+        shared, _ = build(Shared())
+    assert Shared().trainable_variables(TOWERS[1]) == shared[0][:2]
+    with v1.variable_scope("second"):
+        own, _ = build(Replicated())
+    assert Replicated().trainable_variables(TOWERS[0]) == [*shared[0][:2], *own[0][:2]]
+    assert Replicated().trainable_variables(TOWERS[1]) == own[1][:2]
+
+
+@pytest.mark.parametrize("policy", [Shared(), Shared(("/cpu:1",)), Replicated()])
+def test_after_an_exception_variables_are_made_as_before(graph, policy):
+    with pytest.raises(KeyError, match="boom"), policy.scope(TOWERS[1]):
+        raise KeyError("boom")
+    made = v1.get_variable("v", [1])
+    assert (made.name, made.device) == ("v:0", "")
+    assert v1.global_variables() == [made]
+
+
+@pytest.mark.parametrize("policy", [Shared(), Replicated()])
+def test_eager_mode_is_refused(policy):
+    with (
+        pytest.raises(
+            RuntimeError, match=r"scope: get_variable keeps no .*VariableStore"
+        ),
+        policy.scope(TOWERS[0]),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("policy", [Shared(), Replicated()])
+def test_wrapped_graph_code_may_use_the_policies(policy):
+    wrapped = tf.compat.v1.wrap_function(lambda: build(policy)[1], [])
+    assert len(wrapped()) == 2
+    assert len(wrapped.graph.get_collection(v1.GraphKeys.TRAINABLE_VARIABLES)) in (2, 4)
+
+
+def test_one_string_for_the_devices_is_refused():
+    with pytest.raises(
+        TypeError, match=r"Shared: devices must be .*Write \('/cpu:0',\)"
+    ):
+        Shared("/cpu:0")
+
+
+def test_what_is_no_device_is_refused():
+    with pytest.raises(ValueError, match="Shared: 'no' is no TensorFlow device string"):
+        Shared(("no",))
