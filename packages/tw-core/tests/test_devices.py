@@ -84,8 +84,10 @@ def test_a_sessions_own_devices_count_not_the_configured_ones(graph):
 
 
 def test_a_session_on_a_server_knows_that_servers_devices(graph):
-    server = tf.compat.v1.train.Server.create_local_server(start=True)
+    cluster = {"worker": ["localhost:0"]}
+    server = tf.compat.v1.train.Server(cluster, job_name="worker", task_index=0)
     with tf.compat.v1.Session(server.target) as sess:
+        assert all("/job:worker/" in device.name for device in sess.list_devices())
         check_devices(["/cpu:0"], session=sess)
         with pytest.raises(ValueError, match="unknown devices"):
             check_devices(["/cpu:99"], session=sess)

@@ -51,11 +51,13 @@ def test_other_collections_stay(graph):
 
 
 def test_a_variable_outside_of_the_global_ones_is_left_as_it_is(graph):
+    before = v1.get_variable("before", [2])
     with override_to_local_variable():
         mine = v1.get_variable("mine", [2], collections=["mine"])
         local = v1.get_local_variable("local", [2])
     assert v1.get_collection("mine") == [mine]
     assert v1.local_variables() == [local]
+    assert v1.global_variables() == [before]
 
 
 def test_variables_made_before_and_after_stay_global(graph):

@@ -105,6 +105,14 @@ def test_what_has_no_device_is_counted_and_does_not_move(graph):
     assert placed.transfers == ()
 
 
+def test_constants_do_not_count_as_moving(graph):
+    with tf.device("/cpu:1"):
+        x = tf.constant([1.0, 2.0])
+    with tf.device("/cpu:2"):
+        tf.exp(x)
+    assert placement(graph) == Placement({}, {CPU2: 1}, ())
+
+
 def test_an_unknown_size_moves_without_bytes(graph):
     with tf.device("/cpu:1"):
         x = v1.placeholder(tf.float32, [None]) + 1.0

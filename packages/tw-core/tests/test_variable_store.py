@@ -83,6 +83,23 @@ def test_replicated_variables_are_each_towers_own_on_its_device():
     assert set(devices(store.variables(TOWERS[1]))) == {"/device:CPU:5"}
 
 
+def test_variables_are_on_the_towers_device_whatever_device_is_in_force():
+    store = VariableStore(Replicated())
+
+    @tf.function(autograph=False)
+    def traced():
+        for tower in TOWERS:
+            with tf.device("/cpu:0"), store.scope(tower):
+                ones("w")
+        return 0
+
+    traced()
+    assert devices([store.variables(t)[0] for t in TOWERS]) == [
+        "/device:CPU:4",
+        "/device:CPU:5",
+    ]
+
+
 def test_replicas_start_with_tower_0s_present_values():
     store = VariableStore(Replicated())
     noise = {"initializer": v1.random_uniform_initializer()}

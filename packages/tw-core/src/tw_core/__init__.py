@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tw_core._autograph import without_autograph
     from tw_core._base_tower_context import BaseTowerContext
     from tw_core._copy_to_replicas import copy_to_replicas
     from tw_core._current_tower import get_current_tower_context
@@ -73,9 +74,11 @@ __all__ = [
     "split_grad_list",
     "towers",
     "use_logical_cpus",
+    "without_autograph",
 ]
 
 _HOMES = {
+    "_autograph": ["without_autograph"],
     "_base_tower_context": ["BaseTowerContext"],
     "_copy_to_replicas": ["copy_to_replicas"],
     "_current_tower": ["get_current_tower_context"],

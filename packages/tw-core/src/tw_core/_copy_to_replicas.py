@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core._autograph import without_autograph
 from tw_core._variable_kinds import (
     is_variable,
     refuse_reference_variables,
@@ -12,6 +13,7 @@ from tw_core._variable_kinds import (
 )
 
 
+@without_autograph
 def copy_to_replicas(
     variable_lists: Sequence[Sequence[tf.Variable]],
 ) -> tf.Operation | None:

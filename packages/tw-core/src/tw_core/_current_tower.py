@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from tw_core._autograph import without_autograph
+
 if TYPE_CHECKING:
     from tw_core._base_tower_context import BaseTowerContext
 
@@ -25,6 +27,7 @@ class _Entered(threading.local):
 _entered = _Entered()
 
 
+@without_autograph
 def get_current_tower_context() -> "BaseTowerContext | None":
     """Returns the tower entered in this thread for the graph being built.
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
+from tw_core._autograph import without_autograph
 from tw_core._device_names import canonical_device, parse_device
 
 _log = logging.getLogger("tw_core")
@@ -55,6 +56,7 @@ def use_logical_cpus(count: int) -> list[str]:
     return [f"/cpu:{i}" for i in range(count)]
 
 
+@without_autograph
 def check_devices(
     devices: Iterable[str],
     *,

@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core._autograph import without_autograph
 from tw_core._grad_lists import GradList, split_grad_list
 from tw_core._variable_kinds import (
     is_variable,
@@ -14,6 +15,7 @@ from tw_core._variable_kinds import (
 from tw_core._variable_matching import base_name, variable_mismatches
 
 
+@without_autograph
 def check_grad_list(
     grad_list: GradList, *, caller: str = "check_grad_list", allow_none: bool = False
 ) -> None:

@@ -9,10 +9,13 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
+from tw_core._autograph import without_autograph
+
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 GradList: TypeAlias = "Sequence[Sequence[tuple[Gradient, tf.Variable]]]"
 
 
+@without_autograph
 def split_grad_list(
     grad_list: GradList,
 ) -> tuple[list[list[Gradient]], list[list[tf.Variable]]]:
@@ -32,6 +35,7 @@ def split_grad_list(
     return grads, variables
 
 
+@without_autograph
 def merge_grad_list(
     all_grads: Sequence[Sequence[Gradient]],
     all_vars: Sequence[Sequence[tf.Variable]],

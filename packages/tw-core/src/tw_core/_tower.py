@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from tw_core._autograph import without_autograph
 from tw_core._device_names import parse_device
 from tw_core._devices import check_devices, say_duplicates
 from tw_core._mode import builds_session_graph
@@ -110,13 +111,9 @@ def map_towers(
         device this process does not have.
       TypeError: something that is no ``Tower``.
     """
+    # Not marked without_autograph: fn may need it.
     check_towers(towers, caller="map_towers")
-    lengths = [len(items) for items in per_tower]
-    if any(length != len(towers) for length in lengths):
-        raise ValueError(
-            f"map_towers: every sequence must hold one item a tower; got lengths "
-            f"{lengths} for {len(towers)} towers."
-        )
+    _check_per_tower(towers, per_tower)
     results = []
     for tower, *items in zip(towers, *per_tower, strict=True):
         with tower.scope():
@@ -124,6 +121,7 @@ def map_towers(
     return results
 
 
+@without_autograph
 def check_towers(towers: Sequence[Tower], *, caller: str) -> None:
     """Refuses an empty list and, where they can be known, unknown devices."""
     if not towers:
@@ -141,6 +139,18 @@ def check_towers(towers: Sequence[Tower], *, caller: str) -> None:
         check_devices(devices, caller=caller)
     elif session := _session_at_hand():
         check_devices(devices, caller=caller, session=session)
+
+
+@without_autograph
+def _check_per_tower(
+    towers: Sequence[Tower], per_tower: Sequence[Sequence[Any]]
+) -> None:
+    lengths = [len(items) for items in per_tower]
+    if any(length != len(towers) for length in lengths):
+        raise ValueError(
+            f"map_towers: every sequence must hold one item a tower; got lengths "
+            f"{lengths} for {len(towers)} towers."
+        )
 
 
 def _session_at_hand() -> tf.compat.v1.Session | None:

@@ -29,6 +29,7 @@ class VariableStore:
     Names, shapes, dtypes, initializers, regularizers, constraints, ``trainable``
     and ``reuse`` mean what they mean in a session graph. ``collections``,
     ``use_resource``, ``caching_device`` and ``validate_shape`` mean nothing.
+    TensorFlow lets a function make variables in its first call only.
     """
 
     def __init__(self, policy: Shared | Replicated) -> None:
@@ -89,14 +90,16 @@ class VariableStore:
         self, tower: Tower, getter: Callable[..., Any], name: str, **asked: Any
     ) -> tf.Variable:
         del getter  # TensorFlow's own would keep the variable in the trace's graph.
-        name = name if tower.is_main else name.removeprefix(f"{tower.name}/")
+        key = name.removeprefix(f"{tower.name}/")  # a context's vs_name
         variables = self._sets.setdefault(self._owner(tower), {})
-        self._check_reuse(tower, name, asked.get("reuse"))
-        if name not in variables:
-            variables[name] = self._make(tower, name, asked)
-        _check_same(variables[name], tower, asked)
-        self._serve_first(tower, name, asked.get("regularizer"))
-        return variables[name]
+        self._check_reuse(tower, key, asked.get("reuse"))
+        if key not in variables:
+            full_name = name if tower.is_main else f"{tower.name}/{key}"
+            with self._place(tower):
+                variables[key] = self._make(tower, key, full_name, asked)
+        _check_same(variables[key], tower, asked)
+        self._serve_first(tower, key, asked.get("regularizer"))
+        return variables[key]
 
     def _check_reuse(self, tower: Tower, name: str, reuse: object) -> None:
         exists = name in self._sets[self._owner(tower)]
@@ -117,7 +120,9 @@ class VariableStore:
                 "Build tower 0 first, and the same model in every tower."
             )
 
-    def _make(self, tower: Tower, name: str, asked: dict[str, Any]) -> tf.Variable:
+    def _make(
+        self, tower: Tower, name: str, full_name: str, asked: dict[str, Any]
+    ) -> tf.Variable:
         if asked.get("partitioner") is not None:
             raise ValueError(
                 f"VariableStore: the variable {name!r} has a partitioner; partitioned "
@@ -131,13 +136,12 @@ class VariableStore:
         else:
             first = InitialValue(self._sets[0][name].read_value, None)
         passed_on = ("trainable", "constraint", "synchronization", "aggregation")
-        with self._place(tower):
-            return tf.Variable(
-                first.value,
-                dtype=first.dtype,
-                name=name if tower.is_main else f"{tower.name}/{name}",
-                **{key: asked[key] for key in passed_on if key in asked},
-            )
+        return tf.Variable(
+            first.value,
+            dtype=first.dtype,
+            name=full_name,
+            **{key: asked[key] for key in passed_on if key in asked},
+        )
 
     @contextmanager
     def _place(self, tower: Tower) -> Iterator[None]:
