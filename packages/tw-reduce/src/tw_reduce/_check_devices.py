@@ -1,0 +1,57 @@
+"""Refusing devices that cannot add: none, not a string, or not there."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+import tw_core
+
+
+def check_reduce_devices(devices: Sequence[str], *, caller: str) -> None:
+    """Refuses an empty list and, where it can be known, unknown devices.
+
+    In a graph only a session knows its devices; without a default session they
+    are not checked there.
+
+    Args:
+      devices: where a reducer shall work.
+      caller: who refuses; opens the message.
+
+    Raises:
+      ValueError: no device, or an unknown one.
+      TypeError: ``devices`` is one string, or holds something else.
+    """
+    if isinstance(devices, str) or not all(isinstance(d, str) for d in devices):
+        raise TypeError(
+            f"{caller}: devices must be a list of device strings; got {devices!r}. "
+            "Write e.g. ['/cpu:0']."
+        )
+    if not devices:
+        raise ValueError(f"{caller}: devices is empty; pass e.g. ['/cpu:0'].")
+    session = tf.compat.v1.get_default_session()
+    if session or tf.compat.v1.executing_eagerly_outside_functions():
+        tw_core.check_devices(devices, caller=caller, session=session)
+
+
+def check_one_device_per_tower(
+    devices: Sequence[str], num_towers: int, *, caller: str
+) -> None:
+    """Refuses another number of devices than towers; else as above."""
+    check_reduce_devices(devices, caller=caller)
+    if len(devices) != num_towers:
+        raise ValueError(
+            f"{caller}: devices must hold one device a tower; got {len(devices)} for "
+            f"{num_towers} towers. Pass the towers' devices, tower 0 first."
+        )
+
+
+def check_distinct(devices: Sequence[str], *, caller: str) -> None:
+    """Refuses two towers on one device, where devices talk to each other."""
+    counts = Counter(tw_core.canonical_device(device) for device in devices)
+    shared = sorted(device for device, count in counts.items() if count > 1)
+    if shared:
+        raise ValueError(
+            f"{caller}: every tower needs a device of its own; several are on "
+            f"{shared}. Use sum_balanced, which adds wherever the towers are."
+        )

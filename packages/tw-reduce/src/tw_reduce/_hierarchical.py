@@ -1,0 +1,163 @@
+"""All-reduce in two levels: within groups of near devices, then between them.
+
+Which device adds what turns with the variable, so that all devices and links
+share the work. Two groups of four give the layout that tensorpack's
+``allreduce_grads_hierarchical`` has for eight GPUs; any groups that hold every
+tower once will do.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from tw_reduce._add_columns import add_columns
+from tw_reduce._check_devices import check_one_device_per_tower
+from tw_reduce._tower_tensors import (
+    Reducer,
+    Tensorlike,
+    TowerTensors,
+    check_tower_tensors,
+    columns,
+    dense_part,
+    rows,
+)
+
+Groups: TypeAlias = tuple[tuple[int, ...], ...]
+"""Towers by index, each in one group; e.g. those that share a fast link."""
+
+EIGHT_GPU_CROSS: Groups = ((0, 1, 2, 3), (4, 5, 6, 7))
+"""Two rings of four GPUs, crossed pairwise: tensorpack's layout for a DGX-1."""
+
+
+@dataclass(frozen=True)
+class HierarchyPlan:
+    """Which towers' devices add one variable's gradients.
+
+    Attributes:
+      mains: for each group, the tower that adds up the group. Groups are in
+        the order in which their sums are added.
+      members: for each group in that order, its towers.
+      root: the tower that adds the groups' sums.
+    """
+
+    mains: tuple[int, ...]
+    members: Groups
+    root: int
+
+
+def plan_hierarchy(groups: Groups, index: int) -> HierarchyPlan:
+    """Turns the groups for the variable at position ``index``.
+
+    Args:
+      groups: every tower once.
+      index: n.
+
+    Returns:
+      The plan: the lead passes through all towers; each group's main is the
+      one in the lead's place; the group after the lead's adds the total.
+
+    >>> plan_hierarchy(((0, 1), (2, 3)), 3)
+    HierarchyPlan(mains=(3, 1), members=((2, 3), (0, 1)), root=1)
+    """
+    places = [
+        (g, place) for g, group in enumerate(groups) for place in range(len(group))
+    ]
+    lead, place = places[index % len(places)]
+    members = tuple(groups[lead:]) + tuple(groups[:lead])
+    mains = tuple(group[place % len(group)] for group in members)
+    return HierarchyPlan(mains, members, root=mains[1 % len(mains)])
+
+
+def hierarchical(
+    groups: Sequence[Sequence[int]], *, devices: Sequence[str] | None = None
+) -> Reducer:
+    """Makes a reducer that adds within groups first, then between them.
+
+    Args:
+      groups: tower indices; every tower in exactly one group, e.g.
+        ``EIGHT_GPU_CROSS`` or ``[[0, 1], [2, 3]]``.
+      devices: [K] the towers' devices; None takes each gradient's own.
+
+    Returns:
+      A reducer of sums, not means; each tower gets its own copy on its device.
+      Sparse stays sparse.
+
+    Raises:
+      ValueError: a group is empty, or a tower comes twice; when called, groups
+        that do not hold each tower once.
+    """
+    settled = tuple(tuple(group) for group in groups)
+    num_towers = sum(len(group) for group in settled)
+    _check_groups(settled, num_towers, came="the groups' own size")
+    if devices is not None:
+        _check_groups(settled, len(devices), came="len(devices)")
+        check_one_device_per_tower(devices, len(devices), caller="hierarchical")
+    return partial(_sum_hierarchical, settled, devices)
+
+
+def _sum_hierarchical(
+    groups: Groups, devices: Sequence[str] | None, grads: TowerTensors
+) -> list[list[Tensorlike]]:
+    check_tower_tensors(grads, caller="hierarchical")
+    _check_groups(groups, len(grads), came="the gradient lists")
+    places = [
+        [dense_part(tensor).device for tensor in column]
+        if devices is None
+        else list(devices)
+        for column in columns(grads)
+    ]
+    plans = [plan_hierarchy(groups, n) for n in range(len(grads[0]))]
+    with tf.name_scope("hierarchical"):
+        totals = _add_levels(columns(grads), plans, places)
+        shared = list(map(_copy_down, totals, plans, places))
+    return rows(shared, len(grads))
+
+
+def _add_levels(
+    columns: Sequence[Sequence[Tensorlike]],
+    plans: Sequence[HierarchyPlan],
+    places: Sequence[Sequence[str]],
+) -> list[Tensorlike]:
+    near = [
+        ([column[k] for k in group], place[main])
+        for column, plan, place in zip(columns, plans, places, strict=True)
+        for group, main in zip(plan.members, plan.mains, strict=True)
+    ]
+    parts = iter(add_columns([c for c, _ in near], [place for _, place in near]))
+    far = [[next(parts) for _ in plan.mains] for plan in plans]
+    roots = [place[plan.root] for plan, place in zip(plans, places, strict=True)]
+    return add_columns(far, roots)
+
+
+def _copy_down(
+    total: Tensorlike, plan: HierarchyPlan, places: Sequence[str]
+) -> list[Tensorlike]:
+    copies: dict[int, Tensorlike] = {}
+    for group, main in zip(plan.members, plan.mains, strict=True):
+        near = total if main == plan.root else _copy_to(places[main], total)
+        for k in group:
+            copies[k] = near if k == main else _copy_to(places[k], near)
+    return [copies[k] for k in range(len(copies))]
+
+
+def _copy_to(device: str, tensor: Tensorlike) -> Tensorlike:
+    with tf.device(device):
+        return tf.identity(tensor)
+
+
+def _check_groups(groups: Groups, num_towers: int, *, came: str) -> None:
+    counts = Counter(k for group in groups for k in group)
+    twice = sorted(k for k, count in counts.items() if count > 1)
+    missing = sorted(set(range(num_towers)) - set(counts))
+    unknown = sorted(set(counts) - set(range(num_towers)))
+    empty = [g for g, group in enumerate(groups) if not group]
+    if twice or missing or unknown or empty or not groups:
+        raise ValueError(
+            f"hierarchical: groups must hold each of the {num_towers} towers "
+            f"(by {came}) once; got {groups}: missing {missing}, twice {twice}, "
+            f"unknown {unknown}, empty groups {empty}. Write e.g. [[0, 1], [2, 3]]."
+        )

@@ -1,0 +1,81 @@
+"""The older system's mode names, each mapped to a reducer once, at the edge.
+
+Source: tensorpack 0.11, ``SyncMultiGPUReplicatedBuilder``.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from tw_reduce._check_devices import check_reduce_devices
+from tw_reduce._collective import sum_collective
+from tw_reduce._collective_keys import CollectiveKeys
+from tw_reduce._hierarchical import EIGHT_GPU_CROSS, hierarchical
+from tw_reduce._nccl import check_one_gpu_per_tower, sum_nccl
+from tw_reduce._packed import packed
+from tw_reduce._sum_balanced import sum_balanced
+from tw_reduce._sum_on_device import sum_on_device
+from tw_reduce._tower_tensors import Reducer
+
+
+def reducer_for_mode(
+    mode: str, devices: Sequence[str], *, keys: CollectiveKeys | None = None
+) -> Reducer:
+    """Gives the reducer that an older mode name stands for.
+
+    Args:
+      mode: ``"cpu"`` adds on the first CPU; ``"gpu"`` on the towers' devices,
+        the bytes spread evenly; ``"hierarchical"`` in two groups of four;
+        ``"nccl"`` and ``"collective"`` by those libraries.
+      devices: [K] the towers' devices, tower 0 first.
+      keys: the caller's collective keys; None makes an object for this reducer.
+
+    Returns:
+      A reducer of sums, not means.
+
+    Raises:
+      ValueError: an unknown mode (the known ones are listed), no device,
+        ``"hierarchical"`` with other than eight devices, ``"nccl"`` without a
+        GPU for each of several towers.
+    """
+    makers: dict[str, Callable[[Sequence[str], CollectiveKeys], Reducer]] = {
+        "collective": _by_collective,
+        "cpu": _on_cpu,
+        "gpu": _on_towers,
+        "hierarchical": _by_groups,
+        "nccl": _by_nccl,
+    }
+    if mode not in makers:
+        raise ValueError(
+            f"reducer_for_mode: unknown mode {mode!r}; known are {sorted(makers)}. "
+            "Or pass a reducer, such as auto(devices)."
+        )
+    check_reduce_devices(devices, caller=f"reducer_for_mode: mode {mode!r}")
+    return makers[mode](tuple(devices), keys or CollectiveKeys())
+
+
+def _on_cpu(devices: Sequence[str], keys: CollectiveKeys) -> Reducer:
+    return partial(sum_on_device, device="/cpu:0")
+
+
+def _on_towers(devices: Sequence[str], keys: CollectiveKeys) -> Reducer:
+    return partial(sum_balanced, devices=devices)
+
+
+def _by_groups(devices: Sequence[str], keys: CollectiveKeys) -> Reducer:
+    if len(devices) != 8:
+        raise ValueError(
+            "reducer_for_mode: mode 'hierarchical' means eight towers; got "
+            f"{len(devices)}. For other numbers pass hierarchical(groups), e.g. "
+            "hierarchical([[0, 1], [2, 3]])."
+        )
+    return packed(hierarchical(EIGHT_GPU_CROSS, devices=devices))
+
+
+def _by_nccl(devices: Sequence[str], keys: CollectiveKeys) -> Reducer:
+    if len(devices) > 1:
+        check_one_gpu_per_tower(devices, len(devices))
+    return partial(sum_nccl, devices=devices, keys=keys)
+
+
+def _by_collective(devices: Sequence[str], keys: CollectiveKeys) -> Reducer:
+    return partial(sum_collective, devices=devices, keys=keys)

@@ -1,0 +1,126 @@
+"""All-reduce by NVIDIA's NCCL, for towers that each own a GPU.
+
+One op per GPU and gradient, which find each other by a shared name.
+"""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+import tw_core
+from tw_reduce._check_devices import check_distinct, check_one_device_per_tower
+from tw_reduce._collective_keys import CollectiveKeys
+from tw_reduce._sparse import densify_column
+from tw_reduce._tower_tensors import (
+    Tensorlike,
+    TowerTensors,
+    check_tower_tensors,
+    columns,
+    rows,
+)
+
+NCCL_DTYPES = ("float16", "float32", "float64", "int32", "int64")
+_ALTERNATIVES = (
+    "On other devices use sum_balanced, hierarchical(groups) or sum_collective "
+    "(by mode: 'cpu', 'gpu', 'hierarchical' or 'collective')."
+)
+
+
+def sum_nccl(
+    grads: TowerTensors, *, devices: Sequence[str], keys: CollectiveKeys
+) -> list[list[tf.Tensor]]:
+    """Adds the gradients of all towers over the GPUs' own links.
+
+    Every tower's result must run in the same step: fetching some towers only
+    waits for ever in a session.
+
+    Args:
+      grads: [K][N] of float16, float32, float64, int32 or int64;
+        ``IndexedSlices`` become dense, for which one tower's must know its
+        ``dense_shape``.
+      devices: [K] the towers' GPUs, no two alike.
+      keys: the caller's; one object for all reducers of the process.
+
+    Returns:
+      [K][N] sums, not means, each tower's on its GPU. One tower is returned as
+      it is.
+
+    Raises:
+      ValueError: a bad list of gradients; devices that are not one GPU a
+        tower, distinct and present; a dtype NCCL cannot add.
+      TypeError: something that is no tensor.
+    """
+    check_tower_tensors(grads, caller="sum_nccl")
+    if len(grads) == 1:
+        return [list(grads[0])]
+    check_one_gpu_per_tower(devices, len(grads))
+    _check_dtypes(grads)
+    with tf.name_scope("sum_nccl"):
+        sums = [
+            _reduce(column, devices, f"tw_reduce_{keys.instance()}")
+            for column in columns(grads)
+        ]
+    return rows(sums, len(grads))
+
+
+def check_one_gpu_per_tower(devices: Sequence[str], num_towers: int) -> None:
+    """Refuses devices that NCCL cannot serve, and names what can.
+
+    Args:
+      devices: the towers'. Those of another job are taken to be there.
+      num_towers: K.
+
+    Raises:
+      ValueError: not one a tower, not GPUs, not distinct, or not there.
+    """
+    specs = [
+        tf.DeviceSpec.from_string(tw_core.canonical_device(device))
+        for device in devices
+    ]
+    others = [
+        device
+        for device, spec in zip(devices, specs, strict=True)
+        if spec.device_type != "GPU"
+    ]
+    if others:
+        raise ValueError(
+            f"sum_nccl: NCCL adds between GPUs only; got {others}. {_ALTERNATIVES}"
+        )
+    here = any(spec.job is None for spec in specs)
+    if here and not tf.config.get_visible_devices("GPU"):
+        raise ValueError(
+            f"sum_nccl: this process has no GPU; got {list(devices)}. {_ALTERNATIVES}"
+        )
+    check_one_device_per_tower(devices, num_towers, caller="sum_nccl")
+    check_distinct(devices, caller="sum_nccl")
+
+
+def _check_dtypes(grads: TowerTensors) -> None:
+    unfit = [
+        f"{n} ({tensor.dtype.name})"
+        for n, tensor in enumerate(grads[0])
+        if tensor.dtype.name not in NCCL_DTYPES
+    ]
+    if unfit:
+        raise ValueError(
+            f"sum_nccl: NCCL adds {', '.join(NCCL_DTYPES)}; got others at positions "
+            f"{', '.join(unfit)}. Wrap it in reduce_as(sum_nccl, tf.float32), or use "
+            "sum_balanced."
+        )
+
+
+def _reduce(
+    column: Sequence[Tensorlike], devices: Sequence[str], shared_name: str
+) -> list[tf.Tensor]:
+    sums = []
+    dense = densify_column(column, caller="sum_nccl")
+    for tensor, device in zip(dense, devices, strict=True):
+        with tf.device(device):
+            total = tf.raw_ops.NcclAllReduce(
+                input=tensor,
+                reduction="sum",
+                num_devices=len(devices),
+                shared_name=shared_name,
+            )
+        sums.append(total)
+    return sums

@@ -1,0 +1,78 @@
+"""Sending each gradient to the reducer that suits it."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import tensorflow as tf
+
+from tw_reduce._tensor_info import TensorInfo, describe_columns
+from tw_reduce._tower_tensors import (
+    Reducer,
+    Tensorlike,
+    TowerTensors,
+    check_reduced,
+    check_tower_tensors,
+)
+
+
+def routed(
+    route: Callable[[TensorInfo], str], reducers: Mapping[str, Reducer]
+) -> Reducer:
+    """Makes a reducer that deals the gradients out to several.
+
+    For example sparse gradients to ``sum_balanced`` and dense ones to
+    ``sum_collective``::
+
+        routed(
+            lambda info: "sparse" if info.is_sparse else "dense",
+            {"sparse": balanced, "dense": collective},
+        )
+
+    Args:
+      route: looks at a gradient (sparse if any tower's is) and names its
+        reducer.
+      reducers: by name; each sees only its own gradients, in their order.
+
+    Returns:
+      A reducer.
+
+    Raises:
+      ValueError: no reducers; when called, ``route`` gives an unknown name or
+        a reducer returns another shape of list.
+    """
+    if not reducers:
+        raise ValueError("routed: reducers is empty; pass at least one by name.")
+    return partial(_reduce_routed, route, dict(reducers))
+
+
+def _reduce_routed(
+    route: Callable[[TensorInfo], str],
+    reducers: Mapping[str, Reducer],
+    grads: TowerTensors,
+) -> list[list[Tensorlike]]:
+    check_tower_tensors(grads, caller="routed")
+    names = [route(info) for info in describe_columns(grads)]
+    _check_names(names, reducers)
+    results: list[dict[int, Tensorlike]] = [{} for _ in grads]
+    for name, reducer in reducers.items():
+        positions = [n for n, own in enumerate(names) if own == name]
+        if not positions:
+            continue
+        part = [[tower[n] for n in positions] for tower in grads]
+        with tf.name_scope(name):
+            reduced = reducer(part)
+        check_reduced(reduced, part, caller=f"routed: {name}")
+        for row, tower in zip(results, reduced, strict=True):
+            row.update(zip(positions, tower, strict=True))
+    return [[row[n] for n in range(len(names))] for row in results]
+
+
+def _check_names(names: list[str], reducers: Mapping[str, Reducer]) -> None:
+    unknown = [
+        f"{n} ({name!r})" for n, name in enumerate(names) if name not in reducers
+    ]
+    if unknown:
+        raise ValueError(
+            f"routed: route must name one of {sorted(reducers)}; it named others for "
+            f"the gradients at {', '.join(unknown)}. Add a reducer of that name."
+        )

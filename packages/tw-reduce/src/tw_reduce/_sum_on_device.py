@@ -1,0 +1,35 @@
+"""All-reduce by adding every gradient on one device."""
+
+import tensorflow as tf
+
+from tw_reduce._add_columns import add_columns
+from tw_reduce._check_devices import check_reduce_devices
+from tw_reduce._tower_tensors import (
+    Tensorlike,
+    TowerTensors,
+    check_tower_tensors,
+    columns,
+)
+
+
+def sum_on_device(grads: TowerTensors, *, device: str) -> list[list[Tensorlike]]:
+    """Adds the gradients of all towers on ``device``.
+
+    Args:
+      grads: [K][N], K >= 1; ``grads[k][n]`` is tower k's gradient for variable
+        n, of one shape and dtype across towers.
+      device: where to add.
+
+    Returns:
+      [K][N] sums, not means, on ``device``. Sparse stays sparse.
+
+    Raises:
+      ValueError: no tower, towers of unequal length, None, differing dtypes or
+        shapes, an unknown device.
+      TypeError: something that is no tensor.
+    """
+    check_tower_tensors(grads, caller="sum_on_device")
+    check_reduce_devices([device], caller="sum_on_device")
+    with tf.name_scope("sum_on_device"):
+        sums = add_columns(columns(grads), [device] * len(grads[0]))
+    return [list(sums) for _ in grads]

@@ -1,0 +1,41 @@
+"""All-reduce by adding each gradient on one device, devices taken in turn."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tw_reduce._add_columns import add_columns
+from tw_reduce._check_devices import check_reduce_devices
+from tw_reduce._tower_tensors import (
+    Tensorlike,
+    TowerTensors,
+    check_tower_tensors,
+    columns,
+)
+
+
+def sum_round_robin(
+    grads: TowerTensors, *, devices: Sequence[str]
+) -> list[list[Tensorlike]]:
+    """Adds gradient n of every tower on ``devices[n % len(devices)]``.
+
+    Args:
+      grads: [K][N], K >= 1; ``grads[k][n]`` is tower k's gradient for variable
+        n, of one shape and dtype across towers.
+      devices: where to add; at least one.
+
+    Returns:
+      [K][N] sums, not means. A sum stays on the device that added it. Sparse
+      stays sparse.
+
+    Raises:
+      ValueError: no tower, towers of unequal length, None, differing dtypes or
+        shapes, no device or an unknown one.
+      TypeError: something that is no tensor.
+    """
+    check_tower_tensors(grads, caller="sum_round_robin")
+    check_reduce_devices(devices, caller="sum_round_robin")
+    turns = [devices[n % len(devices)] for n in range(len(grads[0]))]
+    with tf.name_scope("sum_round_robin"):
+        sums = add_columns(columns(grads), turns)
+    return [list(sums) for _ in grads]

@@ -1,0 +1,144 @@
+"""What a reducer takes and gives: K lists of N tensors, and what is refused.
+
+A reducer is any callable ``[K][N] -> [K][N]``. All of them check their input
+here, so that each problem is told in one way, with every tower and position.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import tensorflow as tf
+
+Tensorlike: TypeAlias = tf.Tensor | tf.IndexedSlices
+"""A dense or a sparse gradient; None is refused before any algorithm."""
+
+TowerTensors: TypeAlias = Sequence[Sequence[Tensorlike]]
+"""[K][N]: tower k's tensor for variable n."""
+
+Reducer: TypeAlias = Callable[[TowerTensors], list[list[Tensorlike]]]
+"""Gives every tower the sum (or what else it says) over all towers."""
+
+
+def check_tower_tensors(grads: TowerTensors, *, caller: str) -> None:
+    """Refuses what no reducer can add, naming every tower and position.
+
+    Args:
+      grads: [K][N]; what the user passed.
+      caller: who refuses; opens the message.
+
+    Raises:
+      ValueError: no tower, towers of unequal length, a gradient that is None,
+        dtypes or static shapes that differ between towers.
+      TypeError: something that is neither tensor nor ``IndexedSlices``.
+    """
+    _check_rectangular(grads, caller)
+    _check_present(grads, caller)
+    _check_kinds(grads, caller)
+    _check_alike(grads, caller)
+
+
+def check_reduced(
+    reduced: Sequence[Sequence[Tensorlike]], grads: TowerTensors, *, caller: str
+) -> None:
+    """Refuses the result of a reducer that changed the shape of the list.
+
+    Args:
+      reduced: what the reducer returned.
+      grads: [K][N]; what it was given.
+      caller: who refuses; opens the message.
+
+    Raises:
+      ValueError: ``reduced`` is not [K][N].
+    """
+    want = [len(tower) for tower in grads]
+    try:
+        got = [len(tower) for tower in reduced]
+    except TypeError:
+        got = None
+    if got != want:
+        came = type(reduced).__name__ if got is None else f"lists of lengths {got}"
+        raise ValueError(
+            f"{caller}: the reducer must return one list a tower, as long as it came, "
+            f"of lengths {want}; got {came}. A reducer is [K][N] -> [K][N] tensors."
+        )
+
+
+def columns(grads: TowerTensors) -> list[tuple[Tensorlike, ...]]:
+    """Turns [K][N] into [N][K]: the towers' tensors for each variable."""
+    return list(zip(*grads, strict=True))
+
+
+def rows(
+    columns: Sequence[Sequence[Tensorlike]], num_towers: int
+) -> list[list[Tensorlike]]:
+    """Turns [N][K] back into [K][N], also where N is 0."""
+    return [[column[k] for column in columns] for k in range(num_towers)]
+
+
+def dense_part(tensor: Tensorlike) -> tf.Tensor:
+    """Gives the tensor itself, or the values of an ``IndexedSlices``."""
+    return tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor
+
+
+def _check_rectangular(grads: TowerTensors, caller: str) -> None:
+    if isinstance(grads, tf.Tensor) or not isinstance(grads, Sequence):
+        raise TypeError(
+            f"{caller}: grads must be a list with one list of tensors a tower; got "
+            f"{type(grads).__name__}."
+        )
+    if not grads:
+        raise ValueError(
+            f"{caller}: grads is empty; it must hold one list of tensors a tower."
+        )
+    lengths = [len(tower) for tower in grads]
+    if len(set(lengths)) > 1:
+        raise ValueError(
+            f"{caller}: every tower must bring the same number of gradients; got "
+            f"{lengths} from towers 0..{len(grads) - 1}. A tower falls short when a "
+            "variable's gradient is None: drop it, or fill it with zeros, everywhere."
+        )
+
+
+def _check_present(grads: TowerTensors, caller: str) -> None:
+    missing = {
+        k: [n for n, tensor in enumerate(tower) if tensor is None]
+        for k, tower in enumerate(grads)
+    }
+    places = [f"tower {k} at {where}" for k, where in missing.items() if where]
+    if places:
+        raise ValueError(
+            f"{caller}: a gradient is None for {'; '.join(places)} (positions in the "
+            "tower's list). Nothing can be added to None: drop the variable from every "
+            "tower, or fill it with zeros."
+        )
+
+
+def _check_kinds(grads: TowerTensors, caller: str) -> None:
+    strangers = [
+        f"grads[{k}][{n}] is {type(tensor).__name__}"
+        for k, tower in enumerate(grads)
+        for n, tensor in enumerate(tower)
+        if not isinstance(tensor, tf.Tensor | tf.IndexedSlices)
+    ]
+    if strangers:
+        raise TypeError(
+            f"{caller}: every gradient must be a tf.Tensor or tf.IndexedSlices; "
+            f"{', '.join(strangers)}. Convert it with tf.convert_to_tensor."
+        )
+
+
+def _check_alike(grads: TowerTensors, caller: str) -> None:
+    problems = []
+    for n, column in enumerate(columns(grads)):
+        dtypes = [tensor.dtype.name for tensor in column]
+        shapes = [tensor.shape for tensor in column]
+        if len(set(dtypes)) > 1:
+            problems.append(f"position {n} has dtypes {dtypes}")
+        elif not all(shape.is_compatible_with(shapes[0]) for shape in shapes):
+            problems.append(f"position {n} has shapes {[str(s) for s in shapes]}")
+    if problems:
+        raise ValueError(
+            f"{caller}: a variable's gradients must have one dtype and one shape over "
+            f"all towers; {'; '.join(problems)} (tower 0 first). Check that every "
+            "tower lists its variables in the same order."
+        )
