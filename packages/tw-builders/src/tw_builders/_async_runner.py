@@ -1,0 +1,180 @@
+"""A thread a tower, none of which waits for another.
+
+One session call or ``tf.function`` that holds all towers is not asynchronous:
+it ends when the slowest tower does. Here every tower has a callable of its own,
+such as ``sess.make_callable(op)`` or a ``tf.function``.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import tensorflow as tf
+
+
+class TowerError(RuntimeError):
+    """One or more towers raised; their errors by tower name.
+
+    Attributes:
+      errors: tower name -> the exception.
+    """
+
+    def __init__(self, errors: dict[str, BaseException]) -> None:
+        """Describes each tower's error."""
+        listed = "; ".join(
+            f"{name}: {type(error).__name__}: {error}" for name, error in errors.items()
+        )
+        super().__init__(f"AsyncRunner: {len(errors)} towers failed: {listed}")
+        self.errors = errors
+
+
+class AsyncRunner:
+    """Runs one step function per tower over and over, each in its own thread.
+
+    When a tower raises, the others stop after their present step.
+
+    Attributes:
+      steps_done: finished steps of each tower, so far.
+    """
+
+    def __init__(
+        self, steps: Sequence[Callable[[], Any]], *, max_steps: int | None = None
+    ) -> None:
+        """Takes the towers' work; nothing runs before ``start``.
+
+        Args:
+          steps: K callables without arguments, tower 0's first. StopIteration
+            and ``tf.errors.OutOfRangeError`` end a tower in order: its data are
+            used up.
+          max_steps: steps of each tower; None runs until ``stop``.
+
+        Raises:
+          ValueError: no callable, or ``max_steps`` below 0.
+          TypeError: an item that cannot be called.
+        """
+        if not steps:
+            raise ValueError("AsyncRunner: steps is empty; pass one callable a tower.")
+        if not all(callable(step) for step in steps):
+            raise TypeError(f"AsyncRunner: steps must be callables; got {list(steps)}.")
+        if max_steps is not None and max_steps < 0:
+            raise ValueError(
+                f"AsyncRunner: max_steps must be 0 or more; got {max_steps}."
+            )
+        self._steps = list(steps)
+        self._max_steps = max_steps
+        self.steps_done = [0] * len(steps)
+        self._errors: dict[str, BaseException] = {}
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> "AsyncRunner":
+        """Starts the threads.
+
+        Raises:
+          RuntimeError: it was started before.
+        """
+        if self._threads:
+            raise RuntimeError("AsyncRunner.start: was started before; make a new one.")
+        self._threads = [
+            threading.Thread(target=self._run, args=(k,), name=f"tower{k}", daemon=True)
+            for k in range(len(self._steps))
+        ]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Asks every tower to end after its present step; does not wait."""
+        self._stopping.set()
+
+    def join(self, timeout_s: float = 60.0) -> list[int]:
+        """Waits until every tower has ended.
+
+        Args:
+          timeout_s: seconds to wait, for all towers together.
+
+        Returns:
+          Finished steps of each tower.
+
+        Raises:
+          TowerError: towers raised.
+          TimeoutError: towers still run after ``timeout_s``; they are named. A
+            thread cannot be ended from outside: call ``stop`` and ``join``
+            again, or end what it waits for.
+          RuntimeError: it was not started.
+        """
+        if not self._threads:
+            raise RuntimeError("AsyncRunner.join: was not started; call start() first.")
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        running = [thread.name for thread in self._threads if thread.is_alive()]
+        if running:
+            raise TimeoutError(
+                f"AsyncRunner.join: {running} still run after {timeout_s} s, with "
+                f"{self.steps_done} steps done. Call stop() first if max_steps is None."
+            ) from next(iter(self._errors.values()), None)
+        if self._errors:
+            raise TowerError(self._errors) from next(iter(self._errors.values()))
+        return list(self.steps_done)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a tower still runs."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def __enter__(self) -> "AsyncRunner":
+        """Starts the threads."""
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stops the towers and waits for them; their errors are raised."""
+        self.stop()
+        if kind is None:
+            self.join()
+        else:
+            for thread in self._threads:
+                thread.join(60.0)
+
+    def _run(self, k: int) -> None:
+        try:
+            while not self._stopping.is_set() and self._has_steps_left(k):
+                self._steps[k]()
+                self.steps_done[k] += 1
+        except (StopIteration, tf.errors.OutOfRangeError):
+            pass  # The tower's data are used up.
+        except BaseException as error:
+            self._errors[f"tower{k}"] = error
+            self._stopping.set()
+
+    def _has_steps_left(self, k: int) -> bool:
+        return self._max_steps is None or self.steps_done[k] < self._max_steps
+
+
+def locked_step(
+    compute: Callable[[], Any], apply: Callable[[Any], Any], lock: threading.Lock
+) -> Callable[[], None]:
+    """Joins two functions into one step whose second half excludes other towers'.
+
+    For towers in ``tf.function``s that share one optimizer: parallel applies
+    lose updates of its state.
+
+    Args:
+      compute: returns gradients; towers run it at the same time.
+      apply: takes them; one tower at a time.
+      lock: the same for all towers.
+    """
+
+    def step() -> None:
+        grads = compute()
+        with lock:
+            apply(grads)
+
+    return step

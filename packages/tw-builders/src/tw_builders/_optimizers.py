@@ -1,0 +1,151 @@
+"""One optimizer object per tower, and what is asked of each.
+
+One object over several replicated towers would advance its own state (such as
+Adam's ``beta1_power``) several times a step, and the replicas would drift
+apart.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from tw_builders._tf_compat import create_v1_slots
+from tw_core import Tower, override_to_local_variable
+
+_T = TypeVar("_T")
+
+
+def make_optimizers(
+    towers: Sequence[Tower],
+    get_opt_fn: Callable[[], _T],
+    replicas: Sequence[Any] | None = None,
+) -> list[_T]:
+    """Calls ``get_opt_fn`` once per tower.
+
+    In a session graph, variables that it makes with ``get_variable`` are shared
+    between the calls, and those that it makes otherwise are local ones from
+    tower 1 on. Outside of graphs, optimizers of Keras 3 and of
+    ``tf.compat.v1.train`` make their state at once, on their tower's device,
+    where ``replicas`` is given: inside a ``tf.function`` that would trace it
+    twice.
+
+    Args:
+      towers: K towers.
+      get_opt_fn: returns a new optimizer.
+      replicas: K models or lists of variables, as for ``apply_gradients``.
+
+    Returns:
+      K optimizers.
+
+    Raises:
+      ValueError: two calls returned the same object.
+      TypeError: a call returned no optimizer, or in a session graph a Keras 3
+        optimizer.
+    """
+    optimizers = [_make(tower, get_opt_fn) for tower in towers]
+    check_optimizers(optimizers, caller="make_optimizers")
+    if replicas is not None and tf.executing_eagerly():
+        for tower, optimizer, replica in zip(towers, optimizers, replicas, strict=True):
+            _build(tower, optimizer, trainable_variables(replica))
+    return optimizers
+
+
+def check_optimizers(optimizers: Sequence[Any], *, caller: str) -> None:
+    """Refuses a shared object, what is no optimizer, and Keras 3 in a session."""
+    for k, optimizer in enumerate(optimizers):
+        check_optimizer(optimizer, caller=caller)
+        same = [j for j in range(k) if optimizers[j] is optimizer]
+        if same:
+            raise ValueError(
+                f"{caller}: towers {same[0]} and {k} got the same "
+                f"{type(optimizer).__name__} object; every tower needs an optimizer "
+                "of its own, or the replicas drift apart. Make a new one in each "
+                "call of get_opt_fn."
+            )
+
+
+def check_optimizer(optimizer: Any, *, caller: str) -> None:
+    """Refuses what is no optimizer, and a Keras 3 one in a session graph."""
+    if not callable(getattr(optimizer, "apply_gradients", None)):
+        raise TypeError(
+            f"{caller}: got {type(optimizer).__name__} where an optimizer was wanted; "
+            "it needs apply_gradients(pairs), as tf.compat.v1.train.AdamOptimizer has."
+        )
+    in_session_graph = not tf.executing_eagerly() and not tf.inside_function()
+    if in_session_graph and is_keras_optimizer(optimizer):
+        raise TypeError(
+            f"{caller}: the Keras 3 optimizer {type(optimizer).__name__} does not work "
+            "in a session graph; use one of tf.compat.v1.train, a tf_keras legacy "
+            "optimizer, or tw_ampopt.Optimizer, which wraps it; or train in a "
+            "tf.function."
+        )
+    if in_session_graph and _is_new_tf_keras_optimizer(optimizer):
+        raise TypeError(
+            f"{caller}: the tf_keras optimizer {type(optimizer).__name__} updates "
+            "nothing in a session graph; use the one of the same name in "
+            "tf_keras.optimizers.legacy, or one of tf.compat.v1.train."
+        )
+
+
+def as_tf_variable(variable: Any) -> tf.Variable:
+    """Returns the TensorFlow variable that a Keras variable holds, or itself."""
+    return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def is_keras_optimizer(optimizer: Any) -> bool:
+    """Tells whether an optimizer is one of Keras 3."""
+    return any(c.__module__.split(".")[0] == "keras" for c in type(optimizer).__mro__)
+
+
+def _is_new_tf_keras_optimizer(optimizer: Any) -> bool:
+    homes = [c.__module__ for c in type(optimizer).__mro__]
+    return any(home.startswith("tf_keras.") for home in homes) and not any(
+        ".legacy" in home for home in homes
+    )
+
+
+def trainable_variables(replica: Any) -> list[Any]:
+    """Lists a replica's trainable variables, as they are (Keras's or TensorFlow's)."""
+    if isinstance(replica, Sequence):
+        return list(replica)
+    variables = getattr(replica, "trainable_variables", None)
+    if variables is None:
+        raise TypeError(
+            f"apply_gradients: a replica must be a list of variables, or have "
+            f"trainable_variables; got {type(replica).__name__}."
+        )
+    return list(variables)
+
+
+def _build(tower: Tower, optimizer: Any, variables: Sequence[Any]) -> None:
+    with tf.device(tower.device), tower_name_scope(tower):
+        if is_keras_optimizer(optimizer):
+            optimizer.build(variables)
+        else:
+            create_v1_slots(optimizer, [as_tf_variable(v) for v in variables])
+
+
+def _make(tower: Tower, get_opt_fn: Callable[[], _T]) -> _T:
+    if tf.executing_eagerly():
+        with tf.device(tower.device):
+            return get_opt_fn()
+    v1 = tf.compat.v1
+    with (
+        v1.variable_scope(
+            v1.get_variable_scope(), reuse=v1.AUTO_REUSE, auxiliary_name_scope=False
+        ),
+        override_to_local_variable(enable=not tower.is_main),
+        tower_name_scope(tower),
+    ):
+        return get_opt_fn()
+
+
+def tower_name_scope(tower: Tower) -> AbstractContextManager[Any]:
+    """Re-enters a tower's name scope, from tower 1 on.
+
+    Variables that an optimizer makes there (``tower1/beta1_power``) then have
+    tower 0's name behind the tower's.
+    """
+    return nullcontext() if tower.is_main else tf.name_scope(f"{tower.name}/")

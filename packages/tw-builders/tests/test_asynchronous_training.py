@@ -1,0 +1,302 @@
+"""Towers that apply their own gradients: in one op, and truly asynchronously."""
+
+import threading
+import time
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_builders import (
+    AsyncMultiGPUBuilder,
+    AsyncRunner,
+    TowerError,
+    apply_shared_gradients,
+    locked_step,
+)
+from tw_core import get_current_tower_context
+from tw_core.testing import CPUS
+
+v1 = tf.compat.v1
+WAIT_S = 60
+LINEAR = np.array([1.0, -2.0, 4.0], np.float32)
+descend = partial(v1.train.GradientDescentOptimizer, 0.5)
+adam = partial(v1.train.AdamOptimizer, 0.1)
+
+
+def build(num_towers, *, scale_gradient=True, slow_tower=None, seconds=0.0):
+    """Tower k's gradient is (k + 1) * LINEAR; one tower can be slow."""
+    builder = AsyncMultiGPUBuilder(list(CPUS[:num_towers]), scale_gradient)
+
+    def wait(x):
+        time.sleep(seconds)
+        return x
+
+    def tower():
+        k = get_current_tower_context().index
+        w = v1.get_variable("w", initializer=np.zeros(3, np.float32))
+        b = v1.get_variable("b", initializer=np.zeros(3, np.float32))
+        slope = tf.constant((k + 1) * LINEAR)
+        if k == slow_tower:
+            slope = tf.numpy_function(wait, [slope], tf.float32, stateful=True)
+            slope.set_shape([3])
+        loss = tf.reduce_sum(slope * w) + tf.reduce_sum(slope * b)
+        return list(zip(tf.gradients(loss, [w, b]), [w, b], strict=True))
+
+    return builder, builder.call_for_each_tower(tower)
+
+
+def new_session():
+    session = v1.Session(config=v1.ConfigProto(device_count={"CPU": len(CPUS)}))
+    session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
+    return session
+
+
+@pytest.mark.parametrize("num_towers", [1, 2, 4])
+@pytest.mark.parametrize("scale", [True, False])
+def test_one_op_applies_every_towers_gradients_once(num_towers, scale):
+    with tf.Graph().as_default():
+        builder, grads = build(num_towers, scale_gradient=scale)
+        train_op = builder.build(grads, descend)
+        with new_session() as session:
+            session.run(train_op)
+            got = session.run([v for _, v in grads[0]])
+    total = sum(range(1, num_towers + 1)) / (num_towers if scale else 1)
+    for value in got:
+        np.testing.assert_array_equal(value, -0.5 * total * LINEAR)
+
+
+@pytest.mark.parametrize("num_towers", [1, 2, 4])
+def test_optimizer_state_advances_once_per_towers_apply(num_towers):
+    with tf.Graph().as_default():
+        builder, grads = build(num_towers)
+        train_op = builder.build(grads, adam)
+        [power] = [v for v in v1.global_variables() if "beta1_power" in v.name]
+        with new_session() as session:
+            for _ in range(3):
+                session.run(train_op)
+            got = session.run(power)
+    np.testing.assert_allclose(got, 0.9 ** (3 * num_towers + 1), rtol=1e-5)
+
+
+def test_one_op_equals_the_towers_applies_after_each_other():
+    with tf.Graph().as_default():
+        builder, grads = build(4)
+        train_op = builder.build(grads, adam)
+        with new_session() as session:
+            for _ in range(5):
+                session.run(train_op)
+            got = session.run(grads[0][0][1])
+    with tf.Graph().as_default():
+        w = v1.get_variable("w", initializer=np.zeros(3, np.float32))
+        gradient = v1.placeholder(tf.float32, [3])
+        one = adam().apply_gradients([(gradient, w)])
+        with new_session() as session:
+            for _ in range(5):
+                for k in range(4):
+                    session.run(one, {gradient: (k + 1) * LINEAR / 4})
+            want = session.run(w)
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("num_towers", "devices"),
+    [
+        (2, ["/device:CPU:0", "/device:CPU:1"]),
+        (3, ["/device:CPU:0", "/device:CPU:1"]),
+        (4, ["/device:CPU:0"] * 2),
+    ],
+)
+def test_variables_live_on_the_cpu_from_four_towers_on(num_towers, devices):
+    with tf.Graph().as_default():
+        _, grads = build(num_towers)
+        for tower in grads:
+            assert [v.device for _, v in tower] == devices
+
+
+@pytest.mark.parametrize("share_optimizer", [False, True])
+def test_fast_towers_do_not_wait_for_a_slow_one(share_optimizer):
+    with tf.Graph().as_default():
+        builder, grads = build(3, slow_tower=1, seconds=0.2)
+        ops = builder.build_tower_ops(grads, adam, share_optimizer=share_optimizer)
+        with new_session() as session:
+            steps = [session.make_callable(op) for op in ops]
+            with AsyncRunner(steps) as runner:
+                wait_until(lambda: runner.steps_done[1] >= 3)
+            done = runner.steps_done
+    assert min(done[0], done[2]) >= 5 * done[1], done
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("share_optimizer", [False, True])
+def test_no_tower_loses_an_update_of_optimizer_state(share_optimizer):
+    decay = 0.999
+    slow_decay = partial(v1.train.AdamOptimizer, 0.1, beta1=decay)
+    with tf.Graph().as_default():
+        builder, grads = build(4)
+        ops = builder.build_tower_ops(
+            grads, slow_decay, share_optimizer=share_optimizer
+        )
+        variables = v1.global_variables() + v1.local_variables()
+        powers = [v for v in variables if "beta1_power" in v.name]
+        with new_session() as session:
+            steps = [session.make_callable(op) for op in ops]
+            assert AsyncRunner(steps, max_steps=100).start().join(WAIT_S) == [100] * 4
+            got = session.run(powers)
+    exponents = [401] if share_optimizer else [101] * 4
+    np.testing.assert_allclose(got, [decay**n for n in exponents], rtol=1e-4)
+
+
+def test_every_tower_has_an_optimizer_of_its_own():
+    with tf.Graph().as_default():
+        builder, grads = build(2)
+        builder.build_tower_ops(grads, partial(v1.train.MomentumOptimizer, 0.1, 0.9))
+        slots = [v for v in v1.global_variables() if "Momentum" in v.name]
+        slots += [v for v in v1.local_variables() if "Momentum" in v.name]
+    assert len(slots) == 4
+
+
+def test_scaled_sparse_gradients_stay_sparse():
+    with tf.Graph().as_default():
+        builder = AsyncMultiGPUBuilder(list(CPUS[:2]))
+
+        def tower():
+            table = v1.get_variable("table", initializer=np.zeros((5, 2), np.float32))
+            loss = tf.reduce_sum(tf.gather(table, [1, 3, 1]))
+            return [(tf.gradients(loss, table)[0], table)]
+
+        grads = builder.call_for_each_tower(tower)
+        train_op = builder.build(grads, descend)
+        with new_session() as session:
+            session.run(train_op)
+            got = session.run(grads[0][0][1])
+    want = np.zeros((5, 2), np.float32)
+    want[[1, 3]] = [[-1.0], [-0.5]]
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    "make_optimizer", [adam, partial(keras.optimizers.Adam, 0.1)], ids=["v1", "keras"]
+)
+def test_functions_with_a_lock_share_an_optimizer_without_losing_steps(make_optimizer):
+    w = tf.Variable(tf.zeros([3]))
+    optimizer, lock = make_optimizer(), threading.Lock()
+    if hasattr(optimizer, "build"):
+        optimizer.build([w])
+
+    def tower_step(k):
+        @tf.function(autograph=False)
+        def compute():
+            with tf.device(CPUS[k]):
+                return tf.constant((k + 1) * LINEAR) + 0 * w
+
+        @tf.function(autograph=False)
+        def apply(grad):
+            apply_shared_gradients([[(grad, w)]], optimizer)
+
+        compute()
+        apply(tf.zeros([3]))
+        return locked_step(compute, apply, lock)
+
+    steps = [tower_step(k) for k in range(4)]
+    before = [v.numpy() for v in variables_of(optimizer)]
+    runner = AsyncRunner(steps, max_steps=50).start()
+    assert runner.join(WAIT_S) == [50] * 4
+    after = variables_of(optimizer)
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        assert int(optimizer.iterations) == 4 + 200
+    else:
+        [n] = [i for i, v in enumerate(after) if "beta1_power" in v.name]
+        np.testing.assert_allclose(after[n], before[n] * 0.9**200, rtol=1e-3)
+
+
+def variables_of(optimizer):
+    variables = optimizer.variables
+    return list(variables() if callable(variables) else variables)
+
+
+def test_functions_with_an_optimizer_a_tower_do_not_wait():
+    w = tf.Variable(tf.zeros([3]))
+
+    def tower_step(k):
+        optimizer = keras.optimizers.Adam(0.1)
+        optimizer.build([w])
+
+        @tf.function(autograph=False)
+        def step():
+            with tf.device(CPUS[k]):
+                apply_shared_gradients([[(tf.constant(LINEAR), w)]], optimizer)
+
+        step()
+        return (lambda: (time.sleep(0.2), step())) if k == 1 else step
+
+    with AsyncRunner([tower_step(k) for k in range(2)]) as runner:
+        wait_until(lambda: runner.steps_done[1] >= 3)
+    assert runner.steps_done[0] >= 5 * runner.steps_done[1]
+    assert not runner.is_running
+
+
+def test_a_tower_that_raises_is_named_and_stops_the_others():
+    def fails():
+        raise ArithmeticError("no luck")
+
+    runner = AsyncRunner([lambda: time.sleep(0.001), fails]).start()
+    with pytest.raises(
+        TowerError, match="1 towers failed: tower1: ArithmeticError: no"
+    ):
+        runner.join(WAIT_S)
+    assert not runner.is_running
+    with pytest.raises(TowerError) as caught:
+        runner.join(WAIT_S)
+    assert isinstance(caught.value.errors["tower1"], ArithmeticError)
+
+
+def test_the_end_of_a_towers_data_is_no_error():
+    items = iter(range(3))
+    with tf.Graph().as_default():
+        data = v1.data.make_one_shot_iterator(tf.data.Dataset.range(5)).get_next()
+        with v1.Session() as session:
+            steps = [lambda: next(items), session.make_callable(data)]
+            assert AsyncRunner(steps).start().join(WAIT_S) == [3, 5]
+
+
+def test_the_with_statement_stops_towers_when_its_body_raises():
+    with (
+        pytest.raises(KeyError),
+        AsyncRunner([lambda: time.sleep(0.001)] * 2) as runner,
+    ):
+        raise KeyError("mine")
+    assert not runner.is_running
+
+
+def test_a_tower_that_does_not_end_is_named():
+    blocked = threading.Event()
+    runner = AsyncRunner([lambda: None, lambda: blocked.wait(WAIT_S)], max_steps=1)
+    runner.start()
+    with pytest.raises(TimeoutError, match=r"\['tower1'\] still run after 0.2 s"):
+        runner.join(0.2)
+    blocked.set()
+    assert runner.join(WAIT_S) == [1, 1]
+
+
+def test_the_runner_refuses_wrong_arguments_and_orders():
+    with pytest.raises(ValueError, match="steps is empty"):
+        AsyncRunner([])
+    with pytest.raises(TypeError, match="must be callables"):
+        AsyncRunner([3])
+    with pytest.raises(ValueError, match="max_steps must be 0 or more; got -1"):
+        AsyncRunner([print], max_steps=-1)
+    runner = AsyncRunner([lambda: None], max_steps=0)
+    with pytest.raises(RuntimeError, match="was not started"):
+        runner.join()
+    assert runner.start().join(WAIT_S) == [0]
+    with pytest.raises(RuntimeError, match="was started before"):
+        runner.start()

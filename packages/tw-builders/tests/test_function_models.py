@@ -1,0 +1,206 @@
+"""tf.Module and Keras 3 models with v1 and Keras 3 optimizers in a tf.function."""
+
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_builders import apply_gradients, apply_shared_gradients, make_optimizers
+from tw_core import LeastLoadedDeviceSetter, map_towers, replicate, towers
+from tw_core.testing import CPUS
+from tw_reduce import mean, sum_balanced
+
+STEPS = 20
+START = np.linspace(-0.8, 0.9, 12, dtype=np.float32).reshape(3, 4)
+OUT = np.linspace(0.5, -0.7, 4, dtype=np.float32).reshape(4, 1)
+
+
+class Module(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden = tf.Variable(START, name="hidden")
+        self.bias = tf.Variable(tf.zeros([4]), name="bias")
+        self.out = tf.Variable(OUT, name="out")
+
+    def __call__(self, x):
+        return tf.tanh(x @ self.hidden + self.bias) @ self.out
+
+
+def keras_model(*extra):
+    model = keras.Sequential(
+        [
+            keras.Input([3]),
+            keras.layers.Dense(4, "tanh", kernel_initializer=constant(START)),
+            *extra,
+            keras.layers.Dense(1, use_bias=False, kernel_initializer=constant(OUT)),
+        ]
+    )
+    return model
+
+
+def constant(value):
+    return lambda shape, dtype=None: tf.constant(value, dtype)
+
+
+MODELS = {"tf.Module": Module, "keras": keras_model}
+V1 = tf.compat.v1.train
+OPTIMIZERS = {
+    "v1 gradient descent": partial(V1.GradientDescentOptimizer, 0.1),
+    "v1 momentum": partial(V1.MomentumOptimizer, 0.05, 0.9),
+    "v1 adam": partial(V1.AdamOptimizer, 0.02),
+    "keras gradient descent": partial(keras.optimizers.SGD, 0.1),
+    "keras momentum": partial(keras.optimizers.SGD, 0.05, momentum=0.9),
+    "keras adam": partial(keras.optimizers.Adam, 0.02),
+}
+
+
+def batches():
+    random = np.random.default_rng(7)
+    for _ in range(STEPS):
+        x = random.standard_normal((8, 3), np.float32)
+        yield tf.constant(x), tf.constant(np.sin(x.sum(1, keepdims=True)))
+
+
+def gradients(model, x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x) - y) ** 2)
+    return tape.gradient(loss, model.trainable_variables)
+
+
+def train(model_name, optimizer_name, num_towers, *, shared):
+    ours = towers(list(CPUS[:num_towers]))
+    make_model = MODELS[model_name]
+    if shared:
+        setter = LeastLoadedDeviceSetter(CPUS[0], CPUS[:num_towers])
+        with tf.variable_creator_scope(setter.create):
+            replicas = [make_model()]
+    else:
+        replicas = replicate(ours, lambda tower: make_model())
+    optimizers = make_optimizers(
+        ours[: len(replicas)], OPTIMIZERS[optimizer_name], replicas
+    )
+    reducer = mean(partial(sum_balanced, devices=list(CPUS[:num_towers])))
+    models = replicas * num_towers if shared else replicas
+
+    @tf.function(autograph=False)
+    def step(x, y):
+        grads = map_towers(
+            lambda tower, model, x, y: gradients(model, x, y),
+            ours,
+            models,
+            tf.split(x, num_towers),
+            tf.split(y, num_towers),
+        )
+        if shared:
+            variables = replicas[0].trainable_variables
+            pairs = [list(zip(tower, variables, strict=True)) for tower in grads]
+            apply_shared_gradients(pairs, optimizers[0])
+        else:
+            apply_gradients(ours, reducer(grads), replicas, optimizers)
+
+    for x, y in batches():
+        step(x, y)
+    return replicas, optimizers
+
+
+def values(model):
+    return [tf.convert_to_tensor(v).numpy() for v in model.trainable_variables]
+
+
+def train_alone(model_name, optimizer_name):
+    model, optimizer = MODELS[model_name](), OPTIMIZERS[optimizer_name]()
+    variables = list(model.trainable_variables)
+    if optimizer_name.startswith("v1"):
+        variables = [v if isinstance(v, tf.Variable) else v.value for v in variables]
+    for x, y in batches():
+        grads = gradients(model, x, y)
+        optimizer.apply_gradients(zip(grads, variables, strict=True))
+    return values(model)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["replicated", "shared"])
+@pytest.mark.parametrize("num_towers", [1, 2, 4])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("model", MODELS)
+def test_towers_reach_the_variables_of_one_device(model, optimizer, num_towers, shared):
+    replicas, _ = train(model, optimizer, num_towers, shared=shared)
+    want = train_alone(model, optimizer)
+    for replica in replicas:
+        for got, wanted in zip(values(replica), want, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=2e-6, atol=1e-6)
+    for replica in replicas[1:]:
+        for got, first in zip(values(replica), values(replicas[0]), strict=True):
+            np.testing.assert_array_equal(got, first)
+
+
+def test_variables_and_optimizer_state_live_on_their_tower():
+    replicas, optimizers = train("keras", "keras adam", 4, shared=False)
+    for k, (model, optimizer) in enumerate(zip(replicas, optimizers, strict=True)):
+        devices = {v.value.device for v in [*model.variables, *optimizer.variables]}
+        assert devices == {f"/job:localhost/replica:0/task:0/device:CPU:{k}"}
+
+
+def test_the_optimizer_steps_once_a_step_in_every_tower():
+    _, optimizers = train("keras", "keras adam", 4, shared=False)
+    assert [int(optimizer.iterations) for optimizer in optimizers] == [STEPS] * 4
+    _, [only] = train("keras", "keras adam", 4, shared=True)
+    assert int(only.iterations) == STEPS
+
+
+def test_batch_normalisation_and_dropout_train_in_towers():
+    ours = towers(list(CPUS[:2]))
+    replicas = replicate(
+        ours,
+        lambda tower: keras_model(
+            keras.layers.BatchNormalization(momentum=0.5),
+            keras.layers.Dropout(0.5, seed=tower.index),
+        ),
+    )
+    optimizers = make_optimizers(ours, partial(keras.optimizers.SGD, 0.1), replicas)
+
+    @tf.function(autograph=False)
+    def step(x, y):
+        def tower_gradients(tower, model, x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+            return tape.gradient(loss, model.trainable_variables)
+
+        shards = tf.split(x, 2), tf.split(y, 2)
+        grads = map_towers(tower_gradients, ours, replicas, *shards)
+        reduced = mean(partial(sum_balanced, devices=CPUS[:2]))(grads)
+        apply_gradients(ours, reduced, replicas, optimizers)
+
+    x, y = next(iter(batches()))
+    hidden = [np.tanh(shard @ START) for shard in np.split(x.numpy(), 2)]
+    step(x, y)
+    for model, activations in zip(replicas, hidden, strict=True):
+        statistics = model.layers[1].moving_mean
+        np.testing.assert_allclose(statistics, activations.mean(0) / 2, atol=1e-5)
+    for first, second in zip(values(replicas[0]), values(replicas[1]), strict=True):
+        np.testing.assert_array_equal(first, second)
+    states = [model.layers[2].seed_generator.state.numpy() for model in replicas]
+    assert not np.array_equal(*states)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_step_is_traced_once_when_optimizers_are_made_for_replicas(model, optimizer):
+    ours = towers(list(CPUS[:2]))
+    replicas = replicate(ours, lambda tower: MODELS[model]())
+    optimizers = make_optimizers(ours, OPTIMIZERS[optimizer], replicas)
+    traces = []
+
+    @tf.function(autograph=False)
+    def step(x, y):
+        traces.append(1)
+        shards = tf.split(x, 2), tf.split(y, 2)
+        grads = map_towers(
+            lambda tower, own, x, y: gradients(own, x, y), ours, replicas, *shards
+        )
+        apply_gradients(ours, grads, replicas, optimizers)
+
+    for batch in list(batches())[:2]:
+        step(*batch)
+    assert len(traces) == 1

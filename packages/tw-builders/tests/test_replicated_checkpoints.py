@@ -1,0 +1,183 @@
+"""A checkpoint of a replicated run holds the model once, and resumes exactly."""
+
+import logging
+from functools import partial
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_builders import SyncMultiGPUReplicatedBuilder, SyncVariablesHook
+from tw_core import get_current_tower_context
+from tw_core.testing import CPUS
+from tw_reduce import sum_balanced
+
+v1 = tf.compat.v1
+CONFIG = v1.ConfigProto(device_count={"CPU": len(CPUS)})
+OPTIMIZERS = {
+    "momentum": partial(v1.train.MomentumOptimizer, 0.05, 0.9),
+    "adam": partial(v1.train.AdamOptimizer, 0.02),
+}
+
+
+class Run:
+    """A replicated training graph with batch normalisation and moving averages."""
+
+    def __init__(self, optimizer, num_towers=2):
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            v1.set_random_seed(5)
+            self.x = v1.placeholder(tf.float32, [4 * num_towers, 3])
+            self.shards = tf.split(self.x, num_towers)
+            devices = list(CPUS[:num_towers])
+            builder = SyncMultiGPUReplicatedBuilder(
+                devices, average=True, mode=partial(sum_balanced, devices=devices)
+            )
+            grads = builder.call_for_each_tower(self._tower)
+            train_op, self.sync = builder.build(grads, OPTIMIZERS[optimizer])
+            updates = v1.get_collection(v1.GraphKeys.UPDATE_OPS)
+            self.step = tf.group(train_op, *updates)
+            self.saver = v1.train.Saver()
+            self.init = [
+                v1.global_variables_initializer(),
+                v1.local_variables_initializer(),
+            ]
+            self.globals = v1.global_variables()
+            self.locals = v1.local_variables()
+
+    def _tower(self):
+        context = get_current_tower_context()
+        w = v1.get_variable("w", [3, 2])
+        mean = v1.get_variable("mean", [2], trainable=False)
+        out = self.shards[context.index] @ w
+        average = tf.train.ExponentialMovingAverage(0.9)
+        for update in (
+            mean.assign(0.9 * mean + 0.1 * tf.reduce_mean(out, 0)).op,
+            average.apply([w]),
+        ):
+            v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, update)
+        loss = tf.reduce_mean((out - 1.0) ** 2)
+        return [(tf.gradients(loss, w)[0], w)]
+
+    def session(self):
+        return v1.Session(graph=self.graph, config=CONFIG)
+
+    def train(self, session, batches):
+        for batch in batches:
+            session.run(self.step, {self.x: batch})
+        return {v.name: session.run(v) for v in self.globals}
+
+
+def batches(count, rows=8):
+    return np.random.default_rng(2).standard_normal((count, rows, 3), np.float32)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_checkpoint_holds_one_copy_of_model_and_optimizer(tmp_path, optimizer):
+    run = Run(optimizer)
+    with run.session() as session:
+        session.run(run.init)
+        path = run.saver.save(session, str(tmp_path / "model"))
+    names = {name for name, _ in tf.train.list_variables(path)}
+    slots = {"momentum": {"w/Momentum"}, "adam": {"w/Adam", "w/Adam_1"}}[optimizer]
+    powers = {"beta1_power", "beta2_power"} if optimizer == "adam" else set()
+    assert names == {"w", "mean", "w/ExponentialMovingAverage"} | slots | powers
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_resumed_run_continues_as_if_never_stopped(tmp_path, optimizer):
+    data = batches(10)
+    run = Run(optimizer)
+    with run.session() as session:
+        session.run(run.init)
+        session.run(run.sync)
+        run.train(session, data[:5])
+        path = run.saver.save(session, str(tmp_path / "model"))
+        want = run.train(session, data[5:])
+    resumed = Run(optimizer)
+    with resumed.session() as session:
+        session.run(resumed.init)
+        resumed.saver.restore(session, path)
+        session.run(resumed.sync)
+        got = resumed.train(session, data[5:])
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        np.testing.assert_array_equal(got[name], value, err_msg=name)
+
+
+def test_the_sync_op_copies_every_variable_of_tower_0():
+    run = Run("adam", num_towers=4)
+    with run.session() as session:
+        session.run(run.init)
+        for number, variable in enumerate(run.globals):
+            variable.load(np.full(variable.shape, number + 1.0, np.float32), session)
+        session.run(run.sync)
+        want = {v.name: session.run(v) for v in run.globals}
+        copies = {v.name: session.run(v) for v in run.locals}
+    assert len(copies) == 3 * len(want)
+    for name, value in copies.items():
+        original = name.replace(f"{name.split('/')[0]}/", "")
+        np.testing.assert_array_equal(value, want[original], err_msg=name)
+
+
+def test_the_sync_op_names_variables_that_it_cannot_copy(caplog):
+    with tf.Graph().as_default():
+        builder = SyncMultiGPUReplicatedBuilder(list(CPUS[:2]), True, "cpu")
+
+        def tower():
+            w = v1.get_variable("w", [2])
+            if get_current_tower_context().index:
+                v1.get_variable("only_here", [2], trainable=False)
+            return [(tf.gradients(tf.reduce_sum(w**2), w)[0], w)]
+
+        grads = builder.call_for_each_tower(tower)
+        with caplog.at_level(logging.WARNING, "tw_builders"):
+            builder.build(grads, OPTIMIZERS["momentum"])
+    assert "tower1/only_here:0" in caplog.text
+    assert "keep their own values" in caplog.text
+
+
+def test_the_sync_op_refuses_a_trainable_variable_that_it_cannot_copy():
+    with tf.Graph().as_default():
+        v1.get_variable("tower1/w", [2])
+        with pytest.raises(ValueError, match=r"no counterpart.*\['tower1/w:0'\]"):
+            SyncMultiGPUReplicatedBuilder.get_post_init_ops()
+
+
+def test_one_tower_needs_no_sync_op():
+    assert Run("adam", num_towers=1).sync is None
+
+
+def test_the_hook_syncs_a_monitored_session_at_start_and_after_a_restart(tmp_path):
+    data = batches(4)
+
+    def train_monitored(count):
+        run = Run("adam")
+        with run.graph.as_default():
+            step = v1.train.get_or_create_global_step()
+            train = tf.group(run.step, step.assign_add(1))
+            session = v1.train.MonitoredTrainingSession(
+                checkpoint_dir=str(tmp_path),
+                hooks=[SyncVariablesHook(run.sync)],
+                config=CONFIG,
+                save_checkpoint_steps=1,
+            )
+        w, copy = [
+            next(v for v in all_of if v.name.endswith("w:0"))
+            for all_of in (run.globals, run.locals)
+        ]
+        with run.graph.as_default(), session:
+            np.testing.assert_array_equal(*session.run([w, copy]))
+            start = session.run(step)
+            for batch in data[start : start + count]:
+                session.run(train, {run.x: batch})
+            np.testing.assert_array_equal(*session.run([w, copy]))
+            return start, session.run(w)
+
+    first, _ = train_monitored(2)
+    second, resumed = train_monitored(2)
+    assert (first, second) == (0, 2)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    _, straight = train_monitored(4)
+    np.testing.assert_array_equal(resumed, straight)

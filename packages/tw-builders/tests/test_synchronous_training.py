@@ -1,0 +1,253 @@
+"""K towers on the shards of a batch train as one device does on the whole batch."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_builders import (
+    SyncMultiGPUParameterServerBuilder,
+    SyncMultiGPUReplicatedBuilder,
+    apply_gradients,
+    apply_shared_gradients,
+    make_optimizers,
+)
+from tw_core import (
+    Replicated,
+    Shared,
+    VariableStore,
+    get_current_tower_context,
+    map_towers,
+    split_grad_list,
+    towers,
+)
+from tw_core.testing import CPUS
+from tw_reduce import mean, sum_balanced
+
+v1 = tf.compat.v1
+STEPS = 20
+OPTIMIZERS = {
+    "gradient descent": partial(v1.train.GradientDescentOptimizer, 0.1),
+    "momentum": partial(v1.train.MomentumOptimizer, 0.05, 0.9),
+    "adam": partial(v1.train.AdamOptimizer, 0.02),
+}
+BUILDERS = {
+    "parameter server on the cpu": partial(
+        SyncMultiGPUParameterServerBuilder, ps_device="cpu"
+    ),
+    "parameter server on the towers": partial(
+        SyncMultiGPUParameterServerBuilder, ps_device="gpu"
+    ),
+    "replicated, added on the cpu": partial(
+        SyncMultiGPUReplicatedBuilder, average=True, mode="cpu"
+    ),
+    "replicated, balanced": lambda devices: SyncMultiGPUReplicatedBuilder(
+        devices, average=True, mode=partial(sum_balanced, devices=devices)
+    ),
+}
+WEIGHTS = {
+    "hidden/kernel": np.linspace(-0.8, 0.9, 12, dtype=np.float32).reshape(3, 4),
+    "hidden/bias": np.linspace(-0.1, 0.1, 4, dtype=np.float32),
+    "out": np.linspace(0.5, -0.7, 4, dtype=np.float32).reshape(4, 1),
+}
+each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
+each_builder = pytest.mark.parametrize("builder", BUILDERS)
+each_count = pytest.mark.parametrize("num_towers", [1, 2, 4])
+
+
+def batches():
+    random = np.random.default_rng(7)
+    for _ in range(STEPS):
+        x = random.standard_normal((8, 3), np.float32)
+        yield x, np.sin(x.sum(1, keepdims=True)).astype(np.float32)
+
+
+def model_loss(x, y):
+    def variable(name):
+        return v1.get_variable(name, initializer=WEIGHTS[name])
+
+    hidden = tf.tanh(x @ variable("hidden/kernel") + variable("hidden/bias"))
+    return tf.reduce_mean((hidden @ variable("out") - y) ** 2)
+
+
+def pairs_of(loss, variables):
+    return list(zip(tf.gradients(loss, variables), variables, strict=True))
+
+
+def new_session():
+    session = v1.Session(config=v1.ConfigProto(device_count={"CPU": len(CPUS)}))
+    session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
+    return session
+
+
+def train_on_one_device(optimizer):
+    with tf.Graph().as_default():
+        x, y = v1.placeholder(tf.float32, [8, 3]), v1.placeholder(tf.float32, [8, 1])
+        loss = model_loss(x, y)
+        variables = v1.trainable_variables()
+        train_op = OPTIMIZERS[optimizer]().apply_gradients(pairs_of(loss, variables))
+        with new_session() as session:
+            losses = [
+                session.run([loss, train_op], {x: a, y: b})[0] for a, b in batches()
+            ]
+            return losses, session.run(variables)
+
+
+def build_graph(builder, num_towers, optimizer):
+    x, y = v1.placeholder(tf.float32, [8, 3]), v1.placeholder(tf.float32, [8, 1])
+    shards = list(zip(tf.split(x, num_towers), tf.split(y, num_towers), strict=True))
+    built = BUILDERS[builder](list(CPUS[:num_towers]))
+
+    def tower():
+        context = get_current_tower_context()
+        loss = model_loss(*shards[context.index])
+        own = context.get_collection_in_tower("trainable_variables")
+        return loss, pairs_of(loss, own or v1.trainable_variables())
+
+    losses, grads = zip(*built.call_for_each_tower(tower), strict=True)
+    train_op = built.build(grads, OPTIMIZERS[optimizer])
+    if isinstance(built, SyncMultiGPUReplicatedBuilder):
+        train_op, _ = train_op
+    return (x, y), losses, train_op, [[v for _, v in tower] for tower in grads]
+
+
+def train_in_graph(builder, num_towers, optimizer):
+    """Returns losses [steps][K] and variables [steps][K][N]."""
+    with tf.Graph().as_default():
+        (x, y), losses, train_op, variables = build_graph(
+            builder, num_towers, optimizer
+        )
+        with new_session() as session:
+            all_losses, all_values = [], []
+            for a, b in batches():
+                feed = {x: a, y: b}
+                all_losses.append(session.run([losses, train_op], feed)[0])
+                all_values.append(session.run(variables))
+            return all_losses, all_values
+
+
+def train_in_function(builder, num_towers, optimizer):
+    """As ``train_in_graph``, with the functions that ``tf.function`` users compose."""
+    ours = towers(list(CPUS[:num_towers]))
+    replicated = builder.startswith("replicated")
+    store = VariableStore(Replicated() if replicated else Shared(("/cpu:0",)))
+    owners = ours if replicated else ours[:1]
+    optimizers = make_optimizers(owners, OPTIMIZERS[optimizer])
+    reducer = mean(partial(sum_balanced, devices=list(CPUS[:num_towers])))
+
+    def tower_gradients(tower, x, y):
+        with store.scope(tower):
+            loss = model_loss(x, y)
+        return loss, pairs_of(loss, store.trainable_variables(tower))
+
+    @tf.function(autograph=False)
+    def step(x, y):
+        shards = tf.split(x, num_towers), tf.split(y, num_towers)
+        losses, pairs = zip(*map_towers(tower_gradients, ours, *shards), strict=True)
+        if replicated:
+            grads, variables = split_grad_list(pairs)
+            apply_gradients(ours, reducer(grads), variables, optimizers)
+        else:
+            apply_shared_gradients(pairs, optimizers[0])
+        return losses
+
+    all_losses, all_values = [], []
+    for a, b in batches():
+        all_losses.append(
+            [loss.numpy() for loss in step(tf.constant(a), tf.constant(b))]
+        )
+        all_values.append(
+            [[v.numpy() for v in store.trainable_variables(tower)] for tower in ours]
+        )
+    return all_losses, all_values
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    return {name: train_on_one_device(name) for name in OPTIMIZERS}
+
+
+@each_optimizer
+@each_builder
+@each_count
+@pytest.mark.parametrize("train", [train_in_graph, train_in_function])
+def test_towers_reach_the_variables_of_one_device(
+    one_device, train, builder, num_towers, optimizer
+):
+    losses, values = train(builder, num_towers, optimizer)
+    wanted_losses, wanted = one_device[optimizer]
+    for replica in values[-1]:
+        for got, want in zip(replica, wanted, strict=True):
+            np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(np.mean(losses, axis=1), wanted_losses, atol=2e-6)
+
+
+@each_optimizer
+@pytest.mark.parametrize("num_towers", [2, 4])
+@pytest.mark.parametrize("train", [train_in_graph, train_in_function])
+def test_replicas_are_bitwise_equal_after_every_step(train, num_towers, optimizer):
+    _, values = train("replicated, balanced", num_towers, optimizer)
+    assert len(values) == STEPS
+    for step in values:
+        for replica in step[1:]:
+            for got, want in zip(replica, step[0], strict=True):
+                np.testing.assert_array_equal(got, want)
+    assert not np.array_equal(values[0][0][0], values[-1][0][0])
+
+
+@each_optimizer
+@each_builder
+@each_count
+def test_both_modes_give_bitwise_the_same_losses(builder, num_towers, optimizer):
+    in_graph, _ = train_in_graph(builder, num_towers, optimizer)
+    in_function, _ = train_in_function(builder, num_towers, optimizer)
+    np.testing.assert_array_equal(in_graph, in_function)
+
+
+@each_builder
+@each_count
+def test_whole_number_data_train_exactly_as_one_device(builder, num_towers):
+    random = np.random.default_rng(3)
+    x = random.integers(-4, 5, (8, 2)).astype(np.float32)
+    y = random.integers(-4, 5, (8,)).astype(np.float32)
+    weights = np.array([2.0, -1.0], np.float32)
+    with tf.Graph().as_default():
+        built = BUILDERS[builder](list(CPUS[:num_towers]))
+
+        def tower():
+            k = get_current_tower_context().index
+            shard = slice(k * 8 // num_towers, (k + 1) * 8 // num_towers)
+            w = v1.get_variable("w", initializer=weights)
+            error = tf.linalg.matvec(tf.constant(x[shard]), w) - tf.constant(y[shard])
+            return pairs_of(tf.reduce_mean(error**2), [w])
+
+        grads = built.call_for_each_tower(tower)
+        descend = partial(v1.train.GradientDescentOptimizer, 0.25)
+        ops = built.build(grads, descend)
+        train_op = ops[0] if isinstance(ops, tuple) else ops
+        with new_session() as session:
+            for _ in range(2):
+                session.run(train_op)
+                weights = weights - 0.25 * 2 * x.T @ (x @ weights - y) / 8
+                for _, variable in (pair for tower in grads for pair in tower):
+                    np.testing.assert_array_equal(session.run(variable), weights)
+
+
+@each_builder
+@each_count
+def test_adam_advances_once_a_step_in_every_tower(builder, num_towers):
+    with tf.Graph().as_default() as graph:
+        (x, y), _, train_op, _ = build_graph(builder, num_towers, "adam")
+        variables = graph.get_collection("variables")
+        variables += graph.get_collection("local_variables")
+        powers = [v for v in variables if "beta1_power" in v.name]
+        with new_session() as session:
+            for a, b in batches():
+                session.run(train_op, {x: a, y: b})
+            values = session.run(powers)
+    assert len(powers) == (num_towers if builder.startswith("replicated") else 1)
+    want = np.float32(0.9)
+    for _ in range(STEPS):
+        want = np.float32(want * np.float32(0.9))
+    np.testing.assert_allclose(values, want, rtol=1e-6)
