@@ -1,0 +1,140 @@
+"""The two pictures of a training run: its curves, and what lives and moves where."""
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+from matplotlib.patches import FancyBboxPatch
+
+import tw_core
+
+_BLUE, _ORANGE, _GREY = "#2a6f97", "#c8553d", "#555555"
+
+
+def draw_curves(history, *, path):
+    """Draws loss and test accuracy over epochs."""
+    epochs = range(1, len(history["loss"]) + 1)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    left.plot(epochs, history["loss"], color=_BLUE)
+    left.set(title="Training loss", xlabel="epoch", ylabel="cross-entropy (nats)")
+    left.set_yscale("log")
+    right.plot(epochs, history["accuracy"], color=_ORANGE)
+    right.axhline(0.97, color=_GREY, linewidth=0.8, linestyle=":")
+    right.set(title="Test accuracy", xlabel="epoch", ylabel="share of images right")
+    right.set_ylim(min([0.9, *history["accuracy"]]) - 0.01, 1.0)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def draw_placement(placed, towers, *, title, path):
+    """Draws a box a device with its variables, and what moves between devices."""
+    devices = _devices(placed, towers)
+    figure, (boxes, moves) = plt.subplots(
+        1,
+        2,
+        figsize=(3.6 + 2.8 * len(devices), 5.0),
+        width_ratios=[2.2 * len(devices), 2 + len(devices)],
+        layout="constrained",
+    )
+    figure.suptitle(f"Where variables live and what moves in one step: {title}")
+    figure.supxlabel(_story(devices, placed), fontsize=10)
+    _draw_boxes(boxes, devices, placed, towers)
+    _draw_moves(moves, devices, placed)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _story(devices, placed):
+    holders = [device for device in devices if placed.variables.get(device)]
+    if len(devices) == 1:
+        return "One device: nothing has to move."
+    if len(holders) == len(devices):
+        return (
+            "Every device holds the whole model and computes the gradients of its "
+            "shard.\nEach gradient is added up on one device, whose sum all others "
+            "fetch and apply."
+        )
+    return (
+        f"The variables live on {', '.join(map(_short, holders))}; the towers fetch "
+        "them and compute the gradients of their shards.\nThe gradients travel back "
+        "to be added up and applied once."
+    )
+
+
+def _devices(placed, towers):
+    used = [tw_core.canonical_device(tower.device) for tower in towers]
+    return sorted({*used, *filter(None, placed.variables)}, key=lambda d: (len(d), d))
+
+
+def _draw_boxes(axes, devices, placed, towers):
+    axes.set(xlim=(0, len(devices)), ylim=(0, 1))
+    axes.axis("off")
+    for i, device in enumerate(devices):
+        sizes = placed.variables.get(device, {})
+        axes.add_patch(
+            FancyBboxPatch(
+                (i + 0.05, 0.04),
+                0.9,
+                0.9,
+                boxstyle="round,pad=0,rounding_size=0.04",
+                facecolor="#eef4f8" if sizes else "#f6f6f6",
+                edgecolor=_BLUE,
+            )
+        )
+        names = [t.name for t in towers if tw_core.canonical_device(t.device) == device]
+        head = f"{_short(device)}\n{', '.join(names) or 'no tower'}"
+        axes.text(i + 0.5, 0.86, head, ha="center", va="center", weight="bold")
+        axes.text(i + 0.5, 0.77, _inventory(device, placed), **_LIST)
+
+
+_LIST = {"ha": "center", "va": "top", "fontsize": 7.5, "linespacing": 1.5}
+_MOST_LINES = 8
+
+
+def _inventory(device, placed):
+    sizes = placed.variables.get(device, {})
+    largest = sorted(sizes.items(), key=lambda item: -item[1])
+    lines = [f"{name.split('/', 1)[-1] if name.startswith('tower') else name}"
+             f"  {_bytes(size)}" for name, size in largest[:_MOST_LINES]]  # fmt: skip
+    if len(largest) > _MOST_LINES:
+        rest = largest[_MOST_LINES:]
+        lines.append(f"{len(rest)} more  {_bytes(sum(size for _, size in rest))}")
+    if not lines:
+        lines = ["no variables"]
+    lines.append(f"\n{placed.operations.get(device, 0)} operations")
+    lines.append(f"{_bytes(sum(sizes.values()))} of variables")
+    return "\n".join(lines)
+
+
+def _draw_moves(axes, devices, placed):
+    grid = [[0 for _ in devices] for _ in devices]
+    axes.set_title("what moves between devices", fontsize=10)
+    labels = {}
+    for move in placed.transfers:
+        if move.source in devices and move.target in devices:
+            row, column = devices.index(move.source), devices.index(move.target)
+            grid[row][column] = move.num_bytes
+            labels[row, column] = f"{_bytes(move.num_bytes)}\n{move.tensors} tensors"
+    axes.imshow(grid, cmap="Oranges", vmin=0, vmax=max(map(max, grid)) * 1.6 or 1)
+    for row in range(len(devices)):
+        for column in range(len(devices)):
+            text = labels.get((row, column), "stays" if row == column else "-")
+            axes.text(column, row, text, ha="center", va="center", fontsize=7.5)
+    ticks, names = range(len(devices)), [_short(device) for device in devices]
+    axes.set_xticks(ticks, names, fontsize=8)
+    axes.set_yticks(ticks, names, fontsize=8)
+    axes.set(xlabel="to", ylabel="from")
+
+
+def _short(device):
+    return device.removeprefix("/device:").lower()
+
+
+def _bytes(count):
+    for unit, size in (("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"

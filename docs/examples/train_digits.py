@@ -1,0 +1,150 @@
+"""Trains a small network on handwritten digits, over several towers.
+
+A tower is a copy of the model on one device. Each computes the gradients of its shard
+of a batch; these are reduced and applied. Model and step serve both modes.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import tensorflow as tf
+import tyro
+from digits_run import Program, Run, pick_devices
+from sklearn.datasets import load_digits
+
+import tw_builders
+import tw_core
+import tw_reduce
+
+v1 = tf.compat.v1
+FILTERS = (16, 32)
+
+
+@dataclass(frozen=True)
+class Options:
+    # a copy of the variables per tower, or one set for all
+    builder: Literal["replicated", "parameter-server"] = "replicated"
+    mode: Literal["graph", "function"] = "graph"  # a session's graph, or a tf.function
+    towers: int = 4  # how many towers; with --devices, one a device
+    devices: tuple[str, ...] = ()  # e.g. /gpu:0 /gpu:1; by default GPUs, else CPUs
+    # which function of tw_reduce adds the gradients of replicated towers
+    reducer: Literal["sum_balanced", "sum_round_robin"] = "sum_balanced"
+    batch_size: int = 64  # images a step, over all towers
+    epochs: int = 30  # passes over the training images
+    learning_rate: float = 2e-3  # of Adam
+    seed: int = 1  # of the first weights and of the order of the images
+    resume: bool = False  # go on from the checkpoint in --out
+    out: Path = Path("out/train")  # folder for pictures, figures and checkpoint
+
+
+def logits(images):
+    x = images
+    for i, filters in enumerate(FILTERS, start=1):
+        with v1.variable_scope(f"conv{i}"):
+            kernel = v1.get_variable("kernel", [3, 3, x.shape[-1], filters])
+            bias = v1.get_variable("bias", [filters], initializer=tf.zeros_initializer)
+        x = tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "SAME") + bias)
+    x = tf.reshape(tf.nn.max_pool2d(x, 2, 2, "SAME"), [-1, 4 * 4 * FILTERS[-1]])
+    return x @ v1.get_variable("dense", [x.shape[-1], 10])
+
+
+def train_step(towers, policy, reducer, optimizers, images, labels):
+    def tower_gradients(tower, images, labels):
+        with policy.scope(tower):
+            guesses = logits(images)
+        loss = v1.losses.sparse_softmax_cross_entropy(labels, guesses)
+        variables = policy.trainable_variables(tower)
+        return loss, list(zip(tf.gradients(loss, variables), variables, strict=True))
+
+    shards = tf.split(images, len(towers)), tf.split(labels, len(towers))
+    losses, pairs = zip(*tw_core.map_towers(tower_gradients, towers, *shards))
+    if len(optimizers) < len(towers):  # parameter server: one optimizer for all
+        op = tw_builders.apply_shared_gradients(pairs, optimizers[0])
+    else:
+        grads, variables = tw_core.split_grad_list(pairs)
+        means = tw_reduce.mean(reducer)(grads)
+        op = tw_builders.apply_gradients(towers, means, variables, optimizers)
+    with tf.control_dependencies([op] if op else []):  # a tf.function needs no op
+        return tf.reduce_mean(losses)
+
+
+def tower_state(towers, policy, optimizers):
+    each = zip(towers, optimizers)
+    return [[*policy.trainable_variables(t), *o.variables()] for t, o in each]
+
+
+def graph_program(options, towers, policy, reducer, optimizers):
+    with tf.Graph().as_default() as graph:
+        tf.random.set_seed(options.seed)
+        images = v1.placeholder(tf.float32, [options.batch_size, 8, 8, 1])
+        labels = v1.placeholder(tf.int64, [options.batch_size])
+        loss = train_step(towers, policy, reducer, optimizers, images, labels)
+        with v1.variable_scope("", reuse=True):
+            pixels = v1.placeholder(tf.float32, [None, 8, 8, 1])
+            guesses = tf.argmax(logits(pixels), 1)
+        state = tower_state(towers, policy, optimizers)
+        copy = tw_core.copy_to_replicas(state) or tf.no_op()
+        init = [v1.global_variables_initializer(), v1.local_variables_initializer()]
+        session = v1.Session(config=tw_core.session_config())
+        session.run(init)
+    step = session.make_callable(loss, [images, labels])
+    predict, copy = (
+        session.make_callable(guesses, [pixels]),
+        session.make_callable(copy),
+    )
+    placed = tw_core.placement(graph, fetches=[loss])
+    return Program(step, predict, copy, state[0], optimizers[0], placed, session)
+
+
+def function_program(options, towers, policy, reducer, optimizers):
+    tf.random.set_seed(options.seed)
+    store = tw_core.VariableStore(policy)
+
+    @tf.function(autograph=False)
+    def step(images, labels):
+        return train_step(towers, store, reducer, optimizers, images, labels)
+
+    @tf.function(autograph=False)
+    def predict(images):
+        with store.scope(towers[0]):
+            return tf.argmax(logits(images), 1)
+
+    images = tf.TensorSpec([options.batch_size, 8, 8, 1])
+    labels = tf.TensorSpec([options.batch_size], tf.int64)
+    graph = step.get_concrete_function(images, labels).graph
+    state = tower_state(towers, store, optimizers)
+    placed = tw_core.placement(graph, variables=[*chain(*state)])
+    copy = partial(tw_core.copy_to_replicas, state)
+    return Program(step, predict, copy, state[0], optimizers[0], placed, None)
+
+
+def main(options):
+    devices = list(options.devices) or pick_devices(options.towers)
+    run = Run(options, towers := tw_core.towers(devices))
+    replicated = options.builder == "replicated"
+    policy = tw_core.Replicated() if replicated else tw_core.Shared(("/cpu:0",))
+    reducer = partial(getattr(tw_reduce, options.reducer), devices=devices)
+    owners = towers if replicated else towers[:1]
+    optimizers = [v1.train.AdamOptimizer(options.learning_rate) for _ in owners]
+    build = graph_program if options.mode == "graph" else function_program
+    program = build(options, towers, policy, reducer, optimizers)
+    run.describe(program)
+
+    digits = load_digits()
+    pixels = np.float32(digits.images[..., None] / 16)
+    train, test = np.split(np.random.default_rng(0).permutation(len(pixels)), [1437])
+    run.restore_if_asked(program)
+    program.copy()  # every tower starts from tower 0's variables
+    for batch in run.batches(train):
+        run.log_loss(program.step(pixels[batch], digits.target[batch]))
+        if run.ends_epoch():
+            run.log_guesses(program.predict(pixels[test]), digits.target[test])
+    run.finish(program)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

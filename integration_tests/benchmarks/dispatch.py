@@ -1,0 +1,101 @@
+"""What calling a step costs: a replicated step over scalars, called in every way."""
+
+import argparse
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from harness import Contender, Report, Timing, in_own_process, race
+
+import tw_builders
+import tw_core
+import tw_reduce
+
+v1 = tf.compat.v1
+PEER = "Session.make_callable"
+DEVICES = ["/cpu:0", "/cpu:1"]
+STEPS = 4
+
+
+def graph_contenders() -> list[Contender]:
+    """A session, called in two ways."""
+    with tf.Graph().as_default():
+        builder = tw_builders.SyncMultiGPUReplicatedBuilder(
+            DEVICES, True, partial(tw_reduce.sum_balanced, devices=DEVICES)
+        )
+
+        def tower() -> Any:
+            w = v1.get_variable("w", initializer=np.float32(1))
+            return [(tf.gradients(w * w, w)[0], w)]
+
+        grads = builder.call_for_each_tower(tower)
+        descend = partial(v1.train.GradientDescentOptimizer, 0.25)
+        train_op, sync = builder.build(grads, descend)
+        session = v1.Session(config=tw_core.session_config())
+        init = [v1.global_variables_initializer(), v1.local_variables_initializer()]
+        session.run(init)
+        session.run(sync)
+    run = session.make_callable(train_op)
+    check(run, lambda: session.run([own[0][1] for own in grads]))
+    return [
+        Contender(PEER, run),
+        Contender("Session.run", lambda: session.run(train_op)),
+    ]
+
+
+def function_contenders() -> list[Contender]:
+    """A tf.function and its concrete function."""
+    ours = tw_core.towers(DEVICES)
+    variables = tw_core.replicate(ours, lambda tower: Scalar())
+    optimizers = tw_builders.make_optimizers(
+        ours, partial(v1.train.GradientDescentOptimizer, 0.25)
+    )
+
+    @tf.function(autograph=False)
+    def step() -> None:
+        def gradient(tower: Any, own: Any) -> list[Any]:
+            with tf.GradientTape() as tape:
+                loss = own.w * own.w
+            return tape.gradient(loss, [own.w])
+
+        grads = tw_core.map_towers(gradient, ours, variables)
+        reduced = tw_reduce.mean(partial(tw_reduce.sum_balanced, devices=DEVICES))(
+            grads
+        )
+        tw_builders.apply_gradients(ours, reduced, variables, optimizers)
+
+    check(step, lambda: [own.w.numpy() for own in variables])
+    return [
+        Contender("tf.function", step),
+        Contender("concrete function", step.get_concrete_function()),
+    ]
+
+
+class Scalar(tf.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = tf.Variable(1.0, name="w")
+
+
+def check(run: Any, values: Any) -> None:
+    for _ in range(STEPS):
+        run()
+    np.testing.assert_allclose(values(), 0.5**STEPS)
+
+
+def run_cell(rounds: int) -> list[Timing]:
+    """Races the ways of calling."""
+    tw_core.use_logical_cpus(len(DEVICES))
+    contenders = [*graph_contenders(), *function_contenders()]
+    return race("a step of two scalar towers", contenders, peer=PEER, rounds=rounds)
+
+
+def main(arguments: list[str]) -> None:
+    """Races the ways of calling a step."""
+    parser = argparse.ArgumentParser(prog="dispatch", description=main.__doc__)
+    parser.add_argument("--rounds", type=int, default=31, help="turns (%(default)s)")
+    options = parser.parse_args(arguments)
+    report = Report("dispatch")
+    report.add(in_own_process(run_cell, options.rounds), PEER)
+    report.write()

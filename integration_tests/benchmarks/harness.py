@@ -1,0 +1,266 @@
+"""Races contenders in one process: interleaved, checked first, told as paired ratios.
+
+A shared machine drifts, so absolute times say little. Contenders take turns, in
+an order that rotates from round to round, and the figure to quote is the median
+over the rounds of (time of this one / time of the peer in the same round).
+"""
+
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+OUT = Path("out/bench")
+_T = TypeVar("_T")
+_MIN_BLOCK_S = 0.02
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something to time.
+
+    Attributes:
+      name: as shown.
+      run: does the work once, and ends when it is done.
+      is_bound: a lower bound that does less than the work; never "the best".
+      config: the session configuration, or how it was called.
+    """
+
+    name: str
+    run: Callable[[], Any]
+    is_bound: bool = False
+    config: str = ""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One row of a table; seconds for one run.
+
+    Attributes:
+      ratio: median over the rounds of this time / the peer's time.
+      times_s: every round's time.
+    """
+
+    work: str
+    name: str
+    config: str
+    is_bound: bool
+    median_s: float
+    quartiles_s: tuple[float, float]
+    ratio: float
+    ratio_quartiles: tuple[float, float]
+    rounds: int
+    times_s: tuple[float, ...] = ()
+
+
+@dataclass
+class Report:
+    """Collects the rows of one benchmark and writes them."""
+
+    name: str
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    targets: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, timings: Sequence[Timing], peer: str) -> None:
+        """Prints a table and keeps its rows."""
+        print_table(timings, peer)
+        self.rows += [asdict(timing) | {"peer": peer} for timing in timings]
+
+    def target(self, work: str, measured: float, at_most: float) -> None:
+        """Notes whether a target was met; nothing fails when it was not."""
+        verdict = "met" if measured <= at_most else "MISSED"
+        print(f"  target: {work}: {measured:.3f}, at most {at_most}: {verdict}")
+        self.targets.append(
+            {"work": work, "measured": measured, "at_most": at_most, "verdict": verdict}
+        )
+
+    def write(self) -> Path:
+        """Writes JSON and a plot below ``out/bench/``."""
+        OUT.mkdir(parents=True, exist_ok=True)
+        path = OUT / f"{self.name}.json"
+        content = {"machine": machine(), "rows": self.rows, "targets": self.targets}
+        path.write_text(json.dumps(content, indent=2) + "\n")
+        draw(self.rows, OUT / f"{self.name}.png", title=self.name)
+        print(f"Wrote {path} and {path.with_suffix('.png')}")
+        return path
+
+
+def race(
+    work: str,
+    contenders: Sequence[Contender],
+    *,
+    peer: str,
+    rounds: int = 21,
+    timer: Callable[[Contender], float] | None = None,
+) -> list[Timing]:
+    """Times contenders in turns.
+
+    Args:
+      work: what they do, as shown.
+      contenders: at least the peer; each already checked for its result.
+      peer: name of the contender that the ratios are taken to.
+      rounds: how many times each has its turn.
+      timer: runs a contender once and returns its seconds, where a part of the
+        run must not count; by default a block of calls of at least 20 ms.
+
+    Returns:
+      One row a contender, in the order given.
+    """
+    timer = timer or _block_timer(contenders)
+    times: dict[str, list[float]] = {c.name: [] for c in contenders}
+    for turn in range(rounds):
+        shift = turn % len(contenders)
+        for contender in [*contenders[shift:], *contenders[:shift]]:
+            times[contender.name].append(timer(contender))
+    return [_timing(work, c, times[c.name], times[peer]) for c in contenders]
+
+
+def in_own_process(cell: Callable[..., _T], *args: Any) -> _T:
+    """Calls ``cell`` in a fresh process, as TensorFlow's collectives need.
+
+    A process whose devices once joined a collective group of one size cannot
+    run a group of another; so each number of towers gets a process, in which
+    all contenders of that number race.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        return pool.submit(cell, *args).result()
+
+
+def ratio(timings: Sequence[Timing], name: str) -> float:
+    """Returns the ratio of the row ``name``."""
+    return next(timing.ratio for timing in timings if timing.name == name)
+
+
+def paired_ratio(timings: Sequence[Timing], ours: str, theirs: str) -> float:
+    """Returns the median over the rounds of (time of ours / time of theirs)."""
+    by_name = {timing.name: timing.times_s for timing in timings}
+    pairs = zip(by_name[ours], by_name[theirs], strict=True)
+    return statistics.median(mine / other for mine, other in pairs)
+
+
+def print_table(timings: Sequence[Timing], peer: str) -> None:
+    """Prints rows with medians, quartiles and ratios to the peer."""
+    width = max(len(timing.name) for timing in timings)
+    print(f"\n{timings[0].work}  ({timings[0].rounds} rounds, ratio to {peer})")
+    for timing in timings:
+        low, high = timing.quartiles_s
+        first, third = timing.ratio_quartiles
+        print(
+            f"  {timing.name:{width}}  {timing.median_s * 1e3:9.3f} ms"
+            f"  [{low * 1e3:.3f} .. {high * 1e3:.3f}]"
+            f"  {timing.ratio:6.3f} [{first:.3f} .. {third:.3f}]"
+            f"{'  bound' if timing.is_bound else ''}  {timing.config}"
+        )
+
+
+def machine() -> dict[str, Any]:
+    """Describes what the figures were taken on."""
+    import numpy
+    import tensorflow
+
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "tensorflow": tensorflow.__version__,
+        "numpy": numpy.__version__,
+    }
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
+    """Draws the ratios of every work as bars, with quartiles."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    works = list(dict.fromkeys(row["work"] for row in rows))
+    figure, axes = plt.subplots(
+        len(works),
+        1,
+        figsize=(9, 0.6 + sum(0.5 + 0.28 * _count(rows, work) for work in works)),
+        height_ratios=[1.5 + _count(rows, work) for work in works],
+        layout="constrained",
+        squeeze=False,
+    )
+    for axis, work in zip(axes[:, 0], works, strict=True):
+        _draw_work(axis, [row for row in rows if row["work"] == work], work)
+    figure.suptitle(f"{title}: time relative to the peer, medians and quartiles")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _draw_work(axis: Any, rows: Sequence[dict[str, Any]], work: str) -> None:
+    names = [row["name"] for row in rows]
+    values = [row["ratio"] for row in rows]
+    low = [max(0, row["ratio"] - row["ratio_quartiles"][0]) for row in rows]
+    high = [max(0, row["ratio_quartiles"][1] - row["ratio"]) for row in rows]
+    colors = ["#bbbbbb" if row["is_bound"] else "#2a6f97" for row in rows]
+    axis.barh(names, values, xerr=(low, high), color=colors, height=0.7)
+    axis.axvline(1.0, color="#555555", linewidth=0.8, linestyle=":")
+    axis.invert_yaxis()
+    axis.set_title(work, fontsize=9, loc="left")
+    axis.tick_params(labelsize=8)
+
+
+def _count(rows: Sequence[dict[str, Any]], work: str) -> int:
+    return sum(row["work"] == work for row in rows)
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if "model name" in line]
+    return names[0] if names else platform.processor()
+
+
+def _block_timer(contenders: Sequence[Contender]) -> Callable[[Contender], float]:
+    calls = {c.name: _calls_per_block(c.run) for c in contenders}
+    return lambda contender: _block(contender.run, calls[contender.name])
+
+
+def _calls_per_block(run: Callable[[], Any]) -> int:
+    for _ in range(3):
+        run()
+    once = _block(run, 1)
+    return max(1, int(_MIN_BLOCK_S / max(once, 1e-7)))
+
+
+def _block(run: Callable[[], Any], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - start) / calls
+
+
+def _timing(
+    work: str, contender: Contender, own: list[float], peer: list[float]
+) -> Timing:
+    ratios = [mine / theirs for mine, theirs in zip(own, peer, strict=True)]
+    return Timing(
+        work=work,
+        name=contender.name,
+        config=contender.config,
+        is_bound=contender.is_bound,
+        median_s=statistics.median(own),
+        quartiles_s=_quartiles(own),
+        ratio=statistics.median(ratios),
+        ratio_quartiles=_quartiles(ratios),
+        rounds=len(own),
+        times_s=tuple(own),
+    )
+
+
+def _quartiles(values: list[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        return values[0], values[0]
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
+    return first, third

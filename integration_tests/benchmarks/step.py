@@ -1,0 +1,305 @@
+"""Whole training steps: builders and their functions beside MirroredStrategy.
+
+Every contender trains the same model from the same weights on the same shards,
+held in memory. Before anything is timed, each takes three steps and must have
+the variables that one device reaches on the whole batch.
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from harness import Contender, Report, Timing, in_own_process, race, ratio
+
+import tw_builders
+import tw_core
+import tw_reduce
+
+v1 = tf.compat.v1
+CHECKED_STEPS = 3
+RATE = 0.01
+
+
+class Work:
+    """A model of dense layers, and a batch."""
+
+    def __init__(self, name: str, widths: list[int], batch: int, *, biases: bool):
+        random = np.random.default_rng(0)
+        self.name = name
+        self.biases = biases
+        self.kernels = [
+            (random.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
+            for shape in pairwise(widths)
+        ]
+        self.x = random.standard_normal((batch, widths[0])).astype(np.float32)
+        self.y = random.standard_normal((batch, widths[-1])).astype(np.float32)
+
+    def weights(self) -> list[np.ndarray]:
+        flat = []
+        for kernel in self.kernels:
+            flat.append(kernel)
+            if self.biases:
+                flat.append(np.zeros(kernel.shape[1], np.float32))
+        return flat
+
+    def loss(self, weights: list[Any], x: Any, y: Any) -> Any:
+        step = 2 if self.biases else 1
+        for i in range(0, len(weights), step):
+            x = x @ weights[i]
+            if self.biases:
+                x = x + weights[i + 1]
+            if i + step < len(weights):
+                x = tf.nn.relu(x)
+        return tf.reduce_mean((x - y) ** 2)
+
+
+WORKS = {
+    "mlp": lambda: Work("MLP 6 x 512, batch 256", [512] * 7, 256, biases=False),
+    "small": lambda: Work("25 variables, batch 64", [16] * 13 + [1], 64, biases=True),
+}
+
+
+class Module(tf.Module):
+    def __init__(self, work: Work):
+        super().__init__()
+        self.work = work
+        self.weights = [
+            tf.Variable(w, name=f"w{i}") for i, w in enumerate(work.weights())
+        ]
+
+    def loss(self, x: Any, y: Any) -> Any:
+        return self.work.loss(self.weights, x, y)
+
+
+def keras_model(work: Work) -> Any:
+    layers = [keras.Input([work.kernels[0].shape[0]])]
+    for kernel in work.kernels:
+        last = kernel is work.kernels[-1]
+        activation = None if last else "relu"
+        layers.append(
+            keras.layers.Dense(kernel.shape[1], activation, use_bias=work.biases)
+        )
+    model = keras.Sequential(layers)
+    model.set_weights(work.weights())
+    return model
+
+
+def keras_loss(model: Any, x: Any, y: Any) -> Any:
+    return tf.reduce_mean((model(x, training=True) - y) ** 2)
+
+
+Built = tuple[Callable[[], Any], Callable[[], list[np.ndarray]]]
+
+
+def one_device(work: Work) -> Built:
+    """One big batch on one device, graph mode."""
+    return graph_step(work, 1, "one device")
+
+
+def graph_step(work: Work, towers: int, kind: str) -> Built:
+    devices = [f"/cpu:{k}" for k in range(towers)]
+    with tf.Graph().as_default():
+        shards = list(
+            zip(np.split(work.x, towers), np.split(work.y, towers), strict=True)
+        )
+
+        def tower() -> Any:
+            k = tw_core.get_current_tower_context().index
+            with v1.variable_scope("data", reuse=False):
+                held = [
+                    _held(f"{name}{k}", a)
+                    for name, a in zip("xy", shards[k], strict=True)
+                ]
+            weights = [
+                v1.get_variable(f"w{i}", initializer=w)
+                for i, w in enumerate(work.weights())
+            ]
+            loss = work.loss(weights, *held)
+            return list(zip(tf.gradients(loss, weights), weights, strict=True))
+
+        if kind == "parameter server":
+            builder = tw_builders.SyncMultiGPUParameterServerBuilder(devices, "gpu")
+        else:
+            reducer = partial(tw_reduce.sum_balanced, devices=devices)
+            builder = tw_builders.SyncMultiGPUReplicatedBuilder(
+                devices, True, tw_reduce.packed(reducer)
+            )
+        grads = builder.call_for_each_tower(tower)
+        built = builder.build(grads, partial(v1.train.MomentumOptimizer, RATE, 0.9))
+        train_op, sync = built if isinstance(built, tuple) else (built, None)
+        session = v1.Session(config=tw_core.session_config())
+        session.run(
+            [v1.global_variables_initializer(), v1.local_variables_initializer()]
+        )
+        if sync is not None:
+            session.run(sync)
+    variables = [v for _, v in grads[0]]
+    return session.make_callable(train_op), lambda: session.run(variables)
+
+
+def _held(name: str, value: np.ndarray) -> Any:
+    # A local variable is not fed in every step, and no constant is folded.
+    return v1.Variable(
+        value, trainable=False, collections=["local_variables"], name=name
+    )
+
+
+def function_step(work: Work, towers: int, kind: str, *, with_keras: bool) -> Built:
+    ours = tw_core.towers([f"/cpu:{k}" for k in range(towers)])
+    devices = [tower.device for tower in ours]
+    make = keras_model if with_keras else Module
+    shared = kind == "parameter server"
+    if shared:
+        setter = tw_core.LeastLoadedDeviceSetter(devices[0], devices)
+        with tf.variable_creator_scope(setter.create):
+            replicas = [make(work)]
+    else:
+        replicas = tw_core.replicate(ours, lambda tower: make(work))
+    new = (
+        partial(keras.optimizers.SGD, RATE, momentum=0.9)
+        if with_keras
+        else partial(v1.train.MomentumOptimizer, RATE, 0.9)
+    )
+    optimizers = tw_builders.make_optimizers(ours[: len(replicas)], new, replicas)
+    models = replicas * towers if shared else replicas
+    shards = _shards(work, devices)
+    reducer = tw_reduce.mean(
+        tw_reduce.packed(partial(tw_reduce.sum_balanced, devices=devices))
+    )
+
+    def gradients(tower: Any, model: Any, x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = keras_loss(model, x, y) if with_keras else model.loss(x, y)
+        return tape.gradient(loss, model.trainable_variables)
+
+    @tf.function(autograph=False)
+    def step(xs: Any, ys: Any) -> None:
+        grads = tw_core.map_towers(gradients, ours, models, xs, ys)
+        if shared:
+            variables = models[0].trainable_variables
+            pairs = [list(zip(own, variables, strict=True)) for own in grads]
+            tw_builders.apply_shared_gradients(pairs, optimizers[0])
+        else:
+            tw_builders.apply_gradients(ours, reducer(grads), replicas, optimizers)
+
+    return partial(step, *shards), lambda: _values(replicas[0])
+
+
+def _shards(work: Work, devices: list[str]) -> tuple[list[Any], list[Any]]:
+    pieces: tuple[list[Any], list[Any]] = ([], [])
+    for piece, array in zip(pieces, (work.x, work.y), strict=True):
+        for device, shard in zip(devices, np.split(array, len(devices)), strict=True):
+            with tf.device(device):
+                piece.append(tf.identity(tf.constant(shard)))
+    return pieces
+
+
+def mirrored(work: Work, towers: int, *, with_keras: bool) -> Built:
+    strategy = tf.distribute.MirroredStrategy([f"/cpu:{k}" for k in range(towers)])
+    with strategy.scope():
+        model = keras_model(work) if with_keras else Module(work)
+        if with_keras:
+            optimizer = keras.optimizers.SGD(RATE, momentum=0.9)
+            optimizer.build(model.trainable_variables)
+        else:
+            optimizer = v1.train.MomentumOptimizer(RATE, 0.9)
+    pieces = [np.split(array, towers) for array in (work.x, work.y)]
+    shards = [
+        strategy.experimental_distribute_values_from_function(
+            lambda context, own=own: tf.constant(own[context.replica_id_in_sync_group])
+        )
+        for own in pieces
+    ]
+
+    def replica_step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = keras_loss(model, x, y) if with_keras else model.loss(x, y)
+            loss = loss / towers
+        variables = list(model.trainable_variables)
+        grads = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(grads, variables, strict=True))
+
+    @tf.function(autograph=False)
+    def step(x: Any, y: Any) -> None:
+        strategy.run(replica_step, args=(x, y))
+
+    return partial(step, *shards), lambda: _values(model)
+
+
+def _values(model: Any) -> list[np.ndarray]:
+    return [np.asarray(tf.convert_to_tensor(v)) for v in model.trainable_variables]
+
+
+def checked(work: Work, name: str, built: Built, config: str) -> Contender:
+    run, values = built
+    for _ in range(CHECKED_STEPS):
+        run()
+    reference_run, reference = one_device(work)
+    for _ in range(CHECKED_STEPS):
+        reference_run()
+    for got, want in zip(values(), reference(), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5, err_msg=name)
+    return Contender(name, run, config=config)
+
+
+GRAPH = "session, tw_core.session_config()"
+FUNCTION = "tf.function, default"
+
+
+def contenders(work: Work, towers: int, group: str) -> list[Contender]:
+    with_keras = group == "keras"
+    found = [
+        checked(work, PEER, mirrored(work, towers, with_keras=with_keras), FUNCTION)
+    ]
+    for kind in ("replicated", "parameter server"):
+        if group == "graph":
+            built, config = graph_step(work, towers, kind), GRAPH
+        else:
+            built = function_step(work, towers, kind, with_keras=with_keras)
+            config = FUNCTION
+        found.append(checked(work, kind, built, config))
+    found.append(checked(work, ALONE, one_device(work), GRAPH))
+    return found
+
+
+PEER = "MirroredStrategy"
+ALONE = "one device, whole batch"
+TARGETS = {
+    "graph": {"replicated": 0.6, "parameter server": 0.55},
+    "function": {"replicated": 0.6, "parameter server": 0.5},
+    "keras": {"replicated": 0.65, "parameter server": 0.65},
+}
+
+
+def run_cell(group: str, towers: int, rounds: int) -> list[Timing]:
+    """Races one group at one number of towers."""
+    tw_core.use_logical_cpus(towers)
+    work = WORKS["mlp" if group == "graph" else "small"]()
+    title = f"{work.name}, {group}, K = {towers}"
+    return race(title, contenders(work, towers, group), peer=PEER, rounds=rounds)
+
+
+def main(arguments: list[str]) -> None:
+    """Races training steps."""
+    parser = argparse.ArgumentParser(prog="step", description=main.__doc__)
+    parser.add_argument("--rounds", type=int, default=31, help="turns (%(default)s)")
+    parser.add_argument("--towers", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--groups", nargs="*", default=list(TARGETS))
+    options = parser.parse_args(arguments)
+    report = Report("step")
+    for group in options.groups:
+        for towers in [4] if group == "graph" else options.towers:
+            timings = in_own_process(run_cell, group, towers, options.rounds)
+            report.add(timings, PEER)
+            work = timings[0].work
+            for name, at_most in TARGETS[group].items():
+                report.target(f"{work}: {name} / {PEER}", ratio(timings, name), at_most)
+            if group == "graph":
+                against = ratio(timings, "replicated") / ratio(timings, ALONE)
+                report.target(f"{work}: replicated / {ALONE}", against, 1.25)
+    report.write()

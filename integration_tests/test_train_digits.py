@@ -1,0 +1,174 @@
+"""The digits example, from the command line and from Python."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tw_core.testing import CPUS, start_logical_cpus
+
+EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
+SCRIPT = EXAMPLES / "train_digits.py"
+DEADLINE_S = 180
+
+
+@pytest.fixture(scope="module")
+def example():
+    start_logical_cpus()
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        import train_digits
+
+        yield train_digits
+    finally:
+        sys.path.remove(str(EXAMPLES))
+
+
+def train(example, out, **changes):
+    options = {"devices": CPUS[:4], "epochs": 2, "out": out} | changes
+    example.main(example.Options(**options))
+    return json.loads((out / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("mode", ["graph", "function"])
+@pytest.mark.parametrize("builder", ["replicated", "parameter-server"])
+def test_a_run_learns_and_writes_everything(example, tmp_path, capsys, builder, mode):
+    summary = train(example, tmp_path, builder=builder, mode=mode, epochs=3)
+    assert summary["test_accuracy"] > 0.8
+    assert summary["history"]["loss"][-1] < summary["history"]["loss"][0] / 2
+    assert summary["options"]["builder"] == builder
+    assert summary["built"]["towers"] == 4
+    placed = summary["built"]["devices"]
+    holding = [facts["bytes"] > 0 for facts in placed.values()]
+    assert sum(holding) == (4 if builder == "replicated" else 1)
+    for name in ("curves.png", "placement.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "timings.json").read_text())["images_per_s"] > 0
+    said = capsys.readouterr().out
+    for word in ("4 towers", builder, "cpu:3", "bytes", "Test accuracy"):
+        assert word.lower() in said.lower()
+
+
+@pytest.mark.parametrize("mode", ["graph", "function"])
+def test_the_same_seed_gives_the_same_summary(example, tmp_path, mode):
+    one = train(example, tmp_path, mode=mode, seed=5)
+    two = train(example, tmp_path, mode=mode, seed=5)
+    other = train(example, tmp_path, mode=mode, seed=6)
+    assert one == two
+    assert one["history"] != other["history"]
+
+
+@pytest.mark.parametrize("mode", ["graph", "function"])
+@pytest.mark.parametrize("builder", ["replicated", "parameter-server"])
+def test_a_resumed_run_ends_as_an_uninterrupted_one(example, tmp_path, builder, mode):
+    choice = {"builder": builder, "mode": mode}
+    straight = train(example, tmp_path / "straight", epochs=3, **choice)
+    train(example, tmp_path / "stopped", epochs=1, **choice)
+    resumed = train(example, tmp_path / "stopped", epochs=3, resume=True, **choice)
+    assert resumed["history"] == straight["history"]
+    assert weights(tmp_path / "stopped").keys() == weights(tmp_path / "straight").keys()
+    for name, value in weights(tmp_path / "straight").items():
+        np.testing.assert_array_equal(weights(tmp_path / "stopped")[name], value)
+
+
+def weights(out):
+    import tensorflow as tf
+
+    name = json.loads((out / "state.json").read_text())["checkpoint"]
+    reader = tf.train.load_checkpoint(str(out / name))
+    return {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
+
+
+def test_a_run_of_one_mode_resumes_in_the_other(example, tmp_path):
+    train(example, tmp_path, mode="graph", epochs=1)
+    resumed = train(example, tmp_path, mode="function", epochs=3, resume=True)
+    assert len(resumed["history"]["loss"]) == 3
+    assert resumed["test_accuracy"] > 0.8
+
+
+def refused(example, out, **changes):
+    with pytest.raises((SystemExit, ValueError)) as caught:
+        train(example, out, **changes)
+    assert not (out / "summary.json").exists()
+    return str(caught.value)
+
+
+def test_wrong_options_are_refused_before_training(example, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("in the way")
+    assert "not divisible by the 4 towers" in refused(example, tmp_path, batch_size=30)
+    assert "unknown devices ['/cpu:9']" in refused(
+        example, tmp_path, mode="function", devices=("/cpu:0", "/cpu:9")
+    )
+    assert "no TensorFlow device" in refused(example, tmp_path, devices=("/nope:0",))
+    assert "at least one tower" in refused(example, tmp_path, devices=(), towers=0)
+    assert "cannot be written" in refused(example, file / "below")
+    assert "more than the 1437 training" in refused(example, tmp_path, batch_size=2000)
+    assert "holds no checkpoint" in refused(example, tmp_path, resume=True)
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_the_differences(
+    example, tmp_path, monkeypatch
+):
+    train(example, tmp_path, epochs=1)
+    (tmp_path / "summary.json").unlink()
+    monkeypatch.setattr(example, "FILTERS", (8, 32))
+    said = refused(example, tmp_path, resume=True)
+    assert "checkpoint of another model" in said
+    assert "conv1/kernel: [3, 3, 1, 16] in the checkpoint, [3, 3, 1, 8]" in said
+
+
+def run_script(*args, **kwargs):
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
+        **kwargs,
+    )
+
+
+def test_ctrl_c_ends_the_run_with_a_checkpoint_and_a_sentence(tmp_path):
+    process = run_script("--out", str(tmp_path), "--epochs", "100000")
+    try:
+        wait_for(tmp_path / "placement.png", process)
+        time.sleep(3)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=DEADLINE_S)
+    finally:
+        process.kill()
+        process.wait(timeout=DEADLINE_S)
+    assert process.returncode == 1
+    assert "Interrupted after step" in said
+    assert "--resume" in said
+    state = json.loads((tmp_path / "state.json").read_text())
+    assert state["step"] > 0
+    assert (tmp_path / f"{state['checkpoint']}.index").exists()
+
+
+def wait_for(path, process):
+    deadline = time.monotonic() + DEADLINE_S
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_every_option_has_help():
+    with run_script("--help") as process:
+        said, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0
+    for option in (
+        *("--builder", "--mode", "--towers", "--devices", "--reducer", "--batch-size"),
+        *("--epochs", "--learning-rate", "--seed", "--resume", "--out"),
+    ):
+        assert option in said
+    for help_text in ("a copy of the variables per tower", "passes over the training"):
+        assert help_text in said
