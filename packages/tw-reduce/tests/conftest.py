@@ -1,9 +1,9 @@
-"""Hypothesis without a deadline, as tracing takes its time, and the same every run.
-
-``--hypothesis-profile=default`` explores at random.
-"""
+"""Fakes eight devices, and has hypothesis try the same examples in every run."""
 
 from hypothesis import settings
 
-settings.register_profile("towers", deadline=None, derandomize=True)
-settings.load_profile("towers")
+from tw_core.testing import start_logical_cpus
+
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.load_profile("repeatable")
+start_logical_cpus()

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tw_reduce._nccl import sum_nccl
     from tw_reduce._packed import PackPlan, packed, plan_packs
     from tw_reduce._routed import routed
+    from tw_reduce._spread import spread
     from tw_reduce._sum_balanced import BalancePlan, plan_balanced, sum_balanced
     from tw_reduce._sum_on_device import sum_on_device
     from tw_reduce._sum_round_robin import sum_round_robin
@@ -45,11 +46,11 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "EIGHT_GPU_CROSS",
     "AutoPlan",
     "BalancePlan",
     "Choice",
     "CollectiveKeys",
+    "EIGHT_GPU_CROSS",
     "GradientPacker",
     "Groups",
     "HierarchyPlan",
@@ -79,6 +80,7 @@ __all__ = [
     "reduce_as",
     "reducer_for_mode",
     "routed",
+    "spread",
     "sum_balanced",
     "sum_collective",
     "sum_nccl",
@@ -111,6 +113,7 @@ _HOMES = {
     "_nccl": ["sum_nccl"],
     "_packed": ["PackPlan", "packed", "plan_packs"],
     "_routed": ["routed"],
+    "_spread": ["spread"],
     "_sum_balanced": ["BalancePlan", "plan_balanced", "sum_balanced"],
     "_sum_on_device": ["sum_on_device"],
     "_sum_round_robin": ["sum_round_robin"],

@@ -10,9 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core import without_autograph
 from tw_reduce._add_columns import add_columns
-from tw_reduce._mean import mean
+from tw_reduce._mean import check_divisible, mean
+from tw_reduce._packed import packed
+from tw_reduce._routed import routed
 from tw_reduce._tower_tensors import (
+    Reducer,
     Tensorlike,
     TowerTensors,
     check_tower_tensors,
@@ -20,6 +24,7 @@ from tw_reduce._tower_tensors import (
 )
 
 
+@without_autograph
 def aggregate_grads_colocate(
     all_grads: Sequence[Sequence[tuple[Tensorlike, Any]]], average: bool = True
 ) -> list[tuple[Tensorlike, Any]]:
@@ -43,17 +48,24 @@ def aggregate_grads_colocate(
     check_tower_tensors(grads, caller="aggregate_grads_colocate")
     variables = [variable for _, variable in all_grads[0]]
     _check_shared(all_grads)
-    devices = [variable.device or None for variable in variables]
-    reducer = partial(_sum_on, devices=devices)
+    homes = [str(variable.device or "") for variable in variables]
+    if average:
+        check_divisible(grads, caller="aggregate_grads_colocate")
+    names = {home: f"device{i}" for i, home in enumerate(dict.fromkeys(homes))}
+    reducers = {names[home]: _sum_at(home, average=average) for home in names}
     with tf.name_scope("aggregate_grads_colocate"):
-        reduced = (mean(reducer) if average else reducer)(grads)
+        reduced = routed(lambda info: names[homes[info.index]], reducers)(grads)
     return list(zip(reduced[0], variables, strict=True))
 
 
-def _sum_on(
-    grads: TowerTensors, *, devices: Sequence[str | None]
-) -> list[list[Tensorlike]]:
-    sums = add_columns(columns(grads), devices)
+def _sum_at(home: str, *, average: bool) -> Reducer:
+    # A pack a tower and device travels faster than each small gradient alone.
+    reducer = packed(partial(_sum_on, device=home or None))
+    return mean(reducer) if average else reducer
+
+
+def _sum_on(grads: TowerTensors, *, device: str | None) -> list[list[Tensorlike]]:
+    sums = add_columns(columns(grads), [device] * len(grads[0]))
     return [list(sums) for _ in grads]
 
 

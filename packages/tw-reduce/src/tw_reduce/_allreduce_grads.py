@@ -9,6 +9,7 @@ from functools import partial
 
 import tensorflow as tf
 
+from tw_core import without_autograph
 from tw_reduce._add_columns import add_columns
 from tw_reduce._check_devices import check_reduce_devices
 from tw_reduce._collective import sum_collective
@@ -26,6 +27,7 @@ from tw_reduce._tower_tensors import (
 )
 
 
+@without_autograph
 def allreduce_grads(
     all_grads: TowerTensors,
     average: bool,
@@ -64,6 +66,7 @@ def allreduce_grads(
     return _averaged(reducer, average)(all_grads)
 
 
+@without_autograph
 def allreduce_grads_hierarchical(
     all_grads: TowerTensors, devices: Sequence[str], average: bool = False
 ) -> list[list[Tensorlike]]:
@@ -91,6 +94,7 @@ def allreduce_grads_hierarchical(
     return _averaged(reducer, average)(all_grads)
 
 
+@without_autograph
 def allreduce_grads_naive(
     all_grads: TowerTensors,
     devices: Sequence[str] | None = None,

@@ -5,6 +5,7 @@ from functools import partial
 
 import tensorflow as tf
 
+from tw_core import without_autograph
 from tw_reduce._auto_plan import AutoPlan, plan_auto
 from tw_reduce._check_devices import check_one_device_per_tower, check_reduce_devices
 from tw_reduce._collective_keys import CollectiveKeys
@@ -58,6 +59,7 @@ def auto(
     return partial(_reduce_by_plan, packing, make_plan, settled, explain)
 
 
+@without_autograph
 def _reduce_by_plan(
     reducers: dict[str, Reducer],
     make_plan: Callable[[Sequence[TensorInfo]], AutoPlan],

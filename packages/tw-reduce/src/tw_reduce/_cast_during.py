@@ -10,6 +10,7 @@ from functools import partial
 
 import tensorflow as tf
 
+from tw_core import without_autograph
 from tw_reduce._tower_tensors import (
     Reducer,
     Tensorlike,
@@ -65,6 +66,7 @@ def reduce_as(reducer: Reducer, dtype: tf.DType) -> Reducer:
     return partial(_reduce_in, reducer, inner)
 
 
+@without_autograph
 def _reduce_rounded(
     reducer: Reducer, wire: tf.DType, grads: TowerTensors
 ) -> list[list[Tensorlike]]:
@@ -76,6 +78,7 @@ def _reduce_rounded(
     return sums
 
 
+@without_autograph
 def _reduce_in(
     reducer: Reducer, inner: tf.DType, grads: TowerTensors
 ) -> list[list[Tensorlike]]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tw_core import without_autograph
 from tw_reduce._check_devices import check_distinct, check_one_device_per_tower
 from tw_reduce._collective_keys import CollectiveKeys
 from tw_reduce._flat import join
@@ -23,6 +24,7 @@ from tw_reduce._tower_tensors import (
 )
 
 
+@without_autograph
 def sum_collective(
     grads: TowerTensors,
     *,

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
+from tw_core import without_autograph
 from tw_reduce._add_columns import add_columns
 from tw_reduce._check_devices import check_one_device_per_tower
 from tw_reduce._tower_tensors import (
@@ -99,6 +100,7 @@ def hierarchical(
     return partial(_sum_hierarchical, settled, devices)
 
 
+@without_autograph
 def _sum_hierarchical(
     groups: Groups, devices: Sequence[str] | None, grads: TowerTensors
 ) -> list[list[Tensorlike]]:

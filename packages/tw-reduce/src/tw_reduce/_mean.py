@@ -4,10 +4,13 @@ The multiplication costs a pass over every gradient. Where the loss or the
 learning rate can take the factor 1/K instead, the plain sum is the faster mean.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import tensorflow as tf
 
+from tw_core import without_autograph
+from tw_reduce._around import Around
 from tw_reduce._tower_tensors import (
     Reducer,
     Tensorlike,
@@ -26,19 +29,34 @@ def mean(reducer: Reducer) -> Reducer:
 
     Returns:
       A reducer that multiplies each sum by 1/K once, on the device where it
-      lies, however many towers share it. Of a sparse sum the values are
+      lies, however many towers share it; inside ``packed`` and ``spread``, so
+      that a pack is multiplied as one. Of a sparse sum the values are
       multiplied. One tower is returned as the reducer gave it.
 
     Raises:
       TypeError: when called with integer gradients, which have no exact mean.
       ValueError: when ``reducer`` returns another shape of list.
     """
+    if isinstance(reducer, Around):
+        return Around(mean(reducer.inner), partial(_move_divisible, reducer.move))
     return partial(_reduce_to_means, reducer)
 
 
+@without_autograph
+def _move_divisible(
+    move: Callable[[Reducer, TowerTensors], list[list[Tensorlike]]],
+    reducer: Reducer,
+    grads: TowerTensors,
+) -> list[list[Tensorlike]]:
+    check_tower_tensors(grads, caller="mean")
+    check_divisible(grads, caller="mean")  # where positions are the caller's
+    return move(reducer, grads)
+
+
+@without_autograph
 def _reduce_to_means(reducer: Reducer, grads: TowerTensors) -> list[list[Tensorlike]]:
     check_tower_tensors(grads, caller="mean")
-    _check_divisible(grads)
+    check_divisible(grads, caller="mean")
     sums = reducer(grads)
     check_reduced(sums, grads, caller="mean")
     if len(grads) == 1:
@@ -49,7 +67,8 @@ def _reduce_to_means(reducer: Reducer, grads: TowerTensors) -> list[list[Tensorl
     return [[means[id(total)] for total in row] for row in sums]
 
 
-def _check_divisible(grads: TowerTensors) -> None:
+def check_divisible(grads: TowerTensors, *, caller: str) -> None:
+    """Refuses integer gradients, naming their positions and dtypes."""
     whole = [
         f"{n} ({tensor.dtype.name})"
         for n, tensor in enumerate(grads[0])
@@ -57,8 +76,8 @@ def _check_divisible(grads: TowerTensors) -> None:
     ]
     if whole:
         raise TypeError(
-            f"mean: gradients must be floating; got integers at positions "
-            f"{', '.join(whole)}. Reduce them without mean, or cast them first."
+            f"{caller}: gradients must be floating; got integers at positions "
+            f"{', '.join(whole)}. Reduce them without the mean, or cast them first."
         )
 
 

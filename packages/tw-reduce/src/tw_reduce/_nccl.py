@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 import tw_core
+from tw_core import without_autograph
 from tw_reduce._check_devices import check_distinct, check_one_device_per_tower
 from tw_reduce._collective_keys import CollectiveKeys
 from tw_reduce._sparse import densify_column
@@ -26,6 +27,7 @@ _ALTERNATIVES = (
 )
 
 
+@without_autograph
 def sum_nccl(
     grads: TowerTensors, *, devices: Sequence[str], keys: CollectiveKeys
 ) -> list[list[tf.Tensor]]:

@@ -10,6 +10,7 @@ from functools import partial
 
 import tensorflow as tf
 
+from tw_reduce._around import Around
 from tw_reduce._flat import cut, join
 from tw_reduce._tensor_info import TensorInfo, describe_columns
 from tw_reduce._tower_tensors import (
@@ -84,11 +85,11 @@ def packed(reducer: Reducer, *, below: int = DEFAULT_BELOW) -> Reducer:
         another shape of list.
     """
     plan_packs((), below=below)
-    return partial(_reduce_packed, reducer, below)
+    return Around(reducer, partial(_reduce_packed, below))
 
 
 def _reduce_packed(
-    reducer: Reducer, below: int, grads: TowerTensors
+    below: int, reducer: Reducer, grads: TowerTensors
 ) -> list[list[Tensorlike]]:
     check_tower_tensors(grads, caller="packed")
     plan = plan_packs(describe_columns(grads), below=below)

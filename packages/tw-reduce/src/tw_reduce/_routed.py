@@ -5,6 +5,7 @@ from functools import partial
 
 import tensorflow as tf
 
+from tw_core import without_autograph
 from tw_reduce._tensor_info import TensorInfo, describe_columns
 from tw_reduce._tower_tensors import (
     Reducer,
@@ -45,6 +46,7 @@ def routed(
     return partial(_reduce_routed, route, dict(reducers))
 
 
+@without_autograph
 def _reduce_routed(
     route: Callable[[TensorInfo], str],
     reducers: Mapping[str, Reducer],

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from tw_core import without_autograph
 from tw_reduce._add_columns import add_columns
 from tw_reduce._check_devices import check_reduce_devices
 from tw_reduce._tensor_info import describe_columns
@@ -64,6 +65,7 @@ def plan_balanced(
     return BalancePlan(tuple(devices), tuple(device_of), tuple(loads))
 
 
+@without_autograph
 def sum_balanced(
     grads: TowerTensors, *, devices: Sequence[str]
 ) -> list[list[Tensorlike]]:

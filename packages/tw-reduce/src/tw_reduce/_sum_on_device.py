@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from tw_core import without_autograph
 from tw_reduce._add_columns import add_columns
 from tw_reduce._check_devices import check_reduce_devices
 from tw_reduce._tower_tensors import (
@@ -12,6 +13,7 @@ from tw_reduce._tower_tensors import (
 )
 
 
+@without_autograph
 def sum_on_device(grads: TowerTensors, *, device: str) -> list[list[Tensorlike]]:
     """Adds the gradients of all towers on ``device``.
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tw_core import without_autograph
 from tw_reduce._add_columns import add_columns
 from tw_reduce._check_devices import check_reduce_devices
 from tw_reduce._tower_tensors import (
@@ -14,6 +15,7 @@ from tw_reduce._tower_tensors import (
 )
 
 
+@without_autograph
 def sum_round_robin(
     grads: TowerTensors, *, devices: Sequence[str]
 ) -> list[list[Tensorlike]]:

@@ -1,0 +1,379 @@
+"""What every reducer promises: the same properties for all of them, in both modes."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_core.testing import CPUS, SparseRows, run_in_function, run_in_graph
+from tw_reduce import (
+    CollectiveKeys,
+    auto,
+    cast_during,
+    hierarchical,
+    mean,
+    packed,
+    routed,
+    spread,
+    sum_balanced,
+    sum_collective,
+    sum_on_device,
+    sum_round_robin,
+)
+
+KEYS = CollectiveKeys()  # one object for all reducers of the process
+WAIT_S = 60.0
+
+
+def groups_of(num_towers):
+    half = (num_towers + 1) // 2
+    both = (tuple(range(half)), tuple(range(half, num_towers)))
+    return tuple(group for group in both if group)
+
+
+def balanced(k):
+    return partial(sum_balanced, devices=CPUS[:k])
+
+
+def collective(k):
+    return partial(sum_collective, devices=CPUS[:k], keys=KEYS, timeout_seconds=WAIT_S)
+
+
+def by_kind(k):
+    return routed(
+        lambda info: "sparse" if info.is_sparse else "dense",
+        {"sparse": balanced(k), "dense": packed(balanced(k), below=10)},
+    )
+
+
+# name -> K -> reducer of sums
+REDUCERS = {
+    "on one device": lambda k: partial(sum_on_device, device=CPUS[0]),
+    "round robin": lambda k: partial(sum_round_robin, devices=CPUS[:k]),
+    "balanced": balanced,
+    "hierarchical": lambda k: hierarchical(groups_of(k), devices=CPUS[:k]),
+    "collective": collective,
+    "packed balanced": lambda k: packed(balanced(k), below=10),
+    "packed spread": lambda k: packed(spread(balanced(k))),
+    "spread": lambda k: spread(balanced(k)),
+    "packed collective": lambda k: packed(collective(k)),
+    "routed": by_kind,
+    "auto": lambda k: auto(CPUS[:k]),
+}
+STAY_SPARSE = [name for name in REDUCERS if "collective" not in name]
+MODES = {"graph": run_in_graph, "function": run_in_function}
+each_reducer = pytest.mark.parametrize("name", REDUCERS)
+each_mode = pytest.mark.parametrize("mode", MODES)
+each_count = pytest.mark.parametrize("num_towers", [1, 2, 3, 4, 8])
+SHAPES = [(), (3,), (2, 4), (5, 7), (1,), (0,)]
+
+
+def whole_numbers(num_towers, shapes=SHAPES, dtype=np.float32, seed=0):
+    """Small whole numbers, whose sums are exact in every order."""
+    random = np.random.default_rng(seed)
+    return [
+        [np.asarray(random.integers(-8, 9, shape)).astype(dtype) for shape in shapes]
+        for _ in range(num_towers)
+    ]
+
+
+def on_towers(fn, grads):
+    """Puts tower k's gradients on its device, as a backward pass leaves them."""
+    placed = []
+    for device, tower in zip(CPUS, grads, strict=False):
+        with tf.device(device):
+            placed.append(
+                [
+                    None
+                    if grad is None
+                    else tf.nest.map_structure(
+                        tf.identity, grad, expand_composites=True
+                    )
+                    for grad in tower
+                ]
+            )
+    return fn(placed)
+
+
+def reduce(mode, name, towers, change=lambda reducer: reducer):
+    reducer = change(REDUCERS[name](len(towers)))
+    return MODES[mode](partial(on_towers, reducer), towers)
+
+
+@each_mode
+@each_count
+@each_reducer
+def test_every_tower_gets_the_numpy_sum(mode, num_towers, name):
+    towers = whole_numbers(num_towers)
+    want = [sum(column) for column in zip(*towers, strict=True)]
+    got = reduce(mode, name, towers)
+    assert len(got) == num_towers
+    for row in got:
+        for value, wanted in zip(row, want, strict=True):
+            np.testing.assert_array_equal(value, wanted)
+            assert value.dtype == wanted.dtype
+            assert value.shape == wanted.shape
+
+
+@each_mode
+@pytest.mark.parametrize("num_towers", [1, 2, 3, 8])
+@each_reducer
+def test_mean_gives_the_numpy_mean(mode, num_towers, name):
+    towers = whole_numbers(num_towers)
+    want = [sum(column) / num_towers for column in zip(*towers, strict=True)]
+    for row in reduce(mode, name, towers, mean):
+        for value, wanted in zip(row, want, strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=1e-6)
+
+
+@each_mode
+@pytest.mark.parametrize(
+    "dtype", [np.float16, tf.bfloat16.as_numpy_dtype, np.float64, np.int32]
+)
+@each_reducer
+def test_other_dtypes_are_added_and_kept(mode, dtype, name):
+    towers = whole_numbers(2, [(3,), (2, 5)], dtype)
+    for row in reduce(mode, name, towers):
+        for value, *column in zip(row, *towers, strict=True):
+            assert value.dtype == column[0].dtype
+            np.testing.assert_array_equal(value, column[0] + column[1])
+
+
+@each_mode
+@each_reducer
+def test_mixed_dtypes_are_each_added_in_their_own(mode, name):
+    dtypes = [np.float32, np.float64, np.float16, np.float32]
+    towers = [
+        [np.full((3,), k + n, dtype) for n, dtype in enumerate(dtypes)]
+        for k in range(2)
+    ]
+    for row in reduce(mode, name, towers):
+        for n, (value, dtype) in enumerate(zip(row, dtypes, strict=True)):
+            assert value.dtype == dtype
+            np.testing.assert_array_equal(value, np.full((3,), 2 * n + 1, dtype))
+
+
+def sparse(rows, indices, num_rows=6):
+    values = np.asarray(rows, np.float32)
+    shape = np.array([num_rows, *values.shape[1:]], np.int64)
+    return SparseRows(values, np.asarray(indices, np.int64), shape)
+
+
+SPARSE_TOWERS = [
+    [sparse([[1, 2], [3, 4], [5, 6]], [4, 0, 4])],  # unsorted, one row twice
+    [sparse([[10, 20]], [4])],
+    [sparse(np.zeros((0, 2)), [])],
+]
+
+
+@each_mode
+@pytest.mark.parametrize("num_towers", [1, 2, 3])
+@each_reducer
+def test_sparse_gradients_add_up_with_duplicates_and_in_any_order(
+    mode, num_towers, name
+):
+    towers = SPARSE_TOWERS[:num_towers]
+    want = sum(tower[0].to_dense() for tower in towers)
+    for [value] in reduce(mode, name, towers):
+        if num_towers > 1 and name not in STAY_SPARSE:
+            assert isinstance(value, np.ndarray)
+        else:
+            assert isinstance(value, SparseRows)
+            value = value.to_dense()
+        np.testing.assert_array_equal(value, want)
+
+
+@each_mode
+@each_reducer
+def test_the_mean_of_sparse_gradients_divides_by_the_towers(mode, name):
+    towers = SPARSE_TOWERS[:2]
+    want = sum(tower[0].to_dense() for tower in towers) / 2
+    for [value] in reduce(mode, name, towers, mean):
+        dense = value.to_dense() if isinstance(value, SparseRows) else value
+        np.testing.assert_array_equal(dense, want)
+
+
+@each_mode
+@each_reducer
+def test_lists_of_dense_and_sparse_gradients_work(mode, name):
+    dense = whole_numbers(2, [(3,), (2, 2), (4,)])
+    towers = [
+        [row[0], SPARSE_TOWERS[k][0], row[1], row[2]] for k, row in enumerate(dense)
+    ]
+    for row in reduce(mode, name, towers):
+        for n, column in ((0, 0), (2, 1), (3, 2)):
+            np.testing.assert_array_equal(row[n], dense[0][column] + dense[1][column])
+        value = row[1].to_dense() if isinstance(row[1], SparseRows) else row[1]
+        np.testing.assert_array_equal(
+            value, SPARSE_TOWERS[0][0].to_dense() + SPARSE_TOWERS[1][0].to_dense()
+        )
+
+
+@each_mode
+@each_reducer
+def test_a_column_sparse_in_one_tower_only_becomes_dense(mode, name):
+    dense = np.arange(12, dtype=np.float32).reshape(6, 2)
+    towers = [[dense], [SPARSE_TOWERS[1][0]]]
+    want = dense + SPARSE_TOWERS[1][0].to_dense()
+    for [value] in reduce(mode, name, towers):
+        np.testing.assert_array_equal(value, want)
+
+
+@each_mode
+@pytest.mark.parametrize("wire", [tf.float16, tf.bfloat16])
+@pytest.mark.parametrize("name", ["on one device", "balanced", "packed balanced"])
+def test_cast_during_rounds_on_the_wire_and_adds_in_float32(mode, wire, name):
+    random = np.random.default_rng(1)
+    towers = [[random.standard_normal(50).astype(np.float32)] for _ in range(4)]
+    rounded = [own[0].astype(wire.as_numpy_dtype).astype(np.float32) for own in towers]
+    want = np.sum(rounded, axis=0)
+    for [value] in reduce(mode, name, towers, partial(cast_during, dtype=wire)):
+        assert value.dtype == np.float32
+        np.testing.assert_allclose(value, want, rtol=1e-6, atol=1e-6)
+        assert not np.allclose(value, np.sum([t[0] for t in towers], axis=0), rtol=1e-6)
+
+
+@each_reducer
+def test_the_same_inputs_give_the_same_bits_in_every_run(name):
+    random = np.random.default_rng(2)
+    # Large enough that TensorFlow's memory pass would rewrite a plain AddN.
+    shapes = [(2_000_000,), (7,), (300, 300), (2_000_000,), ()]
+    towers = [
+        [random.standard_normal(shape).astype(np.float32) for shape in shapes]
+        for _ in range(4)
+    ]
+    for mode in MODES:
+        first, *others = [reduce(mode, name, towers)[0] for _ in range(4)]
+        for other in others:
+            for one, two in zip(first, other, strict=True):
+                np.testing.assert_array_equal(one, two)
+
+
+@each_reducer
+def test_reducing_makes_no_variables(name):
+    with tf.Graph().as_default():
+        grads = [[tf.ones([3]), tf.ones([2, 2])] for _ in range(2)]
+        REDUCERS[name](2)(grads)
+        assert tf.compat.v1.trainable_variables() == []
+        assert tf.compat.v1.global_variables() == []
+
+
+@each_reducer
+def test_operations_grow_linearly_with_towers_and_variables(name):
+    def count(num_towers, num_variables):
+        with tf.Graph().as_default() as graph:
+            grads = []
+            for device in CPUS[:num_towers]:
+                with tf.device(device):
+                    grads.append([tf.ones([20]) for _ in range(num_variables)])
+            before = len(graph.get_operations())
+            REDUCERS[name](num_towers)(grads)
+            return len(graph.get_operations()) - before
+
+    in_variables = [count(2, n) for n in (10, 20, 40)]
+    assert in_variables[2] - in_variables[1] <= 2 * (in_variables[1] - in_variables[0])
+    in_towers = [count(k, 10) for k in (2, 4, 8)]
+    assert in_towers[2] - in_towers[1] <= 2 * (in_towers[1] - in_towers[0]) + 2
+    assert count(8, 40) <= 14 * 8 * 40
+
+
+@pytest.mark.parametrize("name", ["spread", "packed spread", "collective"])
+def test_results_lie_on_each_towers_device(name):
+    with tf.Graph().as_default():
+        grads = []
+        for device in CPUS[:3]:
+            with tf.device(device):
+                grads.append([tf.ones([20]), tf.ones([3])])
+        for device, row in zip(CPUS, REDUCERS[name](3)(grads), strict=False):
+            assert {tensor.device for tensor in row} == {f"/device:CPU:{device[-1]}"}
+
+
+def test_one_device_and_round_robin_add_where_they_say():
+    with tf.Graph().as_default():
+        grads = [[tf.ones([20]), tf.ones([3]), tf.ones([4])] for _ in range(2)]
+        [one, _] = sum_on_device(grads, device=CPUS[5])
+        assert {tensor.device for tensor in one} == {"/device:CPU:5"}
+        [turns, _] = sum_round_robin(grads, devices=CPUS[1:3])
+        assert [tensor.device[-1] for tensor in turns] == ["1", "2", "1"]
+
+
+def test_balanced_spreads_bytes_largest_first():
+    with tf.Graph().as_default():
+        grads = [[tf.ones([size]) for size in (10, 1000, 400, 500)] for _ in range(2)]
+        [sums, _] = sum_balanced(grads, devices=CPUS[:2])
+        assert [tensor.device[-1] for tensor in sums] == ["1", "0", "1", "1"]
+
+
+@each_reducer
+def test_unequal_towers_are_refused(name):
+    with tf.Graph().as_default():
+        grads = [[tf.ones(2), tf.ones(3)], [tf.ones(2)]]
+        with pytest.raises(ValueError, match=r"same number of gradients; got \[2, 1\]"):
+            REDUCERS[name](2)(grads)
+
+
+@each_reducer
+def test_no_tower_is_refused(name):
+    with pytest.raises(ValueError, match=r"tower"):
+        REDUCERS[name](2)([])
+
+
+@each_reducer
+def test_none_is_refused_with_towers_and_positions(name):
+    with tf.Graph().as_default():
+        grads = [[tf.ones(2), None], [tf.ones(2), tf.ones(3)]]
+        with pytest.raises(ValueError, match=r"None") as caught:
+            REDUCERS[name](2)(grads)
+        assert "0" in str(caught.value)
+        assert "1" in str(caught.value)
+
+
+@each_reducer
+def test_shapes_and_dtypes_that_differ_between_towers_are_refused(name):
+    with tf.Graph().as_default():
+        with pytest.raises(ValueError, match=r"(?s)\(2,\).*\(3,\)|shape"):
+            REDUCERS[name](2)([[tf.ones(2)], [tf.ones(3)]])
+        with pytest.raises(ValueError, match=r"float16"):
+            REDUCERS[name](2)([[tf.ones(2)], [tf.ones(2, tf.float16)]])
+
+
+@each_reducer
+def test_integers_have_no_mean(name):
+    with tf.Graph().as_default():
+        grads = [[tf.ones(2), tf.ones(2, tf.int32)]] * 2
+        with pytest.raises(TypeError, match=r"got integers at positions 1 \(int32\)"):
+            mean(REDUCERS[name](2))(grads)
+
+
+@pytest.mark.parametrize(
+    "wrap", [mean, packed, spread, partial(cast_during, dtype=tf.float16)]
+)
+def test_a_reducer_that_returns_another_shape_of_list_is_refused(wrap):
+    def loses_one(grads):
+        return [list(tower[:-1]) for tower in grads]
+
+    with (
+        tf.Graph().as_default(),
+        pytest.raises(ValueError, match=r"lists of lengths \[0, 0\]|\[1, 1\]"),
+    ):
+        wrap(loses_one)([[tf.ones(2), tf.ones(3)]] * 2)
+
+
+def test_a_fetch_of_one_tower_only_ends_at_its_deadline():
+    with tf.Graph().as_default():
+        grads = []
+        for device in CPUS[:2]:
+            with tf.device(device):
+                grads.append([tf.random.normal([4])])
+        both = sum_collective(
+            grads, devices=CPUS[:2], keys=KEYS, timeout_seconds=WAIT_S
+        )
+        config = tf.compat.v1.ConfigProto(
+            device_count={"CPU": 8}, operation_timeout_in_ms=2000
+        )
+        with (
+            tf.compat.v1.Session(config=config) as session,
+            pytest.raises(tf.errors.DeadlineExceededError),
+        ):
+            session.run(both[0][0])

@@ -1,0 +1,152 @@
+"""The plans behind the reducers: plain Python, tested by property."""
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tw_reduce import (
+    EIGHT_GPU_CROSS,
+    TensorInfo,
+    plan_auto,
+    plan_balanced,
+    plan_hierarchy,
+    plan_packs,
+    plan_splits,
+)
+
+SIZES = st.lists(st.integers(0, 10**7), max_size=40)
+DEVICES = st.integers(1, 8).map(lambda k: [f"/cpu:{i}" for i in range(k)])
+DTYPES = st.sampled_from([("float32", 4), ("float16", 2), ("float64", 8)])
+SHAPES = st.lists(st.one_of(st.integers(0, 300), st.none()), max_size=3)
+
+
+@st.composite
+def infos(draw, known=False):
+    found = []
+    for n in range(draw(st.integers(0, 20))):
+        dtype, size = draw(DTYPES)
+        shape = tuple(draw(SHAPES))
+        if known:
+            shape = tuple(side or 1 for side in shape)
+        sparse = not known and draw(st.booleans())
+        found.append(TensorInfo(n, shape, dtype, size, sparse))
+    return found
+
+
+@given(SIZES, DEVICES)
+def test_balance_gives_every_gradient_a_device_and_counts_its_bytes(sizes, devices):
+    plan = plan_balanced(sizes, devices)
+    assert len(plan.device_of) == len(sizes)
+    for i, load in enumerate(plan.loads):
+        assert load == sum(
+            size for size, d in zip(sizes, plan.device_of, strict=True) if d == i
+        )
+
+
+@given(SIZES, DEVICES)
+def test_balance_is_within_four_thirds_of_the_best(sizes, devices):
+    # Graham's bound for the largest first; best >= mean load, largest size.
+    plan = plan_balanced(sizes, devices)
+    k = len(devices)
+    ordered = sorted(sizes, reverse=True)
+    paired = ordered[k - 1] + ordered[k] if len(ordered) > k else 0
+    best = max([sum(sizes) / k, paired, *ordered[:1]])
+    assert max(plan.loads) <= (4 / 3 - 1 / (3 * k)) * best + 1e-6
+
+
+def test_an_unknown_size_counts_as_the_mean_of_the_known_ones():
+    assert plan_balanced([10, None, 30], ["a", "b"]).loads == (30, 30)
+
+
+@given(infos(), st.integers(0, 5000))
+def test_every_gradient_is_packed_once_or_alone(infos, below):
+    plan = plan_packs(infos, below=below)
+    everywhere = [n for pack in plan.packs for n in pack] + list(plan.alone)
+    assert sorted(everywhere) == list(range(len(infos)))
+    for pack in plan.packs:
+        assert len(pack) > 1
+        assert len({infos[n].dtype for n in pack}) == 1
+        for n in pack:
+            assert not infos[n].is_sparse
+            assert infos[n].num_elements < below
+
+
+def test_a_threshold_below_zero_is_refused():
+    with pytest.raises(ValueError, match="below must be 0 or more elements; got -1"):
+        plan_packs([], below=-1)
+
+
+@st.composite
+def groups(draw):
+    towers = draw(st.permutations(range(draw(st.integers(1, 10)))))
+    cuts = sorted(draw(st.sets(st.integers(1, max(1, len(towers) - 1)), max_size=3)))
+    bounds = [0, *[cut for cut in cuts if cut < len(towers)], len(towers)]
+    return tuple(tuple(towers[a:b]) for a, b in pairwise(bounds))
+
+
+@given(groups(), st.integers(0, 50))
+def test_a_hierarchy_uses_each_group_once_and_a_main_from_each(groups, index):
+    plan = plan_hierarchy(groups, index)
+    assert Counter(plan.members) == Counter(groups)
+    for main, members in zip(plan.mains, plan.members, strict=True):
+        assert main in members
+    assert plan.root in plan.mains
+
+
+@given(groups())
+def test_over_as_many_variables_as_towers_each_leads_once(groups):
+    count = sum(map(len, groups))
+    leads = [plan_hierarchy(groups, n).mains[0] for n in range(count)]
+    assert sorted(leads) == list(range(count))
+
+
+def test_the_eight_gpu_cross_has_a_root_in_the_other_ring():
+    for n in range(16):
+        plan = plan_hierarchy(EIGHT_GPU_CROSS, n)
+        assert plan.mains[0] // 4 != plan.root // 4
+        assert plan.mains[0] % 4 == plan.root % 4
+
+
+@given(infos(known=True), st.integers(1, 12))
+def test_splits_hold_every_element_in_equal_pieces(infos, num_split):
+    plans = plan_splits(infos, num_split=num_split)
+    if not plans:
+        return
+    assert sorted(n for p in plans for n in p.positions) == list(range(len(infos)))
+    for plan in plans:
+        assert sum(plan.sizes) == sum(infos[n].num_elements for n in plan.positions)
+        assert len(set(plan.sizes[:-1])) <= 1
+
+
+@given(infos(), DEVICES)
+def test_auto_tells_each_gradient_once_in_order(infos, devices):
+    plan = plan_auto(infos, devices)
+    assert [choice.tensor for choice in plan.choices] == infos
+    assert len(str(plan).splitlines()) == len(infos) + 1
+
+
+def test_auto_chooses_by_kind_of_device_size_and_dtype():
+    infos = [
+        TensorInfo(0, (10,), "float32", 4),
+        TensorInfo(1, (20,), "float32", 4),
+        TensorInfo(2, (1_000_000,), "float32", 4),
+        TensorInfo(3, (5, 2), "float32", 4, is_sparse=True),
+        TensorInfo(4, (3,), "bfloat16", 2),
+    ]
+    on_cpus = plan_auto(infos, ["/cpu:0", "/cpu:1"]).choices
+    assert {choice.algorithm for choice in on_cpus} <= {"sum_on_device", "sum_balanced"}
+    assert [choice.packed_with for choice in on_cpus] == [2, 2, 1, 1, 1]
+    on_gpus = [c.algorithm for c in plan_auto(infos, ["/gpu:0", "/gpu:1"]).choices]
+    assert on_gpus[:3] == ["sum_nccl"] * 3
+    assert on_gpus[3:] == ["sum_balanced"] * 2
+    mixed = plan_auto(infos, ["/gpu:0", "/cpu:0"]).choices
+    assert {choice.algorithm for choice in mixed} == {"sum_balanced"}
+    assert "4,000,000 bytes" in str(on_cpus[2])
+
+
+def test_auto_wants_a_device():
+    with pytest.raises(ValueError, match="devices is empty"):
+        plan_auto([], [])
