@@ -110,7 +110,8 @@ def unit(session: nox.Session, package: str) -> None:
 @nox.session(requires=["build"], reuse_venv=False)
 def integration(session: nox.Session) -> None:
     """Runs the integration tests on the built wheels of all packages."""
-    session.install(*map(wheel, PACKAGES), *group("test"))
+    extras = (*group("test"), *group("examples"), *group("rl"))
+    session.install(*map(wheel, PACKAGES), *extras)
     env = {**ENV, "PYTHONPATH": None}
     session.run("pytest", "integration_tests", *session.posargs, env=env)
 
@@ -167,6 +168,17 @@ def train(session: nox.Session) -> None:
         env=ENV,
         interrupt_timeout=60,
         terminate_timeout=10,
+    )
+
+
+@nox.session(name="train-rl", reuse_venv=True)
+def train_rl(session: nox.Session) -> None:
+    """Trains agents with PPO; arguments after -- go to the script."""
+    session.install(*editable(*PACKAGES), *group("rl"))
+    session.run(
+        *("python", "docs/examples/ppo/train.py", *session.posargs),
+        env=ENV,
+        interrupt_timeout=60,
     )
 
 

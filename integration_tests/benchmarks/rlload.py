@@ -1,0 +1,125 @@
+"""A batch trained on for an epoch, loaded, and fed in other ways.
+
+The models are small on purpose: what is timed is how rows reach them. Every
+contender takes the same 32 steps of gradient descent from the same weights, on
+the same rows, and must reach the same weights before anything is timed.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from harness import Contender, Report, Timing, in_own_process, race, ratio
+from rlload_functions import Functions
+from rlload_session import EPOCH, FEEDING, STEPS, Session, TwoTowers
+from rlload_works import WORKS, check, reference, reference_of_towers
+
+import tw_core
+
+
+def race_epochs(name: str, rounds: int) -> list[Timing]:
+    """Races everything that takes an epoch."""
+    work = WORKS[name]
+    wanted = reference(work)
+    contenders = check([*Session(work).built(), *Functions(work).built()], wanted)
+    named = [
+        Contender(f"{c.name} ({c.config})", c.run, config=c.config) for c in contenders
+    ]
+    return race(f"epoch, {work.name}", named, peer=named[0].name, rounds=rounds)
+
+
+def race_towers(name: str, rounds: int) -> list[Timing]:
+    """Races two towers with RLlib's."""
+    tw_core.use_logical_cpus(2)
+    work = WORKS[name]
+    contenders = check(TwoTowers(work).built(), reference_of_towers(work))
+    return race(
+        f"two towers, {work.name}", contenders, peer=contenders[-1].name, rounds=rounds
+    )
+
+
+def race_loads(name: str, rounds: int) -> list[Timing]:
+    """Races loading with a copy into memory that is warm."""
+    session = Session(WORKS[name])
+    warm = np.empty_like(session.x)
+    contenders = [
+        Contender("memory copy", lambda: np.copyto(warm, session.x), is_bound=True),
+        Contender("load_data", session.load),
+        Contender("the original's load", session.load_original),
+    ]
+    title = f"load, {WORKS[name].name}"
+    return race(title, contenders, peer="memory copy", rounds=rounds)
+
+
+def extra_memory(name: str, method: str) -> float:
+    """Returns what four loads take at their peak beside the batch, in batches.
+
+    Linux alone tells, and lets a process start its own peak anew.
+    """
+    session = Session(WORKS[name])
+    load = getattr(session, method)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = memory_now("VmRSS")
+    for _ in range(4):
+        load()
+    return (memory_now("VmHWM") - before) / session.x.nbytes - 1
+
+
+def memory_now(name: str) -> int:
+    """Reads a line of /proc/self/status, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    line = next(line for line in lines if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
+
+
+def note_targets(report: Report, name: str, epochs: list[Timing]) -> None:
+    """Compares with what was aimed at."""
+    ours, steps = f"{EPOCH} (session)", f"{STEPS} (session)"
+    peers = {timing.name: timing.ratio for timing in epochs}
+    report.target(
+        f"{name}: {EPOCH}, time to {FEEDING}",
+        peers[ours] / peers[f"{FEEDING} (session)"],
+        1 / 1.5,
+    )
+    original = peers["the original's step per call (session)"]
+    report.target(
+        f"{name}: {STEPS}, time to the original's", peers[steps] / original, 1
+    )
+    if name == "vectors":
+        for peer in ("tf.data range and slice", "tf.data range and slice, one call"):
+            measured = peers[f"{EPOCH} (tf.function)"] / peers[f"{peer} (tf.function)"]
+            report.target(f"{name}: {EPOCH}, time to {peer}", measured, 1 / 2)
+
+
+def note_loads(report: Report, name: str, rounds: int) -> None:
+    """Times loads, and compares them and their memory with what was aimed at."""
+    loads = in_own_process(race_loads, name, rounds)
+    report.add(loads, "memory copy")
+    copied = ratio(loads, "load_data")
+    report.target("load, time to a warm memory copy", copied, 1.5)
+    theirs = in_own_process(extra_memory, name, "load_original")
+    print(f"  extra memory of the original's load: {theirs:.3f} batches")
+    ours = in_own_process(extra_memory, name, "load")
+    report.target("load, extra memory in batches", ours, 0.1)
+
+
+def main(arguments: list[str]) -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(prog="rlload", description=__doc__)
+    parser.add_argument("--works", nargs="+", default=[*WORKS], choices=[*WORKS])
+    parser.add_argument("--rounds", type=int, default=31)
+    options = parser.parse_args(arguments)
+    report = Report("rlload")
+    for name in options.works:
+        epochs = in_own_process(race_epochs, name, options.rounds)
+        report.add(epochs, epochs[0].name)
+        note_targets(report, name, epochs)
+    for name in options.works:
+        towers = in_own_process(race_towers, name, options.rounds)
+        report.add(towers, towers[-1].name)
+        if len(towers) > 1:
+            work = f"{name}: {STEPS} on two towers, time to RLlib's"
+            report.target(work, towers[0].ratio, 1)
+    if "images" in options.works:
+        note_loads(report, "images", options.rounds)
+    report.write()

@@ -1,0 +1,155 @@
+"""The PPO example in its short form, and tw-rlload with tw-ampopt's optimizers."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tw_ampopt
+import tw_core
+import tw_rlload
+
+EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "ppo"
+
+needs_gymnasium = pytest.mark.skipif(
+    not (find_spec("gymnasium") and find_spec("matplotlib")),
+    reason="the example needs gymnasium and matplotlib",
+)
+
+
+def run(out, *arguments):
+    """Runs the example in a process of its own, as users do."""
+    command = [sys.executable, str(EXAMPLE / "train.py"), *arguments]
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    return subprocess.run(
+        [*command, "--out", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=env,
+        check=False,
+    )
+
+
+def scores(output):
+    """Reads the mean returns from what the example says."""
+    lines = [line for line in output.splitlines() if "mean of the last" in line]
+    return [float(line.split("episodes ")[1].split()[0]) for line in lines]
+
+
+@needs_gymnasium
+@pytest.mark.timeout(300)
+def test_a_short_run_learns_and_draws_its_curve(tmp_path):
+    done = run(tmp_path, "cartpole", "--seeds", "1", "--steps", "25600")
+    assert done.returncode in (0, 1), done.stderr
+    # A random policy keeps the pole up for about 22 steps.
+    (score,) = scores(done.stdout)
+    assert score > 100, done.stdout
+    assert (tmp_path / "cartpole.png").stat().st_size > 5_000
+
+
+@needs_gymnasium
+@pytest.mark.timeout(300)
+def test_a_short_recurrent_run_works_on_sequences(tmp_path):
+    done = run(tmp_path, "recurrent", "--seeds", "1", "--steps", "10240")
+    assert done.returncode in (0, 1), done.stderr
+    (score,) = scores(done.stdout)
+    assert score > 22, done.stdout
+
+
+@needs_gymnasium
+def test_an_unknown_task_is_refused_by_name(tmp_path):
+    done = run(tmp_path, "pendulum")
+    assert done.returncode == 2
+    assert "unknown tasks ['pendulum']" in done.stderr
+
+
+class Line:
+    """A policy of tw-rlload: a line through points, as ``build_graph`` returns it."""
+
+    def __init__(self, inputs):
+        x, y = inputs
+        self.w = tf.compat.v1.get_variable("w", initializer=tf.zeros([3]))
+        self.loss = tf.reduce_mean(tf.square(tf.linalg.matvec(x, self.w) - y))
+
+    def gradients(self, optimizer):
+        return optimizer.compute_gradients(self.loss)
+
+
+def points():
+    x = np.random.default_rng(0).standard_normal((64, 3)).astype(np.float32)
+    return x, (x @ [1, 2, 3]).astype(np.float32)
+
+
+def learnt_in_a_session(optimizer):
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as sess:
+        columns = [v1.placeholder(tf.float32, [None, 3], "x")]
+        columns.append(v1.placeholder(tf.float32, [None], "y"))
+        trainer = tw_rlload.LocalSyncParallelOptimizer(
+            optimizer(), ["/cpu:0"], columns, [], 8, Line
+        )
+        init = [v1.global_variables_initializer(), v1.local_variables_initializer()]
+        sess.run(init)
+        trainer.load_data(sess, [*points()], [])
+        for offset in trainer.report.batch_offsets:
+            trainer.optimize(sess, offset)
+        trainer.run_epochs(sess, 3)
+        return sess.run(trainer.get_common_loss().w)
+
+
+@pytest.mark.parametrize("use_loss_scaling", [False, True])
+def test_the_optimizer_of_tw_ampopt_drives_the_towers(use_loss_scaling):
+    descent = tf.compat.v1.train.GradientDescentOptimizer
+    got = learnt_in_a_session(
+        lambda: tw_ampopt.Optimizer(
+            tf_optimizer=descent,
+            learning_rate=0.05,
+            use_loss_scaling=use_loss_scaling,
+        )
+    )
+    wanted = learnt_in_a_session(lambda: descent(0.05))
+    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+
+
+class Weights(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = tf.Variable(tf.zeros([3]))
+
+
+def learnt_in_a_function(make_optimizer):
+    specs = {"x": tf.TensorSpec([None, 3]), "y": tf.TensorSpec([None])}
+    towers = tw_core.towers(["/cpu:0"])
+    batch = tw_rlload.DeviceBatch(towers, specs, max_per_device_batch_size=8)
+    model = Weights()
+
+    def loss_fn(own, inputs):
+        error = tf.linalg.matvec(inputs["x"], own.w) - inputs["y"]
+        return tf.reduce_mean(tf.square(error))
+
+    optimizers = [make_optimizer(model)]
+    train = tw_rlload.EpochFunction(batch, loss_fn, [model], optimizers)
+    batch.load([*points()])
+    train.run_epochs(3)
+    return model.w.numpy()
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_tower_optimizer_of_tw_ampopt_drives_a_function(scaled):
+    descent = tf.compat.v1.train.GradientDescentOptimizer
+    got = learnt_in_a_function(
+        lambda model: tw_ampopt.TowerOptimizer(
+            [model.w],
+            tf_optimizer=descent,
+            learning_rate=0.05,
+            loss_scale=tw_ampopt.DoublingScale() if scaled else None,
+        )
+    )
+    wanted = learnt_in_a_function(lambda model: descent(0.05))
+    np.testing.assert_allclose(got, wanted, rtol=1e-5)

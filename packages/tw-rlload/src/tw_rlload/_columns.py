@@ -1,0 +1,240 @@
+"""What a caller may hand over as a batch, read into columns and checked.
+
+A column is given as an array, a tensor, or a list of such fragments, which count
+as if joined along axis 0 and never are. Columns come as a list in the order of
+the specs, or as a dictionary by name. Everything is checked here, and every
+offender named, before any row is copied.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from tw_rlload._casts import Array, DType, cast_fault
+
+Columns: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
+
+# Rows are looked at in blocks of about this size, so that a check of the values
+# needs next to no memory.
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class ColumnSpec:
+    """What a column must look like.
+
+    Attributes:
+      name: as the user knows it.
+      dtype: of the variables on the devices.
+      inner_shape: of one row; None for a size that the data decides.
+      is_state: whether it has one row a sequence.
+    """
+
+    name: str
+    dtype: DType
+    inner_shape: tuple[int | None, ...]
+    is_state: bool
+
+
+@dataclass(frozen=True)
+class Column:
+    """Rows of one column, checked.
+
+    Attributes:
+      spec: what they were checked against.
+      fragments: arrays of equal inner shape, not copied; at least one.
+    """
+
+    spec: ColumnSpec
+    fragments: tuple[Array, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows of all fragments together."""
+        return sum(len(fragment) for fragment in self.fragments)
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of one row."""
+        return self.fragments[0].shape[1:]
+
+
+def make_spec(
+    name: str, dtype: Any, shape: Any, *, is_state: bool, caller: str
+) -> ColumnSpec:
+    """Makes the spec of a placeholder or a ``tf.TensorSpec``.
+
+    Raises:
+      ValueError: strings, resources and the like; a shape of unknown rank, or
+        of rank 0, which has no rows.
+    """
+    shape, tf_dtype = tf.TensorShape(shape), tf.as_dtype(dtype).base_dtype
+    if not (tf_dtype.is_floating or tf_dtype.is_integer or tf_dtype.is_bool):
+        raise ValueError(
+            f"{caller}: column {name!r} has dtype {tf_dtype.name}; only floats, "
+            "integers and bools can be loaded. Encode it as numbers."
+        )
+    if not shape.rank:
+        raise ValueError(
+            f"{caller}: column {name!r} has shape {shape}; rows are cut along axis 0, "
+            "so the rank must be known and at least 1, as in [None, 17]."
+        )
+    np_dtype = np.dtype(tf_dtype.as_numpy_dtype)
+    return ColumnSpec(name, np_dtype, tuple(shape.as_list()[1:]), is_state)
+
+
+def read_columns(
+    specs: Sequence[ColumnSpec], given: Columns, *, caller: str, check_finite: bool
+) -> list[Column]:
+    """Reads and checks columns against their specs.
+
+    Args:
+      specs: C of them.
+      given: C columns, by position or by name.
+      caller: who asks; opens the message.
+      check_finite: whether NaN and infinity are refused.
+
+    Returns:
+      C columns in the order of the specs.
+
+    Raises:
+      ValueError: missing or unknown columns; object arrays; wrong rank, inner
+        shape, or fragments that differ in it; a cast that loses; NaN.
+      TypeError: a symbolic tensor, or what is no column at all.
+    """
+    values = _in_order(specs, given, caller)
+    columns, problems = [], []
+    for spec, value in zip(specs, values, strict=True):
+        column = Column(spec, _fragments(spec.name, value, caller))
+        problems += list(_faults(column, check_finite=check_finite))
+        columns.append(column)
+    if problems:
+        listed = "\n".join(f"  - {problem}" for problem in problems)
+        raise ValueError(f"{caller}: nothing was loaded, as of the columns:\n{listed}")
+    return columns
+
+
+def check_lengths(columns: Sequence[Column], *, caller: str, what: str) -> int:
+    """Returns the common number of rows.
+
+    Raises:
+      ValueError: columns of unequal length.
+    """
+    lengths = {column.spec.name: column.rows for column in columns}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(
+            f"{caller}: all {what} must have the same number of rows; got {lengths}."
+        )
+    return next(iter(lengths.values()), 0)
+
+
+def _in_order(specs: Sequence[ColumnSpec], given: Columns, caller: str) -> list[Any]:
+    names = [spec.name for spec in specs]
+    if isinstance(given, Mapping):
+        missing = [name for name in names if name not in given]
+        unknown = [name for name in given if name not in names]
+        if missing or unknown:
+            raise ValueError(
+                f"{caller}: columns must be {names}; missing are {missing}, unknown "
+                f"are {unknown}."
+            )
+        return [given[name] for name in names]
+    if isinstance(given, np.ndarray | str | bytes) or not isinstance(given, Sequence):
+        raise TypeError(
+            f"{caller}: columns come as a list or a dictionary; got "
+            f"{type(given).__name__}. Wanted {names}."
+        )
+    if len(given) != len(specs):
+        raise ValueError(
+            f"{caller}: wants {len(specs)} columns {names}; got {len(given)}."
+        )
+    return list(given)
+
+
+def _fragments(name: str, value: Any, caller: str) -> tuple[Array, ...]:
+    is_list = isinstance(value, list | tuple)
+    if is_list and value and all(_is_fragment(item) for item in value):
+        return tuple(_as_array(name, item, caller) for item in value)
+    return (_as_array(name, value, caller),)
+
+
+def _is_fragment(value: Any) -> bool:
+    is_array = isinstance(value, np.ndarray) or tf.is_tensor(value)
+    return bool(is_array and len(value.shape) > 0)
+
+
+def _as_array(name: str, value: Any, caller: str) -> Array:
+    if tf.is_tensor(value) and not hasattr(value, "numpy"):
+        raise TypeError(
+            f"{caller}: column {name!r} is a symbolic tensor, {value}; only arrays "
+            "and eager tensors have rows to copy. Run it in a session first."
+        )
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise ValueError(
+            f"{caller}: column {name!r} is no rectangular array: {error}. Pad its "
+            "rows to one length."
+        ) from error
+
+
+def _faults(column: Column, *, check_finite: bool) -> Iterator[str]:
+    spec = column.spec
+    for i, fragment in enumerate(column.fragments):
+        who = repr(spec.name)
+        if len(column.fragments) > 1:
+            who += f" fragment {i}"
+        fault = _shape_fault(fragment, spec) or _inner_fault(fragment, column)
+        if fragment.dtype.kind in "OSU":
+            yield f"{who} is an array of {fragment.dtype}; wanted {spec.dtype.name}"
+        elif fault:
+            yield f"{who} {fault}"
+        else:
+            yield from (
+                f"{who}: {fault}"
+                for fault in _value_faults(
+                    fragment, spec.dtype, check_finite=check_finite
+                )
+            )
+
+
+def _shape_fault(fragment: Array, spec: ColumnSpec) -> str | None:
+    wanted = (None, *spec.inner_shape)
+    if fragment.ndim != len(wanted):
+        shown = list(fragment.shape)
+        return f"has rank {fragment.ndim} (shape {shown}); wanted {list(wanted)}"
+    pairs = zip(fragment.shape, wanted, strict=True)
+    if any(w is not None and g != w for g, w in pairs):
+        return f"has shape {list(fragment.shape)}; wanted {list(wanted)}"
+    return None
+
+
+def _inner_fault(fragment: Array, column: Column) -> str | None:
+    if fragment.shape[1:] == column.row_shape:
+        return None
+    return (
+        f"has rows of shape {list(fragment.shape[1:])}, fragment 0 of "
+        f"{list(column.row_shape)}"
+    )
+
+
+def _value_faults(
+    fragment: Array, wanted: DType, *, check_finite: bool
+) -> Iterator[str]:
+    fault = cast_fault(fragment, wanted)
+    if fault:
+        yield fault
+    if check_finite and fragment.dtype.kind not in "biu":
+        bad = sum(int(np.sum(~np.isfinite(block))) for block in _blocks(fragment))
+        if bad:
+            yield f"{bad} of {fragment.size} values are NaN or infinite"
+
+
+def _blocks(fragment: Array) -> Iterator[Array]:
+    row_bytes = max(fragment[:1].nbytes, 1)
+    step = max(_BLOCK_BYTES // row_bytes, 1)
+    for start in range(0, len(fragment), step):
+        yield fragment[start : start + step]

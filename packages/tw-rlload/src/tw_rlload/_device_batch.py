@@ -1,0 +1,145 @@
+"""A batch on the towers' devices, for ``tf.function``."""
+
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from tw_core import Tower
+from tw_rlload._check_towers import check_distinct
+from tw_rlload._columns import Columns, ColumnSpec, make_spec
+from tw_rlload._data_variables import EagerWriter, make_data_variables
+from tw_rlload._epoch_loop import LoopInputs
+from tw_rlload._load_plan import Tail, check_options
+from tw_rlload._load_report import LoadReport
+from tw_rlload._loading import LoadOptions
+from tw_rlload._stacks import Stacks
+
+_NAME = "DeviceBatch"
+
+
+class DeviceBatch:
+    """Holds a batch on the towers' devices, cut into one part a tower.
+
+    An ``EpochFunction`` trains on it.
+
+    Attributes:
+      towers: K of them.
+      specs: of the variables: columns, states, and weights where pads are.
+    """
+
+    def __init__(
+        self,
+        towers: Sequence[Tower],
+        columns: Mapping[str, tf.TensorSpec],
+        states: Mapping[str, tf.TensorSpec] | None = None,
+        *,
+        max_per_device_batch_size: int,
+        tail: Tail = "drop",
+        check_finite: bool = False,
+        stacks: int = 1,
+    ) -> None:
+        """Makes the variables, with no rows yet.
+
+        Args:
+          towers: K towers, no two on one device.
+          columns: name -> shape [None, ...] and dtype of what has one row a row.
+          states: the same of what has one row a sequence (recurrent models).
+          max_per_device_batch_size: rows a device takes in one step, at most.
+          tail: what becomes of rows that fill no step; see ``plan_load``.
+          check_finite: whether loads refuse NaN and infinity.
+          stacks: 2 holds two batches, so that one can load while one trains.
+
+        Raises:
+          RuntimeError: inside a graph or a ``tf.function``.
+          ValueError: devices repeated or unknown, no column, or bad options.
+        """
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                f"{_NAME}: makes variables; make it outside of graphs and tf.function. "
+                "In a session graph use tw_rlload.LocalSyncParallelOptimizer."
+            )
+        check_options(len(towers), max_per_device_batch_size, tail, caller=_NAME)
+        check_distinct(towers, caller=_NAME)
+        options = LoadOptions(
+            specs=_specs(columns, states or {}),
+            num_devices=len(towers),
+            max_per_device_batch_size=max_per_device_batch_size,
+            tail=tail,
+            check_finite=check_finite,
+            stacks=stacks,
+        )
+        self.towers, self.specs = tuple(towers), options.stored
+        self._stacks = Stacks(options, owner=_NAME)
+        variables = make_data_variables(self.towers, self.specs, stacks)
+        self._writer = EagerWriter(variables)
+        self._inputs = LoopInputs(self.towers, self.specs, variables)
+
+    @property
+    def report(self) -> LoadReport | None:
+        """What the last load did; None where nothing is loaded."""
+        loaded = self._stacks.loaded
+        return loaded.report if loaded else None
+
+    def load(self, columns: Columns, states: Columns = ()) -> LoadReport:
+        """Replaces the batch on the devices.
+
+        Args:
+          columns: by name, or in the order of the specs: arrays, tensors, or
+            lists of such fragments; [rows, ...].
+          states: the same, [sequences, ...].
+
+        Returns:
+          What became of the rows.
+
+        Raises:
+          ValueError, TypeError: the batch was refused and nothing was touched;
+            there is nothing to train on until the next load.
+        """
+        return self._stacks.load(columns, states, self._writer, caller="load").report
+
+    def load_next(self, columns: Columns, states: Columns = ()) -> None:
+        """Loads the next batch in a thread while the current one trains.
+
+        It is checked before this returns; its arrays must not change before
+        ``use_next``. Needs ``stacks=2``, twice the batch's memory.
+
+        Args:
+          columns: as for ``load``.
+          states: as for ``load``.
+
+        Raises:
+          RuntimeError: one stack only, or a load is under way already.
+          ValueError, TypeError: the batch was refused; the current one stays.
+        """
+        self._stacks.load_next(columns, states, self._writer, caller="load_next")
+
+    def use_next(self, timeout_seconds: float = 300.0) -> LoadReport:
+        """Waits for ``load_next`` and makes its batch the current one.
+
+        Args:
+          timeout_seconds: how long to wait, at most.
+
+        Returns:
+          What became of its rows.
+
+        Raises:
+          TimeoutError: it takes longer; call again.
+          RuntimeError: no load is under way, or it failed.
+        """
+        return self._stacks.use_next(timeout_seconds, caller="use_next").report
+
+
+def _specs(
+    columns: Mapping[str, tf.TensorSpec], states: Mapping[str, tf.TensorSpec]
+) -> tuple[ColumnSpec, ...]:
+    twice = sorted(columns.keys() & states.keys())
+    if not columns or twice:
+        raise ValueError(
+            f"{_NAME}: wants at least one column, and names that are either a column's "
+            f"or a state's; got columns {sorted(columns)} and states {sorted(states)}."
+        )
+    return tuple(
+        make_spec(name, spec.dtype, spec.shape, is_state=is_state, caller=_NAME)
+        for is_state, specs in ((False, columns), (True, states))
+        for name, spec in specs.items()
+    )

@@ -1,0 +1,242 @@
+"""How a batch is cut over towers and steps: arithmetic alone.
+
+Data comes in sequences of one length: one row each without states, several rows
+each with them (recurrent models keep one state a sequence). A step gives every
+device the same number of whole sequences. The order of rows is kept: device k
+has the k-th part of the batch. Source: the layout of RLlib's
+``LocalSyncParallelOptimizer`` (``multi_gpu_impl.py``).
+"""
+
+from dataclasses import dataclass
+from string import ascii_uppercase
+from typing import Literal, TypeAlias, get_args
+
+Tail: TypeAlias = Literal["drop", "pad", "error"]
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """Where each row of a batch goes.
+
+    Attributes:
+      rows_given: rows of the batch, at least 1.
+      num_devices: K, at least 1.
+      sequence_length: rows of a sequence; 1 without states.
+      sequences_per_device_step: B, sequences a device trains on in one step.
+      steps: S, steps in an epoch.
+      tail: what becomes of sequences that fill no step.
+    """
+
+    rows_given: int
+    num_devices: int
+    sequence_length: int
+    sequences_per_device_step: int
+    steps: int
+    tail: Tail
+
+    @property
+    def sequences_given(self) -> int:
+        """Sequences of the batch."""
+        return self.rows_given // self.sequence_length
+
+    @property
+    def sequences_per_device(self) -> int:
+        """Sequences a device holds, pads included."""
+        return self.steps * self.sequences_per_device_step
+
+    @property
+    def rows_per_device(self) -> int:
+        """Rows a device holds, pads included: the original's tuples per device."""
+        return self.sequences_per_device * self.sequence_length
+
+    @property
+    def rows_per_device_step(self) -> int:
+        """Rows a device trains on in one step."""
+        return self.sequences_per_device_step * self.sequence_length
+
+    @property
+    def shards(self) -> tuple[range, ...]:
+        """The sequences of each device, without pads; K ranges."""
+        if self.tail != "pad":
+            size = self.sequences_per_device
+            return tuple(range(k * size, (k + 1) * size) for k in self._devices)
+        least, more = divmod(self.sequences_given, self.num_devices)
+        starts = [k * least + min(k, more) for k in range(self.num_devices + 1)]
+        return tuple(range(starts[k], starts[k + 1]) for k in self._devices)
+
+    @property
+    def rows_loaded(self) -> int:
+        """Rows of the batch that reach a device."""
+        return sum(len(shard) for shard in self.shards) * self.sequence_length
+
+    @property
+    def rows_dropped(self) -> int:
+        """Rows of the batch that reach no device; the last ones."""
+        return self.rows_given - self.rows_loaded
+
+    @property
+    def rows_padded(self) -> int:
+        """Rows on the devices that stand for no row of the batch."""
+        return self.num_devices * self.rows_per_device - self.rows_loaded
+
+    @property
+    def batch_offsets(self) -> range:
+        """Where each step starts, in rows of a device: 0, L, 2 L, ..."""
+        return range(0, self.rows_per_device, self.rows_per_device_step)
+
+    def drawing(self) -> str:
+        """Draws the cut of a small batch.
+
+        >>> plan = plan_load(21, 7, num_devices=2, max_per_device_batch_size=9)
+        >>> print(plan.drawing())
+        state     1     2     3     4     5     6     7
+        row       A A A B B B C C C D D D E E E F F F G G G
+        sequence  |---|                                      3 rows
+        device 0  |---------------|                          9 rows, 1 step of 9
+        device 1                    |---------------|        9 rows, 1 step of 9
+        dropped                                       |---|  3 rows
+        """
+        length, given = self.sequence_length, self.sequences_given
+        width = 2 * self.rows_given - 1
+        letters = [ascii_uppercase[i % 26] for i in range(given)]
+        numbers = [str(i + 1).ljust(2 * length) for i in range(given)]
+        step = f"{_count(self.steps, 'step')} of {self.rows_per_device_step}"
+        lines = [
+            ("state", "".join(numbers), ""),
+            ("row", " ".join(c for c in letters for _ in range(length)), ""),
+            ("sequence", _bar(range(length)), _count(length, "row")),
+        ]
+        for k, shard in enumerate(self.shards):
+            rows = range(shard.start * length, shard.stop * length)
+            lines.append((f"device {k}", _bar(rows), f"{len(rows)} rows, {step}"))
+        if self.rows_dropped:
+            rows = range(self.rows_loaded, self.rows_given)
+            lines.append(("dropped", _bar(rows), _count(len(rows), "row")))
+        label = max(len(name) for name, _, _ in lines)
+        drawn = [f"{a:<{label}}  {b:<{width}}  {c}" for a, b, c in lines]
+        return "\n".join(line.rstrip() for line in drawn)
+
+    @property
+    def _devices(self) -> range:
+        return range(self.num_devices)
+
+
+def plan_load(
+    rows: int,
+    states: int | None = None,
+    *,
+    num_devices: int,
+    max_per_device_batch_size: int,
+    tail: Tail = "drop",
+    caller: str = "plan_load",
+) -> LoadPlan:
+    """Cuts a batch into steps of equal size, the same number on every device.
+
+    A step has as many whole sequences a device as fit in
+    ``max_per_device_batch_size`` rows; fewer where the batch is too short for
+    one such step.
+
+    Args:
+      rows: rows of the batch.
+      states: sequences of the batch; None where each row stands alone.
+      num_devices: K.
+      max_per_device_batch_size: rows a device takes in one step, at most.
+      tail: sequences that fill no step are dropped (``"drop"``), or completed
+        with pads, spread over the devices (``"pad"``), or refused (``"error"``).
+      caller: who asks; opens the message.
+
+    Returns:
+      The plan.
+
+    Raises:
+      ValueError: no row; rows not divisible by states; fewer sequences than
+        devices; a maximum below one sequence; an unknown ``tail``; a tail where
+        ``tail="error"``.
+
+    >>> plan_load(40_000, num_devices=2, max_per_device_batch_size=625).steps
+    32
+    """
+    check_options(num_devices, max_per_device_batch_size, tail, caller=caller)
+    length = _sequence_length(rows, states, caller)
+    sequences = rows // length
+    _check_fits(sequences, length, num_devices, max_per_device_batch_size, caller)
+    shortest = sequences // num_devices
+    if tail == "pad":
+        shortest = -(-sequences // num_devices)
+    size = min(max_per_device_batch_size // length, shortest)
+    per_step = size * num_devices
+    steps = -(-sequences // per_step) if tail == "pad" else sequences // per_step
+    plan = LoadPlan(rows, num_devices, length, size, steps, tail)
+    if tail == "error" and plan.rows_dropped:
+        raise ValueError(
+            f"{caller}: {rows} rows ({sequences} sequences of {length}) leave "
+            f"{plan.rows_dropped} rows over in steps of {size * length} rows on each "
+            f"of {num_devices} devices, and tail is 'error'; give a multiple of "
+            f"{per_step * length} rows, or tail='drop' or 'pad'."
+        )
+    return plan
+
+
+def check_options(
+    num_devices: int, max_per_device_batch_size: int, tail: str, *, caller: str
+) -> None:
+    """Refuses options that no batch could be cut with.
+
+    Raises:
+      ValueError: no device, a maximum below 1, or an unknown ``tail``.
+    """
+    if num_devices < 1:
+        raise ValueError(
+            f"{caller}: num_devices must be at least 1; got {num_devices}."
+        )
+    if max_per_device_batch_size < 1:
+        raise ValueError(
+            f"{caller}: max_per_device_batch_size must be at least 1 row; got "
+            f"{max_per_device_batch_size}."
+        )
+    if tail not in get_args(Tail):
+        raise ValueError(
+            f"{caller}: tail must be one of {list(get_args(Tail))}; got {tail!r}."
+        )
+
+
+def _sequence_length(rows: int, states: int | None, caller: str) -> int:
+    if rows < 1 or (states is not None and states < 1):
+        given = f"{rows} rows" if states is None else f"{rows} rows, {states} states"
+        raise ValueError(
+            f"{caller}: there is nothing to load: got {given}; give at least one row."
+        )
+    if states is None:
+        return 1
+    if rows % states:
+        raise ValueError(
+            f"{caller}: {rows} rows cannot be divided among {states} states; every "
+            "state stands for one sequence, and all sequences have the same number "
+            "of rows: pad the shorter ones."
+        )
+    return rows // states
+
+
+def _check_fits(
+    sequences: int, length: int, num_devices: int, maximum: int, caller: str
+) -> None:
+    if maximum < length:
+        raise ValueError(
+            f"{caller}: max_per_device_batch_size is {maximum} rows, and one sequence "
+            f"has {length}; give at least {length}, or cut shorter sequences."
+        )
+    if sequences < num_devices:
+        raise ValueError(
+            f"{caller}: every device needs at least one sequence; got {sequences} "
+            f"sequences of {length} rows for {num_devices} devices. Give at least "
+            f"{num_devices * length} rows, or fewer devices."
+        )
+
+
+def _bar(rows: range) -> str:
+    dashes = "-" * max(2 * len(rows) - 3, 0)
+    return " " * (2 * rows.start) + (f"|{dashes}|" if len(rows) > 1 else "|")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

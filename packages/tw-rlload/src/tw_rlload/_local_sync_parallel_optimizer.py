@@ -1,0 +1,348 @@
+"""RLlib's ``LocalSyncParallelOptimizer``, for session graphs.
+
+The class puts the parts together: variables and their loading, a step that
+slices them, and a loop over steps.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core import check_devices, towers
+from tw_reduce import Reducer
+from tw_rlload._check_towers import check_clipping, check_distinct
+from tw_rlload._columns import Columns, ColumnSpec, make_spec
+from tw_rlload._data_variables import BoundWriter, SessionWriter, make_data_variables
+from tw_rlload._epoch_loop import LoopInputs, loop_feeds
+from tw_rlload._epoch_order import EpochOrder, Shuffle, epoch_order
+from tw_rlload._epoch_result import EpochResult, make_result
+from tw_rlload._load_plan import Tail, check_options
+from tw_rlload._load_report import LoadReport
+from tw_rlload._loading import WEIGHTS, LoadOptions, check_names
+from tw_rlload._progress import Packed, run_with_progress
+from tw_rlload._session_calls import SessionCalls
+from tw_rlload._session_epochs import SessionEpochs
+from tw_rlload._stacks import Loaded, Stacks, step_start
+from tw_rlload._step_inputs import StepInputs
+from tw_rlload._step_scalars import lay_out
+from tw_rlload._tower_gradients import combine_gradients, default_reducer
+from tw_rlload._tower_loss import (
+    feeds_of,
+    fetches_of,
+    loss_of,
+    operations_of,
+    scalars_of,
+)
+from tw_rlload._train_step import (
+    build_losses,
+    check_shared,
+    sum_weights,
+    with_weights,
+)
+
+_NAME = "LocalSyncParallelOptimizer"
+
+
+class LocalSyncParallelOptimizer:
+    """Loads a batch onto the devices once and trains on slices of it there.
+
+    Attributes:
+      optimizer: as given.
+      devices: as given.
+      max_per_device_batch_size: as given.
+      loss_inputs: all placeholders, states last.
+      build_graph: as given.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        devices: Sequence[str],
+        input_placeholders: Sequence[tf.Tensor],
+        rnn_inputs: Sequence[tf.Tensor],
+        max_per_device_batch_size: int,
+        build_graph: Callable[..., Any],
+        grad_norm_clipping: float | None = None,
+        *,
+        reducer: Reducer | None = None,
+        tail: Tail = "drop",
+        check_finite: bool = False,
+        stacks: int = 1,
+    ) -> None:
+        """Builds the towers in the default graph.
+
+        Args:
+          optimizer: a v1 optimizer, or what has its ``apply_gradients``.
+          devices: K device strings, none twice; an int k means ``/gpu:k``.
+          input_placeholders: one a column, [rows, ...].
+          rnn_inputs: one a state, [sequences, ...]; may be empty.
+          max_per_device_batch_size: rows a device takes in one step, at most.
+          build_graph: takes the list of inputs (with ``tail="pad"`` also the
+            [rows] float32 weights) and returns an object with
+            ``gradients(optimizer)``; see ``TowerLoss``. Called for the whole
+            placeholders first, then once a tower.
+          grad_norm_clipping: bound of the averaged gradients' global norm; None
+            or 0 for none.
+          reducer: [K][N] gradients to [K][N] means, as ``tw_reduce`` makes them.
+          tail: what becomes of rows that fill no step; see ``plan_load``.
+          check_finite: whether loads refuse NaN and infinity.
+          stacks: 2 holds two batches, so that one can load while one trains.
+
+        Raises:
+          RuntimeError: outside of a session graph.
+          ValueError, TypeError: devices repeated or unknown, placeholders of
+            unknown rank, bad options, or towers that do not match.
+        """
+        _check_graph_mode()
+        self.optimizer, self.devices = optimizer, devices
+        self.max_per_device_batch_size = max_per_device_batch_size
+        self.loss_inputs = [*input_placeholders, *rnn_inputs]
+        self.build_graph = build_graph
+        check_options(len(devices), max_per_device_batch_size, tail, caller=_NAME)
+        self._towers = towers(devices)
+        check_distinct(self._towers, caller=_NAME)
+        options = LoadOptions(
+            specs=_specs(input_placeholders, rnn_inputs),
+            num_devices=len(self._towers),
+            max_per_device_batch_size=max_per_device_batch_size,
+            tail=tail,
+            check_finite=check_finite,
+            stacks=stacks,
+        )
+        self._stacks = Stacks(options, owner=_NAME)
+        self._specs = options.stored
+        self._calls = SessionCalls()
+        self._checked: Any = None
+        self._clip = check_clipping(grad_norm_clipping, caller=_NAME)
+        self._reducer = reducer or default_reducer([t.device for t in self._towers])
+        variables = make_data_variables(self._towers, self._specs, stacks)
+        self._writer = SessionWriter(self._towers, variables)
+        self._inputs = StepInputs(self._towers, self._specs, variables)
+        self._build_step()
+        self._build_epochs(LoopInputs(self._towers, self._specs, variables))
+
+    @property
+    def report(self) -> LoadReport | None:
+        """What the last load did; None where nothing is loaded."""
+        loaded = self._stacks.loaded
+        return loaded.report if loaded else None
+
+    @property
+    def num_tuples_loaded(self) -> int:
+        """Rows on all devices together; 0 where nothing is loaded."""
+        report = self.report
+        return report.rows_per_device * report.num_devices if report else 0
+
+    def load_data(self, sess: Any, inputs: Columns, state_inputs: Columns) -> int:
+        """Replaces the batch on the devices.
+
+        Args:
+          sess: session.
+          inputs: a column a placeholder, [rows, ...]: arrays, eager tensors,
+            or lists of such fragments; or a dictionary by placeholder name.
+          state_inputs: the same for the states, [sequences, ...].
+
+        Returns:
+          Rows on each device: the original's tuples per device.
+
+        Raises:
+          ValueError, TypeError: the batch was refused and nothing was touched;
+            there is nothing to train on until the next load.
+        """
+        caller = "load_data"
+        loaded = self._stacks.load(
+            inputs, state_inputs, self._bound(sess, caller), caller=caller
+        )
+        return loaded.report.rows_per_device
+
+    def load_next(self, sess: Any, inputs: Columns, state_inputs: Columns) -> None:
+        """Loads the next batch in a thread while the current one trains.
+
+        It is checked before this returns; its arrays must not change before
+        ``use_next``. Needs ``stacks=2``, twice the batch's memory.
+
+        Args:
+          sess: session.
+          inputs: as for ``load_data``.
+          state_inputs: as for ``load_data``.
+
+        Raises:
+          RuntimeError: one stack only, or a load is under way already.
+          ValueError, TypeError: the batch was refused; the current one stays.
+        """
+        caller = "load_next"
+        writer = self._bound(sess, caller)
+        self._stacks.load_next(inputs, state_inputs, writer, caller=caller)
+
+    def use_next(self, timeout_seconds: float = 300.0) -> int:
+        """Waits for ``load_next`` and makes its batch the current one.
+
+        Args:
+          timeout_seconds: how long to wait, at most.
+
+        Returns:
+          Rows on each device.
+
+        Raises:
+          TimeoutError: it takes longer; call again.
+          RuntimeError: no load is under way, or it failed.
+        """
+        loaded = self._stacks.use_next(timeout_seconds, caller="use_next")
+        return loaded.report.rows_per_device
+
+    def optimize(self, sess: Any, batch_index: int) -> dict[str, Any]:
+        """Trains on one minibatch.
+
+        Args:
+          sess: session.
+          batch_index: where it starts, in rows of a device: one of
+            ``report.batch_offsets``.
+
+        Returns:
+          ``{"train": None}``, the last tower's fetches under their own keys, and
+          ``"towers"``, the fetches of each.
+
+        Raises:
+          RuntimeError: nothing is loaded.
+          IndexError: another index than those.
+        """
+        loaded = self._stacks.require("optimize")
+        first = step_start(loaded, batch_index)
+        feeds = {**self._own_feeds(), **self._inputs.feeds(loaded, first)}
+        towers = self._tower_fetches
+        fetches = {**towers[-1], "train": self._train_op, "towers": towers}
+        fetched: dict[str, Any] = self._calls.run(sess, "step", fetches, feeds)
+        return fetched
+
+    def run_epochs(
+        self,
+        sess: Any,
+        num_epochs: int,
+        shuffle: Shuffle | None = None,
+        *,
+        seed: int | None = None,
+        progress: bool = False,
+    ) -> EpochResult:
+        """Trains on the whole batch several times, in one session call.
+
+        Args:
+          sess: session.
+          num_epochs: passes over the batch, at least 1.
+          shuffle: None for the order of loading; ``"minibatches"`` permutes
+            whole steps; ``"rows"`` permutes rows (sequences, with states) within
+            each device.
+          seed: of the order; None draws one.
+          progress: shows a bar, at one session call an epoch; needs tqdm.
+
+        Returns:
+          The losses and other scalars of each step, and the order.
+
+        Raises:
+          RuntimeError: nothing is loaded, or the losses are unknown.
+          ValueError: a bad argument.
+        """
+        loaded = self._stacks.require("run_epochs")
+        order = epoch_order(
+            loaded.plan, num_epochs, shuffle, seed=seed, caller="run_epochs"
+        )
+        if self._epochs is None:
+            raise RuntimeError(
+                "run_epochs: the objects that build_graph returns must have a scalar "
+                "tensor `loss` (or `_loss`), to report; they have none."
+            )
+        run = partial(self._run_loop, sess, self._epochs, loaded)
+        packed = run_with_progress(run, order, progress=progress)
+        return make_result(packed, self._layout, order)
+
+    def get_common_loss(self) -> Any:
+        """Returns what ``build_graph`` made of the whole placeholders."""
+        return self._common_loss
+
+    def get_device_losses(self) -> list[Any]:
+        """Returns what ``build_graph`` made for each tower."""
+        return list(self._losses)
+
+    def _build_step(self) -> None:
+        pads = self._specs[-1] is WEIGHTS
+        whole, build_loss = list(self.loss_inputs), self.build_graph
+        if pads:
+            build_loss = with_weights(self.build_graph)
+            whole.append(tf.ones(tf.shape(whole[0])[:1]))
+        rows = self._inputs.tensors
+        built = build_losses(
+            self._towers, whole, rows, build_loss, self.optimizer, caller=_NAME
+        )
+        self._common_loss, self._losses = built.common, built.towers
+        self._weights = sum_weights(self._towers, rows) if pads else None
+        pairs = combine_gradients(
+            built.grad_list,
+            reducer=self._reducer,
+            tower_weights=self._weights,
+            grad_norm_clipping=self._clip,
+            caller=_NAME,
+        )
+        check_shared(pairs, caller=_NAME)
+        with tf.control_dependencies(built.updates):
+            self._train_op = self.optimizer.apply_gradients(pairs[0])
+        self._tower_fetches = [fetches_of(loss) for loss in self._losses]
+
+    def _build_epochs(self, inputs: LoopInputs) -> None:
+        self._epochs: SessionEpochs | None = None
+        losses = [loss_of(loss) for loss in self._losses]
+        known = [loss for loss in losses if loss is not None]
+        if len(known) < len(losses):
+            return
+        others = [scalars_of(fetches) for fetches in self._tower_fetches]
+        self._layout, scalars = lay_out(known, self._weights, others)
+        operations = [op for f in self._tower_fetches for op in operations_of(f)]
+        operations = [self._train_op, *operations]
+        rows = self._inputs.tensors
+        self._epochs = SessionEpochs(inputs, rows, operations, scalars)
+
+    def _run_loop(
+        self, sess: Any, epochs: SessionEpochs, loaded: Loaded, order: EpochOrder
+    ) -> Packed:
+        arrays = loop_feeds(loaded.plan, order, loaded.stack)
+        feeds = {**self._own_feeds(), **epochs.feeds(arrays)}
+        packed: Packed = self._calls.run(sess, "epochs", epochs.fetch, feeds)
+        return packed
+
+    def _own_feeds(self) -> dict[Any, Any]:
+        feeds: dict[Any, Any] = {}
+        for loss in self._losses:
+            feeds.update(feeds_of(loss))
+        return feeds
+
+    def _bound(self, sess: Any, caller: str) -> BoundWriter:
+        if isinstance(sess, tf.compat.v1.Session) and sess is not self._checked:
+            devices = [tower.device for tower in self._towers]
+            check_devices(devices, caller=caller, session=sess)
+            self._checked = sess
+        return self._writer.bind(sess, self._calls)
+
+
+def _check_graph_mode() -> None:
+    if tf.executing_eagerly() or tf.inside_function():
+        raise RuntimeError(
+            f"{_NAME}: builds a session graph; make it inside `with "
+            "tf.Graph().as_default():`. In TensorFlow 2 use tw_rlload.DeviceBatch and "
+            "tw_rlload.EpochFunction."
+        )
+
+
+def _specs(
+    inputs: Sequence[tf.Tensor], states: Sequence[tf.Tensor]
+) -> tuple[ColumnSpec, ...]:
+    if not inputs:
+        raise ValueError(f"{_NAME}: input_placeholders is empty; give at least one.")
+    specs = [
+        make_spec(
+            tensor.op.name, tensor.dtype, tensor.shape, is_state=is_state, caller=_NAME
+        )
+        for is_state, tensors in ((False, inputs), (True, states))
+        for tensor in tensors
+    ]
+    check_names(specs, caller=_NAME)
+    return tuple(specs)

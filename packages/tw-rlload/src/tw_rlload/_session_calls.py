@@ -1,0 +1,91 @@
+"""Runs fetches in a session, through callables that are made once.
+
+``Session.run`` looks at its fetches and feeds anew each time, which for small
+models takes longer than the step; a callable does so once. Sessions with hooks
+run everything themselves.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tw_rlload._tf_compat import make_callable
+
+
+class SessionCalls:
+    """The callables of the session used last."""
+
+    def __init__(self) -> None:
+        """Starts without a session."""
+        self._cache: tuple[Any, dict[Any, Any]] = (None, {})
+
+    def run(
+        self, sess: Any, key: Any, fetches: Any, feeds: Mapping[tf.Tensor, Any]
+    ) -> Any:
+        """Runs ``fetches``.
+
+        Args:
+          sess: a ``tf.compat.v1.Session``, or what has its ``run``.
+          key: hashable; the same key means the same fetches.
+          fetches: any structure of fetches.
+          feeds: tensors and their values; may differ from call to call.
+
+        Returns:
+          What ``sess.run`` would.
+
+        Raises:
+          ValueError: a value that does not fit its placeholder.
+        """
+        plain = isinstance(sess, tf.compat.v1.Session)
+        if not plain or not all(isinstance(tensor, tf.Tensor) for tensor in feeds):
+            return sess.run(fetches, feeds)
+        callables = self._callables_of(sess)
+        names = tuple(tensor.name for tensor in feeds)
+        if (key, names) not in callables:
+            callables[key, names] = _make(sess, fetches, list(feeds))
+        call = callables[key, names]
+        if call is None:
+            return sess.run(fetches, feeds)
+        return call(*(_as_fed(tensor, value) for tensor, value in feeds.items()))
+
+    def _callables_of(self, sess: Any) -> dict[Any, Any]:
+        session, callables = self._cache
+        if session is not sess:
+            callables = {}
+            # In one assignment, as a loading thread calls too.
+            self._cache = (sess, callables)
+        return callables
+
+
+def _make(
+    sess: tf.compat.v1.Session, fetches: Any, feeds: list[tf.Tensor]
+) -> Callable[..., Any] | None:
+    """Makes the callable; None where fetches need what only ``run`` does."""
+    leaves = tf.nest.flatten(fetches)
+    if not all(isinstance(leaf, tf.Tensor | tf.Operation) for leaf in leaves):
+        return None
+    fed = [tensor.name for tensor in feeds]  # what is fed cannot be fetched as well
+    tensors = {t.name: t for t in leaves if isinstance(t, tf.Tensor)}
+    computed = [tensor for name, tensor in tensors.items() if name not in fed]
+    operations = [leaf for leaf in leaves if isinstance(leaf, tf.Operation)]
+    run = make_callable(sess, computed, operations, feeds)
+
+    def call(*values: Any) -> Any:
+        got = dict(zip(fed, values, strict=True))
+        got |= {t.name: v for t, v in zip(computed, run(*values), strict=True)}
+        flat = [got.get(leaf.name) for leaf in leaves]  # an operation gives None
+        return tf.nest.pack_sequence_as(fetches, flat)
+
+    return call
+
+
+def _as_fed(tensor: tf.Tensor, value: Any) -> Any:
+    array = np.asarray(value, tensor.dtype.as_numpy_dtype)
+    if not tensor.shape.is_compatible_with(array.shape):
+        raise ValueError(
+            f"optimize: {tensor.name} takes values of shape {tensor.shape}; got one of "
+            f"shape {array.shape} from extra_compute_grad_feed_dict()."
+        )
+    return array

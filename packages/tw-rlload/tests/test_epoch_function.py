@@ -1,0 +1,322 @@
+"""Training on a ``DeviceBatch`` with models of ``tf.Module`` and Keras 3."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_core import replicate, towers
+from tw_core.testing import CPUS
+from tw_reduce import mean, sum_on_device
+from tw_rlload import (
+    DeviceBatch,
+    EpochFunction,
+    LocalSyncParallelOptimizer,
+    weighted_mean,
+)
+
+v1 = tf.compat.v1
+SPECS = {"x": tf.TensorSpec([None, 3]), "y": tf.TensorSpec([None])}
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((48, 3)).astype(np.float32)
+Y = RNG.standard_normal(48).astype(np.float32)
+
+
+class Linear(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = tf.Variable([0.5, -1.0, 2.0])
+
+    def __call__(self, x):
+        return tf.linalg.matvec(x, self.w)
+
+
+def module(tower):
+    del tower
+    return Linear()
+
+
+def dense(tower):
+    del tower
+    keras.utils.set_random_seed(0)
+    layers = [keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
+    return keras.Sequential([*layers, keras.layers.Flatten()])
+
+
+def squared(model, inputs):
+    predicted = tf.reshape(model(inputs["x"]), [-1])
+    return tf.reduce_mean(tf.square(predicted - inputs["y"]))
+
+
+def make(factory=module, optimizer=None, *, devices=2, loss_fn=squared, **options):
+    made = towers(list(CPUS[:devices]))
+    training = {
+        name: options.pop(name)
+        for name in ("reducer", "grad_norm_clipping")
+        if name in options
+    }
+    batch = DeviceBatch(made, SPECS, max_per_device_batch_size=4, **options)
+    models = replicate(made, factory)
+    optimizers = [(optimizer or (lambda: keras.optimizers.SGD(0.1)))() for _ in made]
+    function = EpochFunction(batch, loss_fn, models, optimizers, **training)
+    return batch, function, models, optimizers
+
+
+def values(model):
+    return [np.asarray(variable) for variable in model.trainable_variables]
+
+
+def reference(factory, optimizer, *, steps, clip=None):
+    """One model, fed the rows of all towers at once, in eager mode."""
+    model, opt = factory(None), optimizer()
+    for rows in steps:
+        with tf.GradientTape() as tape:
+            loss = squared(model, {"x": X[rows], "y": Y[rows]})
+        variables = model.trainable_variables
+        grads = tape.gradient(loss, variables)
+        if clip:
+            grads, _ = tf.clip_by_global_norm(grads, clip)
+        if isinstance(opt, v1.train.Optimizer):  # knows no Keras variables
+            variables = [
+                v if isinstance(v, tf.Variable) else v.value for v in variables
+            ]
+        opt.apply_gradients(zip(grads, variables, strict=True))
+    return values(model)
+
+
+def steps_of(devices, epochs):
+    size = len(X) // devices
+    one = [
+        np.concatenate([np.arange(4) + k * size + start for k in range(devices)])
+        for start in range(0, size, 4)
+    ]
+    return one * epochs
+
+
+@pytest.mark.parametrize("factory", [module, dense])
+@pytest.mark.parametrize(
+    ("optimizer", "reference_optimizer"),
+    [
+        (lambda: keras.optimizers.SGD(0.1, momentum=0.9), None),
+        (lambda: keras.optimizers.Adam(0.05), None),
+        (lambda: v1.train.AdamOptimizer(0.05), None),
+        (
+            lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
+            lambda: keras.optimizers.SGD(0.1),
+        ),
+    ],
+    ids=["keras momentum", "keras adam", "v1 adam", "keras loss scaling"],
+)
+def test_epochs_are_what_one_model_learns_from_the_towers_rows(
+    factory, optimizer, reference_optimizer
+):
+    batch, function, models, _ = make(factory, optimizer)
+    batch.load({"x": X, "y": Y})
+    function.run_epochs(2)
+    wanted = reference(factory, reference_optimizer or optimizer, steps=steps_of(2, 2))
+    for model in models:
+        for got, want in zip(values(model), wanted, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+
+
+def test_the_towers_models_stay_equal_to_the_bit():
+    batch, function, models, _ = make(dense, lambda: keras.optimizers.Adam(0.05))
+    batch.load([X, Y])
+    function.run_epochs(2, "rows", seed=0)
+    for one, other in zip(*map(values, models), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_single_model_may_be_shared_by_all_towers():
+    made = towers(list(CPUS[:2]))
+    batch = DeviceBatch(made, SPECS, max_per_device_batch_size=4)
+    model, optimizer = Linear(), keras.optimizers.Adam(0.05)
+    function = EpochFunction(batch, squared, [model], [optimizer])
+    batch.load([X, Y])
+    function.run_epochs(2)
+    wanted = reference(
+        module, lambda: keras.optimizers.Adam(0.05), steps=steps_of(2, 2)
+    )
+    np.testing.assert_allclose(values(model)[0], wanted[0], rtol=1e-5)
+    assert int(optimizer.iterations) == 12
+
+
+def test_gradients_are_clipped_and_a_reducer_is_used():
+    used = []
+
+    def reducer(grads):
+        used.append(len(grads))
+        return mean(lambda g: sum_on_device(g, device="/cpu:0"))(grads)
+
+    batch, function, models, _ = make(reducer=reducer, grad_norm_clipping=0.3)
+    batch.load([X, Y])
+    function.run_epochs(1)
+    wanted = reference(
+        module, lambda: keras.optimizers.SGD(0.1), steps=steps_of(2, 1), clip=0.3
+    )
+    np.testing.assert_allclose(values(models[1])[0], wanted[0], rtol=1e-5)
+    assert used == [2]
+
+
+def test_a_step_gives_losses_and_other_scalars_of_every_tower():
+    def with_count(model, inputs):
+        return squared(model, inputs), {"rows": tf.size(inputs["y"])}
+
+    batch, function, models, _ = make(loss_fn=with_count)
+    batch.load([X, Y])
+    before = [
+        float(squared(models[0], {"x": X[r], "y": Y[r]}))
+        for r in (slice(4, 8), slice(28, 32))
+    ]
+    got = function.optimize(4)
+    np.testing.assert_allclose([t["loss"] for t in got["towers"]], before, rtol=1e-5)
+    np.testing.assert_allclose(got["loss"], np.mean(before), rtol=1e-5)
+    assert got["rows"] == got["towers"][0]["rows"] == 4
+
+
+def test_steps_epochs_and_batches_of_all_sizes_need_one_trace():
+    traces = []
+
+    def counted(model, inputs):
+        traces.append(inputs["x"].shape)
+        return squared(model, inputs)
+
+    batch, function, _, _ = make(loss_fn=counted, devices=1, stacks=2)
+    for num_rows in (48, 13, 2):
+        batch.load([X[:num_rows], Y[:num_rows]])
+        function.run_epochs(1)
+        function.run_epochs(2, "rows")
+        function.optimize(0)
+    batch.load_next([X, Y])
+    batch.use_next()
+    function.run_epochs(1)
+    assert [shape.as_list() for shape in traces] == [[None, 3]]
+
+
+def test_states_come_once_a_sequence_and_move_with_their_rows():
+    made = towers(list(CPUS[:2]))
+    batch = DeviceBatch(
+        made,
+        {"row": tf.TensorSpec([None], tf.int32)},
+        {"state": tf.TensorSpec([None], tf.int32)},
+        max_per_device_batch_size=6,
+    )
+
+    def loss_fn(model, inputs):
+        length = tf.size(inputs["row"]) // tf.size(inputs["state"])
+        fits = tf.equal(tf.repeat(inputs["state"], length), inputs["row"] // length)
+        return tf.reduce_sum(model.w), {"fits": tf.reduce_all(fits)}
+
+    function = EpochFunction(batch, loss_fn, [Linear()], [keras.optimizers.SGD(0.1)])
+    report = batch.load([np.arange(36)], [np.arange(12)])
+    assert report.sequence_length == 3
+    for shuffle in (None, "minibatches", "rows"):
+        assert all(t["fits"].all() for t in function.run_epochs(2, shuffle).towers)
+
+
+def test_batch_norm_statistics_are_updated_in_the_loop():
+    def normed(tower):
+        del tower
+        norm = keras.layers.BatchNormalization(momentum=0.5)
+        return keras.Sequential([keras.Input((3,)), norm, keras.layers.Dense(1)])
+
+    def training(model, inputs):
+        predicted = model(inputs["x"], training=True)[:, 0]
+        return tf.reduce_mean(tf.square(predicted - inputs["y"]))
+
+    batch, function, models, _ = make(normed, loss_fn=training)
+    batch.load([X, Y])
+    function.run_epochs(5)
+    moving = np.asarray(models[0].layers[0].moving_mean)
+    wanted = np.zeros(3)
+    for start in [*range(0, 24, 4)] * 5:
+        wanted = 0.5 * wanted + 0.5 * X[start : start + 4].mean(0)
+    np.testing.assert_allclose(moving, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [(1, 2), (2, 1), (3, 3), (0, 0)])
+def test_another_number_of_models_or_optimizers_is_refused(count):
+    batch = DeviceBatch(towers(list(CPUS[:2])), SPECS, max_per_device_batch_size=4)
+    models = [Linear() for _ in range(count[0])]
+    optimizers = [keras.optimizers.SGD(0.1) for _ in range(count[1])]
+    message = f"got {count[0]} models and {count[1]} optimizers"
+    with pytest.raises(ValueError, match=message):
+        EpochFunction(batch, squared, models, optimizers)
+
+
+def test_one_model_or_optimizer_for_two_towers_is_refused():
+    batch = DeviceBatch(towers(list(CPUS[:2])), SPECS, max_per_device_batch_size=4)
+    model, optimizer = Linear(), keras.optimizers.SGD(0.1)
+    other, another = Linear(), keras.optimizers.SGD(0.1)
+    for models, optimizers in (
+        ([model, model], [optimizer, another]),
+        ([model, other], [optimizer, optimizer]),
+    ):
+        with pytest.raises(ValueError, match="is given twice"):
+            EpochFunction(batch, squared, models, optimizers)
+
+
+def test_a_model_without_variables_is_refused():
+    batch = DeviceBatch(towers(list(CPUS[:1])), SPECS, max_per_device_batch_size=4)
+    unbuilt = keras.Sequential([keras.layers.Dense(1)])
+    with pytest.raises(ValueError, match="Sequential has no trainable variables"):
+        EpochFunction(batch, squared, [unbuilt], [keras.optimizers.SGD(0.1)])
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda e: e, r"got \{'loss': '\(None,\)'\}"),
+        (lambda e: (tf.reduce_mean(e), {"all": e}), r"got \{'all': '\(None,\)'\}"),
+        (lambda e: 3.0, r"got \{'loss': 'float'\}"),
+    ],
+)
+def test_a_loss_that_is_no_scalar_is_refused(returned, message):
+    def loss_fn(model, inputs):
+        return returned(tf.square(model(inputs["x"]) - inputs["y"]))
+
+    batch, function, _, _ = make(loss_fn=loss_fn)
+    batch.load([X, Y])
+    with pytest.raises(ValueError, match=message):
+        function.run_epochs(1)
+
+
+def test_weighted_mean_leaves_out_what_weighs_nothing():
+    values_ = tf.constant([1.0, 2.0, 30.0])
+    assert float(weighted_mean(values_, [1, 1, 0])) == 1.5
+    assert float(weighted_mean(values_, [0, 0, 0])) == 0
+    half = weighted_mean(tf.cast(values_, tf.float16), tf.constant([True, False, True]))
+    assert half.dtype == tf.float16 and float(half) == 15.5
+
+
+def test_a_batch_is_made_outside_of_graphs_and_functions():
+    def build():
+        DeviceBatch(towers(["/cpu:0"]), SPECS, max_per_device_batch_size=4)
+
+    message = r"use tw_rlload.LocalSyncParallelOptimizer"
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match=message):
+        build()
+    with pytest.raises(RuntimeError, match="DeviceBatch: makes variables; make it"):
+        tf.function(build, autograph=False)()
+
+
+def test_the_older_class_is_refused_outside_of_a_session_graph():
+    with pytest.raises(
+        RuntimeError, match=r"In TensorFlow 2 use tw_rlload.DeviceBatch"
+    ):
+        LocalSyncParallelOptimizer(None, ["/cpu:0"], [], [], 4, None)
+
+
+@pytest.mark.parametrize(
+    ("devices", "columns", "states", "message"),
+    [
+        (["/cpu:0", "/device:CPU:0"], SPECS, {}, "DeviceBatch: .* given twice"),
+        (["/cpu:0", "/gpu:7"], SPECS, {}, "unknown devices.*/gpu:7"),
+        (["/cpu:0"], {}, {}, "at least one column"),
+        (["/cpu:0"], SPECS, {"x": tf.TensorSpec([None])}, "either a column's or a"),
+        (["/cpu:0"], {"x": tf.TensorSpec([])}, {}, "column 'x' has shape"),
+    ],
+)
+def test_bad_devices_and_columns_are_refused(devices, columns, states, message):
+    with pytest.raises(ValueError, match=message):
+        DeviceBatch(towers(devices), columns, states, max_per_device_batch_size=4)

@@ -1,0 +1,87 @@
+"""Orders of epochs: complete, and repeatable from a seed."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tw_rlload import epoch_order, plan_load
+
+
+@st.composite
+def plans(draw):
+    num_devices, length = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    sequences = draw(st.integers(num_devices, 40))
+    return plan_load(
+        sequences * length,
+        sequences,
+        num_devices=num_devices,
+        max_per_device_batch_size=draw(st.integers(length, 12)),
+        tail=draw(st.sampled_from(["drop", "pad"])),
+    )
+
+
+@given(plans(), st.integers(1, 4), st.sampled_from([None, "minibatches", "rows"]))
+def test_every_minibatch_comes_once_an_epoch(plan, num_epochs, shuffle):
+    order = epoch_order(plan, num_epochs, shuffle, seed=0)
+    assert order.steps.shape == (num_epochs, plan.steps)
+    for epoch in order.steps:
+        assert sorted(epoch) == list(range(plan.steps))
+
+
+@given(plans(), st.integers(1, 4))
+def test_every_sequence_of_a_device_comes_once_an_epoch(plan, num_epochs):
+    order = epoch_order(plan, num_epochs, "rows", seed=0)
+    shape = (plan.steps, plan.num_devices, plan.sequences_per_device_step)
+    assert order.sequences.shape == (num_epochs, *shape)
+    for epoch in order.sequences:
+        for k in range(plan.num_devices):
+            assert sorted(epoch[:, k].ravel()) == list(range(plan.sequences_per_device))
+
+
+def big_plan():
+    return plan_load(640, num_devices=2, max_per_device_batch_size=10)
+
+
+@pytest.mark.parametrize("shuffle", ["minibatches", "rows"])
+def test_the_seed_decides_the_order(shuffle):
+    first, same, other = (
+        epoch_order(big_plan(), 3, shuffle, seed=seed) for seed in (7, 7, 8)
+    )
+    field = "steps" if shuffle == "minibatches" else "sequences"
+    np.testing.assert_array_equal(getattr(first, field), getattr(same, field))
+    assert not np.array_equal(getattr(first, field), getattr(other, field))
+
+
+def test_epochs_and_devices_have_orders_of_their_own():
+    sequences = epoch_order(big_plan(), 2, "rows", seed=0).sequences
+    assert not np.array_equal(sequences[0], sequences[1])
+    assert not np.array_equal(sequences[:, :, 0], sequences[:, :, 1])
+    steps = epoch_order(big_plan(), 2, "minibatches", seed=0).steps
+    assert not np.array_equal(steps[0], steps[1])
+
+
+def test_a_drawn_seed_repeats_the_order():
+    drawn = epoch_order(big_plan(), 2, "rows")
+    again = epoch_order(big_plan(), 2, "rows", seed=drawn.seed)
+    np.testing.assert_array_equal(drawn.sequences, again.sequences)
+    assert epoch_order(big_plan(), 2, "rows").seed != drawn.seed
+
+
+def test_without_shuffling_the_order_is_that_of_loading():
+    order = epoch_order(big_plan(), 2)
+    np.testing.assert_array_equal(order.steps, [range(32)] * 2)
+    assert (order.shuffle, order.seed, order.sequences) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seed", "message"),
+    [
+        ((0,), None, "num_epochs must be at least 1; got 0"),
+        ((1, "row"), None, r"one of \['minibatches', 'rows'\]; got 'row'"),
+        ((1, "rows"), -1, "seed must be 0 or more; got -1"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, seed, message):
+    with pytest.raises(ValueError, match=f"epoch_order: .*{message}"):
+        epoch_order(big_plan(), *arguments, seed=seed)

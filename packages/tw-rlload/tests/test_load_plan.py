@@ -1,0 +1,164 @@
+"""The arithmetic of cutting, against dealing rows out one by one."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tw_rlload import LoadPlan, plan_load
+
+
+def deal(sequences, num_devices, length, maximum, tail):
+    """Says slowly which sequences each device takes in each step: [S][K] lists.
+
+    A pad is None.
+    """
+    per_step = 0
+    while (per_step + 1) * length <= maximum:
+        per_step += 1
+    waiting = list(range(sequences))
+    if tail == "drop":
+        while per_step * num_devices > len(waiting):
+            per_step -= 1
+        steps = 0
+        while (steps + 1) * per_step * num_devices <= len(waiting):
+            steps += 1
+        share = [steps * per_step] * num_devices
+    else:
+        share = [0] * num_devices
+        for i in range(sequences):
+            share[i % num_devices] += 1
+        per_step = min(per_step, max(share))
+        steps = 0
+        while steps * per_step < max(share):
+            steps += 1
+    devices = []
+    for size in share:
+        mine = [waiting.pop(0) for _ in range(size)]
+        devices.append(mine + [None] * (steps * per_step - size))
+    return [
+        [mine[s * per_step : (s + 1) * per_step] for mine in devices]
+        for s in range(steps)
+    ]
+
+
+def laid_out(plan):
+    """Says the same of a plan."""
+    steps = []
+    for offset in plan.batch_offsets:
+        first = offset // plan.sequence_length
+        step = []
+        for shard in plan.shards:
+            pads = [None] * (plan.sequences_per_device - len(shard))
+            mine = [*shard, *pads]
+            step.append(mine[first : first + plan.sequences_per_device_step])
+        steps.append(step)
+    return steps
+
+
+@st.composite
+def batches(draw):
+    num_devices = draw(st.integers(1, 5))
+    length = draw(st.integers(1, 4))
+    sequences = draw(st.integers(num_devices, 60))
+    maximum = draw(st.integers(length, 80))
+    return sequences, num_devices, length, maximum
+
+
+def cut(batch, tail):
+    sequences, num_devices, length, maximum = batch
+    return plan_load(
+        sequences * length,
+        sequences,
+        num_devices=num_devices,
+        max_per_device_batch_size=maximum,
+        tail=tail,
+    )
+
+
+@given(batches(), st.sampled_from(["drop", "pad"]))
+def test_every_sequence_goes_where_dealing_them_out_puts_it(batch, tail):
+    sequences, num_devices, length, maximum = batch
+    wanted = deal(sequences, num_devices, length, maximum, tail)
+    assert laid_out(cut(batch, tail)) == wanted
+
+
+@given(batches(), st.sampled_from(["drop", "pad"]))
+def test_the_counts_are_those_of_the_rows_dealt_out(batch, tail):
+    sequences, num_devices, length, maximum = batch
+    plan = cut(batch, tail)
+    dealt = [
+        sequence
+        for step in deal(sequences, num_devices, length, maximum, tail)
+        for device in step
+        for sequence in device
+    ]
+    real = [sequence for sequence in dealt if sequence is not None]
+    assert plan.rows_loaded == len(real) * length
+    assert plan.rows_padded == (len(dealt) - len(real)) * length
+    assert plan.rows_dropped == (sequences - len(real)) * length
+    assert plan.rows_per_device * num_devices == len(dealt) * length
+    assert plan.rows_per_device_step <= maximum
+    assert plan.rows_loaded + plan.rows_dropped == plan.rows_given
+
+
+@given(batches())
+def test_pads_leave_a_row_on_the_first_device_in_every_step(batch):
+    plan = cut(batch, "pad")
+    assert plan.rows_dropped == 0
+    assert all(step[0][0] is not None for step in laid_out(plan))
+
+
+@given(batches())
+def test_error_refuses_exactly_what_drop_would_drop(batch):
+    dropped = cut(batch, "drop").rows_dropped
+    if not dropped:
+        assert laid_out(cut(batch, "error")) == laid_out(cut(batch, "drop"))
+        return
+    with pytest.raises(ValueError, match=f"leave {dropped} rows over"):
+        cut(batch, "error")
+
+
+@given(st.integers(1, 50), st.integers(1, 20))
+def test_without_states_every_row_is_a_sequence(rows, maximum):
+    options = {"num_devices": 1, "max_per_device_batch_size": maximum}
+    assert plan_load(rows, **options) == plan_load(rows, rows, **options)
+
+
+def test_a_plan_is_frozen_and_compares_by_value():
+    plan = plan_load(8, num_devices=2, max_per_device_batch_size=2)
+    assert plan == LoadPlan(8, 2, 1, 2, 2, "drop")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.steps = 3
+
+
+def test_a_drawing_shows_rows_without_states_and_single_ones():
+    plan = plan_load(5, num_devices=2, max_per_device_batch_size=1, tail="pad")
+    assert plan.drawing().splitlines() == [
+        "state     1 2 3 4 5",
+        "row       A B C D E",
+        "sequence  |          1 row",
+        "device 0  |---|      3 rows, 3 steps of 1",
+        "device 1        |-|  2 rows, 3 steps of 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((0,), {}, "nothing to load: got 0 rows"),
+        ((6, 0), {}, "nothing to load: got 6 rows, 0 states"),
+        ((7, 2), {}, "7 rows cannot be divided among 2 states"),
+        ((1,), {}, "got 1 sequences of 1 rows for 2 devices. Give at least 2 rows"),
+        ((9, 3), {"max_per_device_batch_size": 2}, "is 2 rows, and one sequence has 3"),
+        ((8,), {"max_per_device_batch_size": 0}, "must be at least 1 row; got 0"),
+        ((8,), {"num_devices": 0}, "num_devices must be at least 1; got 0"),
+        ((8,), {"tail": "cut"}, r"one of \['drop', 'pad', 'error'\]; got 'cut'"),
+        ((9,), {"tail": "error"}, "9 rows .9 sequences of 1. leave 1 rows over"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_with_its_counts(arguments, options, message):
+    given_options = {"num_devices": 2, "max_per_device_batch_size": 4, **options}
+    with pytest.raises(ValueError, match=f"plan_load: .*{message}"):
+        plan_load(*arguments, **given_options)

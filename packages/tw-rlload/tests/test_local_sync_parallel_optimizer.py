@@ -1,0 +1,519 @@
+"""The drop-in class in a session graph: what is built, run, and refused."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_core import session_config
+from tw_core.testing import CPUS, NUM_CPUS
+from tw_reduce import mean, packed, sum_on_device
+from tw_rlload import LocalSyncParallelOptimizer
+from tw_rlload._train_step import check_shared
+
+v1 = tf.compat.v1
+X = np.arange(32, dtype=np.float32).reshape(16, 2) % 7
+
+
+class Loss:
+    """What ``build_graph`` returns: ``w`` is pulled towards the rows' mean."""
+
+    def __init__(self, inputs, weights=None):
+        self.inputs, self.weights = inputs, weights
+        self.w = v1.get_variable("w", initializer=tf.zeros([2]))
+        self.loss = tf.reduce_mean(tf.square(inputs[0] - self.w))
+
+    def gradients(self, optimizer):
+        return optimizer.compute_gradients(self.loss)
+
+
+def descent(rate=0.5):
+    return v1.train.GradientDescentOptimizer(rate)
+
+
+def make(build=Loss, *, devices=2, optimizer=None, clipping=None, **options):
+    x = v1.placeholder(tf.float32, [None, 2], "x")
+    return LocalSyncParallelOptimizer(
+        optimizer or descent(),
+        list(CPUS[:devices]),
+        [x],
+        [],
+        4,
+        build,
+        clipping,
+        **options,
+    )
+
+
+def session():
+    sess = v1.Session(config=session_config(num_cpus=NUM_CPUS))
+    sess.run(v1.global_variables_initializer())
+    return sess
+
+
+@pytest.fixture(autouse=True)
+def graph():
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+def test_build_graph_is_called_for_the_whole_and_then_for_each_tower():
+    calls = []
+
+    def build(inputs):
+        calls.append((inputs[0], inputs[0].device, len(calls)))
+        return Loss(inputs)
+
+    optimizer = make(build, devices=3)
+    assert calls[0][0] is optimizer.loss_inputs[0]
+    assert [device for _, device, _ in calls[1:]] == [
+        f"/device:CPU:{k}" for k in range(3)
+    ]
+    assert optimizer.get_common_loss().inputs[0] is optimizer.loss_inputs[0]
+    losses = optimizer.get_device_losses()
+    assert [loss.inputs[0] for loss in losses] == [t for t, _, _ in calls[1:]]
+    assert all(loss.inputs[0].shape.as_list() == [None, 2] for loss in losses)
+
+
+def test_data_variables_are_in_no_collection(graph):
+    make()
+    for name in graph.get_all_collection_keys():
+        names = [getattr(item, "name", "") for item in graph.get_collection(name)]
+        assert not any("loaded" in name for name in names)
+    assert [v.op.name for v in v1.global_variables()] == ["w"]
+    held = [op for op in graph.get_operations() if "loaded" in op.name]
+    assert {op.device for op in held if op.type == "VarHandleOp"} == {
+        "/device:CPU:0",
+        "/device:CPU:1",
+    }
+
+
+def test_a_checkpoint_leaves_the_batch_out(tmp_path):
+    optimizer = make()
+    saver = v1.train.Saver()
+    with session() as sess:
+        optimizer.load_data(sess, [X], [])
+        path = saver.save(sess, str(tmp_path / "model"))
+    assert [name for name, _ in tf.train.list_variables(path)] == ["w"]
+
+
+def test_no_operation_is_added_after_it_was_made(graph):
+    optimizer = make(stacks=2)
+    sess = session()
+    graph.finalize()
+    with sess:
+        optimizer.load_data(sess, [X], [])
+        optimizer.optimize(sess, 0)
+        optimizer.run_epochs(sess, 2, "rows")
+        optimizer.load_next(sess, [X], [])
+        assert optimizer.use_next() == 8
+
+
+def test_it_works_in_a_monitored_session():
+    optimizer = make()
+    hook = v1.train.StopAtStepHook(num_steps=10**6)
+    v1.train.create_global_step()
+    config = session_config(num_cpus=NUM_CPUS)
+    with v1.train.MonitoredTrainingSession(hooks=[hook], config=config) as sess:
+        assert optimizer.load_data(sess, [X], []) == 8
+        assert set(optimizer.optimize(sess, 4)) == {"train", "towers"}
+        assert optimizer.run_epochs(sess, 2).losses.shape == (2, 2)
+
+
+def test_it_follows_the_caller_from_session_to_session():
+    optimizer = make()
+    got = []
+    for _ in range(2):
+        with session() as sess:
+            optimizer.load_data(sess, [X], [])
+            optimizer.optimize(sess, 0)
+            got.append(sess.run(optimizer.get_common_loss().w))
+    np.testing.assert_array_equal(got[0], got[1])
+
+
+class Fetching(Loss):
+    """Also feeds a rate and fetches what it sees."""
+
+    def __init__(self, inputs):
+        super().__init__(inputs)
+        self.rate = v1.placeholder(tf.float32, [])
+        self.value = 0.0
+        self.loss = self.loss * self.rate
+
+    def extra_compute_grad_feed_dict(self):
+        return {self.rate: self.value}
+
+    def extra_compute_grad_fetches(self):
+        return {
+            "rows": self.inputs[0],
+            "stats": {"rate": self.rate, "count": tf.size(self.inputs[0])},
+        }
+
+
+def test_fetches_come_back_for_the_last_tower_and_for_all():
+    optimizer = make(Fetching)
+    for k, loss in enumerate(optimizer.get_device_losses()):
+        loss.value = 2.0 + k
+    with session() as sess:
+        optimizer.load_data(sess, [X], [])
+        got = optimizer.optimize(sess, 4)
+    assert set(got) == {"train", "rows", "stats", "towers"}
+    assert got["train"] is None
+    np.testing.assert_array_equal(got["towers"][0]["rows"], X[4:8])
+    np.testing.assert_array_equal(got["towers"][1]["rows"], X[12:16])
+    np.testing.assert_array_equal(got["rows"], X[12:16])
+    assert got["stats"] == {"rate": 3.0, "count": 8}
+    assert got["towers"][0]["stats"] == {"rate": 2.0, "count": 8}
+
+
+def test_values_are_fed_anew_in_every_call():
+    optimizer = make(Fetching)
+    with session() as sess:
+        optimizer.load_data(sess, [X], [])
+        for rate in (0.0, 1.0):
+            for loss in optimizer.get_device_losses():
+                loss.value = rate
+            assert optimizer.optimize(sess, 0)["stats"]["rate"] == rate
+            result = optimizer.run_epochs(sess, 1)
+            np.testing.assert_array_equal(result.fetches["stats/rate"], rate)
+            np.testing.assert_array_equal(result.fetches["stats/count"], 8)
+            moved = sess.run(optimizer.get_common_loss().w).any()
+            assert moved == bool(rate)
+
+
+def test_a_value_that_does_not_fit_its_placeholder_is_refused():
+    optimizer = make(Fetching)
+    optimizer.get_device_losses()[1].value = [1.0, 2.0]
+    with session() as sess:
+        optimizer.load_data(sess, [X], [])
+        with pytest.raises(ValueError, match=r"takes values of shape \(\); got one of"):
+            optimizer.optimize(sess, 0)
+
+
+def test_a_fetch_called_train_does_not_keep_the_step_from_running():
+    class Train(Loss):
+        def extra_compute_grad_fetches(self):
+            return {"train": tf.constant(7)}
+
+    optimizer = make(Train)
+    with session() as sess:
+        optimizer.load_data(sess, [X], [])
+        assert optimizer.optimize(sess, 0)["train"] is None
+        assert sess.run(optimizer.get_common_loss().w).any()
+
+
+class Counting(Loss):
+    """Has an update operation, as batch norm has."""
+
+    def __init__(self, inputs):
+        super().__init__(inputs)
+        count = v1.get_variable("count", initializer=0.0, trainable=False)
+        update = count.assign_add(tf.reduce_sum(inputs[0]))
+        v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, update)
+
+
+@pytest.mark.parametrize("scope", ["", "policy"])
+def test_the_towers_update_operations_run_and_the_common_one_does_not(scope):
+    before = v1.get_variable("before", initializer=0.0)
+    update = before.assign_add(1.0)
+    v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, update)
+    with v1.variable_scope(scope):
+        optimizer = make(Counting)
+    count = next(v for v in v1.global_variables() if "count" in v.op.name)
+    with session() as sess:
+        optimizer.load_data(sess, [X], [])
+        optimizer.optimize(sess, 0)
+        assert sess.run(count) == X[[*range(4), *range(8, 12)]].sum()
+        optimizer.run_epochs(sess, 1)
+        assert sess.run(count) == X[[*range(4), *range(8, 12)]].sum() + X.sum()
+        assert sess.run(before) == 0
+
+
+def test_operations_among_the_fetches_run_in_every_step():
+    class Ticking(Loss):
+        def extra_compute_grad_fetches(self):
+            ticks = v1.get_variable("ticks", initializer=0.0, trainable=False)
+            return {"tick": ticks.assign_add(1.0).op}
+
+    optimizer = make(Ticking, devices=1)
+    ticks = next(v for v in v1.global_variables() if "ticks" in v.op.name)
+    with session() as sess:
+        optimizer.load_data(sess, [X], [])
+        optimizer.optimize(sess, 0)
+        optimizer.run_epochs(sess, 2)
+        assert sess.run(ticks) == 9
+
+
+@pytest.mark.parametrize("bound", [0.25, 100.0])
+def test_gradients_are_clipped_by_their_global_norm_after_averaging(bound):
+    optimizer = make(clipping=bound)
+    with session() as sess:
+        optimizer.load_data(sess, [X], [])
+        optimizer.optimize(sess, 0)
+        got = sess.run(optimizer.get_common_loss().w)
+    mean_of = np.mean([X[0:4].mean(0), X[8:12].mean(0)], 0)
+    grad = -mean_of  # of mean over rows and two columns, at w = 0
+    grad *= min(1.0, bound / np.linalg.norm(grad))
+    np.testing.assert_allclose(got, -0.5 * grad, rtol=1e-6)
+
+
+def test_no_clipping_is_none_or_zero_and_a_negative_bound_is_refused():
+    for bound in (None, 0, 0.0):
+        make(clipping=bound)
+    for bound in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match=f"above 0, or None; got {bound}"):
+            make(clipping=bound)
+
+
+def test_a_reducer_is_used_and_gives_the_same(graph):
+    got, seen = [], []
+
+    def spy(grads):
+        seen.append([len(tower) for tower in grads])
+        return mean(packed(lambda g: sum_on_device(g, device="/cpu:0"), below=100))(
+            grads
+        )
+
+    for reducer in (None, spy):
+        with v1.variable_scope("own", reuse=v1.AUTO_REUSE):
+            optimizer = make(reducer=reducer)
+        with session() as sess:
+            optimizer.load_data(sess, [X], [])
+            optimizer.run_epochs(sess, 2)
+            got.append(sess.run(optimizer.get_common_loss().w))
+    np.testing.assert_array_equal(got[0], got[1])
+    assert seen == [[1, 1]]
+
+
+def test_an_optimizer_with_slots_is_stepped_once_a_step():
+    adam = v1.train.AdamOptimizer(0.1, beta1=0.5)
+    optimizer = make(optimizer=adam)
+    power = next(v for v in adam.variables() if "beta1_power" in v.op.name)
+    with session() as sess:
+        optimizer.load_data(sess, [X], [])
+        optimizer.optimize(sess, 0)
+        optimizer.run_epochs(sess, 2)
+        assert sess.run(power) == 0.5**6
+
+
+class Partial(Loss):
+    """Variables without a gradient: in all towers, or in some."""
+
+    missing_in = ()
+
+    def __init__(self, inputs):
+        super().__init__(inputs)
+        self.other = v1.get_variable("other", initializer=1.0)
+
+    def gradients(self, optimizer):
+        pairs = optimizer.compute_gradients(self.loss, [self.w, self.other])
+        tower = int(self.loss.device.rsplit(":", 1)[1])
+        if tower not in self.missing_in:
+            pairs = [(g if g is not None else tf.ones([]), v) for g, v in pairs]
+        return pairs
+
+
+def test_a_variable_that_no_tower_has_a_gradient_for_is_left_alone():
+    class Nowhere(Partial):
+        missing_in = (0, 1)
+
+    optimizer = make(Nowhere)
+    with session() as sess:
+        optimizer.load_data(sess, [X], [])
+        optimizer.optimize(sess, 0)
+        assert sess.run(optimizer.get_common_loss().other) == 1.0
+        assert sess.run(optimizer.get_common_loss().w).any()
+
+
+def test_a_gradient_that_some_towers_miss_is_refused():
+    class Somewhere(Partial):
+        missing_in = (1,)
+
+    with pytest.raises(ValueError, match=r"other:0 has None in towers \[1\] of 2"):
+        make(Somewhere)
+
+
+def test_a_loss_that_depends_on_nothing_is_refused():
+    class Constant(Loss):
+        def gradients(self, optimizer):
+            return [(None, self.w)]
+
+    with pytest.raises(ValueError, match=r"no variable has a gradient, of \['w:0'\]"):
+        make(Constant)
+
+
+def test_towers_that_differ_in_their_variables_are_refused():
+    class Uneven(Loss):
+        def gradients(self, optimizer):
+            pairs = super().gradients(optimizer)
+            return pairs * (2 if "CPU:1" in self.loss.device else 1)
+
+    with pytest.raises(ValueError, match=r"w comes \[1, 2\] times in towers 0..1"):
+        make(Uneven)
+
+
+def test_towers_with_variables_of_their_own_are_refused():
+    class Own(Loss):
+        def __init__(self, inputs):
+            self.loss = tf.reduce_sum(inputs[0] * tf.Variable([0.0, 0.0]))
+
+    with pytest.raises(ValueError, match=r"is missing from towers \[0\]"):
+        make(Own)
+
+
+def test_equally_named_variables_of_two_towers_are_not_taken_for_one():
+    towers = []
+    for k in range(2):
+        with tf.name_scope(f"tower{k}/"):
+            towers.append([(tf.ones([]), v1.Variable(1.0, name="w"))])
+    message = r"must share their variables; got .*'tower0/w:0', 'tower1/w:0'"
+    with pytest.raises(ValueError, match=message):
+        check_shared(towers, caller="Owner")
+
+
+def test_a_loss_object_without_gradients_is_refused():
+    with pytest.raises(TypeError, match=r"object with gradients.optimizer.; got float"):
+        make(lambda inputs: 1.0)
+
+
+def test_epochs_without_a_loss_to_report_are_refused_and_steps_are_not():
+    class Silent:
+        def __init__(self, inputs):
+            self.hidden = Loss(inputs)
+
+        def gradients(self, optimizer):
+            return self.hidden.gradients(optimizer)
+
+    optimizer = make(Silent)
+    with session() as sess:
+        optimizer.load_data(sess, [X], [])
+        optimizer.optimize(sess, 0)
+        with pytest.raises(RuntimeError, match="must have a scalar tensor `loss`"):
+            optimizer.run_epochs(sess, 1)
+
+
+@pytest.mark.parametrize(
+    ("devices", "error", "message"),
+    [
+        (["/cpu:0", "/cpu:1", "/device:CPU:0"], ValueError, "given twice"),
+        ([], ValueError, "num_devices must be at least 1"),
+        (["/cpu:zero"], ValueError, "is no TensorFlow device string"),
+        ("/cpu:0", TypeError, "list of ints and device strings"),
+    ],
+)
+def test_bad_devices_are_refused(devices, error, message):
+    x = v1.placeholder(tf.float32, [None, 2])
+    with pytest.raises(error, match=message):
+        LocalSyncParallelOptimizer(descent(), devices, [x], [], 4, Loss)
+
+
+def test_a_device_that_the_session_lacks_is_refused_before_anything_is_loaded():
+    x = v1.placeholder(tf.float32, [None, 2])
+    optimizer = LocalSyncParallelOptimizer(
+        descent(), ["/cpu:0", "/gpu:7"], [x], [], 4, Loss
+    )
+    with session() as sess:
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"load_data: unknown .*'/gpu:7'"):
+                optimizer.load_data(sess, [X], [])
+
+
+@pytest.mark.parametrize(
+    ("placeholders", "rnn", "message"),
+    [
+        ([], [], "input_placeholders is empty"),
+        ([("x", None)], [], "has shape <unknown>"),
+        ([("x", [])], [], r"has shape \(\)"),
+        ([("x", [None])], [("h", None)], "column 'h' has shape <unknown>"),
+    ],
+)
+def test_placeholders_that_cannot_be_cut_are_refused(placeholders, rnn, message):
+    def made(given):
+        return [v1.placeholder(tf.float32, shape, name) for name, shape in given]
+
+    with pytest.raises(ValueError, match=f"LocalSyncParallelOptimizer: .*{message}"):
+        LocalSyncParallelOptimizer(
+            descent(), ["/cpu:0"], made(placeholders), made(rnn), 4, Loss
+        )
+
+
+def test_a_placeholder_given_twice_is_refused():
+    x = v1.placeholder(tf.float32, [None, 2], "x")
+    with pytest.raises(ValueError, match=r"names of their own; twice: \['x'\]"):
+        LocalSyncParallelOptimizer(descent(), ["/cpu:0"], [x, x], [], 4, Loss)
+
+
+@pytest.mark.parametrize(
+    ("maximum", "options", "message"),
+    [
+        (0, {}, "max_per_device_batch_size must be at least 1"),
+        (4, {"tail": "keep"}, "tail must be one of"),
+        (4, {"stacks": 3}, "stacks must be 1, or 2"),
+    ],
+)
+def test_bad_options_are_refused_when_it_is_made(maximum, options, message):
+    x = v1.placeholder(tf.float32, [None, 2], "x")
+    with pytest.raises(ValueError, match=message):
+        LocalSyncParallelOptimizer(
+            descent(), ["/cpu:0"], [x], [], maximum, Loss, **options
+        )
+
+
+def test_in_a_function_it_is_refused():
+    x = v1.placeholder(tf.float32, [None, 2], "x")
+
+    def build():
+        LocalSyncParallelOptimizer(descent(), ["/cpu:0"], [x], [], 4, Loss)
+
+    with pytest.raises(RuntimeError, match="builds a session graph; make it inside"):
+        tf.function(build, autograph=False)()
+
+
+def test_a_load_that_fails_half_way_in_a_session_leaves_nothing_to_train_on():
+    class Failing:
+        """A session whose third call fails."""
+
+        def __init__(self, sess):
+            self.sess, self.calls = sess, 0
+
+        def run(self, fetches, feeds=None):
+            self.calls += 1
+            if self.calls == 3:
+                raise tf.errors.ResourceExhaustedError(None, None, "out of memory")
+            return self.sess.run(fetches, feeds)
+
+    optimizer = make()
+    with session() as sess:
+        optimizer.load_data(sess, [X], [])
+        with pytest.raises(tf.errors.ResourceExhaustedError):
+            optimizer.load_data(Failing(sess), [X + 1], [])
+        assert optimizer.report is None and optimizer.num_tuples_loaded == 0
+        for call in (
+            lambda: optimizer.optimize(sess, 0),
+            lambda: optimizer.run_epochs(sess, 1),
+        ):
+            with pytest.raises(RuntimeError, match="the last load failed half-way"):
+                call()
+        optimizer.load_data(sess, [X], [])
+        optimizer.optimize(sess, 0)
+
+
+def test_the_step_may_hold_random_operations_and_functions():
+    """What is copied into the loop: stateful operations, branches, functions."""
+
+    class Mixed(Loss):
+        def __init__(self, inputs):
+            super().__init__(inputs)
+            masked = tf.nn.dropout(inputs[0], 0.5, seed=1)
+            branch = tf.cond(
+                tf.reduce_sum(inputs[0]) > 0.0, lambda: masked, lambda: -masked
+            )
+            called = tf.function(lambda t: tf.reduce_sum(t**2))(branch - self.w)
+            with tf.control_dependencies([called]):
+                self.loss = tf.identity(called)
+
+    optimizer = make(Mixed)
+    with session() as sess:
+        optimizer.load_data(sess, [np.ones((16, 2), np.float32)], [])
+        result = optimizer.run_epochs(sess, 20)
+    assert np.isfinite(result.losses).all()
+    assert len(np.unique(result.tower_losses)) > 20  # another mask each time
