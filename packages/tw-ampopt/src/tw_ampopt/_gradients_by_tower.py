@@ -1,0 +1,104 @@
+"""Gradients as callers in a ``tf.function`` bring them, checked, as [K][N][calls]."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_ampopt._pairs import check_pairs
+
+
+def gradients_by_tower(
+    grads: Sequence[Any], variables: Sequence[Sequence[Any]], total: int, *, caller: str
+) -> list[list[list[Any]]]:
+    """Makes [K][N][1] of [K][N] gradients, or of [N] for one tower.
+
+    Args:
+      grads: tensors, sparse or not, and None.
+      variables: [K][N], or [1][N] where towers share.
+      total: K.
+      caller: who asks; opens the message.
+
+    Raises:
+      TypeError: no list of gradients.
+      ValueError: other numbers of towers or gradients, other shapes, or no
+        gradient at all.
+    """
+    if not isinstance(grads, Sequence) or isinstance(grads, str):
+        raise TypeError(
+            f"{caller}: wants [K][N] gradients, a list a tower; got {grads!r}."
+        )
+    nested = any(isinstance(tower, list | tuple) for tower in grads)
+    towers = [list(tower) for tower in grads] if nested else [list(grads)]
+    lists = list(variables) * (total if len(variables) == 1 else 1)
+    counts, wanted = [len(t) for t in towers], [len(v) for v in lists]
+    if counts != wanted:
+        raise ValueError(
+            f"{caller}: wants one gradient (or None) a variable from each of {total} "
+            f"towers, {wanted} of them; got {counts}."
+        )
+    if all(grad is None for tower in towers for grad in tower):
+        names = [str(v.name) for v in lists[0]]
+        raise ValueError(
+            f"{caller}: no gradient for any variable; got {names}. Does the loss "
+            "depend on them?"
+        )
+    _check_shapes(towers, lists, caller)
+    return [[[grad] for grad in tower] for tower in towers]
+
+
+def flatten_pairs(
+    grads_and_vars: Sequence[Any], variables: Sequence[Sequence[Any]], *, caller: str
+) -> list[list[Any]]:
+    """Makes [K][N] gradients of [N] or [K][N] pairs, in the order of ``variables``.
+
+    Raises:
+      TypeError: something that is no pair.
+      ValueError: variables that the optimizer was not made for, or missing ones.
+    """
+    pairs = list(grads_and_vars)
+    towers = pairs if pairs and isinstance(pairs[0], list) else [pairs]
+    lists = list(variables) * (len(towers) if len(variables) == 1 else 1)
+    grads = []
+    for k, (tower, own) in enumerate(zip(towers, lists, strict=False)):
+        by_id = {id(v): grad for grad, v in check_pairs(tower, caller=caller)}
+        _check_same(by_id, [v for _, v in tower], own, f"{caller}, tower {k}")
+        grads.append([by_id[id(v)] for v in own])
+    return grads
+
+
+def _check_same(
+    by_id: dict[int, Any], came: Sequence[Any], own: Sequence[Any], caller: str
+) -> None:
+    known = {id(v) for v in own}
+    strangers = [str(v.name) for v in came if id(v) not in known]
+    missing = [str(v.name) for v in own if id(v) not in by_id]
+    if strangers or missing:
+        raise ValueError(
+            f"{caller}: wants the variables that the optimizer was made for; got "
+            f"{strangers} beside them, and misses {missing}. A variable without a "
+            "gradient takes part with None."
+        )
+
+
+def _check_shapes(
+    towers: Sequence[Sequence[Any]], lists: Sequence[Sequence[Any]], caller: str
+) -> None:
+    wrong = [
+        f"{v.name} {v.shape} has a gradient of shape {grad.shape} in tower {k}"
+        for k, (tower, own) in enumerate(zip(towers, lists, strict=True))
+        for grad, v in zip(tower, own, strict=True)
+        if grad is not None and not _fits(grad, v)
+    ]
+    if wrong:
+        raise ValueError(
+            f"{caller}: gradients must have their variables' shapes, in the variables' "
+            f"order; got: {'; '.join(wrong)}."
+        )
+
+
+def _fits(grad: Any, variable: Any) -> bool:
+    shape = tf.TensorShape(variable.shape)
+    if isinstance(grad, tf.IndexedSlices):
+        return bool(shape[1:].is_compatible_with(grad.values.shape[1:]))
+    return bool(shape.is_compatible_with(grad.shape))

@@ -1,0 +1,90 @@
+"""From ``tf_optimizer=`` to a function that makes one optimizer a tower.
+
+``tf_optimizer`` is a class, a factory or a dotted name. In a dotted name ``tf.``
+stands for TensorFlow's v1 names first, as ``"tf.train.AdamOptimizer"`` has always
+meant TensorFlow 1's class.
+"""
+
+import inspect
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+OptimizerFactory: TypeAlias = Callable[..., Any]
+
+
+def find_factory(tf_optimizer: str | OptimizerFactory, *, caller: str) -> Any:
+    """Resolves a dotted name, and refuses what cannot be called.
+
+    Args:
+      tf_optimizer: called as ``tf_optimizer(name=..., learning_rate=..., **kwargs)``,
+        without ``name`` where it takes none.
+      caller: who asks; opens the message.
+
+    Raises:
+      TypeError: an optimizer object, or anything else that makes none.
+      ValueError: a name that leads nowhere.
+    """
+    if isinstance(tf_optimizer, str):
+        return _by_name(tf_optimizer, caller)
+    if not callable(tf_optimizer) or (
+        hasattr(tf_optimizer, "apply_gradients") and not (inspect.isclass(tf_optimizer))
+    ):
+        raise TypeError(
+            f"{caller}: tf_optimizer is a class, a factory or a dotted name, since "
+            f"every tower needs an optimizer of its own; got {tf_optimizer!r}. Write "
+            "e.g. tf_optimizer=keras.optimizers.Adam, learning_rate=0.001."
+        )
+    return tf_optimizer
+
+
+def call_factory(
+    factory: OptimizerFactory, *, name: str, learning_rate: Any, kwargs: dict[str, Any]
+) -> Any:
+    """Makes one optimizer."""
+    named = {"name": name} if _takes_name(factory) else {}
+    return factory(learning_rate=learning_rate, **named, **kwargs)
+
+
+def _by_name(dotted: str, caller: str) -> Any:
+    first, _, rest = dotted.partition(".")
+    roots = [tf.compat.v1, tf] if first in ("tf", "tensorflow") else []
+    for root in roots:
+        found = _attribute(root, rest)
+        if found is not None:
+            return found
+    found = None if roots else _imported(dotted)
+    if found is None:
+        raise ValueError(
+            f"{caller}: tf_optimizer={dotted!r} leads nowhere; write the name as "
+            "Python would import it, e.g. 'tf.train.AdamOptimizer', "
+            "'keras.optimizers.Adam' or 'tw_ampopt.SimpleAdam', or pass the class."
+        )
+    return found
+
+
+def _imported(dotted: str) -> Any:
+    parts = dotted.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        try:
+            module = import_module(".".join(parts[:cut]))
+        except ImportError:
+            continue
+        return _attribute(module, ".".join(parts[cut:]))
+    return None
+
+
+def _attribute(root: Any, dotted: str) -> Any:
+    for part in dotted.split("."):
+        root = getattr(root, part, None)
+    return root
+
+
+def _takes_name(factory: OptimizerFactory) -> bool:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    return any(p.name == "name" or p.kind is p.VAR_KEYWORD for p in parameters)

@@ -1,0 +1,155 @@
+"""The arguments of both optimizers, checked once and kept as plain values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tw_ampopt._inner import Inner, wrap
+from tw_ampopt._learning_rate import (
+    LearningRate,
+    LearningRateLike,
+    check_learning_rate,
+    same_rate,
+)
+from tw_ampopt._masters import WithMasters
+from tw_ampopt._multiplier import check_multiplier
+from tw_ampopt._optimizer_factory import OptimizerFactory, call_factory, find_factory
+from tw_ampopt._scale_rules import NoScale, ScaleRule
+from tw_ampopt._shared_state import Scalars, SharedState
+from tw_ampopt._updater import Reducer, UpdateOptions
+
+_ON_NONFINITE = ("skip_group", "drop_micro_batch")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What sharing optimizers must agree on.
+
+    Attributes:
+      caller: class and name; opens messages.
+      prefix: begins the names of the wrapped optimizers.
+      factory: makes a wrapped optimizer.
+      learning_rate: as given.
+      kwargs: further arguments of the factory.
+      rule: how the loss scale moves.
+      master_copies: whether half-precision variables have float32 masters.
+    """
+
+    caller: str
+    prefix: str
+    factory: OptimizerFactory
+    learning_rate: LearningRateLike
+    rule: ScaleRule
+    master_copies: bool
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def make_settings(
+    *,
+    caller: str,
+    prefix: str,
+    tf_optimizer: str | OptimizerFactory,
+    learning_rate: LearningRateLike,
+    rule: ScaleRule | None,
+    master_copies: bool,
+    kwargs: Mapping[str, Any],
+) -> Settings:
+    """Checks what both classes take, and finds the optimizer's class.
+
+    Raises:
+      TypeError: a rule that is none, no learning rate, or no class or factory.
+      ValueError: a dotted name that leads nowhere.
+    """
+    if rule is not None and not isinstance(rule, ScaleRule):
+        raise TypeError(
+            f"{caller}: loss_scale is a rule such as tw_ampopt.DoublingScale(); got "
+            f"{rule!r}."
+        )
+    check_learning_rate(learning_rate, caller=caller)
+    factory = find_factory(tf_optimizer, caller=caller)
+    rule = NoScale() if rule is None else rule
+    return Settings(
+        caller, prefix, factory, learning_rate, rule, bool(master_copies), dict(kwargs)
+    )
+
+
+def make_options(
+    *,
+    caller: str,
+    minibatch_multiplier: Any,
+    on_nonfinite: str,
+    clip_by_global_norm: float | None,
+    reducer: Reducer | None,
+) -> UpdateOptions:
+    """Checks how updates are to be made.
+
+    Raises:
+      ValueError: an unknown policy, a bound of the norm that is not above 0, or a
+        bad multiplier.
+      TypeError: a reducer that cannot be called, or a multiplier that is no number.
+    """
+    if on_nonfinite not in _ON_NONFINITE:
+        raise ValueError(
+            f"{caller}: on_nonfinite must be one of {list(_ON_NONFINITE)}; got "
+            f"{on_nonfinite!r}."
+        )
+    if clip_by_global_norm is not None and not clip_by_global_norm > 0:
+        raise ValueError(
+            f"{caller}: clip_by_global_norm is the largest norm allowed, above 0; got "
+            f"{clip_by_global_norm}."
+        )
+    if reducer is not None and not callable(reducer):
+        raise TypeError(
+            f"{caller}: reducer is a function of [K][N] tensors that returns their "
+            f"sums over towers, e.g. from tw_reduce; got {reducer!r}."
+        )
+    return UpdateOptions(
+        multiplier=check_multiplier(minibatch_multiplier, caller=caller),
+        drops=on_nonfinite == "drop_micro_batch",
+        clip=clip_by_global_norm,
+        reducer=reducer,
+        caller=caller,
+    )
+
+
+def make_shared(settings: Settings) -> SharedState:
+    """Makes the state that other optimizers may share."""
+
+    def make_inner(index: int, scalars: Scalars) -> Inner:
+        rate = LearningRate(settings.learning_rate, scalars.updates)
+        optimizer = call_factory(
+            settings.factory,
+            name=f"{settings.prefix}_opt{index}",
+            learning_rate=rate.for_optimizer(),
+            kwargs=dict(settings.kwargs),
+        )
+        inner = wrap(optimizer, caller=settings.caller)
+        return WithMasters(inner) if settings.master_copies else inner
+
+    return SharedState(settings.rule, make_inner)
+
+
+def check_share(settings: Settings, other: Settings) -> None:
+    """Refuses to share between optimizers that differ.
+
+    Raises:
+      ValueError: another class, learning rate, argument, rule or kind of copies.
+    """
+    ours, theirs = vars(settings), vars(other)
+    names = {"factory": "tf_optimizer", "rule": "loss_scale", "kwargs": "arguments"}
+    different = [
+        f"{names.get(key, key)} {ours[key]!r} here, {theirs[key]!r} there"
+        for key in ("factory", "kwargs", "rule", "master_copies")
+        if ours[key] != theirs[key]
+    ]
+    if not same_rate(settings.learning_rate, other.learning_rate):
+        different.append(
+            f"learning_rate {settings.learning_rate!r} here, {other.learning_rate!r} "
+            "there"
+        )
+    if different:
+        raise ValueError(
+            f"{settings.caller}: share takes an optimizer made with the same settings, "
+            f"since both use one set of slots and one scale; got "
+            f"{'; '.join(different)}."
+        )

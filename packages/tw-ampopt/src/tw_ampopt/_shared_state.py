@@ -1,0 +1,115 @@
+"""What optimizers that share have in common: slots, scale, and counts of updates.
+
+StyleGAN2 shares between an optimizer of the main loss and one of the regularisation
+loss. Accumulators are never shared, since both fill theirs in turn.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from tw_ampopt._buffers import Buffer, scaled
+from tw_ampopt._clean import to_float32
+from tw_ampopt._inner import Inner
+from tw_ampopt._loss_scale import LossScale
+from tw_ampopt._scale_rules import ScaleRule
+from tw_ampopt._state_variable import host_of, make_state
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """The variables that steer and count updates.
+
+    Attributes:
+      host: where they live.
+      scale: the loss scale.
+      updates: counts updates made.
+      skipped: counts updates left out.
+    """
+
+    host: str
+    scale: LossScale
+    updates: tf.Variable
+    skipped: tf.Variable
+
+    def counts(self) -> list[tf.Variable]:
+        """Lists the counts; the scale itself is none of them."""
+        return [self.updates, self.skipped, *self.scale.counts]
+
+    def variables(self) -> list[tf.Variable]:
+        """Lists scale and counts."""
+        log2 = self.scale.log2
+        return [*([] if log2 is None else [log2]), *self.counts()]
+
+
+class SharedState:
+    """Made empty; the variables come when a device is known.
+
+    Attributes:
+      inners: the towers' optimizers, by the towers' keys.
+    """
+
+    def __init__(
+        self, rule: ScaleRule, make_inner: Callable[[int, Scalars], Inner]
+    ) -> None:
+        """Keeps how to make things.
+
+        Args:
+          rule: how the scale moves.
+          make_inner: makes an optimizer, from how many there are and the scalars.
+        """
+        self._rule = rule
+        self._make_inner = make_inner
+        self._scalars: Scalars | None = None
+        self.inners: dict[str, Inner] = {}
+
+    @property
+    def scalars(self) -> Scalars:
+        """The scalars; the first device that needs them has them made."""
+        return self.start("") if self._scalars is None else self._scalars
+
+    def start(self, device: str, *, local: bool = False) -> Scalars:
+        """Makes the scalars beside ``device``, where they are not made yet."""
+        if self._scalars is None:
+            host = host_of(device)
+            self._scalars = Scalars(
+                host,
+                LossScale(self._rule, device=host, local=local),
+                make_state(0, name="updates", device=host, local=local),
+                make_state(0, name="skipped_updates", device=host, local=local),
+            )
+        return self._scalars
+
+    def inner_of(self, key: str, device: str) -> Inner:
+        """Returns the optimizer of the tower known as ``key``, making it if new."""
+        if key not in self.inners:
+            with tf.device(device or None):
+                self.inners[key] = self._make_inner(len(self.inners), self.scalars)
+        return self.inners[key]
+
+    def scaled(self, value: tf.Tensor) -> tf.Tensor:
+        """Multiplies a value of any floating dtype by the scale, in float32."""
+        return _times(value, self.scalars.scale.scale())
+
+    def unscaled(self, value: tf.Tensor) -> tf.Tensor:
+        """Multiplies a value of any floating dtype by 1 / scale, in float32."""
+        return _times(value, self.scalars.scale.inverse())
+
+    def unscaled_gradient(self, grad: Buffer | None) -> Buffer | None:
+        """Unscales a gradient into float32; None stays None."""
+        if grad is None:
+            return None
+        inverse = self.scalars.scale.inverse()
+        return scaled(to_float32(grad), inverse)
+
+    def slots(self) -> list[tf.Variable]:
+        """Lists the optimizers' own variables, tower by tower."""
+        return [v for inner in self.inners.values() for v in inner.variables()]
+
+
+def _times(value: tf.Tensor, factor: tf.Tensor | None) -> tf.Tensor:
+    if factor is None:
+        return value
+    product = tf.cast(value, tf.float32) * factor
+    return tf.cast(product, value.dtype)

@@ -1,0 +1,71 @@
+"""The variables of all towers, as a ``TowerOptimizer`` is given them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tw_ampopt._inner import as_tf_variable
+from tw_ampopt._pairs import common_device
+from tw_core import Tower, check_grad_list, towers
+
+
+def per_tower(variables: Sequence[Any], *, caller: str) -> list[list[Any]]:
+    """Makes [K][N] of [N] or [K][N] variables, checked.
+
+    Returns:
+      [K][N], or [1][N] where every tower has the same variables.
+
+    Raises:
+      TypeError: no list of variables.
+      ValueError: no variable, one that comes twice, or towers that differ.
+    """
+    if not isinstance(variables, Sequence) or isinstance(variables, str):
+        raise TypeError(
+            f"{caller}: variables must be a list a tower, or one list for all of them; "
+            f"got {variables!r}."
+        )
+    nested = bool(variables) and isinstance(variables[0], Sequence)
+    lists = [list(tower) for tower in variables] if nested else [list(variables)]
+    if not any(lists):
+        raise ValueError(
+            f"{caller}: no variables; build the model before the optimizer, and pass "
+            "e.g. [model.trainable_variables for model in models]."
+        )
+    if all([id(v) for v in tower] == [id(v) for v in lists[0]] for tower in lists):
+        lists = lists[:1]
+    pairs = [[(None, as_tf_variable(v)) for v in tower] for tower in lists]
+    check_grad_list(pairs, caller=caller, allow_none=True)
+    _check_once(lists, caller)
+    return lists
+
+
+def towers_of(
+    lists: Sequence[Sequence[Any]], given: Sequence[Tower] | None, *, caller: str
+) -> tuple[Tower, ...]:
+    """Returns the given towers, or one for each list of variables, where it is.
+
+    Raises:
+      ValueError: towers and lists that do not fit.
+    """
+    if given is None:
+        devices = [common_device([as_tf_variable(v) for v in tower]) for tower in lists]
+        return tuple(towers(devices))
+    if len(lists) not in (1, len(given)):
+        raise ValueError(
+            f"{caller}: wants one list of variables a tower, or one for all; got "
+            f"{len(lists)} lists for {len(given)} towers."
+        )
+    return tuple(given)
+
+
+def _check_once(lists: Sequence[Sequence[Any]], caller: str) -> None:
+    seen: set[int] = set()
+    twice = []
+    for variable in (v for tower in lists for v in tower):
+        if id(variable) in seen:
+            twice.append(variable.name)
+        seen.add(id(variable))
+    if twice:
+        raise ValueError(
+            f"{caller}: {sorted(twice)} came more than once; every tower has its own "
+            "variables, or all have the same list."
+        )

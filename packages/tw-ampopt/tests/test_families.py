@@ -1,0 +1,145 @@
+"""Every family of optimizers that can be wrapped, beside the plain optimizer."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tw_ampopt import DoublingScale, SimpleAdam
+
+v1 = tf.compat.v1
+INITIAL = [np.float32([[1, -2], [3, 4]]), np.float32([0.5, 2])]
+RATE = 0.1
+
+V1 = {
+    "Adam": (v1.train.AdamOptimizer, {}),
+    "Adadelta": (v1.train.AdadeltaOptimizer, {}),
+    "Adagrad": (v1.train.AdagradOptimizer, {}),
+    "Ftrl": (v1.train.FtrlOptimizer, {}),
+    "GradientDescent": (v1.train.GradientDescentOptimizer, {}),
+    "Momentum": (v1.train.MomentumOptimizer, {"momentum": 0.9}),
+    "ProximalAdagrad": (v1.train.ProximalAdagradOptimizer, {}),
+    "ProximalGradientDescent": (v1.train.ProximalGradientDescentOptimizer, {}),
+    "RMSProp": (v1.train.RMSPropOptimizer, {}),
+}
+LEGACY = {
+    "Adam": (tf_keras.optimizers.legacy.Adam, {}),
+    "SGD": (tf_keras.optimizers.legacy.SGD, {"momentum": 0.9}),
+    "RMSprop": (tf_keras.optimizers.legacy.RMSprop, {}),
+}
+KERAS = {
+    "Adam": (keras.optimizers.Adam, {}),
+    "SGD": (keras.optimizers.SGD, {"momentum": 0.9}),
+    "Lion": (keras.optimizers.Lion, {}),
+}
+FAMILIES = {
+    f"{family}-{name}": (family, *made)
+    for family, table in (("v1", V1), ("legacy", LEGACY), ("keras", KERAS))
+    for name, made in table.items()
+}
+# v1's keeps variables that a tf.function would have to make.
+GRADS = [
+    [np.float32([[1, 2], [-3, 0.5]]), np.float32([0.25, -1])],
+    [np.float32([[-1, 1], [2, 0.5]]), np.float32([1, -1])],
+    [np.float32([[2, 1], [2, -0.5]]), np.float32([0, 3])],
+]
+
+
+def plain(family, kind, kwargs):
+    """Runs the unwrapped optimizer eagerly, where all families are right."""
+    variables = [tf.Variable(v) for v in INITIAL]
+    optimizer = kind(learning_rate=RATE, **kwargs)
+    for grads in GRADS:
+        pairs = zip(map(tf.constant, grads), variables, strict=True)
+        optimizer.apply_gradients(list(pairs))
+    return [v.numpy() for v in variables]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_updates_are_those_of_the_plain_optimizer_and_skips_change_nothing(
+    make_trainer, name, num_towers
+):
+    family, kind, kwargs = FAMILIES[name]
+    trainer = make_trainer(
+        INITIAL,
+        num_towers,
+        tf_optimizer=kind,
+        learning_rate=RATE,
+        loss_scale=DoublingScale(),
+        **kwargs,
+    )
+    bad = [np.full_like(v, np.nan) for v in INITIAL]
+    for grads in (GRADS[0], bad, GRADS[1], bad, bad, GRADS[2]):
+        trainer.step(*[grads] * num_towers)
+    for tower in trainer.values():
+        for got, want in zip(tower, plain(family, kind, kwargs), strict=True):
+            np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-6)
+    assert trainer.statistics()["skipped_updates"] == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "slots"),
+    [
+        (v1.train.AdamOptimizer, ["m", "v"]),
+        (SimpleAdam, ["m", "v"]),
+        (tf_keras.optimizers.legacy.Adam, ["m", "v"]),
+        (keras.optimizers.Adam, ["momentum", "velocity"]),
+    ],
+)
+def test_slots_are_found_by_name(make_trainer, kind, slots):
+    trainer = make_trainer(INITIAL, tf_optimizer=kind, learning_rate=RATE)
+    trainer.step(GRADS[0])
+    assert trainer.optimizer.get_slot_names() == slots
+    np.testing.assert_allclose(
+        trainer.slot(0, 1, slots[0]), 0.1 * GRADS[0][1], rtol=1e-5
+    )
+    assert trainer.optimizer.get_slot(trainer.towers[0][0], "no such slot") is None
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [v1.train.AdamOptimizer, tf_keras.optimizers.legacy.Adam, keras.optimizers.Adam],
+)
+def test_a_schedule_reaches_every_family(make_trainer, kind):
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+    trainer = make_trainer(INITIAL, tf_optimizer=kind, learning_rate=schedule)
+    ours = []
+    for grads in GRADS:
+        trainer.step(grads)
+        ours.append(trainer.values()[0])
+    variables = [tf.Variable(v) for v in INITIAL]
+    optimizer = keras.optimizers.Adam(schedule)
+    for grads, got in zip(GRADS, ours, strict=True):
+        optimizer.apply(list(map(tf.constant, grads)), variables)
+        for g, want in zip(got, variables, strict=True):
+            np.testing.assert_allclose(g, want.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_simple_adam_follows_adam(make_trainer):
+    simple = make_trainer(INITIAL, tf_optimizer=SimpleAdam, learning_rate=RATE)
+    adam = make_trainer(INITIAL, learning_rate=RATE)
+    for grads in GRADS:
+        simple.step(grads)
+        adam.step(grads)
+    for got, want in zip(simple.values()[0], adam.values()[0], strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_master_copies_serve_every_family(make_trainer):
+    for kind in (
+        v1.train.AdamOptimizer,
+        tf_keras.optimizers.legacy.Adam,
+        keras.optimizers.Adam,
+    ):
+        trainer = make_trainer(
+            [v.astype(np.float16) for v in INITIAL],
+            tf_optimizer=kind,
+            learning_rate=RATE,
+            master_copies=True,
+        )
+        for grads in GRADS:
+            trainer.step(grads)
+        for got, want in zip(trainer.values()[0], plain("", kind, {}), strict=True):
+            np.testing.assert_allclose(got, want.astype(np.float16), rtol=2e-3)

@@ -1,0 +1,580 @@
+"""The drop-in's own surface: registration, sharing, the protocol, and refusals."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tw_ampopt import DoublingScale, GradualScale, Optimizer, SimpleAdam, StaticScale
+from tw_core import OptimizerLike
+from tw_core.testing import CPUS
+
+v1 = tf.compat.v1
+SGD = {"tf_optimizer": "tf.train.GradientDescentOptimizer", "learning_rate": 1.0}
+
+
+@pytest.fixture
+def graph():
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+def session(graph):
+    config = v1.ConfigProto(device_count={"CPU": 8})
+    sess = v1.Session(graph=graph, config=config)
+    sess.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
+    return sess
+
+
+def variable_on(device, value=(1.0, 2.0), name="w"):
+    with tf.device(device):
+        return tf.Variable(np.float32(value), name=name)
+
+
+def square_loss(variable):
+    with tf.device(variable.device):
+        return 0.5 * tf.reduce_sum(tf.square(variable))
+
+
+def test_the_arguments_are_the_older_systems_in_their_order(graph):
+    optimizer = Optimizer(
+        *(
+            "G/main",
+            "tf.train.AdamOptimizer",
+            0.002,
+            4,
+            None,
+            True,
+            10.0,
+            0.5,
+            2.0,
+            True,
+        ),
+        beta1=0.0,
+    )
+    assert (optimizer.name, optimizer.id, optimizer.scope) == (
+        "G/main",
+        "G.main",
+        "G.main",
+    )
+    assert optimizer.optimizer_class is v1.train.AdamOptimizer
+    assert optimizer.optimizer_kwargs == {"beta1": 0.0}
+    assert optimizer.minibatch_multiplier == 4
+    assert optimizer.get_loss_scaling_var("/cpu:0").dtype == tf.float32
+    assert optimizer.report_mem_usage
+
+
+def test_two_optimizers_of_one_name_have_scopes_of_their_own(graph):
+    assert [Optimizer().scope for _ in range(2)] == ["Train", "Train_1"]
+
+
+def test_building_runs_no_session_and_the_state_is_initialised_variables(graph):
+    optimizer = Optimizer(use_loss_scaling=True, minibatch_multiplier=2)
+    w = variable_on("/cpu:0")
+    optimizer.register_gradients(square_loss(w), [w])
+    optimizer.apply_updates()
+    names = {v.name for v in v1.global_variables()}
+    assert {v.name for v in optimizer.variables()} <= names
+    with session(graph) as sess:
+        assert sess.run(v1.report_uninitialized_variables()).size == 0
+
+
+def test_calls_are_averaged_over_those_that_reach_the_variable(graph):
+    optimizer = Optimizer(**SGD)
+    w, b = variable_on("/cpu:0"), variable_on("/cpu:0", name="b")
+    with tf.device("/cpu:0"):
+        for factor in (2.0, 4.0):
+            optimizer.register_gradients(tf.reduce_sum(w) * factor, [w, b])
+        optimizer.register_gradients(tf.reduce_sum(b) * 6.0, {"w": w, "b": b})
+    step = optimizer.apply_updates()
+    with session(graph) as sess:
+        sess.run(step)
+        np.testing.assert_array_equal(sess.run(w), np.float32([1, 2]) - 3)
+        np.testing.assert_array_equal(sess.run(b), np.float32([1, 2]) - 6)
+
+
+def test_sparse_gradients_of_several_calls_are_averaged(graph):
+    optimizer = Optimizer(**SGD)
+    w = variable_on("/cpu:0", np.zeros((3, 1)))
+    with tf.device("/cpu:0"):
+        for row in (0, 2, 2, 2):
+            optimizer.register_gradients(tf.reduce_sum(tf.gather(w, [row])), [w])
+    step = optimizer.apply_updates()
+    with session(graph) as sess:
+        sess.run(step)
+        np.testing.assert_array_equal(sess.run(w)[:, 0], [-0.25, 0, -0.75])
+
+
+def test_the_scale_can_be_asked_for_before_anything_is_registered(graph):
+    optimizer = Optimizer(loss_scale=StaticScale(3))
+    variable = optimizer.get_loss_scaling_var("/cpu:1")
+    assert variable.dtype == tf.int64
+    assert optimizer.get_loss_scaling_var("/cpu:2") is variable
+    with tf.device("/cpu:2"):
+        value = tf.constant(5.0)
+    there = optimizer.apply_loss_scaling(value)
+    back = optimizer.undo_loss_scaling(there)
+    with session(graph) as sess:
+        assert sess.run([variable, there, back]) == [3, 40.0, 5.0]
+
+
+def test_without_scaling_values_pass_as_they_are(graph):
+    optimizer = Optimizer()
+    value = tf.constant(5.0)
+    assert optimizer.apply_loss_scaling(value) is value
+    assert optimizer.undo_loss_scaling(value) is value
+    assert optimizer.get_loss_scaling_var("/cpu:0") is None
+
+
+def test_a_half_precision_value_is_scaled_and_stays_half(graph):
+    optimizer = Optimizer(loss_scale=StaticScale(4))
+    there = optimizer.apply_loss_scaling(tf.constant(2.0, tf.float16))
+    assert there.dtype == tf.float16
+    with session(graph) as sess:
+        assert sess.run(there) == 32
+
+
+def shared_pair(graph, **settings):
+    arguments = {"loss_scale": DoublingScale(growth_interval=2), **settings}
+    main = Optimizer("Main", minibatch_multiplier=2, **arguments)
+    regular = Optimizer("Reg", share=main, **arguments)
+    w = variable_on("/cpu:0")
+    grad = v1.placeholder_with_default(tf.ones(2), [2])
+    for optimizer in (main, regular):
+        with tf.device("/cpu:0"):
+            optimizer.register_gradients(tf.reduce_sum(w * grad), [w])
+    return main, regular, w, grad, main.apply_updates(), regular.apply_updates()
+
+
+def test_sharing_is_of_slots_scale_and_counts_but_not_of_groups(graph):
+    main, regular, w, grad, main_step, regular_step = shared_pair(
+        graph,
+        tf_optimizer="tf.train.MomentumOptimizer",
+        momentum=0.5,
+        learning_rate=1.0,
+    )
+    shared = {v.name for v in main.variables()} & {v.name for v in regular.variables()}
+    assert shared == {
+        "Main/loss_scaling_var:0",
+        "Main/good_steps:0",
+        "Main/updates:0",
+        "Main/skipped_updates:0",
+        "w/Main_opt0:0",
+    }
+    with session(graph) as sess:
+        sess.run(main_step)  # half a group
+        sess.run(regular_step)  # momentum 1
+        sess.run(main_step)  # momentum 1.5
+        np.testing.assert_array_equal(sess.run(w), np.float32([1, 2]) - 2.5)
+        assert sess.run(main.get_loss_scaling_var("/cpu:0")) == 16
+        sess.run(regular_step, {grad: [np.inf, 0]})
+        assert sess.run(main.get_loss_scaling_var("/cpu:0")) == 15
+        statistics = sess.run(main.statistics())
+        assert (statistics["updates"], statistics["skipped_updates"]) == (2, 1)
+
+
+def test_a_scale_that_moves_in_the_middle_of_a_group_does_not_spoil_it(graph):
+    _, _, w, grad, main_step, regular_step = shared_pair(graph, **SGD)
+    with session(graph) as sess:
+        sess.run(main_step, {grad: [2, 0]})
+        sess.run(regular_step, {grad: [np.nan, 0]})  # halves the scale
+        sess.run(main_step, {grad: [4, 0]})
+        np.testing.assert_array_equal(sess.run(w), [1 - 3, 2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"tf_optimizer": SimpleAdam}, "tf_optimizer"),
+        ({"learning_rate": 0.5}, "learning_rate 0.5 here, 0.001 there"),
+        ({"beta1": 0.5}, "arguments"),
+        ({"use_loss_scaling": True}, "loss_scale"),
+        ({"master_copies": True}, "master_copies True here, False there"),
+    ],
+)
+def test_sharing_between_different_optimizers_is_refused(graph, arguments, named):
+    with pytest.raises(ValueError, match="share takes an optimizer made with") as error:
+        Optimizer("B", share=Optimizer("A"), **arguments)
+    assert named in str(error.value)
+
+
+def test_sharing_with_something_else_is_refused(graph):
+    with pytest.raises(TypeError, match=r"share takes a tw_ampopt\.Optimizer"):
+        Optimizer(share="A")
+
+
+def test_reset_needs_a_session_and_state(graph):
+    optimizer = Optimizer("T")
+    with pytest.raises(RuntimeError, match=r"'T'\.reset_op: there is no state yet"):
+        optimizer.reset_op  # noqa: B018
+    with pytest.raises(RuntimeError, match="there is no default session"):
+        optimizer.reset_optimizer_state()
+
+
+def test_reset_works_on_a_finalised_graph(graph):
+    optimizer = Optimizer(**SGD, minibatch_multiplier=2)
+    w = variable_on("/cpu:0")
+    optimizer.register_gradients(square_loss(w), [w])
+    step = optimizer.apply_updates()
+    with session(graph) as sess:
+        graph.finalize()
+        for _ in range(3):
+            sess.run(step)
+        before = sess.run(w)
+        with sess.as_default():
+            optimizer.reset_optimizer_state()
+        sess.run(step)
+        np.testing.assert_array_equal(sess.run(w), before)
+
+
+# Bad input.
+
+
+def test_outside_of_a_graph_it_is_refused():
+    with pytest.raises(
+        RuntimeError, match=r"tw_ampopt\.TowerOptimizer with tf.function"
+    ):
+        Optimizer()
+
+
+def test_a_variable_on_another_device_than_the_loss_is_refused(graph):
+    w = variable_on("/cpu:1", name="far")
+    with tf.device("/cpu:0"):
+        loss = tf.reduce_sum(w, name="near")
+    with pytest.raises(
+        ValueError, match=r"near:0' is on '/device:CPU:0', but far:0 on"
+    ) as e:
+        Optimizer().register_gradients(loss, [w])
+    assert "CPU:1" in str(e.value)
+
+
+def test_a_variable_twice_in_one_call_is_refused(graph):
+    w = variable_on("/cpu:0", name="again")
+    with pytest.raises(ValueError, match=r"holds \['again:0'\] more than once"):
+        Optimizer().register_gradients(square_loss(w), [w, w])
+
+
+def test_different_variables_on_the_devices_are_refused(graph):
+    optimizer = Optimizer()
+    for device, shape in (("/cpu:0", 2), ("/cpu:1", 3)):
+        w = variable_on(device, np.ones(shape), name="odd")
+        optimizer.register_gradients(square_loss(w), [w])
+    with pytest.raises(ValueError, match=r"odd, of shape \(2,\)") as error:
+        optimizer.apply_updates()
+    assert "/device:CPU:1" in str(error.value)
+
+
+def test_a_variable_that_one_device_misses_is_named(graph):
+    optimizer = Optimizer()
+    w, b = variable_on("/cpu:0"), variable_on("/cpu:0", name="extra")
+    far = variable_on("/cpu:1")
+    with tf.device("/cpu:0"):
+        optimizer.register_gradients(square_loss(w) + square_loss(b), [w, b])
+    optimizer.register_gradients(square_loss(far), [far])
+    with pytest.raises(ValueError, match="extra"):
+        optimizer.apply_updates()
+
+
+def test_no_gradients_at_all_are_refused_unless_allowed(graph):
+    with pytest.raises(ValueError, match="no gradients were registered"):
+        Optimizer().apply_updates()
+    assert Optimizer().apply_updates(allow_no_op=True).name.endswith("TrainingOp")
+
+
+def test_losses_that_reach_no_variable_are_refused_unless_allowed(graph):
+    for allow in (False, True):
+        optimizer = Optimizer()
+        w = variable_on("/cpu:0", name="idle")
+        with tf.device("/cpu:0"):
+            optimizer.register_gradients(tf.constant(1.0), [w])
+        if allow:
+            assert optimizer.apply_updates(allow_no_op=True).type == "NoOp"
+        else:
+            with pytest.raises(ValueError, match=r"depends on any of its variables"):
+                optimizer.apply_updates()
+
+
+def test_applying_twice_and_registering_late_are_refused(graph):
+    optimizer = Optimizer("T")
+    w = variable_on("/cpu:0")
+    optimizer.register_gradients(square_loss(w), [w])
+    optimizer.apply_updates()
+    with pytest.raises(RuntimeError, match=r"'T'\.apply_updates: was called before"):
+        optimizer.apply_updates()
+    with pytest.raises(RuntimeError, match="comes after apply_updates"):
+        optimizer.register_gradients(square_loss(w), [w])
+
+
+@pytest.mark.parametrize("multiplier", [0, -1, 2.5])
+def test_a_multiplier_below_one_or_not_whole_is_refused(graph, multiplier):
+    with pytest.raises(
+        ValueError, match=f"whole number of 1 or more; got {multiplier}"
+    ):
+        Optimizer(minibatch_multiplier=multiplier)
+
+
+@pytest.mark.parametrize("multiplier", ["4", True, [2], np.bool_(True)])
+def test_a_multiplier_that_is_no_number_is_refused(graph, multiplier):
+    with pytest.raises(TypeError, match="whole number of micro-batches"):
+        Optimizer(minibatch_multiplier=multiplier)
+
+
+def test_a_multiplier_tensor_of_the_wrong_kind_is_refused(graph):
+    with pytest.raises(TypeError, match="must be numeric; got a tensor of dtype bool"):
+        Optimizer(minibatch_multiplier=tf.constant(True))
+    with pytest.raises(ValueError, match="must be a scalar; got a tensor of shape"):
+        Optimizer(minibatch_multiplier=tf.constant([2, 3]))
+
+
+def test_a_fed_multiplier_is_checked_when_it_runs(graph):
+    multiplier = v1.placeholder(tf.float32, [])
+    optimizer = Optimizer(**SGD, minibatch_multiplier=multiplier)
+    w = variable_on("/cpu:0")
+    optimizer.register_gradients(square_loss(w), [w])
+    step = optimizer.apply_updates()
+    with session(graph) as sess:
+        for bad in (0.0, 1.5, np.nan, np.inf):
+            with pytest.raises(tf.errors.InvalidArgumentError, match="a whole number"):
+                sess.run(step, {multiplier: bad})
+        np.testing.assert_array_equal(sess.run(w), [1, 2])
+        sess.run(step, {multiplier: 1.0})
+        np.testing.assert_array_equal(sess.run(w), [0, 0])
+
+
+def test_numpy_numbers_count_too(graph):
+    assert Optimizer(minibatch_multiplier=np.int32(3))._options.multiplier == 3
+
+
+def test_a_start_outside_of_the_bounds_is_refused(graph):
+    with pytest.raises(ValueError, match="initial log2 must lie within the bounds"):
+        Optimizer(use_loss_scaling=True, loss_scaling_init=-1.0)
+
+
+def test_two_kinds_of_scaling_are_refused(graph):
+    with pytest.raises(ValueError, match="two rules for one scale"):
+        Optimizer(use_loss_scaling=True, loss_scale=GradualScale())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"loss_scale": 128}, TypeError, "loss_scale is a rule such as"),
+        ({"learning_rate": "fast"}, TypeError, "learning_rate is a number"),
+        ({"on_nonfinite": "ignore"}, ValueError, "must be one of \\['skip_group', "),
+        ({"clip_by_global_norm": 0.0}, ValueError, "largest norm allowed, above 0"),
+        ({"reducer": "nccl"}, TypeError, "reducer is a function of"),
+        ({"tf_optimizer": "tf.train.NoSuch"}, ValueError, "leads nowhere"),
+        ({"tf_optimizer": "no.such.thing"}, ValueError, "leads nowhere"),
+        ({"tf_optimizer": 3}, TypeError, "class, a factory or a dotted name"),
+        ({"tf_optimizer": SimpleAdam()}, TypeError, "every tower needs an optimizer"),
+    ],
+)
+def test_a_bad_setting_is_refused(graph, arguments, error, message):
+    with pytest.raises(error, match=message):
+        Optimizer(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda **_: object(), r"cannot wrap builtins.object; can wrap .*Keras 3"),
+        (tf_keras.optimizers.Adam, r"cannot wrap tf_keras.*legacy"),
+        (
+            lambda learning_rate: keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.SGD()
+            ),
+            "scales the loss itself",
+        ),
+        (
+            lambda learning_rate: keras.optimizers.SGD(gradient_accumulation_steps=2),
+            "accumulates itself; use minibatch_multiplier",
+        ),
+    ],
+)
+def test_an_optimizer_that_cannot_be_wrapped_is_refused(graph, made, message):
+    optimizer = Optimizer(tf_optimizer=made)
+    w = variable_on("/cpu:0")
+    optimizer.register_gradients(square_loss(w), [w])
+    with pytest.raises(TypeError, match=message):
+        optimizer.apply_updates()
+
+
+@pytest.mark.parametrize(
+    ("loss", "variables", "error", "message"),
+    [
+        (1.0, lambda w: [w], TypeError, "loss must be a tensor"),
+        (None, lambda w: w, TypeError, "must be a list or dict of variables"),
+        (None, lambda w: [], ValueError, "trainable_vars is empty"),
+        (None, lambda w: [w, 3.0], TypeError, "must hold resource variables; got \\[3"),
+    ],
+)
+def test_a_bad_registration_is_refused(graph, loss, variables, error, message):
+    w = variable_on("/cpu:0")
+    with pytest.raises(error, match=message):
+        Optimizer().register_gradients(loss or square_loss(w), variables(w))
+
+
+def test_a_reference_variable_is_refused(graph):
+    w = v1.Variable([1.0, 2.0], use_resource=False)
+    with pytest.raises(TypeError, match="enable_resource_variables"):
+        Optimizer().register_gradients(tf.reduce_sum(w), [w])
+
+
+@pytest.mark.parametrize(
+    "method", ["statistics", "nonfinite_gradients", "copy_to_replicas"]
+)
+def test_what_needs_an_update_says_so(graph, method):
+    with pytest.raises(RuntimeError, match=f"{method}: nothing updates yet"):
+        getattr(Optimizer(), method)()
+
+
+def test_a_slot_for_variables_that_keras_does_not_know_is_refused(graph):
+    main = Optimizer("A", tf_optimizer=keras.optimizers.SGD)
+    other = Optimizer("B", tf_optimizer=keras.optimizers.SGD, share=main)
+    w, b = variable_on("/cpu:0", name="known"), variable_on("/cpu:0", name="new")
+    main.register_gradients(square_loss(w), [w])
+    main.apply_updates()
+    other.register_gradients(square_loss(b), [b])
+    with pytest.raises(ValueError, match=r"slots for \['known:0'\] and cannot take on"):
+        other.apply_updates()
+
+
+# Which gradients were not finite.
+
+
+def test_variables_with_bad_gradients_are_named_per_tower(graph):
+    optimizer = Optimizer(**SGD)
+    feeds = []
+    for k in range(2):
+        w, b = variable_on(CPUS[k], name="w"), variable_on(CPUS[k], name="b")
+        with tf.device(CPUS[k]):
+            feeds.append(v1.placeholder(tf.float32, [2]))
+            loss = tf.reduce_sum(w) + tf.reduce_sum(b * feeds[k])
+        optimizer.register_gradients(loss, [w, b])
+    step = optimizer.apply_updates()
+    flags = optimizer.nonfinite_gradients()
+    assert optimizer.nonfinite_gradients() is flags
+    with session(graph) as sess:
+        got = sess.run([step, flags], {feeds[0]: [1, 1], feeds[1]: [np.inf, 1]})[1]
+    np.testing.assert_array_equal(got, [[False, False], [False, True]])
+    assert optimizer.nonfinite_names(got) == [[], ["b_1:0"]]
+
+
+# The optimizer protocol.
+
+
+def test_it_is_an_optimizer_by_the_protocol(graph):
+    assert isinstance(Optimizer(), OptimizerLike)
+    assert isinstance(SimpleAdam(), OptimizerLike)
+
+
+@pytest.mark.parametrize("multiplier", [None, 2])
+def test_by_the_protocol_gradients_come_unscaled_and_updates_count_steps(
+    graph, multiplier
+):
+    optimizer = Optimizer(
+        loss_scale=StaticScale(10), minibatch_multiplier=multiplier, **SGD
+    )
+    w, idle = variable_on("/cpu:0"), variable_on("/cpu:0", name="idle")
+    global_step = v1.train.get_or_create_global_step()
+    x = v1.placeholder(tf.float32, [])
+    pairs = optimizer.compute_gradients(square_loss(w) * x, [w, idle])
+    assert pairs[0][1] is w
+    assert pairs[1][0] is None
+    step = optimizer.apply_gradients(pairs, global_step=global_step, name="go")
+    with session(graph) as sess:
+        np.testing.assert_array_equal(sess.run(pairs[0][0], {x: 1.0}), [1, 2])
+        steps = []
+        for value in (1.0, 1.0, np.inf, 1.0, 0.5, 0.5):
+            sess.run(step, {x: value})
+            steps.append(int(sess.run(global_step)))
+        assert steps == (
+            [1, 2, 2, 3, 4, 5] if multiplier is None else [0, 1, 1, 1, 1, 2]
+        )
+
+
+def test_by_the_protocol_trainable_variables_are_the_default(graph):
+    w = variable_on("/cpu:0")
+    pairs = Optimizer().compute_gradients(square_loss(w), gate_gradients=1)
+    assert [v for _, v in pairs] == [w]
+
+
+def test_towers_that_share_variables_use_one_optimizer(graph):
+    # As the parameter-server builder does: one object, gradients of two towers.
+    optimizer = Optimizer(loss_scale=DoublingScale(), minibatch_multiplier=2, **SGD)
+    w = variable_on("/cpu:0")
+    towers = []
+    for k in range(2):
+        with tf.device(CPUS[k]):
+            towers.append(
+                optimizer.compute_gradients(tf.reduce_sum(w) * (k + 1.0), [w])
+            )
+    mean = (towers[0][0][0] + towers[1][0][0]) / 2.0
+    step = optimizer.apply_gradients([(mean, w)])
+    with session(graph) as sess:
+        for _ in range(2):
+            sess.run(step)
+        np.testing.assert_array_equal(sess.run(w), np.float32([1, 2]) - 1.5)
+
+
+def test_a_replica_made_of_local_variables_has_local_state_only(graph):
+    from tw_core import override_to_local_variable
+
+    saved = None
+    for k in range(2):
+        with override_to_local_variable(k > 0), tf.device(CPUS[k]):
+            w = tf.Variable([1.0, 2.0], name=f"tower{k}/w")
+        optimizer = Optimizer(
+            loss_scale=DoublingScale(), minibatch_multiplier=2, master_copies=True
+        )
+        pairs = optimizer.compute_gradients(square_loss(w), [w])
+        optimizer.apply_gradients(pairs)
+        if k == 0:
+            saved = {v.name for v in v1.global_variables()}
+    assert {v.name for v in v1.global_variables()} == saved
+    assert len(optimizer.variables()) == 12
+    local = {v.name for v in v1.local_variables()}
+    assert {v.name for v in optimizer.variables()} <= local
+
+
+@pytest.mark.parametrize(
+    ("pairs", "error", "message"),
+    [
+        (
+            lambda w: [(None, w)],
+            ValueError,
+            r"no gradient for any variable; got \['w:0'\]",
+        ),
+        (lambda w: [(tf.ones(2), w)] * 2, ValueError, r"\['w:0'\] came more than once"),
+        (lambda w: [w], TypeError, r"wants \(gradient, variable\) pairs"),
+    ],
+)
+def test_bad_pairs_are_refused(graph, pairs, error, message):
+    w = variable_on("/cpu:0")
+    with pytest.raises(error, match=message):
+        Optimizer().apply_gradients(pairs(w))
+
+
+def test_no_variables_are_refused(graph):
+    with pytest.raises(ValueError, match="compute_gradients: no variables"):
+        Optimizer().compute_gradients(tf.constant(1.0))
+
+
+def test_simple_adam_refuses_a_loss_without_gradients(graph):
+    w = variable_on("/cpu:0")
+    adam = SimpleAdam()
+    with pytest.raises(ValueError, match=r"SimpleAdam: no gradient .* \['w:0'\]"):
+        adam.apply_gradients(adam.compute_gradients(tf.constant(1.0), [w]))
+
+
+def test_simple_adam_counts_steps_on_its_own(graph):
+    w, global_step = variable_on("/cpu:0"), v1.train.get_or_create_global_step()
+    adam = SimpleAdam(learning_rate=0.5)
+    step = adam.apply_gradients(
+        adam.compute_gradients(square_loss(w), None), global_step=global_step
+    )
+    with session(graph) as sess:
+        sess.run(step)
+        assert sess.run(global_step) == 1
+        np.testing.assert_allclose(sess.run(w), [0.5, 1.5], rtol=1e-5)

@@ -1,0 +1,168 @@
+"""The rules against plain Python."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tw_ampopt import DoublingScale, GradualScale, NoScale, ScaleRule, StaticScale
+
+VERDICTS = st.lists(st.booleans(), max_size=60)
+RULES = [GradualScale(), DoublingScale(), StaticScale(), NoScale()]
+
+
+def variables_of(rule):
+    dtypes = {int: tf.int64, float: tf.float32}
+    return {
+        key: tf.Variable(value, dtype=dtypes[type(value)])
+        for key, value in rule.initial().items()
+    }
+
+
+def run(rule, verdicts):
+    """Returns the state after every verdict, by way of one traced loop."""
+    initial = {key: v.read_value() for key, v in variables_of(rule).items()}
+
+    @tf.function(autograph=False)
+    def scan(goods):
+        return tf.scan(
+            lambda state, good: {**state, **rule.next(state, good)}, goods, initial
+        )
+
+    if not verdicts:
+        return {key: np.zeros(0) for key in initial}
+    return {key: value.numpy() for key, value in scan(tf.constant(verdicts)).items()}
+
+
+def gradual_oracle(rule, verdicts):
+    log2, history = np.float32(rule.init), []
+    for good in verdicts:
+        step = np.float32(rule.increment) if good else -np.float32(rule.decrement)
+        log2 = min(max(log2 + step, np.float32(rule.lowest)), np.float32(rule.highest))
+        history.append(log2)
+    return history
+
+
+def doubling_oracle(rule, verdicts):
+    log2, good_steps, left, history = rule.init, 0, rule.hysteresis, []
+    for good in verdicts:
+        if good:
+            good_steps += 1
+            if good_steps == rule.growth_interval:
+                log2, good_steps, left = min(log2 + 1, rule.highest), 0, rule.hysteresis
+        else:
+            good_steps = 0
+            left = max(left - 1, 0)
+            if left == 0:
+                log2 = max(log2 - 1, rule.lowest)
+        history.append((log2, good_steps, left))
+    return history
+
+
+@given(VERDICTS, st.floats(0, 3), st.floats(0, 3))
+def test_the_gradual_rule_moves_as_numpy_does(verdicts, increment, decrement):
+    rule = GradualScale(5.0, increment, decrement, lowest=2.0, highest=9.0)
+    np.testing.assert_array_equal(
+        run(rule, verdicts)["log2"], gradual_oracle(rule, verdicts)
+    )
+
+
+@given(VERDICTS, st.integers(1, 6), st.integers(1, 4))
+def test_the_doubling_rule_moves_as_plain_python_does(verdicts, interval, hysteresis):
+    rule = DoublingScale(
+        3, growth_interval=interval, lowest=1, highest=5, hysteresis=hysteresis
+    )
+    got = run(rule, verdicts)
+    names = ["log2", "good_steps", "tolerance"][: 2 if hysteresis == 1 else 3]
+    history = list(zip(*(got[name] for name in names), strict=True))
+    want = [state[: len(names)] for state in doubling_oracle(rule, verdicts)]
+    assert history == want
+
+
+@given(VERDICTS)
+def test_a_static_scale_stays(verdicts):
+    assert set(run(StaticScale(7), verdicts)["log2"]) <= {7}
+
+
+def test_the_doubling_rule_has_the_usual_settings():
+    assert DoublingScale() == DoublingScale(15, 2000, 0, 24, 1)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_every_rule_follows_the_protocol(rule):
+    assert isinstance(rule, ScaleRule)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [GradualScale(), DoublingScale(growth_interval=5)],
+    ids=["gradual", "doubling"],
+)
+def test_ten_thousand_bad_updates_stop_at_the_lower_bound_and_are_left_again(rule):
+    log2 = run(rule, [False] * 10_000 + [True] * 5)["log2"]
+    assert log2[9_999] == rule.lowest
+    assert rule.lowest < log2[-1] <= rule.lowest + 1
+
+
+@pytest.mark.parametrize(
+    "rule", [GradualScale(increment=1.0), DoublingScale(growth_interval=1)]
+)
+def test_good_updates_stop_at_the_upper_bound(rule):
+    assert run(rule, [True] * 200)["log2"][-1] == rule.highest
+
+
+@pytest.mark.parametrize("log2", [-120, -64, -1, 0, 1, 10, 24, 79, 120])
+def test_a_whole_exponent_gives_the_very_power_of_two(log2):
+    rule = StaticScale(log2)
+    assert rule.scale(tf.constant(log2, tf.int64)).numpy() == np.float32(2.0**log2)
+
+
+@given(st.integers(0, 24), st.integers(0, 2**32 - 1))
+def test_scaling_by_a_whole_exponent_and_back_changes_no_bit(log2, seed):
+    values = np.random.default_rng(seed).standard_normal(50).astype(np.float32)
+    rule, exponent = DoublingScale(), tf.constant(log2, tf.int64)
+    there_and_back = values * rule.scale(exponent) * rule.scale(-exponent)
+    np.testing.assert_array_equal(there_and_back, values)
+
+
+def test_a_fractional_exponent_gives_the_fractional_power():
+    scale = GradualScale().scale(tf.constant(10.0005))
+    np.testing.assert_allclose(scale, 2.0**10.0005, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [GradualScale, DoublingScale])
+def test_bounds_that_exclude_the_start_are_refused(kind):
+    with pytest.raises(ValueError, match=r"within the bounds; got init=5, lowest=6"):
+        kind(init=5, lowest=6, highest=7)
+
+
+@pytest.mark.parametrize("bounds", [(3, 2), (-200, 0), (0, 121), (math.nan, 3)])
+def test_bounds_in_disorder_or_beyond_float32_are_refused(bounds):
+    lowest, highest = bounds
+    with pytest.raises(ValueError, match=r"must lie within -120\.\.120"):
+        GradualScale(init=2, lowest=lowest, highest=highest)
+
+
+@pytest.mark.parametrize("step", [-1.0, math.inf, math.nan])
+def test_a_step_that_is_none_is_refused(step):
+    with pytest.raises(ValueError, match="increment is a step of the log2"):
+        GradualScale(increment=step)
+    with pytest.raises(ValueError, match="decrement is a step of the log2"):
+        GradualScale(decrement=step)
+
+
+def test_counts_below_one_are_refused():
+    with pytest.raises(ValueError, match="growth_interval counts updates, 1 or more"):
+        DoublingScale(growth_interval=0)
+    with pytest.raises(ValueError, match="hysteresis counts updates, 1 or more; got 0"):
+        DoublingScale(hysteresis=0)
+
+
+def test_a_fraction_where_an_exponent_is_whole_is_refused():
+    with pytest.raises(TypeError, match=r"every number is an int; got {'init': 1.5}"):
+        DoublingScale(init=1.5)
+    with pytest.raises(TypeError, match="GradualScale takes fractions"):
+        StaticScale(log2=True)

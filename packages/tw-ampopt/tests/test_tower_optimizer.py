@@ -1,0 +1,322 @@
+"""The counterpart for ``tf.function``: models, sharing, the protocol, refusals."""
+
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tw_reduce
+from tw_ampopt import DoublingScale, Optimizer, StaticScale, TowerOptimizer
+from tw_core import OptimizerLike, map_towers, replicate, towers
+from tw_core.testing import CPUS
+
+SGD = {"tf_optimizer": "tf.train.GradientDescentOptimizer", "learning_rate": 1.0}
+
+
+def variables_on(*devices):
+    made = []
+    for device in devices:
+        with tf.device(device):
+            made.append([tf.Variable([1.0, 2.0], name="w"), tf.Variable(3.0, name="b")])
+    return made
+
+
+def keras_model(tower):
+    model = keras.Sequential(
+        [
+            keras.Input([4]),
+            keras.layers.Dense(8, activation="tanh"),
+            keras.layers.Dense(1),
+        ]
+    )
+    return model
+
+
+@pytest.mark.parametrize("num_towers", [1, 2])
+@pytest.mark.parametrize(
+    "kind", ["keras.optimizers.Adam", "tf.train.AdamOptimizer"], ids=["keras", "v1"]
+)
+def test_keras_models_on_towers_train_as_one_model_on_the_whole_batch(num_towers, kind):
+    keras.utils.set_random_seed(1)
+    reference = keras_model(None)
+    all_towers = towers(CPUS[:num_towers])
+    models = replicate(all_towers, keras_model)
+    for model in models:
+        model.set_weights(reference.get_weights())
+    optimizer = TowerOptimizer(
+        [model.trainable_variables for model in models],
+        tf_optimizer=kind,
+        learning_rate=0.01,
+        loss_scale=DoublingScale(),
+        minibatch_multiplier=2,
+    )
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((3, 16, 4)).astype(np.float32)
+    y = x.sum(-1, keepdims=True)
+
+    def one_tower(tower, xs, ys):
+        model = models[tower.index]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(xs) - ys))
+            loss = optimizer.apply_loss_scaling(loss)
+        return tape.gradient(loss, model.trainable_variables)
+
+    @tf.function
+    def step(xs, ys):
+        split = [tf.split(part, num_towers) for part in (xs, ys)]
+        return optimizer.apply(map_towers(one_tower, all_towers, *split))
+
+    plain = keras.optimizers.Adam(0.01)
+    for batch in range(3):
+        assert not step(x[batch, :8], y[batch, :8])
+        assert step(x[batch, 8:], y[batch, 8:])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(reference(x[batch]) - y[batch]))
+        grads = tape.gradient(loss, reference.trainable_variables)
+        plain.apply(grads, reference.trainable_variables)
+    for model in models:
+        for got, want in zip(model.get_weights(), reference.get_weights(), strict=True):
+            np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+    assert step.experimental_get_tracing_count() == 1
+
+
+@pytest.mark.parametrize(
+    "reducer",
+    [
+        partial(tw_reduce.sum_on_device, device=CPUS[0]),
+        partial(tw_reduce.sum_round_robin, devices=CPUS[:2]),
+    ],
+    ids=["one device", "round robin"],
+)
+@pytest.mark.parametrize("multiplier", [None, 2])
+def test_a_reducer_can_be_chosen(make_trainer, reducer, multiplier):
+    trainer = make_trainer(
+        [np.zeros(2, np.float32), np.zeros((130, 130), np.float32)],
+        2,
+        reducer=reducer,
+        minibatch_multiplier=multiplier,
+        **SGD,
+    )
+    for _ in range(multiplier or 1):
+        trainer.step(
+            *([np.float32([k, 2]), np.full((130, 130), k, np.float32)] for k in (1, 3))
+        )
+    for tower in trainer.values():
+        np.testing.assert_array_equal(tower[0], [-2, -2])
+        np.testing.assert_array_equal(tower[1], np.full((130, 130), -2))
+
+
+def test_the_reducer_runs_once_a_group_and_not_for_every_micro_batch(make_trainer):
+    seen = []
+
+    def counting(grads):
+        if make_trainer.mode == "graph":
+            seen.append(tf.compat.v1.get_default_graph().building_function)
+        sums = [sum(column) for column in zip(*grads, strict=True)]
+        return [sums for _ in grads]
+
+    trainer = make_trainer(
+        [np.zeros(2, np.float32)], 2, reducer=counting, minibatch_multiplier=2, **SGD
+    )
+    for _ in range(4):
+        trainer.step(*[[np.ones(2, np.float32)]] * 2)
+    # Built once, and inside the branch that a full group takes.
+    assert seen == ([True] if make_trainer.mode == "graph" else [])
+
+
+def test_towers_may_share_their_variables():
+    [shared] = variables_on("/cpu:0")
+    optimizer = TowerOptimizer(shared, towers=towers(CPUS[:2]), **SGD)
+
+    @tf.function
+    def step(a, b):
+        return optimizer.apply([[a, None], [b, None]])
+
+    assert step(tf.constant([1.0, 0.0]), tf.constant([3.0, 0.0]))
+    np.testing.assert_array_equal(shared[0], [-1, 2])
+
+
+def test_it_works_outside_of_a_function_too():
+    [variables] = variables_on("/cpu:0")
+    for kind in ("tf.train.GradientDescentOptimizer", "keras.optimizers.SGD"):
+        optimizer = TowerOptimizer(
+            variables, tf_optimizer=kind, learning_rate=0.5, minibatch_multiplier=2
+        )
+        assert not optimizer.apply([tf.constant([1.0, 1.0]), None])
+        assert optimizer.apply([tf.constant([1.0, 1.0]), None])
+    np.testing.assert_array_equal(variables[0], [0, 1])
+
+
+def test_a_learning_rate_variable_is_read_at_every_update():
+    rate = tf.Variable(1.0)
+    [variables] = variables_on("/cpu:0")
+    optimizer = TowerOptimizer(variables, **(SGD | {"learning_rate": rate}))
+    step = tf.function(lambda g: optimizer.apply([g, None]))
+    step(tf.ones(2))
+    rate.assign(0.25)
+    step(tf.ones(2))
+    np.testing.assert_array_equal(variables[0], [-0.25, 0.75])
+    assert optimizer.statistics()["learning_rate"] == 0.25
+
+
+def test_sharing_is_of_slots_scale_and_counts():
+    [variables] = variables_on("/cpu:0")
+    arguments = {"loss_scale": DoublingScale(growth_interval=1), **SGD}
+    main = TowerOptimizer(variables, minibatch_multiplier=2, **arguments)
+    other = TowerOptimizer(variables, share=main, **arguments)
+    assert other.get_loss_scaling_var() is main.get_loss_scaling_var()
+    other.apply([tf.constant([1.0, 1.0]), None])
+    assert main.statistics()["loss_scaling_log2"] == 16
+    assert main.statistics()["updates"] == 1
+    with pytest.raises(ValueError, match=r"learning_rate 0\.5 here, 1\.0 there"):
+        TowerOptimizer(variables, share=main, **(arguments | {"learning_rate": 0.5}))
+    with pytest.raises(TypeError, match=r"share takes a tw_ampopt\.TowerOptimizer"):
+        TowerOptimizer(variables, share=3)
+
+
+def test_bad_gradients_are_named_per_tower():
+    lists = variables_on("/cpu:0", "/cpu:1")
+    optimizer = TowerOptimizer(lists, **SGD)
+
+    @tf.function
+    def look(a, b):
+        return optimizer.nonfinite_gradients([[a, None], [a, b]])
+
+    flags = look(tf.ones(2), tf.constant(np.nan))
+    np.testing.assert_array_equal(flags, [[False, False], [False, True]])
+    assert optimizer.nonfinite_names(flags) == [[], ["b:0"]]
+
+
+def test_it_is_an_optimizer_by_the_protocol():
+    [variables] = variables_on("/cpu:0")
+    optimizer = TowerOptimizer(variables, loss_scale=StaticScale(8), **SGD)
+    assert isinstance(optimizer, OptimizerLike)
+    count = tf.Variable(0, dtype=tf.int64)
+
+    @tf.function
+    def step(factor):
+        loss = tf.reduce_sum(variables[0]) * factor
+        pairs = optimizer.compute_gradients(loss)
+        return pairs[0][0], optimizer.apply_gradients(pairs, global_step=count)
+
+    grad, updated = step(tf.constant(0.5))
+    np.testing.assert_array_equal(grad, [0.5, 0.5])
+    assert updated
+    assert not step(tf.constant(np.inf))[1]
+    assert count.numpy() == 1
+    np.testing.assert_array_equal(variables[0], [0.5, 1.5])
+
+
+def test_pairs_of_all_towers_are_taken_in_any_order():
+    lists = variables_on("/cpu:0", "/cpu:1")
+    optimizer = TowerOptimizer(lists, **SGD)
+    optimizer.apply_gradients(
+        [
+            [(tf.constant(2.0), b), (tf.constant([k + 1.0, 0.0]), w)]
+            for k, (w, b) in enumerate(lists)
+        ]
+    )
+    for w, b in lists:
+        np.testing.assert_array_equal(w, [-0.5, 2])
+        assert b.numpy() == 1
+
+
+# Bad input.
+
+
+def test_in_a_function_or_graph_it_is_refused():
+    [variables] = variables_on("/cpu:0")
+    with pytest.raises(RuntimeError, match=r"outside of the tf\.function"):
+        tf.function(lambda: TowerOptimizer(variables).variables())()
+    with (
+        tf.Graph().as_default(),
+        pytest.raises(RuntimeError, match=r"use tw_ampopt\.Optimizer"),
+    ):
+        TowerOptimizer(variables)
+
+
+@pytest.mark.parametrize(
+    ("variables", "error", "message"),
+    [
+        (3, TypeError, "must be a list a tower"),
+        ([], ValueError, "no variables; build the model"),
+        ([[]], ValueError, "no variables; build the model"),
+    ],
+)
+def test_no_variables_are_refused(variables, error, message):
+    with pytest.raises(error, match=message):
+        TowerOptimizer(variables)
+
+
+def test_variables_that_differ_between_towers_are_named():
+    [first] = variables_on("/cpu:0")
+    with pytest.raises(ValueError, match=r"\['w', 'b'\], \['other'\]"):
+        TowerOptimizer([first, [tf.Variable(1.0, name="other")]])
+
+
+def test_a_variable_that_comes_twice_is_named():
+    [first], [second] = variables_on("/cpu:0"), variables_on("/cpu:1")
+    with pytest.raises(ValueError, match=r"\['b:0'\] came more than once"):
+        TowerOptimizer([first, [second[0], first[1]]])
+
+
+def test_towers_that_do_not_fit_the_lists_are_refused():
+    lists = variables_on("/cpu:0", "/cpu:1")
+    with pytest.raises(ValueError, match="got 2 lists for 3 towers"):
+        TowerOptimizer(lists, towers=towers(CPUS[:3]))
+
+
+@pytest.mark.parametrize(
+    ("grads", "error", "message"),
+    [
+        (3, TypeError, r"wants \[K\]\[N\] gradients"),
+        (
+            [[1.0], [2.0]],
+            ValueError,
+            r"from each of 1 towers, \[2\] of them; got \[1, 1\]",
+        ),
+        ([None, None], ValueError, "no gradient for any variable"),
+        ([tf.ones(3), None], ValueError, r"w:0 \(2,\) has a gradient of shape \(3,\)"),
+        (
+            [tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0])), None],
+            ValueError,
+            "w:0",
+        ),
+    ],
+)
+def test_bad_gradients_are_refused(grads, error, message):
+    [variables] = variables_on("/cpu:0")
+    with pytest.raises(error, match=message):
+        TowerOptimizer(variables).apply(grads)
+
+
+def test_pairs_of_other_variables_are_named():
+    [variables] = variables_on("/cpu:0")
+    stranger = tf.Variable(1.0, name="stranger")
+    with pytest.raises(ValueError, match=r"got \['stranger:0'\] .* misses \['b:0'\]"):
+        TowerOptimizer(variables).apply_gradients(
+            [(tf.ones(2), variables[0]), (tf.constant(1.0), stranger)]
+        )
+
+
+def test_what_needs_a_graph_or_none_says_so():
+    [variables] = variables_on("/cpu:0")
+    optimizer = TowerOptimizer(variables)
+    with pytest.raises(RuntimeError, match="compute_gradients: needs a graph"):
+        optimizer.compute_gradients(tf.constant(1.0))
+    with pytest.raises(RuntimeError, match=r"must be called outside of a tf\.function"):
+        tf.function(optimizer.reset_optimizer_state)()
+
+
+def test_the_two_classes_have_the_same_methods():
+    only_graph = {
+        *("apply_updates", "register_gradients", "reset_op"),
+    }
+    public = {
+        kind: {name for name in vars(kind) if not name.startswith("_")}
+        for kind in (Optimizer, TowerOptimizer)
+    }
+    assert public[Optimizer] - public[TowerOptimizer] == only_graph
+    assert public[TowerOptimizer] - public[Optimizer] == {"apply"}

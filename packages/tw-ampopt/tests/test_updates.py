@@ -1,0 +1,472 @@
+"""One update, in both modes, against NumPy, one big batch, and the plain optimizer."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tw_ampopt import DoublingScale, GradualScale, NoScale, StaticScale
+from tw_core.testing import SparseRows
+
+SGD = {"tf_optimizer": "tf.train.GradientDescentOptimizer", "learning_rate": 0.5}
+ADAM = {"tf_optimizer": "tf.train.AdamOptimizer", "learning_rate": 0.5}
+INITIAL = [np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(4, np.float32)]
+LARGE = [np.ones((130, 130), np.float32), np.ones(3, np.float32)]
+
+
+def whole(shape, seed, low=-8, high=9):
+    """Whole numbers as floats: their sums are exact in any order."""
+    return np.random.default_rng(seed).integers(low, high, shape).astype(np.float32)
+
+
+def feeds_like(initial, seed):
+    return [whole(v.shape, [seed, n]) for n, v in enumerate(initial)]
+
+
+def assert_same_bits(got, want):
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_array_equal(np.asarray(g), np.asarray(w))
+
+
+@pytest.mark.parametrize("initial", [INITIAL, LARGE], ids=["packed", "large"])
+@pytest.mark.parametrize("micro_batches", [2, 4, 8])
+def test_micro_batches_equal_one_big_batch_bit_for_bit(
+    make_trainer, initial, micro_batches
+):
+    big = make_trainer(initial, loss_scale=DoublingScale(), **ADAM)
+    small = make_trainer(
+        initial, loss_scale=DoublingScale(), minibatch_multiplier=micro_batches, **ADAM
+    )
+    for group in range(3):
+        feeds = [feeds_like(initial, 10 * group + m) for m in range(micro_batches)]
+        for feed in feeds:
+            small.step(feed)
+        means = [sum(column) / micro_batches for column in zip(*feeds, strict=True)]
+        big.step([mean.astype(np.float32) for mean in means])
+        assert_same_bits(small.values()[0], big.values()[0])
+
+
+def test_nothing_changes_before_a_group_is_full(make_trainer):
+    trainer = make_trainer(INITIAL, minibatch_multiplier=3, **SGD)
+    for m in range(2):
+        trainer.step(feeds_like(INITIAL, m))
+        assert_same_bits(trainer.values()[0], INITIAL)
+    trainer.step(feeds_like(INITIAL, 2))
+    total = [
+        sum(c) for c in zip(*(feeds_like(INITIAL, m) for m in range(3)), strict=True)
+    ]
+    for got, v, s in zip(trainer.values()[0], INITIAL, total, strict=True):
+        np.testing.assert_array_equal(got, v - np.float32(0.5) * (s / np.float32(3)))
+
+
+@pytest.mark.parametrize("multiplier", [None, 2])
+@pytest.mark.parametrize("num_towers", [2, 4])
+def test_towers_are_identical_to_one_tower(make_trainer, num_towers, multiplier):
+    arguments = {
+        "loss_scale": DoublingScale(),
+        "minibatch_multiplier": multiplier,
+        **ADAM,
+    }
+    one = make_trainer(INITIAL, **arguments)
+    many = make_trainer(INITIAL, num_towers, **arguments)
+    for step in range(4):
+        feeds = [feeds_like(INITIAL, 10 * step + k) for k in range(num_towers)]
+        mean = [np.float32(sum(c) / num_towers) for c in zip(*feeds, strict=True)]
+        one.step(mean)
+        many.step(*feeds)
+        for tower in many.values():
+            assert_same_bits(tower, one.values()[0])
+
+
+@pytest.mark.parametrize(
+    ("rule", "bad", "multiplier"),
+    [
+        (NoScale(), np.nan, None),
+        (StaticScale(10), -np.inf, None),
+        (DoublingScale(), np.inf, None),
+        (DoublingScale(), np.nan, 2),
+        (GradualScale(10.0), np.nan, None),
+        (GradualScale(10.0), np.inf, 2),
+    ],
+    ids=str,
+)
+def test_a_skipped_update_leaves_every_bit_of_variables_and_slots(
+    make_trainer, rule, bad, multiplier
+):
+    trainer = make_trainer(
+        INITIAL, 2, loss_scale=rule, minibatch_multiplier=multiplier, **ADAM
+    )
+    for m in range(2):
+        trainer.step(feeds_like(INITIAL, m), feeds_like(INITIAL, m + 9))
+    values = trainer.values()
+    slots = [trainer.slot(k, n, "v") for k in range(2) for n in range(2)]
+    poisoned = feeds_like(INITIAL, 5)
+    poisoned[1][2] = bad
+    trainer.step(feeds_like(INITIAL, 4), poisoned)
+    if multiplier:
+        trainer.step(feeds_like(INITIAL, 4), feeds_like(INITIAL, 5))
+    for got, want in zip(trainer.values(), values, strict=True):
+        assert_same_bits(got, want)
+    assert_same_bits(
+        [trainer.slot(k, n, "v") for k in range(2) for n in range(2)], slots
+    )
+    statistics = trainer.statistics()
+    assert statistics["skipped_updates"] == 1
+    assert statistics["updates"] == (1 if multiplier else 2)
+    trainer.step(feeds_like(INITIAL, 6), feeds_like(INITIAL, 7))
+    if multiplier:
+        trainer.step(feeds_like(INITIAL, 6), feeds_like(INITIAL, 7))
+    assert all(np.isfinite(v).all() for tower in trainer.values() for v in tower)
+    assert trainer.statistics()["updates"] == (2 if multiplier else 3)
+
+
+def test_scaling_changes_no_bit_of_what_is_learnt(make_trainer):
+    plain = make_trainer(INITIAL, **ADAM)
+    scaled = make_trainer(INITIAL, loss_scale=StaticScale(20), **ADAM)
+    rng = np.random.default_rng(3)
+    for _ in range(5):
+        feeds = [rng.standard_normal(v.shape).astype(np.float32) for v in INITIAL]
+        plain.step(feeds)
+        scaled.step(feeds)
+    assert_same_bits(scaled.values()[0], plain.values()[0])
+
+
+def test_a_large_gradient_whose_square_overflows_is_no_overflow(make_trainer):
+    trainer = make_trainer([np.zeros(2, np.float32)], clip_by_global_norm=1.0, **SGD)
+    trainer.step([np.float32([3e30, 4e30])])
+    np.testing.assert_allclose(trainer.values()[0][0], [-0.3, -0.4], rtol=1e-5)
+    np.testing.assert_allclose(trainer.statistics()["global_norm"], 5e30, rtol=1e-5)
+    assert trainer.statistics()["skipped_updates"] == 0
+
+
+@pytest.mark.parametrize("drops", [False, True], ids=["skips", "drops"])
+def test_any_run_of_good_and_bad_micro_batches_meets_the_oracle(make_trainer, drops):
+    trainers = {
+        size: make_trainer(
+            [np.zeros(3, np.float32)],
+            minibatch_multiplier=size,
+            on_nonfinite="drop_micro_batch" if drops else "skip_group",
+            **SGD,
+        )
+        for size in (1, 2, 3)
+    }
+
+    @given(st.lists(st.booleans(), min_size=1, max_size=12), st.sampled_from([1, 2, 3]))
+    def check(goods, size):
+        check_against_oracle(trainers[size], goods, size, drops=drops and size > 1)
+
+    check()
+
+
+def check_against_oracle(trainer, goods, size, *, drops):
+    trainer.reset()
+    value = trainer.values()[0][0]
+    group, skipped, dropped = [], 0, 0
+    for m, good in enumerate(goods):
+        grad = whole(3, m)
+        if not good:
+            grad[m % 3] = np.nan
+            dropped += drops
+        trainer.step([grad])
+        group.append(grad)
+        if len(group) == size:
+            kept = [g for g in group if np.isfinite(g).all()]
+            if len(kept) == size or (drops and kept):
+                mean = sum(kept) / np.float32(len(kept))
+                value = value - np.float32(0.5) * mean
+            else:
+                skipped += 1
+            group = []
+        np.testing.assert_array_equal(trainer.values()[0][0], value)
+    statistics = trainer.statistics()
+    assert statistics["skipped_updates"] == skipped
+    if drops:
+        assert statistics["micro_batches_dropped"] == dropped
+
+
+def test_a_dropped_micro_batch_leaves_the_mean_of_the_others(make_trainer):
+    trainer = make_trainer(
+        INITIAL,
+        2,
+        minibatch_multiplier=3,
+        on_nonfinite="drop_micro_batch",
+        loss_scale=DoublingScale(),
+        **SGD,
+    )
+    bad = feeds_like(INITIAL, 7)
+    bad[0][1, 1] = np.inf
+    trainer.step(feeds_like(INITIAL, 0), feeds_like(INITIAL, 1))
+    trainer.step(feeds_like(INITIAL, 2), bad)
+    trainer.step(feeds_like(INITIAL, 3), feeds_like(INITIAL, 4))
+    kept = [feeds_like(INITIAL, seed) for seed in (0, 1, 3, 4)]
+    for tower in trainer.values():
+        for n, got in enumerate(tower):
+            mean = sum(feed[n] for feed in kept) / np.float32(4)
+            np.testing.assert_array_equal(got, INITIAL[n] - np.float32(0.5) * mean)
+    statistics = trainer.statistics()
+    assert statistics["micro_batches_dropped"] == 1
+    assert statistics["loss_scaling_log2"] == 14, "a dropped micro-batch is an overflow"
+
+
+def test_a_group_of_dropped_micro_batches_only_is_skipped(make_trainer):
+    trainer = make_trainer(
+        INITIAL, minibatch_multiplier=2, on_nonfinite="drop_micro_batch", **ADAM
+    )
+    bad = [np.full_like(v, np.nan) for v in INITIAL]
+    for _ in range(2):
+        trainer.step(bad)
+    assert_same_bits(trainer.values()[0], INITIAL)
+    assert trainer.statistics()["skipped_updates"] == 1
+    trainer.step(feeds_like(INITIAL, 1))
+    trainer.step(feeds_like(INITIAL, 2))
+    assert trainer.statistics()["updates"] == 1
+    assert np.isfinite(trainer.values()[0][0]).all()
+
+
+def test_a_multiplier_that_changes_counts_from_the_next_group_on(make_trainer):
+    box = []
+
+    def multiplier():
+        box.append(tf.Variable(2.0, trainable=False))
+        return box[0]
+
+    trainer = make_trainer(INITIAL, minibatch_multiplier=multiplier, **SGD)
+
+    def set_to(value):
+        if trainer.mode == "graph":
+            with trainer.graph.as_default():
+                trainer.session.run(box[0].assign(value))
+        else:
+            box[0].assign(value)
+
+    updates = []
+    for value in (2, 3, 3, 3, 1, 1):
+        set_to(value)
+        trainer.step(feeds_like(INITIAL, 0))
+        updates.append(int(trainer.statistics()["updates"]))
+    # Groups: {2, 3}, {3, 3, 1}, {1}.
+    assert updates == [0, 1, 1, 1, 2, 3]
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="a whole number of 1 or more"
+    ):
+        set_to(2.5)
+        trainer.step(feeds_like(INITIAL, 0))
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="a whole number of 1 or more"
+    ):
+        set_to(0)
+        trainer.step(feeds_like(INITIAL, 0))
+
+
+@pytest.mark.parametrize("multiplier", [None, 2])
+def test_a_missing_gradient_counts_as_zero(make_trainer, multiplier):
+    like = [INITIAL[0], None]
+    trainer = make_trainer(
+        INITIAL, feeds_like=like, minibatch_multiplier=multiplier, **SGD
+    )
+    for _ in range(multiplier or 1):
+        trainer.step([np.ones_like(INITIAL[0]), None])
+    assert_same_bits(trainer.values()[0], [INITIAL[0] - np.float32(0.5), INITIAL[1]])
+
+
+@pytest.mark.parametrize("rows", [6, 20_000])
+@pytest.mark.parametrize("multiplier", [None, 2])
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_sparse_gradients_give_what_dense_ones_do(
+    make_trainer, rows, multiplier, num_towers
+):
+    initial = [whole((rows, 2), 0), np.ones(3, np.float32)]
+    arguments = {
+        "minibatch_multiplier": multiplier,
+        "loss_scale": DoublingScale(),
+        "clip_by_global_norm": 4.0,
+        **SGD,
+    }
+    sparse = [
+        SparseRows(whole((3, 2), [7, k]), np.array([1, 4, 1]), np.array([rows, 2]))
+        for k in range(num_towers)
+    ]
+    like = [SparseRows(sparse[0].values, sparse[0].indices), initial[1]]
+    with_rows = make_trainer(initial, num_towers, feeds_like=like, **arguments)
+    dense = make_trainer(initial, num_towers, **arguments)
+    for step in range(2 * (multiplier or 1)):
+        rest = whole(3, step)
+        with_rows.step(*([rows_of_tower, rest] for rows_of_tower in sparse))
+        dense.step(*([rows_of_tower.to_dense(), rest] for rows_of_tower in sparse))
+    for got, want in zip(with_rows.values(), dense.values(), strict=True):
+        for g, w in zip(got, want, strict=True):
+            np.testing.assert_allclose(g, w, rtol=1e-6)
+    np.testing.assert_allclose(
+        with_rows.statistics()["global_norm"],
+        dense.statistics()["global_norm"],
+        rtol=1e-6,
+    )
+
+
+def test_a_sparse_gradient_reaches_the_optimizer_sparse(make_trainer):
+    # Momentum of rows that a sparse gradient does not name stays as it is.
+    initial = [np.ones((4, 1), np.float32)]
+    like = [SparseRows(np.ones((1, 1), np.float32), np.array([0]))]
+    trainer = make_trainer(
+        initial,
+        feeds_like=like,
+        tf_optimizer="tf.train.MomentumOptimizer",
+        momentum=0.5,
+        learning_rate=1.0,
+    )
+    for row in (0, 1, 1):
+        trainer.step([SparseRows(np.ones((1, 1), np.float32), np.array([row]))])
+    momentum = trainer.slot(0, 0, "momentum")
+    np.testing.assert_array_equal(momentum[:, 0], [1.0, 1.5, 0.0, 0.0])
+
+
+def test_a_sparse_gradient_that_is_not_finite_skips(make_trainer):
+    initial = [np.ones((20_000, 1), np.float32)]
+    like = [SparseRows(np.ones((2, 1), np.float32), np.array([0, 1]))]
+    trainer = make_trainer(initial, feeds_like=like, **SGD)
+    trainer.step([SparseRows(np.float32([[1], [np.inf]]), np.array([0, 3]))])
+    assert_same_bits(trainer.values()[0], initial)
+
+
+def test_clipping_is_by_the_norm_after_unscaling(make_trainer):
+    initial = [np.zeros(2, np.float32), np.zeros((1, 2), np.float32)]
+    trainer = make_trainer(
+        initial,
+        2,
+        loss_scale=StaticScale(20),
+        clip_by_global_norm=1.0,
+        minibatch_multiplier=2,
+        **SGD,
+    )
+    feeds = [np.float32([2, 0]), np.float32([[0, 2]])]
+    feeds_2 = [np.float32([4, 0]), np.float32([[0, 6]])]
+    for _ in range(2):
+        trainer.step(feeds, feeds_2)
+    # The mean is [3, 0], [0, 4]; its norm is 5.
+    for tower in trainer.values():
+        np.testing.assert_allclose(tower[0], [-0.3, 0], rtol=1e-6)
+        np.testing.assert_allclose(tower[1], [[0, -0.4]], rtol=1e-6)
+    assert trainer.statistics()["global_norm"] == 5
+
+
+def test_a_norm_within_the_bound_clips_nothing(make_trainer):
+    clipped = make_trainer(INITIAL, clip_by_global_norm=1e6, **ADAM)
+    plain = make_trainer(INITIAL, **ADAM)
+    for trainer in (clipped, plain):
+        trainer.step(feeds_like(INITIAL, 3))
+    assert_same_bits(clipped.values()[0], plain.values()[0])
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_half_variables_accumulate_in_float32(make_trainer, kind):
+    dtype = tf.as_dtype(kind).as_numpy_dtype
+    trainer = make_trainer([np.zeros(1, dtype)], minibatch_multiplier=64, **SGD)
+    # In half precision, a sum of 1024 and sixty-three ones loses every one of them.
+    # The gradient of a half variable comes in half: 1/16 is exact there.
+    trainer.step([np.float32([1024.0])])
+    for _ in range(63):
+        trainer.step([np.float32([1 / 16])])
+    want = -0.5 * (1024 + 63 / 16) / 64
+    np.testing.assert_array_equal(
+        np.float32(trainer.values()[0][0]), np.float32(np.array([want]).astype(dtype))
+    )
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_master_copies_keep_updates_that_half_variables_lose(
+    make_trainer, kind, num_towers
+):
+    dtype = tf.as_dtype(kind).as_numpy_dtype
+    initial = [np.ones(3, dtype), np.ones(2, np.float32)]
+    feeds = [np.ones(3, np.float32), np.ones(2, np.float32)]
+    arguments = {
+        "tf_optimizer": "tf.train.GradientDescentOptimizer",
+        "learning_rate": 2.0**-13,
+    }
+    plain = make_trainer(initial, num_towers, **arguments)
+    master = make_trainer(initial, num_towers, master_copies=True, **arguments)
+    for _ in range(256):
+        plain.step(*[feeds] * num_towers)
+        master.step(*[feeds] * num_towers)
+    for tower in plain.values():
+        np.testing.assert_array_equal(np.float32(tower[0]), 1.0)
+    for tower in master.values():
+        want = np.float32(1 - 256 * 2.0**-13)
+        np.testing.assert_array_equal(np.float32(tower[0]), want.astype(dtype))
+        np.testing.assert_array_equal(tower[1], want)
+
+
+def test_a_master_follows_a_variable_that_somebody_assigns(make_trainer):
+    trainer = make_trainer([np.ones(2, np.float16)], master_copies=True, **SGD)
+    trainer.step([np.float32([1, 1])])
+    assert trainer.slot is not None
+    variable = trainer.towers[0][0]
+    if trainer.mode == "graph":
+        with trainer.graph.as_default():
+            trainer.session.run(variable.assign([5.0, 0.5]))
+    else:
+        variable.assign([5.0, 0.5])
+    trainer.step([np.float32([1, 1])])
+    np.testing.assert_array_equal(trainer.values()[0][0], np.float16([4.5, 0.0]))
+
+
+@pytest.mark.parametrize("multiplier", [None, 3])
+def test_reset_brings_back_the_start_but_for_the_scale(make_trainer, multiplier):
+    trainer = make_trainer(
+        INITIAL,
+        2,
+        loss_scale=DoublingScale(growth_interval=1),
+        minibatch_multiplier=multiplier,
+        tf_optimizer="tf.train.RMSPropOptimizer",
+        learning_rate=0.1,
+    )
+    start = trainer.state()
+    for m in range(4):
+        trainer.step(feeds_like(INITIAL, m), feeds_like(INITIAL, m))
+    scale = trainer.statistics()["loss_scaling_log2"]
+    assert scale > 15
+    trainer.reset()
+    assert trainer.statistics()["loss_scaling_log2"] == scale
+    assert_same_bits(trainer.state()[1:], start[1:])
+
+
+def test_a_schedule_sees_the_number_of_updates(make_trainer):
+    trainer = make_trainer(
+        [np.zeros(1, np.float32)],
+        tf_optimizer="tf.train.GradientDescentOptimizer",
+        minibatch_multiplier=2,
+        learning_rate=lambda updates: 1.0 / tf.cast(updates + 1, tf.float32),
+    )
+    values = []
+    for grad in (1, 1, np.nan, 1, 1, 1):
+        trainer.step([np.float32([grad])])
+        values.append(trainer.values()[0][0].item())
+    assert values == [0.0, -1.0, -1.0, -1.0, -1.0, -1.5]
+    np.testing.assert_allclose(trainer.statistics()["learning_rate"], 1 / 3)
+
+
+def test_statistics_have_the_older_systems_names(make_trainer):
+    trainer = make_trainer(
+        INITIAL, loss_scale=GradualScale(4.0, 0.5, 1.0), minibatch_multiplier=2, **SGD
+    )
+    bad = [np.full_like(v, np.inf) for v in INITIAL]
+    for feed in (INITIAL, INITIAL, bad, INITIAL, INITIAL):
+        trainer.step(feed)
+    got = trainer.statistics()
+    want_norm = np.sqrt(sum((v**2).sum() for v in INITIAL))
+    np.testing.assert_allclose(got.pop("global_norm"), want_norm, rtol=1e-6)
+    assert got == {
+        "learning_rate": 0.5,
+        "loss_scaling_log2": 3.5,
+        "overflow_frequency": 0.5,
+        "updates": 1,
+        "skipped_updates": 1,
+    }
+
+
+def test_without_scaling_no_scale_is_told(make_trainer):
+    trainer = make_trainer(INITIAL, **SGD)
+    assert "loss_scaling_log2" not in trainer.statistics()
+    assert trainer.optimizer.get_loss_scaling_var("/cpu:0") is None
