@@ -14,17 +14,22 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DEADLINE_S = 240
 
 
+LAUNCH = re.compile(r"^    tw-launch (.*) -- python train\.py$", re.MULTILINE)
+
+
 @pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.parent.name))
 def test_the_examples_of_a_readme_run(path, tmp_path):
-    blocks = BLOCK.findall(path.read_text())
-    if not blocks:
-        pytest.fail(f"{path} has no Python example")
-    program = "\n".join(
-        f"print('block {i}')\nexec(compile({block!r}, {path.name!r}, 'exec'), {{}})"
-        for i, block in enumerate(blocks, start=1)
+    text = path.read_text()
+    blocks = BLOCK.findall(text)
+    assert blocks, f"{path} has no Python example"
+    launched = LAUNCH.search(text)
+    command = (
+        launch_as_train_py(blocks, launched[1], tmp_path)
+        if launched
+        else one_after_the_other(blocks, path.name)
     )
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, *command],
         cwd=tmp_path,
         env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
         capture_output=True,
@@ -33,6 +38,21 @@ def test_the_examples_of_a_readme_run(path, tmp_path):
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def one_after_the_other(blocks, name):
+    program = "\n".join(
+        f"print('block {i}')\nexec(compile({block!r}, {name!r}, 'exec'), {{}})"
+        for i, block in enumerate(blocks, start=1)
+    )
+    return ["-c", program]
+
+
+def launch_as_train_py(blocks, options, folder):
+    [block] = blocks
+    (folder / "train.py").write_text(block)
+    program = ["--", sys.executable, "train.py"]
+    return ["-m", "tw_syncrep.launch", *options.split(), *program]
 
 
 def test_the_test_command_of_the_readme_is_what_ci_runs():

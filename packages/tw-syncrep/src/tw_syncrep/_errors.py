@@ -1,0 +1,55 @@
+"""What a wait that took too long raises, and whom it names."""
+
+from collections.abc import Sequence
+
+
+class SyncTimeoutError(TimeoutError):
+    """A wait has reached its deadline.
+
+    Attributes:
+      step: the round that was waited for, None where none had begun.
+      waited_s: seconds.
+      arrived: numbers of the replicas whose gradients are there.
+      missing: numbers of the replicas that were waited for.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        step: int | None = None,
+        waited_s: float = 0.0,
+        arrived: Sequence[int] = (),
+        missing: Sequence[int] = (),
+    ) -> None:
+        super().__init__(message)
+        self.step = step
+        self.waited_s = waited_s
+        self.arrived = tuple(arrived)
+        self.missing = tuple(missing)
+
+
+class ReplicaTimeoutError(SyncTimeoutError):
+    """Replicas did not bring their gradients in time."""
+
+
+class ChiefLostError(SyncTimeoutError):
+    """The chief does not end the round, or is not heard any more."""
+
+
+class StartTimeoutError(SyncTimeoutError):
+    """Replicas or the chief did not start in time."""
+
+
+class ServerLostError(SyncTimeoutError):
+    """Parameter servers do not answer.
+
+    Attributes:
+      servers: "ps 0 (host:port): what is wrong" for each of them.
+    """
+
+    def __init__(
+        self, message: str, *, servers: Sequence[str] = (), waited_s: float = 0.0
+    ) -> None:
+        super().__init__(message, waited_s=waited_s)
+        self.servers = tuple(servers)

@@ -1,0 +1,119 @@
+"""Sorts what an optimizer computed into what travels, and how."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_syncrep._on_device import on_device
+from tw_syncrep._payload import Payload
+from tw_syncrep._push_plan import Piece, plan_packs, servers_of
+from tw_syncrep._row_sums import RowSums
+
+SPARSE_MEANS = ("replicas", "per_row")
+
+
+def make_payloads(
+    grads: Sequence[Any],
+    variables: Sequence[tf.Variable],
+    *,
+    below: int,
+    wire_dtype: tf.DType | None,
+    sparse_mean: str,
+    slots: int,
+    shared_name: str,
+) -> dict[str, Payload]:
+    """Plans what a replica sends to each parameter server.
+
+    Args:
+      grads: [N] dense, sparse or None; None travels nowhere.
+      variables: [N] they belong to; a gradient goes where its variable lives.
+      below: bytes of a tensor that travels in a pack with others.
+      wire_dtype: what wider floats are cast to on their way, or None.
+      sparse_mean: one of SPARSE_MEANS.
+      slots: gradients of a variable that are added, at most.
+      shared_name: prefix of the accumulators' names.
+
+    Returns:
+      Payloads by server.
+
+    Raises:
+      TypeError: a gradient is of another kind; all are named.
+      ValueError: a dense gradient's variable has a shape that is not known.
+    """
+    _check(grads, variables)
+    pieces: list[Piece] = []
+    rows: dict[str, list[RowSums]] = {}
+    for n, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
+        if isinstance(grad, tf.IndexedSlices):
+            accumulator = None
+            if sparse_mean == "per_row":
+                accumulator = _accumulator(grad, variable, f"{shared_name}/rows_{n}")
+            sums = _rows(grad, variable, n, slots, accumulator)
+            rows.setdefault(variable.device, []).append(sums)
+        elif grad is not None:
+            pieces.append(_piece(n, grad, variable))
+    packs = plan_packs(pieces, below=below)
+    return {
+        server: Payload(
+            tuple(pack for pack in packs if pack.server == server),
+            tuple(rows.get(server, ())),
+            wire_dtype,
+        )
+        for server in dict.fromkeys([*servers_of(packs), *rows])
+    }
+
+
+def _check(grads: Sequence[Any], variables: Sequence[tf.Variable]) -> None:
+    strange = [
+        f"{variable.name}: {type(grad).__name__}"
+        for grad, variable in zip(grads, variables, strict=True)
+        if not (grad is None or isinstance(grad, tf.Tensor | tf.IndexedSlices))
+    ]
+    if strange:
+        raise TypeError(
+            "SyncReplicasOptimizer.apply_gradients: a gradient must be a tf.Tensor, "
+            f"tf.IndexedSlices or None; got {', '.join(strange)}."
+        )
+    unknown = [v.name for v in variables if not v.shape.is_fully_defined()]
+    if unknown:
+        raise ValueError(
+            "SyncReplicasOptimizer.apply_gradients: variables must have fully known "
+            f"shapes; these have not: {', '.join(unknown)}."
+        )
+
+
+def _piece(index: int, grad: tf.Tensor, variable: tf.Variable) -> Piece:
+    return Piece(
+        index=index,
+        server=variable.device,
+        dtype=grad.dtype.name,
+        shape=tuple(variable.shape.as_list()),
+        itemsize=grad.dtype.size,
+    )
+
+
+def _rows(
+    grad: tf.IndexedSlices,
+    variable: tf.Variable,
+    index: int,
+    slots: int,
+    accumulator: Any,
+) -> RowSums:
+    return RowSums(
+        index=index,
+        dtype=grad.values.dtype.name,
+        index_dtype=grad.indices.dtype.name,
+        shape=tuple(variable.shape.as_list()),
+        slots=slots,
+        accumulator=accumulator,
+    )
+
+
+def _accumulator(
+    grad: tf.IndexedSlices, variable: tf.Variable, shared_name: str
+) -> tf.compat.v1.SparseConditionalAccumulator:
+    with on_device(variable.device):
+        return tf.compat.v1.SparseConditionalAccumulator(
+            grad.values.dtype, shape=(), shared_name=shared_name, name="rows"
+        )

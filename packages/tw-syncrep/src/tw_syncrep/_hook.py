@@ -1,0 +1,227 @@
+"""The hook: starts a replica's part, watches its waits, ends it in order."""
+
+import contextlib
+import logging
+import time
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from tw_syncrep._chief_loop import ChiefLoop
+from tw_syncrep._errors import StartTimeoutError, SyncTimeoutError
+from tw_syncrep._guard import Guard, judge_wait
+from tw_syncrep._status import Status, name_replicas, read_status
+from tw_syncrep._sync_graph import SyncGraph
+from tw_syncrep._tokens import Token
+from tw_syncrep._training_fetch import TrainingFetch
+
+_log = logging.getLogger("tw_syncrep")
+
+_ENDING_MS = 10_000
+_BETWEEN_LOOKS_S = 0.05
+
+
+class _Optimizer(Protocol):
+    """What the hook needs of the optimizer."""
+
+    wait_timeout_s: float | None
+    start_timeout_s: float | None
+
+    @property
+    def sync_graph(self) -> SyncGraph: ...
+
+    def get_init_tokens_op(self, num_tokens: int) -> tf.Operation: ...
+
+
+class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Made by ``SyncReplicasOptimizer.make_session_run_hook``."""
+
+    def __init__(
+        self,
+        optimizer: _Optimizer,
+        is_chief: bool,
+        num_tokens: int = -1,
+        *,
+        ends_all: bool = False,
+    ) -> None:
+        """Keeps the arguments; the graph is looked at in ``begin``.
+
+        Args:
+          optimizer: whose hook it is.
+          is_chief: whether this replica runs the rounds.
+          num_tokens: as for ``get_init_tokens_op``.
+          ends_all: whether the run ends when this replica leaves.
+        """
+        self._optimizer = optimizer
+        self._is_chief = is_chief
+        self._num_tokens = num_tokens
+        self._ends_all = ends_all
+        self._guard: Guard | None = None
+        self._loop: ChiefLoop | None = None
+        self._failure: Exception | None = None
+        self._is_started = False
+        self._waits = False
+        self._epoch = 0
+        self._session: Any = None
+
+    @property
+    def wait_timeout_s(self) -> float | None:
+        """Longest wait for a step, in seconds."""
+        return self._optimizer.wait_timeout_s
+
+    @property
+    def start_timeout_s(self) -> float | None:
+        """Longest wait for the others' start, in seconds."""
+        return self._optimizer.start_timeout_s
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether the server is silent though a wait has taken too long."""
+        return self._guard is not None and self._guard.is_unanswered
+
+    def begin(self) -> None:
+        """Gets the ops.
+
+        Raises:
+          ValueError: the optimizer has built none yet.
+        """
+        try:
+            self._graph = self._optimizer.sync_graph
+        except ValueError:
+            raise ValueError(
+                "SyncReplicasOptimizer.apply_gradient should be called before using "
+                "the hook: call apply_gradients() or minimize() first."
+            ) from None
+        self._training = TrainingFetch(self._graph.train_op)
+        self._init_tokens = None
+        if self._is_chief:
+            self._init_tokens = self._optimizer.get_init_tokens_op(self._num_tokens)
+
+    def after_create_session(
+        self, session: tf.compat.v1.Session, coord: tf.train.Coordinator
+    ) -> None:
+        """Joins the run; the chief opens it and starts its thread.
+
+        Raises:
+          RuntimeError: variables have no value; all are named.
+        """
+        del coord
+        self._stop_threads()
+        self._check_initialized(session)
+        ops = self._graph.ops
+        self._failure = None
+        self._session = session
+        session.run(ops.open if self._is_chief else ops.join)
+        self._epoch = int(session.run(self._graph.replica.place)[1])
+        self._is_started = False
+        if self._init_tokens is not None:
+            session.run(self._init_tokens)
+            self._loop = ChiefLoop(session, self._graph.round_op, self._fail)
+        if self.wait_timeout_s is not None:
+            self._guard = Guard(
+                session, ops, self._judge, timeout_s=self.wait_timeout_s
+            )
+
+    def before_run(self, run_context: Any) -> Any:
+        """Waits for the others before the first step, and begins a wait."""
+        self._waits = self._training.is_in(run_context.original_args.fetches)
+        if not self._waits:
+            return None
+        if self._failure is not None:
+            raise self._failure
+        if not self._is_started:
+            self._await_start(run_context.session)
+        if self._guard is not None:
+            self._guard.begin_wait()
+        return tf.compat.v1.train.SessionRunArgs(self._graph.reply)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Raises what ended the wait, or has the session stop."""
+        if not self._waits:
+            return
+        error = self._failure
+        if self._guard is not None:
+            error = error or self._guard.error
+            self._guard.end_wait()
+        token = run_values.results[2]
+        if token == Token.CLOSED:
+            run_context.request_stop()
+        elif token == Token.GUARD and error is not None:
+            raise error
+
+    def end(self, session: tf.compat.v1.Session) -> None:
+        """Leaves in order; the chief ends the run for all."""
+        self._stop_threads()
+        ops = self._graph.ops
+        farewell = [ops.close] if self._is_chief or self._ends_all else [ops.leave]
+        try:
+            session.run(farewell, options=_soon(_ENDING_MS))
+        except tf.errors.OpError as error:
+            _log.warning("Could not leave in order; others will wait: %s", error)
+
+    def _judge(self, status: Status) -> SyncTimeoutError | None:
+        return judge_wait(
+            status,
+            self._graph.replica.index,
+            timeout_s=self.wait_timeout_s or 0.0,
+            needed=self._graph.meeting.aggregate,
+        )
+
+    def _fail(self, error: Exception) -> None:
+        """Has the training op raise what the chief's thread could not do."""
+        self._failure = error
+        # Where the server is lost, the training op fails without being woken.
+        with contextlib.suppress(tf.errors.OpError, RuntimeError):
+            self._session.run(self._graph.ops.wake, options=_soon(_ENDING_MS))
+
+    def _stop_threads(self) -> None:
+        for thread in (self._loop, self._guard):
+            if thread is not None:
+                thread.stop()
+        self._loop = self._guard = None
+
+    def _check_initialized(self, session: tf.compat.v1.Session) -> None:
+        names = [name.decode() for name in session.run(self._graph.uninitialized)]
+        if names:
+            raise RuntimeError(
+                "SyncReplicasOptimizer: the model is not ready: these variables have "
+                f"no value: {', '.join(names)}. Add them to the init_op, or make them "
+                "before the session."
+            )
+
+    def _await_start(self, session: tf.compat.v1.Session) -> None:
+        """Waits until the chief and enough replicas have started."""
+        meeting = self._graph.meeting
+        needed = min(meeting.aggregate, meeting.replicas)
+        began = time.monotonic()
+        while True:
+            status = read_status(session.run(self._graph.ops.status))
+            if status.epoch and len(status.joined) + len(status.left) >= needed:
+                break
+            self._check_start(status, time.monotonic() - began, needed)
+            time.sleep(_BETWEEN_LOOKS_S)
+        if status.epoch != self._epoch:  # The chief has started since.
+            session.run(self._graph.ops.join)
+        self._is_started = True
+
+    def _check_start(self, status: Status, waited: float, needed: int) -> None:
+        limit = self.start_timeout_s
+        if limit is None or waited < limit:
+            return
+        everyone = range(self._graph.meeting.replicas)
+        missing = [replica for replica in everyone if replica not in status.joined]
+        chief = "" if status.epoch else " The chief has not started."
+        raise StartTimeoutError(
+            f"SyncReplicasOptimizer: replica {self._graph.replica.index} waited "
+            f"{waited:.1f} s for the others to start (start_timeout_s is {limit:g}); "
+            f"{needed} replicas are needed.{chief} Started: "
+            f"{name_replicas(status, status.joined)}. Missing: "
+            f"{name_replicas(status, missing)}. Start them, or raise start_timeout_s.",
+            waited_s=waited,
+            arrived=status.joined,
+            missing=missing,
+        )
+
+
+def _soon(milliseconds: int) -> Any:
+    return tf.compat.v1.RunOptions(timeout_in_ms=milliseconds)

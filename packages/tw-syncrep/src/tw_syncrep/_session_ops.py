@@ -1,0 +1,132 @@
+"""Ops around the steps: starting, leaving, closing, being heard, being woken."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from tw_syncrep._board import (
+    Field,
+    ReplicaField,
+    replica_key,
+    replica_keys,
+    ring_keys,
+)
+from tw_syncrep._chief_side import Meeting
+from tw_syncrep._on_device import apart_from_the_caller, on_device
+from tw_syncrep._ticket import make_notice
+from tw_syncrep._tokens import Token
+from tw_syncrep._worker_side import Replica
+
+
+@dataclass(frozen=True)
+class SessionOps:
+    """What a hook runs.
+
+    Attributes:
+      join: before a replica's first step: it goes on from where the run stands.
+      open: the chief's, before its first round: begins an epoch and joins it.
+      leave: a replica's that has no more data.
+      close: the chief's, at an orderly end.
+      heartbeat: tells the board that a replica lives.
+      wake: wakes the replica's own training op.
+      status: int64 vectors that ``read_status`` understands.
+    """
+
+    join: tf.Operation
+    open: tf.Operation
+    leave: tf.Operation
+    close: tf.Operation
+    heartbeat: tf.Operation
+    wake: tf.Operation
+    status: Sequence[tf.Tensor]
+
+
+def build_session_ops(
+    meeting: Meeting, replica: Replica, *, global_step: tf.Variable
+) -> SessionOps:
+    """Builds them, free of the caller's devices and control inputs."""
+    with apart_from_the_caller(), on_device(meeting.board.device):
+        return SessionOps(
+            join=_join(meeting, replica),
+            open=_open(meeting, replica),
+            leave=_leave(meeting, replica),
+            close=_close(meeting),
+            heartbeat=_heartbeat(meeting, replica),
+            wake=meeting.waiting.send(replica.index, Token.GUARD),
+            status=_status(meeting, global_step),
+        )
+
+
+def _join(meeting: Meeting, replica: Replica) -> tf.Operation:
+    board = meeting.board
+    here = board.write(
+        {
+            replica_key(replica.index, ReplicaField.HEARD): board.now(),
+            replica_key(replica.index, ReplicaField.LEFT): 0,
+            replica_key(replica.index, ReplicaField.JOINED): 1,
+        }
+    )
+    with tf.control_dependencies([here]):
+        told = _notify(meeting, replica)
+        stand = board.read([Field.ROUND, Field.EPOCH])
+    return tf.group(told, replica.goes_on_at(stand))
+
+
+def _notify(meeting: Meeting, replica: Replica) -> tf.Operation:
+    """Has the chief look at the board again."""
+    ticket, nothing = make_notice(replica.index), meeting.arrivals.payload.of_nothing()
+    return meeting.arrivals.queue.enqueue([ticket, *nothing])
+
+
+def _open(meeting: Meeting, replica: Replica) -> tf.Operation:
+    """Begins an epoch; what was interrupted before does not reach into it."""
+    board = meeting.board
+    payloads = [meeting.arrivals.payload, *(lane.payload for lane in meeting.lanes)]
+    forgotten = [op for payload in payloads for op in payload.forget()]
+    with tf.control_dependencies(forgotten):
+        stand = board.read([Field.ROUND])
+        opened = board.write(
+            {
+                Field.EPOCH: board.now(),
+                Field.CLOSED: 0,
+                Field.CHIEF: replica.index,
+                Field.FIRST_ROUND: stand[0],
+            }
+        )
+    with tf.control_dependencies([opened]):
+        return tf.group(meeting.waiting.send_all(Token.LOOK), _join(meeting, replica))
+
+
+def _leave(meeting: Meeting, replica: Replica) -> tf.Operation:
+    board = meeting.board
+    gone = board.write(
+        {
+            replica_key(replica.index, ReplicaField.HEARD): board.now(),
+            replica_key(replica.index, ReplicaField.LEFT): 1,
+            replica_key(replica.index, ReplicaField.JOINED): 0,
+        }
+    )
+    with tf.control_dependencies([gone]):
+        return _notify(meeting, replica)
+
+
+def _close(meeting: Meeting) -> tf.Operation:
+    closed = meeting.board.write({Field.CLOSED: 1})
+    with tf.control_dependencies([closed]):
+        return meeting.waiting.send_all(Token.LOOK)
+
+
+def _heartbeat(meeting: Meeting, replica: Replica) -> tf.Operation:
+    board = meeting.board
+    return board.write({replica_key(replica.index, ReplicaField.HEARD): board.now()})
+
+
+def _status(meeting: Meeting, global_step: tf.Variable) -> list[tf.Tensor]:
+    board, replicas = meeting.board, meeting.replicas
+    step = tf.reshape(tf.cast(global_step.read_value(), tf.int64), [1])
+    about_run = tf.concat(
+        [board.read(list(Field)), tf.reshape(board.now(), [1]), step], axis=0
+    )
+    about_replicas = [board.read(replica_keys(replicas, f)) for f in ReplicaField]
+    return [about_run, tf.stack(about_replicas), board.read(ring_keys())]

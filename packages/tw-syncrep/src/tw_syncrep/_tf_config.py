@@ -1,0 +1,172 @@
+"""TF_CONFIG: which tasks a cluster has, and which one this process is.
+
+It is the environment variable that TensorFlow's own distribution code, Kubeflow
+and other engines use: JSON with ``cluster`` (job to addresses) and ``task``
+(``type`` and ``index``).
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+JOBS = ("chief", "worker", "ps", "evaluator")
+_OLD_NAMES = {"master": "chief"}
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """A cluster and one task of it.
+
+    Attributes:
+      addresses: job to "host:port" strings, in the order of the tasks.
+      job: of this task.
+      index: of this task within its job.
+    """
+
+    addresses: Mapping[str, tuple[str, ...]]
+    job: str
+    index: int
+
+    @property
+    def replicas(self) -> tuple[tuple[str, int], ...]:
+        """The (job, index) of every replica, in order: the chief, then workers."""
+        return tuple(
+            (job, index)
+            for job in ("chief", "worker")
+            for index in range(len(self.addresses.get(job, ())))
+        )
+
+    @property
+    def replica_index(self) -> int | None:
+        """This task's number among the replicas; None for other tasks."""
+        own = (self.job, self.index)
+        return self.replicas.index(own) if own in self.replicas else None
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this task is the first replica."""
+        return self.replica_index == 0
+
+    @property
+    def address(self) -> str | None:
+        """Where this task's server listens; None for an evaluator outside."""
+        listed = self.addresses.get(self.job, ())
+        return listed[self.index] if self.index < len(listed) else None
+
+    @property
+    def device(self) -> str:
+        """This task's device name, without a processor."""
+        return f"/job:{self.job}/replica:0/task:{self.index}"
+
+
+def read_tf_config(text: str | None = None) -> TaskConfig:
+    """Reads and checks TF_CONFIG.
+
+    Args:
+      text: JSON; by default the environment variable's.
+
+    Returns:
+      What it says.
+
+    Raises:
+      ValueError: it is missing, no JSON, or wrong; every fault is named.
+    """
+    if text is None:
+        text = os.environ.get("TF_CONFIG")
+    if not text:
+        raise ValueError(
+            "read_tf_config: TF_CONFIG is not set; start the program with "
+            "`tw-launch --ps 1 --workers 2 -- python train.py`, or set it to JSON like "
+            '{"cluster": {"ps": ["host:port"], "worker": ["host:port"]}, '
+            '"task": {"type": "worker", "index": 0}}.'
+        )
+    cluster, task = _parse(text)
+    addresses = _read_cluster(cluster)
+    faults = _faults_of_cluster(addresses) + _faults_of_task(task, addresses)
+    if faults:
+        raise ValueError("read_tf_config: TF_CONFIG is wrong: " + "; ".join(faults))
+    return TaskConfig(addresses, _job_name(task["type"]), int(task["index"]))
+
+
+def find_tf_config() -> TaskConfig | None:
+    """Reads TF_CONFIG where it is set; None where it is not, or names no cluster."""
+    text = os.environ.get("TF_CONFIG")
+    if not text or not _parse(text)[0]:
+        return None
+    return read_tf_config(text)
+
+
+def _parse(text: str) -> tuple[Any, Any]:
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise ValueError(
+            f"read_tf_config: TF_CONFIG is no JSON ({error}); got {text!r}."
+        ) from None
+    if not isinstance(config, dict):
+        raise ValueError(
+            "read_tf_config: TF_CONFIG must be a JSON object with 'cluster' and "
+            f"'task'; got {text!r}."
+        )
+    return config.get("cluster", {}), config.get("task", {})
+
+
+def _read_cluster(cluster: Any) -> dict[str, tuple[str, ...]]:
+    if not isinstance(cluster, dict) or not all(
+        isinstance(tasks, list) and all(isinstance(a, str) for a in tasks)
+        for tasks in cluster.values()
+    ):
+        raise ValueError(
+            "read_tf_config: 'cluster' must map jobs to lists of 'host:port'; got "
+            f"{cluster!r}."
+        )
+    return {_job_name(job): tuple(tasks) for job, tasks in cluster.items() if tasks}
+
+
+def _job_name(job: Any) -> Any:
+    return _OLD_NAMES.get(job, job) if isinstance(job, str) else job
+
+
+def _faults_of_cluster(addresses: Mapping[str, tuple[str, ...]]) -> list[str]:
+    faults = [
+        f"job {job!r} is unknown; known are {', '.join(JOBS)}"
+        for job in addresses
+        if job not in JOBS
+    ]
+    owners: dict[str, list[str]] = {}
+    for job, tasks in addresses.items():
+        for index, address in enumerate(tasks):
+            owners.setdefault(address, []).append(f"{job} {index}")
+            if not _is_address(address):
+                faults.append(f"{job} {index} has {address!r}, which is no host:port")
+    for address, tasks_there in owners.items():
+        if len(tasks_there) > 1:
+            faults.append(f"{address} is given to {' and '.join(tasks_there)}")
+    if len(addresses.get("chief", ())) > 1:
+        faults.append(f"one chief is possible; got {len(addresses['chief'])}")
+    if not addresses.get("chief") and not addresses.get("worker"):
+        faults.append("there is neither a chief nor a worker")
+    return faults
+
+
+def _is_address(address: str) -> bool:
+    host, colon, port = address.rpartition(":")
+    return bool(host and colon) and port.isdecimal() and 0 < int(port) < 65536
+
+
+def _faults_of_task(task: Any, addresses: Mapping[str, tuple[str, ...]]) -> list[str]:
+    if not isinstance(task, dict) or {"type", "index"} - task.keys():
+        return [f"'task' must have 'type' and 'index'; got {task!r}"]
+    job, index = _job_name(task["type"]), task["index"]
+    if job not in JOBS:
+        return [f"task type {job!r} is unknown; known are {', '.join(JOBS)}"]
+    if isinstance(index, bool) or not str(index).isdecimal():
+        return [f"task index must be 0 or more; got {index!r}"]
+    count = len(addresses.get(job, ()))
+    if job == "evaluator" and not count:  # need not be part of the cluster
+        return []
+    if int(index) >= count:
+        return [f"task is {job} {index}, but the cluster has {count} of {job}"]
+    return []

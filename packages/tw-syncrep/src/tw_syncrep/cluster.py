@@ -1,0 +1,171 @@
+"""A cluster without ceremony: TF_CONFIG, servers, devices, parameters in packs.
+
+.. code-block:: python
+
+    task = cluster.read_tf_config()
+    server = cluster.start_server(task)
+    if task.job == "ps":
+        server.join()
+    with (
+        tf.compat.v1.device(cluster.device_setter(task)),
+        cluster.pulled_together(task),
+    ):
+        model()
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core import replica_device_setter
+from tw_syncrep._kept_memory import keep_freed_memory
+from tw_syncrep._listening import ExposedServerWarning, is_exposed, warn_if_exposed
+from tw_syncrep._mirrors import SMALL, mirrors
+from tw_syncrep._mirrors import variable_getter as _variable_getter
+from tw_syncrep._ports import find_free_ports
+from tw_syncrep._tf_config import TaskConfig, find_tf_config, read_tf_config
+from tw_syncrep._training_session import with_device_filters
+
+__all__ = [
+    "ExposedServerWarning",
+    "LocalCluster",
+    "TaskConfig",
+    "cluster_spec",
+    "device_setter",
+    "find_tf_config",
+    "is_exposed",
+    "mirrors",
+    "pulled_together",
+    "read_tf_config",
+    "start_local",
+    "start_server",
+    "variable_getter",
+    "with_device_filters",
+]
+
+
+def cluster_spec(task: TaskConfig) -> tf.train.ClusterSpec:
+    """Returns the cluster as TensorFlow takes it."""
+    return tf.train.ClusterSpec({job: list(a) for job, a in task.addresses.items()})
+
+
+def start_server(
+    task: TaskConfig, *, config: Any = None, keep_memory: bool = True
+) -> tf.distribute.Server:
+    """Starts this task's server, and warns where it is open to other machines.
+
+    Args:
+      task: of a cluster.
+      config: a ``ConfigProto``, or None.
+      keep_memory: whether this process keeps memory that it freed, which makes
+        steps with megabytes of gradients faster.
+
+    Raises:
+      ValueError: the task is an evaluator outside of the cluster.
+    """
+    if task.address is None:
+        raise ValueError(
+            f"start_server: {task.job} {task.index} is no part of the cluster "
+            f"{dict(task.addresses)}; it needs no server: evaluate checkpoints."
+        )
+    if keep_memory:
+        keep_freed_memory()
+    server = tf.distribute.Server(
+        cluster_spec(task), job_name=task.job, task_index=task.index, config=config
+    )
+    warn_if_exposed(int(task.address.rpartition(":")[2]))
+    return server
+
+
+def device_setter(task: TaskConfig) -> Callable[[tf.Operation], str] | None:
+    """Returns a device function: variables on the servers, the rest on this task.
+
+    For ``tf.compat.v1.device``; None where the cluster has no parameter server.
+    """
+    return replica_device_setter(
+        worker_device=f"/job:{task.job}/task:{task.index}", cluster=cluster_spec(task)
+    )
+
+
+def variable_getter(
+    task: TaskConfig | str, *, below: int = SMALL
+) -> Callable[..., tf.Variable]:
+    """Makes a getter under which parameters are pulled in packs.
+
+    Under it, ``get_variable`` returns a copy of a trainable parameter on the
+    worker; the training op of ``SyncReplicasOptimizer`` renews all copies with
+    one transfer a server and dtype. Checkpoints hold the parameters, not the
+    copies. To differentiate by hand, use what ``get_variable`` returned.
+
+    Args:
+      task: this task, or its device.
+      below: bytes; larger parameters are read where they are.
+
+    Returns:
+      A function for ``tf.compat.v1.variable_scope(custom_getter=...)``.
+    """
+    device = task if isinstance(task, str) else f"/job:{task.job}/task:{task.index}"
+    return _variable_getter(device, below=below)
+
+
+@contextlib.contextmanager
+def pulled_together(task: TaskConfig | str, *, below: int = SMALL) -> Iterator[None]:
+    """Has the variables of a model pulled in packs; see ``variable_getter``."""
+    scope = tf.compat.v1.get_variable_scope()
+    getter = variable_getter(task, below=below)
+    with tf.compat.v1.variable_scope(scope, custom_getter=getter):
+        yield
+
+
+@dataclass(frozen=True)
+class LocalCluster:
+    """Servers in this process, for tests and first steps.
+
+    Attributes:
+      addresses: job to "localhost:port".
+      servers: by (job, index); they live as long as this process.
+    """
+
+    addresses: dict[str, tuple[str, ...]]
+    servers: dict[tuple[str, int], tf.distribute.Server]
+
+    def task(self, job: str, index: int) -> TaskConfig:
+        """Returns the description of one task."""
+        return TaskConfig(self.addresses, job, index)
+
+    def target(self, job: str, index: int) -> str:
+        """Returns the target for a task's sessions."""
+        return str(self.servers[job, index].target)
+
+
+def start_local(*, ps: int = 1, workers: int = 2, config: Any = None) -> LocalCluster:
+    """Starts a cluster's servers in this process, on free ports.
+
+    Args:
+      ps: parameter servers.
+      workers: replicas; the first is the chief.
+      config: a ``ConfigProto`` for every server, or None.
+
+    Raises:
+      ValueError: a count is negative, or there is no worker.
+    """
+    if ps < 0 or workers < 1:
+        raise ValueError(
+            f"start_local: needs ps >= 0 and workers >= 1; got {ps} and {workers}."
+        )
+    counts = {"ps": ps, "worker": workers}
+    ports = iter(find_free_ports(ps + workers))
+    addresses = {
+        job: tuple(f"localhost:{next(ports)}" for _ in range(count))
+        for job, count in counts.items()
+        if count
+    }
+    tasks = [(job, i) for job, listed in addresses.items() for i in range(len(listed))]
+    servers = {
+        (job, i): start_server(TaskConfig(addresses, job, i), config=config)
+        for job, i in tasks
+    }
+    return LocalCluster(addresses, servers)

@@ -1,0 +1,90 @@
+"""tw-launch: starts the tasks of a cluster on this machine, with TF_CONFIG set.
+
+tw-launch --ps 1 --workers 2 -- python train.py --epochs 3
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from tw_syncrep._isolation import isolate
+from tw_syncrep._launcher import Launcher
+from tw_syncrep._ports import find_free_ports
+from tw_syncrep._task_plan import plan_tasks
+from tw_syncrep._task_process import TaskProcess
+
+_CANNOT_START = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs ``tw-launch``.
+
+    Args:
+      arguments: of the command line; by default this process's.
+
+    Returns:
+      The exit status: 0, the status of the first task that failed for good, 128
+      plus a signal's number, or 2 where nothing could be started.
+    """
+    options = _parse(arguments)
+    try:
+        if options.isolate:
+            isolate()
+        plans = plan_tasks(
+            ps=options.ps,
+            workers=options.workers,
+            evaluators=options.evaluators,
+            ports=find_free_ports(options.ps + options.workers),
+        )
+        tasks = [TaskProcess(plan, options.command) for plan in plans]
+        launcher = Launcher(
+            tasks, max_restarts=options.max_restarts, grace_s=options.grace
+        )
+        return launcher.run()
+    except (OSError, RuntimeError, ValueError) as error:
+        sys.stderr.write(f"[tw-launch] {error}\n")
+        return _CANNOT_START
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="tw-launch",
+        description="Starts the tasks of a TensorFlow cluster on this machine.",
+        epilog="Example: tw-launch --ps 1 --workers 2 -- python train.py",
+    )
+    parser.add_argument("--ps", type=_count, default=1, help="parameter servers (1)")
+    parser.add_argument(
+        "--workers", type=_count, default=2, help="replicas; the first is chief (2)"
+    )
+    parser.add_argument(
+        "--evaluators", type=_count, default=0, help="0 or 1, outside the cluster (0)"
+    )
+    parser.add_argument(
+        "--max-restarts", type=_count, default=0, help="of each task that fails (0)"
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=10.0,
+        help="seconds between asking a task to end and killing it (10)",
+    )
+    parser.add_argument(
+        "--isolate",
+        action="store_true",
+        help="run in a network namespace, out of other machines' reach",
+    )
+    parser.add_argument(
+        "command", nargs="+", help="what every task runs, after --", metavar="COMMAND"
+    )
+    return parser.parse_args(arguments)
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be 0 or more; got {value}")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""Hypothesis without a deadline, as tracing takes its time, and the same every run.
+
+``--hypothesis-profile=default`` explores at random.
+"""
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("towers", deadline=None, derandomize=True)
+settings.load_profile("towers")
+
+# For syncrep_tasks and syncrep_programs, which the tasks import too.
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session")
+def processes() -> Any:
+    """A template process that has imported TensorFlow, from which tasks are forked."""
+    from syncrep_tasks import make_template
+
+    return make_template()
+
+
+@pytest.fixture
+def make_cluster(processes: Any) -> Any:
+    """Makes clusters, and ends all their processes after the test."""
+    from syncrep_tasks import Tasks
+
+    with contextlib.ExitStack() as stack:
+
+        def make(**counts: int) -> Tasks:
+            tasks = Tasks(processes, **counts)
+            stack.callback(tasks.kill)
+            tasks.serve()
+            return tasks
+
+        yield make

@@ -1,0 +1,251 @@
+"""Programs that the tests start as the tasks of a cluster, driven over a pipe.
+
+A task gets ``(command, value)`` pairs and answers each; an exception that a
+command raises is the answer, and ends the task.
+"""
+
+import json
+import logging
+import os
+import signal
+import warnings
+from typing import Any
+
+STEPS_DEADLINE_S = 60
+
+
+def run_task(
+    pipe: Any, program: str, task: dict[str, Any], spec: dict[str, Any]
+) -> None:
+    """Runs one task in a process of its own."""
+    signal.alarm(180)  # Nothing here outlives a broken test.
+    os.environ["TF_CONFIG"] = json.dumps(task)
+    warnings.simplefilter("ignore")
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    try:
+        PROGRAMS[program](pipe, spec)
+    except EOFError:  # The test is over.
+        pass
+    except BaseException as error:
+        pipe.send(("raised", type(error).__name__, str(error), _facts(error)))
+    finally:
+        # A server's threads would keep the process.
+        pipe.close()
+        os._exit(0)
+
+
+def serve(pipe: Any, spec: dict[str, Any]) -> None:
+    from tw_syncrep import cluster
+
+    task = cluster.read_tf_config()
+    server = cluster.start_server(task)
+    pipe.send(("serving", task.address))
+    server.join()
+
+
+def train(pipe: Any, spec: dict[str, Any]) -> None:
+    import tensorflow as tf
+
+    from tw_syncrep import cluster, training_session
+
+    v1 = tf.compat.v1
+    task = cluster.read_tf_config()
+    server = cluster.start_server(task)
+    graph = tf.Graph()
+    with graph.as_default(), graph.container(spec.get("container", "")):
+        with v1.device(cluster.device_setter(task)):
+            model = Model(spec, task)
+        make = v1.train.MonitoredTrainingSession
+        config = cluster.with_device_filters(None, task)
+        settings: dict[str, Any] = {"config": config, "log_step_count_steps": None}
+        if spec.get("bounded", True):
+            make = training_session
+        if "checkpoint_dir" in spec:
+            settings |= {
+                "checkpoint_dir": spec["checkpoint_dir"],
+                "save_checkpoint_steps": spec.get("save_steps", 1),
+                "save_checkpoint_secs": None,
+            }
+        pipe.send(("built", None))
+        pipe.recv()
+        with make(
+            server.target,
+            task.is_chief,
+            hooks=[model.hook, *model.extra_hooks],
+            **settings,
+        ) as session:
+            pipe.send(("created", None))
+            obey(pipe, model, session)
+        pipe.send(("closed", None))
+        pipe.recv()
+
+
+def obey(pipe: Any, model: "Model", session: Any) -> None:
+    """Does what the test says until it says end."""
+    while True:
+        command, value = pipe.recv()
+        if command == "end":
+            return
+        pipe.send(("done", getattr(model, command)(session, value)))
+
+
+class Model:
+    """A small model whose gradients are what the test feeds."""
+
+    def __init__(self, spec: dict[str, Any], task: Any) -> None:
+        import tensorflow as tf
+
+        from tw_syncrep import cluster
+
+        v1 = tf.compat.v1
+        self.spec, self.task = spec, task
+        self.global_step = v1.train.get_or_create_global_step()
+        self.factor = v1.placeholder(tf.float32, [])
+        self.ids = v1.placeholder(tf.int64, [None])
+        getter = None
+        if spec.get("pulled"):
+            getter = cluster.variable_getter(task)
+        with v1.variable_scope("model", custom_getter=getter):
+            loss = self._loss()
+        self.optimizer = self._optimizer()
+        update_ops = self._update_ops() if spec.get("update_ops") else []
+        with tf.control_dependencies(update_ops):
+            self.train_op = self.optimizer.minimize(loss, global_step=self.global_step)
+        chief = task.is_chief
+        tokens = spec.get("num_tokens", 0 if spec["kind"] == "tensorflow" else -1)
+        self.hook = self.optimizer.make_session_run_hook(chief, tokens)
+        self.extra_hooks: list[Any] = []
+        self.masters = [v for v in v1.global_variables() if v.name.startswith("model/")]
+
+    def _loss(self) -> Any:
+        import tensorflow as tf
+
+        v1 = tf.compat.v1
+        w = v1.get_variable("w", [3], initializer=v1.ones_initializer())
+        b = v1.get_variable("b", [], initializer=v1.zeros_initializer())
+        read = tf.identity(w)
+        loss = self.factor * tf.reduce_sum(read * tf.constant([1.0, 2.0, 4.0]))
+        loss += self.factor * b
+        for index in range(self.spec.get("more", 0)):
+            extra = v1.get_variable(f"x{index}", [8], initializer=v1.ones_initializer())
+            # Not tf.square: its gradient has a constant that waits for the read.
+            here = tf.identity(extra)
+            loss += self.factor * tf.reduce_sum(here * here)
+        if self.spec.get("quadratic"):
+            loss += tf.reduce_sum(tf.square(read)) / 2
+        if self.spec.get("sparse"):
+            table = v1.get_variable("table", [6, 2], initializer=v1.ones_initializer())
+            loss += self.factor * tf.reduce_sum(tf.gather(table, self.ids))
+        return loss
+
+    def _optimizer(self) -> Any:
+        import tensorflow as tf
+
+        from tw_syncrep import SyncReplicasOptimizer
+
+        v1 = tf.compat.v1
+        inner = {
+            "sgd": lambda: v1.train.GradientDescentOptimizer(0.5),
+            "momentum": lambda: v1.train.MomentumOptimizer(0.5, 0.5),
+            "adam": lambda: v1.train.AdamOptimizer(0.5),
+        }[self.spec.get("inner", "sgd")]()
+        arguments = {
+            "replicas_to_aggregate": self.spec["aggregate"],
+            "total_num_replicas": self.spec["total"],
+        }
+        if self.spec.get("averages"):
+            average = tf.train.ExponentialMovingAverage(0.5)
+            arguments |= {
+                "variable_averages": average,
+                "variables_to_average": v1.trainable_variables(),
+            }
+        if self.spec["kind"] == "tensorflow":
+            return v1.train.SyncReplicasOptimizer(inner, **arguments)
+        options = self.spec.get("options", {})
+        if "compression" in options:
+            options["compression"] = tf.as_dtype(options["compression"])
+        return SyncReplicasOptimizer(inner, **arguments, **options)
+
+    def _update_ops(self) -> list[Any]:
+        import tensorflow as tf
+
+        v1 = tf.compat.v1
+        self.updates = v1.get_variable(
+            "updates", [], initializer=v1.zeros_initializer(), trainable=False
+        )
+        return [v1.assign_add(self.updates, 1.0).op]
+
+    def _feed(self, value: Any) -> dict[Any, Any]:
+        feed = {self.factor: value["factor"]}
+        if self.spec.get("sparse"):
+            feed[self.ids] = value["ids"]
+        return feed
+
+    def step(self, session: Any, value: Any) -> Any:
+        """Runs one training step, and tells whether the session is over."""
+        session.run(self.train_op, self._feed(value))
+        return session.should_stop()
+
+    def steps(self, session: Any, value: Any) -> Any:
+        """Runs steps until the session is over, or as many as are asked for."""
+        count = 0
+        while not session.should_stop() and count < value["count"]:
+            session.run(self.train_op, self._feed(value))
+            count += 1
+        return count
+
+    def until(self, session: Any, value: Any) -> Any:
+        """Runs steps until the global step is reached."""
+        while not session.should_stop():
+            if session.run(self.global_step) >= value["step"]:
+                break
+            session.run(self.train_op, self._feed(value))
+        return session.should_stop()
+
+    def read(self, session: Any, value: Any) -> Any:
+        """Returns the global step and all of the model's variables."""
+        import tensorflow as tf
+
+        v1 = tf.compat.v1
+        found = {v.name: v for v in v1.global_variables() if "/" in v.name}
+        names = sorted(n for n in found if n.startswith("model/"))
+        step, values = session.run([self.global_step, [found[n] for n in names]])
+        return int(step), dict(zip(names, values, strict=True))
+
+    def status(self, session: Any, value: Any) -> Any:
+        """Returns the status and its line."""
+        return self.optimizer.status(session), self.optimizer.status_line(session)
+
+    def transfers(self, session: Any, value: Any) -> Any:
+        """Counts what crosses between tasks in one step, or trains silently."""
+        import tensorflow as tf
+
+        v1 = tf.compat.v1
+        options = v1.RunOptions(output_partition_graphs=True)
+        metadata = v1.RunMetadata()
+        session.run(self.train_op, self._feed(value), options, metadata)
+        received = [
+            node
+            for graph in metadata.partition_graphs
+            for node in graph.node
+            if node.op == "_Recv" and _task(node, "send") != _task(node, "recv")
+        ]
+        return sorted(node.attr["tensor_name"].s.decode() for node in received)
+
+    def out_of_data(self, session: Any, value: Any) -> None:
+        """Comes to the end of its data."""
+        import tensorflow as tf
+
+        raise tf.errors.OutOfRangeError(None, None, "end of data")
+
+
+def _task(node: Any, side: str) -> str:
+    return node.attr[f"{side}_device"].s.decode().partition("/device")[0]
+
+
+def _facts(error: BaseException) -> dict[str, Any]:
+    names = ("step", "arrived", "missing", "servers", "waited_s")
+    return {name: getattr(error, name) for name in names if hasattr(error, name)}
+
+
+PROGRAMS = {"serve": serve, "train": train}

@@ -1,0 +1,139 @@
+"""Clusters of real processes on this machine, as tests drive them."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from typing import Any
+
+import syncrep_programs
+
+DEADLINE_S = 60
+
+
+class Task:
+    """A process of a cluster, and the test's end of its pipe."""
+
+    def __init__(self, context: Any, name: str, *arguments: Any) -> None:
+        self.name = name
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(
+            target=syncrep_programs.run_task, args=(theirs, *arguments), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+
+    def hear(self, within_s: float = DEADLINE_S) -> Any:
+        if not self.pipe.poll(within_s):
+            raise TimeoutError(f"{self.name} said nothing for {within_s} s")
+        return self.pipe.recv()
+
+    def expect(self, word: str, within_s: float = DEADLINE_S) -> Any:
+        got = self.hear(within_s)
+        assert got[0] == word, f"{self.name}: wanted {word}, got {got}"
+        return got[1]
+
+    def say(self, command: str, value: Any = None) -> None:
+        self.pipe.send((command, value))
+
+    def ask(self, command: str, value: Any = None) -> Any:
+        self.say(command, value)
+        return self.expect("done")
+
+    def stop(self) -> None:
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def kill(self) -> None:
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join(10)
+        assert not self.process.is_alive()
+
+
+class Tasks:
+    """A cluster of processes on this machine."""
+
+    def __init__(self, context: Any, *, ps: int = 1, workers: int = 2) -> None:
+        self._context = context
+        ports = free_ports(ps + workers)
+        self.addresses = {
+            "ps": [f"localhost:{port}" for port in ports[:ps]],
+            "worker": [f"localhost:{port}" for port in ports[ps:]],
+        }
+        self.servers: list[Task] = []
+        self.workers: list[Task] = []
+        self.all: list[Task] = []
+
+    def start(self, job: str, index: int, program: str, spec: dict[str, Any]) -> Task:
+        config = {"cluster": self.addresses, "task": {"type": job, "index": index}}
+        task = Task(self._context, f"{job} {index}", program, config, spec)
+        self.all.append(task)
+        return task
+
+    def serve(self) -> None:
+        count = len(self.addresses["ps"])
+        self.servers = [self.start("ps", i, "serve", {}) for i in range(count)]
+        for server in self.servers:
+            server.expect("serving")
+
+    def train(self, spec: dict[str, Any]) -> list[Task]:
+        """Starts the workers and waits until their sessions are there."""
+        count = len(self.addresses["worker"])
+        self.workers = [self.start("worker", i, "train", spec) for i in range(count)]
+        for worker in self.workers:
+            worker.expect("built")
+        # The chief first: who joins before it has begun an epoch joins again later.
+        for worker in self.workers:
+            worker.pipe.send(("go", None))
+            worker.expect("created")
+        return self.workers
+
+    def restart(self, job: str, index: int, program: str, spec: dict[str, Any]) -> Task:
+        """Starts a killed task again and waits until it is there."""
+        task = self.start(job, index, program, spec)
+        if program == "serve":
+            self.servers[index] = task
+            task.expect("serving")
+            return task
+        self.workers[index] = task
+        task.expect("built")
+        task.pipe.send(("go", None))
+        task.expect("created")
+        return task
+
+    def step_together(self, values: list[Any], who: list[int] | None = None) -> None:
+        """Has replicas run one step at the same time."""
+        who = list(range(len(self.workers))) if who is None else who
+        for replica in who:
+            self.workers[replica].say("step", values[replica])
+        for replica in who:
+            self.workers[replica].expect("done")
+
+    def kill(self) -> None:
+        for task in self.all:
+            task.kill()
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("localhost", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def eventually(condition: Any, within_s: float = 20) -> None:
+    """Waits until a condition holds."""
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end, f"{condition} did not come true"
+        time.sleep(0.02)
+
+
+def make_template() -> Any:
+    """Returns a context whose processes are forked from one with TensorFlow in it."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tensorflow", "syncrep_programs"])
+    return context

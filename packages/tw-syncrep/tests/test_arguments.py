@@ -1,0 +1,213 @@
+"""What is refused, with which words; what the hook says before the first step."""
+
+import json
+
+import pytest
+import tensorflow as tf
+
+from tw_syncrep import SyncReplicasOptimizer, cluster
+from tw_syncrep._training_session import with_device_filters
+
+v1 = tf.compat.v1
+
+
+@pytest.fixture(autouse=True)
+def graph(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+def make(aggregate=1, **settings):
+    return SyncReplicasOptimizer(
+        v1.train.GradientDescentOptimizer(1.0), aggregate, **settings
+    )
+
+
+def pair(name="v"):
+    return tf.ones([2]), v1.get_variable(name, [2])
+
+
+def step():
+    return v1.train.get_or_create_global_step()
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"aggregate": 0}, "at least 1; got replicas_to_aggregate=0, total_num_repl"),
+        ({"total_num_replicas": -1}, "got total_num_replicas=-1"),
+        ({"aggregate": 1.5}, "whole numbers"),
+        ({"sparse_mean": "rows"}, "sparse_mean must be one of replicas, per_row"),
+        ({"when_replica_leaves": "x"}, "must be one of continue, end; got 'x'"),
+        ({"wait_timeout_s": 0}, "seconds above 0, or None .* wait_timeout_s=0"),
+        ({"fuse_below": -1}, "fuse_below must be 0 or more bytes; got -1"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        make(**settings)
+
+
+def test_compression_must_be_a_float_type():
+    with pytest.raises(TypeError, match=r"float type such as tf.bfloat16; got int32"):
+        make(compression=tf.int32)
+
+
+def test_the_start_has_the_waits_timeout_by_default():
+    assert make(wait_timeout_s=7).start_timeout_s == 7
+    assert make(wait_timeout_s=7, start_timeout_s=9).start_timeout_s == 9
+    assert make().wait_timeout_s == 600
+
+
+def test_no_gradient_is_refused():
+    with pytest.raises(ValueError, match="Must supply at least one variable"):
+        make().apply_gradients([], global_step=step())
+
+
+def test_a_missing_global_step_is_refused():
+    with pytest.raises(ValueError, match="Global step is required to check staleness"):
+        make().apply_gradients([pair()])
+
+
+def test_gradients_of_an_unknown_kind_are_named():
+    pairs = [(1.0, pair("a")[1]), pair("b")]
+    with pytest.raises(TypeError, match="None; got a:0: float"):
+        make().apply_gradients(pairs, global_step=step())
+
+
+def test_variables_of_unknown_shape_are_named():
+    v = v1.get_variable("u", initializer=tf.zeros([2]), validate_shape=False)
+    v = tf.Variable(tf.zeros([2]), shape=[None], name="u2") if v.shape.rank else v
+    with pytest.raises(ValueError, match="fully known shapes; these have not: u2"):
+        make().apply_gradients([(tf.ones([2]), v)], global_step=step())
+
+
+def test_reference_variables_are_named():
+    v = v1.get_variable("ref", [2], use_resource=False)
+    with pytest.raises(TypeError, match=r"only resource variables work.*ref:0"):
+        make().apply_gradients([(tf.ones([2]), v)], global_step=step())
+
+
+@pytest.mark.parametrize("name", ["get_chief_queue_runner", "get_init_tokens_op"])
+def test_what_needs_the_graph_is_refused_before_it(name):
+    with pytest.raises(ValueError, match="call apply_gradients"):
+        getattr(make(), name)()
+
+
+def test_the_hook_is_refused_before_the_graph():
+    with pytest.raises(ValueError, match="should be called before using the hook"):
+        make().make_session_run_hook(True).begin()
+
+
+@pytest.mark.parametrize("aggregate, total, given", [(4, 2, 1), (2, 2, -2)])
+def test_too_few_tokens_are_refused(aggregate, total, given):
+    opt = make(aggregate, total_num_replicas=total, replica_index=0)
+    opt.apply_gradients([pair()], global_step=step())
+    with pytest.raises(ValueError, match=rf"Too few tokens .* {given} \(given\)"):
+        opt.get_init_tokens_op(given)
+
+
+def test_uninitialised_variables_are_named():
+    opt = make()
+    opt.apply_gradients([pair("first"), pair("second")], global_step=step())
+    hook = opt.make_session_run_hook(True)
+    hook.begin()
+    with v1.Session() as session:
+        session.run(step().initializer)
+        with pytest.raises(RuntimeError, match="no value: first, second"):
+            hook.after_create_session(session, tf.train.Coordinator())
+
+
+def built_replica(**settings):
+    opt = make(2, **settings)
+    opt.apply_gradients([pair()], global_step=step())
+    return opt.sync_graph.replica.index
+
+
+def test_the_replica_is_what_the_caller_says():
+    with tf.device("/job:worker/task:0"):
+        assert built_replica(replica_index=1) == 1
+
+
+def test_the_replica_is_the_task_of_the_device_in_force(monkeypatch):
+    with tf.device("/job:worker/task:1"):
+        assert built_replica() == 1
+
+
+def test_the_replica_counts_the_chief_of_the_cluster(monkeypatch):
+    config = {"chief": ["a:1"], "worker": ["b:1"]}
+    task = {"type": "worker", "index": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": config, "task": task}))
+    with tf.device("/job:worker/task:0"):
+        assert built_replica() == 1
+
+
+def test_the_replica_is_tf_configs_task_at_last(monkeypatch):
+    config = {"worker": ["a:1", "b:1"]}
+    task = {"type": "worker", "index": 1}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": config, "task": task}))
+    assert built_replica() == 1
+
+
+def test_an_unknown_replica_is_refused():
+    with pytest.raises(ValueError, match="cannot tell which replica this is"):
+        built_replica()
+
+
+def test_a_replica_beyond_the_total_is_refused():
+    with pytest.raises(ValueError, match=r"replica 2 \(from replica_index=\) is not"):
+        built_replica(replica_index=2)
+
+
+def test_slots_are_the_wrapped_optimizers():
+    inner = v1.train.MomentumOptimizer(1.0, 0.5)
+    opt = SyncReplicasOptimizer(inner, 1)
+    gradient, v = pair()
+    opt.apply_gradients([(gradient, v)], global_step=step())
+    assert opt.get_slot_names() == ["momentum"]
+    assert opt.get_slot(v, "momentum") is inner.get_slot(v, "momentum")
+    assert [x.name for x in opt.variables()] == ["v/Momentum:0"]
+
+
+def test_it_is_an_optimizer_of_tensorflow_and_of_tw_core():
+    from tw_core import OptimizerLike
+
+    assert isinstance(make(), v1.train.Optimizer)
+    assert isinstance(make(), OptimizerLike)
+
+
+def test_a_session_sees_the_servers_and_its_own_task_only():
+    task = cluster.TaskConfig({"worker": ("a:1", "b:1"), "ps": ("c:1",)}, "worker", 1)
+    config = with_device_filters(v1.ConfigProto(log_device_placement=True), task)
+    assert list(config.device_filters) == ["/job:ps", "/job:worker/task:1"]
+    assert config.log_device_placement
+    own = v1.ConfigProto(device_filters=["/job:x"])
+    assert with_device_filters(own, task) is own
+    assert with_device_filters(None, None) is None
+
+
+def test_an_evaluator_has_no_server():
+    task = cluster.TaskConfig({"worker": ("a:1",)}, "evaluator", 0)
+    with pytest.raises(ValueError, match="evaluator 0 is no part of the cluster"):
+        cluster.start_server(task)
+
+
+def test_a_local_cluster_needs_a_worker():
+    with pytest.raises(ValueError, match="workers >= 1; got 1 and 0"):
+        cluster.start_local(workers=0)
+
+
+def test_what_the_chief_runs_is_on_the_servers_alone():
+    with tf.device("/job:worker/task:0"):
+        with tf.device("/job:ps/task:0"):
+            pairs, global_step = [pair()], step()
+        opt = make(2)
+        with tf.control_dependencies([tf.no_op(name="updates")]):
+            opt.apply_gradients(pairs, global_step=global_step)
+    above = [opt.sync_graph.round_op]
+    for op in above:
+        above += {t.op for t in op.inputs} | set(op.control_inputs) - set(above)
+        assert len(above) < 10_000
+    assert {op.device.partition("/device")[0] for op in above} == {"/job:ps/task:0"}
+    assert "updates" not in {op.name for op in above}

@@ -1,0 +1,191 @@
+"""tw-launch starts tasks, watches them and leaves none behind."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from tw_syncrep._listening import ExposedServerWarning, is_exposed, warn_if_exposed
+from tw_syncrep._ports import find_free_ports
+from tw_syncrep._task_plan import plan_tasks
+
+HEAD = """
+import json, os, signal, socket, sys, time
+config = json.loads(os.environ["TF_CONFIG"])
+job, index = config["task"]["type"], config["task"]["index"]
+"""
+
+
+def launch(program, *arguments, **settings):
+    command = [sys.executable, "-m", "tw_syncrep.launch", *arguments, "--"]
+    script = [sys.executable, "-c", HEAD + textwrap.dedent(program)]
+    return subprocess.Popen(
+        command + script,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **settings,
+    )
+
+
+def finish(process):
+    out, err = process.communicate(timeout=30)
+    return process.returncode, out, err
+
+
+def test_tasks_get_their_tf_config_and_their_output_a_prefix():
+    program = """
+    print(json.dumps(config))
+    if job == "ps":
+        time.sleep(60)
+    """
+    status, out, _ = finish(launch(program, "--ps", "1", "--workers", "2"))
+    assert status == 0
+    lines = dict(line[1:].split("] ", 1) for line in out.splitlines())
+    assert sorted(lines) == ["ps 0", "worker 0", "worker 1"]
+    clusters = [json.loads(text)["cluster"] for text in lines.values()]
+    assert clusters[0] == clusters[1] == clusters[2]
+    assert [len(clusters[0][job]) for job in ("ps", "worker")] == [1, 2]
+
+
+def test_all_end_with_the_status_of_the_task_that_failed():
+    program = """
+    if (job, index) == ("worker", 1):
+        sys.exit(7)
+    time.sleep(60)
+    """
+    began = time.monotonic()
+    status, _, err = finish(launch(program, "--grace", "5"))
+    assert status == 7
+    assert "worker 1 failed with status 7 after 1 start(s)" in err
+    assert time.monotonic() - began < 25
+
+
+def test_a_failed_task_is_restarted(tmp_path):
+    program = f"""
+    if index == 1:
+        with open({str(tmp_path / "starts")!r}, "a") as file:
+            file.write("x")
+        sys.exit(0 if os.path.getsize({str(tmp_path / "starts")!r}) == 3 else 1)
+    """
+    status, _, err = finish(launch(program, "--ps", "0", "--max-restarts", "2"))
+    assert status == 0
+    assert "worker 1 failed with status 1; restart 2 of 2" in err
+
+
+def test_a_task_that_a_signal_ended_counts_as_a_shell_counts_it():
+    program = "os.kill(os.getpid(), signal.SIGKILL)"
+    status, _, _ = finish(launch(program, "--ps", "0", "--workers", "1"))
+    assert status == 128 + signal.SIGKILL
+
+
+def test_signals_are_handed_on_and_stubborn_tasks_killed():
+    program = """
+    if index == 1:
+        signal.signal(signal.SIGTERM, lambda *_: print("heard", flush=True))
+    print(os.getpid(), flush=True)
+    while True:
+        time.sleep(1)
+    """
+    process = launch(program, "--ps", "0", "--grace", "1")
+    pids = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
+    process.send_signal(signal.SIGTERM)
+    status, out, err = finish(process)
+    assert status == 128 + signal.SIGTERM
+    assert "got SIGTERM" in err
+    assert "[worker 1] heard" in out
+    assert not any(map(is_alive, pids))
+
+
+def test_a_killed_launcher_leaves_no_task_behind():
+    program = "print(os.getpid(), flush=True); time.sleep(60)"
+    process = launch(program, "--ps", "0", "--workers", "1")
+    pid = int(process.stdout.readline().split()[-1])
+    process.kill()
+    process.communicate(timeout=30)
+    end = time.monotonic() + 10
+    while is_alive(pid) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not is_alive(pid)
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_isolated_tasks_have_the_loopback_interface_only():
+    program = """
+    names = [name for _, name in socket.if_nameindex()]
+    server = socket.create_server(("", 0))
+    socket.create_connection(("localhost", server.getsockname()[1]), 5)
+    print(names, os.getuid())
+    """
+    status, out, err = finish(launch(program, "--ps", "0", "--isolate"))
+    if "does not allow a network namespace" in err:
+        assert status == 2
+        pytest.skip("no network namespaces here")
+    assert status == 0
+    assert f"[worker 0] ['lo'] {os.getuid()}" in out
+
+
+def test_wrong_counts_are_told():
+    status, _, err = finish(launch("pass", "--workers", "0"))
+    assert status == 2
+    assert "workers >= 1" in err
+    status, _, err = finish(launch("pass", "--ps", "-1"))
+    assert status == 2
+    assert "must be 0 or more; got -1" in err
+
+
+def test_plans_list_servers_first_and_an_evaluator_outside():
+    plans = plan_tasks(ps=1, workers=2, evaluators=1, ports=[1, 2, 3])
+    assert [p.name for p in plans] == ["ps 0", "worker 0", "worker 1", "evaluator 0"]
+    assert [p.decides for p in plans] == [False, True, True, False]
+    config = json.loads(plans[-1].tf_config)
+    assert config["task"] == {"type": "evaluator", "index": 0}
+    assert config["cluster"]["worker"] == ["localhost:2", "localhost:3"]
+    with pytest.raises(ValueError, match="0 or 1 evaluator; got 1, 1 and 2"):
+        plan_tasks(ps=1, workers=1, evaluators=2, ports=[1, 2])
+
+
+def test_ports_are_free_and_different():
+    ports = find_free_ports(5)
+    assert len(set(ports)) == 5
+    for port in ports:
+        with socket.socket() as one:
+            one.bind(("", port))
+    with pytest.raises(RuntimeError, match="found 1000 of 100000 free ports"):
+        find_free_ports(100_000)
+
+
+def test_a_server_on_all_interfaces_is_noticed(monkeypatch):
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
+    for host, exposed in [("", True), ("127.0.0.1", False)]:
+        with socket.create_server((host, 0)) as server:
+            assert is_exposed(server.getsockname()[1]) is exposed
+    with socket.create_server(("", 0), family=socket.AF_INET6) as server:
+        assert is_exposed(server.getsockname()[1])
+        with pytest.warns(ExposedServerWarning, match="firewall"):
+            warn_if_exposed(server.getsockname()[1])
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo")])
+    with socket.create_server(("", 0)) as server:
+        assert not is_exposed(server.getsockname()[1])
+
+
+def test_a_tensorflow_server_is_open_whatever_host_it_was_given():
+    from syncrep_threads import local_cluster
+
+    if [name for _, name in socket.if_nameindex()] == ["lo"]:
+        pytest.skip("no other interface here")
+    port = int(local_cluster().addresses["ps"][0].rpartition(":")[2])
+    assert is_exposed(port)

@@ -1,0 +1,218 @@
+"""Who is waited for too long, told from a status; when a call is given up."""
+
+import dataclasses
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from tw_syncrep import (
+    ChiefLostError,
+    ReplicaTimeoutError,
+    ServerLostError,
+    StartTimeoutError,
+)
+from tw_syncrep._board import RING, Field, ReplicaField
+from tw_syncrep._call_thread import AbandonedError, CallThread
+from tw_syncrep._guard import heartbeat_interval, judge_wait
+from tw_syncrep._server_probe import find_fault, find_faults
+from tw_syncrep._status import format_status, read_status
+from tw_syncrep._watch import ServerWatch
+
+NOW = 1_000_000_000
+
+
+def status(replicas=3, **changes):
+    """A status in which replicas 0 and 1 have waited for 10 seconds for 2."""
+    run = np.zeros(len(Field) + 2, np.int64)
+    run[[Field.ROUND, Field.EPOCH, Field.DROPPED]] = 7, NOW - 60_000_000, 4
+    run[-2:] = NOW, 37
+    rows = np.zeros([len(ReplicaField), replicas], np.int64)
+    rows[ReplicaField.ARRIVED_ROUND] = [7, 7, 6]
+    rows[ReplicaField.ARRIVED_AT] = [
+        NOW - 10_000_000,
+        NOW - 9_000_000,
+        NOW - 12_000_000,
+    ]
+    rows[ReplicaField.HEARD] = [NOW - 1_000_000, NOW, NOW - 12_000_000]
+    rows[ReplicaField.JOINED] = 1
+    ring = np.zeros(RING, np.int64)
+    ring[:7] = NOW - np.arange(7) * 500_000
+    return dataclasses.replace(read_status([run, rows, ring]), **changes)
+
+
+def test_a_status_is_read_from_the_board():
+    read = status()
+    assert (read.step, read.round_number, read.dropped) == (37, 7, 4)
+    assert (read.arrived, read.missing, read.joined) == ((0, 1), (2,), (0, 1, 2))
+    assert read.waiting_s == pytest.approx(10.0)
+    assert read.steps_per_s == pytest.approx(2.0)
+    assert read.heard_s == pytest.approx((1.0, 0.0, 12.0))
+
+
+def test_the_line_tells_all_of_it():
+    assert format_status(status(left=(1,), is_closed=True)) == (
+        "step 37, 2.0 steps/s, arrived 0 1, missing 2 (heard 12.0 s ago), 4 stale "
+        "gradients dropped, waiting 10.0 s, left 1, closed by the chief"
+    )
+
+
+def test_arrivals_of_an_older_epoch_do_not_count():
+    run = np.zeros(len(Field) + 2, np.int64)
+    run[Field.EPOCH], run[-2] = NOW, NOW
+    rows = np.zeros([len(ReplicaField), 1], np.int64)
+    rows[ReplicaField.ARRIVED_AT] = NOW - 1
+    assert read_status([run, rows, np.zeros(RING, np.int64)]).arrived == ()
+
+
+def test_a_wait_within_the_timeout_is_no_error():
+    assert judge_wait(status(), 0, timeout_s=10.5, needed=3) is None
+
+
+def test_a_replica_that_computes_is_not_waiting():
+    assert judge_wait(status(), 2, timeout_s=1, needed=3) is None
+
+
+def test_missing_replicas_are_named_with_when_they_were_heard():
+    error = judge_wait(status(), 0, timeout_s=10, needed=3)
+    assert type(error) is ReplicaTimeoutError
+    assert (error.step, error.arrived, error.missing) == (37, (0, 1), (2,))
+    assert error.waited_s == pytest.approx(10.0)
+    assert str(error) == (
+        "SyncReplicasOptimizer: replica 0 waited 10.0 s for the end of step 37; "
+        "wait_timeout_s is 10. Arrived: 0 (heard 1.0 s ago), 1 (heard 0.0 s ago). "
+        "Missing: 2 (heard 12.0 s ago). Restart what is missing before the timeout, "
+        "raise wait_timeout_s, or have backups (total_num_replicas above "
+        "replicas_to_aggregate)."
+    )
+
+
+def test_a_silent_chief_is_lost():
+    error = judge_wait(status(chief=2), 0, timeout_s=10, needed=3)
+    assert type(error) is ChiefLostError
+    assert "The chief is lost: replica 2 (heard 12.0 s ago)" in str(error)
+
+
+def test_a_chief_that_is_only_slow_is_missing():
+    slow = status(chief=2, heard_s=(1.0, 0.0, 0.5))
+    assert type(judge_wait(slow, 0, timeout_s=10, needed=3)) is ReplicaTimeoutError
+
+
+def test_a_chief_that_does_not_end_a_complete_round_is_lost():
+    assert type(judge_wait(status(), 0, timeout_s=10, needed=2)) is ChiefLostError
+
+
+def test_heartbeats_come_several_times_a_timeout():
+    assert heartbeat_interval(2.0) == 0.5
+    assert heartbeat_interval(6000.0) == 10.0
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def watch(faults, **settings):
+    clock = Clock()
+    settings = {"timeout_s": 5.0, **settings}
+    servers = {"ps 0": "h:1"}
+    return clock, ServerWatch(
+        "a step", servers, clock=clock, probe=lambda _: dict(faults), **settings
+    )
+
+
+def test_servers_may_be_silent_for_the_timeout_and_no_longer():
+    faults = {"ps 0": "ps 0 (h:1) cannot be reached"}
+    clock, looker = watch(faults)
+    clock.now = 20.0
+    assert looker.look() == 0.5
+    clock.now = 24.8
+    assert looker.look() == pytest.approx(0.2)
+    clock.now = 25.0
+    with pytest.raises(
+        ServerLostError, match=r"a step has waited 25.0 s.*5.0 s.*h:1"
+    ) as e:
+        looker.look()
+    assert e.value.servers == ("ps 0 (h:1) cannot be reached",)
+
+
+def test_servers_that_answer_again_get_the_whole_timeout_again():
+    faults = {"ps 0": "ps 0 (h:1) cannot be reached"}
+    clock, looker = watch(faults)
+    looker.look()
+    clock.now = 4.0
+    text = faults.pop("ps 0")
+    looker.look()
+    faults["ps 0"] = text
+    clock.now = 6.0
+    assert looker.look() == 0.5
+
+
+def test_without_addresses_an_unanswered_question_ends_the_wait():
+    _clock, looker = watch({}, unanswered=lambda: True)
+    with pytest.raises(ServerLostError, match="the one that holds the global step"):
+        looker.look()
+
+
+def test_without_a_timeout_nothing_ends_the_wait():
+    clock, looker = watch({"ps 0": "gone"}, timeout_s=None)
+    looker.look()
+    clock.now = 1e6
+    assert looker.look() == 0.5
+
+
+def test_a_start_is_bounded_though_servers_answer():
+    clock, looker = watch({}, limit_s=3.0)
+    looker.look()
+    clock.now = 3.0
+    with pytest.raises(StartTimeoutError, match="all parameter servers answer"):
+        looker.look()
+
+
+def test_a_call_that_does_not_return_is_left_behind():
+    thread = CallThread(threading.Lock())
+    forever = threading.Event()
+
+    def look():
+        raise ServerLostError("gone")
+
+    with pytest.raises(ServerLostError):
+        thread.run(lambda: forever.wait(20), look)
+    with pytest.raises(AbandonedError, match="was left behind"):
+        thread.run(lambda: 1, look)
+    forever.set()
+
+
+def test_calls_return_and_raise_what_they_return_and_raise():
+    thread = CallThread(threading.Lock())
+    assert thread.run(lambda: 3, lambda: 1.0) == 3
+    with pytest.raises(KeyError):
+        thread.run(lambda: {}["x"], lambda: 1.0)
+    assert thread.run(threading.get_ident, lambda: 1.0) != threading.get_ident()
+    thread.end()
+
+
+def test_a_port_without_a_server_cannot_be_reached():
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+        assert "cannot be reached" in find_fault(address)
+        assert find_faults({"ps 0": address})["ps 0"].startswith(f"ps 0 ({address}) ")
+    assert find_faults({}) == {}
+
+
+def test_a_server_that_takes_connections_and_says_nothing_does_not_answer():
+    with socket.create_server(("localhost", 0)) as silent:
+        address = f"localhost:{silent.getsockname()[1]}"
+        assert find_fault(address, timeout_s=0.1) == "does not answer within 0.1 s"
+
+
+def test_a_tensorflow_server_answers():
+    from syncrep_threads import local_cluster
+
+    for address in local_cluster().addresses["ps"]:
+        assert find_fault(address, timeout_s=5) is None
