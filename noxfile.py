@@ -183,6 +183,17 @@ def train_rl(session: nox.Session) -> None:
 
 
 @nox.session(reuse_venv=True)
+def faults(session: nox.Session) -> None:
+    """Kills and stops tasks of clusters, and times the errors that this raises."""
+    session.install(*editable(*PACKAGES), *test_requirements("tw-syncrep"))
+    session.run(
+        *("python", "integration_tests/faults/run.py", *session.posargs),
+        env=ENV,
+        interrupt_timeout=30,
+    )
+
+
+@nox.session(reuse_venv=True)
 def bench(session: nox.Session) -> None:
     """Runs a benchmark by name, as in: nox -s bench -- reduce."""
     session.install(*editable(*PACKAGES), *group("bench"))

@@ -34,9 +34,8 @@ class Run:
                 devices, average=True, mode=partial(sum_balanced, devices=devices)
             )
             grads = builder.call_for_each_tower(self._tower)
-            train_op, self.sync = builder.build(grads, OPTIMIZERS[optimizer])
-            updates = v1.get_collection(v1.GraphKeys.UPDATE_OPS)
-            self.step = tf.group(train_op, *updates)
+            self.train_op, self.sync = builder.build(grads, OPTIMIZERS[optimizer])
+            self.updates = tf.group(*v1.get_collection(v1.GraphKeys.UPDATE_OPS))
             self.saver = v1.train.Saver()
             self.init = [
                 v1.global_variables_initializer(),
@@ -62,9 +61,14 @@ class Run:
     def session(self):
         return v1.Session(graph=self.graph, config=CONFIG)
 
+    def step(self, session, batch):
+        # In two calls: the updates read what the training op writes.
+        session.run(self.train_op, {self.x: batch})
+        session.run(self.updates, {self.x: batch})
+
     def train(self, session, batches):
         for batch in batches:
-            session.run(self.step, {self.x: batch})
+            self.step(session, batch)
         return {v.name: session.run(v) for v in self.globals}
 
 
@@ -155,7 +159,7 @@ def test_the_hook_syncs_a_monitored_session_at_start_and_after_a_restart(tmp_pat
         run = Run("adam")
         with run.graph.as_default():
             step = v1.train.get_or_create_global_step()
-            train = tf.group(run.step, step.assign_add(1))
+            advance = step.assign_add(1)
             session = v1.train.MonitoredTrainingSession(
                 checkpoint_dir=str(tmp_path),
                 hooks=[SyncVariablesHook(run.sync)],
@@ -170,7 +174,8 @@ def test_the_hook_syncs_a_monitored_session_at_start_and_after_a_restart(tmp_pat
             np.testing.assert_array_equal(*session.run([w, copy]))
             start = session.run(step)
             for batch in data[start : start + count]:
-                session.run(train, {run.x: batch})
+                run.step(session, batch)
+                session.run(advance)
             np.testing.assert_array_equal(*session.run([w, copy]))
             return start, session.run(w)
 
