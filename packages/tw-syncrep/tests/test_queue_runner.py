@@ -10,7 +10,7 @@ from syncrep_threads import local_cluster
 from tw_syncrep import SyncReplicasOptimizer, cluster
 
 v1 = tf.compat.v1
-CONTAINER = "queue_runner"
+CONTAINER = "queue-runner"
 
 
 def make(replica):

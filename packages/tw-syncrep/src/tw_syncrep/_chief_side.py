@@ -62,8 +62,7 @@ def build_round(meeting: Meeting, apply: Apply) -> tf.Operation:
     with apart_from_the_caller(), on_device(board.device):
         dropped_before = board.read([Field.DROPPED])[0]
         decision = decide(meeting.arrivals)
-        count = tf.shape(decision.tickets)[0]
-        means = meeting.arrivals.payload.means(decision.sums, count)
+        means = meeting.arrivals.payload.means(decision.sums, decision.count)
         for lane in meeting.lanes:
             means |= lane.collect(decision.tickets)
         applied = apply(means)

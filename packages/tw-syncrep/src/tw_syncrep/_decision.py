@@ -28,6 +28,7 @@ class Arrivals:
       payload: what replicas send to this server.
       quota: [R] slots that each replica may fill.
       aggregate: how many gradients are asked for.
+      keeps_tickets: whether other servers must be told who was accepted.
     """
 
     board: Board
@@ -35,6 +36,7 @@ class Arrivals:
     payload: Payload
     quota: Sequence[int]
     aggregate: int
+    keeps_tickets: bool
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,15 @@ class Decision:
     """What a round consists of.
 
     Attributes:
-      tickets: int64 [C, TICKET_SIZE], C >= 1, accepted, in order of arrival.
+      count: int32 [], gradients accepted, at least 1.
+      tickets: int64 [count, TICKET_SIZE], in order of arrival, if they are kept.
       dropped: int64 [], gradients that came too late or were one too many.
       round_number: int64 [].
       sums: of the accepted payloads.
     """
 
-    tickets: tf.Tensor
+    count: tf.Tensor
+    tickets: tf.Tensor | None
     dropped: tf.Tensor
     round_number: tf.Tensor
     sums: Sequence[tf.Tensor]
@@ -84,18 +88,17 @@ def decide(arrivals: Arrivals) -> Decision:
         slots = tf.constant(arrivals.quota, tf.int64)
 
         def go_on(
-            tickets: tf.Tensor, filled: tf.Tensor, left: tf.Tensor, *_: tf.Tensor
+            count: tf.Tensor, filled: tf.Tensor, left: tf.Tensor, *_: tf.Tensor
         ) -> tf.Tensor:
             possible = tf.reduce_sum(tf.where(left > 0, filled, slots))
-            needed = tf.clip_by_value(possible, 1, arrivals.aggregate)
-            return tf.shape(tickets, tf.int64)[0] < needed
+            return count < tf.clip_by_value(possible, 1, arrivals.aggregate)
 
         def judge(
-            tickets: tf.Tensor,
+            count: tf.Tensor,
             filled: tf.Tensor,
             _: tf.Tensor,
             dropped: tf.Tensor,
-            *sums: tf.Tensor,
+            *rest: tf.Tensor,
         ) -> list[tf.Tensor]:
             ticket, *sent = _next(arrivals)
             with tf.control_dependencies([ticket]):
@@ -105,31 +108,34 @@ def decide(arrivals: Arrivals) -> Decision:
             is_gradient = tf.cast(tf.not_equal(ticket[1], NOTICE), tf.int64)
             slot = accepted * tf.one_hot(ticket[0], replicas, dtype=tf.int64)
             return [
-                tf.concat([tickets, ticket[tf.newaxis][:accepted]], axis=0),
+                count + accepted,
                 filled + slot,
                 left,
-                dropped + is_gradient * (1 - accepted),
-                *_add_if(is_accepted, arrivals.payload, sums, sent),
+                dropped + is_gradient - accepted,
+                *_add_if(is_accepted, arrivals, rest, [ticket, *sent]),
             ]
 
         start = [
-            tf.zeros([0, TICKET_SIZE], tf.int64),
+            tf.constant(0, tf.int64),
             tf.zeros([replicas], tf.int64),
             arrivals.board.read(absent),
             tf.constant(0, tf.int64),
         ]
-        shapes = [
-            tf.TensorShape([None, TICKET_SIZE]),
-            *(tensor.shape for tensor in start[1:]),
-        ]
-        tickets, _, _, dropped, *sums = tf.while_loop(
+        tickets = [tf.zeros([0, TICKET_SIZE], tf.int64)] * arrivals.keeps_tickets
+        count, _, _, dropped, *rest = tf.while_loop(
             go_on,
             judge,
-            [*start, *arrivals.payload.start()],
-            shape_invariants=[*shapes, *arrivals.payload.sum_shapes()],
+            [*start, *tickets, *arrivals.payload.start()],
+            shape_invariants=[
+                *(tensor.shape for tensor in start),
+                *(tf.TensorShape([None, TICKET_SIZE]) for _ in tickets),
+                *arrivals.payload.sum_shapes(),
+            ],
             parallel_iterations=1,
         )
-        return Decision(tickets, dropped, now[0], sums)
+        kept = rest[0] if arrivals.keeps_tickets else None
+        sums = rest[len(tickets) :]
+        return Decision(tf.cast(count, tf.int32), kept, dropped, now[0], sums)
 
 
 def _next(arrivals: Arrivals) -> list[tf.Tensor]:
@@ -143,16 +149,25 @@ def _is_accepted(
     ticket: tf.Tensor, now: tf.Tensor, filled: tf.Tensor, slots: tf.Tensor
 ) -> tf.Tensor:
     is_current = tf.reduce_all(tf.equal(ticket[1:3], now))
-    return tf.logical_and(is_current, filled[ticket[0]] < slots[ticket[0]])
+    has_slot = tf.gather(filled, ticket[0]) < tf.gather(slots, ticket[0])
+    return tf.logical_and(is_current, has_slot)
 
 
 def _add_if(
     is_accepted: tf.Tensor,
-    payload: Payload,
-    sums: Sequence[tf.Tensor],
-    sent: Sequence[tf.Tensor],
+    arrivals: Arrivals,
+    so_far: Sequence[tf.Tensor],
+    element: Sequence[tf.Tensor],
 ) -> list[tf.Tensor]:
-    if not sums:
+    """Adds an element to the tickets, if they are kept, and to the sums."""
+    if not so_far:
         return []
-    added = tf.cond(is_accepted, lambda: payload.add(sums, sent), lambda: list(sums))
+    ticket, *sent = element
+    kept = int(arrivals.keeps_tickets)
+
+    def add() -> list[tf.Tensor]:
+        more = [tf.concat([t, ticket[tf.newaxis]], axis=0) for t in so_far[:kept]]
+        return more + arrivals.payload.add(so_far[kept:], sent)
+
+    added = tf.cond(is_accepted, add, lambda: list(so_far))
     return list(added) if isinstance(added, list | tuple) else [added]

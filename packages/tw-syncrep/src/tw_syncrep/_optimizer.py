@@ -236,6 +236,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
                 close = tf.group(
                     meeting.arrivals.queue.close(), meeting.waiting.close_queues()
                 )
+            queue = meeting.arrivals.queue
             self._runner = tf.compat.v1.train.QueueRunner(
                 queue,
                 [built.round_op],

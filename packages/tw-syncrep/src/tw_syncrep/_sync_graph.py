@@ -128,6 +128,7 @@ def _make_meeting(
             payload=here,
             quota=quotas(options.aggregate, options.total),
             aggregate=options.aggregate,
+            keeps_tickets=bool(payloads),
         )
         waiting = make_waiting(
             board, replicas=options.total, shared_name=f"{name}/tokens"

@@ -50,10 +50,11 @@ class Waiting:
             def look() -> tf.Tensor:
                 return self.board.read([Field.ROUND, Field.EPOCH, Field.CLOSED])
 
+            as_before = tf.concat([place, [0]], axis=0)  # and not closed
+
             def still(stand: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
-                same = tf.reduce_all(tf.equal(stand[:2], place))
-                is_open = tf.equal(stand[2], 0)
-                return same & is_open & tf.equal(token, Token.LOOK)
+                is_same = tf.reduce_all(tf.equal(stand, as_before))
+                return tf.logical_and(is_same, tf.equal(token, Token.LOOK))
 
             def read_token(*_: tf.Tensor) -> list[tf.Tensor]:
                 token = self.queues[replica].dequeue()
