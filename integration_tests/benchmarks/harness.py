@@ -1,11 +1,14 @@
 """Races contenders in one process: interleaved, checked first, told as paired ratios.
 
 A shared machine drifts, so absolute times say little. Contenders take turns, in
-an order that rotates from round to round, and the figure to quote is the median
-over the rounds of (time of this one / time of the peer in the same round).
+an order that changes from round to round, and the figure to quote is the median
+over the rounds of (time of this one / time of the peer in the same round). What
+ran before leaves caches and the allocator in its own state: so nobody always
+follows the same one, and each turn begins with a run that does not count.
 """
 
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -116,10 +119,17 @@ def race(
     timer = timer or _block_timer(contenders)
     times: dict[str, list[float]] = {c.name: [] for c in contenders}
     for turn in range(rounds):
-        shift = turn % len(contenders)
-        for contender in [*contenders[shift:], *contenders[:shift]]:
+        for place in turn_order(len(contenders), turn):
+            contender = contenders[place]
             times[contender.name].append(timer(contender))
     return [_timing(work, c, times[c.name], times[peer]) for c in contenders]
+
+
+def turn_order(count: int, turn: int) -> list[int]:
+    """Orders the contenders of one round: it begins elsewhere, in other steps."""
+    steps = [step for step in range(1, count + 1) if math.gcd(step, count) == 1]
+    step = steps[turn % len(steps)]
+    return [(turn + place * step) % count for place in range(count)]
 
 
 def in_own_process(cell: Callable[..., _T], *args: Any) -> _T:
@@ -224,7 +234,12 @@ def _processor() -> str:
 
 def _block_timer(contenders: Sequence[Contender]) -> Callable[[Contender], float]:
     calls = {c.name: _calls_per_block(c.run) for c in contenders}
-    return lambda contender: _block(contender.run, calls[contender.name])
+
+    def timed(contender: Contender) -> float:
+        contender.run()
+        return _block(contender.run, calls[contender.name])
+
+    return timed
 
 
 def _calls_per_block(run: Callable[[], Any]) -> int:

@@ -240,7 +240,10 @@ def test_unknown_modes_and_nccl_without_gpus_are_refused():
 
 
 def test_nccl_names_its_alternatives():
-    with pytest.raises(ValueError, match=r"this process has no GPU.*sum_collective"):
+    with (
+        tf.Graph().as_default(),
+        pytest.raises(ValueError, match=r"this process has no GPU.*sum_collective"),
+    ):
         sum_nccl([[tf.ones(2)]] * 2, devices=["/gpu:0", "/gpu:1"], keys=KEYS)
 
 

@@ -15,6 +15,7 @@ from tw_reduce._check_devices import check_distinct, check_one_device_per_tower
 from tw_reduce._collective_keys import CollectiveKeys
 from tw_reduce._flat import join
 from tw_reduce._sparse import densify_column
+from tw_reduce._together import all_together, check_traced
 from tw_reduce._tower_tensors import (
     Tensorlike,
     TowerTensors,
@@ -34,9 +35,11 @@ def sum_collective(
 ) -> list[list[tf.Tensor]]:
     """Adds the gradients of all towers in a ring over their devices.
 
-    Every tower's result must run in the same step: fetching some towers only
-    waits for ever in a session (or until ``timeout_seconds``). A
-    ``tf.function`` runs them all by itself.
+    A reduction waits until all towers have joined. Using any tower's result
+    makes all of them join; what can still keep one away, for ever or until
+    ``timeout_seconds``, is a gradient that never comes, or a step that runs in
+    parts. After a timeout TensorFlow refuses collectives: in a session until it
+    is closed, in a ``tf.function`` until the process ends.
 
     Args:
       grads: [K][N]; ``IndexedSlices`` become dense, for which one tower's must
@@ -54,10 +57,12 @@ def sum_collective(
       ValueError: a bad list of gradients; devices that are not one per tower,
         distinct and known; an ``IndexedSlices`` of unknown dense shape.
       TypeError: something that is no tensor.
+      RuntimeError: called eagerly.
     """
     check_tower_tensors(grads, caller="sum_collective")
     if len(grads) == 1:
         return [list(grads[0])]
+    check_traced(caller="sum_collective")
     check_one_device_per_tower(devices, len(grads), caller="sum_collective")
     check_distinct(devices, caller="sum_collective")
     group = keys.group(devices)
@@ -86,7 +91,7 @@ def _reduce(
             sent = tensor if size else join([tensor, tf.zeros([1], tensor.dtype)])
             total = _reduce_one(sent, len(devices), key, timeout_seconds)
             sums.append(total if size else tf.reshape(total[:-1], tf.shape(tensor)))
-    return sums
+    return all_together(sums, devices)
 
 
 def _reduce_one(

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tw_core import without_autograph
 from tw_reduce._add_columns import add_columns
-from tw_reduce._check_devices import check_one_device_per_tower
+from tw_reduce._check_devices import check_reduce_devices
 from tw_reduce._tower_tensors import (
     Reducer,
     Tensorlike,
@@ -92,11 +92,12 @@ def hierarchical(
         that do not hold each tower once.
     """
     settled = tuple(tuple(group) for group in groups)
-    num_towers = sum(len(group) for group in settled)
-    _check_groups(settled, num_towers, came="the groups' own size")
-    if devices is not None:
-        _check_groups(settled, len(devices), came="len(devices)")
-        check_one_device_per_tower(devices, len(devices), caller="hierarchical")
+    if devices is None:
+        num_towers = sum(len(group) for group in settled)
+        _check_groups(settled, num_towers, came="their own size")
+    else:
+        check_reduce_devices(devices, caller="hierarchical")
+        _check_groups(settled, len(devices), came="the devices")
     return partial(_sum_hierarchical, settled, devices)
 
 

@@ -12,6 +12,7 @@ from tw_core import without_autograph
 from tw_reduce._check_devices import check_distinct, check_one_device_per_tower
 from tw_reduce._collective_keys import CollectiveKeys
 from tw_reduce._sparse import densify_column
+from tw_reduce._together import all_together, check_traced
 from tw_reduce._tower_tensors import (
     Tensorlike,
     TowerTensors,
@@ -33,8 +34,8 @@ def sum_nccl(
 ) -> list[list[tf.Tensor]]:
     """Adds the gradients of all towers over the GPUs' own links.
 
-    Every tower's result must run in the same step: fetching some towers only
-    waits for ever in a session.
+    A reduction waits until all towers have joined. Using any tower's result
+    makes all of them join.
 
     Args:
       grads: [K][N] of float16, float32, float64, int32 or int64;
@@ -51,10 +52,12 @@ def sum_nccl(
       ValueError: a bad list of gradients; devices that are not one GPU a
         tower, distinct and present; a dtype NCCL cannot add.
       TypeError: something that is no tensor.
+      RuntimeError: called eagerly.
     """
     check_tower_tensors(grads, caller="sum_nccl")
     if len(grads) == 1:
         return [list(grads[0])]
+    check_traced(caller="sum_nccl")
     check_one_gpu_per_tower(devices, len(grads))
     _check_dtypes(grads)
     with tf.name_scope("sum_nccl"):
@@ -125,4 +128,4 @@ def _reduce(
                 shared_name=shared_name,
             )
         sums.append(total)
-    return sums
+    return all_together(sums, devices)

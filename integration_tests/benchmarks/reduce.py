@@ -1,0 +1,263 @@
+"""All-reduce of whole gradient lists: our reducers, others', and lower bounds.
+
+Every contender reads the same variables and its results themselves are fetched:
+fetching a group of operations would let TensorFlow leave the work out. Every
+element is compared with NumPy before anything is timed.
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from harness import Contender, Report, Timing, in_own_process, paired_ratio, race
+from profiles import PROFILES
+from reduce_inputs import Arrays, Fetched, Lists, Variables
+from reduce_peers import cross_device_ops, tensorpack_reducers
+
+import tw_core
+import tw_reduce
+
+v1 = tf.compat.v1
+OURS = "auto"
+FLAT = "AddN over one flat buffer"
+TENSORPACK = "tensorpack round robin, x 1/K"
+ONE_DEVICE = "ReductionToOneDevice"
+COLLECTIVE = "sum_collective, each tensor"
+NO_PASS = ", NO_MEM_OPT"
+FUNCTION = ", tf.function"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One table: a profile, a number of towers, and which contenders."""
+
+    profile: str
+    towers: int
+    rounds: int
+    only: tuple[str, ...] = ()
+
+    def title(self) -> str:
+        return f"all-reduce, {PROFILES[self.profile].name}, K = {self.towers}"
+
+
+def our_reducers(devices: list[str]) -> dict[str, Callable[[Lists], Lists]]:
+    """Every algorithm of tw-reduce that runs on CPUs."""
+    keys = tw_reduce.CollectiveKeys()
+    balanced = partial(tw_reduce.sum_balanced, devices=devices)
+    collective = partial(tw_reduce.sum_collective, devices=devices, keys=keys)
+    half = len(devices) // 2
+    groups = [list(range(half)), list(range(half, len(devices)))]
+    return {
+        OURS: tw_reduce.auto(devices),
+        "mean(auto)": tw_reduce.mean(tw_reduce.auto(devices)),
+        "sum_on_device": partial(tw_reduce.sum_on_device, device=devices[0]),
+        "sum_round_robin": partial(tw_reduce.sum_round_robin, devices=devices),
+        "sum_balanced": balanced,
+        "packed(sum_balanced)": tw_reduce.packed(balanced),
+        "hierarchical, two groups": tw_reduce.hierarchical(groups, devices=devices),
+        COLLECTIVE: collective,
+        "packed(sum_collective)": tw_reduce.packed(collective),
+    }
+
+
+def peers(devices: list[str]) -> dict[str, Callable[[Lists], Lists]]:
+    """TensorFlow's and tensorpack's."""
+    return {
+        ONE_DEVICE: cross_device_ops(tf.distribute.ReductionToOneDevice()),
+        "HierarchicalCopyAllReduce": cross_device_ops(
+            tf.distribute.HierarchicalCopyAllReduce()
+        ),
+        **tensorpack_reducers(devices),
+    }
+
+
+class SessionRace:
+    """Contenders that share one graph's variables and one session."""
+
+    def __init__(self, arrays: Arrays, config: Any, suffix: str):
+        self._arrays, self._suffix = arrays, suffix
+        self._graph = tf.Graph()
+        self._session = v1.Session(graph=self._graph, config=config)
+        self._config = "session" + (suffix or ", default")
+        with self._graph.as_default():
+            variables = Variables(arrays)
+            variables.load(self._session)
+            self._grads = variables.grads()
+
+    def contenders(
+        self, reducers: dict[str, Callable[[Lists], Lists]]
+    ) -> list[Contender]:
+        """Builds each and compares its results with NumPy's."""
+        return [self._contender(name, reducer) for name, reducer in reducers.items()]
+
+    def flat_bound(self) -> Contender:
+        """One AddN over buffers that each hold a whole tower's gradients."""
+        with self._graph.as_default():
+            buffers = Variables(self._arrays, flat=True)
+            buffers.load(self._session)
+            with tf.device("/cpu:0"):
+                inputs = [row[0] for row in buffers.grads()]
+                total = tf.raw_ops.AddN(inputs=inputs)
+            run = self._session.make_callable([total])
+        want = np.concatenate([array.ravel() for array in self._arrays.sums])
+        np.testing.assert_array_equal(run()[0], want)
+        return Contender(FLAT + self._suffix, run, is_bound=True, config=self._config)
+
+    def _contender(self, name: str, reducer: Callable[[Lists], Lists]) -> Contender:
+        with self._graph.as_default(), tf.name_scope(f"race_{id(reducer)}"):
+            fetched = Fetched(reducer(self._grads))
+            run = self._session.make_callable(fetched.tensors)
+        self._arrays.check(name, fetched.lists(run()), scale=_scale(name, self._arrays))
+        return Contender(name + self._suffix, run, config=self._config)
+
+
+def function_contenders(cell: Cell, arrays: Arrays) -> list[Contender]:
+    """auto and MirroredStrategy, each in a tf.function."""
+    devices = [f"/cpu:{k}" for k in range(cell.towers)]
+    variables = Variables(arrays)
+    makers = {
+        OURS: lambda: tw_reduce.auto(devices)(variables.grads()),
+        "MirroredStrategy": partial(_mirrored, devices, variables),
+    }
+    found = []
+    for name, make in makers.items():
+        if _asked(name, cell.only):
+            run, results = _traced(make)
+            arrays.check(name, results(), scale=1.0)
+            found.append(Contender(name + FUNCTION, run, config="tf.function"))
+    return found
+
+
+def _traced(make: Callable[[], Lists]) -> tuple[Callable[[], Any], Callable[[], Lists]]:
+    noted: list[Fetched] = []
+
+    @tf.function(autograph=False)
+    def run() -> list[Any]:
+        noted.append(Fetched(make()))
+        return noted[-1].tensors
+
+    return run, lambda: (lambda out: noted[-1].lists(out))(run())
+
+
+def _mirrored(devices: list[str], variables: Variables) -> Lists:
+    strategy = tf.distribute.MirroredStrategy(devices)
+
+    def replica() -> Any:
+        context = tf.distribute.get_replica_context()
+        k = int(tf.get_static_value(context.replica_id_in_sync_group))
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, variables.grads()[k])
+
+    local = map(strategy.experimental_local_results, strategy.run(replica))
+    return [list(row) for row in zip(*local, strict=True)]
+
+
+def numpy_bounds(arrays: Arrays) -> list[Contender]:
+    """NumPy's add over flat buffers, and a copy of one of them."""
+    flats = [arrays.flat(k) for k in range(len(arrays.dense))]
+    out = np.empty_like(flats[0])
+
+    def add() -> None:
+        np.add(flats[0], flats[1], out=out)
+        for flat in flats[2:]:
+            np.add(out, flat, out=out)
+
+    return [
+        Contender("NumPy add, flat", add, is_bound=True, config="one thread"),
+        Contender(
+            "copy of one flat buffer",
+            lambda: np.copyto(out, flats[0]),
+            is_bound=True,
+            config="one thread",
+        ),
+    ]
+
+
+def run_cell(cell: Cell) -> list[Timing]:
+    """Builds, checks and races all contenders of one table."""
+    devices = tw_core.use_logical_cpus(cell.towers)
+    arrays = Arrays(PROFILES[cell.profile], cell.towers)
+    default = v1.ConfigProto(device_count={"CPU": cell.towers})
+    plain = SessionRace(arrays, default, "")
+    without = SessionRace(arrays, tw_core.session_config(), NO_PASS)
+    asked = {
+        name: reducer
+        for name, reducer in (our_reducers(devices) | peers(devices)).items()
+        if _asked(name, cell.only)
+    }
+    contenders = plain.contenders(asked)
+    contenders += without.contenders({OURS: tw_reduce.auto(devices)})
+    contenders += function_contenders(cell, arrays)
+    if not arrays.profile.sparse:
+        contenders += [plain.flat_bound(), without.flat_bound()]
+        contenders += numpy_bounds(arrays)
+    return race(cell.title(), contenders, peer=OURS, rounds=cell.rounds)
+
+
+def note_targets(report: Report, cell: Cell, timings: list[Timing]) -> None:
+    """Compares with what was asked of this cell."""
+    names = {timing.name for timing in timings}
+    rivals = [
+        timing
+        for timing in timings
+        if not timing.is_bound and timing.name not in (OURS, OURS + NO_PASS)
+    ]
+    if rivals:
+        best = min(rivals, key=lambda timing: timing.median_s).name
+        measured = paired_ratio(timings, OURS, best)
+        report.target(f"{cell.title()}: {OURS} / best ({best})", measured, 1.05)
+    for ours, theirs, at_most in targets(cell):
+        if {ours, theirs} <= names:
+            measured = paired_ratio(timings, ours, theirs)
+            report.target(f"{cell.title()}: {ours} / {theirs}", measured, at_most)
+
+
+def targets(cell: Cell) -> list[tuple[str, str, float]]:
+    """Ours, theirs, and the ratio that was asked for."""
+    found = []
+    if cell.profile == "resnet50":
+        at_most = {2: 0.75, 4: 0.75, 8: 0.6}[cell.towers]
+        found.append((OURS, TENSORPACK, at_most))
+        found.append(("mean(auto)", TENSORPACK, at_most))
+    if cell.profile == "resnet50" and cell.towers == 8:
+        found.append((OURS, COLLECTIVE, 0.12))
+    if cell.profile == "small" and cell.towers == 4:
+        found.append((OURS, ONE_DEVICE, 0.3))
+    if cell.profile in ("resnet50", "huge") and cell.towers == 2:
+        found.append((OURS, FLAT, 1.1))
+    if cell.profile in ("resnet50", "huge") and cell.towers == 4:
+        found.append((OURS, FLAT, 0.7))
+        found.append((OURS + NO_PASS, FLAT + NO_PASS, 1.05))
+    return found
+
+
+def main(arguments: list[str]) -> None:
+    """Races all-reduces over whole gradient lists."""
+    parser = argparse.ArgumentParser(prog="reduce", description=main.__doc__)
+    parser.add_argument("--rounds", type=int, default=31, help="turns (%(default)s)")
+    parser.add_argument("--towers", type=int, nargs="*", default=[2, 4, 8])
+    parser.add_argument(
+        "--profiles", nargs="*", choices=PROFILES, default=list(PROFILES)
+    )
+    parser.add_argument("--only", nargs="*", default=[], help="parts of names")
+    options = parser.parse_args(arguments)
+    report = Report("reduce")
+    for profile in options.profiles:
+        for towers in options.towers:
+            cell = Cell(profile, towers, options.rounds, tuple(options.only))
+            timings = in_own_process(run_cell, cell)
+            report.add(timings, OURS)
+            note_targets(report, cell, timings)
+    report.write()
+
+
+def _asked(name: str, only: tuple[str, ...]) -> bool:
+    return not only or name == OURS or any(part in name for part in only)
+
+
+def _scale(name: str, arrays: Arrays) -> float:
+    is_mean = "1/K" in name or name.startswith("mean(")
+    return 1.0 / len(arrays.dense) if is_mean else 1.0

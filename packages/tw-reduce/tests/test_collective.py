@@ -1,0 +1,179 @@
+"""Collectives end: in both modes, run after run, beside each other, or in time."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_core.testing import CPUS, SparseRows, run_in_function, run_in_graph
+from tw_reduce import CollectiveKeys, packed, sum_collective
+
+WAIT_S = 30.0
+both_modes = pytest.mark.parametrize("run", [run_in_graph, run_in_function])
+
+
+def reducer(num_towers, keys, **options):
+    options = {"timeout_seconds": WAIT_S} | options
+    return partial(sum_collective, devices=CPUS[:num_towers], keys=keys, **options)
+
+
+def ones(num_towers, *sizes):
+    return [[np.full(n, k + 1, np.float32) for n in sizes] for k in range(num_towers)]
+
+
+@both_modes
+def test_many_reductions_in_one_step_end(run):
+    got = run(reducer(4, CollectiveKeys()), ones(4, *range(1, 60)))
+    assert all(np.all(value == 10) for row in got for value in row)
+
+
+@both_modes
+def test_one_object_serves_other_graphs_shapes_and_numbers_of_towers(run):
+    keys = CollectiveKeys()
+    for num_towers, size in ((2, 3), (2, 500), (4, 7), (8, 3), (2, 9)):
+        [[value], *_] = run(reducer(num_towers, keys), ones(num_towers, size))
+        np.testing.assert_array_equal(value, [num_towers * (num_towers + 1) / 2] * size)
+
+
+def test_a_function_may_be_called_again_traced_again_and_loop():
+    reduce = reducer(3, CollectiveKeys())
+
+    @tf.function(autograph=False)
+    def steps(start):
+        def body(step, total):
+            [[value], *_] = reduce([[total]] * 3)
+            return step + 1, value
+
+        return tf.while_loop(lambda step, _: step < 4, body, (0, start))[1]
+
+    for size in (2, 2, 5):
+        np.testing.assert_array_equal(steps(tf.ones([size])), [81.0] * size)
+
+
+def test_a_session_may_run_it_again_and_again():
+    with tf.Graph().as_default():
+        fed = tf.compat.v1.placeholder(tf.float32, [3])
+        results = reducer(2, CollectiveKeys())([[fed], [fed]])
+        config = tf.compat.v1.ConfigProto(device_count={"CPU": len(CPUS)})
+        with tf.compat.v1.Session(config=config) as session:
+            for step in range(20):
+                got = session.run(results, {fed: np.full(3, step)})
+                np.testing.assert_array_equal(got, np.full((2, 1, 3), 2 * step))
+
+
+def test_functions_of_several_threads_do_not_meet():
+    keys = CollectiveKeys()
+
+    def work(number):
+        [[value], *_] = run_in_function(reducer(2, keys), ones(2, 10 + number))
+        return value.shape == (10 + number,) and np.all(value == 3)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(8), timeout=2 * WAIT_S))
+
+
+def test_threads_get_different_keys():
+    keys = CollectiveKeys()
+    with ThreadPoolExecutor(8) as pool:
+        given = list(pool.map(lambda _: keys.instance(), range(2000)))
+    assert len(set(given)) == 2000
+
+
+def test_objects_that_do_not_know_of_each_other_keep_apart():
+    starts = [CollectiveKeys().instance() for _ in range(50)]
+    assert len(set(starts)) == 50
+    assert min(starts) > 1_000_000  # TensorFlow's own count from 1
+
+
+def test_a_given_start_makes_the_same_graph():
+    assert [CollectiveKeys(start=5).instance() for _ in range(2)] == [5, 5]
+
+
+def test_a_used_key_fails_for_another_shape():
+    # Why keys must never come twice; each process here would be poisoned by it.
+    script = """if True:
+        import tensorflow as tf
+        from tw_core.testing import CPUS, run_in_function, start_logical_cpus
+        import tw_reduce
+        start_logical_cpus()
+        for size in (3, 4):
+            reduce = lambda grads: tw_reduce.sum_collective(
+                grads, devices=CPUS[:2], timeout_seconds=20,
+                keys=tw_reduce.CollectiveKeys(start=9))
+            run_in_function(lambda: reduce([[tf.ones([size])]] * 2))
+            print("reduced", size)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+    )
+    assert "reduced 3" in done.stdout
+    assert "reduced 4" not in done.stdout
+    assert done.returncode != 0
+
+
+@pytest.mark.parametrize("own_bound_s", [1.0, 0.0])
+def test_a_tower_that_stays_away_ends_at_the_bound(own_bound_s):
+    # One operation alone, behind the reducer's back: its own bound, or the session's.
+    with tf.Graph().as_default() as graph:
+        fed = tf.compat.v1.placeholder(tf.float32, [3])
+        reducer(2, CollectiveKeys(), timeout_seconds=own_bound_s)([[fed], [fed]])
+        ops = [op for op in graph.get_operations() if op.type == "CollectiveReduce"]
+        config = tf.compat.v1.ConfigProto(
+            device_count={"CPU": len(CPUS)}, operation_timeout_in_ms=3000
+        )
+        with (
+            tf.compat.v1.Session(config=config) as session,
+            pytest.raises(tf.errors.DeadlineExceededError) as caught,
+        ):
+            session.run(ops[0].outputs[0], {fed: np.ones(3)})
+    assert ("CollectiveReduce" in str(caught.value)) == (own_bound_s > 0)
+
+
+@both_modes
+@pytest.mark.parametrize("tower", [0, 2])
+def test_one_towers_result_brings_all_towers_about(run, tower):
+    def fn(grads):
+        return reducer(3, CollectiveKeys())(grads)[tower]
+
+    got = run(fn, ones(3, 4, 5))
+    assert all(np.all(value == 6) for value in got)
+
+
+def test_called_eagerly_it_is_refused():
+    with pytest.raises(
+        RuntimeError, match=r"called eagerly.*Call it in a tf\.function"
+    ):
+        reducer(2, CollectiveKeys())([[tf.ones([2])]] * 2)
+
+
+def test_packed_it_has_one_operation_a_tower():
+    with tf.Graph().as_default() as graph:
+        grads = [[tf.ones([n]) for n in (2, 3, 4)] for _ in range(2)]
+        packed(reducer(2, CollectiveKeys()))(grads)
+        kinds = [op.type for op in graph.get_operations()]
+    assert kinds.count("CollectiveReduce") == 2
+
+
+@both_modes
+def test_rows_of_unknown_dense_shape_are_refused(run):
+    rows = SparseRows(np.ones((2, 3), np.float32), np.array([0, 1], np.int32))
+    wanted = (
+        "sum_collective: an IndexedSlices must become dense.*no tower's has a dense"
+    )
+    with pytest.raises(ValueError, match=wanted):
+        run(reducer(2, CollectiveKeys()), [[rows], [rows]])
+
+
+def test_devices_must_be_one_a_tower_and_distinct():
+    keys = CollectiveKeys()
+    with tf.Graph().as_default():
+        grads = [[tf.ones([2])]] * 2
+        with pytest.raises(ValueError, match="one device a tower; got 3 for 2 towers"):
+            sum_collective(grads, devices=CPUS[:3], keys=keys)
+        wanted = r"a device of its own; several are on \['/device:CPU:1'\]"
+        with pytest.raises(ValueError, match=wanted):
+            sum_collective(grads, devices=["/cpu:1", "/device:CPU:1"], keys=keys)

@@ -1,0 +1,239 @@
+"""Where sums are made and what crosses between devices, read from the graph."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_core import canonical_device
+from tw_core.testing import CPUS, run_in_function, run_in_graph
+from tw_reduce import (
+    EIGHT_GPU_CROSS,
+    CollectiveKeys,
+    allreduce_grads_naive,
+    auto,
+    cast_during,
+    hierarchical,
+    packed,
+    reduce_as,
+    reducer_for_mode,
+    sum_balanced,
+    sum_collective,
+    sum_nccl,
+    sum_on_device,
+)
+
+GPUS = [f"/job:worker/task:0/gpu:{k}" for k in range(8)]
+
+
+@pytest.fixture
+def graph():
+    """A fresh graph, in force during the test."""
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+def towers(devices, shapes=((20,), (3,)), dtype=tf.float32):
+    rows = []
+    for device in devices:
+        with tf.device(device):
+            rows.append([tf.compat.v1.placeholder(dtype, s) for s in shapes])
+    return rows
+
+
+def ops(graph, kind):
+    return [op for op in graph.get_operations() if op.type == kind]
+
+
+def devices_of(operations):
+    return [canonical_device(op.device) for op in operations]
+
+
+def cpu(k):
+    return f"/device:CPU:{k}"
+
+
+def crossing(graph):
+    """Tensors that an operation on another device takes in, with both devices."""
+    return [
+        (tensor, canonical_device(tensor.device), canonical_device(op.device))
+        for op in graph.get_operations()
+        for tensor in op.inputs
+        if canonical_device(tensor.device) != canonical_device(op.device)
+    ]
+
+
+def test_packs_are_joined_on_each_tower_added_once_and_cut_up_once(graph):
+    reducer = packed(partial(sum_on_device, device=CPUS[3]))
+    results = reducer(towers(CPUS[:3], [(20,), (2, 3), (40_000,), ()]))
+    assert devices_of(ops(graph, "ConcatV2")) == [cpu(0), cpu(1), cpu(2)]
+    assert devices_of(ops(graph, "AddN")) == [cpu(3)] * 2
+    assert devices_of(ops(graph, "SplitV")) == [cpu(3)]
+    assert all(one is other for one, other in zip(*results[:2], strict=True))
+
+
+def test_a_threshold_of_zero_packs_nothing(graph):
+    packed(partial(sum_on_device, device=CPUS[0]), below=0)(towers(CPUS[:2]))
+    assert not ops(graph, "ConcatV2")
+    assert len(ops(graph, "AddN")) == 2
+
+
+def test_one_tower_is_returned_untouched(graph):
+    grads = towers(CPUS[:1])
+    before = len(graph.get_operations())
+    for reducer in (auto(CPUS[:1]), packed(partial(sum_balanced, devices=CPUS[:1]))):
+        assert reducer(grads) == grads
+    assert len(graph.get_operations()) == before
+
+
+@pytest.mark.parametrize("wire", [tf.float16, tf.bfloat16])
+@pytest.mark.parametrize(
+    "combine",
+    [
+        lambda reducer, wire: cast_during(reducer, wire),
+        lambda reducer, wire: packed(cast_during(reducer, wire)),
+        lambda reducer, wire: cast_during(packed(reducer), wire),
+    ],
+)
+def test_cast_during_lets_nothing_wide_cross(graph, wire, combine):
+    grads = towers(CPUS[:3], [(20,), (7,), (20_000,)])
+    combine(partial(sum_on_device, device=CPUS[4]), wire)(grads)
+    floats = [(t, to) for t, _, to in crossing(graph) if t.dtype.is_floating]
+    assert {to for _, to in floats} == {cpu(4)}
+    assert {tensor.dtype for tensor, _ in floats} == {wire}
+    assert {op.inputs[0].dtype for op in ops(graph, "AddN")} == {tf.float32}
+
+
+def test_reduce_as_adds_in_the_other_dtype(graph):
+    reducer = reduce_as(partial(sum_on_device, device=CPUS[0]), tf.float16)
+    [first, _] = reducer(towers(CPUS[:2]))
+    assert {op.inputs[0].dtype for op in ops(graph, "AddN")} == {tf.float16}
+    assert {tensor.dtype for tensor in first} == {tf.float32}
+
+
+def test_tensors_narrow_by_themselves_travel_narrow(graph):
+    rows = []
+    for device in CPUS[:2]:
+        with tf.device(device):
+            half = tf.compat.v1.placeholder(tf.float16, [20])
+            rows.append([tf.cast(half, tf.float32)])
+    sum_on_device(rows, device=CPUS[5])
+    kinds = {t.dtype for t, _, to in crossing(graph) if t.dtype.is_floating}
+    assert kinds == {tf.float16}
+
+
+def test_a_rounding_cast_is_not_repeated_elsewhere(graph):
+    rows = []
+    for device in CPUS[:2]:
+        with tf.device(device):
+            wide = tf.compat.v1.placeholder(tf.float64, [20])
+            rows.append([tf.cast(wide, tf.float32)])
+    sum_on_device(rows, device=CPUS[5])
+    kinds = {t.dtype for t, _, to in crossing(graph) if t.dtype.is_floating}
+    assert kinds == {tf.float32}
+
+
+def test_the_eight_gpu_cross_adds_where_tensorpack_did(graph):
+    # tensorpack 0.11: variable n is led by n % 8; the total is made in the other ring.
+    grads = towers(CPUS, [(3,)] * 10)
+    hierarchical(EIGHT_GPU_CROSS, devices=CPUS)(grads)
+    sums = devices_of(ops(graph, "AddN"))
+    near, far = sums[: 2 * 10], sums[2 * 10 :]
+    for n in range(10):
+        lead, across = n % 8, (n % 8 + 4) % 8
+        assert near[2 * n : 2 * n + 2] == [cpu(lead), cpu(across)]
+        assert far[n] == cpu(across)
+
+
+@pytest.mark.parametrize("devices", [None, CPUS[:5]])
+def test_a_hierarchy_leaves_each_tower_a_copy_on_its_device(graph, devices):
+    results = hierarchical([[0, 3, 1], [2, 4]], devices=devices)(towers(CPUS[:5]))
+    for k, row in enumerate(results):
+        assert {canonical_device(tensor.device) for tensor in row} == {cpu(k)}
+
+
+def test_in_a_hierarchy_each_group_is_reached_once(graph):
+    groups = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    hierarchical(groups, devices=CPUS)(towers(CPUS, [(3,)]))
+    group_of = {cpu(k): g for g, group in enumerate(groups) for k in group}
+    between = [
+        tensor
+        for tensor, here, there in crossing(graph)
+        if tensor.dtype.is_floating and group_of[here] != group_of[there]
+    ]
+    assert len(between) == 2  # a group's sum goes over, the total comes back
+
+
+def test_naive_deals_the_devices_out_from_the_last_gradient(graph):
+    grads = towers(CPUS[:2], [(3,)] * 5)
+    sums = allreduce_grads_naive(grads, devices=list(CPUS[:2]), average=False)
+    assert [tensor.device[-1] for tensor in sums] == ["0", "1", "0", "1", "0"]
+
+
+def test_the_mode_gpu_spreads_sums_over_the_towers_and_cpu_does_not(graph):
+    grads = towers(CPUS[2:5], [(30,), (30,), (30,)])
+    [first, *_] = reducer_for_mode("gpu", CPUS[2:5])(grads)
+    assert [tensor.device[-1] for tensor in first] == ["2", "3", "4"]
+    [first, *_] = reducer_for_mode("cpu", CPUS[2:5])(grads)
+    assert [tensor.device[-1] for tensor in first] == ["0", "0", "0"]
+
+
+def test_a_collective_has_an_operation_on_every_device(graph):
+    keys = CollectiveKeys(start=100)
+    sum_collective(towers(CPUS[:3]), devices=CPUS[:3], keys=keys)
+    found = ops(graph, "CollectiveReduce")
+    assert devices_of(found) == [cpu(0), cpu(1), cpu(2)] * 2
+    assert {op.get_attr("group_key") for op in found} == {100}
+    assert [op.get_attr("instance_key") for op in found] == [101] * 3 + [102] * 3
+    assert not ops(graph, "AddN")
+
+
+def test_nccl_has_an_operation_on_every_gpu_and_a_name_a_reduction(graph):
+    keys = CollectiveKeys(start=7)
+    grads = towers(GPUS[:4])
+    results = sum_nccl(grads, devices=GPUS[:4], keys=keys)
+    found = ops(graph, "NcclAllReduce")
+    homes = [canonical_device(gpu) for gpu in GPUS[:4]]
+    assert devices_of(found) == homes * 2
+    assert {op.get_attr("num_devices") for op in found} == {4}
+    assert {op.get_attr("reduction") for op in found} == {b"sum"}
+    names = [op.get_attr("shared_name") for op in found]
+    assert names == [b"tw_reduce_7"] * 4 + [b"tw_reduce_8"] * 4
+    for tower, row in zip(grads, results, strict=True):
+        assert [tensor.op.inputs[0].op.inputs[0] for tensor in row] == tower
+
+
+def test_auto_packs_for_nccl_and_adds_elsewhere_what_nccl_cannot(graph):
+    rows = []
+    for gpu in GPUS[:2]:
+        with tf.device(gpu):
+            halves = tf.compat.v1.placeholder(tf.bfloat16, [5])
+            small = [tf.compat.v1.placeholder(tf.float32, [n]) for n in (3, 4)]
+            rows.append(
+                [halves, *small, tf.IndexedSlices(tf.ones([2, 2]), tf.constant([0, 1]))]
+            )
+    auto(GPUS[:2])(rows)
+    assert len(ops(graph, "NcclAllReduce")) == 2
+    assert [op.inputs[0].dtype for op in ops(graph, "AddN")] == [tf.bfloat16]
+
+
+def test_the_hidden_shape_comes_from_the_cpu_of_the_same_task(graph):
+    device = "/job:worker/task:3/gpu:1"
+    sum_on_device(towers([device] * 2), device=device)
+    task = canonical_device("/job:worker/task:3/cpu:0")
+    assert devices_of(ops(graph, "Unique")) == [task]
+    assert devices_of(ops(graph, "AddN")) == [canonical_device(device)] * 2
+
+
+@pytest.mark.parametrize("run", [run_in_graph, run_in_function])
+def test_balanced_places_alike_in_both_modes(run):
+    seen = []
+
+    def fn(grads):
+        [sums, _] = sum_balanced(grads, devices=CPUS[:3])
+        seen.append([canonical_device(tensor.device) for tensor in sums])
+        return sums
+
+    run(fn, [[np.ones(size, np.float32) for size in (9, 5, 4, 3)]] * 2)
+    assert seen[-1] == [cpu(0), cpu(1), cpu(2), cpu(2)]
