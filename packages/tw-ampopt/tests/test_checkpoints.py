@@ -25,14 +25,14 @@ def feeds(step, tower):
     return made
 
 
-@pytest.mark.parametrize("kind", KINDS)
+SKIP = ("skip_group", DoublingScale(4, growth_interval=2, hysteresis=2))
+DROP = ("drop_micro_batch", GradualScale(4.0, 0.25, 1.0))
+
+
 @pytest.mark.parametrize(
-    ("policy", "rule"),
-    [
-        ("skip_group", DoublingScale(4, growth_interval=2, hysteresis=2)),
-        ("drop_micro_batch", GradualScale(4.0, 0.25, 1.0)),
-    ],
-    ids=["skip", "drop"],
+    ("kind", "policy", "rule"),
+    [*((kind, *SKIP) for kind in KINDS), ("v1", *DROP)],
+    ids=[*KINDS, "v1-drops"],
 )
 def test_a_run_resumed_in_a_group_equals_the_uninterrupted_one_bit_for_bit(
     make_trainer, tmp_path, kind, policy, rule

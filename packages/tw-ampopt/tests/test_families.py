@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tw_ampopt import DoublingScale, SimpleAdam
+from tw_ampopt import DoublingScale, SimpleAdam, StaticScale, TowerOptimizer
 
 v1 = tf.compat.v1
 INITIAL = [np.float32([[1, -2], [3, 4]]), np.float32([0.5, 2])]
@@ -33,12 +33,12 @@ KERAS = {
     "SGD": (keras.optimizers.SGD, {"momentum": 0.9}),
     "Lion": (keras.optimizers.Lion, {}),
 }
+PREFIXES = ["v1", "legacy", "keras"]
 FAMILIES = {
     f"{family}-{name}": (family, *made)
     for family, table in (("v1", V1), ("legacy", LEGACY), ("keras", KERAS))
     for name, made in table.items()
 }
-# v1's keeps variables that a tf.function would have to make.
 GRADS = [
     [np.float32([[1, 2], [-3, 0.5]]), np.float32([0.25, -1])],
     [np.float32([[-1, 1], [2, 0.5]]), np.float32([1, -1])],
@@ -56,8 +56,10 @@ def plain(family, kind, kwargs):
     return [v.numpy() for v in variables]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("num_towers", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "num_towers"),
+    [*((name, 1) for name in FAMILIES), *((f"{f}-Adam", 2) for f in PREFIXES)],
+)
 def test_updates_are_those_of_the_plain_optimizer_and_skips_change_nothing(
     make_trainer, name, num_towers
 ):
@@ -143,3 +145,43 @@ def test_master_copies_serve_every_family(make_trainer):
             trainer.step(grads)
         for got, want in zip(trainer.values()[0], plain("", kind, {}), strict=True):
             np.testing.assert_allclose(got, want.astype(np.float16), rtol=2e-3)
+
+
+def test_a_keras_optimizer_is_right_under_wrap_function():
+    w = tf.Variable([1.0, 2.0])
+    optimizer = TowerOptimizer(
+        [w],
+        tf_optimizer=keras.optimizers.SGD,
+        learning_rate=1.0,
+        loss_scale=StaticScale(4),
+    )
+
+    def step(grad):
+        return optimizer.apply([optimizer.apply_loss_scaling(grad)])
+
+    wrapped = v1.wrap_function(step, [tf.TensorSpec([2])])
+    assert wrapped(tf.constant([1.0, 1.0]))
+    assert not wrapped(tf.constant([np.nan, 1.0]))
+    np.testing.assert_array_equal(w, [0, 1])
+
+
+def test_two_updates_in_one_call_each_see_the_scale_of_their_own():
+    w = tf.Variable([0.0])
+    optimizer = TowerOptimizer(
+        [w],
+        tf_optimizer="tf.train.GradientDescentOptimizer",
+        learning_rate=1.0,
+        loss_scale=DoublingScale(growth_interval=1),
+    )
+
+    @tf.function
+    def two(grad):
+        scaled = []
+        for _ in range(2):
+            scaled.append(optimizer.apply_loss_scaling(grad))
+            optimizer.apply(scaled[-1:])
+        return scaled
+
+    assert [s.numpy().item() for s in two(tf.constant([1.0]))] == [2.0**15, 2.0**16]
+    assert w.numpy() == [-2.0]
+    assert optimizer.statistics()["loss_scaling_log2"] == 17

@@ -29,8 +29,11 @@ def assert_same_bits(got, want):
         np.testing.assert_array_equal(np.asarray(g), np.asarray(w))
 
 
-@pytest.mark.parametrize("initial", [INITIAL, LARGE], ids=["packed", "large"])
-@pytest.mark.parametrize("micro_batches", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("initial", "micro_batches"),
+    [(INITIAL, 2), (INITIAL, 8), (LARGE, 4)],
+    ids=["packed-2", "packed-8", "large-4"],
+)
 def test_micro_batches_equal_one_big_batch_bit_for_bit(
     make_trainer, initial, micro_batches
 ):
@@ -270,9 +273,10 @@ def test_a_missing_gradient_counts_as_zero(make_trainer, multiplier):
     assert_same_bits(trainer.values()[0], [INITIAL[0] - np.float32(0.5), INITIAL[1]])
 
 
-@pytest.mark.parametrize("rows", [6, 20_000])
-@pytest.mark.parametrize("multiplier", [None, 2])
-@pytest.mark.parametrize("num_towers", [1, 2])
+@pytest.mark.parametrize(
+    ("rows", "multiplier", "num_towers"),
+    [(6, None, 1), (6, 2, 2), (20_000, None, 2), (20_000, 2, 1)],
+)
 def test_sparse_gradients_give_what_dense_ones_do(
     make_trainer, rows, multiplier, num_towers
 ):

@@ -2,7 +2,7 @@
 
 TensorFlow's v1 optimizers and tf_keras's legacy ones take pairs and give an op.
 Keras 3 optimizers take two lists and give nothing; in a session graph they are
-right only inside a function, so that is how they are called in both modes.
+right only inside a function, so that is how they are called there.
 """
 
 import sys
@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from tw_ampopt._tf_compat import orders_effects
 from tw_core import OptimizerLike
 
 _CAN_BE_WRAPPED = (
@@ -119,14 +120,14 @@ class KerasInner:
             self._variables = list(variables)
 
     def apply(self, grads: Sequence[Any], variables: Sequence[Any]) -> Any:
-        """Returns a tensor of the function that updates."""
+        """Updates; returns a tensor to depend on where that is needed."""
 
         def update() -> tf.Tensor:
             self.optimizer.apply(cast_like(variables, grads), list(variables))
             return tf.constant(True)
 
         self._check_known(variables)
-        if tf.executing_eagerly():
+        if tf.executing_eagerly() or orders_effects():
             return update()
         return tf.function(update, autograph=False)()
 
