@@ -39,11 +39,16 @@ def finish(process):
     return process.returncode, out, err
 
 
-def test_tasks_get_their_tf_config_and_their_output_a_prefix():
-    program = """
-    print(json.dumps(config))
+def test_tasks_get_their_tf_config_and_their_output_a_prefix(tmp_path):
+    # The run ends with the workers, so these wait until the server has spoken.
+    program = f"""
+    spoken = {str(tmp_path / "spoken")!r}
+    print(json.dumps(config), flush=True)
     if job == "ps":
+        open(spoken, "w").close()
         time.sleep(60)
+    while not os.path.exists(spoken):
+        time.sleep(0.05)
     """
     status, out, _ = finish(launch(program, "--ps", "1", "--workers", "2"))
     assert status == 0
