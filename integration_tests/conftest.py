@@ -18,6 +18,14 @@ def pytest_sessionstart() -> None:
             "The integration tests run on built wheels, as `nox -s integration` "
             "installs them; " + "; ".join(faults)
         )
+    start_devices()
+
+
+def start_devices() -> None:
+    # Once for all modules, before any of them starts TensorFlow.
+    from tw_core.testing import start_logical_cpus
+
+    start_logical_cpus()
 
 
 def _fault(module: str) -> str | None:

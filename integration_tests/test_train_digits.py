@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tw_core.testing import CPUS, start_logical_cpus
+from tw_core.testing import CPUS
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 SCRIPT = EXAMPLES / "train_digits.py"
@@ -20,7 +20,6 @@ DEADLINE_S = 180
 
 @pytest.fixture(scope="module")
 def example():
-    start_logical_cpus()
     sys.path.insert(0, str(EXAMPLES))
     try:
         import train_digits

@@ -83,6 +83,11 @@ def whole_numbers(num_towers, shapes=SHAPES, dtype=np.float32, seed=0):
     ]
 
 
+def total(column):
+    # Python's sum begins with an int, with which older NumPy widens a scalar.
+    return np.sum(column, axis=0, dtype=column[0].dtype)
+
+
 def on_towers(fn, grads):
     """Puts tower k's gradients on its device, as a backward pass leaves them."""
     placed = []
@@ -111,7 +116,7 @@ def reduce(mode, name, towers, change=lambda reducer: reducer):
 @each_reducer
 def test_every_tower_gets_the_numpy_sum(mode, num_towers, name):
     towers = whole_numbers(num_towers)
-    want = [sum(column) for column in zip(*towers, strict=True)]
+    want = [total(column) for column in zip(*towers, strict=True)]
     got = reduce(mode, name, towers)
     assert len(got) == num_towers
     for row in got:
@@ -126,7 +131,7 @@ def test_every_tower_gets_the_numpy_sum(mode, num_towers, name):
 @each_reducer
 def test_mean_gives_the_numpy_mean(mode, num_towers, name):
     towers = whole_numbers(num_towers)
-    want = [sum(column) / num_towers for column in zip(*towers, strict=True)]
+    want = [total(column) / num_towers for column in zip(*towers, strict=True)]
     for row in reduce(mode, name, towers, mean):
         for value, wanted in zip(row, want, strict=True):
             np.testing.assert_allclose(value, wanted, rtol=1e-6)
