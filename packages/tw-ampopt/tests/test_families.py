@@ -6,7 +6,13 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tw_ampopt import DoublingScale, SimpleAdam, StaticScale, TowerOptimizer
+from tw_ampopt import (
+    DoublingScale,
+    Optimizer,
+    SimpleAdam,
+    StaticScale,
+    TowerOptimizer,
+)
 
 v1 = tf.compat.v1
 INITIAL = [np.float32([[1, -2], [3, 4]]), np.float32([0.5, 2])]
@@ -98,6 +104,48 @@ def test_slots_are_found_by_name(make_trainer, kind, slots):
         trainer.slot(0, 1, slots[0]), 0.1 * GRADS[0][1], rtol=1e-5
     )
     assert trainer.optimizer.get_slot(trainer.towers[0][0], "no such slot") is None
+
+
+@pytest.mark.parametrize("family", PREFIXES)
+def test_every_towers_slots_are_its_own(make_trainer, family):
+    _, kind, _ = FAMILIES[f"{family}-Adam"]
+    trainer = make_trainer(INITIAL, 2, tf_optimizer=kind, learning_rate=RATE)
+    trainer.step(GRADS[0], GRADS[1])
+    name = trainer.optimizer.get_slot_names()[0]
+    slots = [trainer.optimizer.get_slot(tower[1], name) for tower in trainer.towers]
+    assert slots[0] is not slots[1]
+    mean = (GRADS[0][1] + GRADS[1][1]) / 2
+    for k in range(2):
+        np.testing.assert_allclose(trainer.slot(k, 1, name), 0.1 * mean, rtol=1e-5)
+    if trainer.mode == "graph":
+        with trainer.graph.as_default():
+            stranger = tf.Variable([1.0, 2.0])
+    else:
+        stranger = tf.Variable([1.0, 2.0])
+    assert trainer.optimizer.get_slot(stranger, name) is None
+
+
+@pytest.mark.parametrize("family", PREFIXES)
+def test_a_fed_learning_rate_reaches_every_family(family):
+    _, kind, _ = FAMILIES[f"{family}-SGD" if family != "v1" else "v1-GradientDescent"]
+    with tf.Graph().as_default():
+        rate = v1.placeholder(tf.float32, [])
+        optimizer = Optimizer(
+            tf_optimizer=lambda learning_rate: kind(learning_rate),
+            learning_rate=rate,
+            minibatch_multiplier=2,
+        )
+        with tf.device("/cpu:0"):
+            w = tf.Variable([1.0, 2.0])
+            optimizer.register_gradients(tf.reduce_sum(w), [w])
+        step = optimizer.apply_updates()
+        with v1.Session() as sess:
+            sess.run(v1.global_variables_initializer())
+            for value in (9.0, 0.5, 9.0, 0.25):
+                sess.run(step, {rate: value})
+            np.testing.assert_array_equal(sess.run(w), [0.25, 1.25])
+            told = sess.run(optimizer.statistics(), {rate: 0.125})
+        assert told["learning_rate"] == 0.125
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The drop-in's own surface: registration, sharing, the protocol, and refusals."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from tw_ampopt import DoublingScale, GradualScale, Optimizer, SimpleAdam, StaticScale
-from tw_core import OptimizerLike
+from tw_core import OptimizerLike, override_to_local_variable
 from tw_core.testing import CPUS
 
 v1 = tf.compat.v1
@@ -69,11 +71,19 @@ def test_two_optimizers_of_one_name_have_scopes_of_their_own(graph):
     assert [Optimizer().scope for _ in range(2)] == ["Train", "Train_1"]
 
 
-def test_building_runs_no_session_and_the_state_is_initialised_variables(graph):
-    optimizer = Optimizer(use_loss_scaling=True, minibatch_multiplier=2)
-    w = variable_on("/cpu:0")
-    optimizer.register_gradients(square_loss(w), [w])
-    optimizer.apply_updates()
+def test_building_runs_no_session_and_the_state_is_initialised_variables(
+    graph, monkeypatch
+):
+    def refuse(*_):
+        raise AssertionError("a session ran while the graph was built")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(v1.Session, "run", refuse)
+        patched.setattr(v1.Session, "__init__", refuse)
+        optimizer = Optimizer(use_loss_scaling=True, minibatch_multiplier=2)
+        w = variable_on("/cpu:0")
+        optimizer.register_gradients(square_loss(w), [w])
+        optimizer.apply_updates()
     names = {v.name for v in v1.global_variables()}
     assert {v.name for v in optimizer.variables()} <= names
     with session(graph) as sess:
@@ -306,7 +316,7 @@ def test_applying_twice_and_registering_late_are_refused(graph):
         optimizer.register_gradients(square_loss(w), [w])
 
 
-@pytest.mark.parametrize("multiplier", [0, -1, 2.5])
+@pytest.mark.parametrize("multiplier", [0, -1, 2.5, np.nan, np.inf])
 def test_a_multiplier_below_one_or_not_whole_is_refused(graph, multiplier):
     with pytest.raises(
         ValueError, match=f"whole number of 1 or more; got {multiplier}"
@@ -343,7 +353,7 @@ def test_a_fed_multiplier_is_checked_when_it_runs(graph):
 
 
 def test_numpy_numbers_count_too(graph):
-    assert Optimizer(minibatch_multiplier=np.int32(3))._options.multiplier == 3
+    assert Optimizer(minibatch_multiplier=np.int32(3))._core._options.multiplier == 3
 
 
 def test_a_start_outside_of_the_bounds_is_refused(graph):
@@ -518,24 +528,26 @@ def test_towers_that_share_variables_use_one_optimizer(graph):
         np.testing.assert_array_equal(sess.run(w), np.float32([1, 2]) - 1.5)
 
 
-def test_a_replica_made_of_local_variables_has_local_state_only(graph):
-    from tw_core import override_to_local_variable
-
-    saved = None
+def test_a_replica_made_of_local_variables_has_local_state_of_the_same_names(graph):
+    optimizers = []
     for k in range(2):
-        with override_to_local_variable(k > 0), tf.device(CPUS[k]):
-            w = tf.Variable([1.0, 2.0], name=f"tower{k}/w")
-        optimizer = Optimizer(
-            loss_scale=DoublingScale(), minibatch_multiplier=2, master_copies=True
-        )
-        pairs = optimizer.compute_gradients(square_loss(w), [w])
-        optimizer.apply_gradients(pairs)
-        if k == 0:
-            saved = {v.name for v in v1.global_variables()}
-    assert {v.name for v in v1.global_variables()} == saved
-    assert len(optimizer.variables()) == 12
-    local = {v.name for v in v1.local_variables()}
-    assert {v.name for v in optimizer.variables()} <= local
+        with (
+            override_to_local_variable(k > 0),
+            tf.device(CPUS[k]),
+            tf.name_scope(f"tower{k}/"),
+        ):
+            w = tf.Variable([1.0, 2.0], name="w")
+            optimizer = Optimizer(
+                loss_scale=DoublingScale(), minibatch_multiplier=2, master_copies=True
+            )
+        optimizer.apply_gradients(optimizer.compute_gradients(square_loss(w), [w]))
+        optimizers.append(optimizer)
+    names = [[v.name for v in optimizer.variables()] for optimizer in optimizers]
+    assert len(names[0]) == 12
+    assert [re.sub("^tower1/", "tower0/", name) for name in names[1]] == names[0]
+    assert not set(names[1]) & {v.name for v in v1.global_variables()}
+    assert set(names[1]) <= {v.name for v in v1.local_variables()}
+    assert set(names[0]) <= {v.name for v in v1.global_variables()}
 
 
 @pytest.mark.parametrize(

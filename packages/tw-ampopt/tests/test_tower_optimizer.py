@@ -109,21 +109,25 @@ def test_a_reducer_can_be_chosen(make_trainer, reducer, multiplier):
 
 
 def test_the_reducer_runs_once_a_group_and_not_for_every_micro_batch(make_trainer):
-    seen = []
+    in_graph = make_trainer.mode == "graph"
+    runs = [] if in_graph else [tf.Variable(0)]
 
     def counting(grads):
-        if make_trainer.mode == "graph":
-            seen.append(tf.compat.v1.get_default_graph().building_function)
-        sums = [sum(column) for column in zip(*grads, strict=True)]
+        if in_graph:
+            with tf.init_scope():
+                runs.append(tf.Variable(0, trainable=False))
+        with tf.control_dependencies([runs[-1].assign_add(1, read_value=False)]):
+            sums = [tf.add_n(column) for column in zip(*grads, strict=True)]
         return [sums for _ in grads]
 
     trainer = make_trainer(
-        [np.zeros(2, np.float32)], 2, reducer=counting, minibatch_multiplier=2, **SGD
+        [np.zeros(2, np.float32)], 2, reducer=counting, minibatch_multiplier=3, **SGD
     )
-    for _ in range(4):
+    for _ in range(7):
         trainer.step(*[[np.ones(2, np.float32)]] * 2)
-    # Built once, and inside the branch that a full group takes.
-    assert seen == ([True] if make_trainer.mode == "graph" else [])
+    [count] = runs
+    assert (trainer.session.run(count) if in_graph else count.numpy()) == 2
+    np.testing.assert_array_equal(trainer.values()[0][0], [-2, -2])
 
 
 def test_towers_may_share_their_variables():
@@ -260,6 +264,12 @@ def test_a_variable_that_comes_twice_is_named():
     [first], [second] = variables_on("/cpu:0"), variables_on("/cpu:1")
     with pytest.raises(ValueError, match=r"\['b:0'\] came more than once"):
         TowerOptimizer([first, [second[0], first[1]]])
+
+
+def test_a_variable_of_unknown_shape_is_named():
+    loose = tf.Variable([1.0], shape=[None], name="loose")
+    with pytest.raises(ValueError, match=r"known shapes.* got loose:0 \(None,\)"):
+        TowerOptimizer([loose])
 
 
 def test_towers_that_do_not_fit_the_lists_are_refused():

@@ -124,6 +124,25 @@ def test_a_skipped_update_leaves_every_bit_of_variables_and_slots(
     assert trainer.statistics()["updates"] == (2 if multiplier else 3)
 
 
+@pytest.mark.parametrize(
+    "rule", [GradualScale(), DoublingScale(growth_interval=5)], ids=str
+)
+def test_after_ten_thousand_bad_steps_good_ones_train_again(make_trainer, rule):
+    trainer = make_trainer([np.zeros(2, np.float32)], loss_scale=rule, **ADAM)
+    good, bad = [np.ones(2, np.float32)], [np.float32([np.nan, 1])]
+    trainer.step(good)
+    before = trainer.values()[0]
+    for _ in range(10_000):
+        trainer.step(bad)
+    assert_same_bits(trainer.values()[0], before)
+    assert trainer.statistics()["loss_scaling_log2"] == rule.lowest
+    for _ in range(5):
+        trainer.step(good)
+    assert trainer.statistics()["updates"] == 6
+    assert trainer.statistics()["loss_scaling_log2"] > rule.lowest
+    np.testing.assert_allclose(trainer.values()[0][0], [-3, -3], rtol=1e-5)
+
+
 def test_scaling_changes_no_bit_of_what_is_learnt(make_trainer):
     plain = make_trainer(INITIAL, **ADAM)
     scaled = make_trainer(INITIAL, loss_scale=StaticScale(20), **ADAM)

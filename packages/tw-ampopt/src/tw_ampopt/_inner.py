@@ -77,9 +77,12 @@ class PairsInner:
         These optimizers make slots when they first update. Tracing an update that
         is never run has them made without changing anything.
         """
+        scope = "" if tf.executing_eagerly() else _name_scope_in_force()
 
         def update() -> None:
-            self.apply([tf.zeros(v.shape) for v in variables], variables)
+            # A traced function starts without a scope; names say whose state it is.
+            with tf.name_scope(scope):
+                self.apply([tf.zeros(v.shape) for v in variables], variables)
 
         tf.function(update, autograph=False).get_concrete_function()
 
@@ -96,9 +99,10 @@ class PairsInner:
 
     def get_slot(self, var: Any, name: str) -> tf.Variable | None:
         """Returns a slot, or None."""
-        if name not in self.get_slot_names():
-            return None  # where some of these optimizers raise a KeyError
-        return self.optimizer.get_slot(as_tf_variable(var), name)
+        try:
+            return self.optimizer.get_slot(as_tf_variable(var), name)
+        except KeyError:  # what tf_keras says of another tower's variable
+            return None
 
     def get_slot_names(self) -> list[str]:
         """Lists the names of the slots."""
@@ -171,6 +175,11 @@ class KerasInner:
 def as_tf_variable(variable: Any) -> Any:
     """Returns the ``tf.Variable`` of a Keras variable, or the variable itself."""
     return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def _name_scope_in_force() -> str:
+    scope = tf.compat.v1.get_default_graph().get_name_scope()
+    return f"{scope}/" if scope else ""
 
 
 def cast_like(variables: Sequence[Any], grads: Sequence[Any]) -> list[Any]:

@@ -36,7 +36,7 @@ def check_multiplier(
                 f"a numeric scalar tensor; got {value!r}."
             )
         value = whole
-    if value != int(value) or value < 1:
+    if not (value >= 1 and float(value).is_integer()):
         raise ValueError(
             f"{caller}: minibatch_multiplier counts micro-batches, a whole number of 1 "
             f"or more; got {value}."

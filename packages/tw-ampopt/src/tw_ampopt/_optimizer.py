@@ -1,29 +1,24 @@
 """The older system's optimizer, under its old names, for session graphs.
 
-StyleGAN2's ``dnnlib/tflib/optimizer.py`` wraps an optimizer a device, scales the
-loss, accumulates, averages over devices and skips updates that are not finite. This
-class takes the same calls. It collects the gradients; ``Updater`` does the work.
+It takes the calls of StyleGAN2's ``dnnlib/tflib/optimizer.py``, and collects the
+gradients; ``GraphCore`` does the work.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tw_ampopt._copies_of_state import copy_from_first
-from tw_ampopt._inner import as_tf_variable
+from tw_ampopt._graph_core import GraphCore, check_in_graph
+from tw_ampopt._graph_gradients import scaled_gradients, unscaled_pairs
+from tw_ampopt._graph_steps import step_of_pairs, step_of_towers
 from tw_ampopt._learning_rate import LearningRateLike
 from tw_ampopt._optimizer_factory import OptimizerFactory
-from tw_ampopt._pairs import check_pairs, common_device
-from tw_ampopt._registration import DeviceGradients, check_call, check_towers
-from tw_ampopt._scale_rules import GradualScale, ScaleRule
-from tw_ampopt._settings import check_share, make_options, make_settings, make_shared
-from tw_ampopt._shared_state import SharedState
-from tw_ampopt._state_variable import are_local
-from tw_ampopt._statistics import names_where, nonfinite, statistics
-from tw_ampopt._updater import Reducer, Updater
-from tw_core import canonical_device
+from tw_ampopt._registration import Registered
+from tw_ampopt._scale_rules import ScaleRule
+from tw_ampopt._settings import choose_rule, make_settings
+from tw_ampopt._statistics import names_where
+from tw_ampopt._update_options import Reducer, make_options
 
 
 class Optimizer:
@@ -63,8 +58,7 @@ class Optimizer:
             function of the number of updates made).
           minibatch_multiplier: micro-batches whose gradients make one update; a
             whole number of 1 or more, or a numeric scalar tensor of such.
-          share: an optimizer of the same settings, whose slots, scale and counts
-            of updates this one uses too.
+          share: an optimizer of the same settings; both use its slots and scale.
           use_loss_scaling: scales by ``GradualScale`` with the three next values.
           loss_scaling_init: log2 of the scale at the start.
           loss_scaling_inc: added to the log2 after a good update.
@@ -85,10 +79,9 @@ class Optimizer:
           ValueError: an argument out of its range, or two kinds of scaling.
           TypeError: an argument of the wrong kind.
         """
-        self._caller = f"tw_ampopt.Optimizer {name!r}"
-        self._check_in_graph()
-        self.name = name
-        self.id = name.replace("/", ".")
+        caller = f"tw_ampopt.Optimizer {name!r}"
+        check_in_graph(caller)
+        self.name, self.id = name, name.replace("/", ".")
         self.scope = tf.compat.v1.get_default_graph().unique_name(self.id)
         self.learning_rate = learning_rate
         self.minibatch_multiplier = minibatch_multiplier
@@ -97,32 +90,31 @@ class Optimizer:
         self.loss_scaling_inc = loss_scaling_inc
         self.loss_scaling_dec = loss_scaling_dec
         self.report_mem_usage = report_mem_usage
-        self._settings = make_settings(
-            caller=self._caller,
-            prefix=self.scope.replace("/", "_"),
+        gradual = (loss_scaling_init, loss_scaling_inc, loss_scaling_dec)
+        settings = make_settings(
+            caller=caller,
+            # Without the scopes around: copies of a tower's slots keep one name.
+            prefix=self.scope.rpartition("/")[2],
             tf_optimizer=tf_optimizer,
             learning_rate=learning_rate,
-            rule=self._choose_rule(loss_scale),
+            rule=choose_rule(
+                loss_scale, gradual if use_loss_scaling else None, caller=caller
+            ),
             master_copies=master_copies,
             kwargs=kwargs,
         )
-        self.optimizer_class = self._settings.factory
-        self.optimizer_kwargs = dict(kwargs)
-        self._options = make_options(
-            caller=self._caller,
+        options = make_options(
+            caller=caller,
             minibatch_multiplier=minibatch_multiplier,
             on_nonfinite=on_nonfinite,
             clip_by_global_norm=clip_by_global_norm,
             reducer=reducer,
         )
-        self._shared = self._share_with(share)
-        self._towers: dict[str, DeviceGradients] = {}
-        self._updaters: dict[tuple[int, ...], Updater] = {}
-        self._last: tuple[Any, Sequence[str], Sequence[Sequence[Any]]] | None = None
-        self._applied = False
-        self._flags: tf.Tensor | None = None
-        self._reset_op: tf.Operation | None = None
-        self._graph = tf.compat.v1.get_default_graph()
+        self.optimizer_class = settings.factory
+        self.optimizer_kwargs = dict(kwargs)
+        shared = None if share is None else _core_of(share, caller)
+        self._core = GraphCore(self.scope, settings, options, shared)
+        self._registered = Registered(caller)
 
     def register_gradients(
         self, loss: tf.Tensor, trainable_vars: Sequence[Any] | dict[Any, Any]
@@ -139,19 +131,10 @@ class Optimizer:
         Raises:
           RuntimeError: after ``apply_updates``.
           ValueError: no variable, one twice, or one on another device.
-          TypeError: no tensor, or no variables.
         """
-        caller = f"{self._caller}.register_gradients"
-        if self._applied:
-            raise RuntimeError(
-                f"{caller}: comes after apply_updates, whose op would not see these "
-                "gradients; register all of them first."
-            )
-        variables = check_call(loss, trainable_vars, caller=caller)
-        grads = self._gradients(loss, variables)
-        key = canonical_device(loss.device)
-        tower = self._towers.setdefault(key, DeviceGradients(loss.device))
-        tower.add(variables, grads)
+        variables = self._registered.check(loss, trainable_vars)
+        grads = scaled_gradients(self._core, loss, variables)
+        self._registered.add(loss.device, variables, grads)
 
     def apply_updates(self, allow_no_op: bool = False) -> tf.Operation:
         """Builds the op that takes in a micro-batch and updates all towers.
@@ -163,175 +146,53 @@ class Optimizer:
           RuntimeError: at the second call.
           ValueError: no gradients, or devices that differ in their variables.
         """
-        caller = f"{self._caller}.apply_updates"
-        if self._applied:
-            raise RuntimeError(
-                f"{caller}: was called before; keep the op that it returned."
-            )
-        towers = list(self._towers.values())
-        if allow_no_op and not any(_has_gradient(tower) for tower in towers):
-            self._applied = True
-            return self._training_op([])
-        if not towers:
-            raise ValueError(
-                f"{caller}: no gradients were registered; call register_gradients, or "
-                "pass allow_no_op=True."
-            )
-        check_towers(towers, caller=caller)
-        updated = self._step(
-            [(key, tower.device) for key, tower in self._towers.items()],
-            [tower.variables for tower in towers],
-            [tower.in_order() for tower in towers],
-            are_scaled=True,
-        )
-        self._applied = True
-        return self._training_op([updated])
+        towers = self._registered.take(allow_none=allow_no_op)
+        return step_of_towers(self._core, towers)
 
     def get_loss_scaling_var(self, device: str) -> tf.Variable | None:
-        """Returns the variable that holds the log2 of the scale.
+        """Returns the variable of the scale's log2, or None without scaling.
 
-        All devices share it. The first that asks has it made, on its host.
-
-        Args:
-          device: where it is asked for.
-
-        Returns:
-          A float32 variable for the gradual rule, an int64 one for those that
-          hold a whole exponent, None without scaling.
+        All devices share it; the first ``device`` that asks has it on its host. It
+        is float32 for the gradual rule and int64 for a whole exponent.
         """
-        with self._scope():
-            return self._shared.start(device).scale.log2
+        return self._core.log2(device)
 
-    def apply_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
-        """Multiplies a tensor by the scale; returns it as it is without scaling."""
-        self.get_loss_scaling_var(value.device)
-        return self._shared.scaled(value)
+    @property
+    def reset_op(self) -> tf.Operation:
+        """The op that puts back slots, accumulators and counts; not the scale."""
+        return self._core.reset_op()
 
-    def undo_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
-        """Multiplies a tensor by 1 / scale; returns it as it is without scaling."""
-        self.get_loss_scaling_var(value.device)
-        return self._shared.unscaled(value)
+    def reset_optimizer_state(self) -> None:
+        """Runs ``reset_op`` in the default session."""
+        self._core.reset()
 
     @property
     def devices(self) -> list[str]:
         """The towers' devices, in the order of registration."""
-        return [] if self._last is None else list(self._last[1])
+        return [] if self._core.step is None else list(self._core.step.devices)
 
-    @property
-    def reset_op(self) -> tf.Operation:
-        """The op that ``reset_optimizer_state`` runs.
+    def apply_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
+        """Multiplies a tensor by the scale; returns it as it is without scaling."""
+        self._core.log2(value.device)
+        return self._core.shared.scaled(value)
 
-        Raises:
-          RuntimeError: before ``apply_updates`` or ``apply_gradients``.
-        """
-        if self._reset_op is None:
-            raise RuntimeError(
-                f"{self._caller}.reset_op: there is no state yet; call apply_updates "
-                "or apply_gradients first."
-            )
-        return self._reset_op
-
-    def reset_optimizer_state(self) -> None:
-        """Runs ``reset_op`` in the default session.
-
-        Slots, accumulators and counts go back to the start; the scale stays.
-
-        Raises:
-          RuntimeError: no default session, or nothing to reset yet.
-        """
-        session = tf.compat.v1.get_default_session()
-        if session is None:
-            raise RuntimeError(
-                f"{self._caller}.reset_optimizer_state: there is no default session; "
-                "call it inside `with session.as_default():`, or run reset_op."
-            )
-        session.run(self.reset_op)
-
-    def statistics(self) -> dict[str, tf.Tensor]:
-        """Returns scalar tensors that tell of the state; fetch them between steps.
-
-        Fetched together with a step they may be those before or after it.
-
-        Raises:
-          RuntimeError: before ``apply_updates`` or ``apply_gradients``.
-        """
-        self._check_built("statistics")
-        updater = next(reversed(self._updaters.values()))
-        with self._scope():
-            return statistics(self._shared, updater, self.learning_rate)
-
-    def nonfinite_gradients(self) -> tf.Tensor:
-        """Returns [K, N] bool: which gradients of the micro-batch are not finite.
-
-        Fetch it together with the training op; it costs nothing where it is not
-        fetched. ``nonfinite_names`` turns its value into names.
-
-        Raises:
-          RuntimeError: before ``apply_updates`` or ``apply_gradients``.
-        """
-        grads, devices, _ = self._check_built("nonfinite_gradients")
-        if self._flags is None:
-            with self._scope():
-                self._flags = nonfinite(grads, devices)
-        return self._flags
-
-    def nonfinite_names(self, flags: Any) -> list[list[str]]:
-        """Names the variables that a value of ``nonfinite_gradients`` points at.
-
-        Args:
-          flags: [K, N] bool array.
-
-        Returns:
-          A list of names a tower.
-        """
-        _, _, variables = self._check_built("nonfinite_names")
-        return names_where(flags, variables)
-
-    def copy_to_replicas(self) -> tf.Operation:
-        """Returns the op that gives all towers tower 0's variables and slots.
-
-        Run it after restoring a checkpoint that holds one tower's only.
-
-        Raises:
-          RuntimeError: before ``apply_updates`` or ``apply_gradients``.
-        """
-        self._check_built("copy_to_replicas")
-        updater = next(reversed(self._updaters.values()))
-        with self._scope():
-            return copy_from_first(updater) or tf.no_op()
+    def undo_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
+        """Multiplies a tensor by 1 / scale; returns it as it is without scaling."""
+        self._core.log2(value.device)
+        return self._core.shared.unscaled(value)
 
     def compute_gradients(
-        self,
-        loss: tf.Tensor,
-        var_list: Sequence[Any] | None = None,
-        **options: Any,
+        self, loss: tf.Tensor, var_list: Sequence[Any] | None = None, **options: Any
     ) -> list[tuple[Any, Any]]:
-        """Returns unscaled float32 gradients, for a caller that reduces them.
+        """Returns [N] (gradient, variable) pairs, unscaled and in float32.
 
         Args:
           loss: scalar tensor, unscaled.
           var_list: by default the graph's trainable variables.
           **options: as ``tf.compat.v1.gradients`` takes them, and
             ``gate_gradients`` as v1 optimizers do.
-
-        Returns:
-          [N] (gradient or None, variable) pairs.
-
-        Raises:
-          ValueError: no variables.
         """
-        variables = list(var_list or tf.compat.v1.trainable_variables())
-        if not variables:
-            raise ValueError(
-                f"{self._caller}.compute_gradients: no variables; pass var_list, or "
-                "make trainable variables first."
-            )
-        grads = self._gradients(loss, variables, **options)
-        with tf.name_scope(f"{self.id}_grad"):
-            return [
-                (self._shared.unscaled_gradient(grad), variable)
-                for grad, variable in zip(grads, variables, strict=True)
-            ]
+        return unscaled_pairs(self._core, loss, var_list, **options)
 
     def apply_gradients(
         self,
@@ -339,155 +200,51 @@ class Optimizer:
         global_step: tf.Variable | None = None,
         name: str | None = None,
     ) -> tf.Operation:
-        """Builds the op that takes in a micro-batch which the caller has reduced.
+        """Builds the op that takes in a micro-batch, reduced by the caller.
 
         Args:
-          grads_and_vars: [N] pairs as from ``compute_gradients``, perhaps averaged,
-            clipped or cast since; None counts as zero.
+          grads_and_vars: [N] unscaled pairs; None counts as zero.
           global_step: grows by 1 with every update, and with nothing else.
           name: of the op.
 
         Raises:
           ValueError: no gradient at all, or a variable that comes twice.
         """
-        caller = f"{self._caller}.apply_gradients"
-        pairs = check_pairs(grads_and_vars, caller=caller)
-        variables = [variable for _, variable in pairs]
-        device = common_device([as_tf_variable(variable) for variable in variables])
-        updated = self._step(
-            [(canonical_device(device), device)],
-            [variables],
-            [[[grad] for grad, _ in pairs]],
-            are_scaled=False,
-            after_update=_counts(global_step),
-        )
-        return tf.group(updated, name=name or f"{self.id}_update")
+        return step_of_pairs(self._core, grads_and_vars, global_step, name)
 
     def get_slot(self, var: Any, name: str) -> tf.Variable | None:
         """Returns the slot ``name`` of ``var`` in the wrapped optimizer, or None."""
-        slots = [i.get_slot(var, name) for i in self._shared.inners.values()]
-        return next((slot for slot in slots if slot is not None), None)
+        return self._core.shared.get_slot(var, name)
 
     def get_slot_names(self) -> list[str]:
         """Lists the names of the wrapped optimizer's slots."""
-        inner = next(iter(self._shared.inners.values()), None)
-        return [] if inner is None else inner.get_slot_names()
+        return self._core.shared.get_slot_names()
 
     def variables(self) -> list[tf.Variable]:
         """Lists scale, counts, slots and accumulators."""
-        return [
-            *self._shared.scalars.variables(),
-            *self._shared.slots(),
-            *(v for updater in self._updaters.values() for v in updater.state()),
-        ]
+        return self._core.variables()
 
-    def _step(
-        self,
-        towers: Sequence[tuple[str, str]],
-        variables: Sequence[Sequence[Any]],
-        grads: Sequence[Any],
-        *,
-        are_scaled: bool,
-        after_update: Callable[[], Any] | None = None,
-    ) -> tf.Tensor:
-        key = tuple(id(variable) for tower in variables for variable in tower)
-        with self._scope():
-            if key not in self._updaters:
-                self._updaters[key] = Updater(
-                    self._shared, self._options, towers, variables
-                )
-            updated = self._updaters[key].step(
-                grads, are_scaled=are_scaled, after_update=after_update
-            )
-        self._last = grads, [device for _, device in towers], variables
-        self._flags = None
-        # Made now, as the graph may be finalised when it is wanted.
-        self._reset_op = self._make_reset_op()
-        return updated
+    def statistics(self) -> dict[str, tf.Tensor]:
+        """Returns scalar tensors that tell of the state; fetch them between steps."""
+        return self._core.statistics()
 
-    def _make_reset_op(self) -> tf.Operation:
-        variables = self._shared.slots() + self._shared.scalars.counts()
-        variables += [v for updater in self._updaters.values() for v in updater.state()]
-        with self._scope():
-            return tf.group(*(v.initializer for v in variables), name="Reset")
+    def nonfinite_gradients(self) -> tf.Tensor:
+        """Returns [K, N] bool: which gradients of the micro-batch are not finite.
 
-    def _gradients(
-        self, loss: tf.Tensor, variables: Sequence[Any], **options: Any
-    ) -> list[Any]:
-        self._check_in_graph()
-        tf_variables = [as_tf_variable(variable) for variable in variables]
-        with self._scope():
-            local = are_local(tf_variables)
-            self._shared.start(tf_variables[0].device, local=local)
-        gate = options.pop("gate_gradients", 0) == 1  # v1's GATE_OP
-        with tf.name_scope(f"{self.id}_grad"), tf.device(loss.device or None):
-            scaled = self._shared.scaled(tf.cast(loss, tf.float32))
-            return list(
-                tf.compat.v1.gradients(
-                    scaled, tf_variables, gate_gradients=gate, **options
-                )
-            )
+        Fetch it with the training op; ``nonfinite_names`` turns it into names.
+        """
+        return self._core.nonfinite_gradients()
 
-    def _choose_rule(self, loss_scale: ScaleRule | None) -> ScaleRule | None:
-        if not self.use_loss_scaling:
-            return loss_scale
-        if loss_scale is not None:
-            raise ValueError(
-                f"{self._caller}: use_loss_scaling=True and loss_scale={loss_scale} "
-                "are two rules for one scale; keep one of them."
-            )
-        return GradualScale(
-            init=self.loss_scaling_init,
-            increment=self.loss_scaling_inc,
-            decrement=self.loss_scaling_dec,
-        )
+    def nonfinite_names(self, flags: Any) -> list[list[str]]:
+        """Returns a list a tower: the variables' names where [K, N] ``flags`` are."""
+        return names_where(flags, self._core.built("nonfinite_names").variables)
 
-    def _share_with(self, share: "Optimizer | None") -> SharedState:
-        if share is None:
-            return make_shared(self._settings)
-        if not isinstance(share, Optimizer):
-            raise TypeError(
-                f"{self._caller}: share takes a tw_ampopt.Optimizer; got {share!r}."
-            )
-        check_share(self._settings, share._settings)
-        return share._shared
-
-    @contextmanager
-    def _scope(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            if tf.executing_eagerly():  # the graph was left since
-                stack.enter_context(self._graph.as_default())
-            stack.enter_context(tf.name_scope(f"{self.scope}/"))
-            yield
-
-    def _training_op(self, deps: Sequence[tf.Tensor]) -> tf.Operation:
-        with self._scope():
-            return tf.group(*deps, name="TrainingOp")
-
-    def _check_in_graph(self) -> None:
-        if tf.executing_eagerly():
-            raise RuntimeError(
-                f"{self._caller}: builds a session graph; got eager mode. Use it "
-                "inside tf.Graph().as_default(), or tw_ampopt.TowerOptimizer with "
-                "tf.function."
-            )
-
-    def _check_built(
-        self, method: str
-    ) -> tuple[Any, Sequence[str], Sequence[Sequence[Any]]]:
-        if self._last is None:
-            raise RuntimeError(
-                f"{self._caller}.{method}: nothing updates yet; call apply_updates or "
-                "apply_gradients first."
-            )
-        return self._last
+    def copy_to_replicas(self) -> tf.Operation:
+        """Returns the op that gives all towers what tower 0 has, after a restore."""
+        return self._core.copy_to_replicas()
 
 
-def _has_gradient(tower: DeviceGradients) -> bool:
-    return any(grad is not None for calls in tower.in_order() for grad in calls)
-
-
-def _counts(global_step: tf.Variable | None) -> Callable[[], Any] | None:
-    if global_step is None:
-        return None
-    return lambda: global_step.assign_add(1, read_value=False)
+def _core_of(share: object, caller: str) -> GraphCore:
+    if not isinstance(share, Optimizer):
+        raise TypeError(f"{caller}: share takes a tw_ampopt.Optimizer; got {share!r}.")
+    return share._core

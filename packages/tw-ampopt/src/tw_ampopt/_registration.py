@@ -38,6 +38,76 @@ class DeviceGradients:
         """Returns [N][calls] gradients."""
         return [self.calls[id(variable)] for variable in self.variables]
 
+    def has_gradient(self) -> bool:
+        """Tells whether any loss reaches any variable."""
+        return any(grad is not None for calls in self.in_order() for grad in calls)
+
+
+class Registered:
+    """All devices' gradients, until an op takes them.
+
+    Attributes:
+      by_device: what each device registered, by its canonical name.
+    """
+
+    def __init__(self, caller: str) -> None:
+        """Starts empty; ``caller`` opens messages."""
+        self.by_device: dict[str, DeviceGradients] = {}
+        self._caller = caller
+        self._taken = False
+
+    def check(self, loss: Any, trainable_vars: Any) -> list[Any]:
+        """Checks one registration and returns its variables as a list.
+
+        Raises:
+          RuntimeError: the gradients were taken before.
+          TypeError: no tensor, or no list or dict of variables.
+          ValueError: no variable, one that comes twice, or one on another device
+            than the loss.
+        """
+        caller = f"{self._caller}.register_gradients"
+        if self._taken:
+            raise RuntimeError(
+                f"{caller}: comes after apply_updates, whose op would not see these "
+                "gradients; register all of them first."
+            )
+        return check_call(loss, trainable_vars, caller=caller)
+
+    def add(
+        self, device: str, variables: Sequence[Any], grads: Sequence[Buffer | None]
+    ) -> None:
+        """Adds the gradients of one call."""
+        key = canonical_device(device)
+        self.by_device.setdefault(key, DeviceGradients(device)).add(variables, grads)
+
+    def take(self, *, allow_none: bool) -> list[DeviceGradients]:
+        """Returns what the devices brought, once.
+
+        Args:
+          allow_none: whether no gradient at all is allowed; it gives ``[]``.
+
+        Raises:
+          RuntimeError: the second time.
+          ValueError: no gradients, or devices that differ in their variables.
+        """
+        caller = f"{self._caller}.apply_updates"
+        if self._taken:
+            raise RuntimeError(
+                f"{caller}: was called before; keep the op that it returned."
+            )
+        towers = list(self.by_device.values())
+        if allow_none and not any(tower.has_gradient() for tower in towers):
+            self._taken = True
+            return []
+        if not towers:
+            raise ValueError(
+                f"{caller}: no gradients were registered; call register_gradients, or "
+                "pass allow_no_op=True."
+            )
+        check_towers(towers, caller=caller)
+        self._taken = True
+        return towers
+
 
 def check_call(loss: Any, trainable_vars: Any, *, caller: str) -> list[Any]:
     """Checks one registration.
@@ -83,8 +153,7 @@ def check_towers(towers: Sequence[DeviceGradients], *, caller: str) -> None:
     ]
     devices = ", ".join(f"tower {k} is {t.device!r}" for k, t in enumerate(towers))
     check_grad_list(lists, caller=f"{caller} ({devices})", allow_none=True)
-    grads = [grad for tower in towers for calls in tower.in_order() for grad in calls]
-    if all(grad is None for grad in grads):
+    if not any(tower.has_gradient() for tower in towers):
         names = sorted({v.name for tower in towers for v in tower.variables})
         raise ValueError(
             f"{caller}: no registered loss depends on any of its variables {names}; "

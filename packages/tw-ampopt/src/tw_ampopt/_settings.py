@@ -1,4 +1,4 @@
-"""The arguments of both optimizers, checked once and kept as plain values."""
+"""What sharing optimizers must agree on, checked once and kept as plain values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,13 +12,9 @@ from tw_ampopt._learning_rate import (
     same_rate,
 )
 from tw_ampopt._masters import WithMasters
-from tw_ampopt._multiplier import check_multiplier
 from tw_ampopt._optimizer_factory import OptimizerFactory, call_factory, find_factory
-from tw_ampopt._scale_rules import NoScale, ScaleRule
+from tw_ampopt._scale_rules import GradualScale, NoScale, ScaleRule
 from tw_ampopt._shared_state import Scalars, SharedState
-from tw_ampopt._updater import Reducer, UpdateOptions
-
-_ON_NONFINITE = ("skip_group", "drop_micro_batch")
 
 
 @dataclass(frozen=True)
@@ -73,43 +69,30 @@ def make_settings(
     )
 
 
-def make_options(
+def choose_rule(
+    given: ScaleRule | None,
+    gradual: tuple[float, float, float] | None,
     *,
     caller: str,
-    minibatch_multiplier: Any,
-    on_nonfinite: str,
-    clip_by_global_norm: float | None,
-    reducer: Reducer | None,
-) -> UpdateOptions:
-    """Checks how updates are to be made.
+) -> ScaleRule | None:
+    """Returns the one rule that is asked for, or None.
+
+    Args:
+      given: what ``loss_scale`` says.
+      gradual: start and steps of a ``GradualScale``; None where none is wanted.
+      caller: who asks; opens the message.
 
     Raises:
-      ValueError: an unknown policy, a bound of the norm that is not above 0, or a
-        bad multiplier.
-      TypeError: a reducer that cannot be called, or a multiplier that is no number.
+      ValueError: two rules, or numbers out of their range.
     """
-    if on_nonfinite not in _ON_NONFINITE:
+    if gradual is None:
+        return given
+    if given is not None:
         raise ValueError(
-            f"{caller}: on_nonfinite must be one of {list(_ON_NONFINITE)}; got "
-            f"{on_nonfinite!r}."
+            f"{caller}: use_loss_scaling=True and loss_scale={given} are two rules for "
+            "one scale; keep one of them."
         )
-    if clip_by_global_norm is not None and not clip_by_global_norm > 0:
-        raise ValueError(
-            f"{caller}: clip_by_global_norm is the largest norm allowed, above 0; got "
-            f"{clip_by_global_norm}."
-        )
-    if reducer is not None and not callable(reducer):
-        raise TypeError(
-            f"{caller}: reducer is a function of [K][N] tensors that returns their "
-            f"sums over towers, e.g. from tw_reduce; got {reducer!r}."
-        )
-    return UpdateOptions(
-        multiplier=check_multiplier(minibatch_multiplier, caller=caller),
-        drops=on_nonfinite == "drop_micro_batch",
-        clip=clip_by_global_norm,
-        reducer=reducer,
-        caller=caller,
-    )
+    return GradualScale(*gradual)
 
 
 def make_shared(settings: Settings) -> SharedState:

@@ -6,6 +6,7 @@ loss. Accumulators are never shared, since both fill theirs in turn.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -102,6 +103,16 @@ class SharedState:
             return None
         inverse = self.scalars.scale.inverse()
         return scaled(to_float32(grad), inverse)
+
+    def get_slot(self, var: Any, name: str) -> tf.Variable | None:
+        """Returns the slot ``name`` of ``var`` in whichever optimizer has it."""
+        slots = (inner.get_slot(var, name) for inner in self.inners.values())
+        return next((slot for slot in slots if slot is not None), None)
+
+    def get_slot_names(self) -> list[str]:
+        """Lists the names of the slots; none before an optimizer is made."""
+        inner = next(iter(self.inners.values()), None)
+        return [] if inner is None else inner.get_slot_names()
 
     def slots(self) -> list[tf.Variable]:
         """Lists the optimizers' own variables, tower by tower."""

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_ampopt._state_variable import make_state
+from tw_core import without_autograph
 
 _SLOTS = ("m", "v")
 
@@ -43,6 +44,7 @@ class SimpleAdam:
         self._powers: list[tf.Variable] = []
         self._slots: dict[int, dict[str, tf.Variable]] = {}
 
+    @without_autograph
     def compute_gradients(
         self,
         loss: tf.Tensor,
@@ -60,6 +62,7 @@ class SimpleAdam:
         grads = tf.compat.v1.gradients(loss, variables, **options)
         return list(zip(grads, variables, strict=True))
 
+    @without_autograph
     def apply_gradients(
         self,
         grads_and_vars: Sequence[tuple[Any, tf.Variable]],

@@ -9,9 +9,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_ampopt._gradients_by_tower import gradients_by_tower
+from tw_ampopt._inner import as_tf_variable
 from tw_ampopt._settings import Settings, check_share, make_shared
 from tw_ampopt._shared_state import SharedState
-from tw_ampopt._updater import UpdateOptions, Updater
+from tw_ampopt._tower_buffers import RawGradients
+from tw_ampopt._update_options import UpdateOptions
+from tw_ampopt._updater import Updater
 from tw_core import Tower
 
 
@@ -60,3 +64,45 @@ class TowerCore:
             "slots": self.updater.inners[0].variables(),
             "own": self.updater.state(),
         }
+
+    def variables_of_state(self) -> list[tf.Variable]:
+        """Lists scale, counts, all towers' slots, and accumulators."""
+        slots = [v for inner in self.updater.inners for v in inner.variables()]
+        return [*self.shared.scalars.variables(), *slots, *self.updater.state()]
+
+    def raw(self, grads: Sequence[Any]) -> RawGradients:
+        """Makes [K][N][1] of gradients as ``TowerOptimizer.apply`` takes them."""
+        caller = f"{self.settings.caller}.apply"
+        return gradients_by_tower(
+            grads, self.variables, len(self.towers), caller=caller
+        )
+
+    def unscaled_gradients(
+        self, loss: tf.Tensor, variables: Sequence[Any], **options: Any
+    ) -> list[Any]:
+        """Returns [N] float32 gradients of a loss, scaled on the way back only.
+
+        Raises:
+          RuntimeError: no graph is being built.
+        """
+        if tf.executing_eagerly():
+            raise RuntimeError(
+                f"{self.settings.caller}.compute_gradients: needs a graph; call it "
+                "inside a tf.function, or use a GradientTape and apply."
+            )
+        scaled = self.shared.scaled(tf.cast(loss, tf.float32))
+        grads = tf.gradients(scaled, [as_tf_variable(v) for v in variables], **options)
+        return [self.shared.unscaled_gradient(grad) for grad in grads]
+
+
+def check_eager(caller: str) -> None:
+    """Refuses a graph that is being built.
+
+    Raises:
+      RuntimeError: inside of a ``tf.function`` or session graph.
+    """
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            f"{caller}: makes variables, and so must be made outside of the "
+            "tf.function that uses it. In a session graph use tw_ampopt.Optimizer."
+        )

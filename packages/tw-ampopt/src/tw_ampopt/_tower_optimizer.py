@@ -4,24 +4,23 @@ A ``tf.function`` that makes variables is traced twice, and what it made is hard
 save. So this class is given the variables when it is made.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tw_ampopt._copies_of_state import copy_from_first
-from tw_ampopt._gradients_by_tower import flatten_pairs, gradients_by_tower
-from tw_ampopt._inner import as_tf_variable
+from tw_ampopt._gradients_by_tower import flatten_pairs
 from tw_ampopt._learning_rate import LearningRateLike
 from tw_ampopt._optimizer_factory import OptimizerFactory
 from tw_ampopt._restart import restart
 from tw_ampopt._scale_rules import ScaleRule
-from tw_ampopt._settings import make_options, make_settings
+from tw_ampopt._settings import make_settings
 from tw_ampopt._statistics import names_where, nonfinite, statistics
-from tw_ampopt._tower_core import TowerCore
+from tw_ampopt._tower_core import TowerCore, check_eager
 from tw_ampopt._tower_variables import per_tower, towers_of
-from tw_ampopt._updater import Reducer
-from tw_core import Tower
+from tw_ampopt._update_options import Reducer, make_options
+from tw_core import Tower, without_autograph
 
 
 class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
@@ -52,6 +51,8 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
     ) -> None:
         """Makes all state.
 
+        A reducer and a schedule run as they are written: AutoGraph is off in them.
+
         Args:
           variables: [K][N] trainable variables, K towers' copies; or [N], which
             all towers share. Keras variables are taken too.
@@ -63,8 +64,7 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
           towers: K towers; by default one for each list of variables, on its
             device. Needed where towers share their variables.
           minibatch_multiplier: micro-batches whose gradients make one update.
-          share: an optimizer of the same settings, whose slots, scale and counts
-            of updates this one uses too.
+          share: an optimizer of the same settings; both use its slots and scale.
           loss_scale: a rule such as ``DoublingScale()``; None does not scale.
           on_nonfinite: ``"skip_group"`` or ``"drop_micro_batch"``.
           clip_by_global_norm: largest norm of the mean gradient, or None.
@@ -80,20 +80,16 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
           ValueError: an argument out of its range, or variables that do not fit.
           TypeError: an argument of the wrong kind.
         """
-        self._caller = f"tw_ampopt.TowerOptimizer {name!r}"
-        if not tf.executing_eagerly():
-            raise RuntimeError(
-                f"{self._caller}: makes variables, and so must be made outside of the "
-                "tf.function that uses it. In a session graph use tw_ampopt.Optimizer."
-            )
+        caller = f"tw_ampopt.TowerOptimizer {name!r}"
+        check_eager(caller)
         super().__init__(name=None)
         self.id = name.replace("/", ".")
         self.learning_rate = learning_rate
         self.report_mem_usage = report_mem_usage
-        lists = per_tower(variables, caller=self._caller)
-        chosen = towers_of(lists, towers, caller=self._caller)
+        lists = per_tower(variables, caller=caller)
+        chosen = towers_of(lists, towers, caller=caller)
         settings = make_settings(
-            caller=self._caller,
+            caller=caller,
             prefix=self.id,
             tf_optimizer=tf_optimizer,
             learning_rate=learning_rate,
@@ -102,13 +98,13 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
             kwargs=kwargs,
         )
         options = make_options(
-            caller=self._caller,
+            caller=caller,
             minibatch_multiplier=minibatch_multiplier,
             on_nonfinite=on_nonfinite,
             clip_by_global_norm=clip_by_global_norm,
             reducer=reducer,
         )
-        shared = None if share is None else _core_of(share, self._caller)
+        shared = None if share is None else _core_of(share, caller)
         with tf.name_scope(f"{self.id}/"):
             self._core = TowerCore(settings, options, shared, chosen, lists)
         self._saved = self._core.saved()
@@ -118,10 +114,12 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
         """The K towers' devices."""
         return self._core.devices
 
+    @without_autograph
     def apply_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies a tensor by the scale; returns it as it is without scaling."""
         return self._core.shared.scaled(value)
 
+    @without_autograph
     def undo_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies a tensor by 1 / scale; returns it as it is without scaling."""
         return self._core.shared.unscaled(value)
@@ -130,6 +128,7 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
         """Returns the variable that holds the log2 of the scale, or None."""
         return self._core.shared.scalars.scale.log2
 
+    @without_autograph
     def apply(self, grads: Sequence[Any]) -> tf.Tensor:
         """Takes in the towers' gradients of the scaled loss, and updates.
 
@@ -142,72 +141,60 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
         Raises:
           ValueError: other numbers of towers or gradients, or no gradient at all.
         """
-        calls = self._by_tower(grads)
-        return self._core.updater.step(calls, are_scaled=True)
+        return self._core.updater.step(self._core.raw(grads), are_scaled=True)
 
+    @without_autograph
     def nonfinite_gradients(self, grads: Sequence[Any]) -> tf.Tensor:
         """Returns [K, N] bool: which gradients of a micro-batch are not finite.
 
         Args:
           grads: as for ``apply``. Call it only where the answer is wanted.
         """
-        calls = self._by_tower(grads)
-        return nonfinite(calls, self._core.devices)
+        return nonfinite(self._core.raw(grads), self._core.devices)
 
     def nonfinite_names(self, flags: Any) -> list[list[str]]:
-        """Names the variables that a value of ``nonfinite_gradients`` points at."""
+        """Returns a list a tower: the variables' names where [K, N] ``flags`` are."""
         flags = flags.numpy() if hasattr(flags, "numpy") else flags
         return names_where(flags, self._core.variables)
 
+    @without_autograph
     def statistics(self) -> dict[str, tf.Tensor]:
         """Returns scalar tensors that tell of the state."""
         return statistics(self._core.shared, self._core.updater, self.learning_rate)
 
     def reset_optimizer_state(self) -> None:
-        """Puts slots, accumulators and counts back to the start; the scale stays.
-
-        Raises:
-          RuntimeError: inside a ``tf.function``.
-        """
+        """Puts slots, accumulators and counts back to the start; the scale stays."""
         if not tf.executing_eagerly():
             raise RuntimeError(
-                f"{self._caller}.reset_optimizer_state: makes fresh slots to copy "
-                "from, and so must be called outside of a tf.function."
+                f"{self._core.settings.caller}.reset_optimizer_state: makes fresh "
+                "slots to copy from, and so must be called outside of a tf.function."
             )
         restart(self._core)
 
+    @without_autograph
     def copy_to_replicas(self) -> tf.Operation | None:
         """Gives all towers tower 0's variables and slots, e.g. after a restore."""
         return copy_from_first(self._core.updater)
 
+    @without_autograph
     def compute_gradients(
         self, loss: tf.Tensor, var_list: Sequence[Any] | None = None, **options: Any
     ) -> list[tuple[Any, Any]]:
-        """Returns unscaled float32 gradients of a loss, inside a ``tf.function``.
+        """Returns [N] pairs of an unscaled float32 gradient, or None, and a variable.
 
         Args:
-          loss: scalar tensor, unscaled.
+          loss: scalar tensor of a ``tf.function``, unscaled.
           var_list: by default tower 0's variables.
           **options: as ``tf.gradients`` takes them.
-
-        Returns:
-          [N] (gradient or None, variable) pairs.
 
         Raises:
           RuntimeError: outside of a ``tf.function``.
         """
-        if tf.executing_eagerly():
-            raise RuntimeError(
-                f"{self._caller}.compute_gradients: needs a graph; call it inside a "
-                "tf.function, or use a GradientTape and apply."
-            )
         variables = list(var_list or self._core.variables[0])
-        shared = self._core.shared
-        scaled = shared.scaled(tf.cast(loss, tf.float32))
-        grads = tf.gradients(scaled, [as_tf_variable(v) for v in variables], **options)
-        grads = [shared.unscaled_gradient(grad) for grad in grads]
+        grads = self._core.unscaled_gradients(loss, variables, **options)
         return list(zip(grads, variables, strict=True))
 
+    @without_autograph
     def apply_gradients(
         self,
         grads_and_vars: Sequence[Any],
@@ -228,21 +215,23 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
           ValueError: other variables than this optimizer was made for, or no
             gradient at all.
         """
-        grads = flatten_pairs(grads_and_vars, self._core.variables, caller=self._caller)
-        calls = self._by_tower(grads)
+        core = self._core
+        caller = core.settings.caller
+        raw = core.raw(flatten_pairs(grads_and_vars, core.variables, caller=caller))
         with tf.name_scope(name or f"{self.id}_update"):
-            return self._core.updater.step(
-                calls, are_scaled=False, after_update=_counts(global_step)
-            )
+            return core.updater.step(raw, are_scaled=False, global_step=global_step)
 
     def get_slot(self, var: Any, name: str) -> tf.Variable | None:
         """Returns the slot ``name`` of ``var`` in the wrapped optimizer, or None."""
-        slots = [inner.get_slot(var, name) for inner in self._core.updater.inners]
-        return next((slot for slot in slots if slot is not None), None)
+        return self._core.shared.get_slot(var, name)
 
     def get_slot_names(self) -> list[str]:
         """Lists the names of the wrapped optimizer's slots."""
-        return self._core.updater.inners[0].get_slot_names()
+        return self._core.shared.get_slot_names()
+
+    def variables(self) -> list[tf.Variable]:
+        """Lists scale, counts, slots and accumulators, as v1 optimizers do."""
+        return self._core.variables_of_state()
 
     def __dir__(self) -> list[str]:
         """Lists the attributes, but for one that checkpoints would take as a sign.
@@ -252,18 +241,6 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
         """
         return [name for name in super().__dir__() if name != "get_slot_names"]
 
-    def _by_tower(self, grads: Sequence[Any]) -> list[list[list[Any]]]:
-        core = self._core
-        return gradients_by_tower(
-            grads, core.variables, len(core.towers), caller=f"{self._caller}.apply"
-        )
-
-    def variables(self) -> list[tf.Variable]:
-        """Lists scale, counts, slots and accumulators, as v1 optimizers do."""
-        core = self._core
-        slots = [v for inner in core.updater.inners for v in inner.variables()]
-        return [*core.shared.scalars.variables(), *slots, *core.updater.state()]
-
 
 def _core_of(share: object, caller: str) -> TowerCore:
     if not isinstance(share, TowerOptimizer):
@@ -271,9 +248,3 @@ def _core_of(share: object, caller: str) -> TowerCore:
             f"{caller}: share takes a tw_ampopt.TowerOptimizer; got {share!r}."
         )
     return share._core
-
-
-def _counts(global_step: tf.Variable | None) -> Callable[[], Any] | None:
-    if global_step is None:
-        return None
-    return lambda: global_step.assign_add(1, read_value=False)

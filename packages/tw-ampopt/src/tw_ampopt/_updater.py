@@ -5,48 +5,22 @@ explicit dependency of what is returned, since the branch of a ``tf.cond`` in a
 session graph runs nothing else.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
-import tw_reduce
 from tw_ampopt._buffer_plan import BufferPlan, plan_buffers
-from tw_ampopt._buffers import Buffer, divided, pack, scaled, unpack
-from tw_ampopt._clean import clean_gradient
+from tw_ampopt._buffers import Buffer, scaled, unpack
 from tw_ampopt._group import GroupProgress, MicroBatchGroup
 from tw_ampopt._inner import Inner, as_tf_variable
-from tw_ampopt._multiplier import Multiplier
 from tw_ampopt._shared_state import SharedState
 from tw_ampopt._state_variable import are_local, make_state
+from tw_ampopt._tower_buffers import RawGradients, known_shapes, tower_buffers
+from tw_ampopt._tower_means import tower_means
+from tw_ampopt._update_options import UpdateOptions
 from tw_ampopt._verdict import verdict
 from tw_core import override_to_local_variable
-
-Reducer: TypeAlias = Callable[[Sequence[Sequence[Any]]], Sequence[Sequence[Any]]]
-# [K][N][calls]: what each call of a tower gave for a variable.
-RawGradients: TypeAlias = Sequence[Sequence[Sequence[Buffer | None]]]
-AfterUpdate: TypeAlias = Callable[[], Any]
-
-
-@dataclass(frozen=True)
-class UpdateOptions:
-    """How updates are made.
-
-    Attributes:
-      multiplier: micro-batches in a group; None for no accumulation.
-      drops: whether a bad micro-batch is dropped rather than its group skipped.
-      clip: bound of the global norm, or None.
-      reducer: sums over towers; None for the default one.
-      caller: opens messages.
-    """
-
-    multiplier: Multiplier | None
-    drops: bool
-    clip: float | None
-    reducer: Reducer | None
-    caller: str
 
 
 class Updater:
@@ -77,7 +51,7 @@ class Updater:
         self._options = options
         self._devices = tuple(device for _, device in towers)
         self._variables = [list(tower) for tower in variables]
-        self._shapes = [tuple(v.shape) for v in variables[0]]
+        self._shapes = known_shapes(variables[0], caller=options.caller)
         self._local = [are_local(_tf_variables(tower)) for tower in variables]
         first = _tf_variables(variables[0])[0]
         self._scalars = shared.start(first.device, local=self._local[0])
@@ -103,30 +77,30 @@ class Updater:
         grads: RawGradients,
         *,
         are_scaled: bool,
-        after_update: AfterUpdate | None = None,
+        global_step: tf.Variable | None = None,
     ) -> tf.Tensor:
         """Takes in a micro-batch and, with a full group, updates.
 
         Args:
           grads: [K][N][calls] gradients.
           are_scaled: whether they are those of the scaled loss.
-          after_update: builds what an update brings with it, e.g. a step counter.
+          global_step: grows by 1 with an update.
 
         Returns:
           bool scalar, whether variables changed; all effects have happened when it
           is known.
         """
-        scale = self._scalars.scale
-        if self.group is None:
-            plan, buffers = self._buffers(grads)
-            divisor = _product(len(buffers), scale.scale() if are_scaled else None)
-            return self._update(plan, buffers, divisor, True, after_update)
-        plan, buffers = self._buffers(grads)
-        group = self.group
+        group, scale = self.group, self._scalars.scale
+        plan, buffers = tower_buffers(
+            grads, self._shapes, self._devices, keep_sparse=group is None
+        )
+        if group is None:
+            factor = scale.scale() if are_scaled else None
+            return self._update(plan, buffers, factor, True, global_step)
         progress = group.add(buffers, scale.inverse() if are_scaled else None)
         return tf.cond(
             progress.full,
-            lambda: self._update_by_group(plan, group, progress, after_update),
+            lambda: self._update_by_group(plan, group, progress, global_step),
             lambda: tf.constant(False),
         )
 
@@ -147,30 +121,17 @@ class Updater:
             inner.build(self._variables[k])
         return inner
 
-    def _buffers(self, grads: RawGradients) -> tuple[BufferPlan, list[list[Buffer]]]:
-        clean = []
-        for device, tower in zip(self._devices, grads, strict=True):
-            with tf.device(device or None):
-                clean.append(list(map(clean_gradient, tower, self._shapes)))
-        sparse = _sparse_everywhere(clean)
-        plan = plan_buffers(self._shapes, sparse=None if self.group else sparse)
-        buffers = []
-        for device, tower in zip(self._devices, clean, strict=True):
-            with tf.device(device or None):
-                buffers.append(pack(plan, _densify_where_not(sparse, tower)))
-        return plan, buffers
-
     def _update_by_group(
         self,
         plan: BufferPlan,
         group: MicroBatchGroup,
         progress: GroupProgress,
-        after_update: AfterUpdate | None,
+        global_step: tf.Variable | None,
     ) -> tf.Tensor:
         sums, emptied = group.take()
-        divisor = _product(len(sums), tf.cast(progress.summed, tf.float32))
+        summed = tf.cast(progress.summed, tf.float32)
         complete = tf.equal(progress.summed, progress.seen)
-        updated = self._update(plan, sums, divisor, complete, after_update)
+        updated = self._update(plan, sums, summed, complete, global_step)
         with tf.control_dependencies(emptied):
             return tf.identity(updated)
 
@@ -178,16 +139,16 @@ class Updater:
         self,
         plan: BufferPlan,
         sums: Sequence[Sequence[Buffer]],
-        divisor: tf.Tensor | None,
+        factor: tf.Tensor | None,
         complete: tf.Tensor | bool,
-        after_update: AfterUpdate | None,
+        global_step: tf.Variable | None,
     ) -> tf.Tensor:
-        means = self._means(sums, divisor)
+        means = tower_means(sums, factor, self._devices, self._options.reducer)
         with tf.device(self._devices[0] or None):
             finite, norm = verdict(means[0])
         updated = tf.cond(
             finite,
-            lambda: self._apply(plan, means, norm, after_update),
+            lambda: self._apply(plan, means, norm, global_step),
             self._skip,
         )
         # Beside the update, not after it: it needs the verdict only.
@@ -196,40 +157,23 @@ class Updater:
         with tf.control_dependencies(moved):
             return tf.identity(updated)
 
-    def _means(
-        self, sums: Sequence[Sequence[Buffer]], divisor: tf.Tensor | None
-    ) -> list[list[Buffer]]:
-        reduced = sums
-        if len(sums) > 1:
-            reducer = self._options.reducer or default_reducer(self._devices)
-            reduced = reducer(sums)
-        means = []
-        for device, tower in zip(self._devices, reduced, strict=True):
-            with tf.device(device or None):
-                means.append([divided(buffer, divisor) for buffer in tower])
-        return means
-
     def _apply(
         self,
         plan: BufferPlan,
         means: Sequence[Sequence[Buffer]],
         norm: tf.Tensor,
-        after_update: AfterUpdate | None,
+        global_step: tf.Variable | None,
     ) -> tf.Tensor:
         done = []
-        for k, (inner, variables) in enumerate(
-            zip(self.inners, self._variables, strict=True)
-        ):
+        for k, (variables, inner) in enumerate(self.replicas()):
             with tf.device(self._devices[k] or None):
                 buffers = [scaled(b, self._clip_factor(norm)) for b in means[k]]
                 done.append(inner.apply(unpack(plan, buffers), variables))
         with tf.control_dependencies(_present(done)):
             # Learning rates may be computed from these counts: they come last.
-            noted = [
-                self._scalars.updates.assign_add(1, read_value=False),
-                self.global_norm.assign(norm, read_value=False),
-                after_update() if after_update else None,
-            ]
+            counts = [self._scalars.updates, global_step]
+            noted = [v.assign_add(1, read_value=False) for v in _present(counts)]
+            noted.append(self.global_norm.assign(norm, read_value=False))
         with tf.control_dependencies(_present(noted)):
             return tf.constant(True)
 
@@ -244,34 +188,9 @@ class Updater:
         return self._options.clip / tf.maximum(norm, self._options.clip)
 
 
-def default_reducer(devices: Sequence[str]) -> Reducer:
-    """Returns the reducer of optimizers that are given none."""
-    return partial(tw_reduce.sum_balanced, devices=tuple(devices))
-
-
 def _present(ops: Sequence[Any]) -> list[Any]:
     # Outside of graphs an assignment gives None, and has happened.
     return [op for op in ops if op is not None]
-
-
-def _product(count: int, factor: tf.Tensor | None) -> tf.Tensor | None:
-    if factor is None:
-        return None if count == 1 else tf.constant(float(count), tf.float32)
-    return factor if count == 1 else factor * float(count)
-
-
-def _sparse_everywhere(towers: Sequence[Sequence[Buffer]]) -> list[bool]:
-    return [
-        all(isinstance(grad, tf.IndexedSlices) for grad in column)
-        for column in zip(*towers, strict=True)
-    ]
-
-
-def _densify_where_not(sparse: Sequence[bool], tower: Sequence[Buffer]) -> list[Buffer]:
-    return [
-        grad if stays else tf.convert_to_tensor(grad)
-        for grad, stays in zip(tower, sparse, strict=True)
-    ]
 
 
 def _tf_variables(variables: Sequence[Any]) -> list[tf.Variable]:

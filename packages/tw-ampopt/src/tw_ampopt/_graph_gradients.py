@@ -1,0 +1,63 @@
+"""Gradients of the scaled loss in a session graph, and the same unscaled."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_ampopt._graph_core import GraphCore
+from tw_ampopt._inner import as_tf_variable
+
+_GATE_OP = 1  # v1's name for gradients that wait for each other
+
+
+def scaled_gradients(
+    core: GraphCore, loss: tf.Tensor, variables: Sequence[Any], **options: Any
+) -> list[Any]:
+    """Returns [N] gradients of the scaled loss, or None, on the loss's device.
+
+    Args:
+      core: has the scale.
+      loss: scalar tensor.
+      variables: [N].
+      **options: as ``tf.compat.v1.gradients`` takes them, and ``gate_gradients``
+        as v1 optimizers do.
+    """
+    tf_variables = [as_tf_variable(variable) for variable in variables]
+    shared = core.start_beside(tf_variables)
+    gate = options.pop("gate_gradients", 0) == _GATE_OP
+    with _scope(core), tf.device(loss.device or None):
+        scaled = shared.scaled(tf.cast(loss, tf.float32))
+        return list(
+            tf.compat.v1.gradients(scaled, tf_variables, gate_gradients=gate, **options)
+        )
+
+
+def unscaled_pairs(
+    core: GraphCore, loss: tf.Tensor, var_list: Sequence[Any] | None, **options: Any
+) -> list[tuple[Any, Any]]:
+    """Returns [N] pairs of a float32 gradient, or None, and its variable.
+
+    Args:
+      core: has the scale.
+      loss: scalar tensor, unscaled; it is scaled on the way back only.
+      var_list: by default the graph's trainable variables.
+      **options: as for ``scaled_gradients``.
+
+    Raises:
+      ValueError: no variables.
+    """
+    variables = list(var_list or tf.compat.v1.trainable_variables())
+    if not variables:
+        raise ValueError(
+            f"{core.settings.caller}.compute_gradients: no variables; pass var_list, "
+            "or make trainable variables first."
+        )
+    grads = scaled_gradients(core, loss, variables, **options)
+    with _scope(core):
+        grads = [core.shared.unscaled_gradient(grad) for grad in grads]
+    return list(zip(grads, variables, strict=True))
+
+
+def _scope(core: GraphCore) -> Any:
+    return tf.name_scope(f"{core.settings.prefix}_grad")

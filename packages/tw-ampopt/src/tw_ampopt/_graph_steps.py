@@ -1,0 +1,53 @@
+"""Training ops of a session graph, from registered gradients or from pairs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_ampopt._graph_core import GraphCore
+from tw_ampopt._inner import as_tf_variable
+from tw_ampopt._pairs import check_pairs, common_device
+from tw_ampopt._registration import DeviceGradients
+from tw_core import canonical_device
+
+
+def step_of_towers(core: GraphCore, towers: Sequence[DeviceGradients]) -> tf.Operation:
+    """Builds the op that takes in [K] towers' gradients; no towers, no effect."""
+    updated = []
+    if towers:
+        step = core.build_step(
+            [(canonical_device(tower.device), tower.device) for tower in towers],
+            [tower.variables for tower in towers],
+            [tower.in_order() for tower in towers],
+            are_scaled=True,
+        )
+        updated.append(step)
+    with core.scope():
+        return tf.group(*updated, name="TrainingOp")
+
+
+def step_of_pairs(
+    core: GraphCore,
+    grads_and_vars: Sequence[tuple[Any, Any]],
+    global_step: tf.Variable | None,
+    name: str | None,
+) -> tf.Operation:
+    """Builds the op that takes in [N] pairs as one tower's.
+
+    Raises:
+      TypeError: something that is no pair.
+      ValueError: no gradient at all, or a variable that comes twice.
+    """
+    caller = f"{core.settings.caller}.apply_gradients"
+    pairs = check_pairs(grads_and_vars, caller=caller)
+    variables = [variable for _, variable in pairs]
+    device = common_device([as_tf_variable(variable) for variable in variables])
+    updated = core.build_step(
+        [(canonical_device(device), device)],
+        [variables],
+        [[[grad] for grad, _ in pairs]],
+        are_scaled=False,
+        global_step=global_step,
+    )
+    return tf.group(updated, name=name or f"{core.settings.prefix}_update")
