@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_rlload._columns import check_lengths, make_spec, read_columns
+from tw_rlload._column_specs import make_spec
+from tw_rlload._columns import check_lengths, read_columns
 
 
 def specs_of(**columns):

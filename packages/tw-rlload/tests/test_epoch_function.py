@@ -11,8 +11,6 @@ from tw_reduce import mean, sum_on_device
 from tw_rlload import (
     DeviceBatch,
     EpochFunction,
-    LocalSyncParallelOptimizer,
-    weighted_mean,
 )
 
 v1 = tf.compat.v1
@@ -279,44 +277,3 @@ def test_a_loss_that_is_no_scalar_is_refused(returned, message):
     batch.load([X, Y])
     with pytest.raises(ValueError, match=message):
         function.run_epochs(1)
-
-
-def test_weighted_mean_leaves_out_what_weighs_nothing():
-    values_ = tf.constant([1.0, 2.0, 30.0])
-    assert float(weighted_mean(values_, [1, 1, 0])) == 1.5
-    assert float(weighted_mean(values_, [0, 0, 0])) == 0
-    half = weighted_mean(tf.cast(values_, tf.float16), tf.constant([True, False, True]))
-    assert half.dtype == tf.float16 and float(half) == 15.5
-
-
-def test_a_batch_is_made_outside_of_graphs_and_functions():
-    def build():
-        DeviceBatch(towers(["/cpu:0"]), SPECS, max_per_device_batch_size=4)
-
-    message = r"use tw_rlload.LocalSyncParallelOptimizer"
-    with tf.Graph().as_default(), pytest.raises(RuntimeError, match=message):
-        build()
-    with pytest.raises(RuntimeError, match="DeviceBatch: makes variables; make it"):
-        tf.function(build, autograph=False)()
-
-
-def test_the_older_class_is_refused_outside_of_a_session_graph():
-    with pytest.raises(
-        RuntimeError, match=r"In TensorFlow 2 use tw_rlload.DeviceBatch"
-    ):
-        LocalSyncParallelOptimizer(None, ["/cpu:0"], [], [], 4, None)
-
-
-@pytest.mark.parametrize(
-    ("devices", "columns", "states", "message"),
-    [
-        (["/cpu:0", "/device:CPU:0"], SPECS, {}, "DeviceBatch: .* given twice"),
-        (["/cpu:0", "/gpu:7"], SPECS, {}, "unknown devices.*/gpu:7"),
-        (["/cpu:0"], {}, {}, "at least one column"),
-        (["/cpu:0"], SPECS, {"x": tf.TensorSpec([None])}, "either a column's or a"),
-        (["/cpu:0"], {"x": tf.TensorSpec([])}, {}, "column 'x' has shape"),
-    ],
-)
-def test_bad_devices_and_columns_are_refused(devices, columns, states, message):
-    with pytest.raises(ValueError, match=message):
-        DeviceBatch(towers(devices), columns, states, max_per_device_batch_size=4)

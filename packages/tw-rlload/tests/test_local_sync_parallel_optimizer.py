@@ -8,7 +8,6 @@ from tw_core import session_config
 from tw_core.testing import CPUS, NUM_CPUS
 from tw_reduce import mean, packed, sum_on_device
 from tw_rlload import LocalSyncParallelOptimizer
-from tw_rlload._train_step import check_shared
 
 v1 = tf.compat.v1
 X = np.arange(32, dtype=np.float32).reshape(16, 2) % 7
@@ -94,6 +93,19 @@ def test_a_checkpoint_leaves_the_batch_out(tmp_path):
         optimizer.load_data(sess, [X], [])
         path = saver.save(sess, str(tmp_path / "model"))
     assert [name for name, _ in tf.train.list_variables(path)] == ["w"]
+
+
+@pytest.mark.parametrize("stacks", [1, 2])
+def test_the_batch_is_read_whole_and_never_sparsely(graph, stacks):
+    """A sparse read of a variable makes each later load copy it."""
+    make(stacks=stacks)
+    graph_def = graph.as_graph_def()
+    nodes = [
+        *graph_def.node,
+        *(n for f in graph_def.library.function for n in f.node_def),
+    ]
+    reads = [node.op for node in nodes if "Resource" in node.op or "ReadVar" in node.op]
+    assert set(reads) == {"ReadVariableOp", "ResourceApplyGradientDescent"}
 
 
 def test_no_operation_is_added_after_it_was_made(graph):
@@ -295,86 +307,6 @@ def test_an_optimizer_with_slots_is_stepped_once_a_step():
         assert sess.run(power) == 0.5**6
 
 
-class Partial(Loss):
-    """Variables without a gradient: in all towers, or in some."""
-
-    missing_in = ()
-
-    def __init__(self, inputs):
-        super().__init__(inputs)
-        self.other = v1.get_variable("other", initializer=1.0)
-
-    def gradients(self, optimizer):
-        pairs = optimizer.compute_gradients(self.loss, [self.w, self.other])
-        tower = int(self.loss.device.rsplit(":", 1)[1])
-        if tower not in self.missing_in:
-            pairs = [(g if g is not None else tf.ones([]), v) for g, v in pairs]
-        return pairs
-
-
-def test_a_variable_that_no_tower_has_a_gradient_for_is_left_alone():
-    class Nowhere(Partial):
-        missing_in = (0, 1)
-
-    optimizer = make(Nowhere)
-    with session() as sess:
-        optimizer.load_data(sess, [X], [])
-        optimizer.optimize(sess, 0)
-        assert sess.run(optimizer.get_common_loss().other) == 1.0
-        assert sess.run(optimizer.get_common_loss().w).any()
-
-
-def test_a_gradient_that_some_towers_miss_is_refused():
-    class Somewhere(Partial):
-        missing_in = (1,)
-
-    with pytest.raises(ValueError, match=r"other:0 has None in towers \[1\] of 2"):
-        make(Somewhere)
-
-
-def test_a_loss_that_depends_on_nothing_is_refused():
-    class Constant(Loss):
-        def gradients(self, optimizer):
-            return [(None, self.w)]
-
-    with pytest.raises(ValueError, match=r"no variable has a gradient, of \['w:0'\]"):
-        make(Constant)
-
-
-def test_towers_that_differ_in_their_variables_are_refused():
-    class Uneven(Loss):
-        def gradients(self, optimizer):
-            pairs = super().gradients(optimizer)
-            return pairs * (2 if "CPU:1" in self.loss.device else 1)
-
-    with pytest.raises(ValueError, match=r"w comes \[1, 2\] times in towers 0..1"):
-        make(Uneven)
-
-
-def test_towers_with_variables_of_their_own_are_refused():
-    class Own(Loss):
-        def __init__(self, inputs):
-            self.loss = tf.reduce_sum(inputs[0] * tf.Variable([0.0, 0.0]))
-
-    with pytest.raises(ValueError, match=r"is missing from towers \[0\]"):
-        make(Own)
-
-
-def test_equally_named_variables_of_two_towers_are_not_taken_for_one():
-    towers = []
-    for k in range(2):
-        with tf.name_scope(f"tower{k}/"):
-            towers.append([(tf.ones([]), v1.Variable(1.0, name="w"))])
-    message = r"must share their variables; got .*'tower0/w:0', 'tower1/w:0'"
-    with pytest.raises(ValueError, match=message):
-        check_shared(towers, caller="Owner")
-
-
-def test_a_loss_object_without_gradients_is_refused():
-    with pytest.raises(TypeError, match=r"object with gradients.optimizer.; got float"):
-        make(lambda inputs: 1.0)
-
-
 def test_epochs_without_a_loss_to_report_are_refused_and_steps_are_not():
     class Silent:
         def __init__(self, inputs):
@@ -391,21 +323,6 @@ def test_epochs_without_a_loss_to_report_are_refused_and_steps_are_not():
             optimizer.run_epochs(sess, 1)
 
 
-@pytest.mark.parametrize(
-    ("devices", "error", "message"),
-    [
-        (["/cpu:0", "/cpu:1", "/device:CPU:0"], ValueError, "given twice"),
-        ([], ValueError, "num_devices must be at least 1"),
-        (["/cpu:zero"], ValueError, "is no TensorFlow device string"),
-        ("/cpu:0", TypeError, "list of ints and device strings"),
-    ],
-)
-def test_bad_devices_are_refused(devices, error, message):
-    x = v1.placeholder(tf.float32, [None, 2])
-    with pytest.raises(error, match=message):
-        LocalSyncParallelOptimizer(descent(), devices, [x], [], 4, Loss)
-
-
 def test_a_device_that_the_session_lacks_is_refused_before_anything_is_loaded():
     x = v1.placeholder(tf.float32, [None, 2])
     optimizer = LocalSyncParallelOptimizer(
@@ -415,57 +332,6 @@ def test_a_device_that_the_session_lacks_is_refused_before_anything_is_loaded():
         for _ in range(2):
             with pytest.raises(ValueError, match=r"load_data: unknown .*'/gpu:7'"):
                 optimizer.load_data(sess, [X], [])
-
-
-@pytest.mark.parametrize(
-    ("placeholders", "rnn", "message"),
-    [
-        ([], [], "input_placeholders is empty"),
-        ([("x", None)], [], "has shape <unknown>"),
-        ([("x", [])], [], r"has shape \(\)"),
-        ([("x", [None])], [("h", None)], "column 'h' has shape <unknown>"),
-    ],
-)
-def test_placeholders_that_cannot_be_cut_are_refused(placeholders, rnn, message):
-    def made(given):
-        return [v1.placeholder(tf.float32, shape, name) for name, shape in given]
-
-    with pytest.raises(ValueError, match=f"LocalSyncParallelOptimizer: .*{message}"):
-        LocalSyncParallelOptimizer(
-            descent(), ["/cpu:0"], made(placeholders), made(rnn), 4, Loss
-        )
-
-
-def test_a_placeholder_given_twice_is_refused():
-    x = v1.placeholder(tf.float32, [None, 2], "x")
-    with pytest.raises(ValueError, match=r"names of their own; twice: \['x'\]"):
-        LocalSyncParallelOptimizer(descent(), ["/cpu:0"], [x, x], [], 4, Loss)
-
-
-@pytest.mark.parametrize(
-    ("maximum", "options", "message"),
-    [
-        (0, {}, "max_per_device_batch_size must be at least 1"),
-        (4, {"tail": "keep"}, "tail must be one of"),
-        (4, {"stacks": 3}, "stacks must be 1, or 2"),
-    ],
-)
-def test_bad_options_are_refused_when_it_is_made(maximum, options, message):
-    x = v1.placeholder(tf.float32, [None, 2], "x")
-    with pytest.raises(ValueError, match=message):
-        LocalSyncParallelOptimizer(
-            descent(), ["/cpu:0"], [x], [], maximum, Loss, **options
-        )
-
-
-def test_in_a_function_it_is_refused():
-    x = v1.placeholder(tf.float32, [None, 2], "x")
-
-    def build():
-        LocalSyncParallelOptimizer(descent(), ["/cpu:0"], [x], [], 4, Loss)
-
-    with pytest.raises(RuntimeError, match="builds a session graph; make it inside"):
-        tf.function(build, autograph=False)()
 
 
 def test_a_load_that_fails_half_way_in_a_session_leaves_nothing_to_train_on():

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tw_core.testing import CPUS
-from tw_rlload import LocalSyncParallelOptimizer, plan_load, weighted_mean
+from tw_rlload import LocalSyncParallelOptimizer, plan_load
 
 v1 = tf.compat.v1
 LR = 0.125  # Exact in float32, as are all sums below.
@@ -260,61 +260,3 @@ def test_bad_arguments_are_refused_in_the_name_of_run_epochs(make_trainer):
         trainer.run_epochs(0)
     with pytest.raises(ValueError, match="run_epochs: shuffle must be None or one of"):
         trainer.run_epochs(1, "columns")
-
-
-def weighted_regression(variables, inputs, weights):
-    error = tf.linalg.matvec(inputs["x"], variables["w"]) - inputs["y"]
-    loss = weighted_mean(tf.square(error), weights)
-    return loss, {"weight": tf.reduce_sum(weights), "rows": tf.size(weights)}
-
-
-@pytest.mark.parametrize("num_rows", [5, 21, 48])
-@pytest.mark.parametrize("shuffle", [None, "rows"])
-def test_pads_weigh_nothing(make_trainer, num_rows, shuffle):
-    x, y = regression_rows(num_rows)
-    trainer = make_trainer(
-        weighted_regression, {"w": START}, REGRESSION, opt=descent(), tail="pad"
-    )
-    report = trainer.load([x, y])
-    assert report.rows_loaded == num_rows
-    plan = plan_load(num_rows, num_devices=2, max_per_device_batch_size=4, tail="pad")
-    result = trainer.run_epochs(2, shuffle, seed=1)
-    w, losses = START.astype(np.float64), []
-    for e in range(2):
-        for s in range(plan.steps):
-            real = rows_of_step(plan, result.order, e, s)
-            error = x[real] @ w - y[real]
-            losses.append(np.mean(error**2))
-            w = w - LR * 2 * x[real].T @ error / len(real)
-    np.testing.assert_allclose(trainer.weights()["w"], w, rtol=1e-4)
-    np.testing.assert_allclose(result.losses.ravel(), losses, rtol=1e-4)
-    weight = sum(tower["weight"].sum() for tower in result.towers)
-    assert weight == 2 * num_rows
-
-
-def rows_of_step(plan, order, epoch, step):
-    """Says which rows of the batch count in a step, over all towers."""
-    size, found = plan.rows_per_device_step, []
-    for k, shard in enumerate(plan.shards):
-        mine = range(step * size, (step + 1) * size)
-        if order.sequences is not None:
-            mine = order.sequences[epoch, step, k]
-        found += [shard[int(i)] for i in mine if i < len(shard)]
-    return found
-
-
-def test_pads_that_fill_a_whole_tower_make_no_nan(make_trainer):
-    trainer = make_trainer(
-        weighted_regression,
-        {"w": START},
-        REGRESSION,
-        opt=descent(),
-        tail="pad",
-        devices=4,
-        maximum=2,
-    )
-    trainer.load(regression_rows(9))
-    result = trainer.run_epochs(1)
-    assert min(tower["weight"].min() for tower in result.towers) == 0
-    assert np.isfinite(trainer.weights()["w"]).all()
-    assert np.isfinite(result.losses).all()

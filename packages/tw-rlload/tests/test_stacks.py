@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from tw_rlload._columns import ColumnSpec
+from tw_rlload._column_specs import ColumnSpec
 from tw_rlload._loading import LoadOptions
 from tw_rlload._stacks import Stacks
 

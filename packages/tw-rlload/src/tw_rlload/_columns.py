@@ -14,29 +14,13 @@ import numpy as np
 import tensorflow as tf
 
 from tw_rlload._casts import Array, DType, cast_fault
+from tw_rlload._column_specs import ColumnSpec
 
 Columns: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
 
 # Rows are looked at in blocks of about this size, so that a check of the values
 # needs next to no memory.
 _BLOCK_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class ColumnSpec:
-    """What a column must look like.
-
-    Attributes:
-      name: as the user knows it.
-      dtype: of the variables on the devices.
-      inner_shape: of one row; None for a size that the data decides.
-      is_state: whether it has one row a sequence.
-    """
-
-    name: str
-    dtype: DType
-    inner_shape: tuple[int | None, ...]
-    is_state: bool
 
 
 @dataclass(frozen=True)
@@ -60,30 +44,6 @@ class Column:
     def row_shape(self) -> tuple[int, ...]:
         """Shape of one row."""
         return self.fragments[0].shape[1:]
-
-
-def make_spec(
-    name: str, dtype: Any, shape: Any, *, is_state: bool, caller: str
-) -> ColumnSpec:
-    """Makes the spec of a placeholder or a ``tf.TensorSpec``.
-
-    Raises:
-      ValueError: strings, resources and the like; a shape of unknown rank, or
-        of rank 0, which has no rows.
-    """
-    shape, tf_dtype = tf.TensorShape(shape), tf.as_dtype(dtype).base_dtype
-    if not (tf_dtype.is_floating or tf_dtype.is_integer or tf_dtype.is_bool):
-        raise ValueError(
-            f"{caller}: column {name!r} has dtype {tf_dtype.name}; only floats, "
-            "integers and bools can be loaded. Encode it as numbers."
-        )
-    if not shape.rank:
-        raise ValueError(
-            f"{caller}: column {name!r} has shape {shape}; rows are cut along axis 0, "
-            "so the rank must be known and at least 1, as in [None, 17]."
-        )
-    np_dtype = np.dtype(tf_dtype.as_numpy_dtype)
-    return ColumnSpec(name, np_dtype, tuple(shape.as_list()[1:]), is_state)
 
 
 def read_columns(

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from tw_core import Tower, map_towers
+from tw_core import Tower, check_devices, map_towers
 from tw_rlload._casts import Array
-from tw_rlload._columns import ColumnSpec
+from tw_rlload._column_specs import ColumnSpec
 from tw_rlload._session_calls import SessionCalls
 
 # [stacks][K][C]
@@ -52,6 +52,8 @@ class SessionWriter:
           towers: K towers.
           variables: [stacks][K][C].
         """
+        self._devices = [tower.device for tower in towers]
+        self._checked: Any = None
         with tf.device("/cpu:0"), tf.name_scope("load"):
             self._rows = [
                 tf.compat.v1.placeholder(v.dtype, v.shape) for v in variables[0][0]
@@ -62,8 +64,15 @@ class SessionWriter:
             self._assigns.append(map_towers(self._assign_each, towers, stack))
             self._empties.append(tf.group(*map_towers(_empty_each, towers, stack)))
 
-    def bind(self, sess: Any, calls: SessionCalls) -> "BoundWriter":
-        """Returns the writer for ``sess``."""
+    def bind(self, sess: Any, calls: SessionCalls, *, caller: str) -> "BoundWriter":
+        """Returns the writer for ``sess``.
+
+        Raises:
+          ValueError: the session lacks a device; told for plain sessions.
+        """
+        if isinstance(sess, tf.compat.v1.Session) and sess is not self._checked:
+            check_devices(self._devices, caller=caller, session=sess)
+            self._checked = sess
         return BoundWriter(sess, calls, self._rows, self._assigns, self._empties)
 
     def _assign_each(self, tower: Tower, column: list[tf.Variable]) -> list[Any]:

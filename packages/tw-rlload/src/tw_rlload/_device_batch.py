@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from tw_core import Tower
+from tw_rlload._check_mode import check_eager
 from tw_rlload._check_towers import check_distinct
-from tw_rlload._columns import Columns, ColumnSpec, make_spec
+from tw_rlload._column_specs import specs_of_mappings
+from tw_rlload._columns import Columns
 from tw_rlload._data_variables import EagerWriter, make_data_variables
 from tw_rlload._epoch_loop import LoopInputs
 from tw_rlload._load_plan import Tail, check_options
@@ -53,15 +55,11 @@ class DeviceBatch:
           RuntimeError: inside a graph or a ``tf.function``.
           ValueError: devices repeated or unknown, no column, or bad options.
         """
-        if not tf.executing_eagerly():
-            raise RuntimeError(
-                f"{_NAME}: makes variables; make it outside of graphs and tf.function. "
-                "In a session graph use tw_rlload.LocalSyncParallelOptimizer."
-            )
+        check_eager("makes variables", caller=_NAME)
         check_options(len(towers), max_per_device_batch_size, tail, caller=_NAME)
         check_distinct(towers, caller=_NAME)
         options = LoadOptions(
-            specs=_specs(columns, states or {}),
+            specs=specs_of_mappings(columns, states or {}, caller=_NAME),
             num_devices=len(towers),
             max_per_device_batch_size=max_per_device_batch_size,
             tail=tail,
@@ -94,7 +92,9 @@ class DeviceBatch:
         Raises:
           ValueError, TypeError: the batch was refused and nothing was touched;
             there is nothing to train on until the next load.
+          RuntimeError: in a graph or a ``tf.function``.
         """
+        check_eager("copies rows", caller="load")
         return self._stacks.load(columns, states, self._writer, caller="load").report
 
     def load_next(self, columns: Columns, states: Columns = ()) -> None:
@@ -108,9 +108,11 @@ class DeviceBatch:
           states: as for ``load``.
 
         Raises:
-          RuntimeError: one stack only, or a load is under way already.
+          RuntimeError: one stack only, a load is under way already, or in a
+            graph or a ``tf.function``.
           ValueError, TypeError: the batch was refused; the current one stays.
         """
+        check_eager("copies rows", caller="load_next")
         self._stacks.load_next(columns, states, self._writer, caller="load_next")
 
     def use_next(self, timeout_seconds: float = 300.0) -> LoadReport:
@@ -127,19 +129,3 @@ class DeviceBatch:
           RuntimeError: no load is under way, or it failed.
         """
         return self._stacks.use_next(timeout_seconds, caller="use_next").report
-
-
-def _specs(
-    columns: Mapping[str, tf.TensorSpec], states: Mapping[str, tf.TensorSpec]
-) -> tuple[ColumnSpec, ...]:
-    twice = sorted(columns.keys() & states.keys())
-    if not columns or twice:
-        raise ValueError(
-            f"{_NAME}: wants at least one column, and names that are either a column's "
-            f"or a state's; got columns {sorted(columns)} and states {sorted(states)}."
-        )
-    return tuple(
-        make_spec(name, spec.dtype, spec.shape, is_state=is_state, caller=_NAME)
-        for is_state, specs in ((False, columns), (True, states))
-        for name, spec in specs.items()
-    )

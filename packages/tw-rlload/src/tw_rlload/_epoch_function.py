@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tw_reduce import Reducer
+from tw_rlload._check_mode import check_eager
 from tw_rlload._check_towers import check_clipping
 from tw_rlload._device_batch import DeviceBatch
 from tw_rlload._epoch_loop import LoopFeeds, loop_feeds, loop_over_steps
@@ -84,9 +85,10 @@ class EpochFunction:
           their names; and ``"towers"``, a dictionary of all for each tower.
 
         Raises:
-          RuntimeError: nothing is loaded.
+          RuntimeError: nothing is loaded, or in a graph or a ``tf.function``.
           IndexError: another index than those.
         """
+        check_eager("gives arrays", caller="optimize")
         loaded = self._batch._stacks.require("optimize")
         first = step_start(loaded, batch_index)
         step = first // loaded.plan.sequences_per_device_step
@@ -122,9 +124,10 @@ class EpochFunction:
           The losses and other scalars of each step, and the order.
 
         Raises:
-          RuntimeError: nothing is loaded.
+          RuntimeError: nothing is loaded, or in a graph or a ``tf.function``.
           ValueError: a bad argument.
         """
+        check_eager("gives arrays", caller="run_epochs")
         loaded = self._batch._stacks.require("run_epochs")
         order = epoch_order(
             loaded.plan, num_epochs, shuffle, seed=seed, caller="run_epochs"
@@ -141,11 +144,14 @@ class EpochFunction:
 
     def _trace(self, feeds: LoopFeeds) -> tf.Tensor:
         with tf.device("/cpu:0"):
-            return loop_over_steps(feeds, self._batch._inputs, self._train)
+            # A function, so that several loops take one trace of the step.
+            train = tf.function(self._train, autograph=False)
+            # A tf.function orders what changes variables by itself.
+            return loop_over_steps(
+                feeds, self._batch._inputs, lambda rows: ([], train(rows))
+            )
 
-    def _train(
-        self, rows: list[list[tf.Tensor]]
-    ) -> tuple[list[tf.Operation], list[tf.Tensor]]:
+    def _train(self, rows: list[list[tf.Tensor]]) -> list[tf.Tensor]:
         outputs = self._step.losses(rows)
         self._step.apply(outputs, reducer=self._reducer, grad_norm_clipping=self._clip)
         weights = [output.weight for output in outputs if output.weight is not None]
@@ -154,8 +160,7 @@ class EpochFunction:
             weights or None,
             [output.others for output in outputs],
         )
-        # A tf.function orders what changes variables by itself.
-        return [], scalars
+        return scalars
 
     def _result(self, packed: Packed, order: EpochOrder) -> EpochResult:
         layout = self._layout

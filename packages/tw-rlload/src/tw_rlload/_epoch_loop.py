@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from tw_core import Tower, map_towers
-from tw_rlload._columns import ColumnSpec
-from tw_rlload._cuts import Cut, gather_rows, pick_branch, slice_rows
+from tw_rlload._column_specs import ColumnSpec
+from tw_rlload._cuts import Cut, gather_rows, slice_rows
 from tw_rlload._data_variables import DataVariables
 from tw_rlload._epoch_order import EpochOrder
 from tw_rlload._load_plan import LoadPlan
@@ -43,6 +43,10 @@ class LoopFeeds(NamedTuple):
     source: Any
 
 
+# (feeds, turn) -> [K][C] rows on the towers' devices.
+Pick: TypeAlias = Callable[[LoopFeeds, tf.Tensor], list[list[tf.Tensor]]]
+
+
 def loop_feeds(plan: LoadPlan, order: EpochOrder, stack: int) -> LoopFeeds:
     """Returns the arrays that make a loop run these epochs.
 
@@ -61,7 +65,7 @@ def loop_feeds(plan: LoadPlan, order: EpochOrder, stack: int) -> LoopFeeds:
 
 
 class LoopInputs:
-    """Picks all towers' rows of one turn."""
+    """Picks all towers' rows of one turn, in one of several ways."""
 
     def __init__(
         self,
@@ -72,41 +76,60 @@ class LoopInputs:
         """Takes K towers, C specs and [stacks][K][C] variables."""
         self._towers, self._specs, self._variables = towers, specs, variables
 
-    def pick(self, feeds: LoopFeeds, turn: tf.Tensor) -> list[list[tf.Tensor]]:
-        """Returns [K][C] rows on the towers' devices."""
+    def ways(self) -> list[Pick]:
+        """Returns what picks the rows, a function for each number of a source."""
+        return [
+            partial(way, stack)
+            for stack in self._variables
+            for way in (self._sliced, self._gathered)
+        ]
+
+    def _sliced(
+        self, stack: list[list[tf.Variable]], feeds: LoopFeeds, turn: tf.Tensor
+    ) -> list[list[tf.Tensor]]:
         count, length = tf.unstack(feeds.shape, num=2)
         cut = Cut(feeds.steps[turn] * count, count, length)
-        sequences = feeds.sequences[turn]
         return map_towers(
-            partial(self._pick, feeds.source, cut, sequences), self._towers
+            lambda tower, columns: slice_rows(columns, self._specs, cut),
+            *(self._towers, stack),
         )
 
-    def _pick(
-        self, source: tf.Tensor, cut: Cut, sequences: tf.Tensor, tower: Tower
-    ) -> list[tf.Tensor]:
-        k, specs = tower.index, self._specs
-        branches = []
-        for stack in self._variables:
-            gather = partial(gather_rows, stack[k], specs, sequences[k], cut.length)
-            branches += [partial(slice_rows, stack[k], specs, cut), gather]
-        return pick_branch(source, branches)
+    def _gathered(
+        self, stack: list[list[tf.Variable]], feeds: LoopFeeds, turn: tf.Tensor
+    ) -> list[list[tf.Tensor]]:
+        length, sequences = feeds.shape[1], feeds.sequences[turn]
+        return map_towers(
+            lambda tower, columns: gather_rows(
+                columns, self._specs, sequences[tower.index], length
+            ),
+            *(self._towers, stack),
+        )
 
 
 def loop_over_steps(feeds: LoopFeeds, inputs: LoopInputs, step: Step) -> tf.Tensor:
     """Runs a step on T minibatches, one after the other.
 
+    Each way of picking rows has a loop of its own, and one of them runs: to branch
+    in every turn took a tenth of a small model's step.
+
     Args:
       feeds: tensors.
       inputs: picks the rows.
-      step: called once, for the loop's body.
+      step: called once a way, for the loop's body.
 
     Returns:
       [T, M] float64, the step's scalars, on the CPU.
     """
+    loops = [partial(_loop, feeds, pick, step) for pick in inputs.ways()]
+    packed: tf.Tensor = tf.switch_case(feeds.source, loops)
+    return packed
+
+
+def _loop(feeds: LoopFeeds, pick: Pick, step: Step) -> tf.Tensor:
     total = tf.size(feeds.steps)
 
     def turn(i: tf.Tensor, rows: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
-        operations, scalars = step(inputs.pick(feeds, i))
+        operations, scalars = step(pick(feeds, i))
         rows = rows.write(i, pack_scalars(scalars))
         with tf.control_dependencies(operations):
             return i + 1, rows
@@ -115,5 +138,4 @@ def loop_over_steps(feeds: LoopFeeds, inputs: LoopInputs, step: Step) -> tf.Tens
     _, rows = tf.while_loop(
         lambda i, rows: i < total, turn, (tf.constant(0), rows), parallel_iterations=1
     )
-    packed: tf.Tensor = rows.stack()
-    return packed
+    return rows.stack()

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tw_core import Tower, map_towers
 from tw_reduce import Reducer
-from tw_rlload._columns import ColumnSpec
+from tw_rlload._column_specs import ColumnSpec
 from tw_rlload._loading import WEIGHTS
 from tw_rlload._tower_gradients import Pairs, combine_gradients
 

@@ -4,20 +4,14 @@
 rows, then copies and assigns the new ones, device by device.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from tw_rlload._casts import Array
-from tw_rlload._columns import (
-    Column,
-    Columns,
-    ColumnSpec,
-    check_lengths,
-    read_columns,
-)
+from tw_rlload._column_specs import ColumnSpec
+from tw_rlload._columns import Column, Columns, check_lengths, read_columns
 from tw_rlload._load_plan import LoadPlan, Tail, plan_load
 from tw_rlload._staging import StagingPool, copy_rows, pad_rows
 
@@ -168,15 +162,3 @@ def _weights(plan: LoadPlan, shard: range, staging: StagingPool) -> Array:
 
 def _rows_on_device(plan: LoadPlan, spec: ColumnSpec) -> int:
     return plan.sequences_per_device if spec.is_state else plan.rows_per_device
-
-
-def check_names(specs: Sequence[ColumnSpec], *, caller: str) -> None:
-    """Refuses specs that share a name.
-
-    Raises:
-      ValueError: names that come twice.
-    """
-    names = [spec.name for spec in specs]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"{caller}: columns need names of their own; twice: {twice}.")

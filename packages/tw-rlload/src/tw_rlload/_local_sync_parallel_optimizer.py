@@ -10,37 +10,26 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core import check_devices, towers
+from tw_core import towers
 from tw_reduce import Reducer
+from tw_rlload._check_mode import check_session_graph
 from tw_rlload._check_towers import check_clipping, check_distinct
-from tw_rlload._columns import Columns, ColumnSpec, make_spec
-from tw_rlload._data_variables import BoundWriter, SessionWriter, make_data_variables
-from tw_rlload._epoch_loop import LoopInputs, loop_feeds
-from tw_rlload._epoch_order import EpochOrder, Shuffle, epoch_order
+from tw_rlload._column_specs import specs_of_placeholders
+from tw_rlload._columns import Columns
+from tw_rlload._data_variables import SessionWriter, make_data_variables
+from tw_rlload._epoch_loop import LoopInputs
+from tw_rlload._epoch_order import Shuffle, epoch_order
 from tw_rlload._epoch_result import EpochResult, make_result
 from tw_rlload._load_plan import Tail, check_options
 from tw_rlload._load_report import LoadReport
-from tw_rlload._loading import WEIGHTS, LoadOptions, check_names
-from tw_rlload._progress import Packed, run_with_progress
+from tw_rlload._loading import LoadOptions
+from tw_rlload._progress import run_with_progress
 from tw_rlload._session_calls import SessionCalls
-from tw_rlload._session_epochs import SessionEpochs
-from tw_rlload._stacks import Loaded, Stacks, step_start
+from tw_rlload._session_epochs import build_epochs
+from tw_rlload._session_step import SessionStep, Update
+from tw_rlload._stacks import Stacks, step_start
 from tw_rlload._step_inputs import StepInputs
-from tw_rlload._step_scalars import lay_out
-from tw_rlload._tower_gradients import combine_gradients, default_reducer
-from tw_rlload._tower_loss import (
-    feeds_of,
-    fetches_of,
-    loss_of,
-    operations_of,
-    scalars_of,
-)
-from tw_rlload._train_step import (
-    build_losses,
-    check_shared,
-    sum_weights,
-    with_weights,
-)
+from tw_rlload._tower_gradients import default_reducer
 
 _NAME = "LocalSyncParallelOptimizer"
 
@@ -95,7 +84,7 @@ class LocalSyncParallelOptimizer:
           ValueError, TypeError: devices repeated or unknown, placeholders of
             unknown rank, bad options, or towers that do not match.
         """
-        _check_graph_mode()
+        check_session_graph(caller=_NAME)
         self.optimizer, self.devices = optimizer, devices
         self.max_per_device_batch_size = max_per_device_batch_size
         self.loss_inputs = [*input_placeholders, *rnn_inputs]
@@ -103,25 +92,17 @@ class LocalSyncParallelOptimizer:
         check_options(len(devices), max_per_device_batch_size, tail, caller=_NAME)
         self._towers = towers(devices)
         check_distinct(self._towers, caller=_NAME)
+        clip = check_clipping(grad_norm_clipping, caller=_NAME)
         options = LoadOptions(
-            specs=_specs(input_placeholders, rnn_inputs),
+            specs=specs_of_placeholders(input_placeholders, rnn_inputs, caller=_NAME),
             num_devices=len(self._towers),
             max_per_device_batch_size=max_per_device_batch_size,
             tail=tail,
             check_finite=check_finite,
             stacks=stacks,
         )
-        self._stacks = Stacks(options, owner=_NAME)
-        self._specs = options.stored
-        self._calls = SessionCalls()
-        self._checked: Any = None
-        self._clip = check_clipping(grad_norm_clipping, caller=_NAME)
-        self._reducer = reducer or default_reducer([t.device for t in self._towers])
-        variables = make_data_variables(self._towers, self._specs, stacks)
-        self._writer = SessionWriter(self._towers, variables)
-        self._inputs = StepInputs(self._towers, self._specs, variables)
-        self._build_step()
-        self._build_epochs(LoopInputs(self._towers, self._specs, variables))
+        reducer = reducer or default_reducer([t.device for t in self._towers])
+        self._build(options, Update(optimizer, reducer, clip))
 
     @property
     def report(self) -> LoadReport | None:
@@ -151,10 +132,8 @@ class LocalSyncParallelOptimizer:
           ValueError, TypeError: the batch was refused and nothing was touched;
             there is nothing to train on until the next load.
         """
-        caller = "load_data"
-        loaded = self._stacks.load(
-            inputs, state_inputs, self._bound(sess, caller), caller=caller
-        )
+        writer = self._writer.bind(sess, self._calls, caller="load_data")
+        loaded = self._stacks.load(inputs, state_inputs, writer, caller="load_data")
         return loaded.report.rows_per_device
 
     def load_next(self, sess: Any, inputs: Columns, state_inputs: Columns) -> None:
@@ -172,9 +151,8 @@ class LocalSyncParallelOptimizer:
           RuntimeError: one stack only, or a load is under way already.
           ValueError, TypeError: the batch was refused; the current one stays.
         """
-        caller = "load_next"
-        writer = self._bound(sess, caller)
-        self._stacks.load_next(inputs, state_inputs, writer, caller=caller)
+        writer = self._writer.bind(sess, self._calls, caller="load_next")
+        self._stacks.load_next(inputs, state_inputs, writer, caller="load_next")
 
     def use_next(self, timeout_seconds: float = 300.0) -> int:
         """Waits for ``load_next`` and makes its batch the current one.
@@ -210,11 +188,7 @@ class LocalSyncParallelOptimizer:
         """
         loaded = self._stacks.require("optimize")
         first = step_start(loaded, batch_index)
-        feeds = {**self._own_feeds(), **self._inputs.feeds(loaded, first)}
-        towers = self._tower_fetches
-        fetches = {**towers[-1], "train": self._train_op, "towers": towers}
-        fetched: dict[str, Any] = self._calls.run(sess, "step", fetches, feeds)
-        return fetched
+        return self._step.run(self._calls, sess, loaded, first)
 
     def run_epochs(
         self,
@@ -252,97 +226,25 @@ class LocalSyncParallelOptimizer:
                 "run_epochs: the objects that build_graph returns must have a scalar "
                 "tensor `loss` (or `_loss`), to report; they have none."
             )
-        run = partial(self._run_loop, sess, self._epochs, loaded)
+        run = partial(self._epochs.run, self._calls, sess, loaded)
         packed = run_with_progress(run, order, progress=progress)
-        return make_result(packed, self._layout, order)
+        return make_result(packed, self._epochs.layout, order)
 
     def get_common_loss(self) -> Any:
         """Returns what ``build_graph`` made of the whole placeholders."""
-        return self._common_loss
+        return self._step.common_loss
 
     def get_device_losses(self) -> list[Any]:
         """Returns what ``build_graph`` made for each tower."""
-        return list(self._losses)
+        return list(self._step.losses)
 
-    def _build_step(self) -> None:
-        pads = self._specs[-1] is WEIGHTS
-        whole, build_loss = list(self.loss_inputs), self.build_graph
-        if pads:
-            build_loss = with_weights(self.build_graph)
-            whole.append(tf.ones(tf.shape(whole[0])[:1]))
-        rows = self._inputs.tensors
-        built = build_losses(
-            self._towers, whole, rows, build_loss, self.optimizer, caller=_NAME
+    def _build(self, options: LoadOptions, update: Update) -> None:
+        made, specs = self._towers, options.stored
+        self._stacks, self._calls = Stacks(options, owner=_NAME), SessionCalls()
+        variables = make_data_variables(made, specs, options.stacks)
+        self._writer = SessionWriter(made, variables)
+        inputs = StepInputs(made, specs, variables)
+        self._step = SessionStep(
+            made, inputs, self.loss_inputs, self.build_graph, update
         )
-        self._common_loss, self._losses = built.common, built.towers
-        self._weights = sum_weights(self._towers, rows) if pads else None
-        pairs = combine_gradients(
-            built.grad_list,
-            reducer=self._reducer,
-            tower_weights=self._weights,
-            grad_norm_clipping=self._clip,
-            caller=_NAME,
-        )
-        check_shared(pairs, caller=_NAME)
-        with tf.control_dependencies(built.updates):
-            self._train_op = self.optimizer.apply_gradients(pairs[0])
-        self._tower_fetches = [fetches_of(loss) for loss in self._losses]
-
-    def _build_epochs(self, inputs: LoopInputs) -> None:
-        self._epochs: SessionEpochs | None = None
-        losses = [loss_of(loss) for loss in self._losses]
-        known = [loss for loss in losses if loss is not None]
-        if len(known) < len(losses):
-            return
-        others = [scalars_of(fetches) for fetches in self._tower_fetches]
-        self._layout, scalars = lay_out(known, self._weights, others)
-        operations = [op for f in self._tower_fetches for op in operations_of(f)]
-        operations = [self._train_op, *operations]
-        rows = self._inputs.tensors
-        self._epochs = SessionEpochs(inputs, rows, operations, scalars)
-
-    def _run_loop(
-        self, sess: Any, epochs: SessionEpochs, loaded: Loaded, order: EpochOrder
-    ) -> Packed:
-        arrays = loop_feeds(loaded.plan, order, loaded.stack)
-        feeds = {**self._own_feeds(), **epochs.feeds(arrays)}
-        packed: Packed = self._calls.run(sess, "epochs", epochs.fetch, feeds)
-        return packed
-
-    def _own_feeds(self) -> dict[Any, Any]:
-        feeds: dict[Any, Any] = {}
-        for loss in self._losses:
-            feeds.update(feeds_of(loss))
-        return feeds
-
-    def _bound(self, sess: Any, caller: str) -> BoundWriter:
-        if isinstance(sess, tf.compat.v1.Session) and sess is not self._checked:
-            devices = [tower.device for tower in self._towers]
-            check_devices(devices, caller=caller, session=sess)
-            self._checked = sess
-        return self._writer.bind(sess, self._calls)
-
-
-def _check_graph_mode() -> None:
-    if tf.executing_eagerly() or tf.inside_function():
-        raise RuntimeError(
-            f"{_NAME}: builds a session graph; make it inside `with "
-            "tf.Graph().as_default():`. In TensorFlow 2 use tw_rlload.DeviceBatch and "
-            "tw_rlload.EpochFunction."
-        )
-
-
-def _specs(
-    inputs: Sequence[tf.Tensor], states: Sequence[tf.Tensor]
-) -> tuple[ColumnSpec, ...]:
-    if not inputs:
-        raise ValueError(f"{_NAME}: input_placeholders is empty; give at least one.")
-    specs = [
-        make_spec(
-            tensor.op.name, tensor.dtype, tensor.shape, is_state=is_state, caller=_NAME
-        )
-        for is_state, tensors in ((False, inputs), (True, states))
-        for tensor in tensors
-    ]
-    check_names(specs, caller=_NAME)
-    return tuple(specs)
+        self._epochs = build_epochs(self._step, LoopInputs(made, specs, variables))

@@ -7,9 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import Tower, map_towers
-from tw_rlload._columns import ColumnSpec
+from tw_rlload._column_specs import ColumnSpec
 from tw_rlload._cuts import Cut, pick_branch, slice_rows
 from tw_rlload._data_variables import DataVariables
+from tw_rlload._loading import WEIGHTS
 from tw_rlload._stacks import Loaded
 
 
@@ -18,6 +19,7 @@ class StepInputs:
 
     Attributes:
       tensors: [K][C] on the towers' devices.
+      has_weights: whether the last column tells which rows are no pads.
     """
 
     def __init__(
@@ -27,6 +29,7 @@ class StepInputs:
         variables: DataVariables,
     ) -> None:
         """Slices [stacks][K][C] variables of K towers and C specs."""
+        self.has_weights = specs[-1] is WEIGHTS
         with tf.device("/cpu:0"):
             # One feed for four numbers, as every feed costs its time.
             self._fed = tf.compat.v1.placeholder(tf.int32, [4], "cut")

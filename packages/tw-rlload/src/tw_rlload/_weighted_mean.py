@@ -2,7 +2,10 @@
 
 import tensorflow as tf
 
+from tw_core import without_autograph
 
+
+@without_autograph
 def weighted_mean(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     """Averages values by weights; 0 where no weight is above 0.
 

@@ -1,4 +1,4 @@
-"""One step in a session graph: every tower's loss, averaged gradients, applied."""
+"""The losses of all towers in a session graph, and the gradients they give."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

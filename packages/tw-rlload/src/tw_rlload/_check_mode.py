@@ -1,0 +1,34 @@
+"""Which of TensorFlow's modes a call is made for."""
+
+import tensorflow as tf
+
+
+def check_session_graph(*, caller: str) -> None:
+    """Refuses to build anywhere but in a session graph.
+
+    Raises:
+      RuntimeError: eager mode, or a ``tf.function``.
+    """
+    if tf.executing_eagerly() or tf.inside_function():
+        raise RuntimeError(
+            f"{caller}: builds a session graph; make it inside `with "
+            "tf.Graph().as_default():`. In TensorFlow 2 use tw_rlload.DeviceBatch and "
+            "tw_rlload.EpochFunction."
+        )
+
+
+def check_eager(what: str, *, caller: str) -> None:
+    """Refuses graphs and the inside of a ``tf.function``.
+
+    Args:
+      what: what it does, that cannot be traced.
+      caller: who asks; opens the message.
+
+    Raises:
+      RuntimeError: not in eager mode.
+    """
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            f"{caller}: {what}; do so outside of graphs and tf.function. In a session "
+            "graph use tw_rlload.LocalSyncParallelOptimizer."
+        )

@@ -1,0 +1,100 @@
+"""What the columns of a batch must look like: read from placeholders or specs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tw_rlload._casts import DType
+
+
+@dataclass(frozen=True)
+class ColumnSpec:
+    """What a column must look like.
+
+    Attributes:
+      name: as the user knows it.
+      dtype: of the variables on the devices.
+      inner_shape: of one row; None for a size that the data decides.
+      is_state: whether it has one row a sequence.
+    """
+
+    name: str
+    dtype: DType
+    inner_shape: tuple[int | None, ...]
+    is_state: bool
+
+
+def make_spec(
+    name: str, dtype: Any, shape: Any, *, is_state: bool, caller: str
+) -> ColumnSpec:
+    """Makes the spec of a placeholder or a ``tf.TensorSpec``.
+
+    Raises:
+      ValueError: strings, resources and the like; a shape of unknown rank, or
+        of rank 0, which has no rows.
+    """
+    shape, tf_dtype = tf.TensorShape(shape), tf.as_dtype(dtype).base_dtype
+    if not (tf_dtype.is_floating or tf_dtype.is_integer or tf_dtype.is_bool):
+        raise ValueError(
+            f"{caller}: column {name!r} has dtype {tf_dtype.name}; only floats, "
+            "integers and bools can be loaded. Encode it as numbers."
+        )
+    if not shape.rank:
+        raise ValueError(
+            f"{caller}: column {name!r} has shape {shape}; rows are cut along axis 0, "
+            "so the rank must be known and at least 1, as in [None, 17]."
+        )
+    np_dtype = np.dtype(tf_dtype.as_numpy_dtype)
+    return ColumnSpec(name, np_dtype, tuple(shape.as_list()[1:]), is_state)
+
+
+def specs_of_placeholders(
+    inputs: Sequence[tf.Tensor], states: Sequence[tf.Tensor], *, caller: str
+) -> tuple[ColumnSpec, ...]:
+    """Returns the specs of placeholders, states last.
+
+    Raises:
+      ValueError: no input, a placeholder given twice; see ``make_spec``.
+    """
+    if not inputs:
+        raise ValueError(f"{caller}: input_placeholders is empty; give at least one.")
+    specs = tuple(
+        make_spec(
+            tensor.op.name, tensor.dtype, tensor.shape, is_state=is_state, caller=caller
+        )
+        for is_state, tensors in ((False, inputs), (True, states))
+        for tensor in tensors
+    )
+    names = [spec.name for spec in specs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{caller}: columns need names of their own; twice: {twice}.")
+    return specs
+
+
+def specs_of_mappings(
+    columns: Mapping[str, tf.TensorSpec],
+    states: Mapping[str, tf.TensorSpec],
+    *,
+    caller: str,
+) -> tuple[ColumnSpec, ...]:
+    """Returns the specs of named ``tf.TensorSpec``, states last.
+
+    Raises:
+      ValueError: no column, a name that is both's; see ``make_spec``.
+    """
+    twice = sorted(columns.keys() & states.keys())
+    if not columns or twice:
+        raise ValueError(
+            f"{caller}: wants at least one column, and names that are either a "
+            f"column's or a state's; got columns {sorted(columns)} and states "
+            f"{sorted(states)}."
+        )
+    return tuple(
+        make_spec(name, spec.dtype, spec.shape, is_state=is_state, caller=caller)
+        for is_state, specs in ((False, columns), (True, states))
+        for name, spec in specs.items()
+    )

@@ -1,0 +1,77 @@
+"""A batch on the devices outside of graphs: what it refuses, and what it frees."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_core import towers
+from tw_core.testing import CPUS
+from tw_rlload import DeviceBatch, EpochFunction
+from tw_rlload._data_variables import EagerWriter
+
+SPECS = {"x": tf.TensorSpec([None, 3]), "y": tf.TensorSpec([None])}
+
+
+def test_a_batch_is_made_outside_of_graphs_and_functions():
+    def build():
+        DeviceBatch(towers(["/cpu:0"]), SPECS, max_per_device_batch_size=4)
+
+    message = "outside of graphs .* use tw_rlload.LocalSyncParallelOptimizer"
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match=message):
+        build()
+    with pytest.raises(RuntimeError, match="DeviceBatch: makes variables; do so out"):
+        tf.function(build, autograph=False)()
+
+
+@pytest.mark.parametrize(
+    ("devices", "columns", "states", "message"),
+    [
+        (["/cpu:0", "/device:CPU:0"], SPECS, {}, "DeviceBatch: .* given twice"),
+        (["/cpu:0", "/gpu:7"], SPECS, {}, "unknown devices.*/gpu:7"),
+        (["/cpu:0"], {}, {}, "at least one column"),
+        (["/cpu:0"], SPECS, {"x": tf.TensorSpec([None])}, "either a column's or a"),
+        (["/cpu:0"], {"x": tf.TensorSpec([])}, {}, "column 'x' has shape"),
+    ],
+)
+def test_bad_devices_and_columns_are_refused(devices, columns, states, message):
+    with pytest.raises(ValueError, match=message):
+        DeviceBatch(towers(devices), columns, states, max_per_device_batch_size=4)
+
+
+class Line(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = tf.Variable([0.0, 0.0, 0.0])
+
+    def loss(self, inputs):
+        error = tf.linalg.matvec(inputs["x"], self.w) - inputs["y"]
+        return tf.reduce_mean(tf.square(error))
+
+
+def test_a_load_that_fails_half_way_is_freed_and_never_trained_on(monkeypatch):
+    batch = DeviceBatch(towers(list(CPUS[:2])), SPECS, max_per_device_batch_size=4)
+    model, written, write = Line(), [], EagerWriter.write
+    train = EpochFunction(batch, Line.loss, [model], [keras.optimizers.SGD(0.1)])
+    columns = [np.ones((16, 3), np.float32), np.ones(16, np.float32)]
+    batch.load(columns)
+
+    def failing(self, stack, tower, column, rows):
+        if len(written) == 3:
+            raise tf.errors.ResourceExhaustedError(None, None, "out of memory")
+        write(self, stack, tower, column, rows)
+        written.append(self._variables[stack][tower][column])
+
+    monkeypatch.setattr(EagerWriter, "write", failing)
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="out of memory"):
+        batch.load(columns)
+    assert [len(variable.numpy()) for variable in written] == [0, 0, 0]
+    assert batch.report is None
+    for call in (lambda: train.optimize(0), lambda: train.run_epochs(1)):
+        with pytest.raises(RuntimeError, match="the last load failed half-way"):
+            call()
+    np.testing.assert_array_equal(model.w.numpy(), 0)
+    monkeypatch.setattr(EagerWriter, "write", write)
+    batch.load(columns)
+    train.run_epochs(1)
+    assert model.w.numpy().all()

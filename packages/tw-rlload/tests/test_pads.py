@@ -1,0 +1,122 @@
+"""Rows that fill up the last steps: they weigh nothing, in both modes."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_rlload import plan_load, weighted_mean
+
+v1 = tf.compat.v1
+LR = 0.125
+REGRESSION = {"x": (np.float32, [3]), "y": (np.float32, [])}
+START = np.float32([0.5, -1, 2])
+
+
+def descent():
+    return lambda: v1.train.GradientDescentOptimizer(LR)
+
+
+def regression_rows(num_rows):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((num_rows, 3)).astype(np.float32)
+    return x, rng.standard_normal(num_rows).astype(np.float32)
+
+
+def test_weighted_mean_leaves_out_what_weighs_nothing():
+    values_ = tf.constant([1.0, 2.0, 30.0])
+    assert float(weighted_mean(values_, [1, 1, 0])) == 1.5
+    assert float(weighted_mean(values_, [0, 0, 0])) == 0
+    half = weighted_mean(tf.cast(values_, tf.float16), tf.constant([True, False, True]))
+    assert half.dtype == tf.float16 and float(half) == 15.5
+
+
+def weighted_regression(variables, inputs, weights):
+    error = tf.linalg.matvec(inputs["x"], variables["w"]) - inputs["y"]
+    loss = weighted_mean(tf.square(error), weights)
+    return loss, {"weight": tf.reduce_sum(weights), "rows": tf.size(weights)}
+
+
+@pytest.mark.parametrize("num_rows", [5, 21, 48])
+@pytest.mark.parametrize("shuffle", [None, "rows"])
+def test_pads_weigh_nothing(make_trainer, num_rows, shuffle):
+    x, y = regression_rows(num_rows)
+    trainer = make_trainer(
+        weighted_regression, {"w": START}, REGRESSION, opt=descent(), tail="pad"
+    )
+    report = trainer.load([x, y])
+    assert report.rows_loaded == num_rows
+    plan = plan_load(num_rows, num_devices=2, max_per_device_batch_size=4, tail="pad")
+    result = trainer.run_epochs(2, shuffle, seed=1)
+    w, losses = START.astype(np.float64), []
+    for e in range(2):
+        for s in range(plan.steps):
+            real = sequences_of_step(plan, result.order, e, s)
+            error = x[real] @ w - y[real]
+            losses.append(np.mean(error**2))
+            w = w - LR * 2 * x[real].T @ error / len(real)
+    np.testing.assert_allclose(trainer.weights()["w"], w, rtol=1e-4)
+    np.testing.assert_allclose(result.losses.ravel(), losses, rtol=1e-4)
+    weight = sum(tower["weight"].sum() for tower in result.towers)
+    assert weight == 2 * num_rows
+
+
+def sequences_of_step(plan, order, epoch, step):
+    """Says which sequences of the batch count in a step, over all towers."""
+    size, found = plan.sequences_per_device_step, []
+    for k, shard in enumerate(plan.shards):
+        mine = range(step * size, (step + 1) * size)
+        if order.sequences is not None:
+            mine = order.sequences[epoch, step, k]
+        found += [shard[int(i)] for i in mine if i < len(shard)]
+    return found
+
+
+def test_pads_that_fill_a_whole_tower_make_no_nan(make_trainer):
+    trainer = make_trainer(
+        weighted_regression,
+        {"w": START},
+        REGRESSION,
+        opt=descent(),
+        tail="pad",
+        devices=4,
+        maximum=2,
+    )
+    trainer.load(regression_rows(9))
+    result = trainer.run_epochs(1)
+    assert min(tower["weight"].min() for tower in result.towers) == 0
+    assert np.isfinite(trainer.weights()["w"]).all()
+    assert np.isfinite(result.losses).all()
+
+
+@pytest.mark.parametrize("num_sequences", [3, 5, 11])
+@pytest.mark.parametrize("shuffle", [None, "rows"])
+def test_pads_are_whole_sequences_with_states(make_trainer, num_sequences, shuffle):
+    def loss_fn(variables, inputs, weights):
+        states = tf.repeat(inputs["h"], tf.size(weights) // tf.size(inputs["h"]))
+        error = variables["w"] * inputs["x"] + states - inputs["y"]
+        return weighted_mean(tf.square(error), weights)
+
+    columns = {"x": (np.float32, []), "y": (np.float32, [])}
+    trainer = make_trainer(
+        *(loss_fn, {"w": np.float32(0.5)}, columns, {"h": (np.float32, [])}),
+        opt=descent(),
+        tail="pad",
+    )
+    x, y, h = np.random.default_rng(0).standard_normal((3, num_sequences, 2))
+    h = h[:, 0]
+    columns = {"x": x.ravel().astype("f"), "y": y.ravel().astype("f")}
+    report = trainer.load(columns, {"h": h.astype("f")})
+    assert report.rows_loaded == 2 * num_sequences
+    result = trainer.run_epochs(2, shuffle, seed=1)
+    plan = plan_load(
+        *(2 * num_sequences, num_sequences),
+        num_devices=2,
+        max_per_device_batch_size=4,
+        tail="pad",
+    )
+    w = 0.5
+    for e, s in np.ndindex(2, plan.steps):
+        real = sequences_of_step(plan, result.order, e, s)
+        error = w * x[real] + h[real, None] - y[real]
+        w = w - LR * 2 * np.mean(error * x[real])
+    np.testing.assert_allclose(trainer.weights()["w"], w, rtol=1e-4)
