@@ -108,9 +108,7 @@ class Model:
         with v1.variable_scope("model", custom_getter=getter):
             loss = self._loss()
         self.optimizer = self._optimizer()
-        update_ops = self._update_ops() if spec.get("update_ops") else []
-        with tf.control_dependencies(update_ops):
-            self.train_op = self.optimizer.minimize(loss, global_step=self.global_step)
+        self.train_op = self.optimizer.minimize(loss, global_step=self.global_step)
         chief = task.is_chief
         tokens = spec.get("num_tokens", 0 if spec["kind"] == "tensorflow" else -1)
         self.hook = self.optimizer.make_session_run_hook(chief, tokens)
@@ -166,15 +164,6 @@ class Model:
             options["compression"] = tf.as_dtype(options["compression"])
         return SyncReplicasOptimizer(inner, **arguments, **options)
 
-    def _update_ops(self) -> list[Any]:
-        import tensorflow as tf
-
-        v1 = tf.compat.v1
-        self.updates = v1.get_variable(
-            "updates", [], initializer=v1.zeros_initializer(), trainable=False
-        )
-        return [v1.assign_add(self.updates, 1.0).op]
-
     def _feed(self, value: Any) -> dict[Any, Any]:
         feed = {self.factor: value["factor"]}
         if self.spec.get("sparse"):
@@ -195,12 +184,19 @@ class Model:
         return count
 
     def until(self, session: Any, value: Any) -> Any:
-        """Runs steps until the global step is reached."""
+        """Runs steps until the global step is reached; whether the session is over."""
+        self.lowest = 10**9
         while not session.should_stop():
-            if session.run(self.global_step) >= value["step"]:
+            step = int(session.run(self.global_step))
+            self.lowest = min(self.lowest, step)
+            if step >= value["step"]:
                 break
             session.run(self.train_op, self._feed(value))
         return session.should_stop()
+
+    def lowest_step(self, session: Any, value: Any) -> Any:
+        """Returns the lowest global step that the last ``until`` has seen."""
+        return self.lowest
 
     def read(self, session: Any, value: Any) -> Any:
         """Returns the global step and all of the model's variables."""
@@ -244,7 +240,7 @@ def _task(node: Any, side: str) -> str:
 
 
 def _facts(error: BaseException) -> dict[str, Any]:
-    names = ("step", "arrived", "missing", "servers", "waited_s")
+    names = ("step", "arrived", "missing", "heard_s", "servers", "waited_s")
     return {name: getattr(error, name) for name in names if hasattr(error, name)}
 
 

@@ -1,12 +1,11 @@
 """What is refused, with which words; what the hook says before the first step."""
 
-import json
-
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from tw_syncrep import SyncReplicasOptimizer, cluster
-from tw_syncrep._training_session import with_device_filters
+from tw_syncrep._device_filters import with_device_filters
 
 v1 = tf.compat.v1
 
@@ -100,6 +99,28 @@ def test_the_hook_is_refused_before_the_graph():
         make().make_session_run_hook(True).begin()
 
 
+def test_counts_may_be_numpys():
+    opt = make(np.int64(2), total_num_replicas=np.int32(3), replica_index=0)
+    opt.apply_gradients([pair()], global_step=step())
+    assert opt.sync_graph.meeting.replicas == 3
+
+
+@pytest.mark.parametrize(
+    "aggregate, total, given, want",
+    [(2, 2, -1, [0, 0]), (2, 3, -1, [0, 0, 0]), (5, 2, -1, [2, 1]), (2, 2, 3, [2, 1])],
+)
+def test_initial_tokens_are_as_many_as_asked_for_or_needed(
+    aggregate, total, given, want
+):
+    opt = make(aggregate, total_num_replicas=total, replica_index=0)
+    opt.apply_gradients([pair()], global_step=step())
+    tokens = opt.get_init_tokens_op(given)
+    sizes = [queue.size() for queue in opt.sync_graph.meeting.waiting.queues]
+    with v1.Session() as session:
+        session.run(tokens)
+        assert session.run(sizes) == want
+
+
 @pytest.mark.parametrize("aggregate, total, given", [(4, 2, 1), (2, 2, -2)])
 def test_too_few_tokens_are_refused(aggregate, total, given):
     opt = make(aggregate, total_num_replicas=total, replica_index=0)
@@ -117,64 +138,6 @@ def test_uninitialised_variables_are_named():
         session.run(step().initializer)
         with pytest.raises(RuntimeError, match="no value: first, second"):
             hook.after_create_session(session, tf.train.Coordinator())
-
-
-def built_replica(**settings):
-    opt = make(2, **settings)
-    opt.apply_gradients([pair()], global_step=step())
-    return opt.sync_graph.replica.index
-
-
-def test_the_replica_is_what_the_caller_says():
-    with tf.device("/job:worker/task:0"):
-        assert built_replica(replica_index=1) == 1
-
-
-def test_the_replica_is_the_task_of_the_device_in_force(monkeypatch):
-    with tf.device("/job:worker/task:1"):
-        assert built_replica() == 1
-
-
-def test_the_replica_counts_the_chief_of_the_cluster(monkeypatch):
-    config = {"chief": ["a:1"], "worker": ["b:1"]}
-    task = {"type": "worker", "index": 0}
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": config, "task": task}))
-    with tf.device("/job:worker/task:0"):
-        assert built_replica() == 1
-
-
-def test_the_replica_is_tf_configs_task_at_last(monkeypatch):
-    config = {"worker": ["a:1", "b:1"]}
-    task = {"type": "worker", "index": 1}
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": config, "task": task}))
-    assert built_replica() == 1
-
-
-def test_an_unknown_replica_is_refused():
-    with pytest.raises(ValueError, match="cannot tell which replica this is"):
-        built_replica()
-
-
-def test_a_replica_beyond_the_total_is_refused():
-    with pytest.raises(ValueError, match=r"replica 2 \(from replica_index=\) is not"):
-        built_replica(replica_index=2)
-
-
-def test_slots_are_the_wrapped_optimizers():
-    inner = v1.train.MomentumOptimizer(1.0, 0.5)
-    opt = SyncReplicasOptimizer(inner, 1)
-    gradient, v = pair()
-    opt.apply_gradients([(gradient, v)], global_step=step())
-    assert opt.get_slot_names() == ["momentum"]
-    assert opt.get_slot(v, "momentum") is inner.get_slot(v, "momentum")
-    assert [x.name for x in opt.variables()] == ["v/Momentum:0"]
-
-
-def test_it_is_an_optimizer_of_tensorflow_and_of_tw_core():
-    from tw_core import OptimizerLike
-
-    assert isinstance(make(), v1.train.Optimizer)
-    assert isinstance(make(), OptimizerLike)
 
 
 def test_a_session_sees_the_servers_and_its_own_task_only():
@@ -198,6 +161,38 @@ def test_a_local_cluster_needs_a_worker():
         cluster.start_local(workers=0)
 
 
+def above(op):
+    """All ops that must have run before one."""
+    seen, todo = {op}, [op]
+    while todo:
+        one = todo.pop()
+        before = {t.op for t in one.inputs} | set(one.control_inputs)
+        todo += before - seen
+        seen |= before
+    return seen
+
+
+def test_nothing_is_changed_before_the_round_is_decided():
+    v = v1.get_variable("table", [4, 2])
+    average = tf.train.ExponentialMovingAverage(0.5)
+    opt = SyncReplicasOptimizer(
+        v1.train.AdamOptimizer(0.1),
+        1,
+        variable_averages=average,
+        variables_to_average=[v],
+    )
+    gradient = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1]))
+    opt.apply_gradients([(gradient, v)], global_step=step())
+    writes = ("Assign", "ResourceScatter", "ResourceApply")
+    changes = [
+        op for op in above(opt.sync_graph.round_op) if op.type.startswith(writes)
+    ]
+    # Moments and parameters, the powers of beta, the step, the average.
+    assert len(changes) >= 9
+    for change in changes:
+        assert "While" in {op.type for op in above(change)}, change.name
+
+
 def test_what_the_chief_runs_is_on_the_servers_alone():
     with tf.device("/job:worker/task:0"):
         with tf.device("/job:ps/task:0"):
@@ -205,9 +200,6 @@ def test_what_the_chief_runs_is_on_the_servers_alone():
         opt = make(2)
         with tf.control_dependencies([tf.no_op(name="updates")]):
             opt.apply_gradients(pairs, global_step=global_step)
-    above = [opt.sync_graph.round_op]
-    for op in above:
-        above += {t.op for t in op.inputs} | set(op.control_inputs) - set(above)
-        assert len(above) < 10_000
-    assert {op.device.partition("/device")[0] for op in above} == {"/job:ps/task:0"}
-    assert "updates" not in {op.name for op in above}
+    ops = above(opt.sync_graph.round_op)
+    assert {op.device.partition("/device")[0] for op in ops} == {"/job:ps/task:0"}
+    assert "updates" not in {op.name for op in ops}

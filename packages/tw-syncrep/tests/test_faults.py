@@ -5,7 +5,6 @@ How soon is measured by the trials of the session ``faults``.
 
 import pytest
 from syncrep_faults import FAULTS, OPTIONS, SPEC, run_trial
-from syncrep_tasks import Tasks
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -17,7 +16,10 @@ def test_survivors_raise_a_typed_error_that_names_whom_they_wait_for(
     assert {report.error for report in reports} == {FAULTS[fault]}
     for report in reports:
         if fault == "worker killed":
-            assert report.facts["missing"] == (1,)
+            assert (report.facts["arrived"], report.facts["missing"]) == ((0,), (1,))
+            assert report.facts["step"] >= 0
+            assert report.facts["waited_s"] >= OPTIONS["wait_timeout_s"]
+            assert report.facts["heard_s"][0] < report.facts["heard_s"][1]
             assert "Missing: 1 (heard" in report.message
             assert "Arrived: 0 (heard" in report.message
         elif fault == "chief killed":
@@ -36,18 +38,20 @@ def test_the_hook_alone_names_a_lost_worker_in_tensorflows_session(make_cluster)
     assert report.facts["missing"] == (1,)
 
 
-def test_creating_a_session_without_a_parameter_server_is_bounded(processes):
-    tasks = Tasks(processes, workers=1)
+@pytest.mark.parametrize(
+    "fault, words", [("killed", "cannot be reached"), ("stopped", "does not answer")]
+)
+def test_creating_a_session_is_bounded(make_cluster, fault, words):
+    tasks = make_cluster(workers=1)
+    server = tasks.servers[0]
     worker = tasks.start("worker", 0, "train", {**SPEC, "aggregate": 1, "total": 1})
-    try:
-        worker.expect("built")
-        worker.say("go")
-        word, error, message, _ = worker.hear(20)
-        assert (word, error) == ("raised", "ServerLostError")
-        assert "creating the session has waited" in message
-        assert f"ps 0 ({tasks.addresses['ps'][0]}) cannot be reached" in message
-    finally:
-        tasks.kill()
+    worker.expect("built")
+    server.stop() if fault == "stopped" else server.kill()
+    worker.say("go")
+    word, error, message, _ = worker.hear(20)
+    assert (word, error) == ("raised", "ServerLostError")
+    assert "creating the session has waited" in message
+    assert f"ps 0 ({tasks.addresses['ps'][0]}) {words}" in message
 
 
 def test_closing_a_session_with_a_stopped_parameter_server_is_bounded(make_cluster):
@@ -73,6 +77,7 @@ def test_a_replica_that_does_not_start_is_named(make_cluster):
     word, error, message, facts = worker.hear(20)
     assert (word, error) == ("raised", "StartTimeoutError")
     assert facts["missing"] == (1,)
+    assert facts["heard_s"][1] is None
     assert "Missing: 1 (never heard)" in message
 
 

@@ -1,5 +1,7 @@
 """tw-launch starts tasks, watches them and leaves none behind."""
 
+import ctypes
+import errno
 import json
 import os
 import signal
@@ -8,12 +10,14 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 
 import pytest
 
 from tw_syncrep._listening import ExposedServerWarning, is_exposed, warn_if_exposed
 from tw_syncrep._ports import find_free_ports
 from tw_syncrep._task_plan import plan_tasks
+from tw_syncrep.launch import main
 
 HEAD = """
 import json, os, signal, socket, sys, time
@@ -98,7 +102,7 @@ def test_signals_are_handed_on_and_stubborn_tasks_killed():
     while True:
         time.sleep(1)
     """
-    process = launch(program, "--ps", "0", "--grace", "1")
+    process = launch(program, "--ps", "0", "--grace", "5")
     pids = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
     process.send_signal(signal.SIGTERM)
     status, out, err = finish(process)
@@ -143,6 +147,19 @@ def test_isolated_tasks_have_the_loopback_interface_only():
     assert f"[worker 0] ['lo'] {os.getuid()}" in out
 
 
+def test_isolation_that_the_system_refuses_is_told(monkeypatch, capsys):
+    class Refusing:
+        def unshare(self, flags):
+            ctypes.set_errno(errno.EPERM)
+            return -1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Refusing())
+    assert main(["--isolate", "--", "true"]) == 2
+    said = capsys.readouterr().err
+    assert "does not allow a network namespace (Operation not permitted)" in said
+    assert "run without --isolate behind a firewall" in said
+
+
 def test_wrong_counts_are_told():
     status, _, err = finish(launch("pass", "--workers", "0"))
     assert status == 2
@@ -169,7 +186,7 @@ def test_ports_are_free_and_different():
     for port in ports:
         with socket.socket() as one:
             one.bind(("", port))
-    with pytest.raises(RuntimeError, match="found 1000 of 100000 free ports"):
+    with pytest.raises(RuntimeError, match=r"found \d+ of 100000 free ports"):
         find_free_ports(100_000)
 
 
@@ -185,6 +202,17 @@ def test_a_server_on_all_interfaces_is_noticed(monkeypatch):
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo")])
     with socket.create_server(("", 0)) as server:
         assert not is_exposed(server.getsockname()[1])
+
+
+def test_starting_servers_warns_once_that_they_are_open(monkeypatch):
+    from tw_syncrep import cluster
+
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        cluster.start_local(ps=1, workers=1)
+    (warning,) = [w for w in caught if w.category is ExposedServerWarning]
+    assert "tw-launch --isolate" in str(warning.message)
 
 
 def test_a_tensorflow_server_is_open_whatever_host_it_was_given():

@@ -95,6 +95,8 @@ def test_a_restarted_task_goes_on_from_the_last_checkpoint(
         tasks.servers[0].kill()
         tasks.restart("ps", 0, "serve", {})
     assert [worker.expect("done") for worker in tasks.workers] == [False, False]
+    lowest = [worker.ask("lowest_step") for worker in tasks.workers]
+    assert min(lowest) >= saved
     step, variables = tasks.workers[1].ask("read")
     assert step >= saved + 20
     check_numbers(step, variables)

@@ -79,6 +79,7 @@ def test_missing_replicas_are_named_with_when_they_were_heard():
     assert type(error) is ReplicaTimeoutError
     assert (error.step, error.arrived, error.missing) == (37, (0, 1), (2,))
     assert error.waited_s == pytest.approx(10.0)
+    assert error.heard_s == pytest.approx((1.0, 0.0, 12.0))
     assert str(error) == (
         "SyncReplicasOptimizer: replica 0 waited 10.0 s for the end of step 37; "
         "wait_timeout_s is 10. Arrived: 0 (heard 1.0 s ago), 1 (heard 0.0 s ago). "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tw_syncrep import cluster
+    from tw_syncrep._bounded_session import TrainingSession
     from tw_syncrep._errors import (
         ChiefLostError,
         ReplicaTimeoutError,
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from tw_syncrep._hook import SyncReplicasHook
     from tw_syncrep._optimizer import SyncReplicasOptimizer
     from tw_syncrep._status import Status
-    from tw_syncrep._training_session import TrainingSession, training_session
+    from tw_syncrep._training_session import training_session
 
 __all__ = [
     "ChiefLostError",
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "_bounded_session": ["TrainingSession"],
     "_errors": [
         "ChiefLostError",
         "ReplicaTimeoutError",
@@ -46,7 +48,7 @@ _HOMES = {
     "_hook": ["SyncReplicasHook"],
     "_optimizer": ["SyncReplicasOptimizer"],
     "_status": ["Status"],
-    "_training_session": ["TrainingSession", "training_session"],
+    "_training_session": ["training_session"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -8,9 +8,11 @@ become pointless.
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_Answer = tuple[Any, BaseException | None]
 LOOK_EVERY_S = 0.5
 """Seconds between two looks at a call that takes long."""
 
@@ -30,12 +32,9 @@ class CallThread:
         """Starts the thread, in which ``surroundings`` hold."""
         self.is_abandoned = False
         self._surroundings = surroundings
-        self._call: Callable[[], Any] | None = None
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self._begin = threading.Semaphore(0)
-        self._ended = threading.Lock()
-        self._ended.acquire()
+        # Of the ways to hand something to a thread, this one costs least.
+        self._calls: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
+        self._answers: SimpleQueue[_Answer] = SimpleQueue()
         self._thread = threading.Thread(
             target=self._serve, name="tw-syncrep-session", daemon=True
         )
@@ -61,17 +60,12 @@ class CallThread:
                 "training_session: an earlier call did not return and was left "
                 "behind; make a new session."
             )
-        self._call = call
-        self._begin.release()
-        wait_s = LOOK_EVERY_S
+        self._calls.put(call)
         try:
-            while not self._ended.acquire(timeout=wait_s):
-                wait_s = look()
+            result, error = self._await_answer(look)
         except BaseException:
             self.is_abandoned = True
             raise
-        error, self._error = self._error, None
-        result, self._result = self._result, None
         if error is not None:
             raise error
         return result  # type: ignore[no-any-return]
@@ -80,18 +74,25 @@ class CallThread:
         """Ends the thread, unless a call was left behind in it."""
         if not self.is_abandoned:
             self.is_abandoned = True
-            self._call = None
-            self._begin.release()
+            self._calls.put(None)
+
+    def _await_answer(self, look: Callable[[], float]) -> _Answer:
+        wait_s = LOOK_EVERY_S
+        while True:
+            try:
+                return self._answers.get(timeout=wait_s)
+            except Empty:
+                wait_s = look()
 
     def _serve(self) -> None:
         with self._surroundings:
-            while True:
-                self._begin.acquire()
-                if self._call is None:
-                    return
-                try:
-                    self._result = self._call()
-                except BaseException as error:
-                    self._error = error
-                self._call = None
-                self._ended.release()
+            while (call := self._calls.get()) is not None:
+                self._answers.put(_answer(call))
+                del call  # It may hold a session that is to go.
+
+
+def _answer(call: Callable[[], Any]) -> _Answer:
+    try:
+        return call(), None
+    except BaseException as error:
+        return None, error

@@ -65,7 +65,10 @@ def build_round(meeting: Meeting, apply: Apply) -> tf.Operation:
         means = meeting.arrivals.payload.means(decision.sums, decision.count)
         for lane in meeting.lanes:
             means |= lane.collect(decision.tickets)
-        applied = apply(means)
+        # Some optimizers begin without their gradients, as Adam does by decaying
+        # the moments of sparse ones; a checkpoint must not catch that.
+        with tf.control_dependencies([decision.count]):
+            applied = apply(means)
         with tf.control_dependencies([applied]):
             ended = decision.round_number
             rows = [

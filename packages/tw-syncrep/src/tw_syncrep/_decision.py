@@ -81,50 +81,15 @@ def decide(arrivals: Arrivals) -> Decision:
     Returns:
       The decision, on the board's server.
     """
-    replicas = len(arrivals.quota)
-    absent = replica_keys(replicas, ReplicaField.LEFT)
     with on_device(arrivals.board.device):
         now = arrivals.board.read([Field.ROUND, Field.EPOCH])
         slots = tf.constant(arrivals.quota, tf.int64)
-
-        def go_on(
-            count: tf.Tensor, filled: tf.Tensor, left: tf.Tensor, *_: tf.Tensor
-        ) -> tf.Tensor:
-            possible = tf.reduce_sum(tf.where(left > 0, filled, slots))
-            return count < tf.clip_by_value(possible, 1, arrivals.aggregate)
-
-        def judge(
-            count: tf.Tensor,
-            filled: tf.Tensor,
-            _: tf.Tensor,
-            dropped: tf.Tensor,
-            *rest: tf.Tensor,
-        ) -> list[tf.Tensor]:
-            ticket, *sent = _next(arrivals)
-            with tf.control_dependencies([ticket]):
-                left = arrivals.board.read(absent)
-            is_accepted = _is_accepted(ticket, now, filled, slots)
-            accepted = tf.cast(is_accepted, tf.int64)
-            is_gradient = tf.cast(tf.not_equal(ticket[1], NOTICE), tf.int64)
-            slot = accepted * tf.one_hot(ticket[0], replicas, dtype=tf.int64)
-            return [
-                count + accepted,
-                filled + slot,
-                left,
-                dropped + is_gradient - accepted,
-                *_add_if(is_accepted, arrivals, rest, [ticket, *sent]),
-            ]
-
-        start = [
-            tf.constant(0, tf.int64),
-            tf.zeros([replicas], tf.int64),
-            arrivals.board.read(absent),
-            tf.constant(0, tf.int64),
-        ]
+        judge = _Judge(arrivals, now, slots)
         tickets = [tf.zeros([0, TICKET_SIZE], tf.int64)] * arrivals.keeps_tickets
+        start = judge.start()
         count, _, _, dropped, *rest = tf.while_loop(
-            go_on,
-            judge,
+            judge.wants_more,
+            judge.hear_next,
             [*start, *tickets, *arrivals.payload.start()],
             shape_invariants=[
                 *(tensor.shape for tensor in start),
@@ -136,6 +101,62 @@ def decide(arrivals: Arrivals) -> Decision:
         kept = rest[0] if arrivals.keeps_tickets else None
         sums = rest[len(tickets) :]
         return Decision(tf.cast(count, tf.int32), kept, dropped, now[0], sums)
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """Judges one arrival after the other; its methods are the loop's.
+
+    Attributes:
+      arrivals: where they come from.
+      now: int64 [2], the round and epoch that are decided.
+      slots: int64 [R], how many gradients each replica may bring.
+    """
+
+    arrivals: Arrivals
+    now: tf.Tensor
+    slots: tf.Tensor
+
+    def start(self) -> list[tf.Tensor]:
+        """Returns count, slots filled [R], who has left [R], and dropped; int64."""
+        nothing = tf.constant(0, tf.int64)
+        filled = tf.zeros([len(self.arrivals.quota)], tf.int64)
+        return [nothing, filled, self._read_left(), nothing]
+
+    def wants_more(
+        self, count: tf.Tensor, filled: tf.Tensor, left: tf.Tensor, *_: tf.Tensor
+    ) -> tf.Tensor:
+        """Tells whether more gradients are asked for and possible, bool []."""
+        possible = tf.reduce_sum(tf.where(left > 0, filled, self.slots))
+        return count < tf.clip_by_value(possible, 1, self.arrivals.aggregate)
+
+    def hear_next(
+        self,
+        count: tf.Tensor,
+        filled: tf.Tensor,
+        _: tf.Tensor,
+        dropped: tf.Tensor,
+        *rest: tf.Tensor,
+    ) -> list[tf.Tensor]:
+        """Waits for an arrival; returns the state with it."""
+        ticket, *sent = _next(self.arrivals)
+        with tf.control_dependencies([ticket]):
+            left = self._read_left()
+        is_accepted = _is_accepted(ticket, self.now, filled, self.slots)
+        accepted = tf.cast(is_accepted, tf.int64)
+        is_gradient = tf.cast(tf.not_equal(ticket[1], NOTICE), tf.int64)
+        slot = tf.one_hot(ticket[0], len(self.arrivals.quota), dtype=tf.int64)
+        return [
+            count + accepted,
+            filled + accepted * slot,
+            left,
+            dropped + is_gradient - accepted,
+            *_add_if(is_accepted, self.arrivals, rest, [ticket, *sent]),
+        ]
+
+    def _read_left(self) -> tf.Tensor:
+        replicas = len(self.arrivals.quota)
+        return self.arrivals.board.read(replica_keys(replicas, ReplicaField.LEFT))
 
 
 def _next(arrivals: Arrivals) -> list[tf.Tensor]:

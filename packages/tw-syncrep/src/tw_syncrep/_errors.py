@@ -11,6 +11,7 @@ class SyncTimeoutError(TimeoutError):
       waited_s: seconds.
       arrived: numbers of the replicas whose gradients are there.
       missing: numbers of the replicas that were waited for.
+      heard_s: by replica, seconds since it was last heard; None if it never was.
     """
 
     def __init__(
@@ -21,12 +22,14 @@ class SyncTimeoutError(TimeoutError):
         waited_s: float = 0.0,
         arrived: Sequence[int] = (),
         missing: Sequence[int] = (),
+        heard_s: Sequence[float | None] = (),
     ) -> None:
         super().__init__(message)
         self.step = step
         self.waited_s = waited_s
         self.arrived = tuple(arrived)
         self.missing = tuple(missing)
+        self.heard_s = tuple(heard_s)
 
 
 class ReplicaTimeoutError(SyncTimeoutError):

@@ -46,10 +46,8 @@ def make_payloads(
     rows: dict[str, list[RowSums]] = {}
     for n, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
         if isinstance(grad, tf.IndexedSlices):
-            accumulator = None
-            if sparse_mean == "per_row":
-                accumulator = _accumulator(grad, variable, f"{shared_name}/rows_{n}")
-            sums = _rows(grad, variable, n, slots, accumulator)
+            named = f"{shared_name}/rows_{n}" if sparse_mean == "per_row" else None
+            sums = _rows(grad, variable, n, slots, accumulator_name=named)
             rows.setdefault(variable.device, []).append(sums)
         elif grad is not None:
             pieces.append(_piece(n, grad, variable))
@@ -98,8 +96,12 @@ def _rows(
     variable: tf.Variable,
     index: int,
     slots: int,
-    accumulator: Any,
+    *,
+    accumulator_name: str | None,
 ) -> RowSums:
+    accumulator = None
+    if accumulator_name is not None:
+        accumulator = _accumulator(grad, variable, accumulator_name)
     return RowSums(
         index=index,
         dtype=grad.values.dtype.name,

@@ -54,6 +54,7 @@ def judge_wait(
         waited_s=waited,
         arrived=status.arrived,
         missing=status.missing,
+        heard_s=status.heard_s,
     )
 
 

@@ -10,7 +10,7 @@ Which copy belongs to which master stands in a collection of the graph, as
 names, so that it can be exported with the graph.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,31 @@ def copy_of(master: tf.Variable) -> tf.Variable | None:
     """Returns the copy of a variable, or None."""
     found = [m.copy for m in mirrors() if m.master.name == master.name]
     return found[0] if found else None
+
+
+def copies_for(
+    variables: Sequence[tf.Variable] | None,
+) -> Sequence[tf.Variable] | None:
+    """Returns what to differentiate with respect to: copies where there are any.
+
+    Args:
+      variables: parameters; None for all that are trainable.
+
+    Returns:
+      [N] variables; None where there are no copies and nothing was named.
+    """
+    copies = {mirror.master.ref(): mirror.copy for mirror in mirrors()}
+    if not copies:
+        return variables
+    if variables is None:
+        variables = tf.compat.v1.trainable_variables()
+    return [copies.get(variable.ref(), variable) for variable in variables]
+
+
+def with_masters(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, tf.Variable]]:
+    """Returns (gradient, variable) pairs with parameters in place of their copies."""
+    masters = {mirror.copy.ref(): mirror.master for mirror in mirrors()}
+    return [(grad, masters.get(var.ref(), var)) for grad, var in pairs]
 
 
 def refresh(found: Sequence[Mirror], *, after: tf.Tensor, below: int) -> tf.Operation:

@@ -6,18 +6,20 @@ decided, is in the modules that this one puts together.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from tw_syncrep._gradients import SPARSE_MEANS
+from tw_syncrep._arguments import check_choice, check_pairs, sync_options, timeouts
 from tw_syncrep._hook import SyncReplicasHook
-from tw_syncrep._mirrors import SMALL, mirrors
-from tw_syncrep._on_device import apart_from_the_caller, on_device
+from tw_syncrep._initial_tokens import send_initial_tokens
+from tw_syncrep._inner_step import inner_step
+from tw_syncrep._mirrors import SMALL, copies_for, with_masters
+from tw_syncrep._queue_runner import make_queue_runner
 from tw_syncrep._replica_index import find_replica_index
 from tw_syncrep._status import Status, format_status, read_status
-from tw_syncrep._sync_graph import SyncGraph, SyncOptions, build_sync_graph
-from tw_syncrep._tokens import Token
+from tw_syncrep._sync_graph import SyncGraph, build_sync_graph
 
 _WHEN_LEAVING = ("continue", "end")
 
@@ -27,11 +29,6 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
     The first seven arguments are those of
     ``tf.compat.v1.train.SyncReplicasOptimizer``. Graph mode, resource variables.
-
-    Attributes:
-      chief_init_op: what the chief runs before its first round.
-      local_step_init_op: what every other replica runs before its first step.
-      ready_for_local_init_op: names of global variables without a value.
     """
 
     def __init__(
@@ -82,33 +79,23 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
           TypeError: ``compression`` is no float type.
         """
         super().__init__(use_locking, name)
-        total = (
-            replicas_to_aggregate if total_num_replicas is None else total_num_replicas
-        )
-        _check_counts(replicas_to_aggregate, total)
-        _check_choice("sparse_mean", sparse_mean, SPARSE_MEANS)
-        _check_choice("when_replica_leaves", when_replica_leaves, _WHEN_LEAVING)
-        start = wait_timeout_s if start_timeout_s is None else start_timeout_s
-        _check_timeouts(wait_timeout_s=wait_timeout_s, start_timeout_s=start)
-        if fuse_below < 0:
-            raise ValueError(
-                "SyncReplicasOptimizer: fuse_below must be 0 or more bytes; got "
-                f"{fuse_below}."
-            )
-        self._opt = opt
-        self._options = SyncOptions(
-            aggregate=int(replicas_to_aggregate),
-            total=int(total),
-            below=fuse_below,
-            wire_dtype=_wire_dtype(compression),
+        self._options = sync_options(
+            replicas_to_aggregate,
+            total_num_replicas,
+            fuse_below=fuse_below,
+            compression=compression,
             sparse_mean=sparse_mean,
         )
-        self._variable_averages = variable_averages
-        self._variables_to_average = variables_to_average
+        check_choice("when_replica_leaves", when_replica_leaves, _WHEN_LEAVING)
+        self.wait_timeout_s, self.start_timeout_s = timeouts(
+            wait_timeout_s, start_timeout_s
+        )
+        self._opt = opt
+        self._average: Any = None
+        if variable_averages is not None:
+            self._average = partial(variable_averages.apply, variables_to_average)
         self._replica_index = replica_index
-        self._when_replica_leaves = when_replica_leaves
-        self.wait_timeout_s = wait_timeout_s
-        self.start_timeout_s = start
+        self._ends_all = when_replica_leaves == "end"
         self._built: SyncGraph | None = None
         self._runner: Any = None
 
@@ -162,14 +149,8 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         Returns:
           [N] pairs of this replica's gradient, or None, and the variable.
         """
-        copies = {mirror.master.ref(): mirror.copy for mirror in mirrors()}
-        if not copies:
-            return list(self._opt.compute_gradients(loss, var_list, *args, **kwargs))
-        if var_list is None:
-            var_list = tf.compat.v1.trainable_variables()
-        wanted = [copies.get(variable.ref(), variable) for variable in var_list]
-        pairs = self._opt.compute_gradients(loss, wanted, *args, **kwargs)
-        return _with_masters(pairs)
+        wanted = copies_for(var_list)
+        return with_masters(self._opt.compute_gradients(loss, wanted, *args, **kwargs))
 
     def apply_gradients(
         self,
@@ -192,29 +173,20 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
           ValueError: no pair, no global step, or no number for this replica.
           TypeError: a gradient or variable of another kind.
         """
-        pairs = _with_masters(grads_and_vars)
-        if not pairs:
-            raise ValueError(
-                "SyncReplicasOptimizer.apply_gradients: Must supply at least one "
-                "variable; got no (gradient, variable) pairs."
-            )
-        if global_step is None:
-            raise ValueError(
-                "SyncReplicasOptimizer.apply_gradients: Global step is required to "
-                "check staleness; pass global_step="
-                "tf.compat.v1.train.get_or_create_global_step()."
-            )
-        grads, variables = [g for g, _ in pairs], [v for _, v in pairs]
-        _check_resources([*variables, global_step])
+        pairs = with_masters(grads_and_vars)
+        check_pairs(pairs, global_step)
+        variables = [variable for _, variable in pairs]
         self._built = build_sync_graph(
-            grads,
+            [grad for grad, _ in pairs],
             variables,
             global_step=global_step,
             replica_index=find_replica_index(
                 self._replica_index, total=self._options.total
             ),
             options=self._options,
-            apply=lambda means: self._apply(means, variables, global_step),
+            apply=inner_step(
+                self._opt, variables, global_step=global_step, then=self._average
+            ),
             name=name or self.get_name(),
         )
         self._runner = None
@@ -231,18 +203,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         """
         built = self.sync_graph
         if self._runner is None:
-            meeting = built.meeting
-            with apart_from_the_caller(), on_device(meeting.board.device):
-                close = tf.group(
-                    meeting.arrivals.queue.close(), meeting.waiting.close_queues()
-                )
-            queue = meeting.arrivals.queue
-            self._runner = tf.compat.v1.train.QueueRunner(
-                queue,
-                [built.round_op],
-                close_op=close,
-                cancel_op=close,
-            )
+            self._runner = make_queue_runner(built.meeting, built.round_op)
         return self._runner
 
     def get_init_tokens_op(self, num_tokens: int = -1) -> tf.Operation:
@@ -255,23 +216,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         Raises:
           ValueError: called before ``apply_gradients``, or too few tokens.
         """
-        meeting = self.sync_graph.meeting
-        needed = self._options.aggregate - self._options.total
-        if num_tokens == -1:
-            num_tokens = max(0, needed)
-        if num_tokens < max(0, needed):
-            raise ValueError(
-                "SyncReplicasOptimizer.get_init_tokens_op: Too few tokens to finish "
-                f"the first step: {num_tokens} (given) vs {max(0, needed)} (needed)."
-            )
-        with apart_from_the_caller():
-            share, more = divmod(num_tokens, self._options.total)
-            counts = [share + (r < more) for r in range(self._options.total)]
-            waiting = meeting.waiting
-            return tf.group(
-                *(waiting.send(r, Token.AGAIN, count=n) for r, n in enumerate(counts)),
-                name="init_tokens",
-            )
+        return send_initial_tokens(self.sync_graph.meeting, num_tokens)
 
     def make_session_run_hook(
         self, is_chief: bool, num_tokens: int = -1
@@ -282,17 +227,11 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
           is_chief: whether this replica applies the steps.
           num_tokens: initial tokens, for the chief.
         """
-        return SyncReplicasHook(
-            self,
-            is_chief,
-            num_tokens,
-            ends_all=self._when_replica_leaves == "end",
-        )
+        return SyncReplicasHook(self, is_chief, num_tokens, ends_all=self._ends_all)
 
     def status(self, session: Any) -> Status:
         """Reads how the run stands, in any replica's session."""
-        built = self.sync_graph
-        return read_status(session.run(built.ops.status))
+        return read_status(session.run(self.sync_graph.ops.status))
 
     def status_line(self, session: Any) -> str:
         """Reads how the run stands as one line of text."""
@@ -309,81 +248,3 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     def variables(self) -> list[tf.Variable]:
         """Returns the wrapped optimizer's variables."""
         return list(self._opt.variables())
-
-    def _apply(
-        self,
-        means: dict[int, Any],
-        variables: Sequence[tf.Variable],
-        global_step: tf.Variable,
-    ) -> Any:
-        pairs = [(means.get(n), variable) for n, variable in enumerate(variables)]
-        with on_device(global_step.device), tf.compat.v1.name_scope(""):
-            update = self._opt.apply_gradients(pairs, global_step)
-            if self._variable_averages is None:
-                return update
-            with tf.control_dependencies([update]):
-                return self._variable_averages.apply(self._variables_to_average)
-
-
-def _with_masters(pairs: Any) -> list[tuple[Any, tf.Variable]]:
-    masters = {mirror.copy.ref(): mirror.master for mirror in mirrors()}
-    return [(grad, masters.get(var.ref(), var)) for grad, var in pairs]
-
-
-def _check_counts(aggregate: Any, total: Any) -> None:
-    counts = {"replicas_to_aggregate": aggregate, "total_num_replicas": total}
-    wrong = [
-        f"{name}={count!r}"
-        for name, count in counts.items()
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1
-    ]
-    if wrong:
-        raise ValueError(
-            "SyncReplicasOptimizer: counts must be whole numbers of at least 1; got "
-            f"{', '.join(wrong)}."
-        )
-
-
-def _check_choice(name: str, got: str, known: Sequence[str]) -> None:
-    if got not in known:
-        raise ValueError(
-            f"SyncReplicasOptimizer: {name} must be one of {', '.join(known)}; got "
-            f"{got!r}."
-        )
-
-
-def _check_timeouts(**timeouts: float | None) -> None:
-    wrong = [
-        f"{name}={s!r}" for name, s in timeouts.items() if s is not None and s <= 0
-    ]
-    if wrong:
-        raise ValueError(
-            "SyncReplicasOptimizer: timeouts must be seconds above 0, or None to wait "
-            f"forever; got {', '.join(wrong)}."
-        )
-
-
-def _wire_dtype(compression: Any) -> tf.DType | None:
-    if compression is None:
-        return None
-    dtype = tf.as_dtype(compression)
-    if not dtype.is_floating:
-        raise TypeError(
-            "SyncReplicasOptimizer: compression must be a float type such as "
-            f"tf.bfloat16; got {dtype.name}."
-        )
-    return dtype
-
-
-def _check_resources(variables: Sequence[Any]) -> None:
-    strange = [
-        str(getattr(variable, "name", variable))
-        for variable in variables
-        if not hasattr(variable, "handle")
-    ]
-    if strange:
-        raise TypeError(
-            "SyncReplicasOptimizer.apply_gradients: only resource variables work; "
-            f"these are none: {', '.join(strange)}. Call "
-            "tf.compat.v1.enable_resource_variables() before building the model."
-        )

@@ -58,13 +58,8 @@ def read_status(parts: Sequence[np.ndarray]) -> Status:
     run = {field: int(about_run[place]) for place, field in enumerate(Field)}
     now, step = int(about_run[-2]), int(about_run[-1])
     arrived_at = replicas[ReplicaField.ARRIVED_AT]
-    is_here = (
-        (replicas[ReplicaField.ARRIVED_ROUND] == run[Field.ROUND])
-        & (arrived_at >= run[Field.EPOCH])
-        & (arrived_at > 0)
-    )
+    is_here = _is_here(replicas, run[Field.ROUND], run[Field.EPOCH])
     has_left = replicas[ReplicaField.LEFT] > 0
-    first = min(arrived_at[is_here], default=now)
     return Status(
         step=step,
         round_number=run[Field.ROUND],
@@ -77,7 +72,7 @@ def read_status(parts: Sequence[np.ndarray]) -> Status:
         left=_numbers(has_left),
         joined=_numbers(replicas[ReplicaField.JOINED] > 0),
         dropped=run[Field.DROPPED],
-        waiting_s=float(now - first) * _MICRO,
+        waiting_s=float(now - min(arrived_at[is_here], default=now)) * _MICRO,
         arrived_s=_ages(arrived_at, now),
         heard_s=_ages(replicas[ReplicaField.HEARD], now),
     )
@@ -113,6 +108,14 @@ def name_replicas(status: Status, replicas: Sequence[int]) -> str:
         when = "never heard" if heard is None else f"heard {heard:.1f} s ago"
         named.append(f"{replica} ({when})")
     return ", ".join(named) or "none"
+
+
+def _is_here(replicas: np.ndarray, round_number: int, epoch: int) -> np.ndarray:
+    """Tells whose gradients for this round are there, bool [R]."""
+    arrived_at = replicas[ReplicaField.ARRIVED_AT]
+    is_current = replicas[ReplicaField.ARRIVED_ROUND] == round_number
+    is_here: np.ndarray = is_current & (arrived_at >= epoch) & (arrived_at > 0)
+    return is_here
 
 
 def _rate(rounds: int, ring: np.ndarray) -> float:

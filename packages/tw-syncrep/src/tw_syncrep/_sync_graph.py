@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_syncrep._board import make_board
+from tw_syncrep._board import Board, make_board
 from tw_syncrep._chief_side import Apply, Meeting, build_round
 from tw_syncrep._decision import Arrivals, quotas
 from tw_syncrep._gradients import make_payloads
@@ -91,11 +91,7 @@ def build_sync_graph(
         train_op, reply = build_step(meeting, replica, by_index)
     with tf.name_scope(f"{own_name}/round/"):
         round_op = build_round(meeting, apply)
-    with apart_from_the_caller():
-        # As it comes, TensorFlow complains where nobody runs it.
-        uninitialized = tf.identity(
-            tf.compat.v1.report_uninitialized_variables(tf.compat.v1.global_variables())
-        )
+    uninitialized = _report_uninitialized()
     with tf.name_scope(f"{own_name}/session/"):
         ops = build_session_ops(meeting, replica, global_step=global_step)
     return SyncGraph(meeting, replica, train_op, reply, round_op, ops, uninitialized)
@@ -120,20 +116,31 @@ def _make_meeting(
             shared_name=name,
         )
         here = payloads.pop(device, Payload((), (), options.wire_dtype))
-        arrivals = Arrivals(
-            board=board,
-            queue=make_queue(
-                device, here, shared_name=f"{name}/arrivals", name="arrivals"
-            ),
-            payload=here,
-            quota=quotas(options.aggregate, options.total),
-            aggregate=options.aggregate,
-            keeps_tickets=bool(payloads),
+        arrivals = _make_arrivals(
+            board, here, options, name=f"{name}/arrivals", keeps_tickets=bool(payloads)
         )
         waiting = make_waiting(
             board, replicas=options.total, shared_name=f"{name}/tokens"
         )
         return Meeting(arrivals, waiting, _make_lanes(payloads, name))
+
+
+def _make_arrivals(
+    board: Board,
+    payload: Payload,
+    options: SyncOptions,
+    *,
+    name: str,
+    keeps_tickets: bool,
+) -> Arrivals:
+    return Arrivals(
+        board=board,
+        queue=make_queue(board.device, payload, shared_name=name, name="arrivals"),
+        payload=payload,
+        quota=quotas(options.aggregate, options.total),
+        aggregate=options.aggregate,
+        keeps_tickets=keeps_tickets,
+    )
 
 
 def _make_lanes(payloads: Mapping[str, Payload], name: str) -> tuple[Lane, ...]:
@@ -143,6 +150,14 @@ def _make_lanes(payloads: Mapping[str, Payload], name: str) -> tuple[Lane, ...]:
         queue = make_queue(server, payload, shared_name=shared_name, name="gradients")
         lanes.append(Lane(server, queue, payload))
     return tuple(lanes)
+
+
+def _report_uninitialized() -> tf.Tensor:
+    with apart_from_the_caller():
+        # As it comes, TensorFlow complains where nobody runs it.
+        return tf.identity(
+            tf.compat.v1.report_uninitialized_variables(tf.compat.v1.global_variables())
+        )
 
 
 def _unique_name(name: str) -> str:

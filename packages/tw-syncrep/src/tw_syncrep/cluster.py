@@ -21,13 +21,13 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import replica_device_setter
+from tw_syncrep._device_filters import with_device_filters
 from tw_syncrep._kept_memory import keep_freed_memory
 from tw_syncrep._listening import ExposedServerWarning, is_exposed, warn_if_exposed
 from tw_syncrep._mirrors import SMALL, mirrors
 from tw_syncrep._mirrors import variable_getter as _variable_getter
 from tw_syncrep._ports import find_free_ports
 from tw_syncrep._tf_config import TaskConfig, find_tf_config, read_tf_config
-from tw_syncrep._training_session import with_device_filters
 
 __all__ = [
     "ExposedServerWarning",

@@ -14,6 +14,12 @@ from tw_syncrep._task_plan import plan_tasks
 from tw_syncrep._task_process import TaskProcess
 
 _CANNOT_START = 2
+_COUNTS = (
+    ("--ps", 1, "parameter servers"),
+    ("--workers", 2, "replicas; the first is chief"),
+    ("--evaluators", 0, "0 or 1, outside the cluster"),
+    ("--max-restarts", 0, "of each task that fails"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,16 +58,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description="Starts the tasks of a TensorFlow cluster on this machine.",
         epilog="Example: tw-launch --ps 1 --workers 2 -- python train.py",
     )
-    parser.add_argument("--ps", type=_count, default=1, help="parameter servers (1)")
-    parser.add_argument(
-        "--workers", type=_count, default=2, help="replicas; the first is chief (2)"
-    )
-    parser.add_argument(
-        "--evaluators", type=_count, default=0, help="0 or 1, outside the cluster (0)"
-    )
-    parser.add_argument(
-        "--max-restarts", type=_count, default=0, help="of each task that fails (0)"
-    )
+    for name, default, meaning in _COUNTS:
+        parser.add_argument(
+            name, type=_count, default=default, help=f"{meaning} ({default})"
+        )
     parser.add_argument(
         "--grace",
         type=float,

@@ -1,0 +1,136 @@
+"""A session whose creation, calls and end are bounded.
+
+A hook cannot do this: it is not asked while a session is made, and cannot
+interrupt a call. The session lives in a thread of its own, and the caller looks
+at the parameter servers while it waits.
+"""
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from tw_syncrep._call_thread import CallThread
+from tw_syncrep._errors import StartTimeoutError
+from tw_syncrep._watch import ServerWatch
+
+T = TypeVar("T")
+
+
+class TrainingSession:
+    """What ``training_session`` returns; used as a ``MonitoredSession`` is."""
+
+    def __init__(
+        self,
+        create: Callable[[], Any],
+        *,
+        servers: Mapping[str, str],
+        wait_timeout_s: float | None,
+        start_timeout_s: float | None,
+        unanswered: Callable[[], bool],
+    ) -> None:
+        """Creates the session in a thread of its own.
+
+        Args:
+          create: returns a ``MonitoredSession``.
+          servers: "host:port" of parameter servers by task name.
+          wait_timeout_s: how long they may be silent; None for any time.
+          start_timeout_s: how long ``create`` may take; None for any time.
+          unanswered: tells whether a question through the session got no answer.
+
+        Raises:
+          SyncTimeoutError: it could not be created in time.
+        """
+        self._servers = servers
+        self._wait_timeout_s = wait_timeout_s
+        self._unanswered = unanswered
+        self._graph = tf.compat.v1.get_default_graph()
+        self._thread = CallThread(self._graph.as_default())
+        self._session = self._create(create, start_timeout_s)
+
+    @property
+    def graph(self) -> tf.Graph:
+        """The graph that was launched."""
+        return self._graph
+
+    def run(
+        self,
+        fetches: Any,
+        feed_dict: Any = None,
+        options: Any = None,
+        run_metadata: Any = None,
+    ) -> Any:
+        """Runs ops and tensors, as ``tf.compat.v1.Session.run``.
+
+        Raises:
+          SyncTimeoutError: a wait took too long.
+        """
+        return self._call(
+            "a step",
+            lambda: self._session.run(fetches, feed_dict, options, run_metadata),
+        )
+
+    def run_step_fn(self, step_fn: Callable[[Any], Any]) -> Any:
+        """Runs a function of a step context, as ``MonitoredSession.run_step_fn``."""
+        return self._call("a step", lambda: self._session.run_step_fn(step_fn))
+
+    def should_stop(self) -> bool:
+        """Whether the training is over."""
+        return bool(self._session.should_stop())
+
+    def close(self) -> None:
+        """Ends in order.
+
+        Raises:
+          SyncTimeoutError: parameter servers did not answer in time.
+        """
+        self._end(self._session.close)
+
+    def __enter__(self) -> "TrainingSession":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        """Ends in order; the end of the data is no error."""
+        ended = self._end(lambda: self._session.__exit__(kind, error, traceback))
+        return bool(ended)
+
+    def _create(self, create: Callable[[], Any], limit_s: float | None) -> Any:
+        watch = self._watch("creating the session", limit_s=limit_s)
+        try:
+            return self._thread.run(create, watch.look)
+        except tf.errors.DeadlineExceededError as error:
+            self._thread.end()
+            raise StartTimeoutError(
+                "training_session: the chief has not initialised the variables within "
+                f"{limit_s} s (start_timeout_s): {error.message}. Start it, or raise "
+                "start_timeout_s."
+            ) from error
+        except BaseException:
+            self._thread.end()
+            raise
+
+    def _end(self, close: Callable[[], T]) -> T | None:
+        if self._thread.is_abandoned:  # The error that did it is on its way.
+            return None
+        try:
+            return self._call("closing the session", close)
+        finally:
+            self._thread.end()
+
+    def _call(self, doing: str, call: Callable[[], T]) -> T:
+        return self._thread.run(call, self._watch(doing).look)
+
+    def _watch(self, doing: str, *, limit_s: float | None = None) -> ServerWatch:
+        return ServerWatch(
+            doing,
+            self._servers,
+            self._wait_timeout_s,
+            limit_s=limit_s,
+            unanswered=self._unanswered,
+        )

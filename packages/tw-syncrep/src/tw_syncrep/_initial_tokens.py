@@ -1,0 +1,53 @@
+"""Tokens before the first step: with them, replicas go on before it is over.
+
+They are needed where there are fewer replicas than gradients asked for: somebody
+must then bring a second gradient before the first round can end. More of them
+let replicas compute gradients that come too late, as TensorFlow's default does.
+"""
+
+import tensorflow as tf
+
+from tw_syncrep._chief_side import Meeting
+from tw_syncrep._on_device import apart_from_the_caller
+from tw_syncrep._tokens import Token
+
+
+def initial_tokens(num_tokens: int, *, aggregate: int, total: int) -> tuple[int, ...]:
+    """Shares out initial tokens among the replicas.
+
+    Args:
+      num_tokens: how many; -1 is as many as are needed.
+      aggregate: gradients that make a step.
+      total: replicas.
+
+    Returns:
+      [total] tokens of each replica, as even as can be.
+
+    Raises:
+      ValueError: the first step could not end with so few.
+    """
+    needed = max(0, aggregate - total)
+    if num_tokens == -1:
+        num_tokens = needed
+    if num_tokens < needed:
+        raise ValueError(
+            "SyncReplicasOptimizer.get_init_tokens_op: Too few tokens to finish "
+            f"the first step: {num_tokens} (given) vs {needed} (needed)."
+        )
+    share, more = divmod(num_tokens, total)
+    return tuple(share + (replica < more) for replica in range(total))
+
+
+def send_initial_tokens(meeting: Meeting, num_tokens: int) -> tf.Operation:
+    """Returns the op that sends initial tokens; see ``initial_tokens``."""
+    counts = initial_tokens(
+        num_tokens, aggregate=meeting.aggregate, total=meeting.replicas
+    )
+    with apart_from_the_caller():
+        return tf.group(
+            *(
+                meeting.waiting.send(replica, Token.AGAIN, count=count)
+                for replica, count in enumerate(counts)
+            ),
+            name="init_tokens",
+        )

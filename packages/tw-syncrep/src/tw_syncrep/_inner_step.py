@@ -1,0 +1,41 @@
+"""What the chief does with a round's means: the wrapped optimizer's step."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_syncrep._chief_side import Apply
+from tw_syncrep._on_device import on_device
+
+
+def inner_step(
+    opt: Any,
+    variables: Sequence[tf.Variable],
+    *,
+    global_step: tf.Variable,
+    then: Callable[[], Any] | None,
+) -> Apply:
+    """Makes the function that builds the step.
+
+    Args:
+      opt: the wrapped optimizer.
+      variables: [N].
+      global_step: increased by one; the step is on its server where there is a
+        choice.
+      then: builds what follows the step, such as moving averages; or None.
+
+    Returns:
+      A function of mean gradients by index; a variable without one gets None.
+    """
+
+    def apply(means: dict[int, Any]) -> Any:
+        pairs = [(means.get(n), variable) for n, variable in enumerate(variables)]
+        with on_device(global_step.device), tf.compat.v1.name_scope(""):
+            update = opt.apply_gradients(pairs, global_step)
+            if then is None:
+                return update
+            with tf.control_dependencies([update]):
+                return then()
+
+    return apply

@@ -1,0 +1,48 @@
+"""Models whose gradients are given, for replicas that are threads."""
+
+from types import SimpleNamespace
+
+import tensorflow as tf
+from syncrep_threads import run_replicas
+
+from tw_syncrep import SyncReplicasOptimizer
+
+v1 = tf.compat.v1
+
+
+def sgd(rate=1.0):
+    return v1.train.GradientDescentOptimizer(rate)
+
+
+def vector(name="v", size=3, value=0.0, **settings):
+    start = v1.constant_initializer(value)
+    return v1.get_variable(name, [size], initializer=start, **settings)
+
+
+def make(task, grads_of, *, inner=None, aggregate=2, tokens=-1, **options):
+    """A model whose gradients are given; one variable a gradient."""
+    step = v1.train.get_or_create_global_step()
+    pairs = grads_of(task.replica_index)
+    opt = SyncReplicasOptimizer(inner or sgd(), aggregate, wait_timeout_s=30, **options)
+    train = opt.apply_gradients(pairs, global_step=step)
+    hook = opt.make_session_run_hook(task.is_chief, tokens)
+    values = [v for v in v1.trainable_variables()]
+    return SimpleNamespace(opt=opt, train=train, hooks=[hook], step=step, values=values)
+
+
+def steps(count):
+    def drive(replica, model, session):
+        for _ in range(count):
+            session.run(model.train)
+        return session.run([model.step, model.values]), model.opt.status(session)
+
+    return drive
+
+
+def run(grads_of, *, count=1, replicas=2, **options):
+    """Returns the global step, the values and the status after some steps."""
+    results = run_replicas(
+        replicas, lambda task: make(task, grads_of, **options), steps(count)
+    )
+    (step, values), status = results[0]
+    return int(step), values, status

@@ -1,0 +1,74 @@
+"""Which replicas' gradients make a step: one a slot, the same for all variables."""
+
+import threading
+
+import numpy as np
+import tensorflow as tf
+from syncrep_given import make, vector
+from syncrep_threads import run_replicas
+
+
+def test_fewer_replicas_than_gradients_bring_several_each():
+    # Replica 0 fills two of three slots.
+    def grads(r):
+        return [(tf.fill([3], 3.0 * (r + 1)), vector())]
+
+    def drive(replica, model, session):
+        for _ in range([4, 2][replica]):
+            session.run(model.train)
+        return session.run([model.step, model.values])
+
+    def build(task):
+        return make(task, grads, aggregate=3, total_num_replicas=2)
+
+    (step, values), _ = run_replicas(2, build, drive)
+    assert step == 2
+    np.testing.assert_array_equal(values[0], [-8.0] * 3)
+
+
+def test_one_replica_fills_one_slot_even_with_initial_tokens():
+    def grads(r):
+        return [(tf.fill([3], 2.0 * r), vector())]
+
+    def drive(replica, model, session):
+        while session.run(model.step) < 3:
+            session.run(model.train)
+        return session.run([model.step, model.values])
+
+    def build(task):
+        return make(task, grads, tokens=2)
+
+    (step, values), _ = run_replicas(2, build, drive)
+    assert step == 3
+    np.testing.assert_array_equal(values[0], [-3.0] * 3)
+
+
+def test_with_backups_all_variables_of_a_step_come_from_the_same_replicas():
+    # The digits of the sum tell how many gradients of each replica it holds.
+    until, together = 30, threading.Barrier(3)
+    devices = set()
+
+    def grads(replica):
+        variables = [vector(f"v{n}") for n in range(4)]
+        devices.update(v.device for v in variables)
+        return [(tf.fill([3], 2.0 * 100.0**replica), v) for v in variables]
+
+    def drive(replica, model, session):
+        while session.run(model.step) < until:
+            session.run(model.train)
+        together.wait(30)
+        values = session.run(model.values)
+        together.wait(30)
+        return values
+
+    def build(task):
+        return make(task, grads, total_num_replicas=3)
+
+    values = run_replicas(3, build, drive)[0]
+    assert len(devices) == 2
+    total = int(-values[0][0])
+    counts = [total // 100**replica % 100 for replica in range(3)]
+    assert sum(counts) == 2 * until
+    assert max(counts) <= until
+    for value in values:
+        np.testing.assert_array_equal(value, [-total] * 3)
