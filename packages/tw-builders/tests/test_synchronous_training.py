@@ -251,3 +251,30 @@ def test_adam_advances_once_a_step_in_every_tower(builder, num_towers):
     for _ in range(STEPS):
         want = np.float32(want * np.float32(0.9))
     np.testing.assert_allclose(values, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_operations_grow_linearly_with_towers_and_variables(builder):
+    def count(num_towers, num_variables):
+        built = BUILDERS[builder](list(CPUS[:num_towers]))
+
+        def tower():
+            variables = [
+                v1.get_variable(f"w{n}", initializer=np.float32([1, 2]))
+                for n in range(num_variables)
+            ]
+            return [(tf.constant([0.5, 1.5]), w) for w in variables]
+
+        with tf.Graph().as_default() as graph:
+            grads = built.call_for_each_tower(tower)
+            before = len(graph.get_operations())
+            built.build(grads, OPTIMIZERS["gradient descent"])
+            return len(graph.get_operations()) - before
+
+    counts = np.array([[count(k, n) for n in (12, 24, 36)] for k in (2, 4, 6)])
+    np.testing.assert_array_equal(np.diff(counts, 2, axis=1), 0)
+    # Beside it some for each pair of devices, however many variables there are.
+    assert np.abs(np.diff(counts, 2, axis=0)).max() <= 3 * np.diff([4, 16, 36], 2)
+    per_tower_and_variable = np.diff(np.diff(counts, axis=0), axis=1) / (2 * 12)
+    assert np.unique(per_tower_and_variable).size == 1
+    assert per_tower_and_variable.max() <= 8
