@@ -1,0 +1,93 @@
+"""Proves that a package and what it needs are enough, where nothing else is.
+
+The session ``pieces`` makes an environment of one package's wheel and those of the
+siblings that it needs, and runs this there: exactly these packages are installed, each
+imports in under a tenth of a second without TensorFlow, and the README's example runs.
+Only the standard library is used, as nothing else may be there.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import distributions
+from pathlib import Path
+
+from interfaces.readme_examples import example_command
+
+ATTEMPTS = 5
+IMPORT_LIMIT_S = 0.1
+EXAMPLE_DEADLINE_S = 240
+
+_IMPORT = """
+import json, sys, time
+start = time.perf_counter()
+import {module}
+seconds = time.perf_counter() - start
+print(json.dumps([seconds, "tensorflow" in sys.modules]))
+"""
+
+
+def main() -> int:
+    """Checks the package named first, where the others may be installed beside it."""
+    parser = argparse.ArgumentParser(prog="pieces", description=__doc__)
+    parser.add_argument("package")
+    parser.add_argument("needed", nargs="*", help="the siblings that it needs")
+    options = parser.parse_args()
+    wanted = [options.package, *options.needed]
+    faults = check_installed(wanted)
+    for package in wanted:
+        faults += check_import(package.replace("-", "_"))
+    faults += check_example(Path.cwd() / "packages" / options.package / "README.md")
+    for fault in faults:
+        sys.stderr.write(f"{options.package}: {fault}\n")
+    return 1 if faults else 0
+
+
+def check_installed(wanted: list[str]) -> list[str]:
+    """Compares the packages of this repository that are installed with ``wanted``."""
+    names = {distribution.metadata["Name"] for distribution in distributions()}
+    found = sorted(name for name in names if name.startswith("tw-"))
+    if found == sorted(wanted):
+        return []
+    return [f"its environment must hold exactly {sorted(wanted)}; got {found}."]
+
+
+def check_import(module: str) -> list[str]:
+    """Imports a module in new interpreters; the fastest of them counts."""
+    command = [sys.executable, "-I", "-c", _IMPORT.format(module=module)]
+    runs = [json.loads(subprocess.check_output(command)) for _ in range(ATTEMPTS)]
+    seconds = min(seconds for seconds, _ in runs)
+    sys.stdout.write(f"{module}: imported in {seconds * 1000:.1f} ms\n")
+    faults = []
+    if seconds >= IMPORT_LIMIT_S:
+        faults.append(f"{module} takes {seconds:.3f} s to import; the limit is 0.1 s.")
+    if any(loaded for _, loaded in runs):
+        faults.append(f"importing {module} imports TensorFlow.")
+    return faults
+
+
+def check_example(readme: Path) -> list[str]:
+    """Runs the examples of a README in an empty folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            example_command(readme.read_text(), Path(folder)),
+            cwd=folder,
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": ""},
+            capture_output=True,
+            text=True,
+            timeout=EXAMPLE_DEADLINE_S,
+            check=False,
+        )
+    sys.stdout.write(
+        f"{readme.parent.name}: its example ended with {done.returncode}\n"
+    )
+    if done.returncode == 0:
+        return []
+    return [f"the README's example failed:\n{done.stdout}\n{done.stderr}"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""Runs Python's tools, and shows what they say only where they fail."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def run_quietly(
+    module: str,
+    *arguments: str,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> None:
+    """Runs ``python -m module`` with this interpreter.
+
+    Args:
+      module: a tool, such as ``build``.
+      *arguments: of the tool.
+      cwd: where it runs; by default here.
+      env: variables to set for it.
+
+    Raises:
+      RuntimeError: it fails; the message holds all that it said.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        command = " ".join([module, *arguments])
+        raise RuntimeError(f"{command} failed with {done.returncode}:\n{done.stdout}")

@@ -1,0 +1,151 @@
+"""The interface file has a line for everything that a user can write, and no other."""
+
+import textwrap
+
+import pytest
+from interfaces.api_lines import interface_lines
+
+INIT = """
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from toy._work import {names}
+
+__all__ = [{quoted}]
+"""
+
+
+@pytest.fixture
+def lines_of(tmp_path):
+    """Reads the lines of a package whose module ``_work`` holds the given source."""
+
+    def read(source, *names, **modules):
+        folder = tmp_path / "toy"
+        folder.mkdir()
+        quoted = ", ".join(map(repr, names))
+        init = INIT.format(names=", ".join(names), quoted=quoted)
+        for module, text in {"__init__": init, "_work": source, **modules}.items():
+            (folder / f"{module}.py").write_text(textwrap.dedent(text))
+        return interface_lines("toy", tmp_path)
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("def work(): pass", "def toy.work()"),
+        (
+            "def work(a, b=1, /, c='x', *d, e, **f): pass",
+            "def toy.work(a, b=1, /, c='x', *d, e, **f)",
+        ),
+        (
+            "def work(a: int, *, b: 'str | None' = None) -> 'list[int]': pass",
+            "def toy.work(a: int, *, b: str | None = None) -> list[int]",
+        ),
+        (
+            "def work(\n    a: int,\n    b: int,\n): pass",
+            "def toy.work(a: int, b: int)",
+        ),
+        ("LIMIT = 16\ndef work(a: int = LIMIT): pass", "def toy.work(a: int = 16)"),
+        ("work: TypeAlias = 'list[int]'", "value toy.work: TypeAlias = list[int]"),
+        ("work = 3", "value toy.work = 3"),
+        ("class work(ValueError): pass", "class toy.work() of ValueError"),
+        (
+            "class work(NamedTuple):\n    a: int\n    b: str = ''",
+            "class toy.work(a: int, b: str = '') of NamedTuple",
+        ),
+        (
+            "@dataclass(frozen=True)\nclass work:\n    a: int\n    b: int = 2",
+            "class toy.work(a: int, b: int = 2) @dataclass(frozen=True)",
+        ),
+    ],
+)
+def test_a_name_is_written_with_its_signature(lines_of, source, line):
+    preamble = "from dataclasses import dataclass\nfrom typing import *\n"
+    assert line in lines_of(preamble + source, "work")
+
+
+def test_a_class_shows_members_and_what_it_inherits_but_nothing_private(lines_of):
+    source = """
+    class _Base:
+        def inherited(self, a: int) -> None: ...
+        def _hidden(self) -> None: ...
+
+    class Thing(_Base):
+        kind: str = "x"
+
+        def __init__(self, size: int) -> None:
+            self.size: int = size
+            self._secret = 1
+
+        @property
+        def name(self) -> str: ...
+
+        @property
+        def level(self) -> int: ...
+
+        @level.setter
+        def level(self, value: int) -> None: ...
+
+        @staticmethod
+        def make() -> "Thing": ...
+
+        def __len__(self) -> int: ...
+    """
+    assert lines_of(source, "Thing") == [
+        "module toy",
+        "class toy.Thing(size: int) of _Base",
+        "def toy.Thing.__len__(self) -> int",
+        "def toy.Thing.inherited(self, a: int) -> None",
+        "value toy.Thing.kind: str = 'x'",
+        "property toy.Thing.level -> int @setter",
+        "def toy.Thing.make() -> Thing @staticmethod",
+        "property toy.Thing.name -> str",
+        "value toy.Thing.size: int",
+    ]
+
+
+def test_every_overload_has_a_line_and_the_body_behind_them_none(lines_of):
+    source = """
+    from typing import overload
+
+    @overload
+    def work(a: int) -> int: ...
+    @overload
+    def work(a: str) -> str: ...
+    def work(a): ...
+    """
+    assert lines_of(source, "work")[1:] == [
+        "def toy.work(a: int) -> int",
+        "def toy.work(a: str) -> str",
+    ]
+
+
+def test_public_modules_count_and_private_names_in_them_do_not(lines_of):
+    main = "import os\n\ndef main(): pass\n\ndef _parse(): pass\n"
+    other = '__all__ = ["b"]\n\ndef a(): pass\n\ndef b(): pass\n'
+    source = "def work(): pass"
+    assert lines_of(source, "work", main=main, other=other, _private=main) == [
+        "module toy",
+        "module toy.main",
+        "def toy.main.main()",
+        "module toy.other",
+        "def toy.other.b()",
+        "def toy.work()",
+    ]
+
+
+def test_an_exported_name_that_nothing_defines_is_an_error(lines_of):
+    source = '__all__ = ["lost", "gone"]'
+    with pytest.raises(
+        ValueError, match=r"toy.other: __all__ lists \['lost', 'gone'\]"
+    ):
+        lines_of("def work(): pass", "work", other=source)
+
+
+def test_a_name_from_elsewhere_is_an_alias_of_it(lines_of):
+    other = '__all__ = ["load"]\nfrom json import load\n'
+    found = lines_of("def work(): pass", "work", other=other)
+    assert "alias toy.other.load = json.load" in found

@@ -1,0 +1,66 @@
+"""The check of single packages fails when it should."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from interfaces import pieces
+from interfaces.readme_examples import example_command
+
+
+@pytest.fixture
+def importable(monkeypatch):
+    """Has imports report what a module would that is slow, or loads TensorFlow."""
+
+    def report(seconds, loads):
+        said = json.dumps([seconds, loads])
+        monkeypatch.setattr(subprocess, "check_output", lambda command: said)
+
+    return report
+
+
+@pytest.mark.parametrize(
+    ("seconds", "loads", "said"),
+    [
+        (0.02, False, []),
+        (0.5, False, ["takes 0.500 s to import"]),
+        (0.02, True, ["imports TensorFlow"]),
+    ],
+)
+def test_a_slow_import_and_one_of_tensorflow_are_faults(
+    importable, seconds, loads, said
+):
+    importable(seconds, loads)
+    faults = pieces.check_import("tw_core")
+    assert len(faults) == len(said)
+    assert all(part in fault for part, fault in zip(said, faults, strict=True))
+
+
+def test_an_environment_with_more_or_less_than_wanted_is_a_fault():
+    [fault] = pieces.check_installed(["tw-core", "tw-lost"])
+    assert "must hold exactly ['tw-core', 'tw-lost']; got" in fault
+
+
+def test_an_example_that_fails_is_a_fault_with_what_it_said(tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text("```python\nx = 1\n```\n\n```python\nprint(x)\n```\n")
+    [fault] = pieces.check_example(readme)
+    assert "NameError: name 'x' is not defined" in fault
+    readme.write_text("```python\nx = 1\n```\n")
+    assert pieces.check_example(readme) == []
+
+
+def test_a_readme_that_launches_its_example_has_it_launched(tmp_path):
+    readme = "    tw-launch --ps 1 -- python train.py\n\n```python\nx = 1\n```\n"
+    command = example_command(readme, tmp_path)
+    assert command[1:] == [
+        *("-m", "tw_syncrep.launch", "--ps", "1"),
+        *("--", sys.executable, "train.py"),
+    ]
+    assert (tmp_path / "train.py").read_text() == "x = 1\n"
+
+
+def test_a_readme_without_example_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="must have an example"):
+        example_command("# Nothing\n", tmp_path)
