@@ -6,200 +6,32 @@ must reach the same variables as the plain optimizer.
 """
 
 import argparse
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import time
+from itertools import product
 
-import keras
 import numpy as np
-import tensorflow as tf
-from harness import Contender, Report, Timing, race, ratio
+from ampopt_contenders import (
+    OURS,
+    PLAIN,
+    SIZES,
+    Made,
+    Size,
+    count_operations,
+    keras_plain,
+    keras_scaled,
+    our_graph,
+    our_keras,
+    plain_graph,
+    tensorflow_graph,
+)
+from harness import Report, Timing, race, ratio
 
-import tw_ampopt
 import tw_core
 
-v1 = tf.compat.v1
-RATE = 0.01
 GROUP = 8
-SCALE = tw_ampopt.DoublingScale()
-PLAIN, OURS = "plain optimizer", "tw_ampopt"
-
-
-@dataclass(frozen=True)
-class Size:
-    """Variables of a model."""
-
-    count: int
-    floats: int
-
-    def __str__(self) -> str:
-        return f"{self.count} variables of {self.floats:,} floats"
-
-    def initial(self) -> list[np.ndarray]:
-        return [np.full(self.floats, n % 7, np.float32) for n in range(self.count)]
-
-    def grads(self, tower: int) -> list[np.ndarray]:
-        random = np.random.default_rng(tower)
-        # Two numbers a gradient: drawing 10 million takes longer than racing.
-        return [
-            np.resize(random.integers(-8, 9, 97).astype(np.float32), self.floats)
-            for _ in range(self.count)
-        ]
-
-
-SIZES = {
-    "20x1K": Size(20, 1024),
-    "160x1K": Size(160, 1024),
-    "600x1K": Size(600, 1024),
-    "160x64K": Size(160, 65_536),
-}
-
-
-@dataclass
-class Made:
-    """A contender, and how to read what it has learnt (tower 0's variables)."""
-
-    contender: Contender
-    read: Callable[[], list[np.ndarray]]
-
-
-class GraphModel:
-    """K towers in a session graph, whose losses have the gradients wanted."""
-
-    def __init__(self, size: Size, num_towers: int) -> None:
-        self.towers, self.losses = [], []
-        for k in range(num_towers):
-            with tf.device(f"/cpu:{k}"):
-                variables = [tf.Variable(value) for value in size.initial()]
-                grads = [tf.Variable(g, trainable=False) for g in size.grads(k)]
-                terms = [
-                    tf.reduce_sum(v * g) for v, g in zip(variables, grads, strict=True)
-                ]
-                self.losses.append(tf.add_n(terms))
-            self.towers.append(variables)
-
-    def contender(self, name: str, op: tf.Operation, calls: int) -> Made:
-        session = v1.Session(config=tw_core.session_config())
-        session.run(v1.global_variables_initializer())
-        step = session.make_callable(op)
-
-        def run() -> None:
-            for _ in range(calls):
-                step()
-
-        return Made(Contender(name, run), lambda: session.run(self.towers[0]))
-
-
-def plain_graph(size: Size, num_towers: int, calls: int) -> Made:
-    """A v1 Adam a tower; gradients averaged over towers at every step."""
-    with tf.Graph().as_default():
-        model = GraphModel(size, num_towers)
-        grads = [
-            tf.gradients(loss, variables)
-            for loss, variables in zip(model.losses, model.towers, strict=True)
-        ]
-        ops = []
-        for k, variables in enumerate(model.towers):
-            with tf.device(f"/cpu:{k}"):
-                optimizer = v1.train.AdamOptimizer(RATE)
-                means = _means(grads)
-                ops.append(
-                    optimizer.apply_gradients(list(zip(means, variables, strict=True)))
-                )
-        return model.contender(PLAIN, tf.group(*ops), calls)
-
-
-def our_graph(size: Size, num_towers: int, calls: int, multiplier: int | None) -> Made:
-    with tf.Graph().as_default():
-        model = GraphModel(size, num_towers)
-        optimizer = tw_ampopt.Optimizer(
-            learning_rate=RATE, minibatch_multiplier=multiplier, loss_scale=SCALE
-        )
-        for loss, variables in zip(model.losses, model.towers, strict=True):
-            optimizer.register_gradients(loss, variables)
-        return model.contender(OURS, optimizer.apply_updates(), calls)
-
-
-def tensorflow_graph(size: Size, calls: int) -> Made:
-    """TensorFlow's own v1 wrapper, which knows one tower and no accumulation."""
-    with tf.Graph().as_default():
-        model = GraphModel(size, 1)
-        optimizer = v1.mixed_precision.MixedPrecisionLossScaleOptimizer(
-            v1.train.AdamOptimizer(RATE), "dynamic"
-        )
-        pairs = optimizer.compute_gradients(model.losses[0], model.towers[0])
-        op = optimizer.apply_gradients(pairs)
-        return model.contender("v1 MixedPrecisionLossScaleOptimizer", op, calls)
-
-
-class FunctionModel:
-    """One model's variables and given gradients, for ``tf.function``."""
-
-    def __init__(self, size: Size) -> None:
-        self.variables = [keras.Variable(value) for value in size.initial()]
-        self.given = [tf.Variable(g, trainable=False) for g in size.grads(0)]
-
-    def grads(self, scale: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:
-        with tf.GradientTape() as tape:
-            terms = [
-                tf.reduce_sum(v.value * g)
-                for v, g in zip(self.variables, self.given, strict=True)
-            ]
-            loss = scale(tf.add_n(terms))
-        return tape.gradient(loss, [v.value for v in self.variables])
-
-    def contender(self, name: str, step: Callable[[], Any], calls: int) -> Made:
-        function = tf.function(step, autograph=False)
-        concrete = function.get_concrete_function()
-
-        def run() -> None:
-            for _ in range(calls):
-                concrete()
-
-        return Made(Contender(name, run), lambda: [v.numpy() for v in self.variables])
-
-
-def keras_plain(size: Size, calls: int) -> Made:
-    model = FunctionModel(size)
-    optimizer = keras.optimizers.Adam(RATE, epsilon=1e-8)
-    optimizer.build(model.variables)
-
-    def step() -> None:
-        optimizer.apply(model.grads(lambda loss: loss), model.variables)
-
-    return model.contender("Keras optimizer without scaling", step, calls)
-
-
-def keras_scaled(size: Size, calls: int, multiplier: int | None) -> Made:
-    model = FunctionModel(size)
-    inner = keras.optimizers.Adam(
-        RATE, epsilon=1e-8, gradient_accumulation_steps=multiplier
-    )
-    optimizer = keras.optimizers.LossScaleOptimizer(inner)
-    optimizer.build(model.variables)
-
-    def step() -> None:
-        grads = model.grads(optimizer.scale_loss)
-        optimizer.apply(grads, model.variables)
-
-    return model.contender("Keras LossScaleOptimizer", step, calls)
-
-
-def our_keras(size: Size, calls: int, multiplier: int | None) -> Made:
-    model = FunctionModel(size)
-    optimizer = tw_ampopt.TowerOptimizer(
-        model.variables,
-        tf_optimizer=keras.optimizers.Adam,
-        learning_rate=RATE,
-        epsilon=1e-8,
-        minibatch_multiplier=multiplier,
-        loss_scale=SCALE,
-    )
-
-    def step() -> tf.Tensor:
-        return optimizer.apply(model.grads(optimizer.apply_loss_scaling))
-
-    return model.contender(OURS, step, calls)
+CHECKED_UPDATES = 2
+RACE_S = 8.0  # of a cell, in which there are at least so many rounds:
+FEWEST_ROUNDS = 5
 
 
 def race_graph(
@@ -213,11 +45,9 @@ def race_graph(
     ]
     if num_towers == 1 and multiplier is None:
         made.append(tensorflow_graph(size, calls))
-    reference = plain_graph(size, num_towers, 1)
-    check(made[1:], reference, updates=2)
+    check(made[1:], made[0])
     made_of = f"{size}, {num_towers} tower{'s' * (num_towers > 1)}"
-    work = f"graph, {made_of}, {_how(multiplier)}"
-    return race(work, [m.contender for m in made], peer=PLAIN, rounds=rounds)
+    return _race(f"graph, {made_of}, {_how(multiplier)}", made, PLAIN, rounds)
 
 
 def race_function(size: Size, multiplier: int | None, rounds: int) -> list[Timing]:
@@ -228,19 +58,18 @@ def race_function(size: Size, multiplier: int | None, rounds: int) -> list[Timin
         our_keras(size, calls, multiplier),
         keras_plain(size, calls),
     ]
-    check(made[:2], keras_plain(size, 1), updates=2)
+    check(made[:2], made[2])
     work = f"tf.function, Keras Adam, {size}, {_how(multiplier)}"
-    peer = made[0].contender.name
-    return race(work, [m.contender for m in made], peer=peer, rounds=rounds)
+    return _race(work, made, made[0].contender.name, rounds)
 
 
-def check(made: list[Made], reference: Made, *, updates: int) -> None:
-    """Makes every contender reach what the reference reaches."""
-    for _ in range(updates):
-        reference.contender.run()
-    want = reference.read()
+def check(made: list[Made], plain: Made) -> None:
+    """Makes every contender reach by runs what ``plain`` reaches by steps."""
+    for _ in range(CHECKED_UPDATES):
+        plain.step()
+    want = plain.read()
     for one in made:
-        for _ in range(updates):
+        for _ in range(CHECKED_UPDATES):
             one.contender.run()
         for got, value in zip(one.read(), want, strict=True):
             np.testing.assert_allclose(
@@ -248,69 +77,64 @@ def check(made: list[Made], reference: Made, *, updates: int) -> None:
             )
 
 
-def count_operations(size: Size, multiplier: int) -> dict[str, int]:
-    """Counts the nodes of whole graphs, function bodies included."""
-
-    def plain(model: GraphModel) -> None:
-        loss, variables = model.losses[0], model.towers[0]
-        v1.train.AdamOptimizer(RATE).minimize(loss, var_list=variables)
-
-    def ours(model: GraphModel) -> None:
-        optimizer = tw_ampopt.Optimizer(
-            learning_rate=RATE, minibatch_multiplier=multiplier, loss_scale=SCALE
-        )
-        optimizer.register_gradients(model.losses[0], model.towers[0])
-        optimizer.apply_updates()
-
-    counts = {}
-    for name, build in ((PLAIN, plain), (OURS, ours)):
-        with tf.Graph().as_default() as graph:
-            build(GraphModel(size, 1))
-            proto = graph.as_graph_def()
-        bodies = sum(len(function.node_def) for function in proto.library.function)
-        counts[name] = len(proto.node) + bodies
-    return counts
+def _race(work: str, made: list[Made], peer: str, rounds: int) -> list[Timing]:
+    start = time.perf_counter()
+    for one in made:
+        one.contender.run()
+    # A turn runs everybody twice; large cells have fewer of them.
+    affordable = int(RACE_S / (2 * (time.perf_counter() - start)))
+    rounds = max(min(FEWEST_ROUNDS, rounds), min(affordable, rounds))
+    return race(work, [m.contender for m in made], peer=peer, rounds=rounds)
 
 
 def main(arguments: list[str]) -> None:
-    """Races every size; ``--only`` and ``--rounds`` make it shorter."""
+    """Races every cell, or those that the options name."""
     parser = argparse.ArgumentParser(prog="run.py ampopt", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--rounds", type=int, default=21, help="at most")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--towers", nargs="+", type=int, default=[1, 4])
     parser.add_argument(
-        *("--only", "-o"), choices=["graph", "function", "count"], default=None
+        "--groups",
+        nargs="+",
+        type=int,
+        default=[1, GROUP],
+        help="micro-batches in an update; 1 is no accumulation",
     )
+    parser.add_argument("--only", choices=["graph", "function", "count"])
     options = parser.parse_args(arguments)
     tw_core.use_logical_cpus(max(options.towers))
     report = Report("ampopt")
+    multipliers = [None if count == 1 else count for count in options.groups]
     if options.only in (None, "count"):
         _report_counts(report)
-    for name in options.sizes:
+    for name, multiplier in product(options.sizes, multipliers):
         if options.only in (None, "graph"):
-            _report_graph(report, SIZES[name], options.towers, options.rounds)
+            for towers in options.towers:
+                _report_graph(report, SIZES[name], towers, multiplier, options.rounds)
         if options.only in (None, "function"):
-            _report_function(report, SIZES[name], options.rounds)
-    report.write()
+            _report_function(report, SIZES[name], multiplier, options.rounds)
+    if report.rows:  # counts alone give nothing to draw
+        report.write()
 
 
-def _report_graph(report: Report, size: Size, towers: list[int], rounds: int) -> None:
-    for num_towers in towers:
-        for multiplier in (None, GROUP):
-            timings = race_graph(size, num_towers, multiplier, rounds)
-            report.add(timings, PLAIN)
-            measured = ratio(timings, OURS)
-            if multiplier is None:
-                report.target(timings[0].work, measured, 1.35)
-            elif size.floats == 1024:
-                report.target(timings[0].work, measured, 1.0)
+def _report_graph(
+    report: Report, size: Size, towers: int, multiplier: int | None, rounds: int
+) -> None:
+    timings = race_graph(size, towers, multiplier, rounds)
+    report.add(timings, PLAIN)
+    measured = ratio(timings, OURS)
+    if multiplier is None:
+        report.target(timings[0].work, measured, 1.35)
+    elif size.floats == SIZES["20x1K"].floats:
+        report.target(timings[0].work, measured, 1.0)
 
 
-def _report_function(report: Report, size: Size, rounds: int) -> None:
-    for multiplier in (None, GROUP):
-        timings = race_function(size, multiplier, rounds)
-        report.add(timings, timings[0].name)
-        report.target(timings[0].work, ratio(timings, OURS), 1.0)
+def _report_function(
+    report: Report, size: Size, multiplier: int | None, rounds: int
+) -> None:
+    timings = race_function(size, multiplier, rounds)
+    report.add(timings, timings[0].name)
+    report.target(timings[0].work, ratio(timings, OURS), 1.0)
 
 
 def _report_counts(report: Report) -> None:
@@ -318,12 +142,6 @@ def _report_counts(report: Report) -> None:
     print(f"\ngraph operations, function bodies counted: {counts}")
     measured = counts[OURS] / counts[PLAIN]
     report.target("graph operations, Adam, 600 variables, group of 8", measured, 1.25)
-
-
-def _means(grads: list[list[Any]]) -> list[Any]:
-    if len(grads) == 1:
-        return grads[0]
-    return [tf.add_n(column) / len(grads) for column in zip(*grads, strict=True)]
 
 
 def _how(multiplier: int | None) -> str:

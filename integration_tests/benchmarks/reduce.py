@@ -7,7 +7,7 @@ element is compared with NumPy before anything is timed.
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ import tw_reduce
 v1 = tf.compat.v1
 OURS = "auto"
 FLAT = "AddN over one flat buffer"
+EACH = "AddN of each tensor, nothing around"
 TENSORPACK = "tensorpack round robin, x 1/K"
 ONE_DEVICE = "ReductionToOneDevice"
 COLLECTIVE = "sum_collective, each tensor"
@@ -107,12 +108,25 @@ class SessionRace:
         np.testing.assert_array_equal(run()[0], want)
         return Contender(FLAT + self._suffix, run, is_bound=True, config=self._config)
 
+    def each_bound(self) -> Contender:
+        """An AddN a tensor, all on one device: what even no library would cost."""
+        added = self._contender(EACH, _add_each)
+        return replace(added, is_bound=True)
+
     def _contender(self, name: str, reducer: Callable[[Lists], Lists]) -> Contender:
         with self._graph.as_default(), tf.name_scope(f"race_{id(reducer)}"):
             fetched = Fetched(reducer(self._grads))
             run = self._session.make_callable(fetched.tensors)
         self._arrays.check(name, fetched.lists(run()), scale=_scale(name, self._arrays))
         return Contender(name + self._suffix, run, config=self._config)
+
+
+def _add_each(grads: Lists) -> Lists:
+    with tf.device("/cpu:0"):
+        sums = [
+            tf.raw_ops.AddN(inputs=list(column)) for column in zip(*grads, strict=True)
+        ]
+    return [sums] * len(grads)
 
 
 def function_contenders(cell: Cell, arrays: Arrays) -> list[Contender]:
@@ -192,6 +206,7 @@ def run_cell(cell: Cell) -> list[Timing]:
     contenders += without.contenders({OURS: tw_reduce.auto(devices)})
     contenders += function_contenders(cell, arrays)
     if not arrays.profile.sparse:
+        contenders += [plain.each_bound(), without.each_bound()]
         contenders += [plain.flat_bound(), without.flat_bound()]
         contenders += numpy_bounds(arrays)
     return race(cell.title(), contenders, peer=OURS, rounds=cell.rounds)

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 from harness import Contender, Report, Timing, in_own_process, race, ratio
 from rlload_functions import Functions
-from rlload_session import EPOCH, FEEDING, STEPS, Session, TwoTowers
+from rlload_session import EPOCH, FEEDING, STEPS, Session
+from rlload_towers import TwoTowers
 from rlload_works import WORKS, check, reference, reference_of_towers
 
 import tw_core

@@ -1,13 +1,11 @@
 """The contenders of the benchmark rlload that run in a session."""
 
-import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 from harness import Contender
-from rlload_works import RATE, Built, Work
+from rlload_works import MINIBATCHES, RATE, Built, Work
 
 import tw_core
 import tw_rlload
@@ -16,6 +14,7 @@ v1 = tf.compat.v1
 EPOCH = "an epoch in one call"
 STEPS = "a step per call"
 FEEDING = "feeding each minibatch"
+BY_HAND = "a loop written by hand"
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,7 @@ class Session:
             )
             self.fed = self.train(self.build(self.placeholders))
             self.build_original()
+            self.build_by_hand()
             self.variables = v1.global_variables()
             self.reset = tf.group(*(v.initializer for v in self.variables))
             self.sess = v1.Session(config=tw_core.session_config())
@@ -84,7 +84,7 @@ class Session:
         """Slices a variable that was filled by feeding, as RLlib's class did."""
         self.cut = [v1.placeholder(tf.int32, []) for _ in range(3)]
         index, size, length = self.cut
-        slices, loads = [], []
+        slices, loads, self.held = [], [], []
         for placeholder in self.placeholders:
             held = v1.Variable(
                 placeholder, trainable=False, validate_shape=False, collections=[]
@@ -97,9 +97,25 @@ class Session:
             )
             cut.set_shape(placeholder.shape)
             slices.append(cut)
+            self.held.append(held)
             loads.append(held.initializer)
         self.original = self.train(self.build(slices))
         self.original_load = tf.group(*loads)
+
+    def build_by_hand(self) -> None:
+        """Loops over slices of these variables; brings no losses out."""
+
+        def turn(i: tf.Tensor) -> tf.Tensor:
+            start, step = i * self.work.step, self.work.step
+            rows = [held[start : start + step] for held in self.held]
+            for tensor, placeholder in zip(rows, self.placeholders, strict=True):
+                tensor.set_shape([step, *placeholder.shape[1:]])
+            with tf.control_dependencies([self.train(self.build(rows))]):
+                return i + 1
+
+        self.by_hand = tf.while_loop(
+            lambda i: i < MINIBATCHES, turn, [tf.constant(0)], parallel_iterations=1
+        )
 
     def load(self) -> None:
         self.optimizer.load_data(self.sess, [self.x, self.y], [])
@@ -111,6 +127,9 @@ class Session:
 
     def epoch(self) -> None:
         self.optimizer.run_epochs(self.sess, 1)
+
+    def epoch_by_hand(self) -> None:
+        self.sess.run(self.by_hand)
 
     def steps(self) -> None:
         for offset in self.optimizer.report.batch_offsets:
@@ -138,6 +157,7 @@ class Session:
             STEPS: self.steps,
             "the original's step per call": self.original_steps,
             FEEDING: self.feed,
+            BY_HAND: self.epoch_by_hand,
         }
         found = []
         for name, run in runs.items():
@@ -146,93 +166,3 @@ class Session:
             weights = self.sess.run(self.variables)
             found.append((Contender(name, run, config="session"), lambda w=weights: w))
         return found
-
-
-class TwoTowers:
-    """A step per call on two devices, beside RLlib's present class."""
-
-    def __init__(self, work: Work) -> None:
-        self.work, (self.x, self.y) = work, work.columns()
-        self.per_device = work.step // 2
-
-    def built(self) -> list[Built]:
-        found = [self.race_entry("tw-rlload", self.ours)]
-        stack = rllib_tower_stack()
-        if stack is None:
-            print("RLlib's TFMultiGPUTowerStack is left out: ray[rllib] is missing")
-            return found
-        return [*found, self.race_entry("RLlib's", lambda *a: self.rllib(stack, *a))]
-
-    def race_entry(self, whose: str, make: Callable[..., Any]) -> Built:
-        with tf.Graph().as_default():
-            placeholders = [
-                v1.placeholder(self.work.dtype, [None, *self.work.shape], "x"),
-                v1.placeholder(tf.float32, [None], "y"),
-            ]
-            trainer = make(placeholders, Policies(self.work))
-            variables = v1.global_variables()
-            sess = v1.Session(config=tw_core.session_config(num_cpus=2))
-            sess.run(v1.global_variables_initializer())
-        per_device = trainer.load_data(sess, [self.x, self.y], [])
-
-        def run() -> None:
-            for start in range(0, per_device, self.per_device):
-                trainer.optimize(sess, start)
-
-        run()
-        weights = sess.run(variables)
-        return Contender(f"{whose} step per call", run), lambda: weights
-
-    def ours(self, placeholders: list[tf.Tensor], build: Any) -> Any:
-        return tw_rlload.LocalSyncParallelOptimizer(
-            v1.train.GradientDescentOptimizer(RATE),
-            ["/cpu:0", "/cpu:1"],
-            placeholders,
-            [],
-            self.per_device,
-            build,
-        )
-
-    def rllib(self, stack: Any, placeholders: list[tf.Tensor], build: Any) -> Any:
-        build(placeholders)  # makes the variables, as a policy does
-        return stack(policy=RllibPolicy(placeholders, build, self.work.step))
-
-
-class Policies:
-    """Builds the loss; what it returns suits both classes."""
-
-    def __init__(self, work: Work) -> None:
-        self.work = work
-
-    def __call__(self, inputs: list[tf.Tensor]) -> Any:
-        with v1.variable_scope("model", reuse=v1.AUTO_REUSE):
-            weights = [
-                v1.get_variable(f"w{i}", initializer=w)
-                for i, w in enumerate(self.work.weights())
-            ]
-        return Policy(self.work.loss(weights, *inputs), weights)
-
-
-class RllibPolicy:
-    """The least that RLlib's class asks of a policy."""
-
-    def __init__(self, placeholders: list[tf.Tensor], build: Any, step: int) -> None:
-        self.devices = ["/cpu:0", "/cpu:1"]
-        self.config = {
-            "minibatch_size": step,
-            "grad_clip": None,
-            "_tf_policy_handles_more_than_one_loss": False,
-        }
-        self.copy = build
-        self._optimizers = [v1.train.GradientDescentOptimizer(RATE)]
-        self._loss_input_dict_no_rnn = dict(zip("xy", placeholders, strict=True))
-        self._state_inputs: list[tf.Tensor] = []
-
-
-def rllib_tower_stack() -> Any:
-    """Returns RLlib's class, or None where it is not installed."""
-    try:
-        module = importlib.import_module("ray.rllib.policy.dynamic_tf_policy")
-    except ImportError:
-        return None
-    return module.TFMultiGPUTowerStack

@@ -1,0 +1,228 @@
+"""Contenders of the ``ampopt`` benchmark: the same variables and given gradients.
+
+Each trains a model whose loss is the sum of every variable times a constant, so that
+the gradients are those constants and what is timed is the optimizer.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from harness import Contender
+
+import tw_ampopt
+import tw_core
+import tw_reduce
+
+v1 = tf.compat.v1
+RATE = 0.01
+SCALE = tw_ampopt.DoublingScale()
+PLAIN, OURS = "plain optimizer", "tw_ampopt"
+
+
+@dataclass(frozen=True)
+class Size:
+    """Variables of a model."""
+
+    count: int
+    floats: int
+
+    def __str__(self) -> str:
+        return f"{self.count} variables of {self.floats:,} floats"
+
+    def initial(self) -> list[np.ndarray]:
+        return [np.full(self.floats, n % 7, np.float32) for n in range(self.count)]
+
+    def grads(self, tower: int) -> list[np.ndarray]:
+        random = np.random.default_rng(tower)
+        # Two numbers a gradient: drawing 10 million takes longer than racing.
+        return [
+            np.resize(random.integers(-8, 9, 97).astype(np.float32), self.floats)
+            for _ in range(self.count)
+        ]
+
+
+SIZES = {
+    "20x1K": Size(20, 1024),
+    "160x1K": Size(160, 1024),
+    "600x1K": Size(600, 1024),
+    "160x64K": Size(160, 65_536),
+}
+
+
+@dataclass
+class Made:
+    """A contender.
+
+    Attributes:
+      step: takes in one micro-batch.
+      read: gives tower 0's variables.
+    """
+
+    contender: Contender
+    step: Callable[[], Any]
+    read: Callable[[], list[np.ndarray]]
+
+
+class GraphModel:
+    """K towers in a session graph, whose losses have the gradients wanted."""
+
+    def __init__(self, size: Size, num_towers: int) -> None:
+        self.towers, self.losses = [], []
+        for k in range(num_towers):
+            with tf.device(f"/cpu:{k}"):
+                variables = [tf.Variable(value) for value in size.initial()]
+                grads = [tf.Variable(g, trainable=False) for g in size.grads(k)]
+                terms = [
+                    tf.reduce_sum(v * g) for v, g in zip(variables, grads, strict=True)
+                ]
+                self.losses.append(tf.add_n(terms))
+            self.towers.append(variables)
+
+    def contender(self, name: str, op: tf.Operation, calls: int) -> Made:
+        session = v1.Session(config=tw_core.session_config())
+        session.run(v1.global_variables_initializer())
+        step = session.make_callable(op)
+        contender = Contender(name, partial(_repeat, step, calls))
+        return Made(contender, step, lambda: session.run(self.towers[0]))
+
+
+def plain_graph(size: Size, num_towers: int, calls: int) -> Made:
+    """A v1 Adam a tower, and tw-reduce's reducer for many small variables."""
+    with tf.Graph().as_default():
+        model = GraphModel(size, num_towers)
+        grads = [
+            tf.gradients(loss, variables)
+            for loss, variables in zip(model.losses, model.towers, strict=True)
+        ]
+        if num_towers > 1:
+            devices = [f"/cpu:{k}" for k in range(num_towers)]
+            reducer = tw_reduce.spread(partial(tw_reduce.sum_balanced, devices=devices))
+            grads = tw_reduce.mean(tw_reduce.packed(reducer))(grads)
+        ops = []
+        for k, pairs in enumerate(zip(grads, model.towers, strict=True)):
+            with tf.device(f"/cpu:{k}"):
+                optimizer = v1.train.AdamOptimizer(RATE)
+                ops.append(optimizer.apply_gradients(list(zip(*pairs, strict=True))))
+        return model.contender(PLAIN, tf.group(*ops), calls)
+
+
+def our_graph(size: Size, num_towers: int, calls: int, multiplier: int | None) -> Made:
+    with tf.Graph().as_default():
+        model = GraphModel(size, num_towers)
+        optimizer = tw_ampopt.Optimizer(
+            learning_rate=RATE, minibatch_multiplier=multiplier, loss_scale=SCALE
+        )
+        for loss, variables in zip(model.losses, model.towers, strict=True):
+            optimizer.register_gradients(loss, variables)
+        return model.contender(OURS, optimizer.apply_updates(), calls)
+
+
+def tensorflow_graph(size: Size, calls: int) -> Made:
+    """TensorFlow's own v1 wrapper, which knows one tower and no accumulation."""
+    with tf.Graph().as_default():
+        model = GraphModel(size, 1)
+        optimizer = v1.mixed_precision.MixedPrecisionLossScaleOptimizer(
+            v1.train.AdamOptimizer(RATE), "dynamic"
+        )
+        pairs = optimizer.compute_gradients(model.losses[0], model.towers[0])
+        op = optimizer.apply_gradients(pairs)
+        return model.contender("v1 MixedPrecisionLossScaleOptimizer", op, calls)
+
+
+class FunctionModel:
+    """One model's variables and given gradients, for ``tf.function``."""
+
+    def __init__(self, size: Size) -> None:
+        self.variables = [keras.Variable(value) for value in size.initial()]
+        self.given = [tf.Variable(g, trainable=False) for g in size.grads(0)]
+
+    def grads(self, scale: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            terms = [
+                tf.reduce_sum(v.value * g)
+                for v, g in zip(self.variables, self.given, strict=True)
+            ]
+            loss = scale(tf.add_n(terms))
+        return tape.gradient(loss, [v.value for v in self.variables])
+
+    def contender(self, name: str, step: Callable[[], Any], calls: int) -> Made:
+        concrete = tf.function(step, autograph=False).get_concrete_function()
+        contender = Contender(name, partial(_repeat, concrete, calls))
+        return Made(contender, concrete, lambda: [v.numpy() for v in self.variables])
+
+
+def keras_plain(size: Size, calls: int) -> Made:
+    model = FunctionModel(size)
+    optimizer = keras.optimizers.Adam(RATE, epsilon=1e-8)
+    optimizer.build(model.variables)
+
+    def step() -> None:
+        optimizer.apply(model.grads(lambda loss: loss), model.variables)
+
+    return model.contender("Keras optimizer without scaling", step, calls)
+
+
+def keras_scaled(size: Size, calls: int, multiplier: int | None) -> Made:
+    model = FunctionModel(size)
+    inner = keras.optimizers.Adam(
+        RATE, epsilon=1e-8, gradient_accumulation_steps=multiplier
+    )
+    optimizer = keras.optimizers.LossScaleOptimizer(inner)
+    optimizer.build(model.variables)
+
+    def step() -> None:
+        grads = model.grads(optimizer.scale_loss)
+        optimizer.apply(grads, model.variables)
+
+    return model.contender("Keras LossScaleOptimizer", step, calls)
+
+
+def our_keras(size: Size, calls: int, multiplier: int | None) -> Made:
+    model = FunctionModel(size)
+    optimizer = tw_ampopt.TowerOptimizer(
+        model.variables,
+        tf_optimizer=keras.optimizers.Adam,
+        learning_rate=RATE,
+        epsilon=1e-8,
+        minibatch_multiplier=multiplier,
+        loss_scale=SCALE,
+    )
+
+    def step() -> tf.Tensor:
+        return optimizer.apply(model.grads(optimizer.apply_loss_scaling))
+
+    return model.contender(OURS, step, calls)
+
+
+def count_operations(size: Size, multiplier: int) -> dict[str, int]:
+    """Counts the nodes of whole graphs, function bodies included."""
+
+    def plain(model: GraphModel) -> None:
+        loss, variables = model.losses[0], model.towers[0]
+        v1.train.AdamOptimizer(RATE).minimize(loss, var_list=variables)
+
+    def ours(model: GraphModel) -> None:
+        optimizer = tw_ampopt.Optimizer(
+            learning_rate=RATE, minibatch_multiplier=multiplier, loss_scale=SCALE
+        )
+        optimizer.register_gradients(model.losses[0], model.towers[0])
+        optimizer.apply_updates()
+
+    counts = {}
+    for name, build in ((PLAIN, plain), (OURS, ours)):
+        with tf.Graph().as_default() as graph:
+            build(GraphModel(size, 1))
+            proto = graph.as_graph_def()
+        bodies = sum(len(function.node_def) for function in proto.library.function)
+        counts[name] = len(proto.node) + bodies
+    return counts
+
+
+def _repeat(step: Callable[[], Any], calls: int) -> None:
+    for _ in range(calls):
+        step()

@@ -1,0 +1,161 @@
+"""A parameter server and a worker: one graph and one session a contender."""
+
+import time
+import warnings
+from typing import Any
+
+from syncrep_works import CHECKED_STEPS, GUARDED, PEER, RATE, UNGUARDED, Work
+
+WAIT_S = 120.0
+BATCH = 1024
+"""Rows of the table that a worker draws a step."""
+
+
+def serve(pipe: Any, cluster: Any, job: str, index: int, work: Work) -> None:
+    """The parameter server."""
+    server = _task(cluster, job, index)
+    pipe.send("serving")
+    server.join()
+
+
+def train(pipe: Any, cluster: Any, job: str, index: int, work: Work) -> None:
+    """A worker with one session a contender."""
+    server = _task(cluster, job, index)
+    sessions: dict[str, Any] = {}
+    while True:
+        command, name, *rest = pipe.recv()
+        if command == "make":
+            sessions[name] = Trained(server.target, cluster, index, work, name)
+            pipe.send("made")
+        elif command == "read":
+            pipe.send(sessions[name].read())
+        else:
+            pipe.send(sessions[name].run(*rest))
+
+
+class Trained:
+    """One contender's session in one worker."""
+
+    def __init__(
+        self, target: str, cluster: Any, index: int, work: Work, name: str
+    ) -> None:
+        import tensorflow as tf
+
+        import tw_syncrep
+
+        v1 = tf.compat.v1
+        device = f"/job:worker/task:{index}"
+        with tf.Graph().as_default() as graph, graph.container(name.replace(" ", "-")):
+            setter = v1.train.replica_device_setter(
+                cluster=hosts(cluster), worker_device=device
+            )
+            pulled = name in ("pulled", GUARDED, UNGUARDED)
+            getter = tw_syncrep.cluster.variable_getter(device) if pulled else None
+            with v1.device(setter):
+                step = v1.train.get_or_create_global_step()
+                with v1.variable_scope("model", custom_getter=getter):
+                    loss = self._loss(work, index)
+                optimizer = self._optimizer(name)
+                self._train = optimizer.minimize(loss, global_step=step)
+            self._is_by_row = bool(work.rows) and name == PEER
+            self._checked = _mean_parameter(v1.trainable_variables()[0], work)
+            hooks = []
+            if name != "asynchronous":
+                tokens = (0,) if name == PEER else ()
+                hooks = [optimizer.make_session_run_hook(index == 0, *tokens)]
+            make = v1.train.MonitoredTrainingSession
+            if name not in (PEER, UNGUARDED, "asynchronous"):
+                make = tw_syncrep.training_session
+            config = v1.ConfigProto(device_filters=["/job:ps", device])
+            settings = {"config": config, "log_step_count_steps": None}
+            self._session = make(target, index == 0, hooks=hooks, **settings)
+            self._name, self._step, self._expected = name, step, 0
+
+    def run(self, steps: int) -> float:
+        began = time.perf_counter()
+        for _ in range(steps):
+            self._session.run(self._train)
+        seconds = time.perf_counter() - began
+        self._expected += steps
+        if self._name != "asynchronous":
+            reached = int(self._session.run(self._step))
+            if reached != self._expected:
+                raise RuntimeError(
+                    f"{self._name}: step {reached}, not {self._expected}"
+                )
+        return seconds
+
+    def read(self) -> Any:
+        if self._is_by_row:  # which rows both workers drew is left to chance
+            return 1 - RATE * 1.5 * CHECKED_STEPS
+        return self._session.run(self._checked)
+
+    def _loss(self, work: Work, index: int) -> Any:
+        import tensorflow as tf
+
+        v1 = tf.compat.v1
+        ones = v1.ones_initializer()
+        if work.rows:
+            table = v1.get_variable("table", [work.rows, work.size], initializer=ones)
+            ids = tf.random.uniform([BATCH], maxval=work.rows, dtype=tf.int64)
+            return tf.reduce_sum(tf.gather(table, ids) * (index + 1.0))
+        found = [
+            v1.get_variable(f"v{n}", [work.size], initializer=ones)
+            for n in range(work.variables)
+        ]
+        # A gradient that needs the parameters, so that they must be pulled.
+        factor = index + 1.0
+        products = [
+            tf.reduce_sum(factor * v + 1e-30 * v * v) for v in map(_read, found)
+        ]
+        return tf.add_n(products)
+
+    def _optimizer(self, name: str) -> Any:
+        import tensorflow as tf
+
+        from tw_syncrep import SyncReplicasOptimizer
+
+        v1 = tf.compat.v1
+        inner = v1.train.GradientDescentOptimizer(RATE)
+        if name == "asynchronous":
+            return inner
+        if name == PEER:
+            return v1.train.SyncReplicasOptimizer(inner, 2)
+        return SyncReplicasOptimizer(
+            inner,
+            2,
+            compression=tf.bfloat16 if name == "bfloat16" else None,
+            wait_timeout_s=None if name == UNGUARDED else WAIT_S,
+        )
+
+
+def hosts(cluster: dict[str, list[int]]) -> dict[str, list[str]]:
+    """Returns addresses by job for ports by job."""
+    return {job: [f"localhost:{p}" for p in ports] for job, ports in cluster.items()}
+
+
+def _mean_parameter(first: Any, work: Work) -> Any:
+    """Returns what every parameter is after the same steps; of a table, in the mean.
+
+    However the rows were drawn, they move by the same in all.
+    """
+    import tensorflow as tf
+
+    if not work.rows:
+        return tf.identity(first)
+    return 1 - tf.reduce_sum(1 - first) / (BATCH * work.size)
+
+
+def _read(variable: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.identity(variable)
+
+
+def _task(cluster: dict[str, list[int]], job: str, index: int) -> Any:
+    """Starts a server as users of the package do; the peers gain by it too."""
+    from tw_syncrep import cluster as tasks
+
+    warnings.simplefilter("ignore")
+    addresses = {job: tuple(listed) for job, listed in hosts(cluster).items()}
+    return tasks.start_server(tasks.TaskConfig(addresses, job, index))
