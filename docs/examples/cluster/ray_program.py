@@ -1,5 +1,6 @@
 """Runs train.py on a Ray cluster: every task of TensorFlow's is an actor of Ray's.
 
+    pip install ray scikit-learn
     python ray_program.py --workers 2 -- --steps 300
 
 Ray's own TensorflowTrainer sets TF_CONFIG for workers only; this sets it for
@@ -19,9 +20,12 @@ import ray
 TRAIN = Path(__file__).with_name("train.py")
 
 
-@ray.remote(num_cpus=0.5)
+@ray.remote(num_cpus=0.5, max_concurrency=2)
 class Task:
-    """One task: a process of its own, as a TensorFlow server cannot be ended."""
+    """One task: a process of its own, as a TensorFlow server cannot be ended.
+
+    Two calls at once, so that a task that is waited for can be ended.
+    """
 
     def __init__(self) -> None:
         self._process = None

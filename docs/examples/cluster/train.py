@@ -9,8 +9,8 @@ Elsewhere, anything that sets TF_CONFIG starts it: see ``tfjob.yaml`` (Kubeflow)
 """
 
 import argparse
+import os
 import signal
-import sys
 
 import numpy as np
 import tensorflow as tf
@@ -32,9 +32,16 @@ def main() -> None:
     task = cluster.read_tf_config()
     server = cluster.start_server(task)
     if task.job == "ps":
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        server.join()
+        serve()
     train(task, server.target, options)
+
+
+def serve() -> None:
+    # server.join() would hear no signal, and the process would have to be killed.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: os._exit(0))
+    while True:
+        signal.pause()
 
 
 def train(task, target, options) -> None:

@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             runs.append(run)
         draw(
             runs,
-            title=f"PPO on {name}",
+            title=f"PPO on {task.env}{', velocities hidden' if task.shown else ''}",
             target=task.target,
             to=options.out / f"{name}.png",
         )
