@@ -1,7 +1,9 @@
 """Sessions that test, check, build and run the packages."""
 
+import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import nox
@@ -11,26 +13,30 @@ nox.needs_version = ">=2026.2.9"
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = True
-nox.options.sessions = ["tests", "integration", "lint", "layers"]
+nox.options.sessions = ["tests", "integration", "pieces", "lint", "layers", "api"]
 
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
+# The interpreters that TensorFlow supports, as far as they are present.
+PYTHONS = [v for v in ("3.11", "3.12", "3.13") if shutil.which(f"python{v}")]
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
 
 # Without bytecode on disk, TensorFlow takes twice as long to import.
 ENV = {"PYTHONDONTWRITEBYTECODE": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
-def group(name: str) -> tuple[str, ...]:
-    """Returns the requirements of a dependency group of the root pyproject.toml."""
-    return nox.project.dependency_groups(nox.project.load_toml(), name)
+def group(name: str, root: Path = ROOT) -> tuple[str, ...]:
+    """Returns the requirements of a dependency group of a tree's pyproject.toml."""
+    pyproject = nox.project.load_toml(root / "pyproject.toml")
+    return nox.project.dependency_groups(pyproject, name)
 
 
-def test_requirements(*packages: str) -> list[str]:
+def test_requirements(*packages: str, root: Path = ROOT) -> list[str]:
     """Returns what the packages' tests need: the common group and their own."""
-    requirements = list(group("test"))
+    requirements = list(group("test", root))
     for package in packages:
-        pyproject = nox.project.load_toml(f"packages/{package}/pyproject.toml")
+        path = root / "packages" / package / "pyproject.toml"
+        pyproject = nox.project.load_toml(path)
         if "test" in pyproject.get("dependency-groups", {}):
             requirements += nox.project.dependency_groups(pyproject, "test")
     return requirements
@@ -74,6 +80,12 @@ def wheel(package: str) -> str:
     return str(found[0])
 
 
+def tool(session: nox.Session, module: str, *arguments: str | Path) -> None:
+    """Runs a module of integration_tests/interfaces with the session's Python."""
+    env = {"PYTHONPATH": str(ROOT / "integration_tests")}
+    session.run("python", "-m", f"interfaces.{module}", *map(str, arguments), env=env)
+
+
 @nox.session(reuse_venv=True)
 def tests(session: nox.Session) -> None:
     """Runs all packages' tests and doctests, from the checkout, in one process."""
@@ -110,20 +122,22 @@ def unit(session: nox.Session, package: str) -> None:
 @nox.session(requires=["build"], reuse_venv=False)
 def integration(session: nox.Session) -> None:
     """Runs the integration tests on the built wheels of all packages."""
-    extras = (*group("test"), *group("examples"), *group("rl"))
-    session.install(*map(wheel, PACKAGES), *extras)
+    extras = (*group("examples"), *group("rl"), *group("release"))
+    needed = (*map(wheel, PACKAGES), *test_requirements(*PACKAGES), *extras)
+    session.install(*needed)
     env = {**ENV, "PYTHONPATH": None}
     session.run("pytest", "integration_tests", *session.posargs, env=env)
 
 
-@nox.session(requires=["build"], reuse_venv=False, python="3.11")
-def lowest(session: nox.Session) -> None:
-    """Runs all packages' tests with the oldest dependencies they allow; needs uv."""
+@nox.session(requires=["build"], reuse_venv=False, python=PYTHONS)
+@nox.parametrize("resolution", ["lowest-direct", "highest"], ids=["lowest", "newest"])
+def matrix(session: nox.Session, resolution: str) -> None:
+    """Runs all packages' tests with the oldest and newest dependencies; needs uv."""
     if session.venv_backend != "uv":
-        session.error("lowest resolves with uv; install it with pip install 'nox[uv]'")
+        session.error("matrix resolves with uv; install it with pip install 'nox[uv]'")
     # To uv, what a wheel needs is not direct: it must be asked for by name.
     session.install(
-        *("--resolution", "lowest-direct"),
+        *("--resolution", resolution),
         *map(wheel, PACKAGES),
         *third_parties(*PACKAGES),
         *test_requirements(*PACKAGES),
@@ -136,7 +150,7 @@ def lowest(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def lint(session: nox.Session) -> None:
     """Checks style, format and types."""
-    session.install(*group("lint"))
+    session.install(*group("lint"), *group("api"))
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy")
@@ -148,6 +162,96 @@ def layers(session: nox.Session) -> None:
     session.install(*group("layers"))
     sources = [str(ROOT / "packages" / package / "src") for package in PACKAGES]
     session.run("lint-imports", env={"PYTHONPATH": os.pathsep.join(sources)})
+
+
+@nox.session(requires=["build"], reuse_venv=False)
+@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+def pieces(session: nox.Session, package: str) -> None:
+    """Checks that a package's wheel works with those that it needs and nothing else."""
+    needed = closure(package)
+    session.install(*map(wheel, needed))
+    tool(session, "pieces", *needed)
+
+
+@nox.session(reuse_venv=True)
+@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+def api(session: nox.Session, package: str) -> None:
+    """Checks the frozen public interface, or rewrites it, as in: -- --write."""
+    session.install(*group("api"))
+    tool(session, "api", package, *session.posargs)
+
+
+def run_planned(session: nox.Session, planner: str, package: str) -> None:
+    """Has a tool choose and build released wheels, and runs the tests that it names."""
+    session.install(*group("build"))
+    folder = Path(session.create_tmp()).resolve() / "planned"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    tool(session, planner, package, "--dist", DIST, "--into", folder)
+    runs = json.loads((folder / "runs.json").read_text())
+    if not runs:
+        session.skip("nothing to prove, as said above")
+    for run in runs:
+        root = Path(run["root"])
+        needed = test_requirements(run["package"], root=root)
+        session.install(*run["wheels"], *needed)
+        command = ("pytest", f"packages/{run['package']}/tests", *session.posargs)
+        with session.chdir(root):
+            session.run(*command, env={**ENV, "PYTHONPATH": None})
+
+
+@nox.session(requires=["build"], reuse_venv=False)
+@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+def compat(session: nox.Session, package: str) -> None:
+    """Runs a package's tests with the oldest sibling releases that its bounds allow."""
+    run_planned(session, "compat", package)
+
+
+@nox.session(requires=["build"], reuse_venv=False)
+@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+def forward(session: nox.Session, package: str) -> None:
+    """Runs the last released dependents' own tests with a package as it is now."""
+    run_planned(session, "forward", package)
+
+
+@nox.session(reuse_venv=True)
+def release(session: nox.Session) -> None:
+    """Releases packages, as in: -- tw-core minor. Publishes nothing."""
+    session.install(*group("release"))
+    plan = Path(session.create_tmp()).resolve() / "plan.json"
+    tool(session, "release_plan", "--to", plan, "--", *session.posargs)
+    targets = json.loads(plan.read_text())["targets"]
+    compats = [f"compat({target['package']})" for target in targets]
+    checks = ("-m", "nox", "-s", *compats, "integration")
+    session.run(sys.executable, *checks, external=True)
+    tool(session, "release_apply", plan)
+
+
+def build_site(session: nox.Session) -> None:
+    """Builds the documentation into out/docs."""
+    html = ("-b", "html", "docs", "out/docs")
+    session.run("sphinx-build", "-W", "--keep-going", *html, env=ENV)
+
+
+@nox.session(reuse_venv=True)
+def docs(session: nox.Session) -> None:
+    """Builds the documentation into out/docs, and runs the examples of docstrings."""
+    session.install(*editable(*PACKAGES), *group("docs"))
+    build_site(session)
+    doctest = ("-b", "doctest", "docs", "out/doctest")
+    session.run("sphinx-build", "-W", "--keep-going", *doctest, env=ENV)
+
+
+@nox.session(requires=["build"], reuse_venv=False)
+def browser(session: nox.Session) -> None:
+    """Builds the documentation, and looks at it in a Chromium."""
+    groups = (*group("test"), *group("docs"), *group("browser"))
+    session.install(*map(wheel, PACKAGES), *groups)
+    build_site(session)
+    session.run(
+        *("pytest", "integration_tests/test_docs_browser.py", *session.posargs),
+        env={**ENV, "PYTHONPATH": None},
+    )
 
 
 @nox.session(name="format", reuse_venv=True)
@@ -190,6 +294,29 @@ def faults(session: nox.Session) -> None:
         *("python", "integration_tests/faults/run.py", *session.posargs),
         env=ENV,
         interrupt_timeout=30,
+    )
+
+
+@nox.session(reuse_venv=True)
+def soak(session: nox.Session) -> None:
+    """Trains for half an hour while tasks are killed; shorter with -- --minutes 2."""
+    session.install(*editable(*PACKAGES), *group("examples"))
+    session.run(
+        *("python", "-m", "soak.run", *session.posargs),
+        env={**ENV, "PYTHONPATH": str(ROOT / "integration_tests")},
+        interrupt_timeout=60,
+    )
+
+
+@nox.session(reuse_venv=True)
+def ray(session: nox.Session) -> None:
+    """Trains on a Ray cluster of this machine, tasks as actors."""
+    session.install(*editable(*PACKAGES), *group("ray"))
+    session.run(
+        *("python", "docs/examples/cluster/ray_program.py"),
+        *(session.posargs or ["--", "--steps", "101"]),
+        env={**ENV, "RAY_USAGE_STATS_ENABLED": "0"},
+        interrupt_timeout=60,
     )
 
 

@@ -1,0 +1,40 @@
+"""The conformance table as docs/conformance.md has it.
+
+``python -m conformance.page``, from the folder above, prints it.
+"""
+
+from collections.abc import Sequence
+
+from conformance.models import KINDS
+from conformance.rows import Row, rows
+
+
+def table(lines: Sequence[Row]) -> str:
+    """Writes a row a line, and in each cell the numbers of towers."""
+    head = ["builder", "reducer", *KINDS]
+    cells = [head, ["---"] * len(head), *map(_cells, lines)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
+
+
+def is_exact(row: Row, num_towers: int) -> bool:
+    """Tells whether the numbers are whole multiples of a power of two throughout."""
+    return num_towers != 3 or not row.average
+
+
+def _cells(row: Row) -> list[str]:
+    reducer = f"`{row.reducer}`" if row.reducer else "(its own)"
+    return [f"`{row.builder}`", reducer, *(_counts(row, kind) for kind in KINDS)]
+
+
+def _counts(row: Row, kind: str) -> str:
+    has_tables = any(part.is_table for part in KINDS[kind])
+    return " ".join(
+        ("" if is_exact(row, count) else "≈")
+        + str(count)
+        + ("ᵈ" if row.densifies and has_tables and count > 1 else "")
+        for count in row.counts
+    )
+
+
+if __name__ == "__main__":
+    print(table(rows()), end="")

@@ -1,0 +1,182 @@
+"""The rows of the conformance table: builders with their reducers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import tensorflow as tf
+
+import tw_builders
+import tw_reduce
+from conformance.programs import Copies, in_function, in_session, in_shared_function
+from tw_core.testing import CPUS
+
+COUNTS = (1, 2, 3, 4, 8)
+WAIT_S = 60.0
+BELOW = 10  # elements: some gradients travel packed, some alone
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+      builder: its name.
+      reducer: the name of what adds, or "" where the builder adds by itself.
+      run: takes the number of towers, and trains.
+      average: whether the gradient is the mean over towers, or the sum.
+      has_momentum: whether models of some kinds are trained with momentum.
+      densifies: whether sparse gradients of several towers become dense.
+      is_replicated: whether every tower has variables of its own.
+      counts: of towers.
+    """
+
+    builder: str
+    reducer: str
+    run: Callable[[int], Copies]
+    average: bool = True
+    has_momentum: bool = True
+    densifies: bool = False
+    is_replicated: bool = True
+    counts: tuple[int, ...] = COUNTS
+
+
+def reducers(keys: tw_reduce.CollectiveKeys) -> dict[str, Callable[[int], Any]]:
+    """Name -> number of towers -> reducer of sums."""
+    plain: dict[str, Callable[[int], Any]] = {
+        "sum_on_device": lambda k: partial(tw_reduce.sum_on_device, device=CPUS[0]),
+        "sum_round_robin": lambda k: partial(
+            tw_reduce.sum_round_robin, devices=CPUS[:k]
+        ),
+        "sum_balanced": lambda k: partial(tw_reduce.sum_balanced, devices=CPUS[:k]),
+        "hierarchical": lambda k: tw_reduce.hierarchical(groups(k), devices=CPUS[:k]),
+        "sum_collective": lambda k: partial(
+            tw_reduce.sum_collective,
+            devices=CPUS[:k],
+            keys=keys,
+            timeout_seconds=WAIT_S,
+        ),
+        "auto": lambda k: tw_reduce.auto(CPUS[:k], below=BELOW),
+    }
+    balanced = plain["sum_balanced"]
+    return {
+        **plain,
+        **{f"packed({name})": partial(packed, make) for name, make in plain.items()},
+        "spread(sum_balanced)": lambda k: tw_reduce.spread(balanced(k)),
+        "packed(spread(sum_balanced))": lambda k: packed(
+            lambda k: tw_reduce.spread(balanced(k)), k
+        ),
+        "cast_during(sum_balanced, bfloat16)": lambda k: tw_reduce.cast_during(
+            balanced(k), tf.bfloat16
+        ),
+        "reduce_as(sum_balanced, float64)": lambda k: tw_reduce.reduce_as(
+            balanced(k), tf.float64
+        ),
+    }
+
+
+def packed(make: Callable[[int], Any], num_towers: int) -> Any:
+    return tw_reduce.packed(make(num_towers), below=BELOW)
+
+
+def groups(num_towers: int) -> list[list[int]]:
+    """Two groups, unequal for an odd number of towers; one for a single tower."""
+    towers = list(range(num_towers))
+    middle = (num_towers + 1) // 2
+    return [group for group in (towers[:middle], towers[middle:]) if group]
+
+
+@cache
+def rows() -> tuple[Row, ...]:
+    return (*shared_rows(), *replicated_rows(), *function_rows())
+
+
+def shared_rows() -> list[Row]:
+    server = tw_builders.SyncMultiGPUParameterServerBuilder
+    anyhow = tw_builders.AsyncMultiGPUBuilder
+    found = [
+        Row(
+            f'{server.__name__}(ps_device="{place}")',
+            "",
+            partial(in_session, partial(server, ps_device=place), True),
+            is_replicated=False,
+        )
+        for place in ("cpu", "gpu")
+    ]
+    # Every tower's apply is a step to the optimizer: one without memory.
+    for scales in (True, False):
+        make = partial(anyhow, scale_gradient=scales)
+        name = f"{anyhow.__name__}(scale_gradient={scales})"
+        run = partial(in_session, make, False)
+        row = Row(name, "", run, scales, has_momentum=False, is_replicated=False)
+        found.append(row)
+    return found
+
+
+def replicated_rows() -> list[Row]:
+    """Means of all reducers, and sums by the older mode names."""
+    makers = reducers(tw_reduce.CollectiveKeys())
+    found = [replicated_row(name, make, average=True) for name, make in makers.items()]
+    for mode in ("cpu", "gpu", "collective"):
+        found.append(replicated_row(f'"{mode}"', partial(named, mode), average=False))
+    eight = partial(named, "hierarchical")
+    found.append(replicated_row('"hierarchical"', eight, average=False, counts=(8,)))
+    return found
+
+
+def replicated_row(
+    name: str,
+    make: Callable[[int], Any],
+    *,
+    average: bool,
+    counts: tuple[int, ...] = COUNTS,
+) -> Row:
+    class_ = tw_builders.SyncMultiGPUReplicatedBuilder
+    return Row(
+        f"{class_.__name__}(average={average})",
+        name,
+        partial(in_session, partial(replicated, make, average), True),
+        average=average,
+        densifies="collective" in name,
+        counts=counts,
+    )
+
+
+def named(mode: str, num_towers: int) -> str:
+    return mode
+
+
+def replicated(make: Callable[[int], Any], average: bool, devices: Any) -> Any:
+    mode = make(len(devices))
+    return tw_builders.SyncMultiGPUReplicatedBuilder(devices, average, mode)
+
+
+def function_rows() -> list[Row]:
+    """Sums of most reducers, means of some."""
+    averaged = (
+        "packed(spread(sum_balanced))",
+        "hierarchical",
+        "sum_collective",
+        "auto",
+    )
+    found = [
+        Row(
+            "apply_gradients",
+            f"mean({name})" if name in averaged else name,
+            partial(in_function, partial(mean_of, make) if name in averaged else make),
+            average=name in averaged,
+            densifies="collective" in name,
+        )
+        for name, make in reducers(tw_reduce.CollectiveKeys()).items()
+        if name != "spread(sum_balanced)"  # there also in packed
+    ]
+    for average in (True, False):
+        name = f"apply_shared_gradients(average={average})"
+        run = partial(in_shared_function, average)
+        found.append(Row(name, "", run, average, is_replicated=False))
+    return found
+
+
+def mean_of(make: Callable[[int], Any], num_towers: int) -> Any:
+    return tw_reduce.mean(make(num_towers))

@@ -1,0 +1,163 @@
+"""Programs that train a softmax regression on handwritten digits, of either mode.
+
+The optimizer is an argument: TensorFlow's, or tw-ampopt's around it. It computes the
+gradients (so that it can scale the loss) and applies what a builder has reduced.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+import tw_builders
+import tw_core
+import tw_reduce
+from tw_core.testing import CPUS
+
+v1 = tf.compat.v1
+BATCH = 128
+
+
+class Digits(NamedTuple):
+    """Images [rows, 64] float32 from 0 to 1, and labels [rows] int64."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+
+@cache
+def digits() -> tuple[Digits, Digits]:
+    """The training rows (1,437) and the test rows (360)."""
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(images))
+    whole = Digits(np.float32(images[order] / 16), labels[order].astype(np.int64))
+    first, second = zip(*(np.split(part, [1437]) for part in whole), strict=True)
+    return Digits(*first), Digits(*second)
+
+
+def batch(step: int) -> Digits:
+    train, _ = digits()
+    rows = np.random.default_rng(step).integers(0, len(train.images), BATCH)
+    return Digits(train.images[rows], train.labels[rows])
+
+
+def accuracy(kernel: np.ndarray, bias: np.ndarray) -> float:
+    """The share of the test rows that are right, in NumPy."""
+    _, test = digits()
+    return float(np.mean(np.argmax(test.images @ kernel + bias, 1) == test.labels))
+
+
+def cross_entropy(variables: Sequence[Any], images: Any, labels: Any) -> tf.Tensor:
+    kernel, bias = variables
+    logits = images @ kernel + bias
+    return tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    )
+
+
+def get_weights() -> list[Any]:
+    """Kernel and bias by ``get_variable``."""
+    zeros = tf.zeros_initializer()
+    with v1.variable_scope("digits"):
+        kernel = v1.get_variable("kernel", [64, 10], initializer=zeros)
+        return [kernel, v1.get_variable("bias", [10], initializer=zeros)]
+
+
+class Weights(tf.Module):
+    """Kernel and bias as a module."""
+
+    def __init__(self, tower: tw_core.Tower | None = None) -> None:
+        super().__init__()
+        self.kernel = tf.Variable(tf.zeros([64, 10]), name="kernel")
+        self.bias = tf.Variable(tf.zeros([10]), name="bias")
+
+    @property
+    def both(self) -> list[tf.Variable]:
+        return [self.kernel, self.bias]
+
+
+class Program(NamedTuple):
+    """A program that was built.
+
+    step(images, labels) trains on a batch; read(tensors) gives their arrays.
+    variables are [copies][2]; optimizers one a copy.
+    """
+
+    step: Callable[..., None]
+    read: Callable[[Any], Any]
+    variables: list[list[Any]]
+    optimizers: list[Any]
+
+
+def session_program(
+    is_replicated: bool, make_optimizer: Callable[[list[Any]], Any], num_towers: int = 2
+) -> Program:
+    """Builds it with a builder's class, in a graph with a session."""
+    devices, made = list(CPUS[:num_towers]), []
+    with tf.Graph().as_default():
+        images = v1.placeholder(tf.float32, [BATCH, 64])
+        labels = v1.placeholder(tf.int64, [BATCH])
+        shards = [tf.split(part, num_towers) for part in (images, labels)]
+
+        def tower() -> list[tuple[Any, Any]]:
+            k = tw_core.get_current_tower_context().index
+            weights = get_weights()
+            if is_replicated or not made:
+                made.append(make_optimizer(weights))
+            loss = cross_entropy(weights, shards[0][k], shards[1][k])
+            return made[-1].compute_gradients(loss, weights)
+
+        if is_replicated:
+            builder = tw_builders.SyncMultiGPUReplicatedBuilder(devices, True, "gpu")
+        else:
+            builder = tw_builders.SyncMultiGPUParameterServerBuilder(devices, "cpu")
+        pairs = builder.call_for_each_tower(tower)
+        ops = builder.build(pairs, iter(made).__next__)
+        train_op, *after = ops if isinstance(ops, tuple) else (ops,)
+        session = v1.Session(config=tw_core.session_config())
+        init = [v1.global_variables_initializer(), v1.local_variables_initializer()]
+        session.run(init)
+        session.run(after)
+    variables = [[v for _, v in own] for own in pairs[: len(made)]]
+    step = session.make_callable(train_op, [images, labels])
+    return Program(step, session.run, variables, made)
+
+
+def function_program(
+    is_replicated: bool, make_optimizer: Callable[[list[Any]], Any], num_towers: int = 2
+) -> Program:
+    """Builds it with the builders' functions, in a ``tf.function``."""
+    devices = list(CPUS[:num_towers])
+    towers = tw_core.towers(devices)
+    copies = towers if is_replicated else towers[:1]
+    models = tw_core.replicate(copies, Weights)
+    optimizers = [make_optimizer(model.both) for model in models]
+    reduce = tw_reduce.mean(partial(tw_reduce.sum_balanced, devices=devices))
+
+    def tower_pairs(tower: tw_core.Tower, images: Any, labels: Any) -> Any:
+        own = tower.index if is_replicated else 0
+        variables = models[own].both
+        loss = cross_entropy(variables, images, labels)
+        return optimizers[own].compute_gradients(loss, variables)
+
+    @tf.function(autograph=False)
+    def step(images: Any, labels: Any) -> None:
+        shards = tf.split(images, num_towers), tf.split(labels, num_towers)
+        pairs = tw_core.map_towers(tower_pairs, towers, *shards)
+        if is_replicated:
+            grads, variables = tw_core.split_grad_list(pairs)
+            reduced = reduce(grads)
+            tw_builders.apply_gradients(towers, reduced, variables, optimizers)
+        else:
+            tw_builders.apply_shared_gradients(pairs, optimizers[0])
+
+    def read(tensors: Any) -> Any:
+        return tf.nest.map_structure(lambda tensor: tensor.numpy(), tensors)
+
+    return Program(step, read, [model.both for model in models], optimizers)
+
+
+PROGRAMS = {"session": session_program, "function": function_program}

@@ -1,0 +1,1 @@
+"""A long run of asynchronous towers and of a cluster whose tasks are killed."""

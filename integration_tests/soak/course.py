@@ -1,0 +1,210 @@
+"""One run of a soak: its two programs, the kills, what was told and measured."""
+
+import os
+import signal
+import sys
+import time
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from soak.ledger import Kill, Ledger
+from soak.processes import TAG, Program, sample, tagged
+from soak.trend import Bounds, Sample, report
+
+HERE = Path(__file__).parent
+WORKERS = ["worker 0", "worker 1", "worker 2"]
+VICTIMS = ("worker 1", "ps 0", "worker 0")
+LONG_LIVED = ("towers", "tw-launch", "worker 2")
+START_S, RECOVER_S, END_S = 120.0, 150.0, 60.0
+QUIET_S = 5.0  # at least, between a recovery and the next kill
+ACCURACY = 0.9
+LOOK_EVERY_S, SAMPLE_EVERY_S, SAY_EVERY_S = 0.2, 1.0, 10.0
+
+
+class Soak:
+    """One run; ``start``, ``run`` and ``stop`` it, and ``end`` it in any case.
+
+    Attributes:
+      faults: what must not be.
+    """
+
+    def __init__(
+        self, folder: Path, kill_every_s: float, log: Path | None = None
+    ) -> None:
+        """Starts nothing yet; ``log`` is where all lines of the programs go."""
+        self.faults: list[str] = []
+        self._folder, self._kill_every_s = folder, kill_every_s
+        self._started = time.monotonic()
+        self._towers, self._cluster = Ledger(), Ledger()
+        self._programs: dict[str, Program] = {}
+        self._kills: list[Kill] = []
+        self._samples: dict[str, list[Sample]] = {name: [] for name in LONG_LIVED}
+        self._trained_from_s = 0.0
+        self._log = log
+        self._other_lines: list[str] = []
+        self._due = {"sample": 0.0, "say": 0.0}
+
+    @property
+    def now_s(self) -> float:
+        return time.monotonic() - self._started
+
+    def start(self) -> None:
+        """Starts both programs and waits until all train."""
+        env = {**os.environ, TAG: str(os.getpid()), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        env["PYTHONPATH"] = os.pathsep.join(
+            [str(HERE.parent), *filter(None, [env.get("PYTHONPATH")])]
+        )
+        python, folder = [sys.executable, "-u", "-m"], ["--folder", str(self._folder)]
+        task = [*python, "soak.task_program", *folder]
+        launch = [*python, "tw_syncrep.launch", "--ps", "1"]
+        launch += ["--workers", str(len(WORKERS)), "--max-restarts", "1000000", "--"]
+        towers = [*python, "soak.towers_program", *folder]
+        self._programs["towers"] = Program(towers, env)
+        self._programs["tw-launch"] = Program([*launch, *task], env)
+        self._wait_for(self._all_train, START_S, "not all tasks train")
+        self._trained_from_s = self.now_s
+
+    def run(self, seconds: float) -> None:
+        """Trains, kills and watches; the time is counted from when all train."""
+        victims, until = cycle(VICTIMS), self.now_s + seconds
+        due = self.now_s + self._kill_every_s
+        while due < until:
+            self._watch_until(due)
+            self._kill(next(victims))
+            due = max(due + self._kill_every_s, self.now_s + QUIET_S)
+        self._watch_until(until)
+
+    def stop(self) -> None:
+        """Has all end in order, and looks at what they say then."""
+        (self._folder / "stop").touch()
+        for name, program in self._programs.items():
+            status = program.wait(END_S)
+            if status != 0:
+                self.faults.append(f"{name} ended with status {status}")
+        self._read_lines()
+        ends = {"towers": self._towers.ends.get("towers")}
+        ends["worker 0"] = self._cluster.ends.get("worker 0")
+        for name, end in ends.items():
+            if end is None or end["accuracy"] < ACCURACY:
+                self.faults.append(f"{name} told at its end: {end}")
+
+    def end(self) -> None:
+        """Ends whatever still runs, and looks that nothing is left."""
+        for program in self._programs.values():
+            program.end(grace_s=15.0)
+        self._read_lines()
+        left = tagged(str(os.getpid()))
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        if left:
+            self.faults.append(f"processes were left behind: {left}")
+
+    def summary(self) -> list[str]:
+        """Describes the run, and completes the faults."""
+        self.faults += self._towers.faults + self._cluster.faults
+        lines = [self._line()]
+        warm_up_s = self._warm_up_s()
+        for name, samples in self._samples.items():
+            line, grown = report(name, samples, warm_up_s=warm_up_s, bounds=Bounds())
+            lines.append(line)
+            self.faults += grown
+        for victim in VICTIMS:
+            took = [k.recovered_s for k in self._kills if k.task == victim]
+            said = ", ".join("not" if s is None else f"{s:.0f}" for s in took)
+            lines.append(f"{victim} killed {len(took)} times; seconds: {said}")
+        for task, end in {**self._towers.ends, **self._cluster.ends}.items():
+            lines.append(f"{task}: {end}")
+        return lines
+
+    def _warm_up_s(self) -> float:
+        """A quarter of the run, and the first new session of the worker that stays."""
+        trained_from_s = self._trained_from_s or self.now_s
+        quarter = trained_from_s + (self.now_s - trained_from_s) / 4
+        ends = [k.at_s + k.recovered_s for k in self._kills if k.recovered_s]
+        return max([quarter, *ends[: VICTIMS.index("ps 0") + 1]])
+
+    def _all_train(self) -> bool:
+        told = [self._cluster.advances[name] for name in WORKERS]
+        return all(told) and self._towers.advances["towers"] > 0
+
+    def _kill(self, task: str) -> None:
+        kill = Kill(task, self.now_s, len(self._cluster.pids[task]))
+        self._kills.append(kill)
+        os.kill(self._cluster.pids[task][-1], signal.SIGKILL)
+        self._wait_for(
+            lambda: kill.look(self._cluster, WORKERS, self.now_s),
+            RECOVER_S,
+            f"not all workers went on after the kill of {task}",
+        )
+
+    def _wait_for(self, is_so: Any, limit_s: float, otherwise: str) -> None:
+        until = self.now_s + limit_s
+        while not is_so():
+            if self.now_s > until:
+                raise RuntimeError(f"{otherwise} within {limit_s:g} s")
+            self._look()
+
+    def _watch_until(self, until_s: float) -> None:
+        while self.now_s < until_s:
+            self._look()
+
+    def _look(self) -> None:
+        self._read_lines()
+        for name, program in self._programs.items():
+            if program.status is not None:
+                raise RuntimeError(f"{name} has ended with status {program.status}")
+        starts = sum(len(pids) for pids in self._cluster.pids.values())
+        if starts > len(WORKERS) + 1 + len(self._kills):
+            raise RuntimeError("a task ended that was not killed")
+        if self.now_s >= self._due["sample"]:
+            self._due["sample"] = self.now_s + SAMPLE_EVERY_S
+            self._sample()
+        if self.now_s >= self._due["say"]:
+            self._due["say"] = self.now_s + SAY_EVERY_S
+            print(self._line(), flush=True)
+        time.sleep(LOOK_EVERY_S)
+
+    def _sample(self) -> None:
+        pids = {name: program.pid for name, program in self._programs.items()}
+        pids |= {task: own[-1] for task, own in self._cluster.pids.items()}
+        for name in LONG_LIVED:
+            held = sample(pids[name], self.now_s) if name in pids else None
+            if held is not None:
+                self._samples[name].append(held)
+
+    def _line(self) -> str:
+        minutes, seconds = divmod(int(self.now_s), 60)
+        kills = f"{len(self._kills)} kills"
+        if self._kills:
+            kills += f" (last {self._kills[-1].task})"
+        held = ", ".join(
+            f"{name} {own[-1].rss_bytes >> 20} MiB {own[-1].descriptors} fd"
+            for name, own in self._samples.items()
+            if own
+        )
+        done = self._towers.steps.get("towers", 0)
+        step = max(self._cluster.steps.values(), default=0)
+        return (
+            f"[{minutes:02}:{seconds:02}] towers {done:,} steps; "
+            f"cluster step {step:,}; {kills}; {held}"
+        )
+
+    def _read_lines(self) -> None:
+        for name, program in self._programs.items():
+            ledger = self._towers if name == "towers" else self._cluster
+            for line in program.new_lines():
+                # The launcher's lines name their tasks already.
+                named = f"[towers] {line}" if ledger is self._towers else line
+                self._write_down(named)
+                if not ledger.read(named):
+                    self._other_lines = [*self._other_lines, named][-40:]
+
+    def _write_down(self, line: str) -> None:
+        if self._log is not None:
+            with self._log.open("a") as file:
+                file.write(f"{self.now_s:.1f} {line}\n")
+
+    def explain(self) -> str:
+        """The last lines that the programs said besides."""
+        return "\n".join(self._other_lines)

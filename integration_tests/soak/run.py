@@ -1,0 +1,62 @@
+"""Trains for a long time while tasks are killed, and watches what that does.
+
+Asynchronous towers run in one process; beside them tw-launch runs a cluster of which
+a worker, the parameter server and the chief are killed in turn, start again and
+rejoin. One worker is never killed: with the towers and the launcher it is
+long-lived, and its memory and descriptors must stay level. Nothing may be lost: every
+step is applied once, and none goes back behind the last checkpoint.
+
+    nox -s soak -- --minutes 2
+"""
+
+import argparse
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from soak.course import Soak
+
+
+def main() -> int:
+    """Runs the soak; 0 when nothing was lost, 130 after Ctrl-C."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument(
+        "--kill-every",
+        type=float,
+        help="seconds from kill to kill; 60, or 20 in a short run",
+    )
+    parser.add_argument("--log", type=Path, help="file for all that the programs say")
+    options = parser.parse_args()
+    kill_every_s = options.kill_every or (60.0 if options.minutes > 5 else 20.0)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        return run(Soak(Path(folder), kill_every_s, options.log), 60 * options.minutes)
+
+
+def run(soak: Soak, seconds: float) -> int:
+    """Takes a soak from its start to its summary."""
+    interrupted = False
+    try:
+        soak.start()
+        soak.run(seconds)
+        soak.stop()
+    except KeyboardInterrupt:
+        interrupted = True
+    except RuntimeError as error:
+        soak.faults.append(str(error))
+    finally:
+        soak.end()
+    for line in soak.summary():
+        print(line)
+    for fault in soak.faults:
+        print(f"FAULT: {fault}")
+    if soak.faults:
+        print(soak.explain())
+    print("interrupted" if interrupted else f"{len(soak.faults)} faults", flush=True)
+    return 130 if interrupted else min(1, len(soak.faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""Whether what a process holds stays level: memory and file descriptors.
+
+The middle of the last third of the samples is compared with that of the first, after
+a warm-up. Middles, since one sample may catch a session being made anew.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+SHORTEST_S = 20.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one process held at one time.
+
+    Attributes:
+      at_s: seconds from the start of the run.
+      rss_bytes: resident memory.
+      descriptors: open file descriptors.
+    """
+
+    at_s: float
+    rss_bytes: int
+    descriptors: int
+
+
+@dataclass(frozen=True)
+class Trend:
+    """How a figure went after the warm-up.
+
+    Attributes:
+      level: its middle in the first third of the time.
+      growth: by how much its middle in the last third is above that.
+      per_minute: growth over the time between the two.
+      samples: how many there were.
+    """
+
+    level: float
+    growth: float
+    per_minute: float
+    samples: int
+
+
+def measure(
+    at_s: Sequence[float], figures: Sequence[float], *, warm_up_s: float
+) -> Trend | None:
+    """Measures a trend; None where little time is left after the warm-up.
+
+    Args:
+      at_s: seconds, rising.
+      figures: one for each.
+      warm_up_s: samples before that time are left out.
+    """
+    kept = [pair for pair in zip(at_s, figures, strict=True) if pair[0] >= warm_up_s]
+    third = len(kept) // 3
+    if third == 0 or kept[-1][0] - kept[0][0] < SHORTEST_S:
+        return None
+    first, last = kept[:third], kept[-third:]
+    level = median(figure for _, figure in first)
+    growth = median(figure for _, figure in last) - level
+    minutes = (median(at for at, _ in last) - median(at for at, _ in first)) / 60
+    return Trend(level, growth, growth / minutes, len(kept))
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How much a process may hold more at the end than after its warm-up.
+
+    Attributes:
+      rss_share: of its memory then.
+      rss_bytes: more than that share where that is little.
+      descriptors: open file descriptors.
+    """
+
+    rss_share: float = 0.05
+    rss_bytes: int = 24 << 20
+    descriptors: int = 4
+
+
+def report(
+    name: str, samples: Sequence[Sample], *, warm_up_s: float, bounds: Bounds
+) -> tuple[str, list[str]]:
+    """Describes one process.
+
+    Returns:
+      A line for the summary, and the faults: what grew beyond its bound.
+    """
+    at_s = [sample.at_s for sample in samples]
+    rss = measure(at_s, [s.rss_bytes for s in samples], warm_up_s=warm_up_s)
+    held = measure(at_s, [s.descriptors for s in samples], warm_up_s=warm_up_s)
+    if rss is None or held is None:
+        return f"{name}: {len(samples)} samples, too short to tell", []
+    bound = max(bounds.rss_share * rss.level, bounds.rss_bytes)
+    line = (
+        f"{name}: {_mib(rss.level)} {_mib(rss.growth, '+')} "
+        f"({_mib(rss.per_minute, '+')}/min, bound +{_mib(bound)}), "
+        f"{held.level:g} descriptors {held.growth:+g} (bound +{bounds.descriptors}), "
+        f"{rss.samples} samples"
+    )
+    grown = [rss.growth > bound, held.growth > bounds.descriptors]
+    return line, [f"grew: {line}"] if any(grown) else []
+
+
+def _mib(count: float, sign: str = "") -> str:
+    return f"{count / (1 << 20):{sign}.1f} MiB"

@@ -1,0 +1,139 @@
+"""Every builder with every reducer, against one device on the whole batch."""
+
+from functools import cache, partial
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+from conformance.models import DECAY, KINDS, STEPS, gradients, inputs, optimizer, oracle
+from conformance.page import is_exact, table
+from conformance.programs import Copies, in_session
+from conformance.rows import Row, reducers, rows
+
+import tw_builders
+import tw_reduce
+from tw_core.testing import CPUS
+
+v1 = tf.compat.v1
+PAGE = Path(__file__).parents[1] / "docs" / "conformance.md"
+RESOLUTIONS = 8  # of the dtype, where a third was rounded
+
+
+@cache
+def trained(row: Row, num_towers: int) -> Copies:
+    return row.run(num_towers)
+
+
+def cells() -> list:
+    return [
+        pytest.param(row, kind, count, id=f"{row.builder}-{row.reducer}-{kind}-{count}")
+        for row in rows()
+        for count in row.counts
+        for kind in KINDS
+    ]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("row", "kind", "num_towers"), cells())
+def test_towers_end_where_one_device_does(row, kind, num_towers):
+    want = oracle(
+        kind,
+        num_towers,
+        average=row.average,
+        decay=DECAY.get(kind, 0.0) if row.has_momentum else 0.0,
+        stays_sparse=num_towers == 1 or not row.densifies,
+    )
+    copies = trained(row, num_towers)[kind]
+    assert len(copies) == (num_towers if row.is_replicated else 1)
+    for copy in copies:
+        for value, wanted, part in zip(copy, want, KINDS[kind], strict=True):
+            assert value.dtype == part.dtype
+            bound = RESOLUTIONS * float(ml_dtypes.finfo(value.dtype).eps)
+            bound = 0 if is_exact(row, num_towers) else bound
+            got = value.astype(np.float64)
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_oracle_is_a_plain_optimizer_on_the_whole_batch(kind):
+    num_towers, decay = 4, DECAY.get(kind, 0.0)
+    with tf.Graph().as_default(), v1.Session() as session:
+        first = v1.ones_initializer()
+        variables = [
+            v1.get_variable(f"v{n}", part.shape, part.dtype, first)
+            for n, part in enumerate(KINDS[kind])
+        ]
+        descent, steps = optimizer(decay), []
+        for step in range(STEPS):
+            column = zip(*inputs(kind, num_towers, step), strict=True)
+            grads = gradients(variables, [whole_batch(own) for own in column])
+            steps.append(descent.apply_gradients(zip(grads, variables, strict=True)))
+        session.run(v1.global_variables_initializer())
+        for op in steps:
+            session.run(op)
+        got = session.run(variables)
+    want = oracle(kind, num_towers, average=True, decay=decay, stays_sparse=True)
+    for value, wanted in zip(got, want, strict=True):
+        np.testing.assert_array_equal(value.astype(np.float64), wanted)
+
+
+def whole_batch(column):
+    """All towers' factors as one device has them, divided by their number."""
+    if isinstance(column[0], tuple):
+        rows, factors = zip(*column, strict=True)
+        return np.concatenate(rows), np.concatenate(factors) / len(column)
+    mean = sum(own.astype(np.float64) for own in column) / len(column)
+    return np.asarray(mean).astype(column[0].dtype)
+
+
+def test_the_page_has_this_table():
+    page = PAGE.read_text()
+    missing = [line for line in table(rows()).splitlines() if line not in page]
+    assert missing == []
+    listed = [line for line in page.splitlines() if line.startswith("| `")]
+    assert len(listed) == len(rows())
+
+
+@pytest.mark.parametrize("num_towers", [2, 3, 4])
+def test_the_mode_hierarchical_is_refused_for_other_than_eight_towers(num_towers):
+    make = partial(tw_builders.SyncMultiGPUReplicatedBuilder, CPUS[:num_towers], True)
+    with pytest.raises(ValueError, match=rf"eight towers; got {num_towers}"):
+        make("hierarchical")
+
+
+def test_the_mode_nccl_is_refused_without_gpus():
+    with pytest.raises(ValueError, match=r"(?i)gpu"):
+        tw_builders.SyncMultiGPUReplicatedBuilder(CPUS[:2], True, "nccl")
+
+
+def test_a_second_set_of_towers_in_a_graph_is_refused():
+    builder = tw_builders.SyncMultiGPUReplicatedBuilder(CPUS[:2], True, "cpu")
+    with tf.Graph().as_default():
+        builder.call_for_each_tower(lambda: tf.constant(1.0))
+        with pytest.raises(ValueError, match=r"something named 'tower0' already"):
+            builder.call_for_each_tower(lambda: tf.constant(1.0))
+
+
+def test_a_reducer_that_forgets_a_tower_does_not_pass():
+    def forgetful(grads):
+        rest = tw_reduce.sum_on_device(grads[1:], device=CPUS[0])
+        return [rest[0], *rest]
+
+    make = partial(
+        tw_builders.SyncMultiGPUReplicatedBuilder, average=False, mode=forgetful
+    )
+    copies = in_session(make, True, 3)
+    row = next(row for row in rows() if row.reducer == '"cpu"')
+    broken = Row(row.builder, "forgetful", lambda _: copies, average=False)
+    for kind in KINDS:
+        with pytest.raises(AssertionError, match="Mismatched elements"):
+            test_towers_end_where_one_device_does(broken, kind, 3)
+
+
+def test_the_table_has_every_reducer_of_the_package():
+    made = {name for name in tw_reduce.__all__ if name.startswith("sum_")}
+    made |= {"hierarchical", "auto", "packed", "spread", "cast_during", "reduce_as"}
+    named = " ".join(reducers(tw_reduce.CollectiveKeys()))
+    assert {name for name in made if name not in named} == {"sum_nccl"}

@@ -1,0 +1,221 @@
+"""tw-syncrep with towers and tw-ampopt in each worker, and all packages together.
+
+The cluster's servers run in this process and its workers in threads. Every wait has
+a deadline.
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from cluster_threads import (
+    TOWERS,
+    WORKERS,
+    devices_of,
+    in_all_workers,
+    setters_of,
+    start_servers,
+)
+from digits_towers import accuracy, cross_entropy, digits, get_weights
+
+import tw_ampopt
+import tw_core
+import tw_rlload
+from tw_builders import DataParallelBuilder, SyncMultiGPUParameterServerBuilder
+from tw_reduce import mean, packed, sum_round_robin
+from tw_syncrep import SyncReplicasOptimizer, cluster, training_session
+
+v1 = tf.compat.v1
+ROWS, WAIT_S = 32, 30
+
+
+@pytest.fixture
+def local() -> Any:
+    return start_servers()
+
+
+def shard(task: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The worker's part of the training rows."""
+    train, _ = digits()
+    return train.images[task.index :: WORKERS], train.labels[task.index :: WORKERS]
+
+
+def make_optimizer(task: Any) -> tuple[tw_ampopt.Optimizer, SyncReplicasOptimizer]:
+    scaled = tw_ampopt.Optimizer(
+        tf_optimizer=v1.train.AdamOptimizer,
+        learning_rate=0.05,
+        loss_scale=tw_ampopt.DoublingScale(),
+    )
+    # The builder below leaves the device in force, which else tells the number.
+    return scaled, SyncReplicasOptimizer(
+        scaled, WORKERS, replica_index=task.index, wait_timeout_s=WAIT_S
+    )
+
+
+def session_for(task: Any, target: str, sync: SyncReplicasOptimizer) -> Any:
+    hook = sync.make_session_run_hook(task.is_chief)
+    return training_session(
+        target, task.is_chief, hooks=[hook], cluster=task, stop_grace_period_secs=5
+    )
+
+
+def placeholders() -> list[list[Any]]:
+    """Images and labels for each of a worker's towers."""
+    return [
+        [v1.placeholder(tf.float32, [ROWS, 64]), v1.placeholder(tf.int64, [ROWS])]
+        for _ in range(TOWERS)
+    ]
+
+
+def feed_of(
+    fed: list[list[Any]], task: Any, step: int, *, spoil: bool = False
+) -> dict[Any, Any]:
+    """Rows for each of a worker's towers; spoilt, with one infinity in the last."""
+    images, labels = shard(task)
+    feed = {}
+    for k, (x, y) in enumerate(fed):
+        start = (step * TOWERS + k) * ROWS % (len(images) - ROWS)
+        feed[x] = images[start : start + ROWS].copy()
+        feed[y] = labels[start : start + ROWS]
+    if spoil:
+        feed[x][0, 0] = np.inf
+    return feed
+
+
+def train_with_ampopt(task: Any, target: str, *, steps: int, bad: int) -> Any:
+    """Two towers' gradients, reduced in the worker and scaled by tw-ampopt."""
+    with tf.Graph().as_default():
+        fed = placeholders()
+        with v1.device(cluster.device_setter(task)):
+            step = v1.train.get_or_create_global_step()
+            scaled, sync = make_optimizer(task)
+
+            def tower() -> Any:
+                k = tw_core.get_current_tower_context().index
+                weights = get_weights()
+                return sync.compute_gradients(cross_entropy(weights, *fed[k]), weights)
+
+            pairs = DataParallelBuilder.call_for_each_tower(
+                devices_of(task), tower, setters_of(task)
+            )
+            grads, variables = tw_core.split_grad_list(pairs)
+            reduced = mean(partial(sum_round_robin, devices=devices_of(task)))(grads)
+            train_op = sync.apply_gradients(
+                list(zip(reduced[0], variables[0], strict=True)), global_step=step
+            )
+            slots = [scaled.get_slot(v, slot) for v in variables[0] for slot in "mv"]
+            kept = [*variables[0], *slots]
+            told = scaled.statistics()
+        with session_for(task, target, sync) as session:
+            states = []
+            for number in range(steps):
+                spoil = number == bad and not task.is_chief
+                session.run(train_op, feed_of(fed, task, number, spoil=spoil))
+                states.append(session.run([kept, step, told]))
+            return states
+
+
+@pytest.mark.timeout(150)
+def test_towers_and_ampopt_in_each_worker_skip_together_and_learn(local):
+    steps, bad = 40, 5
+    work = partial(train_with_ampopt, steps=steps, bad=bad)
+    of_chief, of_other = in_all_workers(local, work)
+    for one, other in zip(of_chief, of_other, strict=True):
+        tf.nest.map_structure(np.testing.assert_array_equal, one, other)
+    before, after, later = of_chief[bad - 1 : bad + 2]
+    tf.nest.map_structure(np.testing.assert_array_equal, after[0], before[0])
+    assert not np.array_equal(later[0][0], after[0][0])
+    last_kept, last_step, last_told = of_chief[-1]
+    assert last_told["updates"] == steps - 1
+    assert last_told["skipped_updates"] == 1
+    assert last_told["loss_scaling_log2"] == 14.0  # from 15
+    assert last_step == steps - 1  # grows by one with an update only
+    assert accuracy(*last_kept[:2]) >= 0.9
+
+
+class Policy:
+    """What ``build_graph`` of tw-rlload returns."""
+
+    def __init__(self, weights: list[Any], inputs: list[Any]) -> None:
+        self.weights = weights
+        self.loss = cross_entropy(weights, *inputs)
+
+    def gradients(self, optimizer: Any) -> Any:
+        return optimizer.compute_gradients(self.loss, self.weights)
+
+
+class WithStep:
+    """An optimizer that is always given the global step."""
+
+    def __init__(self, optimizer: Any, step: tf.Variable) -> None:
+        self.compute_gradients = optimizer.compute_gradients
+        self.apply_gradients = partial(optimizer.apply_gradients, global_step=step)
+
+
+def train_with_all(task: Any, target: str, *, epochs: int) -> Any:
+    """tw-rlload slices, tw-reduce averages, tw-ampopt scales, tw-syncrep applies."""
+    with tf.Graph().as_default():
+        with v1.device(cluster.device_setter(task)):
+            step = v1.train.get_or_create_global_step()
+            weights = get_weights()
+            columns = [v1.placeholder(tf.float32, [None, 64], "images")]
+            columns.append(v1.placeholder(tf.int64, [None], "labels"))
+            _, sync = make_optimizer(task)
+            towers = devices_of(task)
+            trainer = tw_rlload.LocalSyncParallelOptimizer(
+                WithStep(sync, step),
+                towers,
+                columns,
+                [],
+                ROWS,
+                partial(Policy, weights),
+                reducer=mean(packed(partial(sum_round_robin, devices=towers))),
+            )
+        with session_for(task, target, sync) as session:
+            trainer.load_data(session, [*shard(task)], [])
+            for _ in range(epochs):
+                for offset in trainer.report.batch_offsets:
+                    trainer.optimize(session, offset)
+            return session.run([step, weights])
+
+
+@pytest.mark.timeout(150)
+def test_all_packages_together_learn_the_digits(local):
+    results = in_all_workers(local, partial(train_with_all, epochs=2))
+    tf.nest.map_structure(np.testing.assert_array_equal, results[0], results[1])
+    steps, weights = results[0]
+    assert 20 <= steps <= 100
+    assert accuracy(*weights) >= 0.9
+
+
+def train_with_a_builder(task: Any, target: str, *, steps: int) -> Any:
+    """The parameter-server builder averages the towers, and is given the optimizer."""
+    with tf.Graph().as_default():
+        fed = placeholders()
+        with v1.device(cluster.device_setter(task)):
+            step = v1.train.get_or_create_global_step()
+            weights = get_weights()
+            _, sync = make_optimizer(task)
+
+            def tower() -> Any:
+                k = tw_core.get_current_tower_context().index
+                return sync.compute_gradients(cross_entropy(weights, *fed[k]), weights)
+
+            builder = SyncMultiGPUParameterServerBuilder(devices_of(task), "gpu")
+            pairs = builder.call_for_each_tower(tower)
+            train_op = builder.build(pairs, lambda: WithStep(sync, step))
+        with session_for(task, target, sync) as session:
+            for number in range(steps):
+                session.run(train_op, feed_of(fed, task, number))
+            return session.run([step, weights])
+
+
+@pytest.mark.timeout(150)
+def test_a_builder_in_each_worker_takes_the_synchronous_optimizer(local):
+    results = in_all_workers(local, partial(train_with_a_builder, steps=40))
+    tf.nest.map_structure(np.testing.assert_array_equal, results[0], results[1])
+    steps, weights = results[0]
+    assert steps == 40
+    assert accuracy(*weights) >= 0.9

@@ -1,0 +1,147 @@
+"""The soak's bookkeeping, its two-minute form, and Ctrl-C."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from soak.ledger import Kill, Ledger
+from soak.processes import TAG, tagged
+from soak.trend import Bounds, Sample, measure, report
+
+HERE = Path(__file__).parent
+WORKERS = ["worker 0", "worker 1"]
+MIB = 1 << 20
+
+
+def told(ledger, task, **facts):
+    text = ", ".join(f'"{key}": {value}' for key, value in facts.items())
+    event = "step" if "step" in facts else "start"
+    assert ledger.read(f'[{task}] soak {{"event": "{event}", {text}}}')
+
+
+def test_lines_of_other_kinds_are_not_the_ledgers():
+    ledger = Ledger()
+    assert not ledger.read("[tw-launch] ps 0 failed with status 137; restart 1 of 9")
+    assert not ledger.read("[worker 0] INFO:tensorflow:Saving checkpoints")
+    assert (ledger.pids, ledger.steps, ledger.ends) == ({}, {}, {})
+
+
+def test_a_fault_that_a_task_tells_is_kept_with_its_name():
+    ledger = Ledger()
+    ledger.read('[worker 1] soak {"event": "fault", "text": "step 3 after 5"}')
+    assert ledger.faults == ["worker 1: step 3 after 5"]
+
+
+def test_a_kill_is_over_when_the_task_is_back_and_every_worker_went_on_since():
+    ledger = Ledger()
+    for worker in WORKERS:
+        told(ledger, worker, pid=1)
+        told(ledger, worker, step=10)
+    kill = Kill("worker 1", 5.0, starts=1)
+    told(ledger, "worker 0", step=11)  # before the task was back
+    assert not kill.look(ledger, WORKERS, 6.0)
+    told(ledger, "worker 1", pid=2)
+    assert not kill.look(ledger, WORKERS, 7.0)
+    told(ledger, "worker 0", step=8)  # from a checkpoint: not further
+    told(ledger, "worker 1", step=8)
+    assert not kill.look(ledger, WORKERS, 8.0)
+    told(ledger, "worker 0", step=9)
+    assert not kill.look(ledger, WORKERS, 9.0)
+    told(ledger, "worker 1", step=9)
+    assert kill.look(ledger, WORKERS, 10.0)
+    assert kill.recovered_s == 5.0
+
+
+def samples(rss, descriptors):
+    return [Sample(float(at), rss(at), descriptors(at)) for at in range(60)]
+
+
+def test_a_trend_compares_the_last_third_with_the_first_after_the_warm_up():
+    trend = measure(
+        range(60), [100 if at < 30 else at for at in range(60)], warm_up_s=30
+    )
+    assert trend.samples == 30
+    assert (trend.level, trend.growth) == (34.5, 20.0)
+    assert trend.per_minute == pytest.approx(60.0)
+
+
+def test_a_short_time_tells_nothing():
+    assert measure([1.0, 2.0, 15.0], [5, 5, 5], warm_up_s=0) is None
+    assert measure([1.0, 90.0], [5, 5], warm_up_s=0) is None
+    line, faults = report("x", samples(int, int)[:3], warm_up_s=0, bounds=Bounds())
+    assert (line, faults) == ("x: 3 samples, too short to tell", [])
+
+
+def test_what_stays_level_is_no_fault_whatever_single_samples_hold():
+    level = samples(
+        lambda at: (900 if at == 50 else 400 + at % 3) * MIB, lambda at: 30 + at % 2
+    )
+    line, faults = report("towers", level, warm_up_s=10, bounds=Bounds())
+    assert faults == []
+    assert line.startswith("towers: 401.0 MiB +0.0 MiB (+0.0 MiB/min, bound +24.0 MiB)")
+
+
+@pytest.mark.parametrize("leaks", ["rss", "descriptors"])
+def test_a_leak_of_memory_or_descriptors_is_a_fault_that_tells_both(leaks):
+    rising = samples(
+        lambda at: (400 + (at if leaks == "rss" else 0)) * MIB,
+        lambda at: 30 + (at if leaks == "descriptors" else 0),
+    )
+    line, faults = report("towers", rising, warm_up_s=0, bounds=Bounds())
+    assert faults == [f"grew: {line}"]
+
+
+def start(*arguments):
+    return subprocess.Popen(
+        [sys.executable, "-u", "-m", "soak.run", *arguments],
+        cwd=HERE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for(is_so, deadline_s=100.0):
+    until = time.monotonic() + deadline_s
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+@pytest.mark.timeout(400)
+def test_the_two_minute_form_loses_nothing():
+    process = start("--minutes", "2")
+    try:
+        output, _ = process.communicate(timeout=390)
+    finally:
+        process.kill()  # What it has started ends with it.
+    assert process.returncode == 0, output
+    assert output.splitlines()[-1] == "0 faults"
+    assert output.count(" killed ") == 3  # a line a victim
+    assert " killed 0 times" not in output
+    assert tagged(str(process.pid)) == []
+
+
+@pytest.mark.timeout(160)
+@pytest.mark.parametrize("when", ["as all start", "as all train"])
+def test_ctrl_c_ends_it_with_a_summary_and_leaves_no_process(tmp_path, when):
+    log = tmp_path / "log"
+    process = start("--minutes", "5", "--log", str(log))
+    try:
+        wait_for(lambda: len(tagged(str(process.pid))) >= 6)
+        if when == "as all train":
+            trains = '[worker 2] soak {"event": "step"'
+            wait_for(lambda: log.exists() and trains in log.read_text())
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=45)
+    finally:
+        process.kill()
+    assert process.returncode == 130, output
+    assert output.splitlines()[-1] == "interrupted"
+    assert "FAULT" not in output
+    assert tagged(str(process.pid)) == []
+    assert TAG not in os.environ
