@@ -1,58 +1,168 @@
-"""Every Python example of every README runs, with the wheels that users install."""
+"""Every code block of the READMEs and pages runs, with the wheels users install."""
 
+import json
 import os
 import re
+import selectors
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from docs_blocks import (
+    PAGES,
+    READMES,
+    ROOT,
+    blocks,
+    files,
+    launches,
+    name,
+    python_blocks,
+)
 
-ROOT = Path(__file__).parents[1]
-READMES = [ROOT / "README.md", *sorted(ROOT.glob("packages/*/README.md"))]
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+RUNNER = Path(__file__).with_name("docs_runner.py")
 DEADLINE_S = 240
+LAUNCH_DEADLINE_S = 140  # two of them within pytest's own
+CPUS = re.compile(r"use_logical_cpus\((\d+)\)")
+DESIGN = [path for path in PAGES if path.parent.name == "design"]  # list signatures
+RUN = [p for p in (*READMES, *PAGES) if python_blocks(p) and p not in DESIGN]
+SIGNATURE = re.compile(r"^(\w+)\(", re.MULTILINE)
+LAUNCHED = [path for path in (*READMES, *PAGES) if launches(path)]
+ENV = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
-LAUNCH = re.compile(r"^    tw-launch (.*) -- python train\.py$", re.MULTILINE)
+class Runner:
+    """A process that runs pages; see docs_runner.py."""
+
+    def __init__(self, log, folder):
+        answers, end = os.pipe()
+        self.answers = os.fdopen(answers)
+        self.process = subprocess.Popen(
+            [sys.executable, str(RUNNER), str(end)],
+            stdin=subprocess.PIPE,
+            stdout=log.open("a"),
+            stderr=subprocess.STDOUT,
+            pass_fds=[end],
+            cwd=folder,
+            env=ENV,
+            text=True,
+        )
+        os.close(end)
+
+    def ask(self, task):
+        """Runs a page and returns its traceback, or None."""
+        self.process.stdin.write(json.dumps(task) + "\n")
+        self.process.stdin.flush()
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(self.answers, selectors.EVENT_READ)
+            if not waiting.select(DEADLINE_S):
+                self.close()
+                return f"{task['page']} still ran after {DEADLINE_S} s"
+        line = self.answers.readline()
+        return json.loads(line) if line else "the process ended"
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.answers.close()
 
 
-@pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.parent.name))
-def test_the_examples_of_a_readme_run(path, tmp_path):
-    text = path.read_text()
-    blocks = BLOCK.findall(text)
-    assert blocks, f"{path} has no Python example"
-    launched = LAUNCH.search(text)
-    command = (
-        launch_as_train_py(blocks, launched[1], tmp_path)
-        if launched
-        else one_after_the_other(blocks, path.name)
-    )
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=tmp_path,
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
-        capture_output=True,
+@pytest.fixture(scope="module")
+def run_page(tmp_path_factory):
+    """Runs a page in the process that has its number of logical CPUs."""
+    folder = tmp_path_factory.mktemp("pages")
+    log, runners = folder / "log.txt", {}
+
+    def run(path):
+        count = num_cpus(path)
+        if count not in runners or runners[count].process.poll() is not None:
+            runners[count] = Runner(log, folder)
+        own = [(b.line, b.code) for b in python_blocks(path) if not b.file_name]
+        fault = runners[count].ask({"page": name(path), "blocks": own})
+        return f"{log.read_text()[-4000:]}\n{fault}" if fault else None
+
+    yield run
+    for runner in runners.values():
+        runner.close()
+
+
+def num_cpus(path):
+    counts = {int(count) for count in CPUS.findall(path.read_text())}
+    assert len(counts) <= 1, f"{path}: one process cannot have {counts} logical CPUs"
+    return counts.pop() if counts else 1
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in RUN if path not in LAUNCHED], ids=name
+)
+def test_the_code_of_a_page_runs(path, run_page):
+    fault = run_page(path)
+    assert fault is None, fault
+
+
+@pytest.mark.parametrize("path", LAUNCHED, ids=name)
+def test_the_programs_of_a_page_run_in_the_cluster_that_it_starts(path, tmp_path):
+    programs = files(path)
+    for file_name, code in programs.items():
+        (tmp_path / file_name).write_text(code)
+    said = {launch.file_name: launched(launch, tmp_path) for launch in launches(path)}
+    assert said.keys() == programs.keys()
+    results = [line for text in said.values() for line in re.findall(r"w = .*", text)]
+    if len(said) > 1:  # before and after: they print the same numbers
+        assert len(results) == len(said), said
+        assert len(set(results)) == 1, results
+
+
+def launched(launch, folder):
+    """Runs a launch line to its end and returns what the tasks said."""
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "tw_syncrep.launch", *launch.options),
+            *("--", sys.executable, launch.file_name),
+        ],
+        cwd=folder,
+        env=ENV,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=DEADLINE_S,
-        check=False,
+        start_new_session=True,
     )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    try:
+        output, _ = process.communicate(timeout=LAUNCH_DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # the launcher and its tasks
+        pytest.fail(f"{launch} still ran: {process.communicate()[0]}")
+    assert process.returncode == 0, output
+    return output
 
 
-def one_after_the_other(blocks, name):
-    program = "\n".join(
-        f"print('block {i}')\nexec(compile({block!r}, {name!r}, 'exec'), {{}})"
-        for i, block in enumerate(blocks, start=1)
-    )
-    return ["-c", program]
+@pytest.mark.parametrize("path", READMES, ids=name)
+def test_every_readme_has_an_example(path):
+    assert python_blocks(path)
 
 
-def launch_as_train_py(blocks, options, folder):
-    [block] = blocks
-    (folder / "train.py").write_text(block)
-    program = ["--", sys.executable, "train.py"]
-    return ["-m", "tw_syncrep.launch", *options.split(), *program]
+@pytest.mark.parametrize("path", [*READMES, *PAGES], ids=name)
+def test_only_a_migration_guide_shows_code_that_is_not_run(path):
+    unknown = {"python3", "py", "pycon", "Python"}
+    wrong = [block.line for block in blocks(path) if block.info in unknown]
+    assert not wrong, f"{path}: python blocks say ```python; see lines {wrong}"
+    shown = [b for b in blocks(path) if b.info.startswith("{code-block}")]
+    assert all(block.is_before for block in shown), [b.line for b in shown]
+    assert not shown or path.parent.name == "migration"
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in DESIGN if python_blocks(path)], ids=name
+)
+def test_the_signatures_of_a_design_page_are_of_public_names(path):
+    public = (ROOT / f"packages/tw-{path.stem}/api.txt").read_text()
+    code = "\n".join(block.code for block in python_blocks(path))
+    listed = SIGNATURE.findall(code)
+    assert listed
+    unknown = [n for n in listed if f" tw_{path.stem}.{n}(" not in public]
+    assert not unknown, f"{path} lists {unknown}, which api.txt has not"
 
 
 def test_the_test_command_of_the_readme_is_what_ci_runs():

@@ -1,0 +1,63 @@
+"""Settings of the site: ``nox -s docs`` builds it into ``out/docs``."""
+
+import doctest
+import os
+import re
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+project = "towers"
+author = "The towers authors"
+copyright = author  # the name that Sphinx wants
+language = "en"
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.doctest",
+    "sphinx.ext.napoleon",
+]
+exclude_patterns = ["examples/**"]
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+# Each package's page documents what its `__all__` lists, in that order.
+autodoc_member_order = "alphabetical"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+
+# Examples in docstrings use the public names without importing them.
+doctest_global_setup = """
+import numpy as np
+from tw_ampopt import *
+from tw_builders import *
+from tw_core import *
+from tw_core.testing import *
+from tw_reduce import *
+from tw_rlload import *
+from tw_syncrep import *
+"""
+doctest_default_flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+html_theme = "furo"
+html_title = "towers"
+html_static_path = ["_static"]
+html_css_files = ["towers.css"]
+html_copy_source = False
+html_domain_indices = False
+html_show_sphinx = False
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", part_plurals)
+
+
+def part_plurals(app, what, name, obj, options, lines):
+    """Sets plurals, as in ``tf.function``s, off from their code word for docutils."""
+    lines[:] = [re.sub(r"``(\S[^`]*)``(?=s\b)", r"``\1``\\ ", line) for line in lines]

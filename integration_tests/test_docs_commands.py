@@ -1,0 +1,110 @@
+"""The sessions, packages, paths and options that pages tell users to type exist."""
+
+import ast
+import re
+import shlex
+
+import pytest
+from docs_blocks import PAGES, READMES, ROOT, blocks, name
+
+SHELL = {"sh", "bash", "console"}
+TEXTS = [*READMES, *PAGES]
+PACKAGES = {path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")}
+SESSION = re.compile(r"nox(?: -R)? -s ((?:\"[^\"]+\" ?|\w[\w-]* ?)+)")
+MODULES = {
+    "tw-launch": ["packages/tw-syncrep/src/tw_syncrep/launch.py"],
+    "train": ["docs/examples/train_digits.py"],
+    "train-rl": ["docs/examples/ppo/train.py"],
+    "bench": ["integration_tests/benchmarks/run.py"],
+    "faults": ["integration_tests/faults/run.py"],
+    "api": ["integration_tests/interfaces/api.py"],
+}
+OURS = re.compile(r"^(?:packages|docs|integration_tests)/[\w./*-]+$")
+
+
+def sessions() -> set[str]:
+    """Names of the sessions, read from noxfile.py without running it."""
+    tree = ast.parse((ROOT / "noxfile.py").read_text())
+    found = set()
+    for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
+        for decorator in function.decorator_list:
+            call = decorator if isinstance(decorator, ast.Call) else None
+            target = call.func if call else decorator
+            if ast.unparse(target) != "nox.session":
+                continue
+            named = [k.value for k in call.keywords if k.arg == "name"] if call else []
+            found.add(ast.literal_eval(named[0]) if named else function.name)
+    return found
+
+
+def commands(path):
+    """The command lines of a page's shell blocks, continued lines joined."""
+    text = "\n".join(block.code for block in blocks(path) if block.info in SHELL)
+    lines = text.replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True) for line in lines if line.strip()]
+
+
+def options_of(program):
+    """What a program's source says about options: ``--x`` or a field ``x``."""
+    return "\n".join((ROOT / path).read_text() for path in MODULES[program])
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=name)
+def test_the_sessions_that_a_page_names_exist(path):
+    named = SESSION.findall(path.read_text().replace("\\\n", " "))
+    wanted = {part for words in named for part in shlex.split(words)}
+    known = sessions() | {"NAME"}
+    unknown = {part for part in wanted if part.partition("(")[0] not in known}
+    assert not unknown, f"{path}: noxfile.py has no sessions {unknown}"
+    packages = set(re.findall(r"\(([\w-]+)\)", " ".join(wanted)))
+    assert packages <= PACKAGES | {"package", "tw-x"}, packages
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=name)
+def test_the_options_in_a_pages_commands_exist(path):
+    for words in commands(path):
+        own, theirs = split(words)
+        program = own[0].rpartition("/")[2]
+        if program == "tw-launch":
+            check_options("tw-launch", own[1:], path)
+        for session in [w for w in own if program == "nox" and w in MODULES]:
+            check_options(session, theirs, path)
+
+
+def split(words):
+    """A command's own words, and those behind ``--``."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
+def check_options(program, words, path):
+    source = options_of(program)
+    for word in (word for word in words if word.startswith("--")):
+        field = word.removeprefix("--").partition("=")[0]
+        known = f'"--{field}"' in source or f"    {field.replace('-', '_')}:" in source
+        assert known, f"{path}: {program} has no option {word}"
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=name)
+def test_the_packages_and_paths_in_a_pages_commands_exist(path):
+    for words in commands(path):
+        if "install" in words:
+            ours = [w for w in words if w.startswith("tw-")]
+            assert {w.partition("[")[0] for w in ours} <= PACKAGES, words
+        for word in (word for word in words if OURS.match(word)):
+            assert list(ROOT.glob(word)), f"{path}: {word} does not exist"
+
+
+def test_the_shell_blocks_are_seen():
+    assert any("nox" in words[0] for words in commands(ROOT / "docs/CONTRIBUTING.md"))
+    assert {"tests", "docs", "train-rl", "api"} <= sessions()
+
+
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?!https?:|#|mailto:)([^)#\s]+)(?:#[^)]*)?\)")
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=name)
+def test_the_links_of_a_page_lead_somewhere(path):
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    broken = [link for link in LINK.findall(text) if not (path.parent / link).exists()]
+    assert not broken, f"{path}: {broken}"
