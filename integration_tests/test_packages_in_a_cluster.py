@@ -146,14 +146,6 @@ class Policy:
         return optimizer.compute_gradients(self.loss, self.weights)
 
 
-class WithStep:
-    """An optimizer that is always given the global step."""
-
-    def __init__(self, optimizer: Any, step: tf.Variable) -> None:
-        self.compute_gradients = optimizer.compute_gradients
-        self.apply_gradients = partial(optimizer.apply_gradients, global_step=step)
-
-
 def train_with_all(task: Any, target: str, *, epochs: int) -> Any:
     """tw-rlload slices, tw-reduce averages, tw-ampopt scales, tw-syncrep applies."""
     with tf.Graph().as_default():
@@ -165,7 +157,7 @@ def train_with_all(task: Any, target: str, *, epochs: int) -> Any:
             _, sync = make_optimizer(task)
             towers = devices_of(task)
             trainer = tw_rlload.LocalSyncParallelOptimizer(
-                WithStep(sync, step),
+                sync,
                 towers,
                 columns,
                 [],
@@ -205,7 +197,7 @@ def train_with_a_builder(task: Any, target: str, *, steps: int) -> Any:
 
             builder = SyncMultiGPUParameterServerBuilder(devices_of(task), "gpu")
             pairs = builder.call_for_each_tower(tower)
-            train_op = builder.build(pairs, lambda: WithStep(sync, step))
+            train_op = builder.build(pairs, lambda: sync)
         with session_for(task, target, sync) as session:
             for number in range(steps):
                 session.run(train_op, feed_of(fed, task, number))

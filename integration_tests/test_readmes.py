@@ -28,6 +28,7 @@ TRIES = 3  # of a peer's program
 CPUS = re.compile(r"use_logical_cpus\((\d+)\)")
 DESIGN = [path for path in PAGES if path.parent.name == "design"]  # list signatures
 RUN = [p for p in (*READMES, *PAGES) if python_blocks(p) and p not in DESIGN]
+OURS = re.compile(r"^(?:from|import) tw_", re.MULTILINE)
 SYNC_REPLICAS = ROOT / "docs" / "migration" / "sync_replicas_optimizer.md"
 SIGNATURE = re.compile(r"^(\w+)\(", re.MULTILINE)
 LAUNCHED = [path for path in (*READMES, *PAGES) if launches(path)]
@@ -132,7 +133,7 @@ def launches_of_ours(path, folder):
         (folder / file_name).write_text(code)
     listed = launches(path)
     assert {launch.file_name for launch in listed} == programs.keys()
-    return [one for one in listed if "import tw_" in programs[one.file_name]]
+    return [one for one in listed if OURS.search(programs[one.file_name])]
 
 
 def launched(launch, folder):

@@ -69,6 +69,14 @@ def test_a_missing_global_step_is_refused():
         make().apply_gradients([pair()])
 
 
+def test_the_global_step_of_the_graph_is_the_default():
+    made = v1.train.get_or_create_global_step()
+    train_op = make().apply_gradients([pair()])
+    step_counts = [op for op in made.graph.get_operations() if "AssignAdd" in op.type]
+    assert made.handle in [tensor for op in step_counts for tensor in op.inputs]
+    assert train_op.graph is made.graph
+
+
 def test_gradients_of_an_unknown_kind_are_named():
     pairs = [(1.0, pair("a")[1]), pair("b")]
     with pytest.raises(TypeError, match="None; got a:0: float"):

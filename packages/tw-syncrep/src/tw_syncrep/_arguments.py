@@ -81,7 +81,7 @@ def timeouts(
 
 
 def check_pairs(pairs: Sequence[tuple[Any, Any]], global_step: Any) -> None:
-    """Checks what ``apply_gradients`` got: pairs and a global step.
+    """Checks what ``apply_gradients`` has: pairs and a global step.
 
     Raises:
       ValueError: there is no (gradient, variable) pair, or no global step.
@@ -95,8 +95,8 @@ def check_pairs(pairs: Sequence[tuple[Any, Any]], global_step: Any) -> None:
     if global_step is None:
         raise ValueError(
             "SyncReplicasOptimizer.apply_gradients: Global step is required to "
-            "check staleness; pass global_step="
-            "tf.compat.v1.train.get_or_create_global_step()."
+            "check staleness; got none, and the graph has none. Pass global_step="
+            "tf.compat.v1.train.get_or_create_global_step(), or create it first."
         )
     _check_resources([*(variable for _, variable in pairs), global_step])
 

@@ -163,7 +163,8 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         Args:
           grads_and_vars: [N] pairs; a gradient may be dense, sparse or None,
             which goes to the wrapped optimizer as it is.
-          global_step: increased by one a step.
+          global_step: increased by one a step; by default the graph's own, where
+            one has been made, since wrappers of optimizers often pass none.
           name: of the ops; by default the optimizer's.
 
         Returns:
@@ -174,6 +175,8 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
           TypeError: a gradient or variable of another kind.
         """
         pairs = with_masters(grads_and_vars)
+        if global_step is None:
+            global_step = tf.compat.v1.train.get_global_step()
         check_pairs(pairs, global_step)
         variables = [variable for _, variable in pairs]
         self._built = build_sync_graph(
