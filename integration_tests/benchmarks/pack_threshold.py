@@ -1,10 +1,11 @@
 """From which size on a tensor is better left out of a pack: a sweep over sizes.
 
 Each table adds 64 tensors of one size, alone and as one pack; the ratio crosses
-1 where packing stops to pay.
+1 where packing stops to pay. That is later where every tower gets a copy.
 """
 
 import argparse
+import itertools
 from functools import partial
 
 import tensorflow as tf
@@ -19,26 +20,26 @@ import tw_reduce
 v1 = tf.compat.v1
 ALONE = "each alone"
 TENSORS = 64
-SIZES = [256, 1_024, 4_096, 8_192, 16_384, 32_768, 65_536, 262_144]
+SIZES = [1_024, 2_048, 4_096, 8_192, 16_384, 65_536]
+KINDS = ["on one device", "balanced", "on one device, copied to all"]
 
 
-def run_cell(towers: int, size: int, rounds: int) -> list[Timing]:
-    """Races a pack with its tensors alone, on one device and spread over all."""
+def run_cell(towers: int, size: int, kind: str, rounds: int) -> list[Timing]:
+    """Races a pack with its tensors alone, under one way to add."""
     devices = tw_core.use_logical_cpus(towers)
     profile = Profile(f"{TENSORS} tensors of {size:,}", ((size,),) * TENSORS)
     config = v1.ConfigProto(device_count={"CPU": towers})
     session = SessionRace(Arrays(profile, towers), config, "")
     on_device = partial(tw_reduce.sum_on_device, device=devices[0])
-    balanced = partial(tw_reduce.sum_balanced, devices=devices)
+    reducer = {
+        "on one device": on_device,
+        "balanced": partial(tw_reduce.sum_balanced, devices=devices),
+        "on one device, copied to all": tw_reduce.spread(on_device),
+    }[kind]
     contenders = session.contenders(
-        {
-            ALONE: on_device,
-            "packed": tw_reduce.packed(on_device, below=size + 1),
-            "balanced, each alone": balanced,
-            "balanced, packed": tw_reduce.packed(balanced, below=size + 1),
-        }
+        {ALONE: reducer, "packed": tw_reduce.packed(reducer, below=size + 1)}
     )
-    title = f"{profile.name}, K = {towers}"
+    title = f"{profile.name} {kind}, K = {towers}"
     return race(title, contenders, peer=ALONE, rounds=rounds)
 
 
@@ -51,7 +52,7 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     report = Report("pack_threshold")
     for towers in options.towers:
-        for size in options.sizes:
-            cell = in_own_process(run_cell, towers, size, options.rounds)
+        for size, kind in itertools.product(options.sizes, KINDS):
+            cell = in_own_process(run_cell, towers, size, kind, options.rounds)
             report.add(cell, ALONE)
     report.write()

@@ -21,7 +21,7 @@ from tw_reduce._tower_tensors import (
     check_tower_tensors,
 )
 
-DEFAULT_BELOW = 16_384
+DEFAULT_BELOW = 4_096  # elements; from here on a pack costs more than it saves
 
 
 @dataclass(frozen=True)
