@@ -14,7 +14,15 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from harness import Contender, Report, Timing, in_own_process, race, ratio
+from harness import (
+    Contender,
+    Report,
+    Timing,
+    in_own_process,
+    paired_ratio,
+    race,
+    ratio,
+)
 
 import tw_builders
 import tw_core
@@ -302,6 +310,6 @@ def main(arguments: list[str]) -> None:
             for name, at_most in TARGETS[group].items():
                 report.target(f"{work}: {name} / {PEER}", ratio(timings, name), at_most)
             if group == "graph":
-                against = ratio(timings, "replicated") / ratio(timings, ALONE)
+                against = paired_ratio(timings, "replicated", ALONE)
                 report.target(f"{work}: replicated / {ALONE}", against, 1.25)
     report.write()

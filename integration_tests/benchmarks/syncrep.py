@@ -9,7 +9,6 @@ have the parameters that gradient descent on the mean gradient has.
 import argparse
 import contextlib
 import multiprocessing
-import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,7 +16,9 @@ import numpy as np
 from harness import Contender, Report, paired_ratio, race
 from syncrep_strategy import mirror
 from syncrep_worker import WAIT_S, serve, train
-from syncrep_works import CHECKED_STEPS, RATE, WORKS, Work
+from syncrep_works import CHECKED_STEPS, WORKS, Work, checked_value
+
+from tw_syncrep._ports import find_free_ports
 
 BLOCK_S = 0.25
 
@@ -61,7 +62,7 @@ class Crew:
             self._block(name, CHECKED_STEPS)
             seen = self._ask(name, ("read", name), who=[0])[0]
             if name != "asynchronous":
-                want = 1 - RATE * 1.5 * CHECKED_STEPS
+                want = checked_value(self.work, name)
                 np.testing.assert_allclose(seen, want, rtol=1e-2, err_msg=name)
             seconds = self._block(name, 5) / 5
             self._steps[name] = min(max(3, int(BLOCK_S / seconds)), 300)
@@ -85,7 +86,7 @@ class Crew:
 def processes(work: Work) -> Iterator[Crew]:
     """Starts the tasks of a work, and ends them."""
     context = multiprocessing.get_context("spawn")
-    ports = free_ports(5)
+    ports = find_free_ports(5)
     running: list[Any] = []
 
     def start(program: Any, cluster: dict[str, list[str]], job: str, index: int) -> Any:
@@ -115,14 +116,6 @@ def processes(work: Work) -> Iterator[Crew]:
         for process in running:
             process.kill()
             process.join()
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("localhost", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def _hear(pipe: Any) -> Any:

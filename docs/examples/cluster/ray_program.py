@@ -73,7 +73,7 @@ def main() -> int:
         ray.get([task.end.remote() for listed in tasks.values() for task in listed])
         ray.shutdown()
     print(f"workers ended with {statuses}")
-    return max(statuses)
+    return int(any(statuses))  # one that a signal killed has a negative status
 
 
 if __name__ == "__main__":

@@ -247,7 +247,6 @@ def test_cast_during_rounds_on_the_wire_and_adds_in_float32(mode, wire, name):
 @each_mode
 @each_reducer
 def test_the_same_inputs_give_the_same_bits_in_every_run_and_tower(mode, name):
-    # For sums too large for TensorFlow's comfort see test_add_columns.py.
     random = np.random.default_rng(2)
     shapes = [(20_000,), (7,), (300, 30), ()]
     towers = [
@@ -259,6 +258,17 @@ def test_the_same_inputs_give_the_same_bits_in_every_run_and_tower(mode, name):
         b"".join(np.asarray(t).tobytes() for t in row) for run in runs for row in run
     }
     assert len(bits) == 1
+
+
+@each_mode
+@each_reducer
+def test_large_tensors_too_have_the_same_bits_in_every_run(mode, name):
+    # That TensorFlow leaves such sums alone is shown by test_add_columns.py.
+    random = np.random.default_rng(3)
+    towers = [[random.random(2_000_000, np.float32)] for _ in range(4)]
+    first, *others = [reduce(mode, name, towers)[0][0] for _ in range(3)]
+    for other in others:
+        np.testing.assert_array_equal(first, other)
 
 
 @each_reducer
