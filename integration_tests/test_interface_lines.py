@@ -60,6 +60,19 @@ def lines_of(tmp_path):
             "@dataclass(frozen=True)\nclass work:\n    a: int\n    b: int = 2",
             "class toy.work(a: int, b: int = 2) @dataclass(frozen=True)",
         ),
+        (
+            "class work:\n    def __new__(cls, a: int, *, b=1) -> 'work': ...",
+            "class toy.work(a: int, *, b=1)",
+        ),
+        (
+            "class _Base:\n    def __new__(cls, a: int): ...\nclass work(_Base): pass",
+            "class toy.work(a: int) of _Base",
+        ),
+        (
+            "class work:\n    def __new__(cls, *args): ...\n"
+            "    def __init__(self, a: int): ...",
+            "class toy.work(a: int)",
+        ),
     ],
 )
 def test_a_name_is_written_with_its_signature(lines_of, source, line):

@@ -110,12 +110,22 @@ def _target(alias: griffe.Alias) -> griffe.Object | None:
 def _class_lines(path: str, owner: griffe.Class) -> Iterator[str]:
     bases = ", ".join(str(base) for base in owner.bases)
     is_tuple = bases == "NamedTuple"
-    parameters = field_parameters(owner) if is_tuple else list(owner.parameters)[1:]
+    parameters = field_parameters(owner) if is_tuple else _constructor(owner)
     line = f"class {path}({parameter_list(parameters)})"
     yield line + (f" of {bases}" if bases else "") + _decorators(owner)
     for name, member in sorted(owner.all_members.items()):
         if _is_public(name, member):
             yield from _member_lines(f"{path}.{name}", member)
+
+
+def _constructor(owner: griffe.Class) -> list[griffe.Parameter]:
+    """Lists what a class is called with; ``__new__`` tells it without ``__init__``."""
+    members = owner.all_members
+    new = None if "__init__" in members else members.get("__new__")
+    function = _target(new) if isinstance(new, griffe.Alias) else new
+    if isinstance(function, griffe.Function):
+        return list(function.parameters)[1:]
+    return list(owner.parameters)[1:]
 
 
 def _is_public(name: str, member: griffe.Object | griffe.Alias) -> bool:
