@@ -73,9 +73,17 @@ def _default(value: object) -> str:
 
     Otherwise the constant could change, and the line would not.
     """
-    resolved = value.resolved if isinstance(value, griffe.ExprName) else None
-    if isinstance(resolved, griffe.Alias):
-        resolved = resolved.final_target
-    if isinstance(resolved, griffe.Attribute) and resolved.value is not None:
-        return _default(resolved.value)
+    named = _resolved(value) if isinstance(value, griffe.ExprName) else None
+    if isinstance(named, griffe.Attribute) and named.value is not None:
+        return _default(named.value)
     return str(value)
+
+
+def _resolved(name: griffe.ExprName) -> object:
+    """Finds what a name stands for; None for builtins and for what lies elsewhere."""
+    try:
+        # griffe's type leaves functions, attributes and aliases out.
+        found: object = name.resolved
+        return found.final_target if isinstance(found, griffe.Alias) else found
+    except (AttributeError, KeyError, griffe.GriffeError):
+        return None
