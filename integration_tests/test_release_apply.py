@@ -102,6 +102,21 @@ def test_tags_are_taken_back_when_the_branch_cannot_move(toy, tmp_path):
     assert state(toy) == before
 
 
+def test_a_tool_that_calls_git_does_not_reach_the_hook_that_runs(
+    toy, tmp_path, monkeypatch
+):
+    outer = ToyRepository.create(tmp_path / "outer")
+    made = plan(toy.root, ["tw-a"], "first")
+    before = outer.git("ls-files", "--stage")
+    monkeypatch.setenv("GIT_DIR", str(outer.root / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(outer.root / ".git" / "index"))
+    with release_apply.second_tree(toy, made.head, tmp_path / "tree") as tree:
+        commit = release_apply.commit(tree, made.targets[0], made.epoch)
+        fragments = "packages/tw-a/changelog.d"
+        assert toy.git("ls-tree", "--name-only", "-r", commit, fragments) == ""
+    assert outer.git("ls-files", "--stage") == before
+
+
 def test_a_branch_that_moved_meanwhile_is_not_released(toy, tmp_path):
     made = plan(toy.root, ["tw-a"], "first")
     toy.commit("Meanwhile")

@@ -99,3 +99,27 @@ def test_a_folder_without_repository_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     with pytest.raises(RuntimeError, match="not a git repository"):
         find_releases(Repository(tmp_path), "tw-a")
+
+
+def test_git_is_asked_about_the_folder_and_not_about_the_hook_that_runs(
+    tmp_path, monkeypatch
+):
+    outer = ToyRepository.create(tmp_path / "outer")
+    before = outer.commit("Outer")
+    monkeypatch.setenv("GIT_DIR", str(outer.root / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(outer.root))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(outer.root / ".git" / "index"))
+    inner = ToyRepository.create(tmp_path / "inner")
+    released = inner.released("tw-a", "0.1.0")
+    assert [one.commit for one in find_releases(inner, "tw-a")] == [released]
+    assert outer.git("rev-parse", "HEAD") == before
+
+
+def test_a_toy_signs_nothing_whatever_its_user_has_set(tmp_path, monkeypatch):
+    settings = tmp_path / "gitconfig"
+    settings.write_text(
+        "[commit]\ngpgSign = true\n[tag]\ngpgSign = true\n[gpg]\nprogram = false\n"
+    )
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
+    toy = ToyRepository.create(tmp_path / "toy")
+    toy.git("tag", "--annotate", "-m", "One", "one", toy.commit("Start"))

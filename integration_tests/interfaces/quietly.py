@@ -1,10 +1,11 @@
 """Runs Python's tools, and shows what they say only where they fail."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from interfaces.repository import environment_outside_hooks
 
 
 def run_quietly(
@@ -27,7 +28,8 @@ def run_quietly(
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=cwd,
-        env={**os.environ, **(env or {})},
+        # Some of them call git.
+        env={**environment_outside_hooks(), **(env or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

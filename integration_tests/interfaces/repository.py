@@ -8,6 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+# What git tells a hook of the repository that runs it, and takes before any folder.
+_OF_HOOKS = (
+    "GIT_COMMON_DIR",
+    "GIT_DIR",
+    "GIT_INDEX_FILE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_PREFIX",
+    "GIT_WORK_TREE",
+)
+
+
+def environment_outside_hooks() -> dict[str, str]:
+    """Returns this process's variables, without those that bind git to a hook's."""
+    return {name: os.environ[name] for name in os.environ if name not in _OF_HOOKS}
+
 
 @dataclass(frozen=True)
 class Repository:
@@ -70,7 +85,7 @@ class Repository:
     def _run(self, *arguments: str, env: Mapping[str, str] | None = None) -> bytes:
         done = subprocess.run(
             ["git", "-C", str(self.root), *arguments],
-            env={**os.environ, **(env or {})},
+            env={**environment_outside_hooks(), **(env or {})},
             capture_output=True,
             check=False,
         )

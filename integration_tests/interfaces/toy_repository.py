@@ -54,6 +54,8 @@ class ToyRepository(Repository):
         made.git("init", "--quiet", "--initial-branch", "main")
         made.git("config", "user.name", "A developer")
         made.git("config", "user.email", "developer@example.org")
+        made.git("config", "commit.gpgSign", "false")
+        made.git("config", "tag.gpgSign", "false")
         (root / "pyproject.toml").write_text(towncrier)
         made.commit("Start")
         return made
