@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from interfaces import release_apply
 from interfaces.artifacts import build_archives, check_archives, check_same_bytes
+from interfaces.clean_install import check_clean_install
 from interfaces.manifest import with_version
 from interfaces.release_apply import ARCHIVES, apply
 from interfaces.release_plan import plan
@@ -133,6 +134,16 @@ def test_a_package_that_does_not_load_is_not_released(toy, tmp_path):
     with pytest.raises(RuntimeError, match="tw_b does not load from its wheel"):
         apply(toy, made, tmp_path / "work")
     assert state(toy) == before
+
+
+def test_a_wheel_is_installed_for_the_interpreter_that_makes_the_release(
+    toy, tmp_path, monkeypatch
+):
+    source = toy.root / "packages" / "tw-a"
+    archives = build_archives(source, tmp_path / "1", epoch=1_700_000_000)
+    wheels = [path for path in archives if path.suffix == ".whl"]
+    monkeypatch.setenv("UV_PYTHON", "3.99")
+    check_clean_install("tw_a", wheels)
 
 
 def test_two_builds_are_the_same_and_one_at_another_time_is_not(toy, tmp_path):

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +28,9 @@ def check_clean_install(module: str, wheels: Sequence[Path]) -> None:
     """
     with tempfile.TemporaryDirectory() as folder:
         environment = Path(folder) / "env"
-        run_quietly("uv", "venv", "--quiet", str(environment))
+        run_quietly(
+            *("uv", "venv", "--quiet", "--python", sys.executable, str(environment))
+        )
         python = environment / "bin" / "python"
         run_quietly(
             *("uv", "pip", "install", "--quiet", "--python", str(python)),
