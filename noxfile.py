@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import nox
 from packaging.requirements import Requirement
@@ -80,10 +81,13 @@ def wheel(package: str) -> str:
     return str(found[0])
 
 
-def tool(session: nox.Session, module: str, *arguments: str | Path) -> None:
+def tool(
+    session: nox.Session, module: str, *arguments: str | Path, **options: Any
+) -> None:
     """Runs a module of integration_tests/interfaces with the session's Python."""
     env = {"PYTHONPATH": str(ROOT / "integration_tests")}
-    session.run("python", "-m", f"interfaces.{module}", *map(str, arguments), env=env)
+    command = ("python", "-m", f"interfaces.{module}", *map(str, arguments))
+    session.run(*command, env=env, **options)
 
 
 @nox.session(reuse_venv=True)
@@ -223,8 +227,10 @@ def release(session: nox.Session) -> None:
     targets = json.loads(plan.read_text())["targets"]
     compats = [f"compat({target['package']})" for target in targets]
     checks = ("-m", "nox", "-s", *compats, "integration")
-    session.run(sys.executable, *checks, external=True)
-    tool(session, "release_apply", plan)
+    # After Ctrl-C the tool removes its working tree, and takes its tags back.
+    ending: dict[str, Any] = {"interrupt_timeout": 60, "terminate_timeout": 10}
+    session.run(sys.executable, *checks, external=True, **ending)
+    tool(session, "release_apply", plan, **ending)
 
 
 def build_site(session: nox.Session) -> None:
