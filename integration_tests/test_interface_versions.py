@@ -8,6 +8,7 @@ from interfaces.versions import (
     InterfaceChange,
     bump,
     complaint,
+    due_part,
     due_version,
     interface_change,
 )
@@ -44,7 +45,7 @@ def test_a_version_is_refused_exactly_when_it_is_below_the_one_that_is_due(
     said = complaint(last, now, change)
     assert bool(said) == (now < due)
     if said and (change.removed or change.added):
-        assert f"must be {due} or higher" in said
+        assert f"must be {due} or higher; got {now}." in said
         assert all(f"- {line}" in said for line in set(before) - set(after))
         assert all(f"+ {line}" in said for line in set(after) - set(before))
 
@@ -55,6 +56,14 @@ def test_a_bump_raises_one_part_and_clears_those_behind_it(version):
     assert bump(version, "patch").release == (major, minor, patch + 1)
     assert bump(version, "minor").release == (major, minor + 1, 0)
     assert bump(version, "major").release == (major + 1, 0, 0)
+
+
+@given(before=LINES, after=LINES, last=VERSIONS)
+def test_the_part_that_is_due_makes_the_version_that_is_due(before, after, last):
+    change = interface_change(before, after)
+    part = due_part(last, change)
+    assert due_version(last, change) == (bump(last, part) if part else last)
+    assert bool(part) == (set(before) != set(after))
 
 
 def test_an_unknown_part_is_refused_with_the_known_ones():

@@ -116,13 +116,21 @@ def test_an_interface_that_the_file_does_not_show_is_refused(toy):
         plan(toy.root, ["tw-a"], "first")
 
 
-def test_a_patch_that_breaks_its_users_is_refused(toy):
-    toy.released("tw-a", "0.1.0")
+@pytest.mark.parametrize(
+    ("last", "wrong", "due", "part"),
+    [("0.1.0", "0.1.1", "0.2.0", "minor"), ("1.0.0", "1.0.1", "2.0.0", "major")],
+)
+def test_a_patch_that_breaks_its_users_is_refused_with_the_part_that_will_do(
+    toy, last, wrong, due, part
+):
+    toy.released("tw-a", last)
     work = toy.root / "packages" / "tw-a" / "src" / "tw_a" / "_work.py"
     work.write_text(WORK.replace("size", "count"))
     toy.freeze("tw-a")
     toy.commit("Rename")
-    with pytest.raises(ValueError, match=r"the version must be 0\.2\.0 or higher"):
+    with pytest.raises(ValueError) as error:
         plan(toy.root, ["tw-a"], "patch")
-    [target] = plan(toy.root, ["tw-a"], "minor").targets
-    assert target.tag == "tw-a-v0.2.0"
+    assert f"must be {due} or higher; got {wrong}." in str(error.value)
+    assert str(error.value).endswith(f"Use the part {part}.")
+    [target] = plan(toy.root, ["tw-a"], part).targets
+    assert target.tag == f"tw-a-v{due}"

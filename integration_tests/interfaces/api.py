@@ -11,7 +11,7 @@ from interfaces.api_lines import interface_lines
 from interfaces.manifest import Manifest, known, read_manifests
 from interfaces.released import find_releases
 from interfaces.repository import Repository
-from interfaces.versions import complaint, interface_change
+from interfaces.versions import complaint, due_part, interface_change
 
 
 def main() -> int:
@@ -25,7 +25,7 @@ def main() -> int:
         manifest = known(read_manifests(root), options.package)
         if options.write:
             write(root, manifest)
-        return report(check(root, manifest, manifest.version))
+        return report(check(root, manifest))
     except (RuntimeError, ValueError) as error:
         return report(f"{options.package}: {error}")
 
@@ -36,34 +36,50 @@ def write(root: Path, manifest: Manifest) -> None:
     file_of(root, manifest).write_text(text)
 
 
-def check(root: Path, manifest: Manifest, version: Version) -> str:
-    """Says what is wrong with a package's interface as ``version``, or nothing."""
-    file = file_of(root, manifest)
-    frozen = api_file.parse(file.read_text()) if file.exists() else []
-    differs = api_file.difference(frozen, code_lines(root, manifest))
-    if differs:
-        return (
-            f"{differs}\n{manifest.name}: {api_file.NAME} (-) and the code (+) differ; "
-            f'if the code is right, run nox -s "api({manifest.name})" -- --write'
-        )
-    return check_version(root, manifest, version, frozen)
+def check(root: Path, manifest: Manifest) -> str:
+    """Says what is wrong with a package's interface and version, or nothing."""
+    fault = check_file(root, manifest)
+    if fault:
+        return fault
+    fault = check_version(root, manifest, manifest.version)[0]
+    return fault and f"{fault} Raise it in pyproject.toml."
 
 
-def check_version(
-    root: Path, manifest: Manifest, version: Version, frozen: list[str]
-) -> str:
-    """Says why ``version`` does not suit the change since the last release."""
+def check_file(root: Path, manifest: Manifest) -> str:
+    """Says how the interface file and the code differ, or nothing."""
+    differs = api_file.difference(frozen(root, manifest), code_lines(root, manifest))
+    return differs and (
+        f"{differs}\n{manifest.name}: {api_file.NAME} (-) and the code (+) differ; "
+        f'if the code is right, run nox -s "api({manifest.name})" -- --write'
+    )
+
+
+def check_version(root: Path, manifest: Manifest, version: Version) -> tuple[str, str]:
+    """Compares the interface file with that of the last release.
+
+    Returns:
+      Why ``version`` does not suit the change since then, or nothing; and the part
+      that the change raises at least, or nothing.
+    """
     repository = Repository(root)
     releases = find_releases(repository, manifest.name)
     if not releases:
         sys.stdout.write(f"{manifest.name}: no earlier release to compare with.\n")
-        return ""
+        return "", ""
     last = releases[-1]
     path = file_of(Path(), manifest).as_posix()
     promised = api_file.parse(repository.read(last.commit, path) or "")
     sys.stdout.write(f"{manifest.name}: compared with {last}.\n")
-    fault = complaint(last.version, version, interface_change(promised, frozen))
-    return fault and f"{manifest.name}, against its last release:\n{fault}"
+    change = interface_change(promised, frozen(root, manifest))
+    fault = complaint(last.version, version, change)
+    fault = fault and f"{manifest.name}, against its last release:\n{fault}"
+    return fault, due_part(last.version, change)
+
+
+def frozen(root: Path, manifest: Manifest) -> list[str]:
+    """Reads the lines of the interface file; none where there is no file."""
+    file = file_of(root, manifest)
+    return api_file.parse(file.read_text()) if file.exists() else []
 
 
 def code_lines(root: Path, manifest: Manifest) -> list[str]:

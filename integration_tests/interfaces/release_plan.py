@@ -132,9 +132,11 @@ def check_tag(repository: Repository, target: Target) -> None:
 
 def check_interface(root: Path, manifest: Manifest, target: Target) -> None:
     """Refuses an interface that the version does not allow."""
-    fault = api.check(root, manifest, target.version)
-    if fault:
+    if fault := api.check_file(root, manifest):
         raise ValueError(fault)
+    fault, part = api.check_version(root, manifest, target.version)
+    if fault:
+        raise ValueError(f"{fault} Use the part {part}.")
 
 
 def _each(items: Sequence[_T], check: Callable[[_T], _R]) -> list[_R]:

@@ -51,11 +51,17 @@ def bump(version: Version, part: str) -> Version:
     return Version(".".join(map(str, raised[part])))
 
 
+def due_part(last: Version, change: InterfaceChange) -> str:
+    """Returns the part that ``change`` raises at least; empty for no change."""
+    if change.removed:
+        return "major" if last.major else "minor"
+    return "patch" if change.added else ""
+
+
 def due_version(last: Version, change: InterfaceChange) -> Version:
     """Returns the lowest version that may carry ``change``; ``last`` for none."""
-    if change.removed:
-        return bump(last, "major" if last.major else "minor")
-    return bump(last, "patch") if change.added else last
+    part = due_part(last, change)
+    return bump(last, part) if part else last
 
 
 def complaint(last: Version, now: Version, change: InterfaceChange) -> str:
@@ -72,6 +78,6 @@ def complaint(last: Version, now: Version, change: InterfaceChange) -> str:
         [
             *shown,
             f"This {what} what {last} promised, so that the version must be {due} or "
-            f"higher; pyproject.toml says {now}.",
+            f"higher; got {now}.",
         ]
     )
