@@ -182,7 +182,11 @@ def test_a_dependent_is_tested_with_the_newest_siblings_that_go_with_it():
             release("tw-reduce", "0.3.0", core=">=0.3"),
         ],
     }
-    found = newest_with(manifest("tw-core", "0.2.0"), dependent, releases)
+    manifests = {
+        "tw-core": manifest("tw-core", "0.2.0"),
+        "tw-reduce": manifest("tw-reduce", "0.3.0", core=">=0.2"),
+    }
+    found = newest_with("tw-core", dependent, manifests, releases)
     assert [str(one) for one in found] == [
         "tw-core 0.2.0 (the checkout)",
         "tw-top 0.1.0 (commit tw-top-0.)",
@@ -190,6 +194,22 @@ def test_a_dependent_is_tested_with_the_newest_siblings_that_go_with_it():
     ]
 
 
+def test_a_sibling_of_a_dependent_comes_from_the_checkout_where_no_release_fits():
+    dependent = release("tw-top", "0.1.0", core=">=0.1", reduce=">=0.1")
+    manifests = {
+        "tw-core": manifest("tw-core", "0.2.0"),
+        "tw-reduce": manifest("tw-reduce", "0.2.0", core=">=0.2"),
+    }
+    releases = {"tw-reduce": [release("tw-reduce", "0.1.0", core="<0.2")]}
+    found = newest_with("tw-core", dependent, manifests, releases)
+    assert [str(one) for one in found] == [
+        "tw-core 0.2.0 (the checkout)",
+        "tw-top 0.1.0 (commit tw-top-0.)",
+        "tw-reduce 0.2.0 (the checkout)",
+    ]
+
+
 def test_a_dependent_whose_bounds_exclude_the_package_is_told_of():
     dependent = release("tw-top", "0.1.0", core="<0.2")
-    assert newest_with(manifest("tw-core", "0.2.0"), dependent, {}) is None
+    manifests = {"tw-core": manifest("tw-core", "0.2.0")}
+    assert newest_with("tw-core", dependent, manifests, {}) is None

@@ -1,8 +1,8 @@
 """Plans the tests of a package's last released dependents with the package of now.
 
 The session ``forward`` calls it. A dependent is tested by the tests of its own release,
-with the newest siblings that go with it; one whose bounds exclude the package of now is
-named and left out.
+with the newest sibling releases that go with it, and the checkout's own where none
+does; one whose bounds exclude the package of now is named and left out.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def plan(root: Path, package: str, *, dist: Path, into: Path) -> list[PlannedRun
         sys.stdout.write(f"{package}: no released package needs it.\n")
     runs = []
     for dependent in dependents:
-        picks = newest_with(manifests[package], dependent, releases)
+        picks = newest_with(package, dependent, manifests, releases)
         sys.stdout.write(describe(manifests[package], dependent, picks))
         if picks is None:
             continue
@@ -72,14 +72,25 @@ def last_dependents(
 
 
 def newest_with(
-    current: Manifest, dependent: Release, releases: Mapping[str, Sequence[Release]]
+    package: str,
+    dependent: Release,
+    manifests: Mapping[str, Manifest],
+    releases: Mapping[str, Sequence[Release]],
 ) -> list[Candidate] | None:
-    """Picks the newest releases that go with both; None where nothing does."""
+    """Picks the newest releases that go with both; None where nothing does.
+
+    Returns:
+      ``package`` of the checkout, the dependent and its siblings; of these a checkout's
+      own only where no release fits.
+    """
     candidates = {
-        name: [Candidate.released(release) for release in reversed(found)]
-        for name, found in releases.items()
+        name: [
+            *map(Candidate.released, reversed(releases.get(name, ()))),
+            Candidate(manifest),
+        ]
+        for name, manifest in manifests.items()
     }
-    fixed = [Candidate(current), Candidate.released(dependent)]
+    fixed = [Candidate(manifests[package]), Candidate.released(dependent)]
     picks = pick(fixed, candidates)
     return None if picks is None else list(picks.values())
 
