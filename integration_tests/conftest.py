@@ -1,13 +1,21 @@
-"""These tests are about what users install, so they refuse to run on the sources."""
+"""These tests are about what users install, so they refuse to run on the sources.
+
+Hypothesis has no deadline, as machines differ, and is the same at every run;
+``--hypothesis-profile=default`` explores at random.
+"""
 
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 PACKAGES = Path(__file__).parents[1] / "packages"
 
 collect_ignore = ["benchmarks"]
+
+settings.register_profile("towers", deadline=None, derandomize=True)
+settings.load_profile("towers")
 
 
 def pytest_sessionstart() -> None:

@@ -73,7 +73,7 @@ def every_set(top, history):
             yield {one.manifest.name: one for one in chosen}
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(history=histories(), data=st.data())
 def test_the_search_finds_a_set_when_there_is_one_and_the_first_of_all(history, data):
     wanted = data.draw(st.permutations(NAMES))[: data.draw(st.integers(1, 3))]
