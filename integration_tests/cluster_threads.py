@@ -1,6 +1,7 @@
 """A cluster whose servers run in this process, and whose workers run in threads."""
 
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,20 +12,23 @@ import tw_core
 from tw_syncrep import cluster
 
 WORKERS, TOWERS = 2, 2
-DEADLINE_S = 100
+DEADLINE_S = 100  # for all workers together
 
 
-def start_servers() -> Any:
+def start_servers(workers: int = WORKERS) -> Any:
     """Starts a parameter server and the workers, each with a device a tower."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", cluster.ExposedServerWarning)
         config = tf.compat.v1.ConfigProto(device_count={"CPU": TOWERS})
-        return cluster.start_local(ps=1, workers=WORKERS, config=config)
+        return cluster.start_local(ps=1, workers=workers, config=config)
 
 
 def in_all_workers(local: Any, work: Callable[[Any, str], Any]) -> list[Any]:
-    """Runs ``work(task, target)`` in a thread a worker; their results."""
-    results: list[Any] = [None] * WORKERS
+    """Runs ``work(task, target)`` in a thread a worker; their results.
+
+    What a worker raises is raised here, also where it leaves others waiting.
+    """
+    results: dict[int, Any] = {}
 
     def run(index: int) -> None:
         try:
@@ -34,18 +38,20 @@ def in_all_workers(local: Any, work: Callable[[Any, str], Any]) -> list[Any]:
             results[index] = error
 
     threads = [
-        threading.Thread(target=run, args=(index,), daemon=True)
-        for index in range(WORKERS)
+        threading.Thread(target=run, args=(i,), name=f"worker {i}", daemon=True)
+        for i in range(len(local.addresses["worker"]))
     ]
     for thread in threads:
         thread.start()
+    until = time.monotonic() + DEADLINE_S
     for thread in threads:
-        thread.join(DEADLINE_S)
-        assert not thread.is_alive()
-    for result in results:
+        thread.join(max(0.0, until - time.monotonic()))
+    for result in list(results.values()):
         if isinstance(result, BaseException):
             raise result
-    return results
+    waiting = [thread.name for thread in threads if thread.is_alive()]
+    assert not waiting, f"{waiting} still ran after {DEADLINE_S} s"
+    return [results[i] for i in range(len(threads))]
 
 
 def devices_of(task: Any) -> list[str]:

@@ -1,14 +1,9 @@
-"""tw-ampopt's optimizers in builders, over a cluster, and in the float16 example."""
-
-import sys
-import threading
-import warnings
-from functools import partial
-from pathlib import Path
+"""tw-ampopt's optimizers in builders and over a cluster."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from cluster_threads import in_all_workers, start_servers
 
 import tw_ampopt
 import tw_core
@@ -21,10 +16,8 @@ from tw_core.testing import CPUS
 from tw_syncrep import SyncReplicasOptimizer, cluster, training_session
 
 v1 = tf.compat.v1
-EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 START = [3.0, -2.0]
 FEEDS = [[1.0, 2.0], [0.5, -1.0], [np.nan, 1.0], [2.0, 0.25], [-1.0, 1.0]]
-DEADLINE_S = 60
 
 
 def ours():
@@ -104,8 +97,7 @@ def test_replicas_in_a_function_train_with_it(by_adam):
     assert [int(o.statistics()["skipped_updates"]) for o in optimizers] == [1, 1]
 
 
-def train_over_a_cluster(local, results):
-    task = local.task("worker", 0)
+def train_over_a_cluster(task, target):
     with tf.Graph().as_default():
         with v1.device(cluster.device_setter(task)):
             w = v1.get_variable("w", initializer=START)
@@ -115,49 +107,16 @@ def train_over_a_cluster(local, results):
             pairs = optimizer.compute_gradients(tf.reduce_sum(w * x), [w])
             train_op = optimizer.apply_gradients(pairs, global_step=step)
         hook = optimizer.make_session_run_hook(task.is_chief)
-        target = local.target("worker", 0)
         with training_session(
             target, task.is_chief, hooks=[hook], cluster=task, stop_grace_period_secs=5
         ) as session:
             for feed in FEEDS:
                 if np.isfinite(feed).all():
                     session.run(train_op, {x: feed})
-            results.append(session.run(w))
+            return session.run(w)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(150)
 def test_replicas_over_a_cluster_train_with_it(by_adam):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", cluster.ExposedServerWarning)
-        local = cluster.start_local(ps=1, workers=1)
-    results = []
-    thread = threading.Thread(
-        target=partial(train_over_a_cluster, local, results), daemon=True
-    )
-    thread.start()
-    thread.join(DEADLINE_S)
-    assert not thread.is_alive()
-    np.testing.assert_allclose(results[0], by_adam, rtol=2e-6)
-
-
-@pytest.fixture(scope="module")
-def example():
-    sys.path.insert(0, str(EXAMPLES))
-    try:
-        import float16_digits
-
-        yield float16_digits
-    finally:
-        sys.path.remove(str(EXAMPLES))
-
-
-@pytest.mark.parametrize("num_towers", [1, 2])
-def test_the_float16_example_learns_with_scaling(example, num_towers):
-    result = example.train(num_towers, epochs=20)
-    assert result["accuracy"] >= 0.97
-    assert result["lost"] < 0.05
-    assert result["loss_scaling_log2"] > 15
-
-
-def test_the_float16_example_loses_gradients_without_scaling(example):
-    assert example.train(epochs=20, scaling=False)["lost"] > 0.2
+    [w] = in_all_workers(start_servers(workers=1), train_over_a_cluster)
+    np.testing.assert_allclose(w, by_adam, rtol=2e-6)

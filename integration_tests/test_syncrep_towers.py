@@ -1,21 +1,25 @@
 """Workers of several towers: reduced inside each worker, then pushed once."""
 
-import threading
-import warnings
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from cluster_threads import (
+    TOWERS,
+    WORKERS,
+    devices_of,
+    in_all_workers,
+    start_servers,
+)
 
 from tw_core import towers
 from tw_reduce import mean, sum_round_robin
 from tw_syncrep import SyncReplicasOptimizer, cluster, training_session
 
 v1 = tf.compat.v1
-WORKERS, TOWERS, ROWS, STEPS = 2, 2, 4, 3
-DEADLINE_S = 60
+ROWS, STEPS = 4, 3
 
 
 def batch() -> tuple[np.ndarray, np.ndarray]:
@@ -40,23 +44,15 @@ def tower_gradient(w: Any, x: np.ndarray, y: np.ndarray) -> Any:
     return tf.gradients(loss, w)[0]
 
 
-def work(local: Any, index: int, results: list[Any]) -> None:
-    try:
-        results[index] = train(local, local.task("worker", index))
-    except BaseException as error:
-        results[index] = error
-
-
-def train(local: Any, task: Any) -> np.ndarray:
+def train(task: Any, target: str) -> np.ndarray:
     x, y = batch()
     shards = np.arange(len(x)).reshape(WORKERS, TOWERS, ROWS)[task.index]
-    device = f"/job:worker/task:{task.index}"
     with tf.Graph().as_default():
         with v1.device(cluster.device_setter(task)):
             w = v1.get_variable("w", [3, 1], initializer=v1.zeros_initializer())
             step = v1.train.get_or_create_global_step()
             grads = []
-            devices = [f"{device}/cpu:{k}" for k in range(TOWERS)]
+            devices = devices_of(task)
             for tower, rows in zip(towers(devices), shards, strict=True):
                 with tower.scope():
                     grads.append([tower_gradient(w, x[rows], y[rows])])
@@ -66,7 +62,6 @@ def train(local: Any, task: Any) -> np.ndarray:
             )
             train_op = optimizer.apply_gradients([(reduced[0][0], w)], global_step=step)
         hook = optimizer.make_session_run_hook(task.is_chief)
-        target = local.target("worker", task.index)
         with training_session(
             target, task.is_chief, hooks=[hook], cluster=task, stop_grace_period_secs=5
         ) as session:
@@ -75,23 +70,7 @@ def train(local: Any, task: Any) -> np.ndarray:
             return session.run(w)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(150)
 def test_two_workers_of_two_towers_are_one_device_on_the_whole_batch():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", cluster.ExposedServerWarning)
-        config = v1.ConfigProto(device_count={"CPU": TOWERS})
-        local = cluster.start_local(ps=1, workers=WORKERS, config=config)
-    results: list[Any] = [None] * WORKERS
-    threads = [
-        threading.Thread(target=work, args=(local, index, results), daemon=True)
-        for index in range(WORKERS)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE_S)
-        assert not thread.is_alive()
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-        np.testing.assert_allclose(result, one_device(), rtol=2e-6, atol=1e-6)
+    for weights in in_all_workers(start_servers(), train):
+        np.testing.assert_allclose(weights, one_device(), rtol=2e-6, atol=1e-6)
