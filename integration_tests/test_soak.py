@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from soak.course import END_S, RECOVER_S, START_S, VICTIMS, Soak
 from soak.ledger import Kill, Ledger
 from soak.processes import TAG, tagged
 from soak.trend import Bounds, Sample, measure, report
@@ -15,6 +16,10 @@ from soak.trend import Bounds, Sample, measure, report
 HERE = Path(__file__).parent
 WORKERS = ["worker 0", "worker 1"]
 MIB = 1 << 20
+KILL_EVERY_S = 20.0  # of a short run
+CLEAN_UP_S = 75.0  # half a minute for each of the two programs, and some
+# Start, a kill and a recovery a victim, and the end of both programs.
+LONGEST_S = START_S + len(VICTIMS) * (KILL_EVERY_S + RECOVER_S) + 2 * END_S + CLEAN_UP_S
 
 
 def told(ledger, task, **facts):
@@ -95,6 +100,25 @@ def test_a_leak_of_memory_or_descriptors_is_a_fault_that_tells_both(leaks):
     assert faults == [f"grew: {line}"]
 
 
+class Slow(Soak):
+    """A soak in which every recovery takes as long as the run; nothing is started."""
+
+    now_s = 0.0
+
+    def _watch_until(self, until_s):
+        self.now_s = max(self.now_s, until_s)
+
+    def _kill(self, task):
+        self._kills.append(Kill(task, self.now_s, starts=1))
+        self.now_s += 120.0
+
+
+def test_every_victim_is_killed_however_long_recoveries_take(tmp_path):
+    soak = Slow(tmp_path, KILL_EVERY_S)
+    soak.run(120.0)
+    assert tuple(kill.task for kill in soak._kills) == VICTIMS
+
+
 def start(*arguments):
     return subprocess.Popen(
         [sys.executable, "-u", "-m", "soak.run", *arguments],
@@ -105,6 +129,18 @@ def start(*arguments):
     )
 
 
+def output_of(process, deadline_s):
+    """Waits for the end of a process; shows what it said if that does not come."""
+    try:
+        return process.communicate(timeout=deadline_s)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()  # What it has started ends with it.
+        output, _ = process.communicate()
+        pytest.fail(f"it still ran after {deadline_s} s:\n{output}")
+    finally:
+        process.kill()
+
+
 def wait_for(is_so, deadline_s=100.0):
     until = time.monotonic() + deadline_s
     while not is_so():
@@ -112,13 +148,10 @@ def wait_for(is_so, deadline_s=100.0):
         time.sleep(0.1)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(LONGEST_S + 30)
 def test_the_two_minute_form_loses_nothing():
     process = start("--minutes", "2")
-    try:
-        output, _ = process.communicate(timeout=390)
-    finally:
-        process.kill()  # What it has started ends with it.
+    output = output_of(process, LONGEST_S)
     assert process.returncode == 0, output
     assert output.splitlines()[-1] == "0 faults"
     assert output.count(" killed ") == 3  # a line a victim
@@ -126,7 +159,7 @@ def test_the_two_minute_form_loses_nothing():
     assert tagged(str(process.pid)) == []
 
 
-@pytest.mark.timeout(160)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("when", ["as all start", "as all train"])
 def test_ctrl_c_ends_it_with_a_summary_and_leaves_no_process(tmp_path, when):
     log = tmp_path / "log"
@@ -137,7 +170,7 @@ def test_ctrl_c_ends_it_with_a_summary_and_leaves_no_process(tmp_path, when):
             trains = '[worker 2] soak {"event": "step"'
             wait_for(lambda: log.exists() and trains in log.read_text())
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=45)
+        output = output_of(process, CLEAN_UP_S)
     finally:
         process.kill()
     assert process.returncode == 130, output

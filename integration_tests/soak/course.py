@@ -66,10 +66,13 @@ class Soak:
         self._trained_from_s = self.now_s
 
     def run(self, seconds: float) -> None:
-        """Trains, kills and watches; the time is counted from when all train."""
+        """Trains, kills and watches; the time is counted from when all train.
+
+        It goes on beyond ``seconds`` until every victim was killed once.
+        """
         victims, until = cycle(VICTIMS), self.now_s + seconds
         due = self.now_s + self._kill_every_s
-        while due < until:
+        while due < until or len(self._kills) < len(VICTIMS):
             self._watch_until(due)
             self._kill(next(victims))
             due = max(due + self._kill_every_s, self.now_s + QUIET_S)
