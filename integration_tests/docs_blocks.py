@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ _FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _FILE = re.compile(r"\A# (\w+\.py)\n")
-_LAUNCH = re.compile(r"^ *tw-launch (.*) -- python (\w+\.py)$", re.MULTILINE)
+_LAUNCH = re.compile(r"^ *tw-launch (.*?) ?-- python (\w+\.py)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,12 @@ class Launch:
 
     options: tuple[str, ...]
     file_name: str
+
+    @property
+    def command(self) -> list[str]:
+        """The same with this interpreter, for the folder that holds the file."""
+        launcher = [sys.executable, "-m", "tw_syncrep.launch", *self.options]
+        return [*launcher, "--", sys.executable, self.file_name]
 
 
 def blocks(path: Path) -> list[Block]:

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 from interfaces import pieces
-from interfaces.readme_examples import example_command
 
 
 @pytest.fixture
@@ -52,8 +51,11 @@ def test_an_example_that_fails_is_a_fault_with_what_it_said(tmp_path):
 
 
 def test_a_readme_that_launches_its_example_has_it_launched(tmp_path):
-    readme = "    tw-launch --ps 1 -- python train.py\n\n```python\nx = 1\n```\n"
-    command = example_command(readme, tmp_path)
+    readme = tmp_path / "README.md"
+    readme.write_text(
+        "    tw-launch --ps 1 -- python train.py\n\n```python\nx = 1\n```\n"
+    )
+    [command] = pieces.example_commands(readme, tmp_path)
     assert command[1:] == [
         *("-m", "tw_syncrep.launch", "--ps", "1"),
         *("--", sys.executable, "train.py"),
@@ -61,6 +63,19 @@ def test_a_readme_that_launches_its_example_has_it_launched(tmp_path):
     assert (tmp_path / "train.py").read_text() == "x = 1\n"
 
 
-def test_a_readme_without_example_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="must have an example"):
-        example_command("# Nothing\n", tmp_path)
+def test_a_readme_with_several_programs_has_all_of_them_launched(tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text(
+        "```python\n# one.py\nx = 1\n```\n\n```python\n# two.py\nx = 2\n```\n\n"
+        "    tw-launch --ps 1 -- python one.py\n    tw-launch -- python two.py\n"
+    )
+    commands = pieces.example_commands(readme, tmp_path)
+    assert [command[-1] for command in commands] == ["one.py", "two.py"]
+    assert (tmp_path / "two.py").read_text() == "# two.py\nx = 2\n"
+
+
+def test_a_readme_without_example_is_a_fault(tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text("# Nothing\n")
+    [fault] = pieces.check_example(readme)
+    assert "must have an example" in fault

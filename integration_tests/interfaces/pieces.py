@@ -15,7 +15,7 @@ import tempfile
 from importlib.metadata import distributions
 from pathlib import Path
 
-from interfaces.readme_examples import example_command
+from docs_blocks import Block, files, launches, python_blocks
 
 ATTEMPTS = 5
 IMPORT_LIMIT_S = 0.1
@@ -72,21 +72,49 @@ def check_import(module: str) -> list[str]:
 def check_example(readme: Path) -> list[str]:
     """Runs the examples of a README in an empty folder."""
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            example_command(readme.read_text(), Path(folder)),
-            cwd=folder,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": ""},
-            capture_output=True,
-            text=True,
-            timeout=EXAMPLE_DEADLINE_S,
-            check=False,
-        )
-    sys.stdout.write(
-        f"{readme.parent.name}: its example ended with {done.returncode}\n"
+        commands = example_commands(readme, Path(folder))
+        faults = [_fault_of(command, folder) for command in commands]
+    if not commands:
+        return ["the README has no block ```python; it must have an example."]
+    sys.stdout.write(f"{readme.parent.name}: {len(commands)} examples were run\n")
+    return [fault for fault in faults if fault]
+
+
+def example_commands(readme: Path, folder: Path) -> list[list[str]]:
+    """Lists what runs a README's examples in ``folder``, where programs are left.
+
+    A README that starts its programs with ``tw-launch`` has them run that way.
+    """
+    for name, code in files(readme).items():
+        (folder / name).write_text(code)
+    if launched := launches(readme):
+        return [launch.command for launch in launched]
+    blocks = python_blocks(readme)
+    program = _one_after_the_other(blocks)
+    return [[sys.executable, "-c", program]] if blocks else []
+
+
+def _one_after_the_other(blocks: list[Block]) -> str:
+    """Writes a program in which every block starts with nothing defined."""
+    return "\n".join(
+        f"exec(compile({block.code!r}, 'README block {i}', 'exec'), {{}})"
+        for i, block in enumerate(blocks, start=1)
     )
-    if done.returncode == 0:
-        return []
-    return [f"the README's example failed:\n{done.stdout}\n{done.stderr}"]
+
+
+def _fault_of(command: list[str], folder: str) -> str:
+    """Runs a command in ``folder``; says why it failed, or nothing."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=EXAMPLE_DEADLINE_S,
+        check=False,
+    )
+    said = f"the README's example failed:\n{done.stdout}\n{done.stderr}"
+    return said if done.returncode else ""
 
 
 if __name__ == "__main__":
