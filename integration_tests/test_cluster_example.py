@@ -1,33 +1,14 @@
 """The cluster example: one program for all tasks, started by tw-launch."""
 
-import os
 import re
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from launching import run_to_its_end
 
 TRAIN = Path(__file__).parents[1] / "docs/examples/cluster/train.py"
 DEADLINE_S = 150
-
-
-def run_to_its_end(command: list[str]) -> tuple[int, str]:
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, _ = process.communicate(timeout=DEADLINE_S)
-    finally:
-        if process.poll() is None:  # It ends its tasks with it.
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    return process.returncode, out
 
 
 @pytest.mark.timeout(DEADLINE_S + 30)
@@ -37,7 +18,7 @@ def test_two_workers_learn_digits_and_all_tasks_end(tmp_path):
     launch = [sys.executable, "-m", "tw_syncrep.launch", "--grace", str(DEADLINE_S)]
     program = [sys.executable, str(TRAIN), "--steps", "101"]
     program += ["--checkpoints", str(tmp_path)]
-    status, out = run_to_its_end([*launch, "--", *program])
+    status, out = run_to_its_end([*launch, "--", *program], deadline_s=DEADLINE_S)
     assert status == 0, out
     assert "[worker 0] worker 0 has ended" in out
     assert "[worker 1] worker 1 has ended" in out

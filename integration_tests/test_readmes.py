@@ -4,7 +4,6 @@ import json
 import os
 import re
 import selectors
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from docs_blocks import (
     name,
     python_blocks,
 )
+from launching import run_to_its_end
 
 RUNNER = Path(__file__).with_name("docs_runner.py")
 DEADLINE_S = 240
@@ -138,24 +138,7 @@ def launches_of_ours(path, folder):
 
 def launched(launch, folder):
     """Runs a launch line; returns its status, negative if killed, and what was said."""
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "tw_syncrep.launch", *launch.options),
-            *("--", sys.executable, launch.file_name),
-        ],
-        cwd=folder,
-        env=ENV,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=LAUNCH_DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # the launcher and its tasks
-        output, _ = process.communicate()
-    return process.returncode, output
+    return run_to_its_end(launch.command, deadline_s=LAUNCH_DEADLINE_S, cwd=folder)
 
 
 @pytest.mark.parametrize("path", READMES, ids=name)
