@@ -5,7 +5,6 @@ with the newest sibling releases that go with it, and the checkout's own where n
 does; one whose bounds exclude the package of now is named and left out.
 """
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,25 +12,14 @@ from pathlib import Path
 from interfaces.manifest import Manifest, known, read_manifests
 from interfaces.old_wheels import wheels_for
 from interfaces.pins import Candidate, pick
-from interfaces.planned_runs import PlannedRun, write_runs
+from interfaces.planned_runs import PlannedRun, run_planner
 from interfaces.released import Release, find_all_releases
 from interfaces.repository import Repository
 
 
 def main() -> int:
     """Runs the command; returns 1 where history cannot be read."""
-    parser = argparse.ArgumentParser(prog="forward", description=__doc__)
-    parser.add_argument("package")
-    parser.add_argument("--dist", type=Path, required=True)
-    parser.add_argument("--into", type=Path, required=True)
-    options = parser.parse_args()
-    try:
-        runs = plan(Path.cwd(), options.package, dist=options.dist, into=options.into)
-    except (RuntimeError, ValueError) as error:
-        sys.stderr.write(f"forward({options.package}): {error}\n")
-        return 1
-    write_runs(runs, options.into)
-    return 0
+    return run_planner("forward", __doc__, plan)
 
 
 def plan(root: Path, package: str, *, dist: Path, into: Path) -> list[PlannedRun]:
