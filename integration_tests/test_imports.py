@@ -5,18 +5,14 @@ import json
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
+from interfaces.manifest import read_manifests
 
-MODULES = [
-    "tw_ampopt",
-    "tw_builders",
-    "tw_core",
-    "tw_reduce",
-    "tw_rlload",
-    "tw_syncrep",
-]
+ROOT = Path(__file__).parents[1]
+MODULES = [manifest.module for manifest in read_manifests(ROOT).values()]
 
 PROBE = """
 import sys, time

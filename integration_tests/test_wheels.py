@@ -1,17 +1,12 @@
 """Every wheel holds its types' marker and its licence."""
 
 from importlib.metadata import files
+from pathlib import Path
 
 import pytest
+from interfaces.manifest import read_manifests
 
-DISTRIBUTIONS = [
-    "tw-ampopt",
-    "tw-builders",
-    "tw-core",
-    "tw-reduce",
-    "tw-rlload",
-    "tw-syncrep",
-]
+DISTRIBUTIONS = list(read_manifests(Path(__file__).parents[1]))
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
