@@ -14,7 +14,15 @@ nox.needs_version = ">=2026.2.9"
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = True
-nox.options.sessions = ["tests", "integration", "pieces", "lint", "layers", "api"]
+nox.options.sessions = [
+    "tests",
+    "integration",
+    "pieces",
+    "lint",
+    "layers",
+    "api",
+    "docs",
+]
 
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
@@ -256,7 +264,7 @@ def browser(session: nox.Session) -> None:
     build_site(session)
     session.run(
         *("pytest", "integration_tests/test_docs_browser.py", *session.posargs),
-        env={**ENV, "PYTHONPATH": None},
+        env={**ENV, "PYTHONPATH": None, "TOWERS_SITE": str(ROOT / "out" / "docs")},
     )
 
 
