@@ -1,8 +1,8 @@
 """The program of every task of a soak's cluster: synchronous training on digits.
 
-One variable, ``tally``, has the gradient 1 everywhere: gradient descent with a rate
-that is a power of two makes it the exact number of steps that were applied. A
-gradient that was lost, or applied twice, would show.
+One variable, ``tally``, has another gradient in every replica: 1, 2, and so on. With a
+rate that is a power of two it moves by exactly their mean a step. A step that was lost
+or applied twice would show, and so would one without a replica or with one twice.
 """
 
 import argparse
@@ -60,6 +60,7 @@ class Graph:
     step: tf.Variable
     tally: tf.Variable
     weights: list[tf.Variable]
+    num_replicas: int
     train_op: tf.Operation
     optimizer: SyncReplicasOptimizer
 
@@ -71,7 +72,8 @@ def build(task: Any) -> Graph:
         images = v1.placeholder(tf.float32, [ROWS, 64])
         labels = v1.placeholder(tf.int64, [ROWS])
         with cluster.pulled_together(task):
-            loss = cross_entropy(get_weights(), images, labels) + tally
+            own = tally * (task.replica_index + 1.0)
+            loss = cross_entropy(get_weights(), images, labels) + own
         weights = [v for v in v1.trainable_variables() if v is not tally]
         optimizer = SyncReplicasOptimizer(
             v1.train.GradientDescentOptimizer(RATE),
@@ -80,7 +82,10 @@ def build(task: Any) -> Graph:
             start_timeout_s=WAIT_S,
         )
         train_op = optimizer.minimize(loss, global_step=step)
-    return Graph(images, labels, step, tally, weights, train_op, optimizer)
+    return Graph(
+        *(images, labels, step, tally, weights, len(task.replicas)),
+        *(train_op, optimizer),
+    )
 
 
 def train(task: Any, target: str, folder: Path) -> None:
@@ -145,8 +150,10 @@ def report(session: Any, graph: Graph) -> int:
     No step ends between the two reads, as it would need this replica too.
     """
     step, tally = session.run([graph.step, graph.tally])
-    if tally != -RATE * step:
-        tell("fault", text=f"{-tally / RATE} steps applied at global step {step}")
+    mean = (graph.num_replicas + 1) / 2
+    if tally != -RATE * mean * step:
+        applied = -tally / RATE
+        tell("fault", text=f"gradients of {applied}, not {mean} a step, at step {step}")
     tell("step", step=int(step))
     return int(step)
 
