@@ -3,7 +3,9 @@
 ``--hypothesis-profile=default`` explores at random.
 """
 
+import sys
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +20,16 @@ settings.register_profile("towers", deadline=None, derandomize=True)
 settings.load_profile("towers")
 start_logical_cpus()
 
+# For the modules beside this one that several tests import.
+sys.path.insert(0, str(Path(__file__).parent))
+
 v1 = tf.compat.v1
+
+
+@pytest.fixture
+def graph():
+    with tf.Graph().as_default() as graph:
+        yield graph
 
 
 class GraphLoss:

@@ -3,23 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from rlload_regression import LR, REGRESSION, START, descent, regression_rows
 
 from tw_rlload import plan_load, weighted_mean
-
-v1 = tf.compat.v1
-LR = 0.125
-REGRESSION = {"x": (np.float32, [3]), "y": (np.float32, [])}
-START = np.float32([0.5, -1, 2])
-
-
-def descent():
-    return lambda: v1.train.GradientDescentOptimizer(LR)
-
-
-def regression_rows(num_rows):
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((num_rows, 3)).astype(np.float32)
-    return x, rng.standard_normal(num_rows).astype(np.float32)
 
 
 def test_weighted_mean_leaves_out_what_weighs_nothing():

@@ -5,16 +5,12 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rlload_regression import LR, REGRESSION, START, descent, regression_rows
 
 from tw_core.testing import CPUS
 from tw_rlload import LocalSyncParallelOptimizer, plan_load
 
 v1 = tf.compat.v1
-LR = 0.125  # Exact in float32, as are all sums below.
-
-
-def descent(rate=LR):
-    return lambda: v1.train.GradientDescentOptimizer(rate)
 
 
 def visits(variables, inputs):
@@ -115,16 +111,6 @@ VISITOR = _Visitor()
 def regression(variables, inputs):
     error = tf.linalg.matvec(inputs["x"], variables["w"]) - inputs["y"]
     return tf.reduce_mean(tf.square(error)), {"worst": tf.reduce_max(tf.abs(error))}
-
-
-REGRESSION = {"x": (np.float32, [3]), "y": (np.float32, [])}
-START = np.float32([0.5, -1, 2])
-
-
-def regression_rows(num_rows):
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((num_rows, 3)).astype(np.float32)
-    return x, rng.standard_normal(num_rows).astype(np.float32)
 
 
 def regression_trainer(make_trainer, **options):
