@@ -227,6 +227,34 @@ def test_pairs_of_all_towers_are_taken_in_any_order():
         assert b.numpy() == 1
 
 
+@pytest.mark.parametrize("master_copies", [False, True])
+@pytest.mark.parametrize("kind", ["keras.optimizers.Adam", "tf.train.AdamOptimizer"])
+def test_a_keras_variable_is_the_tensorflow_variable_in_it(kind, master_copies):
+    dtype = "float16" if master_copies else "float32"
+    keras_variables = [
+        keras.Variable([1.0, 2.0], name=name, dtype=dtype) for name in ("w", "b")
+    ]
+    optimizer = TowerOptimizer(
+        keras_variables,
+        tf_optimizer=kind,
+        learning_rate=0.5,
+        master_copies=master_copies,
+    )
+    grad = tf.constant([1.0, -1.0])
+    raw = [variable.value for variable in keras_variables]
+    assert optimizer.apply_gradients([(grad, v) for v in raw])
+    assert optimizer.apply_gradients([(grad, raw[1]), (grad, keras_variables[0])])
+    for variable in keras_variables:
+        np.testing.assert_allclose(variable.numpy(), [0, 3], atol=1e-2)
+    name = optimizer.get_slot_names()[0]
+    for variable, tf_variable in zip(keras_variables, raw, strict=True):
+        slot = optimizer.get_slot(tf_variable, name)
+        assert slot is optimizer.get_slot(variable, name) is not None
+    assert optimizer.get_slot(raw[0], name) is not optimizer.get_slot(raw[1], name)
+    with pytest.raises(ValueError, match=r"came more than once"):
+        optimizer.apply_gradients([(grad, raw[0]), (grad, keras_variables[0])])
+
+
 # Bad input.
 
 

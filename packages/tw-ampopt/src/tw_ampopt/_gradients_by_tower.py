@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_ampopt._inner import identity
 from tw_ampopt._pairs import check_pairs
 
 
@@ -61,18 +62,20 @@ def flatten_pairs(
     lists = list(variables) * (len(towers) if len(variables) == 1 else 1)
     grads = []
     for k, (tower, own) in enumerate(zip(towers, lists, strict=False)):
-        by_id = {id(v): grad for grad, v in check_pairs(tower, caller=caller)}
-        _check_same(by_id, [v for _, v in tower], own, f"{caller}, tower {k}")
-        grads.append([by_id[id(v)] for v in own])
+        by_identity = {
+            identity(v): grad for grad, v in check_pairs(tower, caller=caller)
+        }
+        _check_same(by_identity, [v for _, v in tower], own, f"{caller}, tower {k}")
+        grads.append([by_identity[identity(v)] for v in own])
     return grads
 
 
 def _check_same(
-    by_id: dict[int, Any], came: Sequence[Any], own: Sequence[Any], caller: str
+    by_identity: dict[int, Any], came: Sequence[Any], own: Sequence[Any], caller: str
 ) -> None:
-    known = {id(v) for v in own}
-    strangers = [str(v.name) for v in came if id(v) not in known]
-    missing = [str(v.name) for v in own if id(v) not in by_id]
+    known = set(map(identity, own))
+    strangers = [str(v.name) for v in came if identity(v) not in known]
+    missing = [str(v.name) for v in own if identity(v) not in by_identity]
     if strangers or missing:
         raise ValueError(
             f"{caller}: wants the variables that the optimizer was made for; got "

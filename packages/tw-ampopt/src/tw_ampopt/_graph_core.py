@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_ampopt._copies_of_state import copy_from_first
+from tw_ampopt._inner import identity
 from tw_ampopt._settings import Settings, check_share, make_shared
 from tw_ampopt._shared_state import SharedState
 from tw_ampopt._state_variable import are_local
@@ -114,7 +115,7 @@ class GraphCore:
         Returns:
           bool scalar, whether variables changed.
         """
-        key = tuple(id(variable) for tower in variables for variable in tower)
+        key = tuple(identity(variable) for tower in variables for variable in tower)
         with self.scope():
             if key not in self._updaters:
                 updater = Updater(self.shared, self._options, towers, variables)

@@ -141,13 +141,16 @@ class KerasInner:
 
     def get_slot(self, var: Any, name: str) -> tf.Variable | None:
         """Returns a slot, or None."""
+        own = next((v for v in self._variables if identity(v) == identity(var)), None)
+        if own is None:
+            return None
         # Variables may have the same name; their slots then come in their order.
-        reference = _keras_reference(var)
+        reference = _keras_reference(own)
         namesakes = [v for v in self._variables if _keras_reference(v) == reference]
         path = f"{self.optimizer.name}/{reference}_{name}"
         slots = [v for v in self.optimizer.variables if v.path == path]
         for variable, slot in zip(namesakes, slots, strict=False):
-            if variable is var:
+            if variable is own:
                 return as_tf_variable(slot)
         return None
 
@@ -161,8 +164,8 @@ class KerasInner:
         return list(dict.fromkeys(names))
 
     def _check_known(self, variables: Sequence[Any]) -> None:
-        known = {id(variable) for variable in self._variables}
-        strangers = [v.name for v in variables if id(v) not in known]
+        known = set(map(identity, self._variables))
+        strangers = [v.name for v in variables if identity(v) not in known]
         if strangers:
             raise ValueError(
                 f"tw_ampopt: the Keras optimizer {self.optimizer.name!r} has slots for "
@@ -175,6 +178,11 @@ class KerasInner:
 def as_tf_variable(variable: Any) -> Any:
     """Returns the ``tf.Variable`` of a Keras variable, or the variable itself."""
     return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def identity(variable: Any) -> int:
+    """Returns what a Keras variable and the ``tf.Variable`` in it have in common."""
+    return id(as_tf_variable(variable))
 
 
 def _name_scope_in_force() -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_ampopt._inner import Inner, as_tf_variable
+from tw_ampopt._inner import Inner, as_tf_variable, identity
 from tw_ampopt._state_variable import are_local, make_state
 
 _HALF = (tf.float16, tf.bfloat16)
@@ -55,7 +55,7 @@ class WithMasters:
 
     def get_slot(self, var: Any, name: str) -> tf.Variable | None:
         """Returns the slot of ``var``, or of its master."""
-        return self._inner.get_slot(self._masters.get(id(var), var), name)
+        return self._inner.get_slot(self._masters.get(identity(var), var), name)
 
     def get_slot_names(self) -> list[str]:
         """Lists the names of the slots."""
@@ -64,15 +64,15 @@ class WithMasters:
     def _master_of(self, variable: Any) -> Any:
         if tf.as_dtype(variable.dtype) not in _HALF:
             return variable
-        if id(variable) not in self._masters:
+        if identity(variable) not in self._masters:
             name = f"{variable.name.split(':')[0].replace('/', '_')}_master"
-            self._masters[id(variable)] = make_state(
+            self._masters[identity(variable)] = make_state(
                 lambda: tf.zeros(variable.shape, tf.float32),
                 name=name,
                 device=as_tf_variable(variable).device,
                 local=are_local([as_tf_variable(variable)]),
             )
-        return self._masters[id(variable)]
+        return self._masters[identity(variable)]
 
 
 def _follow(master: tf.Variable, variable: tf.Variable) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_ampopt._inner import identity
 from tw_core import canonical_device
 
 
@@ -28,8 +29,8 @@ def check_pairs(grads_and_vars: Iterable[Any], *, caller: str) -> list[tuple[Any
             f"{caller}: no gradient for any variable; got {names}. Does the loss "
             "depend on them?"
         )
-    counts = Counter(id(variable) for _, variable in pairs)
-    twice = sorted({str(v.name) for _, v in pairs if counts[id(v)] > 1})
+    counts = Counter(identity(variable) for _, variable in pairs)
+    twice = sorted({str(v.name) for _, v in pairs if counts[identity(v)] > 1})
     if twice:
         raise ValueError(
             f"{caller}: {twice} came more than once; each variable has one gradient. "

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tw_ampopt._inner import as_tf_variable
+from tw_ampopt._inner import as_tf_variable, identity
 from tw_ampopt._pairs import common_device
 from tw_core import Tower, check_grad_list, towers
 
@@ -30,7 +30,9 @@ def per_tower(variables: Sequence[Any], *, caller: str) -> list[list[Any]]:
             f"{caller}: no variables; build the model before the optimizer, and pass "
             "e.g. [model.trainable_variables for model in models]."
         )
-    if all([id(v) for v in tower] == [id(v) for v in lists[0]] for tower in lists):
+    if all(
+        list(map(identity, tower)) == list(map(identity, lists[0])) for tower in lists
+    ):
         lists = lists[:1]
     pairs = [[(None, as_tf_variable(v)) for v in tower] for tower in lists]
     check_grad_list(pairs, caller=caller, allow_none=True)
@@ -61,9 +63,9 @@ def _check_once(lists: Sequence[Sequence[Any]], caller: str) -> None:
     seen: set[int] = set()
     twice = []
     for variable in (v for tower in lists for v in tower):
-        if id(variable) in seen:
+        if identity(variable) in seen:
             twice.append(variable.name)
-        seen.add(id(variable))
+        seen.add(identity(variable))
     if twice:
         raise ValueError(
             f"{caller}: {sorted(twice)} came more than once; every tower has its own "
