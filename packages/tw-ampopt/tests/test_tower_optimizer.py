@@ -339,6 +339,19 @@ def test_pairs_of_other_variables_are_named():
         )
 
 
+@pytest.mark.parametrize("num_lists", [1, 2])
+def test_pairs_of_more_towers_than_there_are_are_refused(num_lists):
+    lists = variables_on(*CPUS[:num_lists])
+    optimizer = TowerOptimizer(lists, towers=towers(CPUS[:2]), **SGD)
+    pairs = [(tf.ones(2), lists[0][0]), (tf.constant(1.0), lists[0][1])]
+    for count in (1, 3):
+        with pytest.raises(
+            ValueError, match=f"each of 2 towers; got them from {count}"
+        ):
+            optimizer.apply_gradients([pairs] * count)
+    np.testing.assert_array_equal(lists[0][0], [1, 2])
+
+
 def test_what_needs_a_graph_or_none_says_so():
     [variables] = variables_on("/cpu:0")
     optimizer = TowerOptimizer(variables)

@@ -49,19 +49,35 @@ def gradients_by_tower(
 
 
 def flatten_pairs(
-    grads_and_vars: Sequence[Any], variables: Sequence[Sequence[Any]], *, caller: str
+    grads_and_vars: Sequence[Any],
+    variables: Sequence[Sequence[Any]],
+    total: int,
+    *,
+    caller: str,
 ) -> list[list[Any]]:
     """Makes [K][N] gradients of [N] or [K][N] pairs, in the order of ``variables``.
 
+    Args:
+      grads_and_vars: pairs of a gradient, or None, and a variable.
+      variables: [K][N], or [1][N] where towers share.
+      total: K.
+      caller: who asks; opens the message.
+
     Raises:
       TypeError: something that is no pair.
-      ValueError: variables that the optimizer was not made for, or missing ones.
+      ValueError: another number of towers, variables that the optimizer was not
+        made for, or missing ones.
     """
     pairs = list(grads_and_vars)
     towers = pairs if pairs and isinstance(pairs[0], list) else [pairs]
-    lists = list(variables) * (len(towers) if len(variables) == 1 else 1)
+    if len(towers) != total:
+        raise ValueError(
+            f"{caller}: wants (gradient, variable) pairs from each of {total} towers; "
+            f"got them from {len(towers)}."
+        )
+    lists = list(variables) * (total if len(variables) == 1 else 1)
     grads = []
-    for k, (tower, own) in enumerate(zip(towers, lists, strict=False)):
+    for k, (tower, own) in enumerate(zip(towers, lists, strict=True)):
         by_identity = {
             identity(v): grad for grad, v in check_pairs(tower, caller=caller)
         }

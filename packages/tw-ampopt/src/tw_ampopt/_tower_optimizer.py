@@ -217,9 +217,13 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
         """
         core = self._core
         caller = core.settings.caller
-        raw = core.raw(flatten_pairs(grads_and_vars, core.variables, caller=caller))
+        grads = flatten_pairs(
+            grads_and_vars, core.variables, len(core.towers), caller=caller
+        )
         with tf.name_scope(name or f"{self.id}_update"):
-            return core.updater.step(raw, are_scaled=False, global_step=global_step)
+            return core.updater.step(
+                core.raw(grads), are_scaled=False, global_step=global_step
+            )
 
     def get_slot(self, var: Any, name: str) -> tf.Variable | None:
         """Returns the slot ``name`` of ``var`` in the wrapped optimizer, or None."""
