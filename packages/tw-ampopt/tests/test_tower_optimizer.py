@@ -180,6 +180,26 @@ def test_sharing_is_of_slots_scale_and_counts():
         TowerOptimizer(variables, share=3)
 
 
+@pytest.mark.parametrize("master_copies", [False, True])
+def test_slots_are_in_the_order_of_variables_of_one_name(master_copies):
+    dtype = tf.float16 if master_copies else tf.float32
+    variables = [tf.Variable(tf.ones([n + 1], dtype)) for n in range(12)]
+    optimizer = TowerOptimizer(
+        variables,
+        tf_optimizer="tf.train.RMSPropOptimizer",
+        momentum=0.5,
+        master_copies=master_copies,
+    )
+    listed = [v.shape for v in optimizer._core.updater.inners[0].variables()][:24]
+    assert listed == [v.shape for v in variables for _ in range(2)]
+    optimizer.apply([tf.ones(v.shape) for v in variables])
+    optimizer.reset_optimizer_state()
+    for variable in variables:
+        for name, value in (("rms", 1), ("momentum", 0)):
+            slot = optimizer.get_slot(variable, name)
+            np.testing.assert_array_equal(slot, np.full(variable.shape, value))
+
+
 def test_bad_gradients_are_named_per_tower():
     lists = variables_on("/cpu:0", "/cpu:1")
     optimizer = TowerOptimizer(lists, **SGD)

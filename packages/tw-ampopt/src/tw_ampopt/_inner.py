@@ -70,6 +70,7 @@ class PairsInner:
     def __init__(self, optimizer: Any) -> None:
         """Wraps ``optimizer``."""
         self.optimizer = optimizer
+        self._variables: dict[int, Any] = {}
 
     def build(self, variables: Sequence[Any]) -> None:
         """Makes the slots.
@@ -77,6 +78,7 @@ class PairsInner:
         These optimizers make slots when they first update. Tracing an update that
         is never run has them made without changing anything.
         """
+        self._variables |= {identity(v): v for v in variables}
         scope = "" if tf.executing_eagerly() else _name_scope_in_force()
 
         def update() -> None:
@@ -93,9 +95,17 @@ class PairsInner:
         return self.optimizer.apply_gradients(list(pairs))
 
     def variables(self) -> list[tf.Variable]:
-        """Lists slots and the like; complete after the first update was built."""
+        """Lists slots and the like; complete after the first update was built.
+
+        Slots come last, in the order of their variables. v1 optimizers sort them by
+        names, which depend on what else the process has made.
+        """
         variables = self.optimizer.variables
-        return list(variables() if callable(variables) else variables)
+        every = list(variables() if callable(variables) else variables)
+        names = self.get_slot_names()
+        slots = [self.get_slot(v, n) for v in self._variables.values() for n in names]
+        places = {id(slot): place for place, slot in enumerate(slots)}
+        return sorted(every, key=lambda variable: places.get(id(variable), -1))
 
     def get_slot(self, var: Any, name: str) -> tf.Variable | None:
         """Returns a slot, or None."""
