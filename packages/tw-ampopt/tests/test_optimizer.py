@@ -238,6 +238,43 @@ def test_reset_works_on_a_finalised_graph(graph):
         np.testing.assert_array_equal(sess.run(w), before)
 
 
+@pytest.mark.parametrize("resets", [0, 1])
+@pytest.mark.parametrize(
+    ("mine", "sharers"), [("w", "wb"), ("wb", "w"), ("w", "b"), ("b", "wb")]
+)
+def test_a_reset_by_either_sharer_resets_the_slots_of_both(
+    graph, resets, mine, sharers
+):
+    main = Optimizer("A", learning_rate=0.5)
+    both = [main, Optimizer("B", learning_rate=0.5, share=main)]
+    variables = {name: variable_on("/cpu:0", name=name) for name in "wb"}
+    steps = []
+    for optimizer, names in zip(both, (mine, sharers), strict=True):
+        own = [variables[name] for name in names]
+        pairs = optimizer.compute_gradients(tf.add_n(map(square_loss, own)), own)
+        steps.append(optimizer.apply_gradients(pairs))
+    slots = main._core.shared.slots()
+    with session(graph) as sess:
+        graph.finalize()
+        start = sess.run(slots)
+        for step in steps:
+            sess.run(step)
+        assert all(value.all() for value in sess.run(slots))
+        with sess.as_default():
+            both[resets].reset_optimizer_state()
+        for got, want in zip(sess.run(slots), start, strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+def test_a_sharers_step_gives_no_reset_to_an_optimizer_without_state(graph):
+    main = Optimizer("A", **SGD)
+    other = Optimizer("B", share=main, **SGD)
+    w = variable_on("/cpu:0")
+    other.apply_gradients(other.compute_gradients(square_loss(w), [w]))
+    with pytest.raises(RuntimeError, match=r"'A'\.reset_op: there is no state yet"):
+        main.reset_op  # noqa: B018
+
+
 # Bad input.
 
 

@@ -8,7 +8,13 @@ import pytest
 import tensorflow as tf
 
 import tw_reduce
-from tw_ampopt import DoublingScale, Optimizer, StaticScale, TowerOptimizer
+from tw_ampopt import (
+    DoublingScale,
+    Optimizer,
+    SimpleAdam,
+    StaticScale,
+    TowerOptimizer,
+)
 from tw_core import OptimizerLike, map_towers, replicate, towers
 from tw_core.testing import CPUS
 
@@ -273,6 +279,61 @@ def test_a_keras_variable_is_the_tensorflow_variable_in_it(kind, master_copies):
     assert optimizer.get_slot(raw[0], name) is not optimizer.get_slot(raw[1], name)
     with pytest.raises(ValueError, match=r"came more than once"):
         optimizer.apply_gradients([(grad, raw[0]), (grad, keras_variables[0])])
+
+
+# The variables of an optimizer and of one that shares its slots.
+ALL_AND_ONE, OTHER_ORDER, APART = ("az", "a"), ("z", "az"), ("z", "a")
+
+
+@pytest.mark.parametrize(
+    ("kind", "mine", "sharers"),
+    [
+        ("keras.optimizers.Adam", *ALL_AND_ONE),
+        *(
+            (kind, *lists)
+            for kind in (
+                "tf.train.AdamOptimizer",
+                "tf.train.RMSPropOptimizer",
+                "tf_keras.optimizers.legacy.Adam",
+                SimpleAdam,
+            )
+            for lists in (ALL_AND_ONE, OTHER_ORDER, APART)
+        ),
+    ],
+)
+@pytest.mark.parametrize("master_copies", [False, True])
+def test_a_reset_by_either_sharer_resets_the_slots_of_both(
+    kind, mine, sharers, master_copies
+):
+    dtype = tf.float16 if master_copies else tf.float32
+    variables = {
+        "a": tf.Variable([1.0, 2.0], name="a", dtype=dtype),
+        "z": tf.Variable([[3.0]], name="z", dtype=dtype),
+    }
+    arguments = {"tf_optimizer": kind, "master_copies": master_copies}
+    mine, sharers = ([variables[name] for name in names] for names in (mine, sharers))
+    main = TowerOptimizer(mine, name="Zebra", **arguments)
+    other = TowerOptimizer(sharers, name="Ape", share=main, **arguments)
+    slots = main._core.shared.slots()
+    start = [slot.numpy() for slot in slots]
+    for resets in (main, other):
+        for optimizer, own in ((main, mine), (other, sharers)):
+            optimizer.apply([tf.ones(v.shape) for v in own])
+        name = main.get_slot_names()[0]
+        for variable in variables.values():
+            assert (main.get_slot(variable, name).numpy() != 0).all()
+        resets.reset_optimizer_state()
+        for slot, want in zip(slots, start, strict=True):
+            np.testing.assert_array_equal(slot, want, err_msg=slot.name)
+
+
+def test_a_reset_reaches_the_slots_of_towers_that_only_a_sharer_has():
+    lists = variables_on("/cpu:0", "/cpu:1")
+    main = TowerOptimizer(lists)
+    other = TowerOptimizer(lists[0], share=main)
+    main.apply([[tf.ones(2), None]] * 2)
+    other.reset_optimizer_state()
+    assert main.get_slot(lists[1][0], "m").numpy().any() == np.False_
 
 
 # Bad input.

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tw_ampopt._copies_of_state import copy_from_first
 from tw_ampopt._inner import identity
-from tw_ampopt._settings import Settings, check_share, make_shared
+from tw_ampopt._settings import Settings, shared_with
 from tw_ampopt._shared_state import SharedState
 from tw_ampopt._state_variable import are_local
 from tw_ampopt._statistics import nonfinite, statistics
@@ -58,10 +58,9 @@ class GraphCore:
         Raises:
           ValueError: a ``share`` of other settings.
         """
-        if share is not None:
-            check_share(settings, share.settings)
         self.settings: Settings = settings
-        self.shared: SharedState = share.shared if share else make_shared(settings)
+        self.shared: SharedState = shared_with(share, settings)
+        self.shared.on_new_slots.append(self._renew_reset_op)
         self.step: Step | None = None
         self._reset_op: tf.Operation | None = None
         self._scope = scope
@@ -116,8 +115,9 @@ class GraphCore:
           bool scalar, whether variables changed.
         """
         key = tuple(identity(variable) for tower in variables for variable in tower)
+        is_new = key not in self._updaters
         with self.scope():
-            if key not in self._updaters:
+            if is_new:
                 updater = Updater(self.shared, self._options, towers, variables)
                 self._updaters[key] = updater
             updater = self._updaters[key]
@@ -125,8 +125,9 @@ class GraphCore:
                 grads, are_scaled=are_scaled, global_step=global_step
             )
         self.step = Step(updater, grads, [device for _, device in towers], variables)
-        # Made now, as the graph may be finalised when it is wanted.
-        self._reset_op = self._make_reset_op()
+        if is_new:
+            for renew in self.shared.on_new_slots:
+                renew()
         return updated
 
     def built(self, method: str) -> Step:
@@ -197,11 +198,14 @@ class GraphCore:
     def _own_state(self) -> list[tf.Variable]:
         return [v for updater in self._updaters.values() for v in updater.state()]
 
-    def _make_reset_op(self) -> tf.Operation:
+    def _renew_reset_op(self) -> None:
+        # Made ahead, as the graph may be finalised when it is wanted.
+        if self.step is None:
+            return
         counts = self.shared.scalars.counts()
         variables = [*self.shared.slots(), *counts, *self._own_state()]
         with self.scope():
-            return tf.group(*(v.initializer for v in variables), name="Reset")
+            self._reset_op = tf.group(*(v.initializer for v in variables), name="Reset")
 
 
 def check_in_graph(caller: str) -> None:

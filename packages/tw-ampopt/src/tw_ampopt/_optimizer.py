@@ -159,7 +159,10 @@ class Optimizer:
 
     @property
     def reset_op(self) -> tf.Operation:
-        """The op that puts back slots, accumulators and counts; not the scale."""
+        """The op that puts back slots, accumulators and counts; not the scale.
+
+        It knows the steps built so far, those of optimizers that share included.
+        """
         return self._core.reset_op()
 
     def reset_optimizer_state(self) -> None:

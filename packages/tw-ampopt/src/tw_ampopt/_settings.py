@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from tw_ampopt._inner import Inner, wrap
 from tw_ampopt._learning_rate import (
@@ -95,29 +96,39 @@ def choose_rule(
     return GradualScale(*gradual)
 
 
-def make_shared(settings: Settings) -> SharedState:
-    """Makes the state that other optimizers may share."""
+class Sharer(Protocol):
+    """What has settings, and state by them that others may share."""
 
-    def make_inner(index: int, scalars: Scalars) -> Inner:
-        rate = LearningRate(settings.learning_rate, scalars.updates)
-        optimizer = call_factory(
-            settings.factory,
-            name=f"{settings.prefix}_opt{index}",
-            learning_rate=rate.for_optimizer(),
-            kwargs=dict(settings.kwargs),
-        )
-        inner = wrap(optimizer, caller=settings.caller)
-        return WithMasters(inner) if settings.master_copies else inner
-
-    return SharedState(settings.rule, make_inner)
+    settings: Settings
+    shared: SharedState
 
 
-def check_share(settings: Settings, other: Settings) -> None:
-    """Refuses to share between optimizers that differ.
+def shared_with(share: Sharer | None, settings: Settings) -> SharedState:
+    """Returns the state of ``share``, or makes one where nothing is shared.
 
     Raises:
-      ValueError: another class, learning rate, argument, rule or kind of copies.
+      ValueError: a ``share`` of another class, learning rate, argument, rule or
+        kind of copies.
     """
+    if share is None:
+        return SharedState(settings.rule, partial(_make_inner, settings))
+    _check_share(settings, share.settings)
+    return share.shared
+
+
+def _make_inner(settings: Settings, index: int, scalars: Scalars) -> Inner:
+    rate = LearningRate(settings.learning_rate, scalars.updates)
+    optimizer = call_factory(
+        settings.factory,
+        name=f"{settings.prefix}_opt{index}",
+        learning_rate=rate.for_optimizer(),
+        kwargs=dict(settings.kwargs),
+    )
+    inner = wrap(optimizer, caller=settings.caller)
+    return WithMasters(inner) if settings.master_copies else inner
+
+
+def _check_share(settings: Settings, other: Settings) -> None:
     ours, theirs = vars(settings), vars(other)
     names = {"factory": "tf_optimizer", "rule": "loss_scale", "kwargs": "arguments"}
     different = [

@@ -4,9 +4,9 @@ StyleGAN2 shares between an optimizer of the main loss and one of the regularisa
 loss. Accumulators are never shared, since both fill theirs in turn.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -16,6 +16,7 @@ from tw_ampopt._inner import Inner
 from tw_ampopt._loss_scale import LossScale
 from tw_ampopt._scale_rules import ScaleRule
 from tw_ampopt._state_variable import host_of, make_state
+from tw_core import override_to_local_variable
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,28 @@ class Scalars:
         return [*([] if log2 is None else [log2]), *self.counts()]
 
 
+class Built(NamedTuple):
+    """Variables of a tower for which an optimizer has made slots.
+
+    Attributes:
+      key: the tower's.
+      device: the tower's.
+      variables: [N].
+      local: whether a session graph's saver leaves the slots out.
+    """
+
+    key: str
+    device: str
+    variables: Sequence[Any]
+    local: bool
+
+
 class SharedState:
     """Made empty; the variables come when a device is known.
 
     Attributes:
       inners: the towers' optimizers, by the towers' keys.
+      on_new_slots: to be called after steps that made slots; one a sharer.
     """
 
     def __init__(
@@ -63,7 +81,9 @@ class SharedState:
         self._rule = rule
         self._make_inner = make_inner
         self._scalars: Scalars | None = None
+        self._built: list[Built] = []
         self.inners: dict[str, Inner] = {}
+        self.on_new_slots: list[Callable[[], None]] = []
 
     @property
     def scalars(self) -> Scalars:
@@ -82,12 +102,23 @@ class SharedState:
             )
         return self._scalars
 
-    def inner_of(self, key: str, device: str) -> Inner:
-        """Returns the optimizer of the tower known as ``key``, making it if new."""
-        if key not in self.inners:
-            with tf.device(device or None):
-                self.inners[key] = self._make_inner(len(self.inners), self.scalars)
-        return self.inners[key]
+    def build(self, new: Built) -> Inner:
+        """Returns a tower's optimizer, made if new, with slots for variables."""
+        with tf.device(new.device or None):
+            if new.key not in self.inners:
+                self.inners[new.key] = self._make_inner(len(self.inners), self.scalars)
+            with override_to_local_variable(new.local):
+                self.inners[new.key].build(new.variables)
+        self._built.append(new)
+        return self.inners[new.key]
+
+    def anew(self) -> "SharedState":
+        """Makes the same state once more, with all slots in the same order."""
+        other = SharedState(self._rule, self._make_inner)
+        other.start(self.scalars.host)
+        for built in self._built:
+            other.build(built)
+        return other
 
     def scaled(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies a value of any floating dtype by the scale, in float32."""

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tw_ampopt._gradients_by_tower import gradients_by_tower
 from tw_ampopt._inner import as_tf_variable
-from tw_ampopt._settings import Settings, check_share, make_shared
+from tw_ampopt._settings import Settings, shared_with
 from tw_ampopt._shared_state import SharedState
 from tw_ampopt._tower_buffers import RawGradients
 from tw_ampopt._update_options import UpdateOptions
@@ -43,10 +43,8 @@ class TowerCore:
         Raises:
           ValueError: a ``share`` of other settings.
         """
-        if share is not None:
-            check_share(settings, share.settings)
         self.settings: Settings = settings
-        self.shared: SharedState = share.shared if share else make_shared(settings)
+        self.shared: SharedState = shared_with(share, settings)
         self.towers = tuple(towers)
         self.variables = [list(tower) for tower in variables]
         keyed = [(tower.name, tower.device) for tower in towers]

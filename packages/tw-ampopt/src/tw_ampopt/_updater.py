@@ -14,13 +14,12 @@ from tw_ampopt._buffer_plan import BufferPlan, plan_buffers
 from tw_ampopt._buffers import Buffer, scaled, unpack
 from tw_ampopt._group import GroupProgress, MicroBatchGroup
 from tw_ampopt._inner import Inner, as_tf_variable
-from tw_ampopt._shared_state import SharedState
+from tw_ampopt._shared_state import Built, SharedState
 from tw_ampopt._state_variable import are_local, make_state
 from tw_ampopt._tower_buffers import RawGradients, known_shapes, tower_buffers
 from tw_ampopt._tower_means import tower_means
 from tw_ampopt._update_options import UpdateOptions
 from tw_ampopt._verdict import verdict
-from tw_core import override_to_local_variable
 
 
 class Updater:
@@ -60,8 +59,10 @@ class Updater:
         )
         self.group = self._make_group() if options.multiplier is not None else None
         self.inners = [
-            self._make_inner(k, *tower)
-            for k, tower in zip(range(len(variables)), towers, strict=False)
+            shared.build(Built(*tower, own, local))
+            for tower, own, local in zip(
+                towers, self._variables, self._local, strict=False
+            )
         ]
 
     def state(self) -> list[tf.Variable]:
@@ -114,12 +115,6 @@ class Updater:
             local=self._local[0],
             caller=self._options.caller,
         )
-
-    def _make_inner(self, k: int, key: str, device: str) -> Inner:
-        inner = self._shared.inner_of(key, device)
-        with tf.device(device or None), override_to_local_variable(self._local[k]):
-            inner.build(self._variables[k])
-        return inner
 
     def _update_by_group(
         self,
