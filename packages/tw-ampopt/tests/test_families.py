@@ -233,3 +233,48 @@ def test_two_updates_in_one_call_each_see_the_scale_of_their_own():
     assert [s.numpy().item() for s in two(tf.constant([1.0]))] == [2.0**15, 2.0**16]
     assert w.numpy() == [-2.0]
     assert optimizer.statistics()["loss_scaling_log2"] == 17
+
+
+def test_updates_in_a_function_of_their_own_each_see_the_present_scale():
+    w = tf.Variable([0.0])
+    optimizer = TowerOptimizer(
+        [w],
+        tf_optimizer="tf.train.GradientDescentOptimizer",
+        learning_rate=1.0,
+        loss_scale=DoublingScale(growth_interval=1),
+    )
+
+    @tf.function
+    def inner(scaled):
+        return optimizer.apply([scaled])
+
+    @tf.function
+    def outer(grad):
+        scaled = []
+        for _ in range(3):  # the second call traces nothing
+            scaled.append(optimizer.apply_loss_scaling(grad))
+            inner(scaled[-1])
+        return scaled
+
+    scales = [s.numpy().item() for s in outer(tf.constant([1.0]))]
+    assert scales == [2.0**15, 2.0**16, 2.0**17]
+    assert w.numpy() == [-3.0]
+
+
+def test_under_wrap_function_the_scale_is_read_once():
+    w = tf.Variable([0.0])
+    optimizer = TowerOptimizer(
+        [w],
+        tf_optimizer="tf.train.GradientDescentOptimizer",
+        learning_rate=1.0,
+        loss_scale=DoublingScale(growth_interval=1),
+    )
+
+    def step(grad):
+        scaled = optimizer.apply_loss_scaling(grad)
+        with tf.control_dependencies([optimizer.apply([scaled])]):
+            return optimizer.undo_loss_scaling(tf.identity(scaled))
+
+    wrapped = v1.wrap_function(step, [tf.TensorSpec([1])])
+    assert [wrapped(tf.constant([1.0])).numpy().item() for _ in range(2)] == [1, 1]
+    assert w.numpy() == [-2.0]

@@ -55,8 +55,8 @@ def unscaled_pairs(
         )
     grads = scaled_gradients(core, loss, variables, **options)
     with _scope(core):
-        grads = [core.shared.unscaled_gradient(grad) for grad in grads]
-    return list(zip(grads, variables, strict=True))
+        unscaled = core.shared.unscaled_gradients(grads)
+    return list(zip(unscaled, variables, strict=True))
 
 
 def _scope(core: GraphCore) -> Any:

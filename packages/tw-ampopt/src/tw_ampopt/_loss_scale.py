@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tw_ampopt._scale_rules import ScaleRule
 from tw_ampopt._state_variable import make_state
+from tw_ampopt._tf_compat import orders_effects
 
 _LOG2 = "log2"
 _LOG2_ITSELF = 0  # beside the signs 1 and -1
@@ -25,7 +26,8 @@ class LossScale:
           local: whether a session graph's saver leaves them out.
         """
         self._rule = rule
-        # Scaling and unscaling must see the same value, so a graph reads it once.
+        # Scaling and unscaling must see the same value. Where nothing orders a read
+        # against updates, the graph (of a session, or of wrap_function) reads once.
         self._in_session_graph: dict[int, tf.Tensor] = {}
         self._in_function: tuple[tf.Graph, dict[int, tf.Tensor]] | None = None
         self.state = {
@@ -64,9 +66,6 @@ class LossScale:
         """
         if self.log2 is None:
             return []
-        # What follows in a function comes after this update, and reads anew. In a
-        # session graph there is no after: others' ops go on with what they read.
-        self._in_function = None
         with tf.device(self.log2.device):
             state = {key: variable.read_value() for key, variable in self.state.items()}
             return [
@@ -77,8 +76,11 @@ class LossScale:
     def _two_to_the(self, sign: int) -> tf.Tensor | None:
         if self.log2 is None:
             return None
-        if tf.executing_eagerly():
-            return self._rule.scale(sign * self.log2.read_value())
+        if tf.executing_eagerly() or orders_effects():
+            # Read at every use: an update may come between, even one in a function
+            # whose trace is not made anew.
+            with tf.device(self.log2.device):
+                return self._rule.scale(sign * self.log2.read_value())
         made = self._made_in(tf.compat.v1.get_default_graph())
         with tf.control_dependencies(None), tf.device(self.log2.device):
             if _LOG2_ITSELF not in made:

@@ -128,12 +128,13 @@ class SharedState:
         """Multiplies a value of any floating dtype by 1 / scale, in float32."""
         return _times(value, self.scalars.scale.inverse())
 
-    def unscaled_gradient(self, grad: Buffer | None) -> Buffer | None:
-        """Unscales a gradient into float32; None stays None."""
-        if grad is None:
-            return None
+    def unscaled_gradients(self, grads: Sequence[Buffer | None]) -> list[Buffer | None]:
+        """Unscales gradients into float32; None stays None."""
         inverse = self.scalars.scale.inverse()
-        return scaled(to_float32(grad), inverse)
+        return [
+            None if grad is None else scaled(to_float32(grad), inverse)
+            for grad in grads
+        ]
 
     def get_slot(self, var: Any, name: str) -> tf.Variable | None:
         """Returns the slot ``name`` of ``var`` in whichever optimizer has it."""

@@ -90,7 +90,7 @@ class TowerCore:
             )
         scaled = self.shared.scaled(tf.cast(loss, tf.float32))
         grads = tf.gradients(scaled, [as_tf_variable(v) for v in variables], **options)
-        return [self.shared.unscaled_gradient(grad) for grad in grads]
+        return self.shared.unscaled_gradients(grads)
 
 
 def check_eager(caller: str) -> None:
