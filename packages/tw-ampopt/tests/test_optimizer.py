@@ -610,6 +610,15 @@ def test_no_variables_are_refused(graph):
         Optimizer().compute_gradients(tf.constant(1.0))
 
 
+@pytest.mark.parametrize("kind", [Optimizer, SimpleAdam])
+def test_an_empty_list_of_variables_is_refused(graph, kind):
+    loss = square_loss(variable_on("/cpu:0"))
+    with pytest.raises(
+        ValueError, match=r"compute_gradients: .*wants those .* got var_list=\[\]"
+    ):
+        kind().compute_gradients(loss, [])
+
+
 def test_simple_adam_refuses_a_loss_without_gradients(graph):
     w = variable_on("/cpu:0")
     adam = SimpleAdam()

@@ -433,6 +433,18 @@ def test_pairs_of_more_towers_than_there_are_are_refused(num_lists):
     np.testing.assert_array_equal(lists[0][0], [1, 2])
 
 
+def test_an_empty_list_of_variables_is_refused():
+    [variables] = variables_on("/cpu:0")
+    optimizer = TowerOptimizer(variables)
+
+    @tf.function
+    def step():
+        optimizer.compute_gradients(tf.reduce_sum(variables[0]), [])
+
+    with pytest.raises(ValueError, match=r"wants those .* got var_list=\[\]"):
+        step()
+
+
 def test_what_needs_a_graph_or_none_says_so():
     [variables] = variables_on("/cpu:0")
     optimizer = TowerOptimizer(variables)

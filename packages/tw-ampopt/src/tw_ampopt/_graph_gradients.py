@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tw_ampopt._graph_core import GraphCore
 from tw_ampopt._inner import as_tf_variable
+from tw_ampopt._pairs import trained_variables
 
 _GATE_OP = 1  # v1's name for gradients that wait for each other
 
@@ -47,12 +48,9 @@ def unscaled_pairs(
     Raises:
       ValueError: no variables.
     """
-    variables = list(var_list or tf.compat.v1.trainable_variables())
-    if not variables:
-        raise ValueError(
-            f"{core.settings.caller}.compute_gradients: no variables; pass var_list, "
-            "or make trainable variables first."
-        )
+    variables = trained_variables(
+        var_list, tf.compat.v1.trainable_variables(), caller=core.settings.caller
+    )
     grads = scaled_gradients(core, loss, variables, **options)
     with _scope(core):
         unscaled = core.shared.unscaled_gradients(grads)

@@ -194,6 +194,9 @@ class Optimizer:
           var_list: by default the graph's trainable variables.
           **options: as ``tf.compat.v1.gradients`` takes them, and
             ``gate_gradients`` as v1 optimizers do.
+
+        Raises:
+          ValueError: no variables.
         """
         return unscaled_pairs(self._core, loss, var_list, **options)
 

@@ -1,4 +1,4 @@
-"""(gradient, variable) pairs as callers of the optimizer protocol bring them."""
+"""What callers of the optimizer protocol bring: variables, and pairs with them."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -37,6 +37,24 @@ def check_pairs(grads_and_vars: Iterable[Any], *, caller: str) -> list[tuple[Any
             "Add them up first."
         )
     return [(grad, variable) for grad, variable in pairs]
+
+
+def trained_variables(
+    var_list: Iterable[Any] | None, default: Iterable[Any], *, caller: str
+) -> list[Any]:
+    """Returns the variables whose gradients ``compute_gradients`` is asked for.
+
+    Raises:
+      ValueError: there are none.
+    """
+    variables = list(default if var_list is None else var_list)
+    if not variables:
+        raise ValueError(
+            f"{caller}.compute_gradients: no variables; wants those that the loss "
+            "trains, or None for all trainable ones, made before; got "
+            f"var_list={var_list!r}."
+        )
+    return variables
 
 
 def common_device(variables: Sequence[tf.Variable]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_ampopt._pairs import trained_variables
 from tw_ampopt._state_variable import make_state
 from tw_core import without_autograph
 
@@ -57,8 +58,13 @@ class SimpleAdam:
           loss: scalar tensor of a graph.
           var_list: by default all trainable variables of the graph.
           **options: as ``tf.compat.v1.gradients`` takes them.
+
+        Raises:
+          ValueError: no variables.
         """
-        variables = list(var_list or tf.compat.v1.trainable_variables())
+        variables = trained_variables(
+            var_list, tf.compat.v1.trainable_variables(), caller="SimpleAdam"
+        )
         grads = tf.compat.v1.gradients(loss, variables, **options)
         return list(zip(grads, variables, strict=True))
 

@@ -13,6 +13,7 @@ from tw_ampopt._copies_of_state import copy_from_first
 from tw_ampopt._gradients_by_tower import flatten_pairs
 from tw_ampopt._learning_rate import LearningRateLike
 from tw_ampopt._optimizer_factory import OptimizerFactory
+from tw_ampopt._pairs import trained_variables
 from tw_ampopt._restart import restart
 from tw_ampopt._scale_rules import ScaleRule
 from tw_ampopt._settings import make_settings
@@ -189,8 +190,11 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
 
         Raises:
           RuntimeError: outside of a ``tf.function``.
+          ValueError: no variables.
         """
-        variables = list(var_list or self._core.variables[0])
+        variables = trained_variables(
+            var_list, self._core.variables[0], caller=self._core.settings.caller
+        )
         grads = self._core.unscaled_gradients(loss, variables, **options)
         return list(zip(grads, variables, strict=True))
 
