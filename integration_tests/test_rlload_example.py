@@ -6,6 +6,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,6 +14,7 @@ import tensorflow as tf
 import tw_ampopt
 import tw_core
 import tw_rlload
+from tw_core.testing import CPUS
 
 EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "ppo"
 
@@ -118,38 +120,63 @@ def test_the_optimizer_of_tw_ampopt_drives_the_towers(use_loss_scaling):
 
 
 class Weights(tf.Module):
+    """A line through points, and a variable that the loss does not reach."""
+
     def __init__(self):
         super().__init__()
-        self.w = tf.Variable(tf.zeros([3]))
+        self.w = tf.Variable(tf.zeros([3]), name="w")
+        self.idle = tf.Variable(4.0, name="idle")
+
+    def __call__(self, x):
+        return tf.linalg.matvec(x, self.w)
 
 
-def learnt_in_a_function(make_optimizer):
+class Dense(keras.Model):
+    """The same as a Keras model."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = keras.layers.Dense(1, kernel_initializer="zeros")
+        self.unused = keras.layers.Dense(1)
+        self.line.build((None, 3))
+        self.unused.build((None, 3))
+        self.built = True
+
+    def call(self, x):
+        return self.line(x)[:, 0]
+
+
+def learnt_in_a_function(make_model, make_optimizer):
     specs = {"x": tf.TensorSpec([None, 3]), "y": tf.TensorSpec([None])}
-    towers = tw_core.towers(["/cpu:0"])
+    towers = tw_core.towers(CPUS[:2])
     batch = tw_rlload.DeviceBatch(towers, specs, max_per_device_batch_size=8)
-    model = Weights()
+    keras.utils.set_random_seed(0)
+    models = tw_core.replicate(towers, lambda tower: make_model())
 
-    def loss_fn(own, inputs):
-        error = tf.linalg.matvec(inputs["x"], own.w) - inputs["y"]
-        return tf.reduce_mean(tf.square(error))
+    def loss_fn(model, inputs):
+        return tf.reduce_mean(tf.square(model(inputs["x"]) - inputs["y"]))
 
-    optimizers = [make_optimizer(model)]
-    train = tw_rlload.EpochFunction(batch, loss_fn, [model], optimizers)
+    optimizers = [make_optimizer(model.trainable_variables) for model in models]
+    train = tw_rlload.EpochFunction(batch, loss_fn, models, optimizers)
     batch.load([*points()])
     train.run_epochs(3)
-    return model.w.numpy()
+    return [[np.asarray(v) for v in model.trainable_variables] for model in models]
 
 
+@pytest.mark.parametrize("make_model", [Weights, Dense])
 @pytest.mark.parametrize("scaled", [False, True])
-def test_the_tower_optimizer_of_tw_ampopt_drives_a_function(scaled):
+def test_the_tower_optimizer_of_tw_ampopt_drives_a_function(make_model, scaled):
     descent = tf.compat.v1.train.GradientDescentOptimizer
     got = learnt_in_a_function(
-        lambda model: tw_ampopt.TowerOptimizer(
-            [model.w],
+        make_model,
+        lambda variables: tw_ampopt.TowerOptimizer(
+            variables,
             tf_optimizer=descent,
             learning_rate=0.05,
             loss_scale=tw_ampopt.DoublingScale() if scaled else None,
-        )
+        ),
     )
-    wanted = learnt_in_a_function(lambda model: descent(0.05))
-    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    wanted = learnt_in_a_function(make_model, lambda variables: descent(0.05))
+    for mine, theirs in zip(got, wanted, strict=True):
+        for one, other in zip(mine, theirs, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5)

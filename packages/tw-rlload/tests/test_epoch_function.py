@@ -1,5 +1,7 @@
 """Training on a ``DeviceBatch`` with models of ``tf.Module`` and Keras 3."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -115,6 +117,46 @@ def test_epochs_are_what_one_model_learns_from_the_towers_rows(
     for model in models:
         for got, want in zip(values(model), wanted, strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+
+
+class WithIdle(Linear):
+    def __init__(self):
+        super().__init__()
+        self.idle = tf.Variable(3.0, name="idle")
+
+
+class Recording(v1.train.GradientDescentOptimizer):
+    """Notes the pairs that it is to apply."""
+
+    def __init__(self):
+        super().__init__(0.1)
+        self.calls = []
+
+    def apply_gradients(self, pairs, **options):
+        self.calls.append([(grad is not None, v.name) for grad, v in pairs])
+        return super().apply_gradients(pairs, **options)
+
+
+def test_an_optimizer_that_computes_gradients_gets_none_for_what_no_tower_reaches():
+    batch, function, models, optimizers = make(lambda tower: WithIdle(), Recording)
+    batch.load([X, Y])
+    function.run_epochs(1)
+    for optimizer in optimizers:
+        assert sorted(optimizer.calls[-1]) == [(False, "idle:0"), (True, "Variable:0")]
+    wanted = reference(
+        module, lambda: v1.train.GradientDescentOptimizer(0.1), steps=steps_of(2, 1)
+    )
+    np.testing.assert_allclose(models[1].w, wanted[0], rtol=1e-5)
+    assert models[1].idle.numpy() == 3
+
+
+def test_a_keras_optimizer_gets_what_has_a_gradient_only():
+    batch, function, models, _ = make(lambda tower: WithIdle())
+    batch.load([X, Y])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Keras warns of gradients that are None
+        function.run_epochs(1)
+    assert models[0].idle.numpy() == 3
 
 
 def test_the_towers_models_stay_equal_to_the_bit():

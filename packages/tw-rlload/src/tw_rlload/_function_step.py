@@ -99,11 +99,13 @@ class FunctionStep:
             grad_norm_clipping=grad_norm_clipping,
             caller=_NAME,
         )
+        owners = len(self._owners)
         map_towers(
-            lambda tower, optimizer, mine: optimizer.apply_gradients(mine),
+            _apply_pairs,
             self._owners,
             self._optimizers,
-            pairs[: len(self._owners)],
+            pairs[:owners],
+            [output.pairs for output in outputs[:owners]],
         )
 
     def _tower_output(
@@ -139,6 +141,15 @@ class FunctionStep:
         # A v1 optimizer makes its slots when it first applies. Tracing alone, with
         # nothing run, makes them outside of the loop's body, where they could not be.
         tf.function(apply_nothing, autograph=False).get_concrete_function()
+
+
+def _apply_pairs(tower: Tower, optimizer: Any, pairs: Pairs, computed: Pairs) -> None:
+    del tower  # Its scope is in force already.
+    # Who computes gradients may want to hear of every variable. Keras optimizers
+    # compute none, and warn of None.
+    if hasattr(optimizer, "compute_gradients"):
+        pairs = [*pairs, *((grad, v) for grad, v in computed if grad is None)]
+    optimizer.apply_gradients(pairs)
 
 
 def _check_counts(
