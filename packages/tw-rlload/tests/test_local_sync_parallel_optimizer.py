@@ -293,6 +293,20 @@ def test_a_device_that_the_session_lacks_is_refused_before_anything_is_loaded():
                 optimizer.load_data(sess, [X], [])
 
 
+def test_rows_are_not_trained_on_after_a_load_that_a_session_refused():
+    optimizer = make()
+    with session() as sess:
+        optimizer.load_data(sess, [X], [])
+        few = v1.Session(config=session_config(num_cpus=1))
+        with few, pytest.raises(ValueError, match=r"load_data: unknown .*cpu:1"):
+            optimizer.load_data(few, [X + 1], [])
+        assert optimizer.report is None
+        with pytest.raises(RuntimeError, match="the last load was refused"):
+            optimizer.optimize(sess, 0)
+        optimizer.load_data(sess, [X], [])
+        optimizer.optimize(sess, 0)
+
+
 def test_a_load_that_fails_half_way_in_a_session_leaves_nothing_to_train_on():
     class Failing:
         """A session whose third call fails."""

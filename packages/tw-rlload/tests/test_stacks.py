@@ -46,7 +46,7 @@ def make(stacks=1, **changes):
 
 
 def load(stacks, rows=ROWS, writer=None):
-    return stacks.load([rows], [], writer or FakeWriter(), caller="load")
+    return stacks.load([rows], [], lambda: writer or FakeWriter(), caller="load")
 
 
 def test_old_rows_are_freed_before_new_ones_are_written():
@@ -74,6 +74,19 @@ def test_a_refused_load_touches_nothing_and_leaves_nothing_to_train_on():
         stacks.require("optimize")
     load(stacks)
     assert stacks.require("optimize").report.rows_loaded == 8
+
+
+def test_a_writer_that_cannot_be_had_leaves_nothing_to_train_on():
+    stacks = make()
+    load(stacks)
+
+    def bind():
+        raise ValueError("the session lacks a device")
+
+    with pytest.raises(ValueError, match="the session lacks a device"):
+        stacks.load([ROWS], [], bind, caller="load")
+    with pytest.raises(RuntimeError, match="the last load was refused"):
+        stacks.require("optimize")
 
 
 def test_a_load_that_fails_half_way_is_freed_and_never_trained_on():
@@ -118,9 +131,10 @@ def test_waiting_for_the_next_batch_ends_in_time_and_the_current_one_stays():
     with pytest.raises(TimeoutError, match=r"use_next: .* still loading after 0.01 s"):
         stacks.use_next(0.01, caller="use_next")
     assert stacks.require("optimize").report.rows_given == 8
-    for refused in (stacks.load, stacks.load_next):
-        with pytest.raises(RuntimeError, match="a load is under way"):
-            refused([ROWS], [], FakeWriter(), caller="load")
+    with pytest.raises(RuntimeError, match="a load is under way"):
+        load(stacks)
+    with pytest.raises(RuntimeError, match="a load is under way"):
+        stacks.load_next([ROWS], [], FakeWriter(), caller="load_next")
     writer.may_write.set()
     assert stacks.use_next(30, caller="use_next").report.rows_given == 4
 

@@ -95,7 +95,9 @@ class DeviceBatch:
           RuntimeError: in a graph or a ``tf.function``.
         """
         check_eager("copies rows", caller="load")
-        return self._stacks.load(columns, states, self._writer, caller="load").report
+        return self._stacks.load(
+            columns, states, lambda: self._writer, caller="load"
+        ).report
 
     def load_next(self, columns: Columns, states: Columns = ()) -> None:
         """Loads the next batch in a thread while the current one trains.

@@ -129,11 +129,11 @@ class LocalSyncParallelOptimizer:
           Rows on each device: the original's tuples per device.
 
         Raises:
-          ValueError, TypeError: the batch was refused and nothing was touched;
-            there is nothing to train on until the next load.
+          ValueError, TypeError: the batch or the session was refused and nothing
+            was touched; there is nothing to train on until the next load.
         """
-        writer = self._writer.bind(sess, self._calls, caller="load_data")
-        loaded = self._stacks.load(inputs, state_inputs, writer, caller="load_data")
+        bind = partial(self._writer.bind, sess, self._calls, caller="load_data")
+        loaded = self._stacks.load(inputs, state_inputs, bind, caller="load_data")
         return loaded.report.rows_per_device
 
     def load_next(self, sess: Any, inputs: Columns, state_inputs: Columns) -> None:

@@ -6,6 +6,7 @@ half-way, is never trained on, and neither is what was there before.
 """
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -85,14 +86,19 @@ class Stacks:
         return self._loaded
 
     def load(
-        self, inputs: Columns, states: Columns, writer: Writer, *, caller: str
+        self,
+        inputs: Columns,
+        states: Columns,
+        bind: Callable[[], Writer],
+        *,
+        caller: str,
     ) -> Loaded:
         """Replaces the current batch; returns when the new one is there.
 
         Args:
           inputs: columns with one row a row.
           states: columns with one row a sequence.
-          writer: of the mode.
+          bind: gives the writer of the mode; may refuse to.
           caller: method that the user called; opens messages.
 
         Raises:
@@ -102,6 +108,7 @@ class Stacks:
         self._refuse_while_loading(caller)
         stack = self._loaded.stack if self._loaded else 0
         self._forget("the last load was refused")
+        writer = bind()
         prepared = prepare(self._options, inputs, states, caller=caller)
         self._forget("the last load failed half-way")
         self._fill(prepared, writer, stack)
