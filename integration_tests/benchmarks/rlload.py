@@ -86,7 +86,7 @@ def note_targets(report: Report, name: str, epochs: list[Timing]) -> None:
     report.target(
         f"{name}: {STEPS}, time to the original's", peers[steps] / original, 1
     )
-    if name == "vectors":
+    if WORKS[name].is_vectors:
         for peer in ("tf.data range and slice", "tf.data range and slice, one call"):
             measured = peers[f"{EPOCH} (tf.function)"] / peers[f"{peer} (tf.function)"]
             report.target(f"{name}: {EPOCH}, time to {peer}", measured, 1 / 2)

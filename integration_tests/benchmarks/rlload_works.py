@@ -55,13 +55,18 @@ class Work:
         ]
 
     @property
+    def is_vectors(self) -> bool:
+        """Whether a row is a vector; else it is an image."""
+        return len(self.shape) == 1
+
+    @property
     def features(self) -> int:
         """Numbers that the model reads of a row."""
-        return 4 * 4 * self.shape[-1] if len(self.shape) > 1 else self.shape[0]
+        return self.shape[0] if self.is_vectors else 4 * 4 * self.shape[-1]
 
     def loss(self, weights: list[Any], x: Any, y: Any) -> Any:
         """Squared error; of an image, a few pixels are looked at."""
-        if len(self.shape) > 1:
+        if not self.is_vectors:
             x = tf.cast(x[:, ::21, ::21], tf.float32) / 255.0
             x = tf.reshape(x, [-1, self.features])
         for weight in weights[:-1]:
@@ -118,7 +123,7 @@ def reference(work: Work, order: np.ndarray | None = None) -> list[np.ndarray]:
     x, y = work.columns()
     if order is not None:
         x, y = x[order], y[order]
-    if len(work.shape) > 1:
+    if not work.is_vectors:
         x = (x[:, ::21, ::21] / 255.0).reshape(len(x), -1)
     weights = [weight.astype(np.float64) for weight in work.weights()]
     step = len(x) // MINIBATCHES
