@@ -41,11 +41,27 @@ class Policy:
         return {}
 
 
+class Policies:
+    """Builds the loss, on weights that are made once; suits RLlib's class too."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+
+    def __call__(self, inputs: list[tf.Tensor]) -> Policy:
+        with v1.variable_scope("model", reuse=v1.AUTO_REUSE):
+            weights = [
+                v1.get_variable(f"w{i}", initializer=w)
+                for i, w in enumerate(self.work.weights())
+            ]
+        return Policy(self.work.loss(weights, *inputs), weights)
+
+
 class Session:
     """All contenders of a session, in one graph: towers, feeding, the original."""
 
     def __init__(self, work: Work) -> None:
         self.work, (self.x, self.y) = work, work.columns()
+        self.build = Policies(work)
         with tf.Graph().as_default():
             self.placeholders = [
                 v1.placeholder(work.dtype, [None, *work.shape]),
@@ -66,15 +82,6 @@ class Session:
             self.reset = tf.group(*(v.initializer for v in self.variables))
             self.sess = v1.Session(config=tw_core.session_config())
         self.sess.run(self.reset)
-
-    def build(self, inputs: list[tf.Tensor]) -> Any:
-        with v1.variable_scope("model", reuse=v1.AUTO_REUSE):
-            weights = [
-                v1.get_variable(f"w{i}", initializer=w)
-                for i, w in enumerate(self.work.weights())
-            ]
-        loss = self.work.loss(weights, *inputs)
-        return Policy(loss, weights)
 
     def train(self, policy: Any) -> Any:
         optimizer = v1.train.GradientDescentOptimizer(RATE)

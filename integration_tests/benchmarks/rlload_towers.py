@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 from harness import Contender
-from rlload_session import Policy
+from rlload_session import Policies
 from rlload_works import RATE, Built, Work
 
 import tw_core
@@ -63,21 +63,6 @@ class TwoTowers:
     def rllib(self, stack: Any, placeholders: list[tf.Tensor], build: Any) -> Any:
         build(placeholders)  # makes the variables, as a policy does
         return stack(policy=RllibPolicy(placeholders, build, self.work.step))
-
-
-class Policies:
-    """Builds the loss; what it returns suits both classes."""
-
-    def __init__(self, work: Work) -> None:
-        self.work = work
-
-    def __call__(self, inputs: list[tf.Tensor]) -> Any:
-        with v1.variable_scope("model", reuse=v1.AUTO_REUSE):
-            weights = [
-                v1.get_variable(f"w{i}", initializer=w)
-                for i, w in enumerate(self.work.weights())
-            ]
-        return Policy(self.work.loss(weights, *inputs), weights)
 
 
 class RllibPolicy:
