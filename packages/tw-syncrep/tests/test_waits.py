@@ -119,10 +119,9 @@ class Clock:
 
 def watch(faults, **settings):
     clock = Clock()
-    settings = {"timeout_s": 5.0, **settings}
-    servers = {"ps 0": "h:1"}
+    settings = {"servers": {"ps 0": "h:1"}, "timeout_s": 5.0, **settings}
     return clock, ServerWatch(
-        "a step", servers, clock=clock, probe=lambda _: dict(faults), **settings
+        "a step", clock=clock, probe=lambda _: dict(faults), **settings
     )
 
 
@@ -154,8 +153,25 @@ def test_servers_that_answer_again_get_the_whole_timeout_again():
 
 
 def test_without_addresses_an_unanswered_question_ends_the_wait():
-    _clock, looker = watch({}, unanswered=lambda: True)
+    _clock, looker = watch({}, servers={}, unanswered=lambda: True)
     with pytest.raises(ServerLostError, match="the one that holds the global step"):
+        looker.look()
+
+
+def test_with_addresses_an_unanswered_question_is_a_silence_that_has_to_last():
+    is_unanswered = True
+    clock, looker = watch({}, unanswered=lambda: is_unanswered)
+    clock.now = 20.0
+    assert looker.look() == 0.5
+    clock.now = 24.8
+    assert looker.look() == pytest.approx(0.2)
+    is_unanswered = False
+    looker.look()
+    is_unanswered = True
+    clock.now = 26.0
+    assert looker.look() == 0.5
+    clock.now = 31.0
+    with pytest.raises(ServerLostError, match=r"not answered for 5.0 s.*global step"):
         looker.look()
 
 

@@ -18,8 +18,8 @@ class ServerWatch:
       servers: "host:port" by task name.
       timeout_s: how long servers may be silent; None for any time.
       limit_s: how long the call may take in all; None for any time.
-      unanswered: tells whether a question through the session got no answer;
-        asked where no address is known.
+      unanswered: tells whether a question through the session got no answer,
+        which is a silence as a server's own is.
       probe: takes ``servers`` and returns faults by name.
     """
 
@@ -56,12 +56,17 @@ class ServerWatch:
         if self._silent_since is None:
             self._silent_since = now
         silent_s = self.clock() - self._silent_since
-        # Without addresses, the guard has already waited before it asked.
-        if self.timeout_s is not None and (silent_s >= self.timeout_s or not faults):
+        if self._is_too_long(silent_s):
             raise self._lost(faults, silent_s)
         self._check_limit(faults)
         rest = LOOK_EVERY_S if self.timeout_s is None else self.timeout_s - silent_s
         return max(0.01, min(LOOK_EVERY_S, rest))
+
+    def _is_too_long(self, silent_s: float) -> bool:
+        if self.timeout_s is None:
+            return False
+        # Without addresses, the guard has already waited before it asked.
+        return not self.servers or silent_s >= self.timeout_s
 
     def _lost(self, faults: Mapping[str, str], silent_s: float) -> SyncTimeoutError:
         named = "; ".join(faults.values()) or "the one that holds the global step"
