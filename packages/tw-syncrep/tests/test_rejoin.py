@@ -1,6 +1,7 @@
 """Killed and restarted tasks rejoin, and no gradient is applied twice.
 
-Every gradient is the same, so the parameters tell how many were applied.
+Each replica has a gradient of its own, so the parameters tell whose were applied,
+and how often.
 """
 
 import numpy as np
@@ -8,19 +9,26 @@ import pytest
 from syncrep_tasks import eventually
 
 WEIGHTS = np.array([1.0, 2.0, 4.0])
+FACTORS = [1.0, 3.0, 5.0]
+BOTH, ALL, OUTER = 2.0, 3.0, 3.0
+"""Mean factors of replicas 0 and 1, of all three, of replicas 0 and 2."""
 OPTIONS = {"wait_timeout_s": 40, "start_timeout_s": 60}
 SPEC = {"kind": "towers", "aggregate": 2, "total": 2, "options": OPTIONS}
 
 
-def check_numbers(step, variables, factor=2.0):
-    """Gradient descent with rate 0.5 from ones: each step subtracts the same."""
-    want = 1 - 0.5 * factor * WEIGHTS * step
+def check_numbers(variables, means):
+    """Gradient descent with rate 0.5 from ones, a step for each mean factor."""
+    want = 1 - 0.5 * sum(means) * WEIGHTS
     np.testing.assert_array_equal(variables["model/w:0"], want)
+
+
+def go_until(tasks, step, replica):
+    tasks.workers[replica].say("until", {"factor": FACTORS[replica], "step": step})
 
 
 def steps_until(tasks, step, who):
     for replica in who:
-        tasks.workers[replica].say("until", {"factor": 2.0, "step": step})
+        go_until(tasks, step, replica)
     for replica in who:
         tasks.workers[replica].expect("done")
 
@@ -30,31 +38,31 @@ def test_a_restarted_worker_goes_on_with_the_others(make_cluster):
     tasks.train(SPEC)
     steps_until(tasks, 2, [0, 1])
     tasks.workers[1].kill()
-    tasks.workers[0].say("until", {"factor": 2.0, "step": 5})
+    go_until(tasks, 5, 0)
     tasks.restart("worker", 1, "train", SPEC)
-    tasks.workers[1].say("until", {"factor": 2.0, "step": 5})
+    go_until(tasks, 5, 1)
     assert [tasks.workers[r].expect("done") for r in (0, 1)] == [False, False]
     step, variables = tasks.workers[0].ask("read")
     assert step == 5
-    check_numbers(step, variables)
+    check_numbers(variables, [BOTH] * 5)
 
 
 def test_what_a_worker_pushed_before_it_died_counts_once(make_cluster):
     tasks = make_cluster()
     tasks.train(SPEC)
-    tasks.step_together([{"factor": 2.0}] * 2)
-    tasks.workers[1].say("step", {"factor": 2.0})
+    tasks.step_together([{"factor": factor} for factor in FACTORS[:2]])
+    tasks.workers[1].say("step", {"factor": FACTORS[1]})
     eventually(lambda: tasks.workers[0].ask("status")[0].arrived == (1,))
     tasks.workers[1].kill()
     tasks.restart("worker", 1, "train", SPEC)
     before = tasks.workers[0].ask("status")[0].arrived_s[1]
     tasks.workers[1].say("step", {"factor": 100.0})
     eventually(lambda: tasks.workers[0].ask("status")[0].arrived_s[1] < before)
-    tasks.workers[0].ask("step", {"factor": 2.0})
+    tasks.workers[0].ask("step", {"factor": FACTORS[0]})
     tasks.workers[1].expect("done")
     step, variables = tasks.workers[0].ask("read")
     assert step == 2
-    check_numbers(step, variables)
+    check_numbers(variables, [BOTH] * 2)
     assert tasks.workers[0].ask("status")[0].dropped == 1
 
 
@@ -70,7 +78,7 @@ def test_a_lost_and_restarted_backup_is_not_waited_for(make_cluster):
     steps_until(tasks, 6, [0, 2])
     step, variables = tasks.workers[2].ask("read")
     assert step == 6
-    check_numbers(step, variables)
+    check_numbers(variables, [BOTH] * 4 + [OUTER] * 2)
 
 
 @pytest.mark.parametrize("victim", ["chief", "ps"])
@@ -83,14 +91,14 @@ def test_a_restarted_task_goes_on_from_the_last_checkpoint(
     steps_until(tasks, 4, [0, 1])
     saved = max(int(path.stem.rpartition("-")[2]) for path in tmp_path.glob("*.index"))
     assert saved >= 3
-    for worker in tasks.workers:
-        worker.say("until", {"factor": 2.0, "step": saved + 20})
+    for replica in (0, 1):
+        go_until(tasks, saved + 20, replica)
     if victim == "chief":
         tasks.workers[0].kill()
         tasks.restart("worker", 0, "train", spec)
         step, variables = tasks.workers[0].ask("read")
         assert step >= saved
-        tasks.workers[0].say("until", {"factor": 2.0, "step": saved + 20})
+        go_until(tasks, saved + 20, 0)
     else:
         tasks.servers[0].kill()
         tasks.restart("ps", 0, "serve", {})
@@ -99,4 +107,4 @@ def test_a_restarted_task_goes_on_from_the_last_checkpoint(
     assert min(lowest) >= saved
     step, variables = tasks.workers[1].ask("read")
     assert step >= saved + 20
-    check_numbers(step, variables)
+    check_numbers(variables, [BOTH] * step)
