@@ -63,6 +63,36 @@ def test_tasks_get_their_tf_config_and_their_output_a_prefix(tmp_path):
     assert [len(clusters[0][job]) for job in ("ps", "worker")] == [1, 2]
 
 
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_run_goes_on_though_nobody_reads_its_output(stream):
+    # More than a pipe holds: a task whose output is not taken would block.
+    program = f"""
+    for _ in range(5000):
+        print("x" * 100, file=sys.{stream}, flush=True)
+    """
+    process = launch(program, "--ps", "0", "--grace", "5")
+    getattr(process, stream).close()
+    try:
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+
+
+def test_a_launcher_without_an_output_runs():
+    command = [sys.executable, "-m", "tw_syncrep.launch", "--ps", "0", "--", "echo"]
+    shell = ["sh", "-c", '"$@" >&- 2>&-', "sh", *command]
+    assert subprocess.run(shell, timeout=30).returncode == 0
+
+
+def test_what_the_output_cannot_hold_is_escaped():
+    program = r"sys.stdout.buffer.write(b'\xc3\xbc\nend\n')"
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    process = launch(program, "--ps", "0", "--workers", "1", env=env)
+    status, out, _ = finish(process)
+    assert status == 0
+    assert out == "[worker 0] \\xfc\n[worker 0] end\n"
+
+
 def test_all_end_with_the_status_of_the_task_that_failed():
     program = """
     if (job, index) == ("worker", 1):

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from types import FrameType
 
-from tw_syncrep._task_process import TaskProcess
+from tw_syncrep._task_process import TaskProcess, say
 
 _LOOK_EVERY_S = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -92,5 +92,4 @@ class Launcher:
             task.wait(self.grace_s)
 
     def _say(self, text: str) -> None:
-        sys.stderr.write(f"[tw-launch] {text}\n")
-        sys.stderr.flush()
+        say(sys.stderr, f"[tw-launch] {text}\n")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from typing import IO
+from typing import IO, TextIO
 
 from tw_syncrep._task_plan import TaskPlan
 
@@ -84,13 +84,39 @@ class TaskProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _pass_on(self, theirs: IO[bytes] | None, ours: IO[str]) -> threading.Thread:
+    def _pass_on(
+        self, theirs: IO[bytes] | None, ours: TextIO | None
+    ) -> threading.Thread:
         def read() -> None:
             for line in theirs or ():
                 text = line.decode(errors="replace").rstrip("\n")
-                ours.write(f"[{self.plan.name}] {text}\n")
-                ours.flush()
+                say(ours, f"[{self.plan.name}] {text}\n")
 
         reader = threading.Thread(target=read, daemon=True)
         reader.start()
         return reader
+
+
+def say(stream: TextIO | None, text: str) -> None:
+    """Writes what can be written, to a stream that may be closed or not Unicode.
+
+    Where nobody reads any more, as after ``| head``, what is said is lost: a task
+    whose output is not taken would wait for ever.
+    """
+    if stream is None:  # Python was started without it.
+        return
+    encoding = stream.encoding or "utf-8"
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except BrokenPipeError:
+        _discard(stream)
+    except (OSError, ValueError):
+        pass
+
+
+def _discard(stream: TextIO) -> None:
+    """Sends a stream to nowhere, or Python would fail on its rest as it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

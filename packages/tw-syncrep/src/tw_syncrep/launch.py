@@ -11,7 +11,7 @@ from tw_syncrep._isolation import isolate
 from tw_syncrep._launcher import Launcher
 from tw_syncrep._ports import find_free_ports
 from tw_syncrep._task_plan import plan_tasks
-from tw_syncrep._task_process import TaskProcess
+from tw_syncrep._task_process import TaskProcess, say
 
 _CANNOT_START = 2
 _COUNTS = (
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return launcher.run()
     except (OSError, RuntimeError, ValueError) as error:
-        sys.stderr.write(f"[tw-launch] {error}\n")
+        say(sys.stderr, f"[tw-launch] {error}\n")
         return _CANNOT_START
 
 
