@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tw_syncrep._call_thread import CallThread
-from tw_syncrep._errors import StartTimeoutError
 from tw_syncrep._watch import ServerWatch
 
 T = TypeVar("T")
@@ -104,13 +103,6 @@ class TrainingSession:
         watch = self._watch("creating the session", limit_s=limit_s)
         try:
             return self._thread.run(create, watch.look)
-        except tf.errors.DeadlineExceededError as error:
-            self._thread.end()
-            raise StartTimeoutError(
-                "training_session: the chief has not initialised the variables within "
-                f"{limit_s} s (start_timeout_s): {error.message}. Start it, or raise "
-                "start_timeout_s."
-            ) from error
         except BaseException:
             self._thread.end()
             raise

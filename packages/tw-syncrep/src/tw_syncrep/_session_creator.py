@@ -8,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_syncrep._errors import StartTimeoutError
+
 _LOOK_EVERY_S = 1
 
 
@@ -27,7 +29,7 @@ class ReadySessionCreator(tf.compat.v1.train.SessionCreator):  # type: ignore[mi
         """Returns a session whose variables are initialised.
 
         Raises:
-          tf.errors.DeadlineExceededError: they are not, after the longest wait.
+          StartTimeoutError: they are not, after the longest wait.
         """
         self._scaffold.finalize()
         manager = tf.compat.v1.train.SessionManager(
@@ -37,6 +39,14 @@ class ReadySessionCreator(tf.compat.v1.train.SessionCreator):  # type: ignore[mi
             graph=tf.compat.v1.get_default_graph(),
             recovery_wait_secs=_LOOK_EVERY_S,
         )
-        return manager.wait_for_session(
-            self._master, config=self._config, max_wait_secs=self._max_wait_s
-        )
+        try:
+            return manager.wait_for_session(
+                self._master, config=self._config, max_wait_secs=self._max_wait_s
+            )
+        except tf.errors.DeadlineExceededError as error:
+            raise StartTimeoutError(
+                "training_session: the chief has not initialised the variables within "
+                f"{self._max_wait_s:g} s, the lesser of start_timeout_s and "
+                f"max_wait_secs: {error.message}. Start it, or raise that.",
+                waited_s=self._max_wait_s,
+            ) from error

@@ -1,0 +1,28 @@
+"""How long a replica that is not the chief waits for the variables."""
+
+import pytest
+import tensorflow as tf
+
+from tw_syncrep import StartTimeoutError, training_session
+from tw_syncrep._session_creator import ReadySessionCreator
+
+v1 = tf.compat.v1
+
+
+@pytest.fixture(autouse=True)
+def variable_without_a_value():
+    with tf.Graph().as_default():
+        yield v1.get_variable("v", [2], use_resource=True)
+
+
+def test_a_session_made_anew_within_a_step_raises_as_the_first_one():
+    # TensorFlow's session asks its creator again after the loss of a server.
+    creator = ReadySessionCreator(None, "", None, max_wait_s=1.5)
+    with pytest.raises(StartTimeoutError, match=r"within 1.5 s, the lesser") as raised:
+        creator.create_session()
+    assert raised.value.waited_s == 1.5
+
+
+def test_the_bound_that_was_reached_is_told():
+    with pytest.raises(StartTimeoutError, match="within 2 s, the lesser of"):
+        training_session(is_chief=False, max_wait_secs=2, start_timeout_s=60)
