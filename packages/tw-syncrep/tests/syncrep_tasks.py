@@ -1,14 +1,14 @@
 """Clusters of real processes on this machine, as tests drive them."""
 
-import contextlib
 import multiprocessing
 import os
 import signal
-import socket
 import time
 from typing import Any
 
 import syncrep_programs
+
+from tw_syncrep._ports import find_free_ports
 
 DEADLINE_S = 60
 
@@ -57,7 +57,7 @@ class Tasks:
 
     def __init__(self, context: Any, *, ps: int = 1, workers: int = 2) -> None:
         self._context = context
-        ports = free_ports(ps + workers)
+        ports = find_free_ports(ps + workers)
         self.addresses = {
             "ps": [f"localhost:{port}" for port in ports[:ps]],
             "worker": [f"localhost:{port}" for port in ports[ps:]],
@@ -114,14 +114,6 @@ class Tasks:
     def kill(self) -> None:
         for task in self.all:
             task.kill()
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("localhost", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def eventually(condition: Any, within_s: float = 20) -> None:
