@@ -67,14 +67,15 @@ def test_closing_a_session_with_a_stopped_parameter_server_is_bounded(make_clust
 
 def test_a_replica_that_does_not_start_is_named(make_cluster):
     tasks = make_cluster()
-    options = {**OPTIONS, "start_timeout_s": 4}
+    # It bounds the session's creation too.
+    options = {**OPTIONS, "start_timeout_s": 15}
     tasks.workers = [tasks.start("worker", 0, "train", {**SPEC, "options": options})]
     (worker,) = tasks.workers
     worker.expect("built")
     worker.say("go")
     worker.expect("created")
     worker.say("step", {"factor": 1.0})
-    word, error, message, facts = worker.hear(20)
+    word, error, message, facts = worker.hear(40)
     assert (word, error) == ("raised", "StartTimeoutError")
     assert facts["missing"] == (1,)
     assert facts["heard_s"][1] is None
