@@ -30,6 +30,7 @@ def inner_step(
     """
 
     def apply(means: dict[int, Any]) -> Any:
+        """Applies the means of all replicas as one step."""
         pairs = [(means.get(n), variable) for n, variable in enumerate(variables)]
         with on_device(global_step.device), tf.compat.v1.name_scope(""):
             update = opt.apply_gradients(pairs, global_step)
