@@ -4,7 +4,7 @@ import functools
 import itertools
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -23,8 +23,18 @@ def local_cluster() -> cluster.LocalCluster:
         return cluster.start_local(ps=2, workers=3)
 
 
+def new_container() -> str:
+    """Names resources on the servers that no other test uses."""
+    return f"test{next(_CONTAINERS)}"
+
+
 def run_replicas(
-    replicas: int, build: Callable[[Any], Any], drive: Callable[[int, Any, Any], Any]
+    replicas: int,
+    build: Callable[[Any], Any],
+    drive: Callable[[int, Any, Any], Any],
+    *,
+    container: str | None = None,
+    who: Sequence[int] | None = None,
 ) -> list[Any]:
     """Builds and drives replicas, and returns what each of them returned.
 
@@ -32,8 +42,10 @@ def run_replicas(
       replicas: how many.
       build: takes the task, returns a model with ``hooks``.
       drive: takes replica, model and session.
+      container: of an earlier run, to find what that left on the servers.
+      who: replicas that start; all by default.
     """
-    container = f"test{next(_CONTAINERS)}"
+    container = container or new_container()
     local_cluster()
     results: list[Any] = [None] * replicas
 
@@ -44,7 +56,8 @@ def run_replicas(
             results[replica] = error
 
     threads = [
-        threading.Thread(target=work, args=(r,), daemon=True) for r in range(replicas)
+        threading.Thread(target=work, args=(replica,), daemon=True)
+        for replica in (range(replicas) if who is None else who)
     ]
     for thread in threads:
         thread.start()
@@ -55,6 +68,23 @@ def run_replicas(
         if isinstance(result, BaseException):
             raise result
     return results
+
+
+def start_by_hand(
+    replica: int, build: Callable[[Any], Any], *, container: str
+) -> tuple[Any, v1.Session]:
+    """Builds a replica; returns the model and a session without hooks, not joined."""
+    local = local_cluster()
+    task = local.task("worker", replica)
+    with tf.Graph().as_default() as graph, graph.container(container):
+        with v1.device(cluster.device_setter(task)):
+            model = build(task)
+        init = [v1.local_variables_initializer(), v1.global_variables_initializer()]
+        session = v1.Session(local.target("worker", replica), graph=graph)
+        session.run(init[:1] if replica else init)
+        # What a hook finds made.
+        graph.finalize()
+    return model, session
 
 
 def _work(replica: int, container: str, build: Any, drive: Any) -> Any:

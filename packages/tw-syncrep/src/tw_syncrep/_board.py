@@ -6,7 +6,9 @@ initialised, nothing gets into a checkpoint, and a replica that starts late
 changes only its own rows. Its clock is the server's.
 
 A *round* is one step of the optimizer. An *epoch* begins when a chief starts or
-restores: what a replica computed in an older one is not accepted.
+restores: what a replica computed in an older one is not accepted. A *run* has
+epochs until it is closed; who has joined or left it is marked with its number, as
+the servers may live on and see another.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,10 +32,16 @@ class Field(IntEnum):
     DROPPED = 3
     CHIEF = 4
     FIRST_ROUND = 5
+    RUN = 6
 
 
 class ReplicaField(IntEnum):
-    """Rows about one replica; times in microseconds of the server's clock."""
+    """Rows about one replica.
+
+    Times are in microseconds of the server's clock; LEFT and JOINED hold the
+    ``mark`` of the run that it left or joined last. ARRIVALS counts its gradients
+    of the round and epoch that it arrived in last.
+    """
 
     HEARD = 0
     ARRIVED_ROUND = 1
@@ -45,6 +53,11 @@ class ReplicaField(IntEnum):
 _RING_BASE = 16
 _REPLICA_BASE = _RING_BASE + RING
 _ROWS_PER_REPLICA = 8
+
+
+def mark(run: Any) -> Any:
+    """Returns what marks a replica in a run; never 0, as nothing written is."""
+    return run + 1
 
 
 def replica_key(replica: int, field: ReplicaField) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from tw_syncrep._board import Board, Field, ReplicaField, replica_keys
+from tw_syncrep._board import Board, Field, ReplicaField, mark, replica_keys
 from tw_syncrep._on_device import on_device
 from tw_syncrep._payload import Payload
 from tw_syncrep._ticket import NOTICE, TICKET_SIZE
@@ -82,9 +82,9 @@ def decide(arrivals: Arrivals) -> Decision:
       The decision, on the board's server.
     """
     with on_device(arrivals.board.device):
-        now = arrivals.board.read([Field.ROUND, Field.EPOCH])
+        now = arrivals.board.read([Field.ROUND, Field.EPOCH, Field.RUN])
         slots = tf.constant(arrivals.quota, tf.int64)
-        judge = _Judge(arrivals, now, slots)
+        judge = _Judge(arrivals, now[:2], slots, gone=mark(now[2]))
         tickets = [tf.zeros([0, TICKET_SIZE], tf.int64)] * arrivals.keeps_tickets
         start = judge.start()
         count, _, _, dropped, *rest = tf.while_loop(
@@ -111,14 +111,16 @@ class _Judge:
       arrivals: where they come from.
       now: int64 [2], the round and epoch that are decided.
       slots: int64 [R], how many gradients each replica may bring.
+      gone: int64 [], marks who has left this run.
     """
 
     arrivals: Arrivals
     now: tf.Tensor
     slots: tf.Tensor
+    gone: tf.Tensor
 
     def start(self) -> list[tf.Tensor]:
-        """Returns count, slots filled [R], who has left [R], and dropped; int64."""
+        """Returns count, slots filled [R], marks of left [R], and dropped; int64."""
         nothing = tf.constant(0, tf.int64)
         filled = tf.zeros([len(self.arrivals.quota)], tf.int64)
         return [nothing, filled, self._read_left(), nothing]
@@ -127,7 +129,8 @@ class _Judge:
         self, count: tf.Tensor, filled: tf.Tensor, left: tf.Tensor, *_: tf.Tensor
     ) -> tf.Tensor:
         """Tells whether more gradients are asked for and possible, bool []."""
-        possible = tf.reduce_sum(tf.where(left > 0, filled, self.slots))
+        has_left = tf.equal(left, self.gone)
+        possible = tf.reduce_sum(tf.where(has_left, filled, self.slots))
         return count < tf.clip_by_value(possible, 1, self.arrivals.aggregate)
 
     def hear_next(

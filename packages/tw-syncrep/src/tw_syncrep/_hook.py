@@ -2,15 +2,15 @@
 
 import contextlib
 import logging
-import time
 from typing import Any, Protocol
 
 import tensorflow as tf
 
 from tw_syncrep._chief_loop import ChiefLoop
-from tw_syncrep._errors import StartTimeoutError, SyncTimeoutError
+from tw_syncrep._errors import SyncTimeoutError
 from tw_syncrep._guard import Guard, judge_wait
-from tw_syncrep._status import Status, name_replicas, read_status
+from tw_syncrep._start_barrier import StartBarrier
+from tw_syncrep._status import Status
 from tw_syncrep._sync_graph import SyncGraph
 from tw_syncrep._tokens import Token
 from tw_syncrep._training_fetch import TrainingFetch
@@ -20,7 +20,6 @@ _log = logging.getLogger("tw_syncrep")
 # Plain numbers are compared many times faster, and this is done every step.
 _CLOSED, _GUARD = int(Token.CLOSED), int(Token.GUARD)
 _ENDING_MS = 10_000
-_BETWEEN_LOOKS_S = 0.05
 
 
 class _Optimizer(Protocol):
@@ -63,7 +62,6 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._failure: Exception | None = None
         self._is_started = False
         self._waits = False
-        self._epoch = 0
         self._session: Any = None
 
     @property
@@ -113,8 +111,8 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         ops = self._graph.ops
         self._failure = None
         self._session = session
-        session.run(ops.open if self._is_chief else ops.join)
-        self._epoch = int(session.run(self._graph.replica.place)[1])
+        self._barrier = StartBarrier(self._graph)
+        self._barrier.join(session, ops.open if self._is_chief else ops.join)
         self._is_started = False
         if self._init_tokens is not None:
             session.run(self._init_tokens)
@@ -132,7 +130,8 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if self._failure is not None:
             raise self._failure
         if not self._is_started:
-            self._await_start(run_context.session)
+            self._barrier.wait(run_context.session, timeout_s=self.start_timeout_s)
+            self._is_started = True
         if self._guard is not None:
             self._guard.begin_wait()
         return tf.compat.v1.train.SessionRunArgs(self._graph.reply)
@@ -190,40 +189,6 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
                 f"no value: {', '.join(names)}. Add them to the init_op, or make them "
                 "before the session."
             )
-
-    def _await_start(self, session: tf.compat.v1.Session) -> None:
-        """Waits until the chief and enough replicas have started."""
-        meeting = self._graph.meeting
-        needed = min(meeting.aggregate, meeting.replicas)
-        began = time.monotonic()
-        while True:
-            status = read_status(session.run(self._graph.ops.status))
-            if status.epoch and len(status.joined) + len(status.left) >= needed:
-                break
-            self._check_start(status, time.monotonic() - began, needed)
-            time.sleep(_BETWEEN_LOOKS_S)
-        if status.epoch != self._epoch:  # The chief has started since.
-            session.run(self._graph.ops.join)
-        self._is_started = True
-
-    def _check_start(self, status: Status, waited: float, needed: int) -> None:
-        limit = self.start_timeout_s
-        if limit is None or waited < limit:
-            return
-        everyone = range(self._graph.meeting.replicas)
-        missing = [replica for replica in everyone if replica not in status.joined]
-        chief = "" if status.epoch else " The chief has not started."
-        raise StartTimeoutError(
-            f"SyncReplicasOptimizer: replica {self._graph.replica.index} waited "
-            f"{waited:.1f} s for the others to start (start_timeout_s is {limit:g}); "
-            f"{needed} replicas are needed.{chief} Started: "
-            f"{name_replicas(status, status.joined)}. Missing: "
-            f"{name_replicas(status, missing)}. Start them, or raise start_timeout_s.",
-            waited_s=waited,
-            arrived=status.joined,
-            missing=missing,
-            heard_s=status.heard_s,
-        )
 
 
 def _soon(milliseconds: int) -> Any:

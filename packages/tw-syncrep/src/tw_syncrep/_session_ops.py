@@ -8,6 +8,7 @@ import tensorflow as tf
 from tw_syncrep._board import (
     Field,
     ReplicaField,
+    mark,
     replica_key,
     replica_keys,
     ring_keys,
@@ -27,7 +28,7 @@ class SessionOps:
       join: before a replica's first step: it goes on from where the run stands.
       open: the chief's, before its first round: begins an epoch and joins it.
       leave: a replica's that has no more data.
-      close: the chief's, at an orderly end.
+      close: ends the run for all; the chief's, at an orderly end.
       heartbeat: tells the board that a replica lives.
       wake: wakes the replica's own training op.
       status: int64 vectors that ``read_status`` understands.
@@ -51,7 +52,7 @@ def build_session_ops(
             join=_join(meeting, replica),
             open=_open(meeting, replica),
             leave=_leave(meeting, replica),
-            close=_close(meeting),
+            close=_close(meeting, replica),
             heartbeat=_heartbeat(meeting, replica),
             wake=meeting.waiting.send(replica.index, Token.GUARD),
             status=_status(meeting, global_step),
@@ -60,11 +61,13 @@ def build_session_ops(
 
 def _join(meeting: Meeting, replica: Replica) -> tf.Operation:
     board = meeting.board
+    # After a run's end, one is early for the next.
+    run = tf.reduce_sum(board.read([Field.RUN, Field.CLOSED]))
     here = board.write(
         {
             replica_key(replica.index, ReplicaField.HEARD): board.now(),
             replica_key(replica.index, ReplicaField.LEFT): 0,
-            replica_key(replica.index, ReplicaField.JOINED): 1,
+            replica_key(replica.index, ReplicaField.JOINED): mark(run),
         }
     )
     with tf.control_dependencies([here]):
@@ -80,18 +83,22 @@ def _notify(meeting: Meeting, replica: Replica) -> tf.Operation:
 
 
 def _open(meeting: Meeting, replica: Replica) -> tf.Operation:
-    """Begins an epoch; what was interrupted before does not reach into it."""
+    """Begins an epoch, and another run where the last has ended.
+
+    What was interrupted before does not reach into the epoch.
+    """
     board = meeting.board
     payloads = [meeting.arrivals.payload, *(lane.payload for lane in meeting.lanes)]
     forgotten = [op for payload in payloads for op in payload.forget()]
     with tf.control_dependencies(forgotten):
-        stand = board.read([Field.ROUND])
+        stand = board.read([Field.ROUND, Field.RUN, Field.CLOSED])
         opened = board.write(
             {
                 Field.EPOCH: board.now(),
                 Field.CLOSED: 0,
                 Field.CHIEF: replica.index,
                 Field.FIRST_ROUND: stand[0],
+                Field.RUN: stand[1] + stand[2],
             }
         )
     with tf.control_dependencies([opened]):
@@ -99,20 +106,26 @@ def _open(meeting: Meeting, replica: Replica) -> tf.Operation:
 
 
 def _leave(meeting: Meeting, replica: Replica) -> tf.Operation:
+    """Leaves the run that it joined, which may have ended long ago."""
     board = meeting.board
+    joined = board.read([replica_key(replica.index, ReplicaField.JOINED)])[0]
     gone = board.write(
         {
             replica_key(replica.index, ReplicaField.HEARD): board.now(),
-            replica_key(replica.index, ReplicaField.LEFT): 1,
-            replica_key(replica.index, ReplicaField.JOINED): 0,
+            replica_key(replica.index, ReplicaField.LEFT): joined,
         }
     )
     with tf.control_dependencies([gone]):
         return _notify(meeting, replica)
 
 
-def _close(meeting: Meeting) -> tf.Operation:
-    closed = meeting.board.write({Field.CLOSED: 1})
+def _close(meeting: Meeting, replica: Replica) -> tf.Operation:
+    """Ends the run that it joined, and no later one."""
+    board = meeting.board
+    joined = replica_key(replica.index, ReplicaField.JOINED)
+    stand = board.read([joined, Field.RUN, Field.CLOSED])
+    is_own = tf.cast(tf.equal(stand[0], mark(stand[1])), tf.int64)
+    closed = board.write({Field.CLOSED: tf.maximum(is_own, stand[2])})
     with tf.control_dependencies([closed]):
         return meeting.waiting.send_all(Token.LOOK)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tw_syncrep._board import RING, Field, ReplicaField
+from tw_syncrep._board import RING, Field, ReplicaField, mark
 
 _MICRO = 1e-6
 
@@ -21,10 +21,10 @@ class Status:
       is_closed: whether the chief has ended the run.
       chief: the chief's number among the replicas.
       steps_per_s: over the last steps, at most 64; 0 before the second.
-      arrived: replicas whose gradients for this round are there.
-      missing: replicas whose gradients are not, without those that have left.
-      left: replicas that have left in order.
-      joined: replicas that have started.
+      arrived: replicas whose gradients for this round are all there.
+      missing: replicas of which some are not, without those that have left.
+      left: replicas that have left this run in order.
+      joined: replicas that have started in this run, without those.
       dropped: gradients that came too late or were one too many.
       waiting_s: seconds since the first arrival of this round; 0 without one.
       arrived_s: seconds since each replica's last arrival; None without one.
@@ -59,7 +59,9 @@ def read_status(parts: Sequence[np.ndarray]) -> Status:
     now, step = int(about_run[-2]), int(about_run[-1])
     arrived_at = replicas[ReplicaField.ARRIVED_AT]
     is_here = _is_here(replicas, run[Field.ROUND], run[Field.EPOCH])
-    has_left = replicas[ReplicaField.LEFT] > 0
+    present = mark(run[Field.RUN])
+    has_left = replicas[ReplicaField.LEFT] == present
+    has_joined = replicas[ReplicaField.JOINED] == present
     return Status(
         step=step,
         round_number=run[Field.ROUND],
@@ -70,7 +72,7 @@ def read_status(parts: Sequence[np.ndarray]) -> Status:
         arrived=_numbers(is_here),
         missing=_numbers(~is_here & ~has_left),
         left=_numbers(has_left),
-        joined=_numbers(replicas[ReplicaField.JOINED] > 0),
+        joined=_numbers(has_joined & ~has_left),
         dropped=run[Field.DROPPED],
         waiting_s=float(now - min(arrived_at[is_here], default=now)) * _MICRO,
         arrived_s=_ages(arrived_at, now),
