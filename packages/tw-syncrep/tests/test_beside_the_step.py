@@ -1,5 +1,6 @@
 """What is run beside a step: a second optimizer, updates, averages, the status."""
 
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -82,6 +83,28 @@ def test_the_status_is_readable_from_any_replica():
         assert status.steps_per_s > 0
         assert line.startswith("step 2, ")
         assert "0 stale gradients dropped" in line
+
+
+def test_a_replica_has_arrived_with_the_last_of_its_gradients():
+    has_read = threading.Event()
+
+    def drive(replica, model, session):
+        if replica == 1:
+            assert has_read.wait(30)
+            session.run(model.train)
+            return None
+        session.run(model.train)  # the first of two
+        status = model.opt.status(session)
+        has_read.set()
+        session.run(model.train)
+        return status.arrived, status.missing, model.opt.status(session).step
+
+    def build(task):
+        given = {"aggregate": 3, "total_num_replicas": 2}
+        return make(task, lambda r: [(tf.ones([3]), vector())], **given)
+
+    (seen, _) = run_replicas(2, build, drive)
+    assert seen == ((), (0, 1), 1)
 
 
 def test_a_step_that_fails_on_the_server_is_raised_by_the_chief():

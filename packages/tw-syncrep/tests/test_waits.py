@@ -23,13 +23,15 @@ from tw_syncrep._watch import ServerWatch
 NOW = 1_000_000_000
 
 
-def status(replicas=3, **changes):
-    """A status in which replicas 0 and 1 have waited for 10 seconds for 2."""
+def parts(replicas=3):
+    """A board on which replicas 0 and 1 have waited for 10 seconds for 2."""
     run = np.zeros(len(Field) + 2, np.int64)
     run[[Field.ROUND, Field.EPOCH, Field.DROPPED]] = 7, NOW - 60_000_000, 4
     run[-2:] = NOW, 37
-    rows = np.zeros([len(ReplicaField), replicas], np.int64)
+    rows = np.zeros([len(ReplicaField) + 1, replicas], np.int64)
     rows[ReplicaField.ARRIVED_ROUND] = [7, 7, 6]
+    rows[ReplicaField.ARRIVED_EPOCH] = NOW - 60_000_000
+    rows[[ReplicaField.ARRIVALS, -1]] = 1
     rows[ReplicaField.ARRIVED_AT] = [
         NOW - 10_000_000,
         NOW - 9_000_000,
@@ -39,7 +41,11 @@ def status(replicas=3, **changes):
     rows[ReplicaField.JOINED] = 1
     ring = np.zeros(RING, np.int64)
     ring[:7] = NOW - np.arange(7) * 500_000
-    return dataclasses.replace(read_status([run, rows, ring]), **changes)
+    return run, rows, ring
+
+
+def status(**changes):
+    return dataclasses.replace(read_status(parts()), **changes)
 
 
 def test_a_status_is_read_from_the_board():
@@ -59,11 +65,9 @@ def test_the_line_tells_all_of_it():
 
 
 def test_arrivals_of_an_older_epoch_do_not_count():
-    run = np.zeros(len(Field) + 2, np.int64)
-    run[Field.EPOCH], run[-2] = NOW, NOW
-    rows = np.zeros([len(ReplicaField), 1], np.int64)
-    rows[ReplicaField.ARRIVED_AT] = NOW - 1
-    assert read_status([run, rows, np.zeros(RING, np.int64)]).arrived == ()
+    run, rows, ring = parts()
+    rows[ReplicaField.ARRIVED_EPOCH, 1] -= 1
+    assert read_status([run, rows, ring]).arrived == (0,)
 
 
 def test_a_wait_within_the_timeout_is_no_error():
@@ -102,6 +106,20 @@ def test_a_chief_that_is_only_slow_is_missing():
 
 def test_a_chief_that_does_not_end_a_complete_round_is_lost():
     assert type(judge_wait(status(), 0, timeout_s=10, needed=2)) is ChiefLostError
+
+
+def test_a_replica_that_owes_a_second_gradient_is_missing():
+    run, rows, ring = parts()
+    rows[-1, 1] = 2
+    before = read_status([run, rows, ring])
+    assert (before.arrived, before.missing) == ((0,), (1, 2))
+    rows[ReplicaField.LEFT, 2] = 1
+    error = judge_wait(read_status([run, rows, ring]), 0, timeout_s=10, needed=4)
+    assert type(error) is ReplicaTimeoutError
+    assert (error.arrived, error.missing) == ((0,), (1,))
+    rows[ReplicaField.ARRIVALS, 1] = 2
+    error = judge_wait(read_status([run, rows, ring]), 0, timeout_s=9, needed=4)
+    assert type(error) is ChiefLostError
 
 
 def test_heartbeats_come_several_times_a_timeout():

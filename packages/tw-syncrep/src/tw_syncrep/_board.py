@@ -48,6 +48,8 @@ class ReplicaField(IntEnum):
     ARRIVED_AT = 2
     LEFT = 3
     JOINED = 4
+    ARRIVED_EPOCH = 5
+    ARRIVALS = 6
 
 
 _RING_BASE = 16

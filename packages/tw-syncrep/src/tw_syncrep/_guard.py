@@ -43,6 +43,7 @@ def judge_wait(
     if replica not in status.arrived or waited is None or waited < timeout_s:
         return None
     present = len(status.arrived) + len(status.missing)
+    # With fewer replicas than gradients, all must have brought all of theirs.
     is_complete = len(status.arrived) >= min(needed, present)
     chief_heard = status.heard_s[status.chief]
     chief_is_silent = chief_heard is None or chief_heard > timeout_s / 2

@@ -142,4 +142,5 @@ def _status(meeting: Meeting, global_step: tf.Variable) -> list[tf.Tensor]:
         [board.read(list(Field)), tf.reshape(board.now(), [1]), step], axis=0
     )
     about_replicas = [board.read(replica_keys(replicas, f)) for f in ReplicaField]
+    about_replicas.append(tf.constant(meeting.arrivals.quota, tf.int64))
     return [about_run, tf.stack(about_replicas), board.read(ring_keys())]

@@ -52,7 +52,8 @@ def read_status(parts: Sequence[np.ndarray]) -> Status:
 
     Args:
       parts: int64 vectors: the run's fields, the server's time in microseconds
-        and the global step; [fields, R] of the replicas; [RING] ends of rounds.
+        and the global step; [fields + 1, R] of the replicas, last how many
+        gradients each brings to a round; [RING] ends of rounds.
     """
     about_run, replicas, ring = parts
     run = {field: int(about_run[place]) for place, field in enumerate(Field)}
@@ -113,10 +114,11 @@ def name_replicas(status: Status, replicas: Sequence[int]) -> str:
 
 
 def _is_here(replicas: np.ndarray, round_number: int, epoch: int) -> np.ndarray:
-    """Tells whose gradients for this round are there, bool [R]."""
-    arrived_at = replicas[ReplicaField.ARRIVED_AT]
-    is_current = replicas[ReplicaField.ARRIVED_ROUND] == round_number
-    is_here: np.ndarray = is_current & (arrived_at >= epoch) & (arrived_at > 0)
+    """Tells whose gradients for this round are all there, bool [R]."""
+    is_same_round = replicas[ReplicaField.ARRIVED_ROUND] == round_number
+    is_same_epoch = replicas[ReplicaField.ARRIVED_EPOCH] == epoch
+    is_all = replicas[ReplicaField.ARRIVALS] >= replicas[-1]
+    is_here: np.ndarray = is_same_round & is_same_epoch & is_all
     return is_here
 
 

@@ -99,9 +99,24 @@ def _announce(
         arrived = meeting.arrivals.queue.enqueue([ticket, *sent])
         with tf.control_dependencies([arrived]):
             now = board.now()
+            count = _count(board, replica, ticket, meeting.arrivals.quota[replica])
         rows = {
-            replica_key(replica, ReplicaField.HEARD): now,
-            replica_key(replica, ReplicaField.ARRIVED_ROUND): ticket[1],
-            replica_key(replica, ReplicaField.ARRIVED_AT): now,
+            ReplicaField.HEARD: now,
+            ReplicaField.ARRIVED_ROUND: ticket[1],
+            ReplicaField.ARRIVED_EPOCH: ticket[2],
+            ReplicaField.ARRIVED_AT: now,
+            ReplicaField.ARRIVALS: count,
         }
-        return board.write(rows)
+        return board.write({replica_key(replica, f): row for f, row in rows.items()})
+
+
+def _count(board: Board, replica: int, ticket: tf.Tensor, quota: int) -> Any:
+    """Counts a replica's gradients of a round, this one included."""
+    if quota == 1:
+        return 1
+    fields = (ReplicaField.ARRIVED_ROUND, ReplicaField.ARRIVED_EPOCH)
+    before = board.read(
+        [replica_key(replica, field) for field in (*fields, ReplicaField.ARRIVALS)]
+    )
+    is_same = tf.reduce_all(tf.equal(before[:2], ticket[1:3]))
+    return tf.where(is_same, before[2], tf.zeros_like(before[2])) + 1
