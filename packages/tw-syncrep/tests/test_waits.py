@@ -3,9 +3,13 @@
 import dataclasses
 import socket
 import threading
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from syncrep_tasks import eventually
 
 from tw_syncrep import (
     ChiefLostError,
@@ -15,7 +19,7 @@ from tw_syncrep import (
 )
 from tw_syncrep._board import RING, Field, ReplicaField
 from tw_syncrep._call_thread import AbandonedError, CallThread
-from tw_syncrep._guard import heartbeat_interval, judge_wait
+from tw_syncrep._guard import Guard, heartbeat_interval, judge_wait
 from tw_syncrep._server_probe import find_fault, find_faults
 from tw_syncrep._status import format_status, read_status
 from tw_syncrep._watch import ServerWatch
@@ -125,6 +129,37 @@ def test_a_replica_that_owes_a_second_gradient_is_missing():
 def test_heartbeats_come_several_times_a_timeout():
     assert heartbeat_interval(2.0) == 0.5
     assert heartbeat_interval(6000.0) == 10.0
+
+
+class Answering:
+    """A session in which the first call of ``slow`` takes too long."""
+
+    def __init__(self, slow):
+        self.slow = slow
+        self.calls = []
+
+    def run(self, fetches, options=None):
+        self.calls.append((fetches, time.monotonic()))
+        if fetches == [self.slow] and len(self.of(fetches)) == 1:
+            raise tf.errors.DeadlineExceededError(None, None, "slow")
+        return parts() if fetches == "status" else [None]
+
+    def of(self, fetches):
+        return [call for call in self.calls if call[0] == fetches]
+
+
+def test_a_wake_that_did_not_arrive_is_sent_again_soon():
+    session = Answering(slow="wake")
+    names = ("heartbeat", "wake", "status")
+    ops = SimpleNamespace(**{name: name for name in names})
+    overdue = ReplicaTimeoutError("overdue")
+    guard = Guard(session, ops, lambda _: overdue, timeout_s=2.0)
+    guard.begin_wait()
+    eventually(lambda: len(session.of(["wake"])) == 2, within_s=10)
+    guard.stop()
+    (_, first), (_, second) = session.of(["wake"])
+    assert second - first < 1.5
+    assert guard.error is overdue
 
 
 class Clock:

@@ -18,6 +18,7 @@ from tw_syncrep._status import Status, name_replicas, read_status
 
 _LONGEST_HEARTBEAT_S = 10.0
 _ASKING_S = 0.5
+_WAKING_S = 5.0  # Its first call has TensorFlow prune and place the graph.
 
 
 def heartbeat_interval(timeout_s: float) -> float:
@@ -132,11 +133,6 @@ class Guard:
         """Ends the thread after its present call."""
         self._stopped.set()
 
-    def fail(self, error: Exception) -> None:
-        """Wakes the training op, which then raises ``error``."""
-        self.error = error
-        self._ask(self._ops.wake)
-
     def _watch(self) -> None:
         next_beat = time.monotonic() + self._heartbeat_s
         # A wait that begins during a sleep ends after it: no one need wake us.
@@ -164,9 +160,16 @@ class Guard:
         error = self._judge(status)
         if error is not None:
             self._look_again(in_s=self._timeout_s)
-            self.fail(error)
+            self._fail(error)
         else:
             self._look_again(in_s=self._rest_of_wait(status))
+
+    def _fail(self, error: Exception) -> None:
+        """Wakes the training op, which then has ``error`` to raise."""
+        self.error = error
+        # In a list: of a bare op, the answer is None.
+        if self._ask([self._ops.wake], within_s=_WAKING_S) is None:
+            self._look_again(in_s=_ASKING_S)
 
     def _rest_of_wait(self, status: Status) -> float:
         waited = [status.arrived_s[replica] or 0.0 for replica in status.arrived]
@@ -176,9 +179,11 @@ class Guard:
         if self._look_at is not None:
             self._look_at = time.monotonic() + in_s
 
-    def _ask(self, fetches: Any) -> Sequence[Any] | None:
+    def _ask(
+        self, fetches: Any, *, within_s: float = _ASKING_S
+    ) -> Sequence[Any] | None:
         """Runs something small; None where the server does not answer in time."""
-        options = tf.compat.v1.RunOptions(timeout_in_ms=int(_ASKING_S * 1000))
+        options = tf.compat.v1.RunOptions(timeout_in_ms=int(within_s * 1000))
         try:
             answer: Sequence[Any] = self._session.run(fetches, options=options)
         except (tf.errors.OpError, RuntimeError):
