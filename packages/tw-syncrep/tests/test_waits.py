@@ -138,8 +138,8 @@ class Answering:
         self.slow = slow
         self.calls = []
 
-    def run(self, fetches, options=None):
-        self.calls.append((fetches, time.monotonic()))
+    def run(self, fetches, feed_dict=None, options=None):
+        self.calls.append((fetches, feed_dict, time.monotonic()))
         if fetches == [self.slow] and len(self.of(fetches)) == 1:
             raise tf.errors.DeadlineExceededError(None, None, "slow")
         return parts() if fetches == "status" else [None]
@@ -150,16 +150,19 @@ class Answering:
 
 def test_a_wake_that_did_not_arrive_is_sent_again_soon():
     session = Answering(slow="wake")
-    names = ("heartbeat", "wake", "status")
+    names = ("heartbeat", "wake", "place", "status")
     ops = SimpleNamespace(**{name: name for name in names})
     overdue = ReplicaTimeoutError("overdue")
     guard = Guard(session, ops, lambda _: overdue, timeout_s=2.0)
     guard.begin_wait()
     eventually(lambda: len(session.of(["wake"])) == 2, within_s=10)
     guard.stop()
-    (_, first), (_, second) = session.of(["wake"])
+    (_, feed, first), (_, _, second) = session.of(["wake"])
     assert second - first < 1.5
+    assert feed == {"place": (7, NOW - 60_000_000)}
     assert guard.error is overdue
+    guard.begin_wait()
+    assert guard.error is None
 
 
 class Clock:

@@ -121,6 +121,7 @@ class Guard:
 
     def begin_wait(self) -> None:
         """Notes that the training op starts."""
+        self.error = None
         self._look_at = time.monotonic() + self._timeout_s
 
     def end_wait(self) -> None:
@@ -160,15 +161,16 @@ class Guard:
         error = self._judge(status)
         if error is not None:
             self._look_again(in_s=self._timeout_s)
-            self._fail(error)
+            self._fail(error, status)
         else:
             self._look_again(in_s=self._rest_of_wait(status))
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception, status: Status) -> None:
         """Wakes the training op, which then has ``error`` to raise."""
         self.error = error
+        place = {self._ops.place: (status.round_number, status.epoch)}
         # In a list: of a bare op, the answer is None.
-        if self._ask([self._ops.wake], within_s=_WAKING_S) is None:
+        if self._ask([self._ops.wake], place, within_s=_WAKING_S) is None:
             self._look_again(in_s=_ASKING_S)
 
     def _rest_of_wait(self, status: Status) -> float:
@@ -180,12 +182,12 @@ class Guard:
             self._look_at = time.monotonic() + in_s
 
     def _ask(
-        self, fetches: Any, *, within_s: float = _ASKING_S
+        self, fetches: Any, feed: Any = None, *, within_s: float = _ASKING_S
     ) -> Sequence[Any] | None:
         """Runs something small; None where the server does not answer in time."""
         options = tf.compat.v1.RunOptions(timeout_in_ms=int(within_s * 1000))
         try:
-            answer: Sequence[Any] = self._session.run(fetches, options=options)
+            answer: Sequence[Any] = self._session.run(fetches, feed, options=options)
         except (tf.errors.OpError, RuntimeError):
             return None
         return answer

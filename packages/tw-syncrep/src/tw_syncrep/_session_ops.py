@@ -30,7 +30,9 @@ class SessionOps:
       leave: a replica's that has no more data.
       close: ends the run for all; the chief's, at an orderly end.
       heartbeat: tells the board that a replica lives.
-      wake: wakes the replica's own training op.
+      wake: wakes the replica's own training op, in the wait that it is fed.
+      place: int64 [2], feeds ``wake`` with the round and epoch of a wait; as it
+        comes, those that the replica computes for.
       status: int64 vectors that ``read_status`` understands.
     """
 
@@ -40,6 +42,7 @@ class SessionOps:
     close: tf.Operation
     heartbeat: tf.Operation
     wake: tf.Operation
+    place: tf.Tensor
     status: Sequence[tf.Tensor]
 
 
@@ -48,13 +51,17 @@ def build_session_ops(
 ) -> SessionOps:
     """Builds them, free of the caller's devices and control inputs."""
     with apart_from_the_caller(), on_device(meeting.board.device):
+        with on_device(replica.device):
+            own = replica.place.read_value()
+        place = tf.compat.v1.placeholder_with_default(own, [2], name="place")
         return SessionOps(
             join=_join(meeting, replica),
             open=_open(meeting, replica),
             leave=_leave(meeting, replica),
             close=_close(meeting, replica),
             heartbeat=_heartbeat(meeting, replica),
-            wake=meeting.waiting.send(replica.index, Token.GUARD),
+            wake=meeting.waiting.wake(replica.index, place),
+            place=place,
             status=_status(meeting, global_step),
         )
 

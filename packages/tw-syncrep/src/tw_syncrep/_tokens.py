@@ -20,7 +20,7 @@ _BACKLOG = 4
 
 
 class Token(IntEnum):
-    """Why a replica was woken."""
+    """Why a replica was woken; in a queue with the round and epoch of a GUARD."""
 
     LOOK = 0  # The run has moved on: look at the board.
     AGAIN = 1  # Compute one more gradient for the same round.
@@ -30,7 +30,7 @@ class Token(IntEnum):
 
 @dataclass(frozen=True)
 class Waiting:
-    """The queues of tokens, int64 [], one a replica, on the board's server."""
+    """The queues of tokens, int64 [3], one a replica, on the board's server."""
 
     board: Board
     queues: tuple[tf.queue.QueueBase, ...]
@@ -53,27 +53,40 @@ class Waiting:
             as_before = tf.concat([place, [0]], axis=0)  # and not closed
 
             def still(stand: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
-                is_same = tf.reduce_all(tf.equal(stand, as_before))
-                return tf.logical_and(is_same, tf.equal(token, Token.LOOK))
+                return tf.logical_and(
+                    tf.reduce_all(tf.equal(stand, as_before)),
+                    tf.equal(_reason(token, place), Token.LOOK),
+                )
 
             def read_token(*_: tf.Tensor) -> list[tf.Tensor]:
                 token = self.queues[replica].dequeue()
                 with tf.control_dependencies([token]):
                     return [look(), token]
 
-            nothing = tf.constant(Token.LOOK, tf.int64)
+            nothing = _plain([Token.LOOK])[0]
             stand, token = tf.while_loop(
                 still, read_token, [look(), nothing], parallel_iterations=1
             )
             closed = tf.constant(Token.CLOSED, tf.int64)
-            token = tf.where(stand[2] > 0, closed, token)
-            return tf.concat([stand[:2], token[tf.newaxis]], axis=0)
+            reason = tf.where(stand[2] > 0, closed, _reason(token, place))
+            return tf.concat([stand[:2], reason[tf.newaxis]], axis=0)
 
     def send(self, replica: int, token: Token, *, count: int = 1) -> tf.Operation:
         """Returns the op that puts ``count`` tokens into one replica's queue."""
         with on_device(self.board.device):
-            tokens = tf.constant([token] * count, tf.int64)
-            return self.queues[replica].enqueue_many([tokens])
+            return self.queues[replica].enqueue_many([_plain([token] * count)])
+
+    def wake(self, replica: int, place: tf.Tensor) -> tf.Operation:
+        """Returns the op that ends a replica's wait.
+
+        Args:
+          replica: who waits.
+          place: int64 [2], the round and epoch that it waits in; another wait,
+            after this one has ended otherwise, goes on.
+        """
+        with on_device(self.board.device):
+            guard = tf.constant([Token.GUARD], tf.int64)
+            return self.queues[replica].enqueue([tf.concat([guard, place], axis=0)])
 
     def send_all(self, token: Token) -> tf.Operation:
         """Returns the op that sends a token to every replica."""
@@ -95,9 +108,23 @@ class Waiting:
     def _start(self, replica: int, slots: int) -> tf.Operation:
         queue = self.queues[replica]
         with on_device(self.board.device):
-            tokens = tf.constant([Token.LOOK] + [Token.AGAIN] * (slots - 1), tf.int64)
+            tokens = _plain([Token.LOOK] + [Token.AGAIN] * (slots - 1))
             has_room = tf.cast(queue.size() < _BACKLOG * slots, tf.int32)
             return queue.enqueue_many([tokens[: has_room * slots]])
+
+
+def _plain(tokens: Sequence[Token]) -> tf.Tensor:
+    """Returns T tokens for any round and epoch, int64 [T, 3]."""
+    rows = [[token, 0, 0] for token in tokens]
+    return tf.constant(rows, tf.int64, shape=[len(rows), 3])
+
+
+def _reason(token: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
+    """Returns why a replica at ``place`` is to go on, int64 []; or LOOK."""
+    is_for_another = tf.logical_and(
+        tf.equal(token[0], Token.GUARD), tf.reduce_any(tf.not_equal(token[1:], place))
+    )
+    return tf.where(is_for_another, tf.constant(Token.LOOK, tf.int64), token[0])
 
 
 def make_waiting(board: Board, *, replicas: int, shared_name: str) -> Waiting:
@@ -105,7 +132,7 @@ def make_waiting(board: Board, *, replicas: int, shared_name: str) -> Waiting:
     with on_device(board.device):
         queues = tuple(
             tf.queue.FIFOQueue(
-                -1, [tf.int64], [[]], shared_name=f"{shared_name}_{r}", name="tokens"
+                -1, [tf.int64], [[3]], shared_name=f"{shared_name}_{r}", name="tokens"
             )
             for r in range(replicas)
         )

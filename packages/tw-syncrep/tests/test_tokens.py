@@ -1,0 +1,64 @@
+"""What ends a replica's wait, and what does not."""
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from syncrep_given import make, vector
+from syncrep_threads import new_container, start_by_hand
+
+from tw_syncrep._tokens import Token
+
+
+@pytest.fixture
+def waiting():
+    """A replica that can wait, alone in its run: no chief ends its rounds."""
+
+    def build(task):
+        return make(task, lambda _: [(tf.ones([3]), vector())], aggregate=1)
+
+    model, session = start_by_hand(0, build, container=new_container())
+    return Waiting(model.opt.sync_graph, session)
+
+
+class Waiting:
+    def __init__(self, graph, session):
+        self.graph, self.session = graph, session
+        session.run(graph.ops.open)
+        self.place = session.run(graph.replica.place)
+        self.reply = None
+        self._thread = None
+
+    def begin(self):
+        self._thread = threading.Thread(target=self._wait, daemon=True)
+        self._thread.start()
+
+    def has_ended(self, within_s):
+        self._thread.join(within_s)
+        return not self._thread.is_alive()
+
+    def _wait(self):
+        self.reply = self.session.run(self.graph.reply)
+
+    def wake(self, place):
+        ops = self.graph.ops
+        feed = {} if place is None else {ops.place: place}
+        self.session.run(ops.wake, feed)
+
+
+@pytest.mark.parametrize("later", [(1, 0), (0, 1)], ids=["round", "epoch"])
+def test_what_was_to_end_an_earlier_wait_does_not_end_a_later_one(waiting, later):
+    waiting.wake(waiting.place - np.array(later))
+    waiting.begin()
+    assert not waiting.has_ended(within_s=1)
+    waiting.wake(waiting.place)
+    assert waiting.has_ended(within_s=20)
+    np.testing.assert_array_equal(waiting.reply, [*waiting.place, Token.GUARD])
+
+
+def test_a_wait_is_woken_at_the_replicas_own_place(waiting):
+    waiting.begin()
+    waiting.wake(None)
+    assert waiting.has_ended(within_s=20)
+    assert waiting.reply[2] == Token.GUARD
