@@ -30,7 +30,9 @@ def main() -> int:
     parser.add_argument("--log", type=Path, help="file for all that the programs say")
     options = parser.parse_args()
     kill_every_s = options.kill_every or (60.0 if options.minutes > 5 else 20.0)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Also where a shell's background job has Python ignore SIGINT.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         return run(Soak(Path(folder), kill_every_s, options.log), 60 * options.minutes)
 
