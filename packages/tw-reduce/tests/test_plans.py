@@ -147,6 +147,19 @@ def test_auto_chooses_by_kind_of_device_size_and_dtype():
     assert "4,000,000 bytes" in str(on_cpus[2])
 
 
+@given(infos(), DEVICES)
+def test_auto_counts_every_known_byte_on_the_device_that_adds_it(infos, devices):
+    plan = plan_auto(infos, [f"/cpu:{k}" for k in range(len(devices))])
+    known = sum(info.num_bytes or 0 for info in infos)
+    assert sum(plan.bytes_on.values()) == known
+    assert set(plan.bytes_on) <= {"/cpu:0"}
+    mixed = plan_auto(infos, ["/gpu:0", "/cpu:0"])
+    assert sum(mixed.bytes_on.values()) == known
+    for device, load in mixed.bytes_on.items():
+        placed = [c.tensor for c in mixed.choices if c.devices == (device,)]
+        assert load == sum(info.num_bytes or 0 for info in placed)
+
+
 def test_auto_wants_a_device():
     with pytest.raises(ValueError, match="devices is empty"):
         plan_auto([], [])

@@ -59,6 +59,18 @@ class AutoPlan:
 
     choices: tuple[Choice, ...]
 
+    @property
+    def bytes_on(self) -> dict[str, int]:
+        """Known bytes of a tower that each device adds, by device.
+
+        What NCCL adds counts on every device that takes part.
+        """
+        loads: dict[str, int] = {}
+        for choice in self.choices:
+            for device in choice.devices:
+                loads[device] = loads.get(device, 0) + (choice.tensor.num_bytes or 0)
+        return loads
+
     def __str__(self) -> str:
         """A line a gradient, and one with the sum of the known bytes."""
         known = sum(choice.tensor.num_bytes or 0 for choice in self.choices)
