@@ -6,7 +6,7 @@ CHECKED_STEPS = 3
 RATE = 0.5
 PEER = "tensorflow"
 GUARDED, UNGUARDED = "guard on", "guard off"
-PER_ROW = "import alone, per row"
+PER_ROW = "import alone by row"
 
 
 @dataclass(frozen=True)
