@@ -90,13 +90,25 @@ def test_without_an_earlier_release_there_is_nothing_to_compare(tmp_path, capsys
     assert "tw-a: no earlier release to compare with." in capsys.readouterr().out
 
 
-def test_a_shallow_clone_says_what_is_missing(toy, tmp_path):
+@pytest.fixture(params=["a shallow clone", "an archive"])
+def without_history(toy, tmp_path, request):
     toy.commit("Later")
-    clone = ToyRepository(tmp_path / "clone")
-    source = toy.root.as_uri()
-    toy.git("clone", "--quiet", "--depth", "1", source, str(clone.root))
-    with pytest.raises(RuntimeError, match="git fetch --unshallow"):
-        checked(clone)
+    copy = ToyRepository(tmp_path / "copy")
+    if request.param == "an archive":
+        toy.export("HEAD", copy.root)
+    else:
+        source = toy.root.as_uri()
+        toy.git("clone", "--quiet", "--depth", "1", source, str(copy.root))
+    return copy
+
+
+def test_without_history_the_file_alone_is_compared(without_history, capsys):
+    assert checked(without_history) == ""
+    said = capsys.readouterr().out
+    assert said.startswith("tw-a: NOT compared with a release: ")
+    assert "git fetch --unshallow" in said or "not a git repository" in said
+    change(without_history, CHANGES["a changed default"][0])
+    assert "the code (+) differ" in checked(without_history)
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,17 @@ def write(root: Path, manifest: Manifest) -> None:
 
 
 def check(root: Path, manifest: Manifest) -> str:
-    """Says what is wrong with a package's interface and version, or nothing."""
+    """Says what is wrong with a package's interface and version, or nothing.
+
+    Where history is missing, as in an archive or a shallow clone, the file is compared
+    with the code alone, and that is said.
+    """
     fault = check_file(root, manifest)
     if fault:
         return fault
+    if lack := Repository(root).lack_of_history():
+        sys.stdout.write(f"{manifest.name}: NOT compared with a release: {lack}\n")
+        return ""
     fault = check_version(root, manifest, manifest.version)[0]
     return fault and f"{fault} Raise it in pyproject.toml."
 

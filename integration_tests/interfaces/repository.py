@@ -70,13 +70,23 @@ class Repository:
         """Refuses a clone whose history was cut off.
 
         Raises:
-          RuntimeError: the clone is shallow.
+          RuntimeError: the clone is shallow, or there is no repository.
         """
-        if self.git("rev-parse", "--is-shallow-repository") == "true":
-            raise RuntimeError(
-                f"{self.root}: this clone is shallow, so that the commits of earlier "
-                f"releases are missing; fetch them with git fetch --unshallow."
-            )
+        if lack := self.lack_of_history():
+            raise RuntimeError(lack)
+
+    def lack_of_history(self) -> str:
+        """Says why earlier commits cannot be read, or nothing."""
+        try:
+            is_shallow = self.git("rev-parse", "--is-shallow-repository") == "true"
+        except RuntimeError as error:
+            return str(error)
+        if not is_shallow:
+            return ""
+        return (
+            f"{self.root}: this clone is shallow, so that the commits of earlier "
+            f"releases are missing; fetch them with git fetch --unshallow."
+        )
 
     def changes(self) -> list[str]:
         """Lists what the working tree has that HEAD has not, ignored files left out."""
