@@ -213,14 +213,19 @@ def test_a_keras_optimizer_is_right_under_wrap_function():
     np.testing.assert_array_equal(w, [0, 1])
 
 
-def test_two_updates_in_one_call_each_see_the_scale_of_their_own():
-    w = tf.Variable([0.0])
-    optimizer = TowerOptimizer(
+def descent_with_a_growing_scale(w):
+    """Doubles its scale after every good update."""
+    return TowerOptimizer(
         [w],
         tf_optimizer="tf.train.GradientDescentOptimizer",
         learning_rate=1.0,
         loss_scale=DoublingScale(growth_interval=1),
     )
+
+
+def test_two_updates_in_one_call_each_see_the_scale_of_their_own():
+    w = tf.Variable([0.0])
+    optimizer = descent_with_a_growing_scale(w)
 
     @tf.function
     def two(grad):
@@ -237,12 +242,7 @@ def test_two_updates_in_one_call_each_see_the_scale_of_their_own():
 
 def test_updates_in_a_function_of_their_own_each_see_the_present_scale():
     w = tf.Variable([0.0])
-    optimizer = TowerOptimizer(
-        [w],
-        tf_optimizer="tf.train.GradientDescentOptimizer",
-        learning_rate=1.0,
-        loss_scale=DoublingScale(growth_interval=1),
-    )
+    optimizer = descent_with_a_growing_scale(w)
 
     @tf.function
     def inner(scaled):
@@ -263,12 +263,7 @@ def test_updates_in_a_function_of_their_own_each_see_the_present_scale():
 
 def test_under_wrap_function_the_scale_is_read_once():
     w = tf.Variable([0.0])
-    optimizer = TowerOptimizer(
-        [w],
-        tf_optimizer="tf.train.GradientDescentOptimizer",
-        learning_rate=1.0,
-        loss_scale=DoublingScale(growth_interval=1),
-    )
+    optimizer = descent_with_a_growing_scale(w)
 
     def step(grad):
         scaled = optimizer.apply_loss_scaling(grad)
