@@ -19,11 +19,21 @@ def vector(name="v", size=3, value=0.0, **settings):
     return v1.get_variable(name, [size], initializer=start, **settings)
 
 
-def make(task, grads_of, *, inner=None, aggregate=2, tokens=-1, **options):
+def make(
+    task,
+    grads_of,
+    *,
+    inner=None,
+    aggregate=2,
+    tokens=-1,
+    wait_timeout_s=30,
+    **options,
+):
     """A model whose gradients are given; one variable a gradient."""
+    options["wait_timeout_s"] = wait_timeout_s
     step = v1.train.get_or_create_global_step()
     pairs = grads_of(task.replica_index)
-    opt = SyncReplicasOptimizer(inner or sgd(), aggregate, wait_timeout_s=30, **options)
+    opt = SyncReplicasOptimizer(inner or sgd(), aggregate, **options)
     train = opt.apply_gradients(pairs, global_step=step)
     hook = opt.make_session_run_hook(task.is_chief, tokens)
     values = [v for v in v1.trainable_variables()]

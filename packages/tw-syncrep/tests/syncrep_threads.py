@@ -5,6 +5,7 @@ import itertools
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -35,6 +36,7 @@ def run_replicas(
     *,
     container: str | None = None,
     who: Sequence[int] | None = None,
+    folder: Path | None = None,
 ) -> list[Any]:
     """Builds and drives replicas, and returns what each of them returned.
 
@@ -44,6 +46,7 @@ def run_replicas(
       drive: takes replica, model and session.
       container: of an earlier run, to find what that left on the servers.
       who: replicas that start; all by default.
+      folder: for checkpoints.
     """
     container = container or new_container()
     local_cluster()
@@ -51,7 +54,7 @@ def run_replicas(
 
     def work(replica: int) -> None:
         try:
-            results[replica] = _work(replica, container, build, drive)
+            results[replica] = _work(replica, container, build, drive, folder)
         except BaseException as error:
             results[replica] = error
 
@@ -87,7 +90,9 @@ def start_by_hand(
     return model, session
 
 
-def _work(replica: int, container: str, build: Any, drive: Any) -> Any:
+def _work(
+    replica: int, container: str, build: Any, drive: Any, folder: Path | None
+) -> Any:
     local = local_cluster()
     task = local.task("worker", replica)
     with tf.Graph().as_default() as graph, graph.container(container):
@@ -96,9 +101,12 @@ def _work(replica: int, container: str, build: Any, drive: Any) -> Any:
         with training_session(
             local.target("worker", replica),
             replica == 0,
+            None if folder is None else str(folder),
             hooks=model.hooks,
             cluster=task,
             stop_grace_period_secs=5,
             log_step_count_steps=None,
+            save_checkpoint_secs=None,
+            save_checkpoint_steps=None if folder is None else 1,
         ) as session:
             return drive(replica, model, session)

@@ -20,11 +20,13 @@ from tw_syncrep import (
 from tw_syncrep._board import RING, Field, ReplicaField
 from tw_syncrep._call_thread import AbandonedError, CallThread
 from tw_syncrep._guard import Guard, heartbeat_interval, judge_wait
+from tw_syncrep._lost_reply import overdue_s
 from tw_syncrep._server_probe import find_fault, find_faults
 from tw_syncrep._status import format_status, read_status
 from tw_syncrep._watch import ServerWatch
 
 NOW = 1_000_000_000
+EPOCH = NOW - 60_000_000
 
 
 def parts(replicas=3):
@@ -134,26 +136,35 @@ def test_heartbeats_come_several_times_a_timeout():
 class Answering:
     """A session in which the first call of ``slow`` takes too long."""
 
-    def __init__(self, slow):
+    def __init__(self, slow=None, place=(7, EPOCH)):
         self.slow = slow
+        self.place = np.array(place)
+        self.parts = parts
         self.calls = []
 
     def run(self, fetches, feed_dict=None, options=None):
         self.calls.append((fetches, feed_dict, time.monotonic()))
         if fetches == [self.slow] and len(self.of(fetches)) == 1:
             raise tf.errors.DeadlineExceededError(None, None, "slow")
-        return parts() if fetches == "status" else [None]
+        return [self.place, *self.parts()] if fetches == ["place", "status"] else [None]
 
     def of(self, fetches):
         return [call for call in self.calls if call[0] == fetches]
 
 
+OPS = SimpleNamespace(
+    heartbeat="heartbeat", wake="wake", place="place", status=["status"]
+)
+
+
+def guard_of(session, judge, *, replica=0, renew=pytest.fail):
+    return Guard(session, OPS, judge, replica=replica, timeout_s=2.0, renew=renew)
+
+
 def test_a_wake_that_did_not_arrive_is_sent_again_soon():
     session = Answering(slow="wake")
-    names = ("heartbeat", "wake", "place", "status")
-    ops = SimpleNamespace(**{name: name for name in names})
     overdue = ReplicaTimeoutError("overdue")
-    guard = Guard(session, ops, lambda _: overdue, timeout_s=2.0)
+    guard = guard_of(session, lambda _: overdue)
     guard.begin_wait()
     eventually(lambda: len(session.of(["wake"])) == 2, within_s=10)
     guard.stop()
@@ -163,6 +174,54 @@ def test_a_wake_that_did_not_arrive_is_sent_again_soon():
     assert guard.error is overdue
     guard.begin_wait()
     assert guard.error is None
+
+
+def test_a_session_whose_reply_is_lost_is_made_anew_and_judged_no_more():
+    # Its gradient for round 6 arrives now and the round ends; then nothing comes.
+    lost = Answering(place=(6, EPOCH))
+
+    def after_a_while():
+        run, rows, ring = parts()
+        since = NOW - int((time.monotonic() - arrived_at) * 1e6)
+        rows[ReplicaField.ARRIVED_AT, 2] = ring[6] = since
+        return [run, rows, ring]
+
+    lost.parts = after_a_while
+    reasons = []
+    guard = guard_of(lost, lambda _: None, replica=2, renew=reasons.append)
+    guard.begin_wait()
+    arrived_at = time.monotonic()
+    eventually(lambda: reasons, within_s=10)
+    assert len(reasons) == 1
+    assert reasons[0].startswith(
+        "SyncReplicasOptimizer: replica 2 has not heard of the end of round 6, 1."
+    )
+
+
+PLACES = {
+    "computes for this round": (2, (7, EPOCH), 0.0),
+    "waits in this round": (0, (7, EPOCH), 0.0),
+    "arrived, and the round is over": (2, (6, EPOCH), 3.0),
+    "brought its gradient after the end": (2, (6, EPOCH), 1.0),
+    "computes for a round that is over": (2, (5, EPOCH), 0.0),
+    "computes again for the round it arrived in": (2, (6, EPOCH), 0.0),
+    "arrived in an older epoch": (2, (6, EPOCH - 1), 5.0),
+}
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_a_reply_is_overdue_from_when_it_could_have_come(case):
+    replica, place, want = PLACES[case]
+    run, rows, ring = parts()
+    ring[6] = NOW - 3_000_000
+    if case.startswith("brought"):
+        rows[ReplicaField.ARRIVED_AT, 2] = NOW - 1_000_000
+    if place[1] != EPOCH:
+        rows[ReplicaField.ARRIVED_EPOCH, 2] = place[1]
+        run[Field.EPOCH] = NOW - 5_000_000
+    running_s = 11.9 if "again" in case else 12.1
+    found = overdue_s([run, rows, ring], np.array(place), replica, running_s=running_s)
+    assert found == pytest.approx(want)
 
 
 class Clock:

@@ -1,8 +1,10 @@
 """A replica's guard: a thread that ends a wait for others when it took too long.
 
 A call that waits inside TensorFlow cannot be interrupted from Python. The guard
-wakes it with a token, as the chief does at the end of a round. In an ordinary
-run it does nothing but tell the board now and then that its replica lives.
+wakes it with a token, as the chief does at the end of a round. Where the round is
+long over and the call does not return, no token helps: the guard has the session
+made anew. In an ordinary run it does nothing but tell the board now and then that
+its replica lives.
 """
 
 import threading
@@ -13,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_syncrep._errors import ChiefLostError, ReplicaTimeoutError, SyncTimeoutError
+from tw_syncrep._lost_reply import overdue_s
 from tw_syncrep._session_ops import SessionOps
 from tw_syncrep._status import Status, name_replicas, read_status
 
@@ -95,7 +98,9 @@ class Guard:
         ops: SessionOps,
         judge: Callable[[Status], SyncTimeoutError | None],
         *,
+        replica: int,
         timeout_s: float,
+        renew: Callable[[str], None],
     ) -> None:
         """Starts the thread.
 
@@ -103,16 +108,22 @@ class Guard:
           session: not wrapped.
           ops: of the optimizer.
           judge: takes the status and returns the error, if any.
+          replica: whose session it is.
           timeout_s: longest wait.
+          renew: takes the reason, and has the session made anew; called at half
+            of ``timeout_s``, so that the others need not give this replica up.
         """
         self.error: Exception | None = None
         self.is_unanswered = False
         self._session = session
         self._ops = ops
         self._judge = judge
+        self._replica = replica
         self._timeout_s = timeout_s
+        self._renew = renew
         self._heartbeat_s = heartbeat_interval(timeout_s)
         self._look_at: float | None = None
+        self._began_at = 0.0
         self._stopped = threading.Event()
         self._thread = threading.Thread(
             target=self._watch, name="tw-syncrep-guard", daemon=True
@@ -122,7 +133,8 @@ class Guard:
     def begin_wait(self) -> None:
         """Notes that the training op starts."""
         self.error = None
-        self._look_at = time.monotonic() + self._timeout_s
+        self._began_at = time.monotonic()
+        self._look_at = self._began_at + self._timeout_s / 2
 
     def end_wait(self) -> None:
         """Notes that it has returned."""
@@ -152,10 +164,17 @@ class Guard:
         return max(0.0, due - time.monotonic())
 
     def _look(self) -> None:
-        parts = self._ask(self._ops.status)
-        self.is_unanswered = parts is None and self._look_at is not None
-        if parts is None:  # A lost server is for the session's bounds.
+        answer = self._ask([self._ops.place, *self._ops.status])
+        running_s = time.monotonic() - self._began_at
+        is_due = self._look_at is not None and running_s >= self._timeout_s
+        self.is_unanswered = answer is None and is_due
+        if answer is None:  # A lost server is for the session's bounds.
             self._look_again(in_s=_ASKING_S)
+            return
+        place, *parts = answer
+        overdue = overdue_s(parts, place, self._replica, running_s=running_s)
+        if overdue >= self._timeout_s / 2 and self._look_at is not None:
+            self._give_up(int(place[0]), overdue)
             return
         status = read_status(parts)
         error = self._judge(status)
@@ -172,6 +191,13 @@ class Guard:
         # In a list: of a bare op, the answer is None.
         if self._ask([self._ops.wake], place, within_s=_WAKING_S) is None:
             self._look_again(in_s=_ASKING_S)
+
+    def _give_up(self, round_number: int, overdue: float) -> None:
+        self.stop()
+        self._renew(
+            f"SyncReplicasOptimizer: replica {self._replica} has not heard of the end "
+            f"of round {round_number}, {overdue:.1f} s ago; its session is made anew."
+        )
 
     def _rest_of_wait(self, status: Status) -> float:
         waited = [status.arrived_s[replica] or 0.0 for replica in status.arrived]

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from functools import partial
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -105,7 +106,6 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         Raises:
           RuntimeError: variables have no value; all are named.
         """
-        del coord
         self._stop_threads()
         self._check_initialized(session)
         ops = self._graph.ops
@@ -119,7 +119,12 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._loop = ChiefLoop(session, self._graph.round_op, self._fail)
         if self.wait_timeout_s is not None:
             self._guard = Guard(
-                session, ops, self._judge, timeout_s=self.wait_timeout_s
+                session,
+                ops,
+                self._judge,
+                replica=self._graph.replica.index,
+                timeout_s=self.wait_timeout_s,
+                renew=partial(self._renew, session, coord),
             )
 
     def before_run(self, run_context: Any) -> Any:
@@ -167,6 +172,18 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             timeout_s=self.wait_timeout_s or 0.0,
             needed=self._graph.meeting.aggregate,
         )
+
+    def _renew(
+        self, session: tf.compat.v1.Session, coord: tf.train.Coordinator, reason: str
+    ) -> None:
+        """Has a call that will not return fail as if its server had restarted."""
+        _log.warning("%s", reason)
+        if self._loop is not None:
+            self._loop.stop()
+        error = tf.errors.AbortedError(None, None, reason)
+        # Of an error that was not raised, the coordinator wants all three parts.
+        coord.request_stop((type(error), error, None))
+        session.close()
 
     def _fail(self, error: Exception) -> None:
         """Has the training op raise what the chief's thread could not do."""

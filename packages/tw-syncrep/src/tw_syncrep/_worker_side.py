@@ -39,8 +39,11 @@ class Replica:
         """
         renewed = refresh(self.mirrors, after=stand, below=self.below)
         with on_device(self.device):
-            noted = self.place.assign(tf.identity(stand)[:2], read_value=False)
-        return tf.group(noted, renewed)
+            place = tf.identity(stand)[:2]
+            # Last: what is noted tells the guard that nothing is on its way.
+            with tf.control_dependencies([renewed]):
+                noted: tf.Operation = self.place.assign(place, read_value=False)
+        return noted
 
 
 def make_replica(
