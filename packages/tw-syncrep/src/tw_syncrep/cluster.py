@@ -27,6 +27,7 @@ from tw_syncrep._listening import ExposedServerWarning, is_exposed, warn_if_expo
 from tw_syncrep._mirrors import SMALL, mirrors
 from tw_syncrep._mirrors import variable_getter as _variable_getter
 from tw_syncrep._ports import find_free_ports
+from tw_syncrep._server_threads import server_config
 from tw_syncrep._tf_config import TaskConfig, find_tf_config, read_tf_config
 
 __all__ = [
@@ -59,7 +60,8 @@ def start_server(
 
     Args:
       task: of a cluster.
-      config: a ``ConfigProto``, or None.
+      config: a ``ConfigProto``; by default one with which idle threads sleep at
+        once where this machine has no more processors than tasks.
       keep_memory: whether this process keeps memory that it freed, which makes
         steps with megabytes of gradients faster.
 
@@ -73,6 +75,8 @@ def start_server(
         )
     if keep_memory:
         keep_freed_memory()
+    if config is None:
+        config = server_config(task.addresses, task.address)
     server = tf.distribute.Server(
         cluster_spec(task), job_name=task.job, task_index=task.index, config=config
     )
@@ -147,7 +151,7 @@ def start_local(*, ps: int = 1, workers: int = 2, config: Any = None) -> LocalCl
     Args:
       ps: parameter servers.
       workers: replicas; the first is the chief.
-      config: a ``ConfigProto`` for every server, or None.
+      config: a ``ConfigProto`` for every server; by default ``start_server``'s.
 
     Raises:
       ValueError: a count is negative, or there is no worker.
