@@ -1,6 +1,7 @@
 """Synchronous replicas over gRPC: one parameter server and two workers as processes.
 
-Every contender has a graph and a session of its own in both workers. The parent
+There are two such clusters, one with TensorFlow's servers and one with the package's.
+Every contender has a graph and a session of its own in both workers of one. The parent
 has both start a block of steps at the same time, takes the slower one's time, and
 has the contenders take turns. Before anything is timed, all synchronous ones must
 have the parameters that gradient descent on the mean gradient has.
@@ -15,8 +16,15 @@ from typing import Any
 import numpy as np
 from harness import Contender, Report, paired_ratio, race
 from syncrep_strategy import mirror
-from syncrep_worker import WAIT_S, serve, train
-from syncrep_works import CHECKED_STEPS, WORKS, Work, checked_value
+from syncrep_worker import WAIT_S, has_our_servers, serve, train
+from syncrep_works import (
+    ASYNCHRONOUS,
+    CHECKED_STEPS,
+    MULTI_WORKER,
+    WORKS,
+    Work,
+    checked_value,
+)
 
 from tw_syncrep._ports import find_free_ports
 
@@ -61,7 +69,7 @@ class Crew:
         for name in self.work.contenders:
             self._block(name, CHECKED_STEPS)
             seen = self._ask(name, ("read", name), who=[0])[0]
-            if name != "asynchronous":
+            if name != ASYNCHRONOUS:
                 want = checked_value(self.work, name)
                 np.testing.assert_allclose(seen, want, rtol=1e-2, err_msg=name)
             seconds = self._block(name, 5) / 5
@@ -76,7 +84,7 @@ class Crew:
         return max(self._ask(name, ("run", name, steps)))
 
     def _ask(self, name: str, message: Any, who: Sequence[int] = (0, 1)) -> list[Any]:
-        pipes = self._pipes["strategy" if name == "multi-worker" else "session"]
+        pipes = self._pipes[_place(name)]
         for worker in who:
             pipes[worker].send(message)
         return [_hear(pipes[worker]) for worker in who]
@@ -86,36 +94,50 @@ class Crew:
 def processes(work: Work) -> Iterator[Crew]:
     """Starts the tasks of a work, and ends them."""
     context = multiprocessing.get_context("spawn")
-    ports = find_free_ports(5)
     running: list[Any] = []
 
-    def start(program: Any, cluster: dict[str, list[str]], job: str, index: int) -> Any:
-        ours, theirs = context.Pipe()
-        arguments = (theirs, cluster, job, index, work)
+    def start(program: Any, cluster: Any, job: str, index: int, ours: bool) -> Any:
+        pipe, theirs = context.Pipe()
+        arguments = (theirs, cluster, job, index, work, ours)
         process = context.Process(target=program, args=arguments, daemon=True)
         process.start()
         running.append(process)
-        return ours
+        return pipe
 
-    cluster = {"ps": [ports[0]], "worker": ports[1:3]}
-    try:
-        _hear(start(serve, cluster, "ps", 0))
-        pipes = {"session": [start(train, cluster, "worker", i) for i in range(2)]}
-        for name in work.contenders:
-            if name != "multi-worker":  # the chief's session first
-                for pipe in pipes["session"]:
-                    pipe.send(("make", name))
-                    _hear(pipe)
-        if "multi-worker" in work.contenders:
-            own = {"worker": ports[3:]}
-            pipes["strategy"] = [start(mirror, own, "worker", i) for i in range(2)]
-            for pipe in pipes["strategy"]:
+    def start_cluster(names: Sequence[str], *, ours: bool) -> list[Any]:
+        ports = find_free_ports(3)
+        cluster = {"ps": ports[:1], "worker": ports[1:]}
+        _hear(start(serve, cluster, "ps", 0, ours))
+        workers = [start(train, cluster, "worker", i, ours) for i in range(2)]
+        for name in names:
+            for pipe in workers:  # the chief's session first
+                pipe.send(("make", name))
                 _hear(pipe)
+        return workers
+
+    try:
+        pipes = {}
+        for place in dict.fromkeys(map(_place, work.contenders)):
+            names = [name for name in work.contenders if _place(name) == place]
+            if place == "strategy":
+                own = {"worker": find_free_ports(2)}
+                pipes[place] = [start(mirror, own, "worker", i, True) for i in range(2)]
+                for pipe in pipes[place]:
+                    _hear(pipe)
+            else:
+                pipes[place] = start_cluster(names, ours=place == "ours")
         yield Crew(work, pipes)
     finally:
         for process in running:
             process.kill()
             process.join()
+
+
+def _place(name: str) -> str:
+    """Names the cluster that a contender runs in."""
+    if name == MULTI_WORKER:
+        return "strategy"
+    return "ours" if has_our_servers(name) else "tensorflow's"
 
 
 def _hear(pipe: Any) -> Any:

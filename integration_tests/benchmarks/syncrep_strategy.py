@@ -9,7 +9,9 @@ from syncrep_worker import hosts
 from syncrep_works import RATE, Work
 
 
-def mirror(pipe: Any, cluster: Any, job: str, index: int, work: Work) -> None:
+def mirror(
+    pipe: Any, cluster: Any, job: str, index: int, work: Work, ours: bool
+) -> None:
     """A worker of MultiWorkerMirroredStrategy, which has no parameter server."""
     task = {"type": job, "index": index}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": hosts(cluster), "task": task})

@@ -1,26 +1,50 @@
-"""A parameter server and a worker: one graph and one session a contender."""
+"""A parameter server and a worker: one graph and one session a contender.
 
+They exist twice: with TensorFlow's servers, for programs that are TensorFlow's or
+change the import alone, and with those of ``tw_syncrep.cluster``.
+"""
+
+import re
 import time
 import warnings
 from typing import Any
 
-from syncrep_works import GUARDED, PEER, PER_ROW, RATE, UNGUARDED, Work
+from syncrep_works import (
+    ASYNCHRONOUS,
+    BFLOAT16,
+    PEER,
+    PER_ROW,
+    RATE,
+    SAME_SERVERS,
+    UNGUARDED,
+    WHOLE,
+    Work,
+)
 
 WAIT_S = 120.0
 BATCH = 1024
 """Rows of the table that a worker draws a step."""
 
 
-def serve(pipe: Any, cluster: Any, job: str, index: int, work: Work) -> None:
+def has_our_servers(name: str) -> bool:
+    """Tells in which of the two clusters a contender runs."""
+    return name in (*WHOLE, SAME_SERVERS)
+
+
+def serve(
+    pipe: Any, cluster: Any, job: str, index: int, work: Work, ours: bool
+) -> None:
     """The parameter server."""
-    server = _task(cluster, job, index)
+    server = _task(cluster, job, index, ours=ours)
     pipe.send("serving")
     server.join()
 
 
-def train(pipe: Any, cluster: Any, job: str, index: int, work: Work) -> None:
+def train(
+    pipe: Any, cluster: Any, job: str, index: int, work: Work, ours: bool
+) -> None:
     """A worker with one session a contender."""
-    server = _task(cluster, job, index)
+    server = _task(cluster, job, index, ours=ours)
     sessions: dict[str, Any] = {}
     while True:
         command, name, *rest = pipe.recv()
@@ -45,12 +69,15 @@ class Trained:
 
         v1 = tf.compat.v1
         device = f"/job:worker/task:{index}"
-        with tf.Graph().as_default() as graph, graph.container(name.replace(" ", "-")):
+        with (
+            tf.Graph().as_default() as graph,
+            graph.container(re.sub("[^a-z0-9]+", "-", name)),
+        ):
             setter = v1.train.replica_device_setter(
                 cluster=hosts(cluster), worker_device=device
             )
-            pulled = name in ("pulled", GUARDED, UNGUARDED)
-            getter = tw_syncrep.cluster.variable_getter(device) if pulled else None
+            whole = name in WHOLE
+            getter = tw_syncrep.cluster.variable_getter(device) if whole else None
             with v1.device(setter):
                 step = v1.train.get_or_create_global_step()
                 with v1.variable_scope("model", custom_getter=getter):
@@ -59,11 +86,11 @@ class Trained:
                 self._train = optimizer.minimize(loss, global_step=step)
             self._checked = _mean_parameter(v1.trainable_variables()[0], work)
             hooks = []
-            if name != "asynchronous":
-                tokens = (0,) if name == PEER else ()
+            if name != ASYNCHRONOUS:
+                tokens = (0,) if name in (PEER, SAME_SERVERS) else ()
                 hooks = [optimizer.make_session_run_hook(index == 0, *tokens)]
             make = v1.train.MonitoredTrainingSession
-            if name not in (PEER, UNGUARDED, "asynchronous"):
+            if name not in (PEER, SAME_SERVERS, UNGUARDED, ASYNCHRONOUS):
                 make = tw_syncrep.training_session
             config = v1.ConfigProto(device_filters=["/job:ps", device])
             settings = {"config": config, "log_step_count_steps": None}
@@ -76,7 +103,7 @@ class Trained:
             self._session.run(self._train)
         seconds = time.perf_counter() - began
         self._expected += steps
-        if self._name != "asynchronous":
+        if self._name != ASYNCHRONOUS:
             reached = int(self._session.run(self._step))
             if reached != self._expected:
                 raise RuntimeError(
@@ -114,14 +141,14 @@ class Trained:
 
         v1 = tf.compat.v1
         inner = v1.train.GradientDescentOptimizer(RATE)
-        if name == "asynchronous":
+        if name == ASYNCHRONOUS:
             return inner
-        if name == PEER:
+        if name in (PEER, SAME_SERVERS):
             return v1.train.SyncReplicasOptimizer(inner, 2)
         return SyncReplicasOptimizer(
             inner,
             2,
-            compression=tf.bfloat16 if name == "bfloat16" else None,
+            compression=tf.bfloat16 if name == BFLOAT16 else None,
             wait_timeout_s=None if name == UNGUARDED else WAIT_S,
             sparse_mean="per_row" if name == PER_ROW else "replicas",
         )
@@ -160,10 +187,14 @@ def _read(variable: Any) -> Any:
     return tf.identity(variable)
 
 
-def _task(cluster: dict[str, list[int]], job: str, index: int) -> Any:
-    """Starts a server as users of the package do; the peers gain by it too."""
+def _task(cluster: dict[str, list[int]], job: str, index: int, *, ours: bool) -> Any:
+    """Starts a server as users of the package do, or of TensorFlow."""
+    import tensorflow as tf
+
     from tw_syncrep import cluster as tasks
 
+    if not ours:
+        return tf.distribute.Server(hosts(cluster), job_name=job, task_index=index)
     warnings.simplefilter("ignore")
     addresses = {job: tuple(listed) for job, listed in hosts(cluster).items()}
     return tasks.start_server(tasks.TaskConfig(addresses, job, index))
