@@ -206,6 +206,7 @@ PLACES = {
     "computes for a round that is over": (2, (5, EPOCH), 0.0),
     "computes again for the round it arrived in": (2, (6, EPOCH), 0.0),
     "arrived in an older epoch": (2, (6, EPOCH - 1), 5.0),
+    "arrived more rounds ago than the board remembers": (2, (6, EPOCH), 12.0),
 }
 
 
@@ -219,6 +220,8 @@ def test_a_reply_is_overdue_from_when_it_could_have_come(case):
     if place[1] != EPOCH:
         rows[ReplicaField.ARRIVED_EPOCH, 2] = place[1]
         run[Field.EPOCH] = NOW - 5_000_000
+    if "more rounds ago" in case:
+        run[Field.ROUND] = 6 + RING + 1
     running_s = 11.9 if "again" in case else 12.1
     found = overdue_s([run, rows, ring], np.array(place), replica, running_s=running_s)
     assert found == pytest.approx(want)

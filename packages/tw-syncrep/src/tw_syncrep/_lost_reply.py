@@ -39,6 +39,12 @@ def overdue_s(
     now, arrived_at = int(about_run[-2]), int(row[ReplicaField.ARRIVED_AT])
     if (now - arrived_at) * _MICRO > running_s:
         return 0.0
-    # An epoch is named by the time at which it began.
-    ended_at = ring[round_number % RING] if now_at[1] == epoch else now_at[1]
-    return (now - max(int(ended_at), arrived_at)) * _MICRO
+    return (now - max(_ended_at(about_run, ring, place), arrived_at)) * _MICRO
+
+
+def _ended_at(about_run: np.ndarray, ring: np.ndarray, place: np.ndarray) -> int:
+    """Returns when a round that is over ended; 0 where the board has forgotten it."""
+    if about_run[Field.EPOCH] != place[1]:
+        return int(about_run[Field.EPOCH])  # It is named by the time it began at.
+    is_remembered = about_run[Field.ROUND] - place[0] <= RING
+    return int(ring[place[0] % RING]) if is_remembered else 0
