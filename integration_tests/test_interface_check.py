@@ -90,11 +90,14 @@ def test_without_an_earlier_release_there_is_nothing_to_compare(tmp_path, capsys
     assert "tw-a: no earlier release to compare with." in capsys.readouterr().out
 
 
-@pytest.fixture(params=["a shallow clone", "an archive"])
+@pytest.fixture(params=["a shallow clone", "an archive", "an archive in another"])
 def without_history(toy, tmp_path, request):
     toy.commit("Later")
-    copy = ToyRepository(tmp_path / "copy")
-    if request.param == "an archive":
+    outer = tmp_path
+    if "in another" in request.param:
+        outer = ToyRepository.create(tmp_path / "another").root
+    copy = ToyRepository(outer / "copy")
+    if "archive" in request.param:
         toy.export("HEAD", copy.root)
     else:
         source = toy.root.as_uri()

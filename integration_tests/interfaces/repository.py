@@ -92,10 +92,14 @@ class Repository:
         """Lists what the working tree has that HEAD has not, ignored files left out."""
         return self._run("status", "--porcelain").decode().splitlines()
 
+    def _own_only(self) -> dict[str, str]:
+        """Has git take no repository around an unpacked archive for its own."""
+        return {"GIT_CEILING_DIRECTORIES": str(self.root.resolve().parent)}
+
     def _run(self, *arguments: str, env: Mapping[str, str] | None = None) -> bytes:
         done = subprocess.run(
             ["git", "-C", str(self.root), *arguments],
-            env={**environment_outside_hooks(), **(env or {})},
+            env={**environment_outside_hooks(), **self._own_only(), **(env or {})},
             capture_output=True,
             check=False,
         )
