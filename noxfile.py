@@ -147,9 +147,12 @@ def matrix(session: nox.Session, resolution: str) -> None:
     """Runs all packages' tests with the oldest and newest dependencies; needs uv."""
     if session.venv_backend != "uv":
         session.error("matrix resolves with uv; install it with pip install 'nox[uv]'")
+    # TensorFlow before 2.21 writes graphs in a way that protobuf 7 does not know.
+    bounds = Path(session.create_tmp()) / "bounds.txt"
+    bounds.write_text("protobuf<7\n" if resolution == "lowest-direct" else "")
     # To uv, what a wheel needs is not direct: it must be asked for by name.
     session.install(
-        *("--resolution", resolution),
+        *("--resolution", resolution, "--constraints", str(bounds)),
         *map(wheel, PACKAGES),
         *third_parties(*PACKAGES),
         *test_requirements(*PACKAGES),
