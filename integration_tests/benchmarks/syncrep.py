@@ -21,6 +21,7 @@ from syncrep_works import (
     ASYNCHRONOUS,
     CHECKED_STEPS,
     MULTI_WORKER,
+    SAME_SERVERS,
     WORKS,
     Work,
     checked_value,
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str]) -> None:
         report.add(timings, work.peer)
         for name, speed in work.targets:
             # Time for time: at most 1 / (times as fast).
-            measured = paired_ratio(timings, name, work.peer)
+            measured = paired_ratio(timings, name, peer_of(work, name))
             report.target(f"{work.name}: {name}", measured, round(1 / speed, 4))
     report.write()
 
@@ -131,6 +132,12 @@ def processes(work: Work) -> Iterator[Crew]:
         for process in running:
             process.kill()
             process.join()
+
+
+def peer_of(work: Work, name: str) -> str:
+    """Names whom a target is measured against: the peer in servers of the same kind."""
+    alike = has_our_servers(name) and SAME_SERVERS in work.contenders
+    return SAME_SERVERS if alike else work.peer
 
 
 def _place(name: str) -> str:
