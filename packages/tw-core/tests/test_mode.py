@@ -2,11 +2,8 @@
 
 import tensorflow as tf
 
-from tw_core._mode import (
-    builds_session_graph,
-    outermost_function_graph,
-    traces_function,
-)
+from tw_core import builds_session_graph, orders_effects, traces_function
+from tw_core._mode import outermost_function_graph
 
 
 def ask(answers):
@@ -67,3 +64,64 @@ def test_the_outermost_graph_of_a_trace_is_the_functions():
     traced()
     assert len(graphs) == 6
     assert all(graph is graphs[0] for graph in graphs)
+
+
+def takes_effect_by_itself(call):
+    """Tells whether an assignment that nothing depends on has happened after a call."""
+    variable = tf.Variable(0.0)
+    answers = []
+
+    def assign():
+        answers.append(orders_effects())
+        variable.assign(1.0, read_value=False)
+        return tf.constant(0)
+
+    call(assign)
+    assert len(set(answers)) == 1
+    return answers[0], variable.numpy() == 1.0
+
+
+def in_branches(assign):
+    maybe = tf.less(tf.random.uniform([]), 2.0)
+    return tf.cond(maybe, assign, lambda: tf.constant(0))
+
+
+def in_loops(assign):
+    return tf.while_loop(lambda i: i < 1, lambda i: i + 1 + assign(), [tf.constant(0)])
+
+
+def test_effects_are_ordered_where_assignments_take_place_by_themselves():
+    calls = {
+        "eagerly": lambda assign: assign(),
+        "in a function": lambda assign: tf.function(assign)(),
+        "in its branch": lambda assign: tf.function(lambda: in_branches(assign))(),
+        "in its loop": lambda assign: tf.function(lambda: in_loops(assign))(),
+        "in its function": lambda assign: tf.function(lambda: tf.function(assign)())(),
+        "wrapped": lambda assign: tf.compat.v1.wrap_function(assign, [])(),
+    }
+    got = {name: takes_effect_by_itself(call) for name, call in calls.items()}
+    assert got == {name: (name != "wrapped",) * 2 for name in calls}
+
+
+def assigned_in_a_session(build):
+    """Runs a graph whose assignment only ``build`` can make something depend on."""
+    answers = []
+    with tf.Graph().as_default(), tf.compat.v1.Session() as sess:
+        variable = tf.compat.v1.get_variable("v", [], initializer=tf.zeros_initializer)
+
+        def assign():
+            answers.append(orders_effects())
+            variable.assign(1.0, read_value=False)
+            return tf.constant(0)
+
+        fetch = build(assign)
+        sess.run(variable.initializer)
+        sess.run(fetch)
+        return answers[0], sess.run(variable) == 1.0
+
+
+def test_a_session_graph_orders_effects_in_its_functions_alone():
+    assert assigned_in_a_session(lambda assign: assign()) == (False, False)
+    assert assigned_in_a_session(in_branches) == (False, False)
+    assert assigned_in_a_session(in_loops) == (False, False)
+    assert assigned_in_a_session(lambda assign: tf.function(assign)()) == (True, True)

@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tw_ampopt._tf_compat import orders_effects
-from tw_core import OptimizerLike
+from tw_core import OptimizerLike, orders_effects
 
 _CAN_BE_WRAPPED = (
     "tf.compat.v1.train optimizers (and whatever follows tw_core.OptimizerLike, as "
@@ -141,7 +140,7 @@ class KerasInner:
             return tf.constant(True)
 
         self._check_known(variables)
-        if tf.executing_eagerly() or orders_effects():
+        if orders_effects():
             return update()
         return tf.function(update, autograph=False)()
 

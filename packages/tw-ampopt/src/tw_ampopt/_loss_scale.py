@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tw_ampopt._scale_rules import ScaleRule
 from tw_ampopt._state_variable import make_state
-from tw_ampopt._tf_compat import orders_effects
+from tw_core import orders_effects
 
 _LOG2 = "log2"
 _LOG2_ITSELF = 0  # beside the signs 1 and -1
@@ -76,7 +76,7 @@ class LossScale:
     def _two_to_the(self, sign: int) -> tf.Tensor | None:
         if self.log2 is None:
             return None
-        if tf.executing_eagerly() or orders_effects():
+        if orders_effects():
             # Read at every use: an update may come between, even one in a function
             # whose trace is not made anew.
             with tf.device(self.log2.device):

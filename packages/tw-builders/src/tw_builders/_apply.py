@@ -21,6 +21,7 @@ from tw_core import (
     Tower,
     check_grad_list,
     merge_grad_list,
+    orders_effects,
     override_to_local_variable,
     without_autograph,
 )
@@ -63,7 +64,7 @@ def apply_gradients(
         _apply_in_tower(tower, optimizer, own)
         for tower, optimizer, own in zip(towers, optimizers, pairs, strict=True)
     ]
-    return None if _runs_by_itself() else tf.group(*ops, name="train_op")
+    return None if orders_effects() else tf.group(*ops, name="train_op")
 
 
 @without_autograph
@@ -95,7 +96,7 @@ def apply_shared_gradients(
     reduced = aggregate_grads_colocate(plain, average=average)
     pairs = [(grad, v) for (grad, _), v in zip(reduced, own, strict=True)]
     op = apply_pairs(optimizer, pairs, name="train_op")
-    return None if _runs_by_itself() else op
+    return None if orders_effects() else op
 
 
 def apply_pairs(
@@ -121,10 +122,6 @@ def _apply_in_tower(tower: Tower, optimizer: Any, pairs: Sequence[Any]) -> Any:
         override_to_local_variable(enable=not tower.is_main),
     ):
         return apply_pairs(optimizer, pairs, name="apply_grad")
-
-
-def _runs_by_itself() -> bool:
-    return tf.executing_eagerly() or bool(tf.inside_function())
 
 
 def _check_counts(

@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from tw_core import (
     TrainTowerContext,
-    check_devices,
+    builds_session_graph,
+    check_known_devices,
     override_to_local_variable,
 )
 from tw_core import towers as make_towers
@@ -79,7 +80,9 @@ class DataParallelBuilder:
         built = make_towers(towers)
         _check_lengths(len(built), devices=devices, use_vs=use_vs)
         check_session_graph("DataParallelBuilder.call_for_each_tower")
-        _check_known([tower.device for tower in built])
+        check_known_devices(
+            [tower.device for tower in built], caller="call_for_each_tower"
+        )
         results = []
         for k, tower in enumerate(built):
             device = tower.device if devices is None else devices[k]
@@ -106,7 +109,7 @@ class DataParallelBuilder:
 
 def check_session_graph(caller: str) -> None:
     """Refuses eager mode and ``tf.function``, which builders do not serve."""
-    if tf.executing_eagerly() or tf.inside_function():
+    if not builds_session_graph():
         raise RuntimeError(
             f"{caller}: builds a session graph; got eager mode or a tf.function. Use "
             "it under tf.Graph().as_default(), or compose tw_core.map_towers, a "
@@ -130,12 +133,6 @@ def _tower_context(
     return TrainTowerContext(
         name, vs_name=name if own_variables else "", index=index, total=total
     )
-
-
-def _check_known(devices: Sequence[str]) -> None:
-    session = tf.compat.v1.get_default_session()
-    if session is not None:
-        check_devices(devices, caller="call_for_each_tower", session=session)
 
 
 def _check_lengths(total: int, **per_tower: Sequence[Any] | None) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tw_builders._tf_compat import create_v1_slots
-from tw_core import Tower, override_to_local_variable
+from tw_core import Tower, orders_effects, override_to_local_variable
 
 _T = TypeVar("_T")
 
@@ -73,15 +73,16 @@ def check_optimizer(optimizer: Any, *, caller: str) -> None:
             f"{caller}: got {type(optimizer).__name__} where an optimizer was wanted; "
             "it needs apply_gradients(pairs), as tf.compat.v1.train.AdamOptimizer has."
         )
-    in_session_graph = not tf.executing_eagerly() and not tf.inside_function()
-    if in_session_graph and is_keras_optimizer(optimizer):
+    # A function called by a session graph orders them; a branch of it does not.
+    needs_op = not orders_effects()
+    if needs_op and is_keras_optimizer(optimizer):
         raise TypeError(
             f"{caller}: the Keras 3 optimizer {type(optimizer).__name__} does not work "
             "in a session graph; use one of tf.compat.v1.train, a tf_keras legacy "
             "optimizer, or tw_ampopt.Optimizer, which wraps it; or train in a "
             "tf.function."
         )
-    if in_session_graph and _is_new_tf_keras_optimizer(optimizer):
+    if needs_op and _is_new_tf_keras_optimizer(optimizer):
         raise TypeError(
             f"{caller}: the tf_keras optimizer {type(optimizer).__name__} updates "
             "nothing in a session graph; use the one of the same name in "

@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from tw_core._copy_to_replicas import copy_to_replicas
     from tw_core._current_tower import get_current_tower_context
     from tw_core._device_names import canonical_device
-    from tw_core._devices import available_devices, check_devices, use_logical_cpus
+    from tw_core._devices import (
+        available_devices,
+        check_devices,
+        check_known_devices,
+        use_logical_cpus,
+    )
     from tw_core._grad_list_checks import check_grad_list
     from tw_core._grad_lists import (
         Gradient,
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
     )
     from tw_core._least_loaded import LeastLoadedDeviceSetter
     from tw_core._local_variables import override_to_local_variable
+    from tw_core._mode import builds_session_graph, orders_effects, traces_function
     from tw_core._optimizer_like import OptimizerLike
     from tw_core._placement import Placement, Transfer, placement
     from tw_core._replica_device_setter import LeastLoadedTask, replica_device_setter
@@ -59,13 +65,16 @@ __all__ = [
     "Transfer",
     "VariableStore",
     "available_devices",
+    "builds_session_graph",
     "canonical_device",
     "check_devices",
     "check_grad_list",
+    "check_known_devices",
     "copy_to_replicas",
     "get_current_tower_context",
     "map_towers",
     "merge_grad_list",
+    "orders_effects",
     "override_to_local_variable",
     "placement",
     "replica_device_setter",
@@ -73,6 +82,7 @@ __all__ = [
     "session_config",
     "split_grad_list",
     "towers",
+    "traces_function",
     "use_logical_cpus",
     "without_autograph",
 ]
@@ -83,11 +93,17 @@ _HOMES = {
     "_copy_to_replicas": ["copy_to_replicas"],
     "_current_tower": ["get_current_tower_context"],
     "_device_names": ["canonical_device"],
-    "_devices": ["available_devices", "check_devices", "use_logical_cpus"],
+    "_devices": [
+        "available_devices",
+        "check_devices",
+        "check_known_devices",
+        "use_logical_cpus",
+    ],
     "_grad_list_checks": ["check_grad_list"],
     "_grad_lists": ["GradList", "Gradient", "merge_grad_list", "split_grad_list"],
     "_least_loaded": ["LeastLoadedDeviceSetter"],
     "_local_variables": ["override_to_local_variable"],
+    "_mode": ["builds_session_graph", "orders_effects", "traces_function"],
     "_optimizer_like": ["OptimizerLike"],
     "_placement": ["Placement", "Transfer", "placement"],
     "_replica_device_setter": ["LeastLoadedTask", "replica_device_setter"],

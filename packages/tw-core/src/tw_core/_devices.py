@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tw_core._autograph import without_autograph
 from tw_core._device_names import canonical_device, parse_device
+from tw_core._mode import builds_session_graph
 
 _log = logging.getLogger("tw_core")
 
@@ -93,6 +94,27 @@ def check_devices(
         )
 
 
+@without_autograph
+def check_known_devices(devices: Iterable[str], *, caller: str) -> None:
+    """Refuses unknown devices as ``check_devices`` does, where they can be known.
+
+    A session graph runs on the devices of its session: without a default session of
+    that graph nothing is checked. Elsewhere TensorFlow's configured devices count.
+
+    Args:
+      devices: device strings.
+      caller: who asks; opens the message.
+
+    Raises:
+      ValueError: one or more devices are unknown, or TensorFlow cannot read
+        the string.
+    """
+    if not builds_session_graph():
+        check_devices(devices, caller=caller)
+    elif session := _session_at_hand():
+        check_devices(devices, caller=caller, session=session)
+
+
 def say_duplicates(devices: Sequence[str], *, caller: str) -> None:
     """Logs which devices hold several towers; allowed, but rarely meant."""
     counts = Counter(canonical_device(device) for device in devices)
@@ -126,6 +148,13 @@ def _configure_cpus(count: int) -> None:
             f"{count_logical_devices('CPU')} logical CPUs; asked for {count}. Call it "
             "before the first tensor, variable or session."
         ) from error
+
+
+def _session_at_hand() -> tf.compat.v1.Session | None:
+    session = tf.compat.v1.get_default_session()
+    with tf.init_scope():  # out of function bodies, into the session's graph
+        graph = tf.compat.v1.get_default_graph()
+    return session if session is not None and session.graph is graph else None
 
 
 def _is_known(spec: tf.DeviceSpec, known: Sequence[str]) -> bool:

@@ -1,24 +1,58 @@
-"""Which of the two ways to run is in force where this is asked.
+"""Which mode is being built where this is asked: the one answer for all packages.
 
 A session graph is a ``tf.Graph`` that a session will run. A function graph is
 being traced for a ``tf.function``, at any depth of nested functions, unless the
-outermost graph is a session graph: then its body belongs to that graph.
+outermost graph is a session graph: then its body belongs to that graph. So
+``tf.inside_function()``, which is True in a ``tf.cond`` branch of a session graph
+as well, answers neither question.
+
+Whether effects take place by themselves is a question of its own: inside a
+``tf.function`` TensorFlow orders the assignments of a trace, while in a session
+graph (its branches and loops included) and in ``wrap_function`` only what is fetched
+or depended on runs.
 """
 
 import tensorflow as tf
 
 
 def builds_session_graph() -> bool:
-    """Tells whether ops made now end in a graph that a session runs."""
+    """Tells whether ops made now end in a graph that a session runs.
+
+    Returns:
+      True in a ``tf.Graph``, in the branches and loops of its ``tf.cond`` and
+      ``tf.while_loop``, and in functions that it calls.
+    """
     return not tf.executing_eagerly() and not traces_function()
 
 
 def traces_function() -> bool:
-    """Tells whether a ``tf.function`` called from eager code is being traced."""
+    """Tells whether a function called from eager code is being traced.
+
+    Returns:
+      True in a ``tf.function`` or ``wrap_function``, and in the branches, loops and
+      functions inside it.
+    """
     if tf.executing_eagerly():
         return False
     with tf.init_scope():
         return bool(tf.executing_eagerly())
+
+
+def orders_effects() -> bool:
+    """Tells whether assignments made now take place by themselves, in program order.
+
+    Returns:
+      True in eager mode and in the body of a ``tf.function``, its branches and loops
+      included, also where a session graph calls it. False in a session graph, in the
+      branches and loops of one, and in ``wrap_function``: there an op runs only where
+      it is fetched or depended on.
+    """
+    if tf.executing_eagerly():
+        return True
+    graph = tf.compat.v1.get_default_graph()
+    # TensorFlow has no public name for it; where it does not say, effects are taken
+    # to need a dependency, which is right in both cases.
+    return bool(getattr(graph, "_add_control_dependencies", False))
 
 
 def outermost_function_graph() -> tf.Graph:

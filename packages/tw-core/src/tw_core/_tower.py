@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from tw_core._autograph import without_autograph
 from tw_core._device_names import parse_device
-from tw_core._devices import check_devices, say_duplicates
-from tw_core._mode import builds_session_graph
+from tw_core._devices import check_known_devices, say_duplicates
 
 _T = TypeVar("_T")
 
@@ -134,11 +133,7 @@ def check_towers(towers: Sequence[Tower], *, caller: str) -> None:
             f"{caller}: towers must hold tw_core.Tower; got {strangers}. Make them "
             "with tw_core.towers(devices)."
         )
-    devices = [tower.device for tower in towers]
-    if not builds_session_graph():
-        check_devices(devices, caller=caller)
-    elif session := _session_at_hand():
-        check_devices(devices, caller=caller, session=session)
+    check_known_devices([tower.device for tower in towers], caller=caller)
 
 
 @without_autograph
@@ -151,13 +146,6 @@ def _check_per_tower(
             f"map_towers: every sequence must hold one item a tower; got lengths "
             f"{lengths} for {len(towers)} towers."
         )
-
-
-def _session_at_hand() -> tf.compat.v1.Session | None:
-    session = tf.compat.v1.get_default_session()
-    with tf.init_scope():  # out of function bodies, into the session's graph
-        graph = tf.compat.v1.get_default_graph()
-    return session if session is not None and session.graph is graph else None
 
 
 def _device_name(device: int | str) -> str:

@@ -3,8 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 
-import tensorflow as tf
-
 import tw_core
 
 
@@ -29,9 +27,7 @@ def check_reduce_devices(devices: Sequence[str], *, caller: str) -> None:
         )
     if not devices:
         raise ValueError(f"{caller}: devices is empty; pass e.g. ['/cpu:0'].")
-    session = tf.compat.v1.get_default_session()
-    if session or tf.compat.v1.executing_eagerly_outside_functions():
-        tw_core.check_devices(devices, caller=caller, session=session)
+    tw_core.check_known_devices(devices, caller=caller)
 
 
 def check_one_device_per_tower(

@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+from tw_core import builds_session_graph
+
 
 def check_session_graph(*, caller: str) -> None:
     """Refuses to build anywhere but in a session graph.
@@ -9,7 +11,7 @@ def check_session_graph(*, caller: str) -> None:
     Raises:
       RuntimeError: eager mode, or a ``tf.function``.
     """
-    if tf.executing_eagerly() or tf.inside_function():
+    if not builds_session_graph():
         raise RuntimeError(
             f"{caller}: builds a session graph; make it inside `with "
             "tf.Graph().as_default():`. In TensorFlow 2 use tw_rlload.DeviceBatch and "
