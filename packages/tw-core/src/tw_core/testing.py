@@ -1,11 +1,16 @@
-"""Runs one function in both modes, for tests that compare the modes.
+"""What the tests of all packages share: both modes, and tables of wrong calls.
 
-The devices are fakes: eight logical CPUs, made before TensorFlow starts. A
-graph is fed through placeholders, so that nothing is computed while it is
-built.
+``run_in_graph`` and its siblings run one function in each mode. The devices are
+fakes: eight logical CPUs, made before TensorFlow starts. A graph is fed through
+placeholders, so that nothing is computed while it is built.
+
+``WrongCall`` is a row of a table of calls that a package must refuse, and
+``names_without_wrong_calls`` lists the public names that the table has forgotten.
 """
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +23,9 @@ __all__ = [
     "CPUS",
     "NUM_CPUS",
     "SparseRows",
+    "WrongCall",
+    "check_wrong_call",
+    "names_without_wrong_calls",
     "run_eagerly",
     "run_in_function",
     "run_in_graph",
@@ -117,6 +125,112 @@ def run_in_function(fn: Callable[..., Any], *args: Any) -> Any:
 def run_eagerly(fn: Callable[..., Any], *args: Any) -> Any:
     """Calls ``fn`` with eager tensors; as ``run_in_function``."""
     return _map(_to_numpy, fn(*_map(_to_tensor, args)))
+
+
+class WrongCall(NamedTuple):
+    """A call that must be refused in a sentence.
+
+    Attributes:
+      name: what is called, as users write it without the package: ``"map_towers"``,
+        ``"Tower"`` for its constructor, ``"Tower.scope"`` for a method.
+      call: makes the call; takes nothing.
+      error: what it must raise.
+      says: a part of the message: what came, or what was wanted.
+    """
+
+    name: str
+    call: Callable[[], Any]
+    error: type[Exception]
+    says: str
+
+
+def check_wrong_call(row: WrongCall) -> None:
+    """Makes a wrong call and checks how it is refused.
+
+    Args:
+      row: the call, and what must come of it.
+
+    Raises:
+      AssertionError: the call was accepted; it raised something else; or the message
+        lacks ``row.says``, or the name of what was called (of a method, its class's
+        or its own).
+    """
+    try:
+        row.call()
+    except row.error as error:
+        message = str(error)
+    except Exception as error:
+        raise AssertionError(
+            f"{row.name}: raised {type(error).__name__} instead of "
+            f"{row.error.__name__}: {error}"
+        ) from error
+    else:
+        raise AssertionError(f"{row.name}: accepted the call; wanted {row.says!r}.")
+    owner, _, method = row.name.rpartition(".")
+    names_itself = any(part and part in message for part in (owner, method))
+    if not names_itself or row.says not in message:
+        raise AssertionError(
+            f"{row.name}: the message must have this name and {row.says!r}; got: "
+            f"{message}"
+        )
+
+
+def names_without_wrong_calls(
+    module: ModuleType, rows: Iterable[WrongCall], *, exempt: Iterable[str] = ()
+) -> list[str]:
+    """Lists the public callables of a module that a table of wrong calls lacks.
+
+    Args:
+      module: a package, or a public module of one, with ``__all__``.
+      rows: the table.
+      exempt: names that cannot be called wrongly; the test says why.
+
+    Returns:
+      Functions, classes and their public methods that take arguments and have neither
+      a row nor an exemption; and exemptions that name nothing of the kind.
+      Protocols and exceptions are left out.
+    """
+    public = {
+        name
+        for exported in module.__all__
+        for name in _callables(exported, getattr(module, exported))
+    }
+    exempted = set(exempt)
+    covered = {row.name for row in rows} | exempted
+    return sorted((public - covered) | (exempted - public))
+
+
+def _callables(name: str, value: Any) -> Iterator[str]:
+    """Names a function, or a class and its public methods, that take arguments."""
+    if not inspect.isclass(value):
+        if callable(value) and _takes_arguments(value):
+            yield name
+        return
+    if getattr(value, "_is_protocol", False) or issubclass(value, BaseException):
+        return
+    if _takes_arguments(value):
+        yield name
+    own_package = value.__module__.split(".")[0]
+    for kind in value.__mro__:
+        if kind.__module__.split(".")[0] != own_package:
+            continue
+        for attribute, member in vars(kind).items():
+            is_public = not attribute.startswith("_") or attribute == "__call__"
+            plain = getattr(member, "__func__", member)  # of a static or class method
+            bound = 0 if isinstance(member, staticmethod) else 1
+            if (
+                is_public
+                and inspect.isfunction(plain)
+                and _takes_arguments(plain, bound)
+            ):
+                yield f"{name}.{attribute}"
+
+
+def _takes_arguments(function: Callable[..., Any], bound: int = 0) -> bool:
+    try:
+        return len(inspect.signature(function).parameters) > bound
+    except ValueError:  # a builtin that keeps its signature to itself
+        return False
 
 
 class _Slot(int):

@@ -1,0 +1,203 @@
+"""Checks of arguments at the boundary, with one way of refusing for all packages.
+
+Each takes the public name that was called, then the argument by its own name, as in
+``check_whole_number("packed", below=below, at_least=0)``, and returns the value. The
+message says who refuses, what came, and what was wanted. Nothing here needs TensorFlow.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+__all__ = [
+    "check_flag",
+    "check_function",
+    "check_list",
+    "check_number",
+    "check_text",
+    "check_whole_number",
+]
+
+
+def check_whole_number(
+    caller: str, /, *, at_least: int | None = None, **argument: Any
+) -> int:
+    """Refuses anything but a whole number; a bool is none.
+
+    Args:
+      caller: the public name that was called; opens the message.
+      at_least: smallest number allowed; None for no bound.
+      **argument: the argument's name and value, one of them.
+
+    Returns:
+      The value as an int.
+
+    Raises:
+      TypeError: not a whole number; 2.0 is none.
+      ValueError: below ``at_least``.
+
+    >>> check_whole_number("packed", below=4096, at_least=0)
+    4096
+    """
+    name, value = _single(argument)
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(
+            f"{caller}: {name} must be a whole number; got {_described(value)}."
+        )
+    if at_least is not None and value < at_least:
+        raise ValueError(f"{caller}: {name} must be at least {at_least}; got {value}.")
+    return int(value)
+
+
+def check_number(
+    caller: str,
+    /,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    finite: bool = True,
+    **argument: Any,
+) -> float:
+    """Refuses anything but a real number; NaN and bools are none.
+
+    Args:
+      caller: the public name that was called; opens the message.
+      at_least: smallest number allowed; None for no bound.
+      above: every number allowed is larger; None for no bound.
+      below: every number allowed is smaller; None for no bound.
+      finite: whether infinity is refused.
+      **argument: the argument's name and value, one of them.
+
+    Returns:
+      The value as a float.
+
+    Raises:
+      TypeError: not a number.
+      ValueError: NaN, infinite where that is refused, or out of bounds.
+
+    >>> check_number("join", timeout_s=0.5, at_least=0)
+    0.5
+    """
+    name, value = _single(argument)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{caller}: {name} must be a number; got {_described(value)}.")
+    number = float(value)
+    bounds = [
+        (f"at least {at_least}", at_least is None or number >= at_least),
+        (f"above {above}", above is None or number > above),
+        (f"below {below}", below is None or number < below),
+    ]
+    wanted = [text for text, holds in bounds if not holds]
+    if math.isnan(number) or (finite and math.isinf(number)):
+        wanted = ["finite" if finite else "a number"]
+    if wanted:
+        raise ValueError(
+            f"{caller}: {name} must be {' and '.join(wanted)}; got {value}."
+        )
+    return number
+
+
+def check_flag(caller: str, /, **argument: Any) -> bool:
+    """Refuses anything but True and False.
+
+    Args:
+      caller: the public name that was called; opens the message.
+      **argument: the argument's name and value, one of them.
+
+    Raises:
+      TypeError: not a bool.
+
+    >>> check_flag("build", average=True)
+    True
+    """
+    name, value = _single(argument)
+    # NumPy's bools are of a class of their own, known by name to spare the import.
+    if not isinstance(value, bool) and type(value).__name__ not in ("bool", "bool_"):
+        raise TypeError(
+            f"{caller}: {name} must be True or False; got {_described(value)}."
+        )
+    return bool(value)
+
+
+def check_function(caller: str, /, **argument: Any) -> Callable[..., Any]:
+    """Refuses what cannot be called.
+
+    Args:
+      caller: the public name that was called; opens the message.
+      **argument: the argument's name and value, one of them.
+
+    Raises:
+      TypeError: not callable.
+    """
+    name, value = _single(argument)
+    if not callable(value):
+        raise TypeError(
+            f"{caller}: {name} must be a function; got {_described(value)}."
+        )
+    return value  # type: ignore[no-any-return]
+
+
+def check_text(caller: str, /, *, empty: bool = False, **argument: Any) -> str:
+    """Refuses anything but a string.
+
+    Args:
+      caller: the public name that was called; opens the message.
+      empty: whether ``""`` is allowed.
+      **argument: the argument's name and value, one of them.
+
+    Raises:
+      TypeError: not a string.
+      ValueError: an empty one where that is refused.
+
+    >>> check_text("TowerOptimizer", name="Train")
+    'Train'
+    """
+    name, value = _single(argument)
+    if not isinstance(value, str):
+        raise TypeError(f"{caller}: {name} must be a string; got {_described(value)}.")
+    if not value and not empty:
+        raise ValueError(f"{caller}: {name} must not be empty; got ''.")
+    return value
+
+
+def check_list(
+    caller: str, /, *, of: str = "items", empty: bool = False, **argument: Any
+) -> Sequence[Any]:
+    """Refuses anything but a sequence; a string is none.
+
+    Args:
+      caller: the public name that was called; opens the message.
+      of: what it holds, for the message.
+      empty: whether a sequence without items is allowed.
+      **argument: the argument's name and value, one of them.
+
+    Raises:
+      TypeError: not a sequence.
+      ValueError: an empty one where that is refused.
+
+    >>> check_list("AsyncRunner", steps=[print], of="callables") == [print]
+    True
+    """
+    name, value = _single(argument)
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise TypeError(
+            f"{caller}: {name} must be a list of {of}; got {_described(value)}."
+        )
+    if not value and not empty:
+        raise ValueError(
+            f"{caller}: {name} must hold at least one of {of}; got an empty list."
+        )
+    return value
+
+
+def _single(argument: dict[str, Any]) -> tuple[str, Any]:
+    ((name, value),) = argument.items()
+    return name, value
+
+
+def _described(value: Any) -> str:
+    text = repr(value)
+    short = text if len(text) <= 80 else f"{text[:80]}…"
+    return f"{short} ({type(value).__name__})"

@@ -1,0 +1,113 @@
+"""Checks of arguments: what passes, and how the rest is refused."""
+
+import math
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tw_core import checks
+
+
+def test_the_names_are_sorted():
+    assert checks.__all__ == sorted(checks.__all__)
+
+
+@pytest.mark.parametrize("value", [0, 7, np.int32(3), np.int64(2**40)])
+def test_whole_numbers_pass_as_ints(value):
+    got = checks.check_whole_number("f", n=value, at_least=0)
+    assert type(got) is int
+    assert got == value
+
+
+@pytest.mark.parametrize("value", [2.5, 2.0, np.float32(2), "2", None, True, [2]])
+def test_what_is_no_whole_number_is_refused(value):
+    with pytest.raises(TypeError, match=r"f: n must be a whole number; got .*\("):
+        checks.check_whole_number("f", n=value)
+
+
+def test_a_whole_number_below_its_bound_is_refused():
+    with pytest.raises(ValueError, match="f: n must be at least 1; got 0"):
+        checks.check_whole_number("f", n=0, at_least=1)
+
+
+@pytest.mark.parametrize("value", [0, -1.5, np.float32(2.5), np.float16(1), 10**30])
+def test_numbers_pass_as_floats(value):
+    got = checks.check_number("f", x=value)
+    assert type(got) is float
+    assert got == float(value)
+
+
+@pytest.mark.parametrize("value", ["0.1", None, True, 1j, [0.1]])
+def test_what_is_no_number_is_refused(value):
+    with pytest.raises(TypeError, match=r"f: x must be a number; got .*\("):
+        checks.check_number("f", x=value)
+
+
+@pytest.mark.parametrize(
+    ("value", "bounds", "says"),
+    [
+        (math.nan, {}, "must be finite; got nan"),
+        (math.nan, {"finite": False}, "must be a number; got nan"),
+        (math.inf, {}, "must be finite; got inf"),
+        (-1, {"at_least": 0}, "must be at least 0; got -1"),
+        (0, {"above": 0}, "must be above 0; got 0"),
+        (1.0, {"below": 1}, "must be below 1; got 1.0"),
+    ],
+)
+def test_a_number_out_of_bounds_is_refused(value, bounds, says):
+    with pytest.raises(ValueError, match=re.escape(f"f: x {says}")):
+        checks.check_number("f", x=value, **bounds)
+
+
+def test_infinity_passes_where_it_may():
+    assert checks.check_number("f", x=math.inf, finite=False) == math.inf
+
+
+@pytest.mark.parametrize("value", [True, False, np.bool_(True)])
+def test_flags_pass(value):
+    assert checks.check_flag("f", average=value) is bool(value)
+
+
+@pytest.mark.parametrize("value", ["no", 1, 0, None])
+def test_what_is_no_flag_is_refused(value):
+    with pytest.raises(TypeError, match="f: average must be True or False; got"):
+        checks.check_flag("f", average=value)
+
+
+def test_functions_pass_and_the_rest_is_refused():
+    assert checks.check_function("f", fn=len) is len
+    with pytest.raises(TypeError, match=r"f: fn must be a function; got None \(None"):
+        checks.check_function("f", fn=None)
+
+
+def test_strings_pass_and_the_rest_is_refused():
+    assert checks.check_text("f", name="a") == "a"
+    assert checks.check_text("f", name="", empty=True) == ""
+    with pytest.raises(ValueError, match="f: name must not be empty"):
+        checks.check_text("f", name="")
+    with pytest.raises(TypeError, match=r"f: name must be a string; got 3 \(int\)"):
+        checks.check_text("f", name=3)
+
+
+def test_lists_pass_and_the_rest_is_refused():
+    assert checks.check_list("f", steps=(1, 2)) == (1, 2)
+    assert checks.check_list("f", steps=[], empty=True) == []
+    with pytest.raises(ValueError, match="f: steps must hold at least one of steps"):
+        checks.check_list("f", steps=[], of="steps")
+    for value in ("ab", None, 3, {1}):
+        with pytest.raises(TypeError, match="f: steps must be a list of steps; got"):
+            checks.check_list("f", steps=value, of="steps")
+
+
+def test_a_long_value_is_cut_in_the_message():
+    with pytest.raises(TypeError) as caught:
+        checks.check_number("f", x="a" * 1000)
+    assert len(str(caught.value)) < 150
+
+
+def test_checking_does_not_import_tensorflow():
+    probe = "import sys, tw_core.checks; sys.exit('tensorflow' in sys.modules)"
+    subprocess.run([sys.executable, "-c", probe], check=True, timeout=60)
