@@ -2,7 +2,12 @@
 
 import tensorflow as tf
 
-from tw_core import builds_session_graph, orders_effects, traces_function
+from tw_core import (
+    builds_session_graph,
+    compiles_with_xla,
+    orders_effects,
+    traces_function,
+)
 from tw_core._mode import outermost_function_graph
 
 
@@ -125,3 +130,43 @@ def test_a_session_graph_orders_effects_in_its_functions_alone():
     assert assigned_in_a_session(in_branches) == (False, False)
     assert assigned_in_a_session(in_loops) == (False, False)
     assert assigned_in_a_session(lambda assign: tf.function(assign)()) == (True, True)
+
+
+def note_xla(answers):
+    def body():
+        answers.append(compiles_with_xla())
+        return tf.constant(0)
+
+    body()
+    tf.cond(tf.random.uniform([]) < 0.5, body, body)
+    tf.while_loop(lambda i: i < 1, lambda i: i + 1 + body(), [tf.constant(0)])
+    tf.function(body, autograph=False)()
+
+
+def test_only_a_compiled_function_is_compiled_with_xla(graph):
+    plain, compiled = [], []
+    assert not compiles_with_xla()
+    note_xla(plain)
+    tf.function(lambda: note_xla(compiled), jit_compile=True, autograph=False)()
+    note_xla(plain)
+    assert len(plain) >= 8
+    assert not any(plain)
+    assert len(compiled) >= 4
+    assert all(compiled)
+
+
+def test_a_function_of_a_function_is_compiled_as_the_outer_one_is():
+    compiled, plain = [], []
+    inner = tf.function(lambda: note_xla(compiled), jit_compile=True, autograph=False)
+
+    @tf.function(autograph=False)
+    def outer():
+        note_xla(plain)
+        inner()
+        note_xla(plain)
+
+    assert not compiles_with_xla()
+    outer()
+    assert all(compiled)
+    assert compiled
+    assert not any(plain)

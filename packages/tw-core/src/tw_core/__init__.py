@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         check_known_devices,
         use_logical_cpus,
     )
+    from tw_core._duplicate_rows import sum_duplicate_rows
     from tw_core._grad_list_checks import check_grad_list
     from tw_core._grad_lists import (
         Gradient,
@@ -28,7 +29,12 @@ if TYPE_CHECKING:
     )
     from tw_core._least_loaded import LeastLoadedDeviceSetter
     from tw_core._local_variables import override_to_local_variable
-    from tw_core._mode import builds_session_graph, orders_effects, traces_function
+    from tw_core._mode import (
+        builds_session_graph,
+        compiles_with_xla,
+        orders_effects,
+        traces_function,
+    )
     from tw_core._optimizer_like import OptimizerLike
     from tw_core._placement import Placement, Transfer, placement
     from tw_core._replica_device_setter import LeastLoadedTask, replica_device_setter
@@ -70,6 +76,7 @@ __all__ = [
     "check_devices",
     "check_grad_list",
     "check_known_devices",
+    "compiles_with_xla",
     "copy_to_replicas",
     "get_current_tower_context",
     "map_towers",
@@ -81,6 +88,7 @@ __all__ = [
     "replicate",
     "session_config",
     "split_grad_list",
+    "sum_duplicate_rows",
     "towers",
     "traces_function",
     "use_logical_cpus",
@@ -99,11 +107,17 @@ _HOMES = {
         "check_known_devices",
         "use_logical_cpus",
     ],
+    "_duplicate_rows": ["sum_duplicate_rows"],
     "_grad_list_checks": ["check_grad_list"],
     "_grad_lists": ["GradList", "Gradient", "merge_grad_list", "split_grad_list"],
     "_least_loaded": ["LeastLoadedDeviceSetter"],
     "_local_variables": ["override_to_local_variable"],
-    "_mode": ["builds_session_graph", "orders_effects", "traces_function"],
+    "_mode": [
+        "builds_session_graph",
+        "compiles_with_xla",
+        "orders_effects",
+        "traces_function",
+    ],
     "_optimizer_like": ["OptimizerLike"],
     "_placement": ["Placement", "Transfer", "placement"],
     "_replica_device_setter": ["LeastLoadedTask", "replica_device_setter"],

@@ -14,6 +14,8 @@ or depended on runs.
 
 import tensorflow as tf
 
+from tw_core._tf_compat import in_xla_context
+
 
 def builds_session_graph() -> bool:
     """Tells whether ops made now end in a graph that a session runs.
@@ -61,3 +63,16 @@ def outermost_function_graph() -> tf.Graph:
     while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
         graph = graph.outer_graph
     return graph
+
+
+def compiles_with_xla() -> bool:
+    """Tells whether ops made now are part of a ``jit_compile=True`` function.
+
+    True at any depth within it, in functions that it calls and in bodies of
+    ``tf.cond`` and ``tf.while_loop``. What XLA compiles by itself
+    (``tf.config.optimizer.set_jit``) does not count: ops that it cannot compile
+    stay outside.
+    """
+    if tf.executing_eagerly():
+        return False
+    return in_xla_context(tf.compat.v1.get_default_graph())

@@ -1,0 +1,108 @@
+"""Rows with the same index are added, in every mode, to the same gradient."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_core import sum_duplicate_rows
+from tw_core.testing import (
+    SparseRows,
+    run_eagerly,
+    run_in_function,
+    run_in_graph,
+)
+
+
+def run_compiled(fn, *args):
+    return run_in_function(tf.function(fn, jit_compile=True, autograph=False), *args)
+
+
+MODES = {
+    "eager": run_eagerly,
+    "graph": run_in_graph,
+    "function": run_in_function,
+    "compiled": run_compiled,
+}
+INDICES = {
+    "none": [],
+    "one": [4],
+    "distinct": [5, 0, 3, 2],
+    "all the same": [3, 3, 3],
+    "mixed": [4, 0, 4, 2, 0, 4, 5],
+}
+each_mode = pytest.mark.parametrize("mode", MODES)
+
+
+def rows_at(indices, dtype=np.float32, index_dtype=np.int64, row_shape=(2,)):
+    random = np.random.default_rng(len(indices))
+    values = np.asarray(random.integers(-8, 9, (len(indices), *row_shape)))
+    return SparseRows(
+        values.astype(dtype),
+        np.asarray(indices, index_dtype),
+        np.asarray((6, *row_shape), index_dtype),
+    )
+
+
+@each_mode
+@pytest.mark.parametrize("indices", INDICES.values(), ids=INDICES)
+@pytest.mark.parametrize("row_shape", [(), (2,), (2, 3)])
+def test_each_index_occurs_once_and_the_gradient_is_the_same(mode, indices, row_shape):
+    rows = rows_at(indices, row_shape=row_shape)
+    got = MODES[mode](sum_duplicate_rows, rows)
+    np.testing.assert_array_equal(got.to_dense(), rows.to_dense())
+    np.testing.assert_array_equal(got.dense_shape, rows.dense_shape)
+    if mode == "compiled":
+        assert len(got.indices) == len(indices)
+        spare = got.values[len(set(indices)) :]
+        np.testing.assert_array_equal(spare, np.zeros_like(spare))
+        assert set(got.indices) == set(indices)
+    else:
+        assert list(got.indices) == list(dict.fromkeys(indices))
+
+
+@each_mode
+@pytest.mark.parametrize("dtype", [np.float16, tf.bfloat16.as_numpy_dtype, np.float64])
+@pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
+def test_dtypes_are_kept(mode, dtype, index_dtype):
+    rows = rows_at(INDICES["mixed"], dtype, index_dtype)
+    got = MODES[mode](sum_duplicate_rows, rows)
+    assert got.values.dtype == dtype
+    assert got.indices.dtype == index_dtype
+    np.testing.assert_array_equal(got.to_dense(), rows.to_dense())
+
+
+@each_mode
+def test_an_unknown_dense_shape_stays_unknown(mode):
+    got = MODES[mode](sum_duplicate_rows, rows_at([1, 1])._replace(dense_shape=None))
+    assert got.dense_shape is None
+    np.testing.assert_array_equal(got.indices[:1], [1])
+
+
+def test_the_number_of_rows_may_be_unknown_until_the_run():
+    with tf.Graph().as_default():
+        values = tf.compat.v1.placeholder(tf.float32, [None, 2])
+        indices = tf.compat.v1.placeholder(tf.int64, None)
+        summed = sum_duplicate_rows(tf.IndexedSlices(values, indices))
+        with tf.compat.v1.Session() as session:
+            feeds = {values: np.ones((3, 2)), indices: [7, 1, 7]}
+            got = session.run(summed.values, feeds)
+    np.testing.assert_array_equal(got, [[2, 2], [1, 1]])
+
+
+def test_rows_are_added_where_they_lie():
+    with tf.Graph().as_default():
+        with tf.device("/cpu:3"):
+            rows = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([1, 1]))
+        assert sum_duplicate_rows(rows).values.device == "/device:CPU:3"
+
+
+@pytest.mark.parametrize("other", [None, "rows", 1.0, np.ones(2)])
+def test_what_is_not_sparse_is_refused(other):
+    name = type(other).__name__
+    with pytest.raises(TypeError, match=f"must be a tf.IndexedSlices; got {name}. Use"):
+        sum_duplicate_rows(other)
+
+
+def test_a_dense_tensor_is_refused():
+    with pytest.raises(TypeError, match=r"got EagerTensor\. Use a dense"):
+        sum_duplicate_rows(tf.ones([2]))
