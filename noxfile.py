@@ -179,6 +179,15 @@ def layers(session: nox.Session) -> None:
     session.run("lint-imports", env={"PYTHONPATH": os.pathsep.join(sources)})
 
 
+@nox.session(reuse_venv=True)
+def structure(session: nox.Session) -> None:
+    """Counts modules, floors and lines, and the way that a gradient takes."""
+    session.install(*editable(*PACKAGES), *group("layers"))
+    env = {**ENV, "PYTHONPATH": str(ROOT / "integration_tests")}
+    for module in ("shape", "walks"):
+        session.run("python", "-m", f"structure.{module}", env=env)
+
+
 @nox.session(requires=["build"], reuse_venv=False)
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def pieces(session: nox.Session, package: str) -> None:

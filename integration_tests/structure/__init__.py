@@ -1,0 +1,1 @@
+"""The shape of the packages: folders, imports, and the way that a gradient takes."""
