@@ -235,7 +235,7 @@ def test_a_progress_bar_without_tqdm_is_refused(make_trainer, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tqdm.auto", None)
     trainer = regression_trainer(make_trainer)
     trainer.load(regression_rows(48))
-    with pytest.raises(ImportError, match=r"install it with .*tw-rlload\[progress\]"):
+    with pytest.raises(ImportError, match=r"install it with pip install 'tqdm>=4.66'"):
         trainer.run_epochs(1, progress=True)
 
 

@@ -46,7 +46,7 @@ def _bar(num_epochs: int) -> Iterator[int]:
     except ImportError as error:
         raise ImportError(
             "run_epochs: progress=True needs tqdm; install it with pip install "
-            "'tw-rlload[progress]', or pass progress=False."
+            "'tqdm>=4.66', or pass progress=False."
         ) from error
     bar: Any = tqdm(range(num_epochs), desc="epochs", unit="epoch")
     return iter(bar)
