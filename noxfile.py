@@ -29,6 +29,8 @@ DIST = ROOT / "dist"
 # The interpreters that TensorFlow supports, as far as they are present.
 PYTHONS = [v for v in ("3.11", "3.12", "3.13") if shutil.which(f"python{v}")]
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
+# What packages are installed from -> how the command for it begins in a README.
+SOURCES = {"checkout": "pip install ./packages/", "wheels": "pip install dist/"}
 
 # Without bytecode on disk, TensorFlow takes twice as long to import.
 ENV = {"PYTHONDONTWRITEBYTECODE": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -87,6 +89,16 @@ def wheel(package: str) -> str:
     if len(found) != 1:  # none would have the installer look for a namesake online
         raise FileNotFoundError(f"dist/ must hold one wheel of {package}; got {found}.")
     return str(found[0])
+
+
+def install_command(package: str, source: str) -> str:
+    """Returns the command with which a package's README installs it."""
+    readme = ROOT / "packages" / package / "README.md"
+    lines = readme.read_text(encoding="utf-8").splitlines()
+    found = [line for line in lines if line.startswith(SOURCES[source])]
+    if len(found) != 1:
+        raise ValueError(f"{readme}: one line must begin {SOURCES[source]!r}: {found}")
+    return found[0]
 
 
 def tool(
@@ -188,13 +200,17 @@ def structure(session: nox.Session) -> None:
         session.run("python", "-m", f"structure.{module}", env=env)
 
 
-@nox.session(requires=["build"], reuse_venv=False)
+# A new environment of the standard library's: its pip is what a newcomer has.
+@nox.session(requires=["build"], reuse_venv=False, venv_backend="venv")
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
-def pieces(session: nox.Session, package: str) -> None:
-    """Checks that a package's wheel works with those that it needs and nothing else."""
-    needed = closure(package)
-    session.install(*map(wheel, needed))
-    tool(session, "pieces", *needed)
+@nox.parametrize("source", list(SOURCES), ids=list(SOURCES))
+def pieces(session: nox.Session, source: str, package: str) -> None:
+    """Installs a package as its README says, and checks that it is enough."""
+    command = install_command(package, source)
+    session.log(command)
+    env = {"PYTHONPATH": None}
+    session.run("sh", "-c", command, env=env, external=True, silent=True)
+    tool(session, "pieces", *closure(package))
 
 
 @nox.session(reuse_venv=True)

@@ -6,6 +6,7 @@ import shlex
 
 import pytest
 from docs_blocks import PAGES, READMES, ROOT, blocks, name
+from interfaces.manifest import read_manifests
 
 SHELL = {"sh", "bash", "console"}
 TEXTS = [*READMES, *PAGES]
@@ -86,13 +87,59 @@ def check_options(program, words, path):
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name)
-def test_the_packages_and_paths_in_a_pages_commands_exist(path):
+def test_the_paths_in_a_pages_commands_exist(path):
     for words in commands(path):
-        if "install" in words:
-            ours = [w for w in words if w.startswith("tw-")]
-            assert {w.partition("[")[0] for w in ours} <= PACKAGES, words
         for word in (word for word in words if OURS.match(word)):
             assert list(ROOT.glob(word)), f"{path}: {word} does not exist"
+
+
+MANIFESTS = read_manifests(ROOT)  # a package stands after all that it needs
+ROW = re.compile(r"^\| \[`([\w-]+)`\]\(packages/\1\) \|.*\| (.*) \|$", re.MULTILINE)
+BY_NAME = re.compile(r"pip install[^`\n]*?[\s\"'](tw[-_]\w+)")
+
+
+def install_commands(package):
+    """What installs a package and those that it needs, as its pyproject.toml says."""
+    needed, left = {package}, [package]
+    while left:
+        more = MANIFESTS[left.pop()].needs.keys() - needed
+        needed |= more
+        left += more
+    ours = [one for one in MANIFESTS.values() if one.name in needed]
+    folders = [f"./packages/{one.name}" for one in ours]
+    wheels = [f"dist/{one.module}-*.whl" for one in ours]
+    return [" ".join(("pip install", *files)) for files in (folders, wheels)]
+
+
+@pytest.mark.parametrize("package", MANIFESTS)
+def test_a_packages_readme_installs_it_and_what_it_needs(package):
+    text = (ROOT / "packages" / package / "README.md").read_text()
+    lines = [line for line in text.splitlines() if line.startswith("pip install")]
+    assert lines == install_commands(package)
+
+
+def test_the_readmes_table_installs_each_package_as_its_own_does():
+    table = dict(ROW.findall(READMES[0].read_text()))
+    assert table == {
+        package: "<br>".join(f"`{line}`" for line in install_commands(package))
+        for package in table.keys() | MANIFESTS.keys()
+    }
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_the_pages_install_packages_as_the_readmes_do(path):
+    right = {line for package in MANIFESTS for line in install_commands(package)}
+    lines = [" ".join(words) for words in commands(path) if "install" in words]
+    assert not {line for line in lines if "packages/" in line or "dist/" in line} - right
+
+
+def test_nothing_tells_to_install_a_package_by_its_name_alone():
+    """An index may hold somebody else's under the name, as ours are not published."""
+    told = {}
+    for path in [*TEXTS, *ROOT.glob("packages/*/src/**/*.py")]:
+        text = re.sub(r'"\n *f?"', "", path.read_text())  # a string over several lines
+        told[name(path)] = BY_NAME.findall(text)
+    assert not {path: found for path, found in told.items() if found}
 
 
 def test_the_shell_blocks_are_seen():

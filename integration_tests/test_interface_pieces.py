@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from functools import partial
+from importlib.metadata import distributions
 
 import pytest
 from interfaces import pieces
@@ -36,9 +38,37 @@ def test_a_slow_import_and_one_of_tensorflow_are_faults(
     assert all(part in fault for part, fault in zip(said, faults, strict=True))
 
 
-def test_an_environment_with_more_or_less_than_wanted_is_a_fault():
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Has exactly the named packages installed, from a file or from an index."""
+
+    def leave(name, *, from_file=True):
+        folder = tmp_path / f"{name.replace('-', '_')}-0.1.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\n")
+        if from_file:
+            (folder / "direct_url.json").write_text('{"url": "file:///x.whl"}')
+
+    found = partial(distributions, path=[str(tmp_path)])
+    monkeypatch.setattr(pieces, "distributions", found)
+    return leave
+
+
+def test_an_environment_with_more_or_less_than_wanted_is_a_fault(install):
+    install("tw-core")
+    install("numpy", from_file=False)
+    assert pieces.check_installed(["tw-core"]) == []
     [fault] = pieces.check_installed(["tw-core", "tw-lost"])
-    assert "must hold exactly ['tw-core', 'tw-lost']; got" in fault
+    assert "must hold exactly ['tw-core', 'tw-lost']; got ['tw-core']." in fault
+    [fault] = pieces.check_installed([])
+    assert "must hold exactly []; got ['tw-core']." in fault
+
+
+def test_a_package_that_an_index_gave_is_a_fault(install):
+    install("tw-core", from_file=False)
+    install("tw-reduce")
+    [fault] = pieces.check_installed(["tw-core", "tw-reduce"])
+    assert "an index was asked for ['tw-core']; name their files" in fault
 
 
 def test_an_example_that_fails_is_a_fault_with_what_it_said(tmp_path):

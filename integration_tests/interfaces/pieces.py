@@ -1,8 +1,9 @@
 """Proves that a package and what it needs are enough, where nothing else is.
 
-The session ``pieces`` makes an environment of one package's wheel and those of the
-siblings that it needs, and runs this there: exactly these packages are installed, each
-imports in under a tenth of a second without TensorFlow, and the README's example runs.
+The session ``pieces`` makes an environment, installs one package there by a command of
+its README, and runs this: exactly that package and the siblings that it needs are
+installed, none of them from an index, each imports in under a tenth of a second without
+TensorFlow, and the README's example runs.
 Only the standard library is used, as nothing else may be there.
 """
 
@@ -47,12 +48,22 @@ def main() -> int:
 
 
 def check_installed(wanted: list[str]) -> list[str]:
-    """Compares the packages of this repository that are installed with ``wanted``."""
-    names = {distribution.metadata["Name"] for distribution in distributions()}
-    found = sorted(name for name in names if name.startswith("tw-"))
-    if found == sorted(wanted):
-        return []
-    return [f"its environment must hold exactly {sorted(wanted)}; got {found}."]
+    """Compares the packages of this repository that are installed with ``wanted``.
+
+    An installer leaves ``direct_url.json`` (PEP 610) with what it was given as a file,
+    and not with what it took from an index, where the names may be somebody else's.
+    """
+    ours = {one.metadata["Name"]: one for one in distributions()}
+    ours = {name: one for name, one in ours.items() if name.startswith("tw-")}
+    faults = []
+    if ours.keys() != set(wanted):
+        got = f"must hold exactly {sorted(wanted)}; got {sorted(ours)}"
+        faults.append(f"its environment {got}.")
+    from_index = [n for n, one in ours.items() if not one.read_text("direct_url.json")]
+    if from_index:
+        told = "name their files in the README's command"
+        faults.append(f"an index was asked for {sorted(from_index)}; {told}.")
+    return faults
 
 
 def check_import(module: str) -> list[str]:
