@@ -3,7 +3,12 @@
 import pytest
 import tensorflow as tf
 
-from tw_core import PredictTowerContext, TrainTowerContext
+from tw_core import (
+    PredictTowerContext,
+    TrainTowerContext,
+    freeze_collections,
+    leave_no_summaries,
+)
 from tw_core._tower_collections import TowerCollections
 
 KEYS = tf.compat.v1.GraphKeys
@@ -129,3 +134,114 @@ def test_a_function_has_collections_for_one_trace():
 def test_asking_before_the_tower_is_entered_is_refused(graph):
     with pytest.raises(RuntimeError, match=r"TrainTowerContext\('tower0'.*enter the"):
         train(0).get_collection_in_tower("mine")
+
+
+@pytest.mark.parametrize("make", [lambda: train(1), lambda: PredictTowerContext("p")])
+def test_a_collection_frozen_by_name_is_left_as_it_was(graph, make):
+    freeze_collections("mine", "yours")
+    with train(0):
+        first = add_one_of_each()
+    with make() as tower:
+        second = add_one_of_each()
+        add("yours", second)
+    assert get("mine") == [first]
+    assert "yours" not in graph.get_all_collection_keys()
+    assert tower.get_collection_in_tower("mine") == [second]
+
+
+def test_collections_are_frozen_in_one_graph_only(graph):
+    with tf.Graph().as_default() as other:
+        freeze_collections("mine", graph=graph)
+        with PredictTowerContext("predict"):
+            item = add_one_of_each()
+        assert other.get_collection("mine") == [item]
+    with PredictTowerContext("predict"):
+        add_one_of_each()
+    assert get("mine") == []
+
+
+def test_naming_a_collection_twice_changes_nothing(graph):
+    freeze_collections("mine", "mine")
+    counts = {k: len(get(k)) for k in graph.get_all_collection_keys()}
+    freeze_collections("mine")
+    assert {k: len(get(k)) for k in graph.get_all_collection_keys()} == counts
+
+
+def test_an_exported_graph_keeps_its_frozen_collections(graph):
+    v1 = tf.compat.v1
+    v1.placeholder(tf.float32, name="x")
+    freeze_collections("mine")
+    exported = v1.train.export_meta_graph()
+    with tf.Graph().as_default():
+        v1.train.import_meta_graph(exported)
+        with PredictTowerContext("predict"):
+            add_one_of_each()
+        assert get("mine") == []
+
+
+def test_a_tower_inside_a_branch_freezes_what_the_graph_does(graph):
+    freeze_collections("mine")
+    left = []
+
+    def branch():
+        with PredictTowerContext("predict"):
+            item = add_one_of_each()
+        left.extend(get("mine"))
+        return item
+
+    tf.cond(tf.constant(True), branch, lambda: tf.constant(1))
+    assert left == []
+
+
+def test_a_function_freezes_by_name_while_it_is_traced():
+    @tf.function(autograph=False)
+    def traced(x):
+        freeze_collections("mine")
+        with PredictTowerContext("predict"):
+            add("mine", x)
+        assert get("mine") == []
+
+    traced(tf.zeros([1]))
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda: freeze_collections(), ValueError, "at least one collection"),
+        (lambda: freeze_collections("a", None, 3), TypeError, r"got \[None, 3\]"),
+    ],
+)
+def test_what_names_no_collection_is_refused(graph, call, kind, message):
+    with pytest.raises(kind, match=f"freeze_collections: .*{message}"):
+        call()
+
+
+def test_freezing_needs_a_graph():
+    with pytest.raises(RuntimeError, match=r"freeze_collections: .*got eager mode.*gra"):
+        freeze_collections("mine")
+
+
+@pytest.mark.parametrize("error", [None, KeyError("boom")])
+def test_code_outside_of_towers_leaves_no_summaries_either(graph, error):
+    freeze_collections("mine")
+    before = add_one_of_each()
+    try:
+        with leave_no_summaries():
+            inside = add_one_of_each()
+            if error:
+                raise error
+    except KeyError:
+        pass
+    assert get(KEYS.SUMMARIES) == get("mine") == [before]
+    assert get(KEYS.UPDATE_OPS) == [before, inside]
+
+
+def test_summaries_are_kept_where_that_is_asked_for(graph):
+    with leave_no_summaries(enable=False):
+        item = add_one_of_each()
+    assert get(KEYS.SUMMARIES) == [item]
+
+
+def test_eager_mode_has_no_summaries_to_leave():
+    with leave_no_summaries():
+        assert tf.executing_eagerly()

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tw_core._replicate import replicate
     from tw_core._session_config import session_config
     from tw_core._tower import Tower, map_towers, towers
+    from tw_core._tower_collections import freeze_collections, leave_no_summaries
     from tw_core._tower_context import (
         PredictTowerContext,
         TowerContext,
@@ -78,7 +79,9 @@ __all__ = [
     "check_known_devices",
     "compiles_with_xla",
     "copy_to_replicas",
+    "freeze_collections",
     "get_current_tower_context",
+    "leave_no_summaries",
     "map_towers",
     "merge_grad_list",
     "orders_effects",
@@ -124,6 +127,7 @@ _HOMES = {
     "_replicate": ["replicate"],
     "_session_config": ["session_config"],
     "_tower": ["Tower", "map_towers", "towers"],
+    "_tower_collections": ["freeze_collections", "leave_no_summaries"],
     "_tower_context": ["PredictTowerContext", "TowerContext", "TrainTowerContext"],
     "_tower_func": ["TowerFunc"],
     "_tower_handles": ["TowerHandle", "TowerHandles"],

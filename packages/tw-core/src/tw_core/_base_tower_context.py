@@ -104,7 +104,7 @@ class BaseTowerContext(ABC):
             scope in force does not fit, or where the name is taken.
         """
         graph = self._check_can_enter()
-        collections = TowerCollections(graph, self._frozen_keys())
+        collections = TowerCollections(graph, self._frozen_keys(graph))
         with ExitStack() as scopes:
             scopes.callback(collections.close)
             scopes.enter_context(self._variable_scope())
@@ -140,7 +140,7 @@ class BaseTowerContext(ABC):
         return f"{type(self).__name__}({self._name!r}, vs_name={self._vs_name!r})"
 
     @abstractmethod
-    def _frozen_keys(self) -> list[str]:
+    def _frozen_keys(self, graph: tf.Graph) -> list[str]:
         """Lists the collections that the tower leaves as they were."""
 
     @abstractmethod

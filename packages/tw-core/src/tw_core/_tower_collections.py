@@ -4,12 +4,91 @@ A graph's collections are lists that everybody appends to. Their contents are
 noted when the tower opens; when it closes, what came in between is kept and the
 frozen ones are put back. Threads that build towers of one graph at the same time
 see each other's additions; one graph is built by one thread.
+
+Which collections are frozen beside the summaries is written into the graph, in a
+collection of its own: graphs do not share it, and a graph that is exported keeps it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+
+_KEYS = tf.compat.v1.GraphKeys
+_FROZEN = "tw_core/frozen_collections"
+
+
+def freeze_collections(*keys: str, graph: tf.Graph | None = None) -> None:
+    """Has towers leave more of a graph's collections as they were.
+
+    From now on, all towers of the graph but the main training tower do with these
+    collections what they do with the summaries: items that such a tower adds are
+    taken out when it closes. ``get_collection_in_tower`` still lists them.
+
+    Args:
+      keys: names of collections, such as tensorpack's ``"MOVING_SUMMARY_OPS"``.
+        Naming one twice is the same as naming it once.
+      graph: a session graph, or that of a ``tf.function`` being traced; the
+        default graph by default.
+
+    Raises:
+      ValueError: no key.
+      TypeError: a key that is no string.
+      RuntimeError: in eager mode, without a graph.
+    """
+    if not keys:
+        raise ValueError("freeze_collections: name at least one collection; got none.")
+    wrong = [key for key in keys if not isinstance(key, str)]
+    if wrong:
+        raise TypeError(
+            f"freeze_collections: collections are named by strings; got {wrong}."
+        )
+    if graph is None:
+        if tf.executing_eagerly():
+            raise RuntimeError(
+                "freeze_collections: collections belong to a graph; got eager mode. "
+                "Call it inside tf.Graph().as_default() or a tf.function, or pass graph."
+            )
+        graph = tf.compat.v1.get_default_graph()
+    known = frozen_keys(graph)
+    for key in dict.fromkeys(keys):
+        if key not in known:
+            graph.add_to_collection(_FROZEN, key)
+
+
+def frozen_keys(graph: tf.Graph | None) -> tuple[str, ...]:
+    """Lists what only the main training tower of ``graph`` adds to.
+
+    The body of a ``tf.cond`` or function belongs to the graph around it.
+    """
+    keys = [str(_KEYS.SUMMARIES)]
+    while graph is not None:
+        # An imported graph holds bytes where the exported one held strings.
+        keys += map(tf.compat.as_str, graph.get_collection(_FROZEN))
+        graph = getattr(graph, "outer_graph", None)
+    return tuple(dict.fromkeys(keys))
+
+
+@contextmanager
+def leave_no_summaries(enable: bool = True) -> Iterator[None]:
+    """Takes out again what is added inside to the graph's frozen collections.
+
+    These are the summaries and what ``freeze_collections`` named; for code that
+    is run once per tower, outside of the towers. In eager mode there are none.
+
+    Args:
+      enable: False does nothing.
+    """
+    if not enable or tf.executing_eagerly():
+        yield
+        return
+    graph = tf.compat.v1.get_default_graph()
+    collections = TowerCollections(graph, frozen_keys(graph))
+    try:
+        yield
+    finally:
+        collections.close()
 
 
 class TowerCollections:

@@ -9,15 +9,15 @@ follows from that.
 import tensorflow as tf
 
 from tw_core._base_tower_context import BaseTowerContext
-
-_KEYS = tf.compat.v1.GraphKeys
+from tw_core._tower_collections import frozen_keys
 
 
 class TrainTowerContext(BaseTowerContext):
     """A training tower.
 
     Tower 0 makes the variables. Further towers reuse them, or make their own
-    below ``vs_name``.
+    below ``vs_name``; they leave no summaries, and nothing in the collections that
+    ``freeze_collections`` names.
 
     Attributes:
       index: 0 for the main tower.
@@ -78,13 +78,14 @@ class TrainTowerContext(BaseTowerContext):
     def _reuse(self) -> bool | None:
         return None if self.has_own_variables else True
 
-    def _frozen_keys(self) -> list[str]:
-        return [] if self.is_main_training_tower else [_KEYS.SUMMARIES]
+    def _frozen_keys(self, graph: tf.Graph) -> list[str]:
+        return [] if self.is_main_training_tower else [*frozen_keys(graph)]
 
 
 class PredictTowerContext(BaseTowerContext):
     """An inference tower: leaves no summaries and no update ops.
 
+    ``freeze_collections`` names more collections that it leaves as they were.
     Under ``tf.compat.v1.variable_scope(..., reuse=True)`` it uses the variables
     that training towers made; elsewhere it makes its own, as for export.
     """
@@ -118,8 +119,8 @@ class PredictTowerContext(BaseTowerContext):
     def _see_scope_in_force(self) -> None:
         self._reuses_variables = bool(tf.compat.v1.get_variable_scope().reuse)
 
-    def _frozen_keys(self) -> list[str]:
-        return [_KEYS.SUMMARIES, _KEYS.UPDATE_OPS]
+    def _frozen_keys(self, graph: tf.Graph) -> list[str]:
+        return [*frozen_keys(graph), tf.compat.v1.GraphKeys.UPDATE_OPS]
 
 
 def TowerContext(
