@@ -18,6 +18,7 @@ class Handle:
     device: str
     size: int
     name: str = "w"
+    type: str = "VarHandleOp"
 
     def get_attr(self, name):
         return {"shape": tf.TensorShape([self.size]), "dtype": tf.int8}[name]

@@ -233,3 +233,29 @@ def test_a_reference_variable_is_refused(graph, reference_variables):
 
 def test_it_shows_its_worker():
     assert str(setter()) == "LeastLoadedDeviceSetter-/device:CPU:0"
+
+
+def test_something_as_large_as_a_variable_is_balanced_too(graph):
+    place = setter()
+    w = v1.get_variable("w", [100])
+    sums = tf.zeros([30], tf.float64)
+    chosen = [place.place_with_balance(op) for op in (w.op, sums.op, sums.op)]
+    assert chosen == [canonical_device(PS[i]) for i in (0, 1, 1)]
+    assert place.ps_sizes == place.bytes_on == [400, 480]
+
+
+@pytest.mark.parametrize("op", [None, "w", tf.Graph()])
+def test_balancing_wants_an_operation(op):
+    with pytest.raises(TypeError, match=r"place_with_balance: wants an operation.*got"):
+        setter().place_with_balance(op)
+
+
+def test_balancing_wants_an_output(graph):
+    with pytest.raises(TypeError, match=r"place_with_balance: .* an output; got"):
+        setter().place_with_balance(tf.no_op())
+
+
+def test_balancing_refuses_reference_variables(graph):
+    w = v1.Variable([1.0], use_resource=False, name="w")
+    with pytest.raises(ValueError, match=r"place_with_balance: w is a reference var"):
+        setter().place_with_balance(w.op)

@@ -43,9 +43,7 @@ class ByteLoads:
     def note(self, handle: tf.Operation) -> None:
         """Remembers a ``VarHandleOp``; it counts for the device that it ends on."""
         self._count_last()
-        shape = tf.TensorShape(handle.get_attr("shape"))
-        dtype = tf.as_dtype(handle.get_attr("dtype"))
-        self._last = handle, bytes_of(handle.name, shape, dtype)
+        self._last = handle, bytes_of_op(handle)
 
     def add(self, device: str, num_bytes: int) -> None:
         """Counts ``num_bytes`` for the place of ``device``."""
@@ -57,6 +55,14 @@ class ByteLoads:
         if self._last is not None:
             (handle, num_bytes), self._last = self._last, None
             self.add(handle.device, num_bytes)
+
+
+def bytes_of_op(op: tf.Operation) -> int:
+    """Counts the bytes of the variable that a handle is of, or of an op's output."""
+    if op.type != "VarHandleOp":
+        return bytes_of(op.name, op.outputs[0].shape, op.outputs[0].dtype)
+    shape = tf.TensorShape(op.get_attr("shape"))
+    return bytes_of(op.name, shape, tf.as_dtype(op.get_attr("dtype")))
 
 
 def bytes_of(name: str, shape: tf.TensorShape, dtype: tf.DType) -> int:

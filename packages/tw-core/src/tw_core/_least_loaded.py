@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core._byte_loads import ByteLoads, bytes_of
+from tw_core._byte_loads import ByteLoads, bytes_of, bytes_of_op
 from tw_core._device_names import canonical_device
 from tw_core._variable_ops import device_of_variable, refuse_reference_op
 
@@ -49,6 +49,38 @@ class LeastLoadedDeviceSetter:
     def bytes_on(self) -> list[int]:
         """Bytes of variables on each of ``ps_devices``, pinned ones included."""
         return self._loads.bytes
+
+    @property
+    def ps_sizes(self) -> list[int]:
+        """The same as ``bytes_on``: tensorpack's name, which counted elements."""
+        return self.bytes_on
+
+    def place_with_balance(self, op: tf.Operation) -> str:
+        """Chooses the least loaded device for something as large as ``op``.
+
+        A further name of tensorpack's, for what is no variable of its own, such as
+        the sum of a variable's gradients; variables are placed by calling the setter.
+
+        Args:
+          op: a variable's op, or another one, of which the first output counts.
+
+        Returns:
+          One of ``ps_devices``, whose bytes then include those of ``op``.
+
+        Raises:
+          ValueError: ``op`` is a reference variable.
+          TypeError: ``op`` is no operation, or one without outputs.
+        """
+        caller = "LeastLoadedDeviceSetter.place_with_balance"
+        if not isinstance(op, tf.Operation) or not op.outputs:
+            raise TypeError(
+                f"{caller}: wants an operation with an output; got {op!r}. Pass e.g. "
+                "variable.op."
+            )
+        refuse_reference_op(op, caller=caller)
+        device = self._least_loaded()
+        self._loads.add(device, bytes_of_op(op))
+        return device
 
     def __call__(self, op: tf.Operation) -> str:
         """Returns the device of ``op``; an op that has one keeps it.
