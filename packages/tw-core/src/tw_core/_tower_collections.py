@@ -48,7 +48,7 @@ def freeze_collections(*keys: str, graph: tf.Graph | None = None) -> None:
         if tf.executing_eagerly():
             raise RuntimeError(
                 "freeze_collections: collections belong to a graph; got eager mode. "
-                "Call it inside tf.Graph().as_default() or a tf.function, or pass graph."
+                "Call it inside tf.Graph().as_default() or a tf.function."
             )
         graph = tf.compat.v1.get_default_graph()
     known = frozen_keys(graph)
