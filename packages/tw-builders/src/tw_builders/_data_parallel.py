@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from tw_builders._tensorpack_towers import TrainTowerContext
 from tw_core import (
-    TrainTowerContext,
     builds_session_graph,
     check_known_devices,
     override_to_local_variable,

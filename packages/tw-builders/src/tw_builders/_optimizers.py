@@ -12,7 +12,12 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tw_builders._tf_compat import create_v1_slots
-from tw_core import Tower, orders_effects, override_to_local_variable
+from tw_core import (
+    Tower,
+    leave_no_summaries,
+    orders_effects,
+    override_to_local_variable,
+)
 
 _T = TypeVar("_T")
 
@@ -26,10 +31,10 @@ def make_optimizers(
 
     In a session graph, variables that it makes with ``get_variable`` are shared
     between the calls, and those that it makes otherwise are local ones from
-    tower 1 on. Outside of graphs, optimizers of Keras 3 and of
-    ``tf.compat.v1.train`` make their state at once, on their tower's device,
-    where ``replicas`` is given: inside a ``tf.function`` that would trace it
-    twice.
+    tower 1 on; of its summaries only those of the first call are kept. Outside of
+    graphs, optimizers of Keras 3 and of ``tf.compat.v1.train`` make their state at
+    once, on their tower's device, where ``replicas`` is given: inside a
+    ``tf.function`` that would trace it twice.
 
     Args:
       towers: K towers.
@@ -138,6 +143,7 @@ def _make(tower: Tower, get_opt_fn: Callable[[], _T]) -> _T:
             v1.get_variable_scope(), reuse=v1.AUTO_REUSE, auxiliary_name_scope=False
         ),
         override_to_local_variable(enable=not tower.is_main),
+        leave_no_summaries(enable=not tower.is_main),
         tower_name_scope(tower),
     ):
         return get_opt_fn()

@@ -1,0 +1,89 @@
+"""tensorpack's names, for programs that come from tensorpack 0.11.
+
+All that these packages carry on of ``tensorpack.graph_builder`` and
+``tensorpack.tfutils.tower`` can be imported from here, under the names that it has
+there: most are those of ``tw_core``, ``tw_reduce`` and ``tw_builders`` themselves.
+Asked for a builder that was not carried on, this module says what to use instead.
+"""
+
+from tw_builders._async import AsyncMultiGPUBuilder
+from tw_builders._caching_device import OverrideCachingDevice
+from tw_builders._data_parallel import DataParallelBuilder
+from tw_builders._parameter_server import SyncMultiGPUParameterServerBuilder
+from tw_builders._replicated import SyncMultiGPUReplicatedBuilder
+from tw_builders._tensorpack_checkpoints import assignment_map
+from tw_builders._tensorpack_towers import (
+    MOVING_SUMMARY_OPS_KEY,
+    PredictTowerContext,
+    TowerContext,
+    TrainTowerContext,
+)
+from tw_core import (
+    BaseTowerContext,
+    LeastLoadedDeviceSetter,
+    TowerFunc,
+    get_current_tower_context,
+    merge_grad_list,
+    override_to_local_variable,
+    split_grad_list,
+)
+from tw_core import TowerHandle as TowerTensorHandle
+from tw_core import TowerHandles as TowerTensorHandles
+from tw_reduce import (
+    GradientPacker,
+    aggregate_grads_colocate,
+    allreduce_grads,
+    allreduce_grads_hierarchical,
+    allreduce_grads_naive,
+)
+
+TowerFuncWrapper = TowerFunc
+
+__all__ = [
+    "AsyncMultiGPUBuilder",
+    "BaseTowerContext",
+    "DataParallelBuilder",
+    "GradientPacker",
+    "LeastLoadedDeviceSetter",
+    "MOVING_SUMMARY_OPS_KEY",
+    "OverrideCachingDevice",
+    "PredictTowerContext",
+    "SyncMultiGPUParameterServerBuilder",
+    "SyncMultiGPUReplicatedBuilder",
+    "TowerContext",
+    "TowerFunc",
+    "TowerFuncWrapper",
+    "TowerTensorHandle",
+    "TowerTensorHandles",
+    "TrainTowerContext",
+    "aggregate_grads_colocate",
+    "allreduce_grads",
+    "allreduce_grads_hierarchical",
+    "allreduce_grads_naive",
+    "assignment_map",
+    "get_current_tower_context",
+    "merge_grad_list",
+    "override_to_local_variable",
+    "split_grad_list",
+]
+
+_INSTEAD = {
+    "DistributedParameterServerBuilder": "",
+    "DistributedReplicatedBuilder": (
+        "; under tw_syncrep.cluster.pulled_together(task) the workers hold copies of "
+        "the parameters"
+    ),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _INSTEAD:
+        # `from ... import name` would hide the message of an AttributeError.
+        raise ImportError(
+            f"tw_builders.tensorpack: {name} is not carried on. In every worker use "
+            "SyncMultiGPUParameterServerBuilder under tf.compat.v1.device("
+            "tw_syncrep.cluster.device_setter(task)), and have get_opt_fn return a "
+            "tw_syncrep.SyncReplicasOptimizer, which averages over the workers"
+            f"{_INSTEAD[name]}."
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

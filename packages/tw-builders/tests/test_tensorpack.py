@@ -1,0 +1,417 @@
+"""tensorpack's names, collections and checkpoints, for programs that have them."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tw_builders
+import tw_core
+import tw_reduce
+from tw_builders import tensorpack
+from tw_core.testing import CPUS, WrongCall, check_wrong_call, names_without_wrong_calls
+
+v1 = tf.compat.v1
+KEYS = v1.GraphKeys
+TWO = list(CPUS[:2])
+CONFIG = v1.ConfigProto(device_count={"CPU": len(CPUS)})
+DATA = Path(__file__).parent / "data"
+MOVING = tensorpack.MOVING_SUMMARY_OPS_KEY
+
+
+@pytest.fixture
+def graph():
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+# Names
+
+
+def test_the_exported_names_are_sorted_and_can_be_imported():
+    assert tensorpack.__all__ == sorted(tensorpack.__all__)
+    for name in tensorpack.__all__:
+        assert getattr(tensorpack, name) is not None
+
+
+def test_what_has_the_same_name_elsewhere_is_the_same_object():
+    own = {"PredictTowerContext", "TowerContext", "TrainTowerContext"}
+    for package in (tw_core, tw_reduce, tw_builders):
+        for name in set(tensorpack.__all__) & set(package.__all__) - own:
+            assert getattr(tensorpack, name) is getattr(package, name), name
+
+
+def test_tower_functions_and_handles_have_tensorpacks_names(graph):
+    spec = tf.TensorSpec([2], tf.float32, name="x")
+    function = tensorpack.TowerFuncWrapper(lambda x: x + 1.0, [spec])
+    with tensorpack.TowerContext("tower0", is_training=True):
+        function(tf.ones([2]))
+    assert isinstance(function.towers, tensorpack.TowerTensorHandles)
+    assert isinstance(function.towers[0], tensorpack.TowerTensorHandle)
+    assert function.towers.training()[0].ns_name == "tower0"
+
+
+@pytest.mark.parametrize(
+    "name", ["DistributedReplicatedBuilder", "DistributedParameterServerBuilder"]
+)
+def test_a_builder_that_was_not_carried_on_says_what_to_use(name):
+    said = f"{name} is not carried on.*SyncMultiGPUParameterServerBuilder.*SyncReplicas"
+    with pytest.raises(ImportError, match=said):
+        getattr(tensorpack, name)
+    with pytest.raises(ImportError, match=said):
+        exec(f"from tw_builders.tensorpack import {name}")
+
+
+def test_other_names_are_missing_as_in_any_module():
+    assert not hasattr(tensorpack, "HorovodTrainer")
+
+
+# Collections
+
+
+def run_moving_averages(graph, feeds):
+    """Runs what tensorpack's callback runs in every training step."""
+    with v1.Session(config=CONFIG) as session:
+        session.run(
+            [v1.global_variables_initializer(), v1.local_variables_initializer()]
+        )
+        ops = graph.get_collection(MOVING)
+        session.run([op for op in ops], feeds)
+        return len(ops)
+
+
+def model(x):
+    """Adds to the collection by hand, whatever the tower; needs its input to run."""
+    w = v1.get_variable("w", [2], initializer=v1.ones_initializer())
+    loss = tf.reduce_sum(w * x)
+    average = v1.get_variable("average", [], trainable=False)
+    v1.add_to_collection(MOVING, average.assign(0.9 * average + 0.1 * loss))
+    return [(tf.gradients(loss, w)[0], w)]
+
+
+@pytest.mark.parametrize("contexts", [tensorpack, tw_core])
+def test_a_predict_tower_leaves_no_op_that_training_would_run(graph, contexts):
+    builder = tw_builders.SyncMultiGPUReplicatedBuilder(TWO, True, "cpu")
+    builder.call_for_each_tower(lambda: model(tf.ones([2])))
+    with (
+        v1.variable_scope(v1.get_variable_scope(), reuse=True),
+        contexts.PredictTowerContext("predict") as predict,
+    ):
+        model(v1.placeholder(tf.float32, [2]))
+    assert run_moving_averages(graph, {}) == 1
+    assert len(predict.get_collection_in_tower(MOVING)) == 1
+
+
+def test_a_predict_tower_leaves_none_without_a_builder_either(graph):
+    with tensorpack.TowerContext("", is_training=True):
+        model(tf.ones([2]))
+    with (
+        v1.variable_scope(v1.get_variable_scope(), reuse=True),
+        tensorpack.TowerContext("predict", is_training=False),
+    ):
+        model(v1.placeholder(tf.float32, [2]))
+    assert run_moving_averages(graph, {}) == 1
+
+
+def test_training_towers_of_ones_own_leave_them_to_the_main_one(graph):
+    for k in range(2):
+        name = f"tower{k}"
+        with tensorpack.TrainTowerContext(name, name if k else "", index=k, total=2):
+            model(tf.ones([2]))
+    assert run_moving_averages(graph, {}) == 1
+
+
+def test_eager_mode_is_refused_by_the_tower():
+    with pytest.raises(RuntimeError, match=r"PredictTowerContext\('p'.*got eager mode"):
+        tensorpack.PredictTowerContext("p").__enter__()
+
+
+BUILDS = {
+    "replicated": (
+        partial(tw_builders.SyncMultiGPUReplicatedBuilder, average=True, mode="cpu"),
+        "build",
+    ),
+    "parameter server": (
+        partial(tw_builders.SyncMultiGPUParameterServerBuilder, ps_device="cpu"),
+        "build",
+    ),
+    "asynchronous": (tw_builders.AsyncMultiGPUBuilder, "build"),
+    "an op per tower": (tw_builders.AsyncMultiGPUBuilder, "build_tower_ops"),
+}
+
+
+@pytest.mark.parametrize(("make", "build"), BUILDS.values(), ids=BUILDS)
+def test_summaries_of_the_optimizer_function_appear_once(graph, make, build):
+    def get_opt_fn():
+        rate = v1.get_variable("learning_rate", initializer=0.1, trainable=False)
+        v1.summary.scalar("learning_rate", rate)
+        average = v1.get_variable("rate_average", [], trainable=False)
+        v1.add_to_collection(MOVING, average.assign(0.9 * average + 0.1 * rate))
+        return v1.train.MomentumOptimizer(rate, 0.9)
+
+    builder = make(TWO)
+    grads = builder.call_for_each_tower(lambda: model(tf.ones([2])))
+    getattr(builder, build)(grads, get_opt_fn)
+    assert [s.op.name for s in graph.get_collection(KEYS.SUMMARIES)] == [
+        "learning_rate_1"
+    ]
+    averages = graph.get_collection(MOVING)
+    assert len([op for op in averages if "rate_average" in op.op.inputs[0].name]) == 1
+
+
+# Caching devices
+
+
+def get_variables(getter):
+    with v1.variable_scope(v1.get_variable_scope(), custom_getter=getter):
+        return [
+            v1.get_variable("small", [2]),
+            v1.get_variable("large", [30]),
+            v1.get_variable("larger", [40]),
+            v1.get_variable("large_again", [10]),
+            v1.get_variable("fixed", [50], trainable=False),
+        ]
+
+
+def test_large_variables_are_cached_on_the_least_loaded_device(graph):
+    asked = {}
+
+    def note(getter, name, *args, **kwargs):
+        asked[name] = kwargs.get("caching_device")
+        return getter(name, *args, **kwargs)
+
+    cached = tensorpack.OverrideCachingDevice(["/gpu:0", "/gpu:1"], "/cpu:0", 10)
+    with v1.variable_scope(v1.get_variable_scope(), custom_getter=note):
+        get_variables(cached)
+    assert asked == {
+        "small": "/cpu:0",
+        "large": "/gpu:0",
+        "larger": "/gpu:1",
+        "large_again": "/gpu:0",
+        "fixed": None,
+    }
+    assert cached.sizes == [40, 40]
+
+
+def test_all_uses_of_a_cached_variable_share_one_read(graph):
+    def reads_of(getter):
+        w = get_variables(getter)[1]
+        for device in TWO:
+            with tf.device(device):
+                tf.reduce_sum(w * w) + tf.gather(w + 1.0, 0)
+        reads = {op for op in graph.get_operations() if op.type == "ReadVariableOp"}
+        used = {op for op in reads if op.outputs[0].consumers()}
+        return [op for op in used if op.inputs[0].op is w.op]
+
+    assert len(reads_of(tensorpack.OverrideCachingDevice(TWO, "/cpu:0", 10))) == 1
+
+
+def test_variables_that_are_not_trained_stay_in_checkpoints(graph):
+    get_variables(tensorpack.OverrideCachingDevice(TWO, "/cpu:0", 10))
+    assert "fixed" in {v.op.name for v in v1.global_variables()}
+
+
+def test_cached_variables_train_as_others_do(graph):
+    def trained(getter):
+        with tf.Graph().as_default(), v1.Session(config=CONFIG) as session:
+            with v1.variable_scope(v1.get_variable_scope(), custom_getter=getter):
+                w = v1.get_variable("w", [20], initializer=v1.ones_initializer())
+            step = v1.train.MomentumOptimizer(0.1, 0.9).minimize(tf.reduce_sum(w**2))
+            session.run(v1.global_variables_initializer())
+            for _ in range(5):
+                session.run(step)
+            return session.run(w)
+
+    cached = tensorpack.OverrideCachingDevice(TWO, "/cpu:0", 10)
+    np.testing.assert_array_equal(trained(cached), trained(None))
+
+
+# Checkpoints
+
+
+def tower(x):
+    """The model of the checkpoints in data/, without tensorpack's layers."""
+    with v1.variable_scope("hidden"):
+        w, b = v1.get_variable("W", [6, 5]), v1.get_variable("b", [5])
+    with v1.variable_scope("bn"):
+        beta, gamma = v1.get_variable("beta", [5]), v1.get_variable("gamma", [5])
+        mean = v1.get_variable("mean/EMA", [5], trainable=False)
+        variance = v1.get_variable("variance/EMA", [5], trainable=False)
+    with v1.variable_scope("out"):
+        out_w, out_b = v1.get_variable("W", [5, 3]), v1.get_variable("b", [3])
+    h = (x @ w + b - mean) / tf.sqrt(variance + 1e-5) * gamma + beta
+    loss = tf.reduce_mean((tf.nn.relu(h) @ out_w + out_b) ** 2)
+    variables = [w, b, beta, gamma, out_w, out_b]
+    return list(zip(tf.gradients(loss, variables), variables, strict=True))
+
+
+def build(kind):
+    """Builds the training graph that each checkpoint belongs to."""
+    v1.train.get_or_create_global_step()
+    v1.get_variable("learning_rate", initializer=0.0, trainable=False)
+    builder = {
+        "replicated": partial(
+            tw_builders.SyncMultiGPUReplicatedBuilder, average=True, mode="cpu"
+        ),
+        "async": tw_builders.AsyncMultiGPUBuilder,
+    }[kind](TWO)
+    grads = builder.call_for_each_tower(lambda: tower(tf.ones([4, 6])))
+    built = builder.build(grads, lambda: v1.train.AdamOptimizer(0.05))
+    return built if kind == "replicated" else (built, None)
+
+
+@pytest.mark.parametrize("kind", ["replicated", "async"])
+def test_a_checkpoint_of_tensorpacks_trainer_is_restored_whole(graph, kind):
+    path = str(DATA / f"tensorpack_{kind}")
+    train_op, sync_op = build(kind)
+    mapped = tensorpack.assignment_map(path)
+    saver = v1.train.Saver(mapped)
+    reader = tf.train.load_checkpoint(path)
+    assert set(mapped) == set(reader.get_variable_to_shape_map())
+    renamed = [name for name, v in mapped.items() if name != v.op.name]
+    assert [name.rpartition("/")[2] for name in renamed] == [
+        "beta1_power",
+        "beta2_power",
+    ]
+    with v1.Session(config=CONFIG) as session:
+        session.run(
+            [v1.global_variables_initializer(), v1.local_variables_initializer()]
+        )
+        saver.restore(session, path)
+        for name, variable in mapped.items():
+            np.testing.assert_array_equal(
+                session.run(variable), reader.get_tensor(name), err_msg=name
+            )
+        if sync_op is not None:
+            session.run(sync_op)
+            copies = {v.op.name: session.run(v) for v in v1.local_variables()}
+            for name in ("hidden/W", "hidden/W/Adam", "bn/mean/EMA"):
+                want = reader.get_tensor(name)
+                np.testing.assert_array_equal(copies[f"tower1/{name}"], want)
+            power = reader.get_tensor("apply_gradients/beta1_power")
+            np.testing.assert_array_equal(copies["tower1/beta1_power"], power)
+        session.run(train_op)
+
+
+def test_a_checkpoint_may_also_initialise_the_variables(graph):
+    path = str(DATA / "tensorpack_replicated")
+    build("replicated")
+    v1.train.init_from_checkpoint(path, tensorpack.assignment_map(path))
+    with v1.Session(config=CONFIG) as session:
+        session.run(v1.global_variables_initializer())
+        powers = [v for v in v1.global_variables() if v.op.name == "beta1_power"]
+        # 1 + 3 steps of two towers: tensorpack advanced it once per tower.
+        np.testing.assert_allclose(session.run(powers), [0.9**7], rtol=1e-6)
+
+
+def test_a_checkpoint_written_here_is_mapped_onto_itself(graph, tmp_path):
+    build("replicated")
+    with v1.Session(config=CONFIG) as session:
+        session.run(v1.global_variables_initializer())
+        v1.train.Saver().save(session, str(tmp_path / "model"))
+    mapped = tensorpack.assignment_map(str(tmp_path))  # a folder: the latest one
+    assert mapped == {v.op.name: v for v in v1.global_variables()}
+
+
+def test_only_some_variables_may_be_restored(graph):
+    path = str(DATA / "tensorpack_async")
+    with v1.variable_scope("hidden"):
+        w = v1.get_variable("W", [6, 5])
+    v1.get_variable("new", [2])
+    assert tensorpack.assignment_map(path, [w]) == {"hidden/W": w}
+
+
+def test_every_variable_that_a_checkpoint_does_not_fit_is_named(graph):
+    v1.get_variable("new", [2])
+    v1.get_variable("global_step", [], tf.int32, trainable=False)
+    with v1.variable_scope("hidden"):
+        v1.get_variable("W", [6, 7])
+        v1.get_variable("b", [5])
+    with pytest.raises(ValueError, match="assignment_map") as refused:
+        tensorpack.assignment_map(str(DATA / "tensorpack_async"))
+    for part in (
+        "tensorpack_async does not fit: it has no new;",
+        "it has global_step as int64 (), and the variable is int32 ();",
+        "it has hidden/W as float32 (6, 5), and the variable is float32 (6, 7).",
+    ):
+        assert part in str(refused.value)
+
+
+# Wrong calls
+
+
+def caching(*args):
+    return lambda: tensorpack.OverrideCachingDevice(*args)
+
+
+CACHING = "OverrideCachingDevice"
+CHECKPOINT = str(DATA / "tensorpack_async")
+WRONG_CALLS = [
+    WrongCall(CACHING, caching([], "/cpu:0", 1), ValueError, "at least one"),
+    WrongCall(CACHING, caching("/cpu:0", "/cpu:0", 1), TypeError, "list of devices"),
+    WrongCall(CACHING, caching(None, "/cpu:0", 1), TypeError, "got None"),
+    WrongCall(CACHING, caching(["/cpu:0", 1], "/c", 1), ValueError, "[1, '/c'] are no"),
+    WrongCall(CACHING, caching(TWO, None, 1), ValueError, "[None] are no TensorFlow"),
+    WrongCall(CACHING, caching(TWO, "/cpu:0", -1), ValueError, "at least 0; got -1"),
+    WrongCall(CACHING, caching(TWO, "/cpu:0", 2.5), TypeError, "whole number; got 2.5"),
+    WrongCall(CACHING, caching(TWO, "/cpu:0", "3"), TypeError, "whole number; got '3'"),
+    WrongCall(CACHING, caching(TWO, "/cpu:0", None), TypeError, "got None"),
+    WrongCall(
+        f"{CACHING}.__call__",
+        lambda: tensorpack.OverrideCachingDevice(TWO, "/cpu:0", 1)(None, "w"),
+        TypeError,
+        "getter must be a function; got None",
+    ),
+    *[
+        WrongCall("assignment_map", partial(tensorpack.assignment_map, *args), *said)
+        for args, said in [
+            ((None,), (TypeError, "checkpoint must be a string; got None")),
+            ((3,), (TypeError, "got 3")),
+            (("",), (ValueError, "must not be empty")),
+            (("/nowhere/model",), (ValueError, "'/nowhere/model' is no checkpoint")),
+            ((str(DATA),), (ValueError, "nor a folder with one")),
+            ((CHECKPOINT,), (ValueError, "at least one of variables")),
+            ((CHECKPOINT, []), (ValueError, "at least one of variables")),
+            ((CHECKPOINT, "hidden/W"), (TypeError, "list of variables")),
+            ((CHECKPOINT, ["w", None]), (TypeError, "got ['w', None]")),
+        ]
+    ],
+    WrongCall(
+        "TowerContext",
+        lambda: tensorpack.TowerContext("a/", is_training=False),
+        ValueError,
+        "must not end in '/'",
+    ),
+    WrongCall(
+        "PredictTowerContext",
+        lambda: tensorpack.PredictTowerContext("", "scope"),
+        ValueError,
+        "needs a name",
+    ),
+    WrongCall(
+        "TrainTowerContext",
+        lambda: tensorpack.TrainTowerContext("tower2", index=2, total=2),
+        ValueError,
+        "got index=2, total=2",
+    ),
+]
+
+
+@pytest.mark.parametrize("row", WRONG_CALLS, ids=lambda row: f"{row.name} {row.says}")
+def test_a_wrong_call_is_refused_in_a_sentence(row):
+    with tf.Graph().as_default():
+        check_wrong_call(row)
+
+
+def test_every_name_of_its_own_has_wrong_calls():
+    elsewhere = {
+        id(getattr(package, name))
+        for package in (tw_core, tw_reduce, tw_builders)
+        for name in package.__all__
+    }
+    own = type(tensorpack)("own")
+    own.__dict__.update(vars(tensorpack))
+    own.__all__ = [n for n in tensorpack.__all__ if id(vars(own)[n]) not in elsewhere]
+    assert names_without_wrong_calls(own, WRONG_CALLS) == []
