@@ -25,7 +25,9 @@ start_logical_cpus()
 v1 = tf.compat.v1
 data = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
 
-def train(make_optimizer):
+def train(make_optimizer, named=True):
+    def name(text):
+        return text if named else None
     with tf.Graph().as_default():
         v1.set_random_seed(1)
         models = []
@@ -33,10 +35,10 @@ def train(make_optimizer):
         def tower():
             context = get_current_tower_context()
             model = tf_keras.Sequential([
-                tf_keras.layers.Dense(4, name="dense"),
-                tf_keras.layers.BatchNormalization(momentum=0.5, name="norm"),
-                tf_keras.layers.Dense(1, name="out"),
-            ], name="model")
+                tf_keras.layers.Dense(4, name=name("dense")),
+                tf_keras.layers.BatchNormalization(momentum=0.5, name=name("norm")),
+                tf_keras.layers.Dense(1, name=name("out")),
+            ], name=name("model"))
             shard = tf.constant(np.split(data, 2)[context.index])
             out = model(shard, training=True)
             out = v1.layers.batch_normalization(out, training=True, name="legacy")
@@ -74,6 +76,7 @@ def refusal(make_optimizer):
 print(json.dumps({
     "v1 momentum": train(lambda: v1.train.MomentumOptimizer(0.1, 0.9)),
     "tf_keras legacy": train(lambda: tf_keras.optimizers.legacy.Adam(0.1)),
+    "unnamed layers": train(lambda: tf_keras.optimizers.legacy.Adam(0.1), named=False),
     "refused": refusal(lambda: tf_keras.optimizers.Adam(0.1)),
 }))
 """
@@ -94,7 +97,9 @@ def trained():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("optimizer", ["v1 momentum", "tf_keras legacy"])
+@pytest.mark.parametrize(
+    "optimizer", ["v1 momentum", "tf_keras legacy", "unnamed layers"]
+)
 def test_replicas_of_a_tf_keras_model_train_alike(trained, optimizer):
     run = trained[optimizer]
     np.testing.assert_array_equal(*run["trained"])

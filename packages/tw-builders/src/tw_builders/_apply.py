@@ -23,6 +23,8 @@ from tw_core import (
     merge_grad_list,
     orders_effects,
     override_to_local_variable,
+    record_variables,
+    tower_build,
     without_autograph,
 )
 from tw_reduce import aggregate_grads_colocate
@@ -60,10 +62,11 @@ def apply_gradients(
     variables = [trainable_variables(replica) for replica in replicas]
     pairs = merge_grad_list(grads, variables)
     check_grad_list(pairs, caller="apply_gradients")
-    ops = [
-        _apply_in_tower(tower, optimizer, own)
-        for tower, optimizer, own in zip(towers, optimizers, pairs, strict=True)
-    ]
+    with tower_build():
+        ops = [
+            _apply_in_tower(tower, optimizer, own)
+            for tower, optimizer, own in zip(towers, optimizers, pairs, strict=True)
+        ]
     return None if orders_effects() else tf.group(*ops, name="train_op")
 
 
@@ -120,6 +123,7 @@ def _apply_in_tower(tower: Tower, optimizer: Any, pairs: Sequence[Any]) -> Any:
         tf.device(tower.device),
         tower_name_scope(tower),
         override_to_local_variable(enable=not tower.is_main),
+        record_variables(tower),
     ):
         return apply_pairs(optimizer, pairs, name="apply_grad")
 

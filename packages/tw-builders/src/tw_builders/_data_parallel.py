@@ -16,6 +16,7 @@ from tw_core import (
     builds_session_graph,
     check_known_devices,
     override_to_local_variable,
+    tower_build,
 )
 from tw_core import towers as make_towers
 
@@ -84,16 +85,17 @@ class DataParallelBuilder:
             [tower.device for tower in built], caller="call_for_each_tower"
         )
         results = []
-        for k, tower in enumerate(built):
-            device = tower.device if devices is None else devices[k]
-            own_variables = bool(use_vs[k]) if use_vs is not None else False
-            _log.info("Building %s on %s", tower.name, device)
-            with (
-                tf.compat.v1.device(device),
-                _tower_context(tower.index, tower.total, own_variables),
-                override_to_local_variable(enable=own_variables),
-            ):
-                results.append(func())
+        with tower_build():
+            for k, tower in enumerate(built):
+                device = tower.device if devices is None else devices[k]
+                own_variables = bool(use_vs[k]) if use_vs is not None else False
+                _log.info("Building %s on %s", tower.name, device)
+                with (
+                    tf.compat.v1.device(device),
+                    _tower_context(tower.index, tower.total, own_variables),
+                    override_to_local_variable(enable=own_variables),
+                ):
+                    results.append(func())
         return results
 
     @staticmethod

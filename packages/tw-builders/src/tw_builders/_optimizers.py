@@ -17,6 +17,8 @@ from tw_core import (
     leave_no_summaries,
     orders_effects,
     override_to_local_variable,
+    record_variables,
+    tower_build,
 )
 
 _T = TypeVar("_T")
@@ -49,7 +51,8 @@ def make_optimizers(
       TypeError: a call returned no optimizer, or in a session graph a Keras 3
         optimizer.
     """
-    optimizers = [_make(tower, get_opt_fn) for tower in towers]
+    with tower_build():
+        optimizers = [_make(tower, get_opt_fn) for tower in towers]
     check_optimizers(optimizers, caller="make_optimizers")
     if replicas is not None and tf.executing_eagerly():
         for tower, optimizer, replica in zip(towers, optimizers, replicas, strict=True):
@@ -145,6 +148,7 @@ def _make(tower: Tower, get_opt_fn: Callable[[], _T]) -> _T:
         override_to_local_variable(enable=not tower.is_main),
         leave_no_summaries(enable=not tower.is_main),
         tower_name_scope(tower),
+        record_variables(tower),
     ):
         return get_opt_fn()
 

@@ -108,14 +108,16 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
         self.grads = merge_grad_list(reduced, all_vars)
         optimizers = make_optimizers(self._towers, get_opt_fn)
         train_op = apply_gradients(self._towers, reduced, all_vars, optimizers)
-        post_init_op = self.get_post_init_ops() if len(self.towers) > 1 else None
+        post_init_op = build_sync_op(all_vars) if len(self.towers) > 1 else None
         return train_op, post_init_op
 
     @staticmethod
     def get_post_init_ops() -> tf.Operation:
         """Builds the op that copies tower 0's variables to the replicas.
 
-        Variables that cannot be copied are named in the log.
+        Variables are matched by which tower made them. Those that cannot be copied are
+        named in the log. In an imported graph, which does not tell who made them, local
+        variables are matched by name and said so in the log.
 
         Raises:
           ValueError: a trainable variable that cannot be copied.

@@ -49,6 +49,12 @@ if TYPE_CHECKING:
     )
     from tw_core._tower_func import TowerFunc
     from tw_core._tower_handles import TowerHandle, TowerHandles
+    from tw_core._tower_variables import (
+        VariableOrigin,
+        record_variables,
+        tower_build,
+        variable_origin,
+    )
     from tw_core._variable_policies import Replicated, Shared
     from tw_core._variable_store import VariableStore
 
@@ -70,6 +76,7 @@ __all__ = [
     "TowerHandles",
     "TrainTowerContext",
     "Transfer",
+    "VariableOrigin",
     "VariableStore",
     "available_devices",
     "builds_session_graph",
@@ -87,14 +94,17 @@ __all__ = [
     "orders_effects",
     "override_to_local_variable",
     "placement",
+    "record_variables",
     "replica_device_setter",
     "replicate",
     "session_config",
     "split_grad_list",
     "sum_duplicate_rows",
+    "tower_build",
     "towers",
     "traces_function",
     "use_logical_cpus",
+    "variable_origin",
     "without_autograph",
 ]
 
@@ -131,6 +141,12 @@ _HOMES = {
     "_tower_context": ["PredictTowerContext", "TowerContext", "TrainTowerContext"],
     "_tower_func": ["TowerFunc"],
     "_tower_handles": ["TowerHandle", "TowerHandles"],
+    "_tower_variables": [
+        "VariableOrigin",
+        "record_variables",
+        "tower_build",
+        "variable_origin",
+    ],
     "_variable_policies": ["Replicated", "Shared"],
     "_variable_store": ["VariableStore"],
 }

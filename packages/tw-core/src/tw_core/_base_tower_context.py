@@ -5,7 +5,7 @@ What training and inference towers share, in a session graph and inside a
 """
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
@@ -110,6 +110,7 @@ class BaseTowerContext(ABC):
             scopes.enter_context(self._variable_scope())
             scopes.enter_context(tower_name_scope(graph, self._name, caller=repr(self)))
             scopes.enter_context(tf.variable_creator_scope(self._new_variables))
+            scopes.enter_context(self._recording())
             scopes.enter_context(current_tower(graph, self))
             self._scopes = scopes.pop_all()
         self._graph, self._collections = graph, collections
@@ -146,6 +147,9 @@ class BaseTowerContext(ABC):
     @abstractmethod
     def _see_scope_in_force(self) -> None:
         """Notes or refuses the variable scope that the tower is entered in."""
+
+    def _recording(self) -> AbstractContextManager[Any]:
+        return nullcontext()
 
     def _reuse(self) -> bool | None:
         return None  # as the scope in force

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tw_core._copy_to_replicas import check_replicas, copy_to_replicas
 from tw_core._mode import builds_session_graph, traces_function
 from tw_core._tower import Tower, check_towers
+from tw_core._tower_variables import tower_build
 from tw_core._variable_policies import Replicated
 
 _T = TypeVar("_T")
@@ -42,7 +43,8 @@ def replicate(towers: Sequence[Tower], factory: Callable[[Tower], _T]) -> list[_
             "replicate: makes variables, and so must be called outside of the "
             "tf.function that uses them."
         )
-    replicas = [_make_replica(tower, factory) for tower in towers]
+    with tower_build():
+        replicas = [_make_replica(tower, factory) for tower in towers]
     variable_lists = [_variables_to_copy(replica) for replica in replicas]
     check_replicas(variable_lists, caller="replicate")
     if not builds_session_graph():
@@ -57,8 +59,12 @@ def _make_replica(tower: Tower, factory: Callable[[Tower], _T]) -> _T:
 
 @contextmanager
 def _own_names(tower: Tower) -> Iterator[None]:
-    if tower.is_main or not builds_session_graph():
+    if not builds_session_graph():
         yield
+        return
+    if tower.is_main:
+        with Replicated().scope(tower):
+            yield
         return
     scope = tf.compat.v1.get_default_graph().get_name_scope()
     # Ending in a slash, the name stays free for a tower context.

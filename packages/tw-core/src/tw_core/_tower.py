@@ -14,6 +14,7 @@ import tensorflow as tf
 from tw_core._autograph import without_autograph
 from tw_core._device_names import parse_device
 from tw_core._devices import check_known_devices, say_duplicates
+from tw_core._tower_variables import record_scope
 
 _T = TypeVar("_T")
 
@@ -55,7 +56,11 @@ class Tower:
     @contextmanager
     def scope(self) -> Iterator["Tower"]:
         """Places what is built inside on the tower's device, under its name."""
-        with tf.device(self.device), tf.name_scope(self.name):
+        with (
+            tf.device(self.device),
+            tf.name_scope(self.name) as ns_name,
+            record_scope(self.index, ns_name=ns_name.rstrip("/"), vs_name=""),
+        ):
             yield self
 
 

@@ -6,10 +6,14 @@ the first to build; who owns the variables and which collections are frozen
 follows from that.
 """
 
+from contextlib import AbstractContextManager
+from typing import Any
+
 import tensorflow as tf
 
 from tw_core._base_tower_context import BaseTowerContext
 from tw_core._tower_collections import frozen_keys
+from tw_core._tower_variables import record_scope
 
 
 class TrainTowerContext(BaseTowerContext):
@@ -74,6 +78,9 @@ class TrainTowerContext(BaseTowerContext):
                 f"{self}: makes its own variables, but the variable scope in force "
                 "has reuse=True. Leave that scope first."
             )
+
+    def _recording(self) -> AbstractContextManager[Any]:
+        return record_scope(self.index, ns_name=self._name, vs_name=self._vs_name)
 
     def _reuse(self) -> bool | None:
         return None if self.has_own_variables else True

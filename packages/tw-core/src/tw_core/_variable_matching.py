@@ -1,8 +1,9 @@
 """Which variables of one tower are which of another's, by name where names tell.
 
-Variables that towers share have one name, replicas' are called ``tower1/w``.
-Models that were built apart are named by whoever built them, and Keras numbers
-their layers on: ``dense/kernel`` in one, ``dense_1/kernel`` in the next.
+Variables that towers share have one name. A graph records what each of its towers
+made; elsewhere replicas are called ``tower1/w``. Models that were built apart are named
+by whoever built them, and Keras numbers their layers on: ``dense/kernel`` in one,
+``dense_1/kernel`` in the next.
 """
 
 import re
@@ -10,18 +11,46 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+
+from tw_core._tower_variables import has_record, variable_origin
+
 _TOWER = re.compile(r"(^|/)tower\d+(?=/)")
-_NUMBER = re.compile(r"_?\d+(?=/|$)")
+_NUMBER = re.compile(r"_?\d+(_\d+)*(?=/|$)")
 
 
 def base_name(variable: Any) -> str:
-    """Names a variable without its tower's prefix and without ``":0"``."""
+    """Names a variable as tower 0 does, without ``":0"``.
+
+    Where nothing is known of who made it, that is its name without a tower's prefix.
+    """
+    origin = variable_origin(variable)
+    if origin is not None:
+        return origin.original
     name = str(getattr(variable, "path", None) or variable.name)
     return _TOWER.sub("", name.split(":")[0]).lstrip("/")
 
 
 def owning_tower(variable: Any) -> int:
-    """Tells whose a variable is by its tower's prefix: tower 0's without one."""
+    """Tells whose a variable of a graph is: tower 0's where no other tower made it."""
+    origin = variable_origin(variable)
+    if origin is None and _may_be_a_replica(variable):
+        return _tower_in_name(variable)
+    return 0 if origin is None else origin.tower
+
+
+def _may_be_a_replica(variable: Any) -> bool:
+    # Replicas are local variables; a scope of the model may be called tower1 as well.
+    if has_record(variable):
+        return False
+    graph = getattr(variable, "graph", None)
+    if graph is None:
+        return True
+    local = graph.get_collection(tf.compat.v1.GraphKeys.LOCAL_VARIABLES)
+    return any(variable is other for other in local)
+
+
+def _tower_in_name(variable: Any) -> int:
     found = _TOWER.search(variable.name)
     return int(found[0].rpartition("tower")[2]) if found else 0
 
@@ -69,6 +98,8 @@ def _names_tell(variables: Sequence[Sequence[Any]], names: list[list[str]]) -> b
 
 
 def _is_prefixed(variable: Any) -> bool:
+    if variable_origin(variable) is not None:
+        return True
     name = str(getattr(variable, "path", None) or variable.name)
     return _TOWER.search(name) is not None
 

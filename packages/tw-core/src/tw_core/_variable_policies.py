@@ -4,6 +4,7 @@ A policy is entered around the model code of one tower. ``VariableStore`` gives
 the same two policies a meaning in ``tf.function``.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from tw_core._device_names import parse_device
 from tw_core._least_loaded import LeastLoadedDeviceSetter
 from tw_core._local_variables import override_to_local_variable
 from tw_core._tower import Tower
+from tw_core._tower_variables import record_scope
 from tw_core._variable_matching import owning_tower
 
 
@@ -85,18 +87,35 @@ class Replicated:
         """
         _check_builds_a_graph(self)
         if tower.is_main:
-            yield
+            with record_scope(0, ns_name=_name_scope_of(tower), vs_name=""):
+                yield
             return
+        v1 = tf.compat.v1
         with (
-            tf.compat.v1.variable_scope(tower.name, auxiliary_name_scope=False),
+            v1.variable_scope(tower.name, auxiliary_name_scope=False) as scope,
             override_to_local_variable(),
+            record_scope(
+                tower.index, ns_name=_name_scope_of(tower), vs_name=scope.name
+            ),
         ):
             yield
 
     def trainable_variables(self, tower: Tower) -> list[tf.Variable]:
-        """Lists the graph's trainable variables that are ``tower``'s own."""
+        """Lists the graph's trainable variables that are ``tower``'s own.
+
+        Those that no tower made are tower 0's. In an imported graph, which does not
+        tell who made a variable, local ones go by the ``tower<k>`` in their name.
+        """
         variables = tf.compat.v1.trainable_variables()
         return [v for v in variables if owning_tower(v) == tower.index]
+
+
+def _name_scope_of(tower: Tower) -> str:
+    """Finds the open name scope of ``tower``, with those around it, if any."""
+    parts = tf.compat.v1.get_default_graph().get_name_scope().split("/")
+    is_tower = [re.fullmatch(rf"{tower.name}(_\d+)?", part) for part in parts]
+    depth = next((i + 1 for i, found in enumerate(is_tower) if found), 0)
+    return "/".join(parts[:depth])
 
 
 def _check_builds_a_graph(policy: Shared | Replicated) -> None:

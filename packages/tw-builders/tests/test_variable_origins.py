@@ -1,0 +1,242 @@
+"""The sync op goes by who made a variable, whatever the model's scopes are called."""
+
+import logging
+from functools import partial
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_builders import (
+    SyncMultiGPUReplicatedBuilder,
+    apply_gradients,
+    make_optimizers,
+)
+from tw_core import (
+    Replicated,
+    copy_to_replicas,
+    get_current_tower_context,
+    map_towers,
+    replicate,
+    split_grad_list,
+    towers,
+)
+from tw_core.testing import CPUS
+
+v1 = tf.compat.v1
+SCOPES = ["tower0", "tower1", "tower2", "a"]
+OPTIMIZERS = {
+    "momentum": partial(v1.train.MomentumOptimizer, 0.1, 0.9),
+    "adam": partial(v1.train.AdamOptimizer, 0.1),
+    "ftrl": partial(v1.train.FtrlOptimizer, 0.1),
+}
+INIT = [v1.global_variables_initializer, v1.local_variables_initializer]
+
+
+def gradients(variables):
+    loss = tf.add_n([tf.reduce_sum(v**2) for v in variables])
+    return list(zip(tf.gradients(loss, variables), variables, strict=True))
+
+
+def model():
+    """Small and large variables in scopes that are called as towers are."""
+    made = []
+    for scope in SCOPES:
+        with v1.variable_scope(scope):
+            made.append(v1.get_variable("w", [2]))
+            v1.get_variable("mean", [3], trainable=False)
+    made.append(v1.get_variable("large", [17_000]))
+    return made
+
+
+def build(num_towers, optimizer, tower_fn=None, mode="cpu"):
+    builder = SyncMultiGPUReplicatedBuilder(list(CPUS[:num_towers]), True, mode)
+    grads = builder.call_for_each_tower(tower_fn or (lambda: gradients(model())))
+    train_op, sync = builder.build(grads, OPTIMIZERS[optimizer])
+    return grads, train_op, sync
+
+
+def new_session():
+    return v1.Session(config=v1.ConfigProto(device_count={"CPU": len(CPUS)}))
+
+
+def number_all(session, variables):
+    """Gives every variable values of its own."""
+    for number, variable in enumerate(variables):
+        variable.load(np.full(variable.shape, number + 1.0, np.float32), session)
+    return {v.name: session.run(v) for v in variables}
+
+
+def expect_copies(session, sync, originals, copies):
+    """Checks that ``sync`` leaves originals alone and copies each to its copies."""
+    want = number_all(session, [*originals, *copies])
+    session.run(sync)
+    for original in originals:
+        np.testing.assert_array_equal(session.run(original), want[original.name])
+    for copy in copies:
+        original = copy.name.partition("/")[2]
+        np.testing.assert_array_equal(session.run(copy), want[original], copy.name)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("num_towers", [2, 3])
+def test_a_model_with_scopes_called_as_towers_keeps_its_weights(num_towers, optimizer):
+    with tf.Graph().as_default(), new_session() as session:
+        _, _, sync = build(num_towers, optimizer)
+        originals, copies = v1.global_variables(), v1.local_variables()
+        assert len(copies) == (num_towers - 1) * len(originals)
+        session.run([make() for make in INIT])
+        expect_copies(session, sync, originals, copies)
+
+
+def test_such_a_model_keeps_its_weights_after_a_restore(tmp_path):
+    with tf.Graph().as_default(), new_session() as session:
+        grads, train_op, sync = build(2, "adam")
+        saver = v1.train.Saver()
+        session.run([make() for make in INIT])
+        session.run(sync)
+        session.run(train_op)
+        path = saver.save(session, str(tmp_path / "model"))
+        want = session.run([v for _, v in grads[0]])
+        session.run(train_op)
+        saver.restore(session, path)
+        session.run(sync)
+        for own in grads:
+            got = session.run([v for _, v in own])
+            for one, other in zip(got, want, strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+def test_moving_averages_made_anywhere_follow_their_variable():
+    def tower():
+        pairs = gradients(model())
+        tf.train.ExponentialMovingAverage(0.5).apply([v for _, v in pairs])
+        return pairs
+
+    with tf.Graph().as_default(), new_session() as session:
+        builder = SyncMultiGPUReplicatedBuilder(list(CPUS[:2]), True, "cpu")
+        grads = builder.call_for_each_tower(tower)
+        everywhere = [v for own in grads for _, v in own]
+        outside = tf.train.ExponentialMovingAverage(0.5, name="outside")
+        outside.apply(everywhere)
+        builder.build(grads, OPTIMIZERS["momentum"])
+        session.run([make() for make in INIT])
+        variables = [*v1.global_variables(), *v1.local_variables()]
+        before = number_all(session, variables)
+        session.run(builder.get_post_init_ops())
+        after = {v.name: session.run(v) for v in variables}
+    for (_, original), (_, copy) in zip(*grads, strict=True):
+        for suffix in ("outside", "ExponentialMovingAverage", "Momentum"):
+            [first] = [n for n in before if n == f"{original.op.name}/{suffix}:0"]
+            names = {f"{copy.op.name}/{suffix}:0", f"tower1/{copy.op.name}/{suffix}:0"}
+            [second] = names & set(before)
+            np.testing.assert_array_equal(after[first], before[first])
+            np.testing.assert_array_equal(after[second], before[first])
+
+
+def test_slots_made_outside_of_towers_follow_their_variable():
+    with tf.Graph().as_default(), new_session() as session:
+        builder = SyncMultiGPUReplicatedBuilder(list(CPUS[:2]), True, "cpu")
+        grads = builder.call_for_each_tower(lambda: gradients(model()))
+        OPTIMIZERS["momentum"]().apply_gradients(
+            [pair for own in grads for pair in own]
+        )
+        sync = builder.get_post_init_ops()
+        session.run([make() for make in INIT])
+        slots = [v for v in v1.global_variables() if "Momentum" in v.name]
+        before = number_all(session, slots)
+        session.run(sync)
+        for (_, original), (_, copy) in zip(*grads, strict=True):
+            want = before[f"{original.op.name}/Momentum:0"]
+            [got] = [v for v in slots if v.name == f"{copy.op.name}/Momentum:0"]
+            np.testing.assert_array_equal(session.run(got), want)
+
+
+def test_variables_that_tensorflow_numbers_follow_their_order():
+    """As Keras's layers: the same names do not come back in another tower."""
+
+    def tower():
+        v1.get_variable("v", initializer=5.0, trainable=False)
+        made = [tf.Variable([float(k)], name="v") for k in range(3)]
+        index = get_current_tower_context().index
+        made += [tf.Variable([9.0 - k], name=f"dense_{2 * index + k}") for k in (0, 1)]
+        return gradients(made)
+
+    with tf.Graph().as_default(), new_session() as session:
+        grads, _, sync = build(2, "adam", tower)
+        session.run([make() for make in INIT])
+        number_all(session, v1.global_variables())
+        session.run(sync)
+        first, second = (session.run([v for _, v in own]) for own in grads)
+        np.testing.assert_array_equal(first, second)
+        assert len({float(v[0]) for v in first}) == len(first)
+
+
+def test_a_policys_scopes_and_functions_on_towers_are_told_apart_as_well():
+    ours = towers(list(CPUS[:2]))
+
+    def tower_pairs(tower):
+        with Replicated().scope(tower):
+            return gradients(model())
+
+    with tf.Graph().as_default(), new_session() as session:
+        with v1.variable_scope("outer"):
+            grads, variables = split_grad_list(map_towers(tower_pairs, ours))
+        for tower, own in zip(ours, variables, strict=True):
+            assert Replicated().trainable_variables(tower) == own
+        optimizers = make_optimizers(ours, OPTIMIZERS["momentum"])
+        apply_gradients(ours, grads, variables, optimizers)
+        sync = SyncMultiGPUReplicatedBuilder.get_post_init_ops()
+        session.run([make() for make in INIT])
+        everything = [*v1.global_variables(), *v1.local_variables()]
+        before = number_all(session, everything)
+        session.run(sync)
+        for original, copy in zip(*variables, strict=True):
+            for suffix in ("", "/Momentum"):
+                want = before[f"{original.op.name}{suffix}:0"]
+                [got] = [v for v in everything if v.name == f"{copy.op.name}{suffix}:0"]
+                np.testing.assert_array_equal(session.run(got), want)
+
+
+def test_a_replicated_model_knows_each_towers_variables():
+    class Model(tf.Module):
+        def __init__(self):
+            super().__init__()
+            with tf.name_scope("tower1"):
+                self.w = tf.Variable([1.0, 2.0], name="w")
+
+    ours = towers(list(CPUS[:2]))
+    with tf.Graph().as_default(), new_session() as session:
+        models = replicate(ours, lambda tower: Model())
+        for tower, built in zip(ours, models, strict=True):
+            assert Replicated().trainable_variables(tower) == [built.w]
+        session.run([make() for make in INIT])
+        models[0].w.load([7.0, 8.0], session)
+        session.run(SyncMultiGPUReplicatedBuilder.get_post_init_ops())
+        np.testing.assert_array_equal(session.run(models[0].w), [7.0, 8.0])
+        np.testing.assert_array_equal(session.run(models[1].w), [7.0, 8.0])
+        copy_to_replicas([[model.w] for model in models])
+
+
+def test_an_imported_graph_goes_by_the_names_of_local_variables(caplog, tmp_path):
+    with tf.Graph().as_default():
+        build(2, "adam")
+        v1.train.export_meta_graph(str(tmp_path / "graph.meta"))
+    with tf.Graph().as_default(), new_session() as session:
+        v1.train.import_meta_graph(str(tmp_path / "graph.meta"))
+        with caplog.at_level(logging.WARNING, "tw_builders"):
+            sync = SyncMultiGPUReplicatedBuilder.get_post_init_ops()
+        assert "does not tell which tower made a variable" in caplog.text
+        assert "'tower1/tower1/w': 'tower1/w'" in caplog.text
+        session.run([make() for make in INIT])
+        expect_copies(session, sync, v1.global_variables(), v1.local_variables())
+        own = Replicated().trainable_variables(towers(list(CPUS[:2]))[1])
+        assert own == v1.trainable_variables()[len(own) :]
+        assert all(v.name.startswith("tower1/") for v in own)
+
+
+def test_exporting_a_graph_with_towers_warns_of_nothing(caplog, tmp_path):
+    with tf.Graph().as_default(), caplog.at_level(logging.WARNING):
+        build(2, "adam")
+        v1.train.export_meta_graph(str(tmp_path / "graph.meta"))
+    assert "serializ" not in caplog.text

@@ -1,0 +1,225 @@
+"""A graph knows which tower made a variable, and what tower 0 calls it."""
+
+import gc
+import weakref
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tw_core import (
+    Replicated,
+    Shared,
+    TrainTowerContext,
+    VariableOrigin,
+    check_grad_list,
+    map_towers,
+    record_variables,
+    replicate,
+    tower_build,
+    towers,
+    variable_origin,
+)
+from tw_core.testing import CPUS
+
+v1 = tf.compat.v1
+OURS = towers(list(CPUS[:3]))
+
+
+def in_contexts(tower_fn):
+    """Calls ``tower_fn`` in the context of each tower; returns what each returns."""
+    results = []
+    with tower_build():
+        for k in range(3):
+            vs_name = f"tower{k}" if k else ""
+            with TrainTowerContext(f"tower{k}", vs_name, index=k, total=3):
+                results.append(tower_fn())
+    return results
+
+
+def in_policies(tower_fn):
+    """The same, under ``Replicated``."""
+
+    def build(tower):
+        with Replicated().scope(tower):
+            return tower_fn()
+
+    return map_towers(build, OURS)
+
+
+def in_policies_of_an_outer_scope(tower_fn):
+    with v1.variable_scope("outer"):
+        return in_policies(tower_fn)
+
+
+each_way = pytest.mark.parametrize(
+    "build", [in_contexts, in_policies, in_policies_of_an_outer_scope]
+)
+
+
+def expect_counterparts(made):
+    """Checks that variable m of each tower is told to be that of tower 0."""
+    for k, own in enumerate(made):
+        for variable, original in zip(own, made[0], strict=True):
+            want = VariableOrigin(k, original.name.removesuffix(":0"))
+            assert variable_origin(variable) == want
+
+
+@each_way
+def test_scopes_of_the_model_are_told_from_towers(graph, build):
+    def model():
+        return [v1.get_variable(f"tower{k}/w", [2]) for k in range(3)]
+
+    expect_counterparts(build(model))
+
+
+@each_way
+def test_variables_named_by_name_scopes_and_by_variable_scopes(graph, build):
+    def model():
+        with tf.name_scope("layer"), v1.variable_scope("block"):
+            return [
+                v1.get_variable("v", [2]),
+                tf.Variable(1.0, name="v"),
+                tf.Variable(2.0, name="v"),
+                v1.Variable(3.0, name="tower1"),
+            ]
+
+    expect_counterparts(build(model))
+
+
+@each_way
+def test_numbers_that_count_on_are_told_by_order(graph, build):
+    numbers = iter(range(6))
+
+    def model():
+        return [tf.Variable(1.0, name=f"dense_{next(numbers)}") for _ in range(2)]
+
+    expect_counterparts(build(model))
+
+
+@each_way
+def test_names_go_before_order(graph, build):
+    orders = iter([["left_1", "left_2"], ["left_2", "left_1"], ["left_1", "left_2"]])
+
+    def model():
+        made = {name: v1.get_variable(name, [2]) for name in next(orders)}
+        return [made[name] for name in sorted(made)]
+
+    expect_counterparts(build(model))
+
+
+def test_a_variable_that_only_one_tower_has_is_its_own(graph):
+    towers_left = iter(range(3))
+
+    def model():
+        names = ["a", "b_1", "b_2"] if next(towers_left) == 1 else ["a", "b_3"]
+        return [v1.get_variable(name, [2]) for name in names]
+
+    _, made, _ = in_contexts(model)
+    assert variable_origin(made[0]) == VariableOrigin(1, "a")
+    assert variable_origin(made[1]) == VariableOrigin(1, "tower1/b_1")
+
+
+def test_builds_of_other_numbers_of_towers_are_told_apart(graph):
+    def build(count):
+        made = []
+        with tower_build():
+            for tower in OURS[:count]:
+                with record_variables(tower), tf.name_scope(f"{tower.name}/"):
+                    made.append([tf.Variable(1.0, name="power")])
+        return made
+
+    first, second = build(1), build(3)
+    expect_counterparts(first)
+    expect_counterparts(second)
+
+
+def test_slots_and_averages_follow_their_variable(graph):
+    made = in_contexts(lambda: [v1.get_variable(f"tower{k}/w", [2]) for k in range(2)])
+    everything = [v for own in made for v in own]
+    one = tf.ones([2])
+    v1.train.AdamOptimizer(0.1).apply_gradients([(one, v) for v in everything])
+    average = tf.train.ExponentialMovingAverage(0.9)
+    average.apply(everything)
+    for k, own in enumerate(made):
+        for variable, original in zip(own, made[0], strict=True):
+            name = f"{original.op.name}/ExponentialMovingAverage"
+            assert variable_origin(average.average(variable)) == VariableOrigin(k, name)
+    [slot] = [v for v in v1.global_variables() if v.name == "tower1/tower0/w/Adam_1:0"]
+    assert variable_origin(slot) == VariableOrigin(1, "tower0/w/Adam_1")
+
+
+def test_keras_models_of_a_session_graph_are_copies(graph):
+    def factory(tower):
+        return keras.Sequential(
+            [keras.Input([3]), keras.layers.Dense(4), keras.layers.Dense(1)]
+        )
+
+    models = replicate(OURS, factory)
+    expect_counterparts([[v.value for v in model.variables] for model in models])
+    assert variable_origin(models[2].variables[0]).tower == 2
+
+
+def test_shared_variables_are_tower_0s(graph):
+    def build(tower):
+        with Shared().scope(tower):
+            return v1.get_variable("tower1/w", [2])
+
+    made = map_towers(build, OURS)
+    assert variable_origin(made[2]) == VariableOrigin(0, "tower1/w")
+
+
+def test_what_no_tower_made_has_no_origin(graph):
+    assert variable_origin(v1.get_variable("tower1/w", [2])) is None
+    in_contexts(lambda: v1.get_variable("v", [2]))
+    assert variable_origin(v1.get_variable("tower2/w", [2])) is None
+
+
+def test_eager_variables_have_no_origin():
+    with OURS[1].scope():
+        assert variable_origin(tf.Variable(1.0, name="tower1/w")) is None
+
+
+def test_wrapped_graph_code_is_told_apart():
+    origins = []
+
+    def wrapped():
+        made = in_policies(lambda: v1.get_variable("tower1/w", [2]))
+        origins.extend(variable_origin(v) for v in made)
+        for tower, variable in zip(OURS, made, strict=True):
+            assert [v is variable for v in Replicated().trainable_variables(tower)] == [
+                True
+            ]
+        return tf.constant(0)
+
+    v1.wrap_function(wrapped, [])
+    assert origins == [VariableOrigin(k, "tower1/w") for k in range(3)]
+
+
+def test_variables_made_in_a_branch_are_recorded_in_the_graph(graph):
+    def branch():
+        made.extend(in_policies(lambda: [tf.Variable(1.0, name="v")]))
+        return tf.constant(0)
+
+    made = []
+    tf.cond(tf.constant(True), branch, lambda: tf.constant(0))
+    assert [variable_origin(v).tower for own in made for v in own] == [0, 1, 2]
+
+
+def test_gradients_in_another_order_are_refused_whatever_scopes_are_called(graph):
+    made = in_contexts(lambda: [v1.get_variable(f"tower{k}/w", [2]) for k in range(2)])
+    one = tf.ones([2])
+    pairs = [[(one, v) for v in own] for own in made]
+    check_grad_list(pairs)
+    pairs[1].reverse()
+    with pytest.raises(ValueError, match=r"tower 1 has the order \['tower1/w', 'tow"):
+        check_grad_list(pairs)
+
+
+def test_a_graph_with_a_record_can_be_freed():
+    with tf.Graph().as_default() as graph:
+        in_contexts(lambda: v1.get_variable("w", [2]))
+        gone = weakref.ref(graph)
+    del graph
+    gc.collect()
+    assert gone() is None
