@@ -2,6 +2,8 @@
 
 from functools import partial
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -97,6 +99,65 @@ def test_towers_with_other_gradients_are_refused(make):
         one = tf.ones([2])
         with pytest.raises(ValueError, match=r"b is missing from towers \[1\]"):
             make(TWO).build([[(one, w), (one, b)], [(one, w)]], descend)
+
+
+def test_replicas_that_share_variables_are_refused_by_name_and_tower():
+    with tf.Graph().as_default():
+        w, b = v1.get_variable("w", [2]), v1.get_variable("b", [2])
+
+        def tower():
+            own = v1.get_variable("own", [2])
+            loss = tf.reduce_sum(w**2 + b**2 + own**2)
+            return list(zip(tf.gradients(loss, [w, b, own]), [w, b, own], strict=True))
+
+        built = SyncMultiGPUReplicatedBuilder(list(CPUS[:3]), True, "cpu")
+        grads = built.call_for_each_tower(tower)
+        with pytest.raises(ValueError, match=r"Builder\.build: every tower") as error:
+            built.build(grads, descend)
+    for name in ("w:0", "b:0"):
+        assert f"{name} is one variable in towers [0, 1, 2], and would" in str(
+            error.value
+        )
+    assert "own:0" not in str(error.value)
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+def test_one_keras_model_for_two_towers_is_refused(in_function):
+    ours, start = towers(list(CPUS[:3])), np.ones([3, 1], np.float32)
+    one, other = (keras.Sequential([keras.layers.Dense(1)]) for _ in range(2))
+    for model in (one, other):
+        model.build([None, 3])
+        model.layers[0].set_weights([start, start[0]])
+    models = [one, other, one]
+    optimizers = make_optimizers(ours, partial(keras.optimizers.SGD, 0.1))
+
+    def step():
+        grads = [[tf.ones([3, 1]), tf.ones([1])] for _ in models]
+        apply_gradients(ours, grads, models, optimizers)
+
+    with pytest.raises(
+        ValueError, match=r"kernel:0 is one variable in towers \[0, 2\]"
+    ):
+        (tf.function(step, autograph=False) if in_function else step)()
+    np.testing.assert_array_equal(one.get_weights()[0], start)
+
+
+@pytest.mark.parametrize("name", ["parameter server", "asynchronous"])
+def test_towers_with_variables_of_their_own_are_refused_where_they_share(name):
+    with tf.Graph().as_default():
+        grads = BUILDERS["replicated"](TWO).call_for_each_tower(tower_pairs)
+        with pytest.raises(
+            ValueError, match=r"w is a variable of their own in towers \[1\]"
+        ):
+            BUILDERS[name](TWO).build(grads, descend)
+
+
+def test_shared_gradients_refuse_variables_of_their_own():
+    first, second = tf.Variable([1.0], name="w"), tf.Variable([1.0], name="w")
+    with pytest.raises(ValueError, match=r"w is a variable of their own in towers"):
+        apply_shared_gradients(
+            [[(tf.ones(1), first)], [(tf.ones(1), second)]], descend()
+        )
 
 
 @each_builder

@@ -132,7 +132,58 @@ def test_none_passes_where_it_is_allowed(where):
     check_grad_list(pairs, allow_none=True)
 
 
+@MODES
+def test_variables_of_their_own_and_shared_ones_pass_where_they_are_wanted(mode):
+    def body():
+        own, shared = [tower(), tower("tower1/")], [tower()] * 2
+        check_grad_list(own, variables="own")
+        check_grad_list(shared, variables="shared")
+        check_grad_list(shared[:1], variables="own")
+        check_grad_list(shared[:1], variables="shared")
+
+    in_mode(mode, body)
+
+
 # What is refused.
+
+
+@MODES
+def test_every_shared_variable_is_named_where_each_tower_must_have_its_own(mode):
+    def body():
+        (one, a), (two, b), (three, c) = tower(names="abc")
+        copies = tower("tower1/", names="abc")
+        pairs = [
+            [(one, a), (two, b), (three, c)],
+            copies,
+            [(one, a), copies[1], (three, c)],
+        ]
+        found = problems(pairs, variables="own")
+        assert [line.partition(", and would")[0] for line in found] == [
+            "a:0 is one variable in towers [0, 2]",
+            "c:0 is one variable in towers [0, 2]",
+            "tower1/b:0 is one variable in towers [1, 2]",
+        ]
+
+    in_mode(mode, body)
+
+
+@MODES
+def test_every_variable_that_is_not_shared_is_named_where_it_must_be(mode):
+    def body():
+        (one, a), (two, b) = tower()
+        copy = tower("tower1/")
+        assert problems([[(one, a), (two, b)], copy, copy], variables="shared") == [
+            f"{name} is a variable of their own in towers [1, 2], where all towers "
+            "must use tower 0's"
+            for name in "ab"
+        ]
+
+    in_mode(mode, body)
+
+
+def test_what_is_neither_own_nor_shared_is_refused():
+    with pytest.raises(ValueError, match=r"'own', 'shared' or None; got 'mine'"):
+        check_grad_list([tower()], variables="mine")
 
 
 @MODES

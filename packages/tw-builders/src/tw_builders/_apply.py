@@ -53,7 +53,8 @@ def apply_gradients(
 
     Raises:
       ValueError: lengths other than K or N, gradients that are None or differ
-        between towers, or the same optimizer twice.
+        between towers, a variable that several towers share, or the same optimizer
+        twice.
       TypeError: something that is no optimizer, or a Keras 3 one in a session
         graph.
     """
@@ -61,7 +62,7 @@ def apply_gradients(
     check_optimizers(optimizers, caller="apply_gradients")
     variables = [trainable_variables(replica) for replica in replicas]
     pairs = merge_grad_list(grads, variables)
-    check_grad_list(pairs, caller="apply_gradients")
+    check_grad_list(pairs, caller="apply_gradients", variables="own")
     with tower_build():
         ops = [
             _apply_in_tower(tower, optimizer, own)
@@ -88,11 +89,11 @@ def apply_shared_gradients(
       In a session graph the op that applies them; else None.
 
     Raises:
-      ValueError: towers that bring different gradients, or None.
+      ValueError: towers that bring different gradients or variables, or None.
       TypeError: something that is no optimizer, or a Keras 3 one in a session
         graph.
     """
-    check_grad_list(grad_list, caller="apply_shared_gradients")
+    check_grad_list(grad_list, caller="apply_shared_gradients", variables="shared")
     check_optimizer(optimizer, caller="apply_shared_gradients")
     own = [variable for _, variable in grad_list[0]]
     plain = [[(grad, as_tf_variable(v)) for grad, v in tower] for tower in grad_list]

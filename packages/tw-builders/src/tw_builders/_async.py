@@ -78,7 +78,7 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
           The training op.
 
         Raises:
-          ValueError: towers that bring different gradients, or None.
+          ValueError: towers that bring different gradients or variables, or None.
           TypeError: no optimizer, or a Keras 3 one.
           RuntimeError: in eager mode or a ``tf.function``.
         """
@@ -111,8 +111,8 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
           K ops.
 
         Raises:
-          ValueError: towers that bring different gradients, or None; without
-            ``share_optimizer`` a function that returns the same object twice.
+          ValueError: towers that bring different gradients or variables, or None;
+            without ``share_optimizer`` a function that returns the same object twice.
           TypeError: no optimizer, or a Keras 3 one.
           RuntimeError: in eager mode or a ``tf.function``.
         """
@@ -137,7 +137,7 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
     def _prepare(self, grad_list: Sequence[_Pairs], *, caller: str) -> list[_Pairs]:
         check_session_graph(caller)
         check_tower_count(grad_list, len(self.towers), caller=caller)
-        check_grad_list(grad_list, caller=caller)
+        check_grad_list(grad_list, caller=caller, variables="shared")
         if not self._scale_gradient or len(grad_list) == 1:
             return list(grad_list)
         return [

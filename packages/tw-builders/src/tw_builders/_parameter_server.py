@@ -77,14 +77,14 @@ class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
           The training op.
 
         Raises:
-          ValueError: towers that bring different gradients, or None.
+          ValueError: towers that bring different gradients or variables, or None.
           TypeError: no optimizer, or a Keras 3 one.
           RuntimeError: in eager mode or a ``tf.function``.
         """
         caller = "SyncMultiGPUParameterServerBuilder.build"
         check_session_graph(caller)
         check_tower_count(grad_list, len(self.towers), caller=caller)
-        check_grad_list(grad_list, caller=caller)
+        check_grad_list(grad_list, caller=caller, variables="shared")
         self.grads = aggregate_grads_colocate(grad_list, average=True)
         optimizer = get_opt_fn()
         check_optimizer(optimizer, caller=caller)

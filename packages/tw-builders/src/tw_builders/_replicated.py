@@ -94,15 +94,16 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
           ``SyncVariablesHook``.
 
         Raises:
-          ValueError: towers that bring different gradients, or None; a function
-            that returns the same optimizer twice.
+          ValueError: towers that bring different gradients, or None; a variable
+            that several towers share; a function that returns the same optimizer
+            twice.
           TypeError: no optimizer, or a Keras 3 one.
           RuntimeError: in eager mode or a ``tf.function``.
         """
         caller = "SyncMultiGPUReplicatedBuilder.build"
         check_session_graph(caller)
         check_tower_count(grad_list, len(self.towers), caller=caller)
-        check_grad_list(grad_list, caller=caller)
+        check_grad_list(grad_list, caller=caller, variables="own")
         all_grads, all_vars = split_grad_list(grad_list)
         reduced = self._reduce(all_grads)
         self.grads = merge_grad_list(reduced, all_vars)

@@ -11,6 +11,7 @@ from tw_core._variable_kinds import (
     refuse_reference_variables,
     tf_variable,
 )
+from tw_core._variable_matching import shared_variables
 
 
 @without_autograph
@@ -85,14 +86,9 @@ def _check_counts(variable_lists: Sequence[Sequence[Any]], caller: str) -> None:
 
 
 def _check_none_is_shared(variable_lists: Sequence[Sequence[Any]], caller: str) -> None:
-    towers_of: dict[tuple[int, str], list[int]] = {}
-    for k, variables in enumerate(variable_lists):
-        for variable in {id(v): v for v in map(tf_variable, variables)}.values():
-            towers_of.setdefault((id(variable), variable.name), []).append(k)
     shared = [
         f"{name} in towers {towers}"
-        for (_, name), towers in towers_of.items()
-        if len(towers) > 1
+        for name, towers in shared_variables(variable_lists)
     ]
     if shared:
         raise ValueError(

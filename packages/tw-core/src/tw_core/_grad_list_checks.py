@@ -1,7 +1,7 @@
 """Checks that all towers bring the same gradients, and names all that do not."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -12,12 +12,20 @@ from tw_core._variable_kinds import (
     reference_variables_named,
     tf_variable,
 )
-from tw_core._variable_matching import base_name, variable_mismatches
+from tw_core._variable_matching import (
+    base_name,
+    shared_variables,
+    variable_mismatches,
+)
 
 
 @without_autograph
 def check_grad_list(
-    grad_list: GradList, *, caller: str = "check_grad_list", allow_none: bool = False
+    grad_list: GradList,
+    *,
+    caller: str = "check_grad_list",
+    allow_none: bool = False,
+    variables: Literal["own", "shared"] | None = None,
 ) -> None:
     """Checks that every tower brings the same gradients in the same order.
 
@@ -30,17 +38,24 @@ def check_grad_list(
       grad_list: [K][N] pairs.
       caller: who asks; opens the message.
       allow_none: whether a gradient may be None.
+      variables: ``"own"``: every tower must have variables of its own, as replicas
+        do; ``"shared"``: all towers must have the same ones; None: either.
 
     Raises:
       ValueError: no tower, no gradient, or towers that differ in number,
-        variables, order, shape or dtype; a None; a reference variable. Every
-        offender is named.
+        variables, order, shape or dtype; a None; a reference variable; variables
+        that are shared and may not be, or are not and must be. Every offender is
+        named.
       TypeError: something that is no list of lists of pairs.
     """
+    if variables not in (None, "own", "shared"):
+        raise ValueError(
+            f"{caller}: variables must be 'own', 'shared' or None; got {variables!r}."
+        )
     _check_is_nested(grad_list, caller)
     _check_are_pairs(grad_list, caller)
     _check_is_not_empty(grad_list, caller)
-    problems = list(_problems(grad_list, allow_none=allow_none))
+    problems = list(_problems(grad_list, allow_none=allow_none, ownership=variables))
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems)
         raise ValueError(
@@ -49,16 +64,42 @@ def check_grad_list(
         )
 
 
-def _problems(grad_list: GradList, *, allow_none: bool) -> Iterator[str]:
+def _problems(
+    grad_list: GradList, *, allow_none: bool, ownership: str | None
+) -> Iterator[str]:
     _, variables = split_grad_list(grad_list)
     yield from reference_variables_named(v for tower in variables for v in tower)
     if not allow_none:
         yield from _none_gradients(grad_list)
     mismatches = variable_mismatches(variables)
     yield from mismatches
+    if ownership == "own":
+        yield from _shared(variables)
+    if ownership == "shared" and not mismatches:
+        yield from _not_shared(variables)
     if not mismatches:
         for pairs in zip(*grad_list, strict=True):
             yield from _differences(pairs)
+
+
+def _shared(variables: Sequence[Sequence[Any]]) -> list[str]:
+    return [
+        f"{name} is one variable in towers {towers}, and would be updated once for "
+        "each; make it, or the model that has it, anew in every tower, or share all "
+        "variables as with a parameter server"
+        for name, towers in shared_variables(variables)
+    ]
+
+
+def _not_shared(variables: Sequence[Sequence[Any]]) -> Iterator[str]:
+    for column in zip(*variables, strict=True):
+        first = tf_variable(column[0])
+        others = [k for k, v in enumerate(column) if tf_variable(v) is not first]
+        if others:
+            yield (
+                f"{base_name(column[0])} is a variable of their own in towers "
+                f"{others}, where all towers must use tower 0's"
+            )
 
 
 def _check_is_nested(grad_list: object, caller: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core._tower_variables import has_record, variable_origin
+from tw_core._variable_kinds import tf_variable
 
 _TOWER = re.compile(r"(^|/)tower\d+(?=/)")
 _NUMBER = re.compile(r"_?\d+(_\d+)*(?=/|$)")
@@ -53,6 +54,22 @@ def _may_be_a_replica(variable: Any) -> bool:
 def _tower_in_name(variable: Any) -> int:
     found = _TOWER.search(variable.name)
     return int(found[0].rpartition("tower")[2]) if found else 0
+
+
+def shared_variables(variables: Sequence[Sequence[Any]]) -> list[tuple[str, list[int]]]:
+    """Finds the variables that several towers have in common.
+
+    Args:
+      variables: [K][N] variables, N perhaps of each tower its own.
+
+    Returns:
+      The name of each variable that more than one tower has, and these towers.
+    """
+    towers_of: dict[int, tuple[str, list[int]]] = {}
+    for k, tower in enumerate(variables):
+        for variable in {id(v): v for v in map(tf_variable, tower)}.values():
+            towers_of.setdefault(id(variable), (variable.name, []))[1].append(k)
+    return [(name, towers) for name, towers in towers_of.values() if len(towers) > 1]
 
 
 def variable_mismatches(variables: Sequence[Sequence[Any]]) -> list[str]:
