@@ -112,7 +112,8 @@ def test_shapes_that_are_not_known_pass(graph):
 
 def test_a_variable_of_unknown_shape_passes(graph):
     w = tf.Variable(tf.zeros([2]), shape=tf.TensorShape(None))
-    check_grad_list([[(tf.zeros([2]), w)], [(tf.zeros([3]), w)]])
+    unknown = v1.placeholder(tf.float32, None)
+    check_grad_list([[(tf.zeros([2]), w)], [(unknown, w)], [(tf.zeros([2]), w)]])
 
 
 def test_scalars_pass():
@@ -231,6 +232,50 @@ def test_every_other_shape_is_named_with_all_towers_shapes(mode):
             "b, of shape (5, 2), has gradients of shapes ['(5, 2)', '(5, 4)'] in "
             "towers 0..1",
             "c, of shape (), has gradients of shapes ['()', '(1,)'] in towers 0..1",
+        ]
+
+    in_mode(mode, body)
+
+
+PARTLY_KNOWN = {
+    "length": ((None,), [(None,), (3,), (4,)]),
+    "tower 0 known": ((None,), [(3,), (None,), (4,)]),
+    "rank": (None, [None, (3,), (3, 1)]),
+    "of two": ((None, None), [(2, None), (None, 3), (4, 3)]),
+    "the variable": ((2, None), [(None, 3), (None, 4)]),
+}
+
+
+@pytest.mark.parametrize(
+    ("own", "shapes"), PARTLY_KNOWN.values(), ids=PARTLY_KNOWN.keys()
+)
+def test_shapes_known_in_part_are_compared_tower_with_tower(graph, own, shapes):
+    w = tf.Variable(
+        v1.placeholder(tf.float32, own), shape=tf.TensorShape(own), name="w"
+    )
+    pairs = [[(v1.placeholder(tf.float32, shape), w)] for shape in shapes]
+    (problem,) = problems(pairs)
+    listed = [str(tf.TensorShape(shape)) for shape in shapes]
+    assert problem == (
+        f"w, of shape {tf.TensorShape(own)}, has gradients of shapes {listed} "
+        f"in towers 0..{len(shapes) - 1}"
+    )
+
+
+def test_replicas_of_other_shapes_are_named_where_gradients_have_none(graph):
+    unknown = v1.placeholder(tf.float32, None)
+    pairs = [[(unknown, variable("w", shape))] for shape in [(2, 3), (3, 2)]]
+    assert problems(pairs) == ["w has shapes ['(2, 3)', '(3, 2)'] in towers 0..1"]
+
+
+@MODES
+def test_sparse_gradients_for_another_number_of_rows_are_named(mode):
+    def body():
+        table = variable("table", (5, 2))
+        pairs = [[(slices(3, 2, tf.constant([rows, 2])), table)] for rows in (5, 6)]
+        assert problems(pairs) == [
+            "table, of shape (5, 2), has gradients of shapes ['(5, 2)', '(6, 2)'] in "
+            "towers 0..1"
         ]
 
     in_mode(mode, body)

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_builders._gradient_shapes import ensure_gradient_shapes
 from tw_builders._optimizers import (
     as_tf_variable,
     check_optimizer,
@@ -63,10 +64,11 @@ def apply_gradients(
     variables = [trainable_variables(replica) for replica in replicas]
     pairs = merge_grad_list(grads, variables)
     check_grad_list(pairs, caller="apply_gradients", variables="own")
+    ensured = ensure_gradient_shapes(pairs)
     with tower_build():
         ops = [
             _apply_in_tower(tower, optimizer, own)
-            for tower, optimizer, own in zip(towers, optimizers, pairs, strict=True)
+            for tower, optimizer, own in zip(towers, optimizers, ensured, strict=True)
         ]
     return None if orders_effects() else tf.group(*ops, name="train_op")
 
@@ -96,7 +98,8 @@ def apply_shared_gradients(
     check_grad_list(grad_list, caller="apply_shared_gradients", variables="shared")
     check_optimizer(optimizer, caller="apply_shared_gradients")
     own = [variable for _, variable in grad_list[0]]
-    plain = [[(grad, as_tf_variable(v)) for grad, v in tower] for tower in grad_list]
+    ensured = ensure_gradient_shapes(grad_list)
+    plain = [[(grad, as_tf_variable(v)) for grad, v in tower] for tower in ensured]
     reduced = aggregate_grads_colocate(plain, average=average)
     pairs = [(grad, v) for (grad, _), v in zip(reduced, own, strict=True)]
     op = apply_pairs(optimizer, pairs, name="train_op")

@@ -11,6 +11,7 @@ from tw_builders._data_parallel import (
     check_session_graph,
     check_tower_count,
 )
+from tw_builders._gradient_shapes import ensure_gradient_shapes
 from tw_builders._optimizers import check_optimizer, make_optimizers
 from tw_builders._parameter_server import shared_variable_devices
 from tw_core import check_grad_list
@@ -138,14 +139,13 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
         check_session_graph(caller)
         check_tower_count(grad_list, len(self.towers), caller=caller)
         check_grad_list(grad_list, caller=caller, variables="shared")
+        ensured = ensure_gradient_shapes(grad_list)
         if not self._scale_gradient or len(grad_list) == 1:
-            return list(grad_list)
+            return list(ensured)
+        factor = 1.0 / len(grad_list)
         return [
-            [
-                (_scaled(grad, 1.0 / len(grad_list)), variable)
-                for grad, variable in pairs
-            ]
-            for pairs in grad_list
+            [(_scaled(grad, factor), variable) for grad, variable in pairs]
+            for pairs in ensured
         ]
 
 

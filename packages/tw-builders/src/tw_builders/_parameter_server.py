@@ -12,6 +12,7 @@ from tw_builders._data_parallel import (
     check_session_graph,
     check_tower_count,
 )
+from tw_builders._gradient_shapes import ensure_gradient_shapes
 from tw_builders._optimizers import check_optimizer
 from tw_core import LeastLoadedDeviceSetter, check_grad_list, replica_device_setter
 from tw_reduce import aggregate_grads_colocate
@@ -85,7 +86,8 @@ class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
         check_session_graph(caller)
         check_tower_count(grad_list, len(self.towers), caller=caller)
         check_grad_list(grad_list, caller=caller, variables="shared")
-        self.grads = aggregate_grads_colocate(grad_list, average=True)
+        ensured = ensure_gradient_shapes(grad_list)
+        self.grads = aggregate_grads_colocate(ensured, average=True)
         optimizer = get_opt_fn()
         check_optimizer(optimizer, caller=caller)
         with tf.device("/cpu:0" if self.ps_device == "cpu" else None):

@@ -11,6 +11,7 @@ from tw_builders._data_parallel import (
     check_session_graph,
     check_tower_count,
 )
+from tw_builders._gradient_shapes import ensure_gradient_shapes
 from tw_builders._optimizers import make_optimizers
 from tw_builders._sync_variables import build_sync_op
 from tw_core import check_grad_list, merge_grad_list, split_grad_list
@@ -104,7 +105,7 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
         check_session_graph(caller)
         check_tower_count(grad_list, len(self.towers), caller=caller)
         check_grad_list(grad_list, caller=caller, variables="own")
-        all_grads, all_vars = split_grad_list(grad_list)
+        all_grads, all_vars = split_grad_list(ensure_gradient_shapes(grad_list))
         reduced = self._reduce(all_grads)
         self.grads = merge_grad_list(reduced, all_vars)
         optimizers = make_optimizers(self._towers, get_opt_fn)

@@ -160,13 +160,15 @@ def _differences(pairs: Sequence[Any]) -> Iterator[str]:
     """Compares one variable's gradients, a pair a tower."""
     name, where = base_name(pairs[0][1]), f"in towers 0..{len(pairs) - 1}"
     variables = [tf_variable(variable) for _, variable in pairs]
-    shape = variables[0].shape
+    shape, kept_in = variables[0].shape, [v.shape for v in variables]
     shapes = [_shape(grad, v) for (grad, _), v in zip(pairs, variables, strict=True)]
-    if not all(shape.is_compatible_with(other) for other in shapes):
+    if not _agree([shape, *shapes]):
         yield (
             f"{name}, of shape {shape}, has gradients of shapes "
             f"{[str(other) for other in shapes]} {where}"
         )
+    elif not _agree(kept_in):
+        yield f"{name} has shapes {[str(other) for other in kept_in]} {where}"
     kept_as = [v.dtype.name for v in variables]
     if len(set(kept_as)) > 1:
         yield f"{name} has dtypes {kept_as} {where}"
@@ -178,10 +180,25 @@ def _differences(pairs: Sequence[Any]) -> Iterator[str]:
         yield f"{name} has gradients of dtypes {dtypes} {where}"
 
 
+def _agree(shapes: Sequence[tf.TensorShape]) -> bool:
+    # All with all: [None] agrees with [3] and with [4], which differ.
+    known = tf.TensorShape(None)
+    for shape in shapes:
+        if not known.is_compatible_with(shape):
+            return False
+        known = known.merge_with(shape)
+    return True
+
+
 def _shape(grad: Any, variable: tf.Variable) -> tf.TensorShape:
     if grad is None:
         return variable.shape
     if isinstance(grad, tf.IndexedSlices):
         rows = tf.TensorShape(grad.values.shape)
-        return variable.shape[:1].concatenate(rows[1:])
+        return _number_of_rows(grad, variable).concatenate(rows[1:])
     return tf.TensorShape(grad.shape)
+
+
+def _number_of_rows(grad: tf.IndexedSlices, variable: tf.Variable) -> tf.TensorShape:
+    known = None if grad.dense_shape is None else tf.get_static_value(grad.dense_shape)
+    return variable.shape[:1] if known is None else tf.TensorShape([known[0]])
