@@ -487,3 +487,9 @@ def test_an_unknown_device_is_refused(policy, device):
 
     with pytest.raises(ValueError, match=r"VariableStore.scope: unknown .*/cpu:99'\]"):
         traced()
+
+
+@pytest.mark.parametrize("policy", [Shared, Replicated, None, "shared", ()])
+def test_what_is_no_policy_is_refused(policy):
+    with pytest.raises(TypeError, match=r"VariableStore: policy must be Shared\(\) or"):
+        VariableStore(policy)

@@ -40,7 +40,15 @@ class VariableStore:
             spread over ``Shared(devices=...)``. ``Replicated()``: a set a tower
             on its device; further towers' variables start with the present
             values of tower 0's.
+
+        Raises:
+          TypeError: neither of the two, such as the class ``Shared``.
         """
+        if not isinstance(policy, Shared | Replicated):
+            raise TypeError(
+                "VariableStore: policy must be Shared() or Replicated(), an object; got "
+                f"{policy!r}."
+            )
         self._policy = policy
         self._sets: dict[int, dict[str, tf.Variable]] = {}
         devices = policy.devices if isinstance(policy, Shared) else ()
