@@ -50,7 +50,8 @@ def combine_gradients(
     grads, variables = split_grad_list(kept)
     if tower_weights is not None:
         grads = _weighted(grads, tower_weights)
-    averaged = [list(tower) for tower in reducer(grads)]
+    # A norm counts a row once, and ten of Keras 3's optimizers want it once.
+    averaged = [[_with_unique_rows(grad) for grad in tower] for tower in reducer(grads)]
     if grad_norm_clipping is not None:
         averaged = [_clipped(tower, grad_norm_clipping) for tower in averaged]
     return merge_grad_list(averaged, variables)
@@ -105,6 +106,15 @@ def _scaled(grad: Any, factor: tf.Tensor) -> Any:
         values = _scaled(grad.values, factor)
         return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
     return grad * tf.cast(factor, grad.dtype)
+
+
+def _with_unique_rows(grad: Any) -> Any:
+    if not isinstance(grad, tf.IndexedSlices):
+        return grad
+    with tf.device(grad.values.device):
+        rows, places = tf.unique(grad.indices)
+        values = tf.math.unsorted_segment_sum(grad.values, places, tf.size(rows))
+    return tf.IndexedSlices(values, rows, grad.dense_shape)
 
 
 def _clipped(grads: list[Any], bound: float) -> list[Any]:
