@@ -198,6 +198,24 @@ def test_gradients_are_clipped_and_a_reducer_is_used():
     assert used == [2]
 
 
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
+        lambda: keras.optimizers.SGD(0.1, loss_scale_factor=128.0),
+    ],
+    ids=["dynamic", "fixed"],
+)
+def test_gradients_of_scaled_losses_are_clipped_as_if_they_were_not(scaling):
+    batch, function, models, _ = make(module, scaling, grad_norm_clipping=0.3)
+    batch.load({"x": X, "y": Y})
+    function.run_epochs(1)
+    wanted = reference(
+        module, lambda: keras.optimizers.SGD(0.1), steps=steps_of(2, 1), clip=0.3
+    )
+    np.testing.assert_allclose(values(models[1])[0], wanted[0], rtol=1e-5)
+
+
 def test_a_step_gives_losses_and_other_scalars_of_every_tower():
     def with_count(model, inputs):
         return squared(model, inputs), {"rows": tf.size(inputs["y"])}

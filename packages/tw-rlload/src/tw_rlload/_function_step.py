@@ -96,7 +96,7 @@ class FunctionStep:
             [output.pairs for output in outputs],
             reducer=reducer,
             tower_weights=weights or None,
-            grad_norm_clipping=grad_norm_clipping,
+            grad_norm_clipping=self._scaled_bound(grad_norm_clipping),
             caller=_NAME,
         )
         owners = len(self._owners)
@@ -127,6 +127,13 @@ class FunctionStep:
             pairs = list(zip(grads, variables, strict=True))
         weight = tf.reduce_sum(weights[0]) if weights else None
         return TowerOutput(loss, others, weight, pairs)
+
+    def _scaled_bound(self, bound: float | None) -> tf.Tensor | float | None:
+        # The gradients are those of scaled losses. All optimizers have one scale, as
+        # all see the same gradients.
+        if bound is None or hasattr(self._optimizers[0], "compute_gradients"):
+            return bound
+        return _scaled(self._optimizers[0], tf.constant(bound))
 
     def _make_state(self, tower: Tower, optimizer: Any) -> None:
         variables = self._variables[tower.index]

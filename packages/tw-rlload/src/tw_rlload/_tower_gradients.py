@@ -26,7 +26,7 @@ def combine_gradients(
     *,
     reducer: Reducer,
     tower_weights: Sequence[tf.Tensor] | None,
-    grad_norm_clipping: float | None,
+    grad_norm_clipping: tf.Tensor | float | None,
     caller: str,
 ) -> list[Pairs]:
     """Averages the towers' gradients and clips them by their global norm.
@@ -117,5 +117,5 @@ def _with_unique_rows(grad: Any) -> Any:
     return tf.IndexedSlices(values, rows, grad.dense_shape)
 
 
-def _clipped(grads: list[Any], bound: float) -> list[Any]:
+def _clipped(grads: list[Any], bound: tf.Tensor | float) -> list[Any]:
     return list(tf.clip_by_global_norm(grads, bound)[0])
