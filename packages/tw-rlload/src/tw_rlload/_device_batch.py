@@ -92,7 +92,8 @@ class DeviceBatch:
         Raises:
           ValueError, TypeError: the batch was refused and nothing was touched;
             there is nothing to train on until the next load.
-          RuntimeError: in a graph or a ``tf.function``.
+          RuntimeError: another thread loads, or trains on the current batch, which
+            stays; or in a graph or a ``tf.function``.
         """
         check_eager("copies rows", caller="load")
         return self._stacks.load(
@@ -110,8 +111,9 @@ class DeviceBatch:
           states: as for ``load``.
 
         Raises:
-          RuntimeError: one stack only, a load is under way already, or in a
-            graph or a ``tf.function``.
+          RuntimeError: one stack only, a load is under way already, another
+            thread still trains on the batch before the current one, or in a graph
+            or a ``tf.function``.
           ValueError, TypeError: the batch was refused; the current one stays.
         """
         check_eager("copies rows", caller="load_next")

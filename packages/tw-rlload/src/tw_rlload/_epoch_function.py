@@ -85,15 +85,17 @@ class EpochFunction:
           their names; and ``"towers"``, a dictionary of all for each tower.
 
         Raises:
-          RuntimeError: nothing is loaded, or in a graph or a ``tf.function``.
+          RuntimeError: nothing is loaded, another call has not returned, or in a
+            graph or a ``tf.function``.
           IndexError: another index than those.
         """
         check_eager("gives arrays", caller="optimize")
-        loaded = self._batch._stacks.require("optimize")
-        first = step_start(loaded, batch_index)
-        step = first // loaded.plan.sequences_per_device_step
-        order = EpochOrder(None, None, np.full((1, 1), step, np.int32), None)
-        result = self._result(self._run(loaded, order), order)
+        with self._batch._stacks.training(self, caller="optimize") as loaded:
+            first = step_start(loaded, batch_index)
+            step = first // loaded.plan.sequences_per_device_step
+            order = EpochOrder(None, None, np.full((1, 1), step, np.int32), None)
+            packed = self._run(loaded, order)
+        result = self._result(packed, order)
         towers = [
             {"loss": loss, **{name: value[0, 0] for name, value in others.items()}}
             for loss, others in zip(
@@ -124,16 +126,18 @@ class EpochFunction:
           The losses and other scalars of each step, and the order.
 
         Raises:
-          RuntimeError: nothing is loaded, or in a graph or a ``tf.function``.
+          RuntimeError: nothing is loaded, another call has not returned, or in a
+            graph or a ``tf.function``.
           ValueError: a bad argument.
         """
         check_eager("gives arrays", caller="run_epochs")
-        loaded = self._batch._stacks.require("run_epochs")
-        order = epoch_order(
-            loaded.plan, num_epochs, shuffle, seed=seed, caller="run_epochs"
-        )
-        run = partial(self._run, loaded)
-        return self._result(run_with_progress(run, order, progress=progress), order)
+        with self._batch._stacks.training(self, caller="run_epochs") as loaded:
+            order = epoch_order(
+                loaded.plan, num_epochs, shuffle, seed=seed, caller="run_epochs"
+            )
+            run = partial(self._run, loaded)
+            packed = run_with_progress(run, order, progress=progress)
+        return self._result(packed, order)
 
     def _run(self, loaded: Loaded, order: EpochOrder) -> Packed:
         arrays = loop_feeds(loaded.plan, order, loaded.stack)

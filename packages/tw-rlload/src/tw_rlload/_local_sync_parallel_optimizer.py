@@ -131,6 +131,8 @@ class LocalSyncParallelOptimizer:
         Raises:
           ValueError, TypeError: the batch or the session was refused and nothing
             was touched; there is nothing to train on until the next load.
+          RuntimeError: another thread loads, or trains on the current batch, which
+            stays.
         """
         bind = partial(self._writer.bind, sess, self._calls, caller="load_data")
         loaded = self._stacks.load(inputs, state_inputs, bind, caller="load_data")
@@ -148,7 +150,8 @@ class LocalSyncParallelOptimizer:
           state_inputs: as for ``load_data``.
 
         Raises:
-          RuntimeError: one stack only, or a load is under way already.
+          RuntimeError: one stack only, a load is under way already, or another
+            thread still trains on the batch before the current one.
           ValueError, TypeError: the batch was refused; the current one stays.
         """
         writer = self._writer.bind(sess, self._calls, caller="load_next")
@@ -183,12 +186,12 @@ class LocalSyncParallelOptimizer:
           ``"towers"``, the fetches of each.
 
         Raises:
-          RuntimeError: nothing is loaded.
+          RuntimeError: nothing is loaded, or another call has not returned.
           IndexError: another index than those.
         """
-        loaded = self._stacks.require("optimize")
-        first = step_start(loaded, batch_index)
-        return self._step.run(self._calls, sess, loaded, first)
+        with self._stacks.training(self, caller="optimize") as loaded:
+            first = step_start(loaded, batch_index)
+            return self._step.run(self._calls, sess, loaded, first)
 
     def run_epochs(
         self,
@@ -214,20 +217,21 @@ class LocalSyncParallelOptimizer:
           The losses and other scalars of each step, and the order.
 
         Raises:
-          RuntimeError: nothing is loaded, or the losses are unknown.
+          RuntimeError: nothing is loaded, the losses are unknown, or another
+            call has not returned.
           ValueError: a bad argument.
         """
-        loaded = self._stacks.require("run_epochs")
-        order = epoch_order(
-            loaded.plan, num_epochs, shuffle, seed=seed, caller="run_epochs"
-        )
-        if self._epochs is None:
-            raise RuntimeError(
-                "run_epochs: the objects that build_graph returns must have a scalar "
-                "tensor `loss` (or `_loss`), to report; they have none."
+        with self._stacks.training(self, caller="run_epochs") as loaded:
+            order = epoch_order(
+                loaded.plan, num_epochs, shuffle, seed=seed, caller="run_epochs"
             )
-        run = partial(self._epochs.run, self._calls, sess, loaded)
-        packed = run_with_progress(run, order, progress=progress)
+            if self._epochs is None:
+                raise RuntimeError(
+                    "run_epochs: the objects that build_graph returns must have a "
+                    "scalar tensor `loss` (or `_loss`), to report; they have none."
+                )
+            run = partial(self._epochs.run, self._calls, sess, loaded)
+            packed = run_with_progress(run, order, progress=progress)
         return make_result(packed, self._epochs.layout, order)
 
     def get_common_loss(self) -> Any:

@@ -3,12 +3,18 @@
 A stack is one batch's place in the variables. Training always reads the current
 stack; a load in the background fills the other one. What was refused, or failed
 half-way, is never trained on, and neither is what was there before.
+
+Several threads may call. A load into rows that another thread trains on is refused,
+and so is training on rows that are being replaced: were it made to wait, the order of
+threads would decide which batch a call trains on.
 """
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import index
 
@@ -42,6 +48,13 @@ class _Pending:
     loaded: Loaded
 
 
+@dataclass(frozen=True, eq=False)
+class _Run:
+    method: str
+    stack: int
+    trainer: object
+
+
 class Stacks:
     """The batches on the devices."""
 
@@ -65,6 +78,10 @@ class Stacks:
         self._loaded: Loaded | None = None
         self._reason = "nothing has been loaded yet"
         self._pending: _Pending | None = None
+        self._loading: str | None = None
+        self._runs: list[_Run] = []
+        # Guards the four above; never held while rows are copied or a step runs.
+        self._lock = threading.Lock()
         self._said: set[str] = set()
 
     @property
@@ -78,12 +95,49 @@ class Stacks:
         Raises:
           RuntimeError: there is none, with the reason.
         """
+        loading = self._loading
         if self._loaded is None:
+            if loading is not None:
+                raise RuntimeError(
+                    f"{caller}: {loading} is replacing the batch and has not returned "
+                    "yet; wait until it does."
+                )
             raise RuntimeError(
                 f"{caller}: there is no batch to train on: {self._reason}. Load one "
                 "first."
             )
         return self._loaded
+
+    @contextmanager
+    def training(self, trainer: object, *, caller: str) -> Iterator[Loaded]:
+        """Keeps the current batch from being replaced while it is trained on.
+
+        Args:
+          trainer: whose variables change; it makes one call at a time.
+          caller: method that the user called; opens messages.
+
+        Yields:
+          The current batch.
+
+        Raises:
+          RuntimeError: there is none, with the reason; or another call of the same
+            trainer has not returned.
+        """
+        with self._lock:
+            loaded = self.require(caller)
+            mine = [run.method for run in self._runs if run.trainer is trainer]
+            if mine:
+                raise RuntimeError(
+                    f"{caller}: {mine[0]} has not returned yet, and each call trains "
+                    "on the variables that the last one left. Make one call at a time."
+                )
+            run = _Run(caller, loaded.stack, trainer)
+            self._runs.append(run)
+        try:
+            yield loaded
+        finally:
+            with self._lock:
+                self._runs.remove(run)
 
     def load(
         self,
@@ -102,17 +156,16 @@ class Stacks:
           caller: method that the user called; opens messages.
 
         Raises:
-          RuntimeError: a load is under way in the background.
+          RuntimeError: another load is under way, or the current batch is being
+            trained on; then nothing changed.
           ValueError, TypeError: the batch was refused; see ``prepare``.
         """
-        self._refuse_while_loading(caller)
-        stack = self._loaded.stack if self._loaded else 0
-        self._forget("the last load was refused")
-        writer = bind()
-        prepared = prepare(self._options, inputs, states, caller=caller)
-        self._forget("the last load failed half-way")
-        self._fill(prepared, writer, stack)
-        return self._make_current(self._describe(prepared, stack))
+        with self._one_load(caller, beside_current=False) as stack:
+            writer = bind()
+            prepared = prepare(self._options, inputs, states, caller=caller)
+            self._forget("the last load failed half-way")
+            self._fill(prepared, writer, stack)
+            return self._make_current(self._describe(prepared, stack))
 
     def load_next(
         self, inputs: Columns, states: Columns, writer: Writer, *, caller: str
@@ -126,7 +179,8 @@ class Stacks:
           caller: method that the user called; opens messages.
 
         Raises:
-          RuntimeError: one stack only, or a load is under way already.
+          RuntimeError: one stack only, a load is under way already, or the batch
+            before the current one is still being trained on.
           ValueError, TypeError: the batch was refused; nothing changed.
         """
         if self._options.stacks == 1:
@@ -134,15 +188,14 @@ class Stacks:
                 f"{caller}: needs a second place for the next batch; make the "
                 f"{self._owner} with stacks=2 (twice the memory)."
             )
-        self._refuse_while_loading(caller)
-        prepared = prepare(self._options, inputs, states, caller=caller)
-        stack = 1 - self._loaded.stack if self._loaded else 0
-        loaded = self._describe(prepared, stack)
-        self._say_memory(loaded.report)
-        executor = ThreadPoolExecutor(1, thread_name_prefix="tw-rlload")
-        future = executor.submit(self._fill, prepared, writer, stack)
-        self._pending = _Pending(future, loaded)
-        executor.shutdown(wait=False)
+        with self._one_load(caller, beside_current=True) as stack:
+            prepared = prepare(self._options, inputs, states, caller=caller)
+            loaded = self._describe(prepared, stack)
+            self._say_memory(loaded.report)
+            executor = ThreadPoolExecutor(1, thread_name_prefix="tw-rlload")
+            future = executor.submit(self._fill, prepared, writer, stack)
+            self._pending = _Pending(future, loaded)
+            executor.shutdown(wait=False)
 
     def use_next(self, timeout_seconds: float, *, caller: str) -> Loaded:
         """Waits for the load in the background and makes its batch the current one.
@@ -152,12 +205,14 @@ class Stacks:
           caller: method that the user called; opens messages.
 
         Raises:
-          RuntimeError: no load is under way, or it failed; then nothing is
-            loaded.
+          RuntimeError: no load is under way, it failed (then nothing is loaded),
+            or another thread made its batch the current one.
           TimeoutError: it takes longer; it goes on, and so does the current
             batch.
         """
-        pending = self._pending
+        with self._lock:
+            self._refuse_second_load(caller)
+            pending = self._pending
         if pending is None:
             raise RuntimeError(f"{caller}: no load is under way; call load_next first.")
         try:
@@ -168,13 +223,45 @@ class Stacks:
                 "call again to wait longer. The current batch can be trained on."
             ) from error
         except Exception as error:
-            self._pending = None
-            self._forget(f"the load in the background failed: {error}")
+            with self._settled(pending, caller):
+                self._forget(f"the load in the background failed: {error}")
             raise RuntimeError(
                 f"{caller}: the load in the background failed: {error}"
             ) from error
-        self._pending = None
-        return self._make_current(pending.loaded)
+        with self._settled(pending, caller):
+            return self._make_current(pending.loaded)
+
+    @contextmanager
+    def _one_load(self, caller: str, *, beside_current: bool) -> Iterator[int]:
+        """Gives the stack to load into, and keeps other loads out of all of them."""
+        with self._lock:
+            self._refuse_second_load(caller)
+            if self._pending is not None:
+                raise RuntimeError(
+                    f"{caller}: a load is under way in the background; call use_next "
+                    "first."
+                )
+            current = self._loaded.stack if self._loaded else int(beside_current)
+            stack = 1 - current if beside_current else current
+            self._refuse_under_training(stack, caller)
+            self._loading = caller
+            if not beside_current:
+                self._forget("the last load was refused")
+        try:
+            yield stack
+        finally:
+            self._loading = None
+
+    @contextmanager
+    def _settled(self, pending: _Pending, caller: str) -> Iterator[None]:
+        with self._lock:
+            if self._pending is not pending:
+                raise RuntimeError(
+                    f"{caller}: another thread's {caller} has taken this batch; call "
+                    "it once for each load_next."
+                )
+            self._pending = None
+            yield
 
     def _fill(self, prepared: PreparedLoad, writer: Writer, stack: int) -> None:
         try:
@@ -222,10 +309,21 @@ class Stacks:
     def _forget(self, reason: str) -> None:
         self._loaded, self._reason = None, reason
 
-    def _refuse_while_loading(self, caller: str) -> None:
-        if self._pending is not None:
+    def _refuse_second_load(self, caller: str) -> None:
+        if self._loading is not None:
             raise RuntimeError(
-                f"{caller}: a load is under way in the background; call use_next first."
+                f"{caller}: {self._loading} has not returned yet, and one batch loads "
+                "at a time; wait until it does."
+            )
+
+    def _refuse_under_training(self, stack: int, caller: str) -> None:
+        methods = sorted({run.method for run in self._runs if run.stack == stack})
+        if methods:
+            raise RuntimeError(
+                f"{caller}: {' and '.join(methods)} has not returned yet, and still "
+                "trains on the rows that this load would replace; nothing was "
+                "touched. Wait until it returns, or load beside them: stacks=2 and "
+                "load_next."
             )
 
 
