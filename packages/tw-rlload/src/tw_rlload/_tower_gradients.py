@@ -10,7 +10,12 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tw_core import check_grad_list, merge_grad_list, split_grad_list
+from tw_core import (
+    check_grad_list,
+    merge_grad_list,
+    split_grad_list,
+    sum_duplicate_rows,
+)
 from tw_reduce import Reducer, mean, sum_balanced
 
 Pairs: TypeAlias = "list[tuple[Any, tf.Variable]]"
@@ -50,8 +55,7 @@ def combine_gradients(
     grads, variables = split_grad_list(kept)
     if tower_weights is not None:
         grads = _weighted(grads, tower_weights)
-    # A norm counts a row once, and ten of Keras 3's optimizers want it once.
-    averaged = [[_with_unique_rows(grad) for grad in tower] for tower in reducer(grads)]
+    averaged = [_without_duplicate_rows(tower) for tower in reducer(grads)]
     if grad_norm_clipping is not None:
         averaged = [_clipped(tower, grad_norm_clipping) for tower in averaged]
     return merge_grad_list(averaged, variables)
@@ -108,13 +112,11 @@ def _scaled(grad: Any, factor: tf.Tensor) -> Any:
     return grad * tf.cast(factor, grad.dtype)
 
 
-def _with_unique_rows(grad: Any) -> Any:
-    if not isinstance(grad, tf.IndexedSlices):
-        return grad
-    with tf.device(grad.values.device):
-        rows, places = tf.unique(grad.indices)
-        values = tf.math.unsorted_segment_sum(grad.values, places, tf.size(rows))
-    return tf.IndexedSlices(values, rows, grad.dense_shape)
+def _without_duplicate_rows(grads: Sequence[Any]) -> list[Any]:
+    return [
+        sum_duplicate_rows(grad) if isinstance(grad, tf.IndexedSlices) else grad
+        for grad in grads
+    ]
 
 
 def _clipped(grads: list[Any], bound: tf.Tensor | float) -> list[Any]:
