@@ -160,6 +160,43 @@ def test_a_value_that_does_not_fit_its_placeholder_is_refused():
             optimizer.optimize(sess, 0)
 
 
+class OfLaterVersions(Loss):
+    """A policy as RLlib has them since it clips gradients."""
+
+    def gradients(self, optimizer, loss):
+        assert loss is self._loss
+        return optimizer.compute_gradients(loss)
+
+    def __init__(self, inputs):
+        super().__init__(inputs)
+        self._loss = self.loss
+        self.loss = lambda model, batch: None  # a method there
+
+    def extra_compute_grad_fetches(self):
+        return {"learner_stats": {}, "td_error": tf.size(self.inputs[0])}
+
+    def _get_grad_and_stats_fetches(self):
+        stats = {"total_loss": self._loss, "model": {}}
+        return {**self.extra_compute_grad_fetches(), "learner_stats": stats}
+
+
+def test_a_policy_of_rllib_as_it_is_gets_its_loss_and_gives_its_statistics():
+    optimizer = make(OfLaterVersions)
+    with session() as sess:
+        optimizer.load_data(sess, [X], [])
+        wanted = [np.mean(np.square(X[rows])) for rows in (slice(4), slice(8, 12))]
+        got = optimizer.optimize(sess, 0)
+        for k, loss in enumerate(wanted):
+            assert got["towers"][k] == {
+                "td_error": 8,
+                "learner_stats": {"total_loss": np.float32(loss), "model": {}},
+            }
+        assert got["learner_stats"]["total_loss"] == np.float32(wanted[1])
+        result = optimizer.run_epochs(sess, 1)
+        total = result.towers[1]["learner_stats/total_loss"]
+        np.testing.assert_array_equal(total, result.tower_losses[..., 1])
+
+
 def test_a_fetch_called_train_does_not_keep_the_step_from_running():
     class Train(Loss):
         def extra_compute_grad_fetches(self):

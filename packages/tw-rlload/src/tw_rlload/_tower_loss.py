@@ -1,9 +1,11 @@
 """What ``build_graph`` returns for a tower, and reading it.
 
-The names are those that policies of RLlib have.
+The names are those that policies of RLlib have, in its versions with this optimizer
+and in the later ones (up to 2.9.3, the last that was looked at).
 """
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -16,12 +18,16 @@ class TowerLoss(Protocol):
 
     It may also have ``loss`` (or ``_loss``), a scalar that ``run_epochs``
     reports; ``extra_compute_grad_feed_dict()``, placeholders and the values of
-    each call; and ``extra_compute_grad_fetches()``, a dictionary of what else
-    to compute.
+    each call; and ``_get_grad_and_stats_fetches()`` or else
+    ``extra_compute_grad_fetches()``, a dictionary of what else to compute. RLlib
+    makes the first of the second and the policy's statistics.
     """
 
     def gradients(self, optimizer: Any) -> Pairs:
-        """Returns [N] (gradient or None, variable) pairs."""
+        """Returns [N] (gradient or None, variable) pairs.
+
+        A second argument without a default is given the loss.
+        """
         ...
 
 
@@ -29,14 +35,26 @@ def gradients_of(tower_loss: Any, optimizer: Any, *, caller: str) -> Pairs:
     """Asks a tower for its gradients.
 
     Raises:
-      TypeError: ``build_graph`` returned something without ``gradients``.
+      TypeError: ``build_graph`` returned something without ``gradients``, or that
+        wants a loss and has none; ``gradients`` returned something else than pairs.
     """
-    if not callable(getattr(tower_loss, "gradients", None)):
+    kind = type(tower_loss).__name__
+    gradients = getattr(tower_loss, "gradients", None)
+    if not callable(gradients):
         raise TypeError(
             f"{caller}: build_graph must return an object with gradients(optimizer); "
-            f"got {type(tower_loss).__name__}."
+            f"got {kind}."
         )
-    return [(grad, variable) for grad, variable in tower_loss.gradients(optimizer)]
+    who = f"{caller}: {kind}.gradients"
+    if not _wants_loss(gradients):
+        return _pairs(gradients(optimizer), who)
+    loss = loss_of(tower_loss)
+    if loss is None:
+        raise TypeError(
+            f"{who} takes a loss besides the optimizer, and {kind} has no scalar "
+            "tensor `loss` (or `_loss`) to give it."
+        )
+    return _pairs(gradients(optimizer, loss), who)
 
 
 def loss_of(tower_loss: Any) -> tf.Tensor | None:
@@ -56,8 +74,11 @@ def feeds_of(tower_loss: Any) -> Mapping[Any, Any]:
 
 def fetches_of(tower_loss: Any) -> dict[str, Any]:
     """Returns what a tower wants computed besides its gradients."""
-    fetches = getattr(tower_loss, "extra_compute_grad_fetches", None)
-    return dict(fetches() or {}) if fetches else {}
+    for name in ("_get_grad_and_stats_fetches", "extra_compute_grad_fetches"):
+        fetches = getattr(tower_loss, name, None)
+        if fetches:
+            return dict(fetches() or {})
+    return {}
 
 
 def scalars_of(fetches: Mapping[str, Any], prefix: str = "") -> dict[str, tf.Tensor]:
@@ -88,6 +109,24 @@ def operations_of(fetches: Mapping[str, Any]) -> list[tf.Operation]:
         elif isinstance(value, tf.Operation):
             found.append(value)
     return found
+
+
+def _wants_loss(gradients: Any) -> bool:
+    try:
+        inspect.signature(gradients).bind(None)
+    except TypeError:
+        return True
+    return False
+
+
+def _pairs(returned: Any, who: str) -> Pairs:
+    pairs: list[Any] = list(returned) if isinstance(returned, Iterable) else [None]
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        raise TypeError(
+            f"{who} must return a list of (gradient, variable) pairs, for one "
+            f"optimizer and one loss; got {returned!r:.200}."
+        )
+    return [(grad, variable) for grad, variable in pairs]
 
 
 def _is_number(value: Any) -> bool:
