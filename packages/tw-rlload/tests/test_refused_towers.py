@@ -1,5 +1,7 @@
 """The drop-in class in a session graph: which towers and arguments it refuses."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import tensorflow as tf
 from rlload_pulled import Loss, X, descent, make, session
@@ -91,6 +93,27 @@ def test_a_loss_object_without_gradients_is_refused():
         make(lambda inputs: 1.0)
 
 
+def test_gradients_that_want_a_loss_which_nobody_knows_are_refused():
+    class NoLoss:
+        def gradients(self, optimizer, loss):
+            raise NotImplementedError
+
+    message = r"NoLoss.gradients takes a loss besides .* no scalar tensor `loss`"
+    with pytest.raises(TypeError, match=message):
+        make(lambda inputs: NoLoss())
+
+
+@pytest.mark.parametrize("returned", [None, 3.0, [[1, 2, 3]], [tf.constant]])
+def test_gradients_that_are_no_pairs_are_refused(returned):
+    class NoPairs(Loss):
+        def gradients(self, optimizer):
+            return returned
+
+    message = r"NoPairs.gradients must return a list of .gradient, variable. pairs"
+    with pytest.raises(TypeError, match=message):
+        make(NoPairs)
+
+
 @pytest.mark.parametrize(
     ("devices", "error", "message"),
     [
@@ -147,11 +170,47 @@ def test_bad_options_are_refused_when_it_is_made(maximum, options, message):
         )
 
 
-def test_in_a_function_it_is_refused():
+def in_cond(build):
+    tf.cond(tf.constant(True), build, lambda: 1.0)
+
+
+def in_while_loop(build):
+    tf.while_loop(lambda i: i < 1.0, lambda i: i + build(), [0.0])
+
+
+def in_older_cond(build):
+    v1.disable_control_flow_v2()
+    try:
+        in_cond(build)
+    finally:
+        v1.enable_control_flow_v2()
+
+
+def in_function(build):
+    tf.function(build, autograph=False)()
+
+
+@pytest.mark.parametrize("inside", [in_cond, in_while_loop, in_older_cond, in_function])
+def test_a_part_of_a_session_graph_is_no_place_for_it(inside):
     x = v1.placeholder(tf.float32, [None, 2], "x")
 
     def build():
         LocalSyncParallelOptimizer(descent(), ["/cpu:0"], [x], [], 4, Loss)
+        return 1.0
 
-    with pytest.raises(RuntimeError, match="builds a session graph; make it inside"):
-        tf.function(build, autograph=False)()
+    with pytest.raises(
+        RuntimeError, match=r"make it outside of tf.cond, tf.while_loop"
+    ):
+        inside(build)
+
+
+def test_a_function_called_from_eager_code_is_no_place_for_it():
+    def build():
+        x = v1.placeholder(tf.float32, [None, 2], "x")
+        LocalSyncParallelOptimizer(descent(), ["/cpu:0"], [x], [], 4, Loss)
+
+    # The graph of these tests is this thread's.
+    with ThreadPoolExecutor(1) as pool:
+        error = pool.submit(tf.function(build, autograph=False)).exception(60)
+    assert isinstance(error, RuntimeError)
+    assert "builds a session graph; make it inside" in str(error)

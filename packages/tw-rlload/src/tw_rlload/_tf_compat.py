@@ -20,6 +20,16 @@ def capture(graph: tf.Graph, tensor: tf.Tensor) -> tf.Tensor:
     return graph.capture(tensor)
 
 
+def inside_branch_or_loop() -> bool:
+    """Tells whether ops made now run only where a branch, loop or function does.
+
+    TensorFlow's older control flow, which ``disable_v2_behavior()`` brings back, has
+    no function bodies; its contexts have no public name.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    return bool(tf.inside_function() or graph._get_control_flow_context())
+
+
 def make_callable(
     sess: tf.compat.v1.Session,
     tensors: Sequence[tf.Tensor],
