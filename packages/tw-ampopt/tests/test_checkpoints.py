@@ -8,7 +8,12 @@ import tf_keras
 
 from tw_ampopt import DoublingScale, GradualScale, SimpleAdam
 
-INITIAL = [np.ones((2, 3), np.float32), np.ones(2, np.float16)]
+INITIAL = [
+    np.ones((2, 3), np.float32),
+    np.ones(2, np.float16),
+    np.ones((3, 2000), np.float32),
+    np.ones((129, 130), np.float16),
+]
 KINDS = {
     "v1": tf.compat.v1.train.AdamOptimizer,
     "legacy": tf_keras.optimizers.legacy.Adam,

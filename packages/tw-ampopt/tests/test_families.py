@@ -15,7 +15,14 @@ from tw_ampopt import (
 )
 
 v1 = tf.compat.v1
-INITIAL = [np.float32([[1, -2], [3, 4]]), np.float32([0.5, 2])]
+# Two small variables, one above what reducers pack (4,096 elements), and one above
+# what buffers pack (16,384).
+INITIAL = [
+    np.float32([[1, -2], [3, 4]]),
+    np.float32([0.5, 2]),
+    np.ones((3, 2000), np.float32),
+    np.ones((129, 130), np.float32),
+]
 RATE = 0.1
 
 V1 = {
@@ -45,10 +52,14 @@ FAMILIES = {
     for family, table in (("v1", V1), ("legacy", LEGACY), ("keras", KERAS))
     for name, made in table.items()
 }
-GRADS = [
+SMALL_GRADS = [
     [np.float32([[1, 2], [-3, 0.5]]), np.float32([0.25, -1])],
     [np.float32([[-1, 1], [2, 0.5]]), np.float32([1, -1])],
     [np.float32([[2, 1], [2, -0.5]]), np.float32([0, 3])],
+]
+GRADS = [
+    [*small, *(np.full_like(v, step - 0.5) for v in INITIAL[2:])]
+    for step, small in enumerate(SMALL_GRADS)
 ]
 
 

@@ -11,7 +11,14 @@ from tw_core.testing import SparseRows
 
 SGD = {"tf_optimizer": "tf.train.GradientDescentOptimizer", "learning_rate": 0.5}
 ADAM = {"tf_optimizer": "tf.train.AdamOptimizer", "learning_rate": 0.5}
-INITIAL = [np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(4, np.float32)]
+# Two small variables, one above what reducers pack (4,096 elements), and one above
+# what buffers pack (16,384).
+INITIAL = [
+    np.arange(6, dtype=np.float32).reshape(2, 3),
+    np.ones(4, np.float32),
+    np.ones((3, 2000), np.float32),
+    np.ones((129, 130), np.float32),
+]
 LARGE = [np.ones((130, 130), np.float32), np.ones(3, np.float32)]
 
 
@@ -103,7 +110,8 @@ def test_a_skipped_update_leaves_every_bit_of_variables_and_slots(
     for m in range(2):
         trainer.step(feeds_like(INITIAL, m), feeds_like(INITIAL, m + 9))
     values = trainer.values()
-    slots = [trainer.slot(k, n, "v") for k in range(2) for n in range(2)]
+    places = [(k, n) for k in range(2) for n in range(len(INITIAL))]
+    slots = [trainer.slot(k, n, "v") for k, n in places]
     poisoned = feeds_like(INITIAL, 5)
     poisoned[1][2] = bad
     trainer.step(feeds_like(INITIAL, 4), poisoned)
@@ -111,9 +119,7 @@ def test_a_skipped_update_leaves_every_bit_of_variables_and_slots(
         trainer.step(feeds_like(INITIAL, 4), feeds_like(INITIAL, 5))
     for got, want in zip(trainer.values(), values, strict=True):
         assert_same_bits(got, want)
-    assert_same_bits(
-        [trainer.slot(k, n, "v") for k in range(2) for n in range(2)], slots
-    )
+    assert_same_bits([trainer.slot(k, n, "v") for k, n in places], slots)
     statistics = trainer.statistics()
     assert statistics["skipped_updates"] == 1
     assert statistics["updates"] == (1 if multiplier else 2)
@@ -164,9 +170,11 @@ def test_a_large_gradient_whose_square_overflows_is_no_overflow(make_trainer):
 
 @pytest.mark.parametrize("drops", [False, True], ids=["skips", "drops"])
 def test_any_run_of_good_and_bad_micro_batches_meets_the_oracle(make_trainer, drops):
+    # Two in one buffer, and one in another.
+    initial = [np.zeros(size, np.float32) for size in (3, 4_100, 16_400)]
     trainers = {
         size: make_trainer(
-            [np.zeros(3, np.float32)],
+            initial,
             minibatch_multiplier=size,
             on_nonfinite="drop_micro_batch" if drops else "skip_group",
             **SGD,
@@ -183,14 +191,14 @@ def test_any_run_of_good_and_bad_micro_batches_meets_the_oracle(make_trainer, dr
 
 def check_against_oracle(trainer, goods, size, *, drops):
     trainer.reset()
-    value = trainer.values()[0][0]
+    value = np.concatenate(trainer.values()[0])
     group, skipped, dropped = [], 0, 0
     for m, good in enumerate(goods):
-        grad = whole(3, m)
+        grad = whole(value.size, m)
         if not good:
-            grad[m % 3] = np.nan
+            grad[m * 1_999 % value.size] = np.nan
             dropped += drops
-        trainer.step([grad])
+        trainer.step(np.split(grad, [3, 4_103]))
         group.append(grad)
         if len(group) == size:
             kept = [g for g in group if np.isfinite(g).all()]
@@ -200,7 +208,7 @@ def check_against_oracle(trainer, goods, size, *, drops):
             else:
                 skipped += 1
             group = []
-        np.testing.assert_array_equal(trainer.values()[0][0], value)
+        np.testing.assert_array_equal(np.concatenate(trainer.values()[0]), value)
     statistics = trainer.statistics()
     assert statistics["skipped_updates"] == skipped
     if drops:
@@ -283,13 +291,14 @@ def test_a_multiplier_that_changes_counts_from_the_next_group_on(make_trainer):
 
 @pytest.mark.parametrize("multiplier", [None, 2])
 def test_a_missing_gradient_counts_as_zero(make_trainer, multiplier):
-    like = [INITIAL[0], None]
+    like = [INITIAL[0], None, INITIAL[2], None]
     trainer = make_trainer(
         INITIAL, feeds_like=like, minibatch_multiplier=multiplier, **SGD
     )
     for _ in range(multiplier or 1):
-        trainer.step([np.ones_like(INITIAL[0]), None])
-    assert_same_bits(trainer.values()[0], [INITIAL[0] - np.float32(0.5), INITIAL[1]])
+        trainer.step([None if v is None else np.ones_like(v) for v in like])
+    want = [v - np.float32(0.5 * (n in (0, 2))) for n, v in enumerate(INITIAL)]
+    assert_same_bits(trainer.values()[0], want)
 
 
 @pytest.mark.parametrize(

@@ -200,15 +200,33 @@ def _name_scope_in_force() -> str:
 
 
 def cast_like(variables: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
-    """Casts float32 gradients to their variables' dtypes."""
+    """Casts float32 gradients to their variables' dtypes, in the graph in force.
+
+    Both Keras families refuse gradients of different graphs. In a branch some come
+    from outside of it, and a cast to the same dtype makes no op: hence identities.
+    """
     return [
-        tf.IndexedSlices(
-            tf.cast(grad.values, variable.dtype), grad.indices, grad.dense_shape
-        )
-        if isinstance(grad, tf.IndexedSlices)
-        else tf.cast(grad, variable.dtype)
+        identity_of(_cast(grad, variable.dtype))
         for grad, variable in zip(grads, variables, strict=True)
     ]
+
+
+def identity_of(grad: Any) -> Any:
+    """Returns the same gradient, sparse or not, as ops of the graph in force."""
+    if not isinstance(grad, tf.IndexedSlices):
+        return tf.identity(grad)
+    shape = grad.dense_shape
+    return tf.IndexedSlices(
+        tf.identity(grad.values),
+        tf.identity(grad.indices),
+        None if shape is None else tf.identity(shape),
+    )
+
+
+def _cast(grad: Any, dtype: Any) -> Any:
+    if not isinstance(grad, tf.IndexedSlices):
+        return tf.cast(grad, dtype)
+    return tf.IndexedSlices(tf.cast(grad.values, dtype), grad.indices, grad.dense_shape)
 
 
 def _keras_reference(variable: Any) -> str:

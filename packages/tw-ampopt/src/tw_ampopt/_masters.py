@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_ampopt._inner import Inner, as_tf_variable, identity
+from tw_ampopt._inner import Inner, as_tf_variable, identity, identity_of
 from tw_ampopt._state_variable import are_local, make_state
 
 _HALF = (tf.float16, tf.bfloat16)
@@ -39,7 +39,8 @@ class WithMasters:
             if master is not variable
         ]
         with tf.control_dependencies(follow):
-            grads = [_identity(grad) for grad in grads]
+            # Carries the dependency into functions that optimizers call.
+            grads = [identity_of(grad) for grad in grads]
             updated = self._inner.apply(grads, masters)
         with tf.control_dependencies(_present(updated)):
             rounded = [
@@ -87,14 +88,6 @@ def _round_into(variable: tf.Variable, master: tf.Variable) -> Any:
     with tf.device(variable.device):
         rounded = tf.cast(master.read_value(), variable.dtype)
         return variable.assign(rounded, read_value=False)
-
-
-def _identity(grad: Any) -> Any:
-    # Carries the control dependency into functions that optimizers call.
-    if isinstance(grad, tf.IndexedSlices):
-        values = tf.identity(grad.values)
-        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
-    return tf.identity(grad)
 
 
 def _present(op: Any) -> list[Any]:
