@@ -13,6 +13,7 @@ from tw_ampopt import (
     StaticScale,
     TowerOptimizer,
 )
+from tw_core.testing import SparseRows
 
 v1 = tf.compat.v1
 # Two small variables, one above what reducers pack (4,096 elements), and one above
@@ -96,6 +97,65 @@ def test_updates_are_those_of_the_plain_optimizer_and_skips_change_nothing(
         for got, want in zip(tower, plain(family, kind, kwargs), strict=True):
             np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-6)
     assert trainer.statistics()["skipped_updates"] == 3
+
+
+KERAS_3 = [
+    *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb"),
+    *("Lion", "Nadam", "RMSprop", "SGD"),
+]
+TABLES = [np.ones((6, 3), np.float32), np.ones((17_000, 1), np.float32), INITIAL[1]]
+
+
+def repeated_rows(seed):
+    """Rows of two tables, some of the same index, and a dense gradient."""
+    rng = np.random.default_rng(seed)
+    indices = rng.permutation([1, 4, 1, 4, 4]), rng.permutation([16_999, 0, 16_999])
+    return [
+        *(
+            SparseRows(
+                rng.integers(-4, 5, (len(rows), *table.shape[1:])).astype(np.float32),
+                rows,
+                np.array(table.shape),
+            )
+            for rows, table in zip(indices, TABLES, strict=False)
+        ),
+        rng.integers(-4, 5, 2).astype(np.float32),
+    ]
+
+
+def dense_mean(feeds):
+    """The same as one dense gradient each."""
+    dense = [[getattr(g, "to_dense", lambda g=g: g)() for g in feed] for feed in feeds]
+    return [np.float32(sum(column) / len(feeds)) for column in zip(*dense, strict=True)]
+
+
+@pytest.mark.parametrize(("micro_batches", "num_towers"), [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("name", KERAS_3)
+def test_keras_optimizers_take_rows_of_one_index_as_their_sum(
+    make_trainer, name, micro_batches, num_towers
+):
+    if (make_trainer.mode, name) == ("graph", "Adafactor"):
+        pytest.skip("Adafactor cannot name slots of tf.Variables in a session graph")
+    kind = getattr(keras.optimizers, name)
+    feeds = [repeated_rows(seed) for seed in range(3 * micro_batches * num_towers)]
+    trainer = make_trainer(
+        TABLES,
+        num_towers,
+        feeds_like=feeds[0],
+        tf_optimizer=kind,
+        learning_rate=RATE,
+        minibatch_multiplier=micro_batches,
+    )
+    for at in range(0, len(feeds), num_towers):
+        trainer.step(*feeds[at : at + num_towers])
+    variables, optimizer = [tf.Variable(v) for v in TABLES], kind(RATE)
+    group = micro_batches * num_towers
+    for at in range(0, len(feeds), group):
+        mean = dense_mean(feeds[at : at + group])
+        optimizer.apply([tf.constant(grad) for grad in mean], variables)
+    for tower in trainer.values():
+        for got, want in zip(tower, variables, strict=True):
+            np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +264,36 @@ def test_master_copies_serve_every_family(make_trainer):
             trainer.step(grads)
         for got, want in zip(trainer.values()[0], plain("", kind, {}), strict=True):
             np.testing.assert_allclose(got, want.astype(np.float16), rtol=2e-3)
+
+
+def adafactor_step(make_variable):
+    """Builds a step in a session graph, whose gradients are twice the variables."""
+    optimizer = Optimizer("T", tf_optimizer=keras.optimizers.Adafactor)
+    with tf.device("/cpu:0"):
+        variables = [make_variable(v, name=f"v{n}") for n, v in enumerate(TABLES)]
+        squares = [tf.reduce_sum(tf.square(v)) for v in variables]
+        optimizer.register_gradients(tf.add_n(squares), variables)
+    return optimizer.apply_updates(), variables
+
+
+def test_adafactor_trains_keras_variables_in_a_session_graph():
+    with tf.Graph().as_default(), v1.Session() as sess:
+        step, variables = adafactor_step(keras.Variable)
+        sess.run(v1.global_variables_initializer())
+        sess.run(step)
+        trained = sess.run([variable.value for variable in variables])
+    plain = [tf.Variable(v) for v in TABLES]
+    keras.optimizers.Adafactor().apply([2.0 * v for v in plain], plain)
+    for got, want in zip(trained, plain, strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-6)
+
+
+def test_adafactor_with_variables_that_it_cannot_name_slots_after_is_refused():
+    with (
+        tf.Graph().as_default(),
+        pytest.raises(ValueError, match=r"'T': .*no names such as 'v0:0'\. Pass keras"),
+    ):
+        adafactor_step(tf.Variable)
 
 
 def test_a_keras_optimizer_is_right_under_wrap_function():

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tw_core import OptimizerLike, orders_effects
+from tw_core import OptimizerLike, orders_effects, sum_duplicate_rows
 
 _CAN_BE_WRAPPED = (
     "tf.compat.v1.train optimizers (and whatever follows tw_core.OptimizerLike, as "
@@ -55,7 +55,7 @@ def wrap(optimizer: Any, *, caller: str) -> Inner:
     """
     if _is_keras_3(optimizer):
         _check_keras_3(optimizer, caller)
-        return KerasInner(optimizer)
+        return KerasInner(optimizer, caller=caller)
     if _is_tf_keras_legacy(optimizer) or isinstance(optimizer, OptimizerLike):
         return PairsInner(optimizer)
     raise TypeError(
@@ -119,24 +119,46 @@ class PairsInner:
 
 
 class KerasInner:
-    """A Keras 3 optimizer."""
+    """A Keras 3 optimizer.
 
-    def __init__(self, optimizer: Any) -> None:
-        """Wraps ``optimizer``."""
+    Most of these take a square or another function of every row of a sparse gradient,
+    and so are wrong where rows share an index: here such rows are added first.
+    """
+
+    def __init__(self, optimizer: Any, *, caller: str) -> None:
+        """Wraps ``optimizer``; ``caller`` opens messages."""
         self.optimizer = optimizer
+        self._caller = caller
         self._variables: list[Any] = []
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Makes the slots, once."""
-        if not self.optimizer.built:
+        """Makes the slots, once.
+
+        Raises:
+          ValueError: an optimizer that cannot name its slots in a session graph.
+        """
+        if self.optimizer.built:
+            return
+        try:
             self.optimizer.build(list(variables))
-            self._variables = list(variables)
+        except ValueError as error:
+            if "scope name" not in str(error):
+                raise
+            # Adafactor calls a slot what its variable is called.
+            raise ValueError(
+                f"{self._caller}: {_class_of(self.optimizer)} names slots after "
+                f"variables, and a session graph takes no names such as "
+                f"{variables[0].name!r}. Pass keras.Variable objects, whose names have "
+                "no colon, or use tw_ampopt.TowerOptimizer."
+            ) from error
+        self._variables = list(variables)
 
     def apply(self, grads: Sequence[Any], variables: Sequence[Any]) -> Any:
         """Updates; returns a tensor to depend on where that is needed."""
 
         def update() -> tf.Tensor:
-            self.optimizer.apply(cast_like(variables, grads), list(variables))
+            own = cast_like(variables, [_with_rows_once(grad) for grad in grads])
+            self.optimizer.apply(own, list(variables))
             return tf.constant(True)
 
         self._check_known(variables)
@@ -177,7 +199,8 @@ class KerasInner:
         strangers = [v.name for v in variables if identity(v) not in known]
         if strangers:
             raise ValueError(
-                f"tw_ampopt: the Keras optimizer {self.optimizer.name!r} has slots for "
+                f"{self._caller}: the Keras optimizer {self.optimizer.name!r} has "
+                f"slots for "
                 f"{[v.name for v in self._variables]} and cannot take on {strangers}; "
                 "an optimizer that shares another one's state must update the same "
                 "variables or fewer."
@@ -221,6 +244,10 @@ def identity_of(grad: Any) -> Any:
         tf.identity(grad.indices),
         None if shape is None else tf.identity(shape),
     )
+
+
+def _with_rows_once(grad: Any) -> Any:
+    return sum_duplicate_rows(grad) if isinstance(grad, tf.IndexedSlices) else grad
 
 
 def _cast(grad: Any, dtype: Any) -> Any:

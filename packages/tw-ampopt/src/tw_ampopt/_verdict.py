@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tw_ampopt._buffers import Buffer
+from tw_core import sum_duplicate_rows
 
 _SHRINK = 2.0**-64  # squares of what it multiplies stay within float32
 
@@ -56,5 +57,4 @@ def is_finite(buffer: Buffer) -> tf.Tensor:
 def _values(buffer: Buffer) -> tf.Tensor:
     if not isinstance(buffer, tf.IndexedSlices):
         return buffer
-    rows, places = tf.unique(buffer.indices)
-    return tf.math.unsorted_segment_sum(buffer.values, places, tf.size(rows))
+    return sum_duplicate_rows(buffer).values
