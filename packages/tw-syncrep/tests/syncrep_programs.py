@@ -113,6 +113,9 @@ class Model:
         tokens = spec.get("num_tokens", 0 if spec["kind"] == "tensorflow" else -1)
         self.hook = self.optimizer.make_session_run_hook(chief, tokens)
         self.extra_hooks: list[Any] = []
+        (self.local_step,) = (
+            v for v in v1.local_variables() if v.name == "sync_rep_local_step:0"
+        )
         self.masters = [v for v in v1.global_variables() if v.name.startswith("model/")]
 
     def _loss(self) -> Any:
@@ -207,6 +210,10 @@ class Model:
         names = sorted(n for n in found if n.startswith("model/"))
         step, values = session.run([self.global_step, [found[n] for n in names]])
         return int(step), dict(zip(names, values, strict=True))
+
+    def local(self, session: Any, value: Any) -> Any:
+        """Returns the global step that the next gradient is computed for."""
+        return int(session.run(self.local_step))
 
     def status(self, session: Any, value: Any) -> Any:
         """Returns the status and its line."""

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tw_syncrep import SyncReplicasOptimizer, cluster
+from tw_syncrep._board import ReplicaField, replica_keys
 from tw_syncrep._device_filters import with_device_filters
 
 v1 = tf.compat.v1
@@ -122,11 +123,12 @@ def test_initial_tokens_are_as_many_as_asked_for_or_needed(
 ):
     opt = make(aggregate, total_num_replicas=total, replica_index=0)
     opt.apply_gradients([pair()], global_step=step())
-    tokens = opt.get_init_tokens_op(given)
-    sizes = [queue.size() for queue in opt.sync_graph.meeting.waiting.queues]
+    give = opt.get_init_tokens_op(given)
+    board = opt.sync_graph.meeting.board
+    tokens = board.read(replica_keys(total, ReplicaField.INITIAL))
     with v1.Session() as session:
-        session.run(tokens)
-        assert session.run(sizes) == want
+        session.run(give)
+        np.testing.assert_array_equal(session.run(tokens), want)
 
 
 @pytest.mark.parametrize("aggregate, total, given", [(4, 2, 1), (2, 2, -2)])

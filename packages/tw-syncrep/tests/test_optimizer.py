@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from syncrep_given import run, sgd, steps, vector
 from syncrep_threads import run_replicas
@@ -10,6 +11,7 @@ from syncrep_threads import run_replicas
 from tw_syncrep import SyncReplicasOptimizer, cluster
 
 v1 = tf.compat.v1
+LOCAL_STEP = "sync_rep_local_step:0"
 
 
 def test_a_step_applies_the_mean_of_the_replicas_gradients():
@@ -116,3 +118,26 @@ def test_parameters_pulled_together_are_those_on_the_server():
     for (_, (master, copy)), _ in run_replicas(2, build, steps(2)):
         np.testing.assert_array_equal(master, [0.75] * 3)
         np.testing.assert_array_equal(copy, master)
+
+
+@pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
+def test_the_local_step_has_tensorflows_name_and_the_global_steps_value(dtype):
+    def build(task):
+        step = v1.get_variable(
+            "step", [], dtype, v1.constant_initializer(7), None, False
+        )
+        opt = SyncReplicasOptimizer(sgd(), 2, wait_timeout_s=30)
+        train = opt.apply_gradients([(tf.ones([3]), vector())], global_step=step)
+        hook = opt.make_session_run_hook(task.is_chief)
+        (local,) = (v for v in v1.local_variables() if v.name == LOCAL_STEP)
+        return SimpleNamespace(train=train, hooks=[hook], local=local)
+
+    def drive(replica, model, session):
+        before = session.run(model.local)
+        session.run([model.train] * 2)
+        session.run(model.train)
+        return before, session.run(model.local)
+
+    for steps_seen in run_replicas(2, build, drive):
+        assert steps_seen == (7, 9)
+        assert {step.dtype for step in steps_seen} == {np.dtype(dtype.as_numpy_dtype)}

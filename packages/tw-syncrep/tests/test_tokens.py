@@ -16,19 +16,24 @@ def waiting():
     """A replica that can wait, alone in its run: no chief ends its rounds."""
 
     def build(task):
-        return make(task, lambda _: [(tf.ones([3]), vector())], aggregate=1)
+        model = make(task, lambda _: [(tf.ones([3]), vector())], aggregate=1)
+        model.give_token = model.opt.get_init_tokens_op(1)
+        return model
 
-    model, session = start_by_hand(0, build, container=new_container())
-    return Waiting(model.opt.sync_graph, session)
+    return Waiting(*start_by_hand(0, build, container=new_container()))
 
 
 class Waiting:
-    def __init__(self, graph, session):
-        self.graph, self.session = graph, session
-        session.run(graph.ops.open)
-        self.place = session.run(graph.replica.place)
+    def __init__(self, model, session):
+        self.model, self.graph = model, model.opt.sync_graph
+        self.session = session
         self.reply = None
         self._thread = None
+        self.open()
+
+    def open(self):
+        self.session.run(self.graph.ops.open)
+        self.place = self.session.run(self.graph.replica.place)
 
     def begin(self):
         self._thread = threading.Thread(target=self._wait, daemon=True)
@@ -54,11 +59,32 @@ def test_what_was_to_end_an_earlier_wait_does_not_end_a_later_one(waiting, later
     assert not waiting.has_ended(within_s=1)
     waiting.wake(waiting.place)
     assert waiting.has_ended(within_s=20)
-    np.testing.assert_array_equal(waiting.reply, [*waiting.place, Token.GUARD])
+    np.testing.assert_array_equal(waiting.reply, [*waiting.place, 0, Token.GUARD])
 
 
 def test_a_wait_is_woken_at_the_replicas_own_place(waiting):
     waiting.begin()
     waiting.wake(None)
     assert waiting.has_ended(within_s=20)
-    assert waiting.reply[2] == Token.GUARD
+    assert waiting.reply[-1] == Token.GUARD
+
+
+def test_an_initial_token_that_comes_late_ends_a_wait_once(waiting):
+    waiting.begin()
+    assert not waiting.has_ended(within_s=1)
+    waiting.session.run(waiting.model.give_token)
+    assert waiting.has_ended(within_s=20)
+    np.testing.assert_array_equal(waiting.reply, [*waiting.place, 0, Token.LOOK])
+    waiting.begin()
+    assert not waiting.has_ended(within_s=1)
+    waiting.wake(waiting.place)
+    assert waiting.has_ended(within_s=20)
+
+
+def test_initial_tokens_of_an_older_epoch_are_void(waiting):
+    waiting.session.run(waiting.model.give_token)
+    waiting.open()
+    waiting.begin()
+    assert not waiting.has_ended(within_s=1)
+    waiting.wake(waiting.place)
+    assert waiting.has_ended(within_s=20)

@@ -24,7 +24,11 @@ RING = 64
 
 
 class Field(IntEnum):
-    """Rows about the run."""
+    """Rows about the run.
+
+    STEP is the global step after the last round; FIRST_ROUND and FIRST_STEP are the
+    round and the global step with which the epoch began.
+    """
 
     ROUND = 0
     EPOCH = 1
@@ -33,6 +37,8 @@ class Field(IntEnum):
     CHIEF = 4
     FIRST_ROUND = 5
     RUN = 6
+    STEP = 7
+    FIRST_STEP = 8
 
 
 class ReplicaField(IntEnum):
@@ -40,7 +46,7 @@ class ReplicaField(IntEnum):
 
     Times are in microseconds of the server's clock; LEFT and JOINED hold the
     ``mark`` of the run that it left or joined last. ARRIVALS counts its gradients
-    of the round and epoch that it arrived in last.
+    of the round and epoch that it arrived in last, INITIAL its initial tokens.
     """
 
     HEARD = 0
@@ -50,6 +56,7 @@ class ReplicaField(IntEnum):
     JOINED = 4
     ARRIVED_EPOCH = 5
     ARRIVALS = 6
+    INITIAL = 7
 
 
 _RING_BASE = 16

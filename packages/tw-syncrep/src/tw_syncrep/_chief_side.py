@@ -47,12 +47,15 @@ class Meeting:
         return self.arrivals.aggregate
 
 
-def build_round(meeting: Meeting, apply: Apply) -> tf.Operation:
+def build_round(
+    meeting: Meeting, apply: Apply, *, global_step: tf.Variable
+) -> tf.Operation:
     """Builds one round of the chief.
 
     Args:
       meeting: where the gradients are.
       apply: called once, while the graph is built.
+      global_step: that it increases.
 
     Returns:
       The op that waits for a round's gradients, applies their mean and wakes
@@ -73,9 +76,10 @@ def build_round(meeting: Meeting, apply: Apply) -> tf.Operation:
             ended = decision.round_number
             rows = [
                 (Field.ROUND, ended + 1),
+                (Field.STEP, global_step.read_value()),
                 (Field.DROPPED, dropped_before + decision.dropped),
                 (ring_key(ended), board.now()),
             ]
             written = board.write(rows)
         with tf.control_dependencies([written]):
-            return meeting.waiting.end_round(meeting.arrivals.quota)
+            return meeting.waiting.end_round()

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tw_syncrep._chief_loop import ChiefLoop
 from tw_syncrep._errors import SyncTimeoutError
 from tw_syncrep._guard import Guard, judge_wait
+from tw_syncrep._initial_tokens import initial_tokens
 from tw_syncrep._start_barrier import StartBarrier
 from tw_syncrep._status import Status
 from tw_syncrep._sync_graph import SyncGraph
@@ -31,8 +32,6 @@ class _Optimizer(Protocol):
 
     @property
     def sync_graph(self) -> SyncGraph: ...
-
-    def get_init_tokens_op(self, num_tokens: int) -> tf.Operation: ...
 
 
 class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
@@ -84,7 +83,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         """Gets the ops.
 
         Raises:
-          ValueError: the optimizer has built none yet.
+          ValueError: the optimizer has built none yet, or too few tokens.
         """
         try:
             self._graph = self._optimizer.sync_graph
@@ -94,9 +93,11 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
                 "the hook: call apply_gradients() or minimize() first."
             ) from None
         self._training = TrainingFetch(self._graph.train_op)
-        self._init_tokens = None
         if self._is_chief:
-            self._init_tokens = self._optimizer.get_init_tokens_op(self._num_tokens)
+            meeting = self._graph.meeting
+            self._initial = initial_tokens(
+                self._num_tokens, aggregate=meeting.aggregate, total=meeting.replicas
+            )
 
     def after_create_session(
         self, session: tf.compat.v1.Session, coord: tf.train.Coordinator
@@ -112,10 +113,11 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._failure = None
         self._session = session
         self._barrier = StartBarrier(self._graph)
-        self._barrier.join(session, ops.open if self._is_chief else ops.join)
         self._is_started = False
-        if self._init_tokens is not None:
-            session.run(self._init_tokens)
+        if not self._is_chief:
+            self._barrier.join(session, ops.join)
+        else:
+            self._barrier.join(session, ops.open, {ops.initial: self._initial})
             self._loop = ChiefLoop(session, self._graph.round_op, self._fail)
         if self.wait_timeout_s is not None:
             self._guard = Guard(
@@ -149,7 +151,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if self._guard is not None:
             error = error or self._guard.error
             self._guard.end_wait()
-        token = int(run_values.results[2])
+        token = int(run_values.results[-1])
         if token == _CLOSED:
             run_context.request_stop()
         elif token == _GUARD and error is not None:

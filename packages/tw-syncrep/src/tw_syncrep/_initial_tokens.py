@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tw_syncrep._chief_side import Meeting
 from tw_syncrep._on_device import apart_from_the_caller
+from tw_syncrep._session_ops import initial_rows
 from tw_syncrep._tokens import Token
 
 
@@ -44,10 +45,8 @@ def send_initial_tokens(meeting: Meeting, num_tokens: int) -> tf.Operation:
         num_tokens, aggregate=meeting.aggregate, total=meeting.replicas
     )
     with apart_from_the_caller():
-        return tf.group(
-            *(
-                meeting.waiting.send(replica, Token.AGAIN, count=count)
-                for replica, count in enumerate(counts)
-            ),
-            name="init_tokens",
-        )
+        initial = tf.constant(counts, tf.int64)
+        given = meeting.board.write(initial_rows(initial, meeting.replicas))
+        with tf.control_dependencies([given]):
+            # Replicas that wait already must look again.
+            return tf.group(meeting.waiting.send_all(Token.LOOK), name="init_tokens")

@@ -27,6 +27,8 @@ class SessionOps:
     Attributes:
       join: before a replica's first step: it goes on from where the run stands.
       open: the chief's, before its first round: begins an epoch and joins it.
+      initial: int64 [R], feeds ``open`` with each replica's initial tokens; as it
+        comes, none.
       leave: a replica's that has no more data.
       close: ends the run for all; the chief's, at an orderly end.
       heartbeat: tells the board that a replica lives.
@@ -38,6 +40,7 @@ class SessionOps:
 
     join: tf.Operation
     open: tf.Operation
+    initial: tf.Tensor
     leave: tf.Operation
     close: tf.Operation
     heartbeat: tf.Operation
@@ -54,9 +57,14 @@ def build_session_ops(
         with on_device(replica.device):
             own = replica.place.read_value()
         place = tf.compat.v1.placeholder_with_default(own, [2], name="place")
+        none = tf.zeros([meeting.replicas], tf.int64)
+        initial = tf.compat.v1.placeholder_with_default(
+            none, [meeting.replicas], name="initial"
+        )
         return SessionOps(
             join=_join(meeting, replica),
-            open=_open(meeting, replica),
+            open=_open(meeting, replica, initial, global_step),
+            initial=initial,
             leave=_leave(meeting, replica),
             close=_close(meeting, replica),
             heartbeat=_heartbeat(meeting, replica),
@@ -64,6 +72,12 @@ def build_session_ops(
             place=place,
             status=_status(meeting, global_step),
         )
+
+
+def initial_rows(initial: tf.Tensor, replicas: int) -> dict[int, tf.Tensor]:
+    """Returns the rows of the board for each replica's initial tokens, int64 [R]."""
+    keys = replica_keys(replicas, ReplicaField.INITIAL)
+    return dict(zip(keys, tf.unstack(initial, replicas), strict=True))
 
 
 def _join(meeting: Meeting, replica: Replica) -> tf.Operation:
@@ -79,7 +93,7 @@ def _join(meeting: Meeting, replica: Replica) -> tf.Operation:
     )
     with tf.control_dependencies([here]):
         told = _notify(meeting, replica)
-        stand = board.read([Field.ROUND, Field.EPOCH])
+        stand = board.read([Field.ROUND, Field.EPOCH, Field.STEP])
     return tf.group(told, replica.goes_on_at(stand))
 
 
@@ -89,16 +103,20 @@ def _notify(meeting: Meeting, replica: Replica) -> tf.Operation:
     return meeting.arrivals.queue.enqueue([ticket, *nothing])
 
 
-def _open(meeting: Meeting, replica: Replica) -> tf.Operation:
+def _open(
+    meeting: Meeting, replica: Replica, initial: tf.Tensor, global_step: tf.Variable
+) -> tf.Operation:
     """Begins an epoch, and another run where the last has ended.
 
-    What was interrupted before does not reach into the epoch.
+    What was interrupted before does not reach into the epoch. Initial tokens are
+    written with it, as replicas begin their steps when they see it.
     """
     board = meeting.board
     payloads = [meeting.arrivals.payload, *(lane.payload for lane in meeting.lanes)]
     forgotten = [op for payload in payloads for op in payload.forget()]
     with tf.control_dependencies(forgotten):
         stand = board.read([Field.ROUND, Field.RUN, Field.CLOSED])
+        step = global_step.read_value()
         opened = board.write(
             {
                 Field.EPOCH: board.now(),
@@ -106,6 +124,9 @@ def _open(meeting: Meeting, replica: Replica) -> tf.Operation:
                 Field.CHIEF: replica.index,
                 Field.FIRST_ROUND: stand[0],
                 Field.RUN: stand[1] + stand[2],
+                Field.STEP: step,
+                Field.FIRST_STEP: step,
+                **initial_rows(initial, meeting.replicas),
             }
         )
     with tf.control_dependencies([opened]):

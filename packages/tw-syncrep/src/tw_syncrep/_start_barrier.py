@@ -5,6 +5,7 @@ is there an epoch to compute for.
 """
 
 import time
+from typing import Any
 
 import tensorflow as tf
 
@@ -27,9 +28,11 @@ class StartBarrier:
         self._needed = min(graph.meeting.aggregate, graph.meeting.replicas)
         self._epoch = 0
 
-    def join(self, session: tf.compat.v1.Session, op: tf.Operation) -> None:
+    def join(
+        self, session: tf.compat.v1.Session, op: tf.Operation, feed: Any = None
+    ) -> None:
         """Joins the run with ``op``, one of the session ops."""
-        session.run(op)
+        session.run(op, feed)
         self._epoch = int(session.run(self._place)[1])
 
     def wait(self, session: tf.compat.v1.Session, *, timeout_s: float | None) -> None:

@@ -47,7 +47,7 @@ class SyncGraph:
       meeting: where the replicas meet.
       replica: this one's part.
       train_op: a replica's step.
-      reply: what the step returned with, int64 [3].
+      reply: what the step returned with, int64 [4].
       round_op: one round of the chief.
       ops: everything around the steps.
       uninitialized: names of global variables without a value, string [*].
@@ -85,12 +85,18 @@ def build_sync_graph(
     """
     own_name = _unique_name(name)
     meeting = _make_meeting(grads, variables, global_step.device, options, own_name)
-    replica = make_replica(replica_index, variables, name=own_name, below=options.below)
+    replica = make_replica(
+        replica_index,
+        variables,
+        step_dtype=global_step.dtype.base_dtype,
+        name=own_name,
+        below=options.below,
+    )
     by_index = {n: grad for n, grad in enumerate(grads) if grad is not None}
     with tf.name_scope(f"{own_name}/step/"):
         train_op, reply = build_step(meeting, replica, by_index)
     with tf.name_scope(f"{own_name}/round/"):
-        round_op = build_round(meeting, apply)
+        round_op = build_round(meeting, apply, global_step=global_step)
     uninitialized = _report_uninitialized()
     with tf.name_scope(f"{own_name}/session/"):
         ops = build_session_ops(meeting, replica, global_step=global_step)

@@ -21,6 +21,8 @@ class Replica:
       index: its number.
       device: of the worker.
       place: local variable, int64 [2]: round and epoch it computes for.
+      local_step: local variable, []: the global step that it computes for, under
+        TensorFlow's name and dtype, for those who look there.
       mirrors: its copies of the parameters that the optimizer changes.
       below: bytes of a parameter that is pulled in a pack with others.
     """
@@ -28,38 +30,52 @@ class Replica:
     index: int
     device: str
     place: tf.Variable
+    local_step: tf.Variable
     mirrors: tuple[Mirror, ...]
     below: int
 
     def goes_on_at(self, stand: tf.Tensor) -> tf.Operation:
-        """Returns the op that notes round and epoch and renews the parameters.
+        """Returns the op that notes where it is and renews the parameters.
 
         Args:
-          stand: int64 [2 or 3], on the board's server.
+          stand: int64 [3 or more]: round, epoch, global step; on the board's server.
         """
         renewed = refresh(self.mirrors, after=stand, below=self.below)
         with on_device(self.device):
-            place = tf.identity(stand)[:2]
+            stand = tf.identity(stand)
+            step = tf.cast(stand[2], self.local_step.dtype)
             # Last: what is noted tells the guard that nothing is on its way.
             with tf.control_dependencies([renewed]):
-                noted: tf.Operation = self.place.assign(place, read_value=False)
-        return noted
+                return tf.group(
+                    self.place.assign(stand[:2], read_value=False),
+                    self.local_step.assign(step, read_value=False),
+                )
 
 
 def make_replica(
-    index: int, variables: Sequence[tf.Variable], *, name: str, below: int
+    index: int,
+    variables: Sequence[tf.Variable],
+    *,
+    step_dtype: tf.DType,
+    name: str,
+    below: int,
 ) -> Replica:
     """Makes the local state of a replica on the device that the caller is on."""
     device = tf.no_op(name="worker").device
     with apart_from_the_caller(), tf.device(device):
-        place = tf.compat.v1.Variable(
-            tf.zeros([2], tf.int64),
-            trainable=False,
-            collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES],
-            name=f"{name}/replica_{index}/sync_rep_local_step",
-            use_resource=True,
-        )
-    return Replica(index, device, place, mirrors_of(variables), below)
+        place = _local(tf.zeros([2], tf.int64), f"{name}/replica_{index}/place")
+        local_step = _local(tf.zeros([], step_dtype), "sync_rep_local_step")
+    return Replica(index, device, place, local_step, mirrors_of(variables), below)
+
+
+def _local(start: tf.Tensor, name: str) -> tf.Variable:
+    return tf.compat.v1.Variable(
+        start,
+        trainable=False,
+        collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES],
+        name=name,
+        use_resource=True,
+    )
 
 
 def build_step(
@@ -73,8 +89,8 @@ def build_step(
       grads: by index.
 
     Returns:
-      The training op, and what it returns with: int64 [3] round, epoch and
-      token, on the worker.
+      The training op, and what it returns with: int64 [4] round, epoch, global
+      step and token, on the worker.
     """
     ticket = make_ticket(replica.index, replica.place.read_value())
     pushed = [lane.push(ticket, grads) for lane in meeting.lanes]
@@ -82,10 +98,15 @@ def build_step(
     with on_device(meeting.board.device):
         ticket = tf.identity(ticket)
         with tf.control_dependencies(pushed):
-            announced = _announce(meeting, replica.index, ticket, sent)
+            announced, count = _announce(meeting, replica.index, ticket, sent)
         # A loop with one input from elsewhere becomes a loop over the network.
         with tf.control_dependencies([announced]):
-            stand = meeting.waiting.wait(replica.index, ticket[1:3])
+            stand = meeting.waiting.wait(
+                replica.index,
+                ticket[1:3],
+                count,
+                quota=meeting.arrivals.quota[replica.index],
+            )
     on_the_way = replica.goes_on_at(stand)
     with on_device(replica.device), tf.control_dependencies([on_the_way]):
         reply = tf.identity(stand, name="reply")
@@ -94,7 +115,8 @@ def build_step(
 
 def _announce(
     meeting: Meeting, replica: int, ticket: tf.Tensor, sent: Sequence[tf.Tensor]
-) -> tf.Operation:
+) -> tuple[tf.Operation, tf.Tensor]:
+    """Returns the op that tells the board, and which gradient of its place it is."""
     # The ticket first: who is killed in between has arrived, and is only called
     # missing; the other way round, the chief would be blamed.
     board: Board = meeting.board
@@ -102,7 +124,7 @@ def _announce(
         arrived = meeting.arrivals.queue.enqueue([ticket, *sent])
         with tf.control_dependencies([arrived]):
             now = board.now()
-            count = _count(board, replica, ticket, meeting.arrivals.quota[replica])
+            count = _count(board, replica, ticket)
         rows = {
             ReplicaField.HEARD: now,
             ReplicaField.ARRIVED_ROUND: ticket[1],
@@ -110,13 +132,12 @@ def _announce(
             ReplicaField.ARRIVED_AT: now,
             ReplicaField.ARRIVALS: count,
         }
-        return board.write({replica_key(replica, f): row for f, row in rows.items()})
+        keyed = {replica_key(replica, field): row for field, row in rows.items()}
+        return board.write(keyed), count
 
 
-def _count(board: Board, replica: int, ticket: tf.Tensor, quota: int) -> Any:
-    """Counts a replica's gradients of a round, this one included."""
-    if quota == 1:
-        return 1
+def _count(board: Board, replica: int, ticket: tf.Tensor) -> tf.Tensor:
+    """Counts a replica's gradients of a round and epoch, this one included."""
     fields = (ReplicaField.ARRIVED_ROUND, ReplicaField.ARRIVED_EPOCH)
     before = board.read(
         [replica_key(replica, field) for field in (*fields, ReplicaField.ARRIVALS)]

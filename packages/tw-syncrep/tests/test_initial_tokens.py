@@ -1,0 +1,104 @@
+"""With initial tokens, what counts and what is wasted is what TensorFlow's class has.
+
+Three replicas of which one is a backup take their steps one after the other: nobody has
+to wait while the initial tokens last.
+"""
+
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from syncrep_given import make, vector
+from syncrep_tasks import eventually
+from syncrep_threads import run_replicas
+
+from tw_syncrep._tokens import Waiting
+
+# Replicas 0 and 2 make the first step. All that is brought to it later is wasted:
+# replica 1's first gradient, and the second one of each, as their tokens say step 0.
+TURNS = (0, 2, 1, 1, 0, 2)
+
+
+def trace(make_cluster, kind):
+    """Runs the turns, then one step together; what the backup sees after each."""
+    tasks = make_cluster(workers=3)
+    options = {"wait_timeout_s": 50} if kind == "towers" else {}
+    tasks.train(
+        {"kind": kind, "aggregate": 2, "total": 3, "num_tokens": 3, "options": options}
+    )
+    values = [{"factor": 1.0 + 2 * replica} for replica in range(3)]
+    backup = tasks.workers[1]
+    seen = []
+    for turn, replica in enumerate(TURNS):
+        tasks.step_together(values, [replica])
+        if turn == 1:  # The chief applies it in a thread of its own.
+            eventually(lambda: backup.ask("read")[0] == 1)
+        seen.append((backup.ask("read"), [w.ask("local") for w in tasks.workers]))
+    tasks.step_together(values, [0, 1])
+    eventually(lambda: backup.ask("read")[0] == 2)
+    seen.append((backup.ask("read"), [w.ask("local") for w in tasks.workers]))
+    tasks.kill()
+    return seen
+
+
+def test_three_replicas_with_a_backup_have_tensorflows_steps(make_cluster):
+    want = trace(make_cluster, "tensorflow")
+    got = trace(make_cluster, "towers")
+    for turn, (ours, theirs) in enumerate(zip(got, want, strict=True)):
+        (step, values), local_steps = ours
+        (their_step, their_values), their_local_steps = theirs
+        assert step == their_step, turn
+        assert local_steps == their_local_steps, turn
+        for name, value in their_values.items():
+            np.testing.assert_array_equal(values[name], value, f"{name}, turn {turn}")
+
+
+@pytest.fixture
+def slow_to_look(monkeypatch):
+    """Has replica 2 look at the board when a round that it has part in is over."""
+    wait = Waiting.wait
+
+    def wait_late(self, replica, place, *args, **settings):
+        if replica != 2:
+            return wait(self, replica, place, *args, **settings)
+        with tf.device(self.board.device):
+            late = tf.numpy_function(
+                lambda x: (time.sleep(0.3), x)[1], [place], tf.int64
+            )
+            with tf.control_dependencies([late]):
+                return wait(
+                    self, replica, tf.ensure_shape(late, [2]), *args, **settings
+                )
+
+    monkeypatch.setattr(Waiting, "wait", wait_late)
+
+
+@pytest.mark.usefixtures("slow_to_look")
+def test_a_late_look_at_the_board_does_not_spare_a_replica_its_initial_token():
+    turns = iter([*TURNS, None])
+    now = SimpleNamespace(turn=next(turns))
+
+    def build(task):
+        return make(
+            task,
+            lambda replica: [(tf.fill([3], 1.0 + replica), vector())],
+            total_num_replicas=3,
+            tokens=3,
+        )
+
+    def drive(replica, model, session):
+        for _ in range(2):
+            eventually(lambda: now.turn == replica)
+            session.run(model.train)
+            if replica == 2:
+                eventually(lambda: session.run(model.step) == 1)
+            now.turn = next(turns)
+        eventually(lambda: now.turn is None)
+        return session.run([model.step, model.values]), model.opt.status(session)
+
+    (step, values), status = run_replicas(3, build, drive)[1]
+    assert step == 1
+    np.testing.assert_array_equal(values[0], [-2.0] * 3)
+    assert status.arrived == ()
