@@ -26,7 +26,8 @@ def make_payloads(
     """Plans what a replica sends to each parameter server.
 
     Args:
-      grads: [N] dense, sparse or None; None travels nowhere.
+      grads: [N] dense, sparse or None, of their variables' shapes; None travels
+        nowhere.
       variables: [N] they belong to; a gradient goes where its variable lives.
       below: bytes of a tensor that travels in a pack with others.
       wire_dtype: what wider floats are cast to on their way, or None.
@@ -36,12 +37,7 @@ def make_payloads(
 
     Returns:
       Payloads by server.
-
-    Raises:
-      TypeError: a gradient is of another kind; all are named.
-      ValueError: a dense gradient's variable has a shape that is not known.
     """
-    _check(grads, variables)
     pieces: list[Piece] = []
     rows: dict[str, list[RowSums]] = {}
     for n, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
@@ -60,25 +56,6 @@ def make_payloads(
         )
         for server in dict.fromkeys([*servers_of(packs), *rows])
     }
-
-
-def _check(grads: Sequence[Any], variables: Sequence[tf.Variable]) -> None:
-    strange = [
-        f"{variable.name}: {type(grad).__name__}"
-        for grad, variable in zip(grads, variables, strict=True)
-        if not (grad is None or isinstance(grad, tf.Tensor | tf.IndexedSlices))
-    ]
-    if strange:
-        raise TypeError(
-            "SyncReplicasOptimizer.apply_gradients: a gradient must be a tf.Tensor, "
-            f"tf.IndexedSlices or None; got {', '.join(strange)}."
-        )
-    unknown = [v.name for v in variables if not v.shape.is_fully_defined()]
-    if unknown:
-        raise ValueError(
-            "SyncReplicasOptimizer.apply_gradients: variables must have fully known "
-            f"shapes; these have not: {', '.join(unknown)}."
-        )
 
 
 def _piece(index: int, grad: tf.Tensor, variable: tf.Variable) -> Piece:

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_syncrep._arguments import check_choice, check_pairs, sync_options, timeouts
+from tw_syncrep._gradient_shapes import fitting_gradients
 from tw_syncrep._hook import SyncReplicasHook
 from tw_syncrep._initial_tokens import send_initial_tokens
 from tw_syncrep._inner_step import inner_step
@@ -171,8 +172,10 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
           The training op: it ends when the step has been applied.
 
         Raises:
-          ValueError: no pair, no global step, or no number for this replica.
-          TypeError: a gradient or variable of another kind.
+          ValueError: no pair, no global step, no number for this replica, or a
+            gradient of another shape than its variable's. One whose shape is known
+            in a run only fails there, with ``InvalidArgumentError``.
+          TypeError: a gradient or variable of another kind or dtype.
         """
         pairs = with_masters(grads_and_vars)
         if global_step is None:
@@ -180,7 +183,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         check_pairs(pairs, global_step)
         variables = [variable for _, variable in pairs]
         self._built = build_sync_graph(
-            [grad for grad, _ in pairs],
+            fitting_gradients([grad for grad, _ in pairs], variables),
             variables,
             global_step=global_step,
             replica_index=find_replica_index(
