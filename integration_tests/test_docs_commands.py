@@ -130,7 +130,8 @@ def test_the_readmes_table_installs_each_package_as_its_own_does():
 def test_the_pages_install_packages_as_the_readmes_do(path):
     right = {line for package in MANIFESTS for line in install_commands(package)}
     lines = [" ".join(words) for words in commands(path) if "install" in words]
-    assert not {line for line in lines if "packages/" in line or "dist/" in line} - right
+    ours = {line for line in lines if "packages/" in line or "dist/" in line}
+    assert not ours - right
 
 
 def test_nothing_tells_to_install_a_package_by_its_name_alone():

@@ -46,7 +46,7 @@ class VariableStore:
         """
         if not isinstance(policy, Shared | Replicated):
             raise TypeError(
-                "VariableStore: policy must be Shared() or Replicated(), an object; got "
+                "VariableStore: policy must be a Shared() or Replicated() object; got "
                 f"{policy!r}."
             )
         self._policy = policy
