@@ -29,6 +29,7 @@ DIST = ROOT / "dist"
 # The interpreters that TensorFlow supports, as far as they are present.
 PYTHONS = [v for v in ("3.11", "3.12", "3.13") if shutil.which(f"python{v}")]
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
+CLIENTS = sorted(path.stem for path in ROOT.glob("integration_tests/clients/*.py"))
 # What packages are installed from -> how the command for it begins in a README.
 SOURCES = {"checkout": "pip install ./packages/", "wheels": "pip install dist/"}
 
@@ -336,6 +337,19 @@ def faults(session: nox.Session) -> None:
         *("python", "integration_tests/faults/run.py", *session.posargs),
         env=ENV,
         interrupt_timeout=30,
+    )
+
+
+@nox.session(requires=["build"], reuse_venv=False)
+@nox.parametrize("client", CLIENTS, ids=CLIENTS)
+def clients(session: nox.Session, client: str) -> None:
+    """Trains with another project's own trainers, beside what they come to alone."""
+    session.install(*map(wheel, PACKAGES), *group(f"client-{client}"))
+    session.run(
+        # A client has the name of its project, which -P keeps from being imported.
+        *("python", "-P", f"integration_tests/clients/{client}.py", *session.posargs),
+        env={**ENV, "PYTHONPATH": str(ROOT / "integration_tests")},
+        interrupt_timeout=10,
     )
 
 
