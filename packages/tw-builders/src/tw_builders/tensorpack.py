@@ -27,6 +27,7 @@ from tw_core import (
     override_to_local_variable,
     split_grad_list,
 )
+from tw_core import TowerFunc as TowerFuncWrapper
 from tw_core import TowerHandle as TowerTensorHandle
 from tw_core import TowerHandles as TowerTensorHandles
 from tw_reduce import (
@@ -36,8 +37,6 @@ from tw_reduce import (
     allreduce_grads_hierarchical,
     allreduce_grads_naive,
 )
-
-TowerFuncWrapper = TowerFunc
 
 __all__ = [
     "AsyncMultiGPUBuilder",
