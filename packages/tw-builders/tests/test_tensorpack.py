@@ -161,6 +161,18 @@ def test_summaries_of_the_optimizer_function_appear_once(graph, make, build):
     assert len([op for op in averages if "rate_average" in op.op.inputs[0].name]) == 1
 
 
+def test_summaries_of_applying_equal_gradients_appear_once(graph):
+    class Summarised(v1.train.MomentumOptimizer):
+        def apply_gradients(self, grads_and_vars, *args, **kwargs):
+            v1.summary.scalar("norm", tf.linalg.global_norm([grads_and_vars[0][0]]))
+            return super().apply_gradients(grads_and_vars, *args, **kwargs)
+
+    builder = tw_builders.SyncMultiGPUReplicatedBuilder(TWO, True, "cpu")
+    grads = builder.call_for_each_tower(lambda: model(tf.ones([2])))
+    builder.build(grads, lambda: Summarised(0.1, 0.9))
+    assert [s.op.name for s in graph.get_collection(KEYS.SUMMARIES)] == ["norm"]
+
+
 # Caching devices
 
 

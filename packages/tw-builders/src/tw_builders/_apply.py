@@ -21,6 +21,7 @@ from tw_builders._optimizers import (
 from tw_core import (
     Tower,
     check_grad_list,
+    leave_no_summaries,
     merge_grad_list,
     orders_effects,
     override_to_local_variable,
@@ -127,6 +128,7 @@ def _apply_in_tower(tower: Tower, optimizer: Any, pairs: Sequence[Any]) -> Any:
         tf.device(tower.device),
         tower_name_scope(tower),
         override_to_local_variable(enable=not tower.is_main),
+        leave_no_summaries(enable=not tower.is_main),
         record_variables(tower),
     ):
         return apply_pairs(optimizer, pairs, name="apply_grad")
