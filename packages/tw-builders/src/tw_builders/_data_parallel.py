@@ -4,6 +4,7 @@ Names and arguments are those of tensorpack's ``DataParallelBuilder``
 (``tensorpack/graph_builder/training.py``).
 """
 
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 from tw_builders._tensorpack_towers import TrainTowerContext
 from tw_core import (
+    Tower,
     builds_session_graph,
     check_known_devices,
     override_to_local_variable,
@@ -60,6 +62,10 @@ class DataParallelBuilder:
     ) -> list[_T]:
         """Calls ``func()`` under each tower's device and context.
 
+        A graph may be built on several times. The ops of a further build are in the
+        name scopes ``tower0_1``, ``tower1_1``, …; the variable scopes are the same. A
+        build that fails leaves the graph's collections as they were.
+
         Args:
           towers: K ints and device strings.
           func: builds one tower; ``tw_core.get_current_tower_context()`` tells
@@ -85,14 +91,15 @@ class DataParallelBuilder:
             [tower.device for tower in built], caller="call_for_each_tower"
         )
         results = []
-        with tower_build():
+        names = _free_names(len(built))
+        with tower_build(undo_on_error=True):
             for k, tower in enumerate(built):
                 device = tower.device if devices is None else devices[k]
                 own_variables = bool(use_vs[k]) if use_vs is not None else False
                 _log.info("Building %s on %s", tower.name, device)
                 with (
                     tf.compat.v1.device(device),
-                    _tower_context(tower.index, tower.total, own_variables),
+                    _tower_context(tower, names[k], own_variables),
                     override_to_local_variable(enable=own_variables),
                 ):
                     results.append(func())
@@ -129,12 +136,33 @@ def check_tower_count(grad_list: Sequence[Any], total: int, *, caller: str) -> N
 
 
 def _tower_context(
-    index: int, total: int, own_variables: bool
+    tower: Tower, ns_name: str, own_variables: bool
 ) -> AbstractContextManager[Any]:
-    name = f"tower{index}"
     return TrainTowerContext(
-        name, vs_name=name if own_variables else "", index=index, total=total
+        ns_name,
+        vs_name=tower.name if own_variables else "",
+        index=tower.index,
+        total=tower.total,
     )
+
+
+def _free_names(total: int) -> list[str]:
+    """Names the towers' ops, with one number for all where a graph has towers already.
+
+    Variables are named without it: a checkpoint does not depend on what was built
+    before.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    numbered = (
+        [f"tower{k}_{number}" if number else f"tower{k}" for k in range(total)]
+        for number in itertools.count()
+    )
+    with graph.name_scope(None):  # whatever scope is open
+        return next(
+            names
+            for names in numbered
+            if all(graph.unique_name(n, mark_as_used=False) == n for n in names)
+        )
 
 
 def _check_lengths(total: int, **per_tower: Sequence[Any] | None) -> None:

@@ -1,6 +1,6 @@
-"""From ``get_variable``'s ``initializer`` argument to a variable's first value.
+"""From ``get_variable``'s arguments to a variable's first value and its loss.
 
-The argument takes many forms: nothing, a class, a function or object called with
+The initializer takes many forms: nothing, a class, a function or object called with
 a shape and a dtype, a function called with nothing, or a value. As in TensorFlow
 (``get_variable``'s documentation), a value or a function without arguments brings
 its own dtype and shape.
@@ -61,6 +61,18 @@ def initial_value(
         f"{_CALLER}: the variable {name!r} has the shape {full_shape}; its initializer "
         "needs a fully known one."
     )
+
+
+def regularize(
+    variable: tf.Variable, name: str, regularizer: Callable[..., Any]
+) -> None:
+    """Adds a variable's regularization loss to the graph, as ``get_variable`` does."""
+    with tf.name_scope(f"{name}/Regularizer/"):
+        loss = regularizer(variable)
+    if loss is not None:
+        tf.compat.v1.add_to_collection(
+            tf.compat.v1.GraphKeys.REGULARIZATION_LOSSES, loss
+        )
 
 
 def _from_value(name: str, shape: Any, value: Any) -> InitialValue:

@@ -12,13 +12,15 @@ that was imported has none.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from tw_core._failed_builds import Leftover, take_over, undo
 from tw_core._mode import orders_effects, outermost_function_graph, traces_function
+from tw_core._tower_collections import TowerCollections
 
 if TYPE_CHECKING:
     from tw_core._tower import Tower
@@ -105,17 +107,30 @@ def record_scope(index: int, *, ns_name: str, vs_name: str) -> Iterator[None]:
 
 
 @contextmanager
-def tower_build() -> Iterator[None]:
-    """Marks the towers built inside as copies of each other, and of no others."""
+def tower_build(*, undo_on_error: bool = False) -> Iterator[None]:
+    """Marks the towers built inside as copies of each other, and of no others.
+
+    Args:
+      undo_on_error: whether an exception puts the graph's collections back, so that
+        nothing of a failed build is initialised, saved or run. Later builds with
+        ``undo_on_error`` take over the variables that it made with ``get_variable``.
+    """
     if orders_effects():
         yield
         return
-    record = _make_record(_building_graph())
+    graph = _building_graph()
+    record = _make_record(graph)
     outer = record.build
     record.builds += 1
     record.build = record.builds
+    collections = TowerCollections(graph)
     try:
-        yield
+        with record.leftovers_found() if undo_on_error else nullcontext():
+            yield
+    except BaseException:
+        if undo_on_error:
+            record.forget(undo(graph, collections))
+        raise
     finally:
         record.build = outer
 
@@ -147,15 +162,45 @@ class _Record:
     made: dict[int, _Made] = field(default_factory=dict)
     builds: int = 0
     build: int = 0
+    _leftovers: dict[str, tuple[Leftover, _Made | None]] = field(default_factory=dict)
     _originals: dict[int, str] | None = None
     _by_name: dict[str, _Made] = field(default_factory=dict)
 
     def add(self, variable: tf.Variable, tower: int, prefix: str) -> None:
-        name = _plain_name(variable)
-        likely, loose = _names_in_tower_0(name, prefix)
-        made = _Made(variable, tower, self.build, likely, loose)
-        self.made[id(variable)] = self._by_name[name] = made
+        likely, loose = _names_in_tower_0(_plain_name(variable), prefix)
+        self._add(_Made(variable, tower, self.build, likely, loose))
+
+    def _add(self, made: _Made) -> None:
+        self.made[id(made.variable)] = self._by_name[made.name] = made
         self._originals = None
+
+    def forget(self, leftovers: dict[str, Leftover]) -> None:
+        """Forgets who made the variables of a failed build, until they are found."""
+        for name, leftover in leftovers.items():
+            made = self.made.pop(id(leftover.variable), None)
+            self._by_name.pop(name, None)
+            self._leftovers[name] = (leftover, made)
+        self._originals = None
+
+    @contextmanager
+    def leftovers_found(self) -> Iterator[None]:
+        """Lets ``get_variable`` find the variables of failed builds."""
+
+        def find(getter: Callable[..., Any], name: str, **asked: Any) -> Any:
+            if name not in self._leftovers:
+                return getter(name, **asked)
+            leftover, made = self._leftovers[name]
+            variable = take_over(leftover, getter, name, asked)
+            del self._leftovers[name]
+            if made is not None:
+                self._add(replace(made, build=self.build))
+            return variable
+
+        v1 = tf.compat.v1
+        with v1.variable_scope(
+            v1.get_variable_scope(), custom_getter=find, auxiliary_name_scope=False
+        ):
+            yield
 
     def origin(self, variable: tf.Variable) -> VariableOrigin | None:
         made = self.made.get(id(variable))

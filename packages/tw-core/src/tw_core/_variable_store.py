@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 
 from tw_core._devices import check_devices
-from tw_core._initial_values import InitialValue, initial_value
+from tw_core._initial_values import InitialValue, initial_value, regularize
 from tw_core._least_loaded import LeastLoadedDeviceSetter
 from tw_core._mode import outermost_function_graph, traces_function
 from tw_core._tower import Tower, check_towers
@@ -169,7 +169,7 @@ class VariableStore:
         )
         served.add((tower.index, name))
         if is_first and regularizer is not None:
-            _regularize(self._sets[self._owner(tower)][name], name, regularizer)
+            regularize(self._sets[self._owner(tower)][name], name, regularizer)
 
     def _served_now(self) -> set[_Key]:
         return self._served.setdefault(outermost_function_graph(), set())
@@ -185,13 +185,4 @@ def _check_same(variable: tf.Variable, tower: Tower, asked: dict[str, Any]) -> N
             f"VariableStore: the variable {variable.name!r} has the shape "
             f"{variable.shape} and dtype {variable.dtype.name}; {tower.name} asks for "
             f"{tf.TensorShape(shape)} and {tf.as_dtype(dtype or variable.dtype).name}."
-        )
-
-
-def _regularize(variable: tf.Variable, name: str, regularizer: Any) -> None:
-    with tf.name_scope(f"{name}/Regularizer/"):
-        loss = regularizer(variable)
-    if loss is not None:
-        tf.compat.v1.add_to_collection(
-            tf.compat.v1.GraphKeys.REGULARIZATION_LOSSES, loss
         )
