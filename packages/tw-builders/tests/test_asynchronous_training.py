@@ -1,5 +1,7 @@
 """Towers that apply their own gradients: in one op, and truly asynchronously."""
 
+import signal
+import sys
 import threading
 import time
 from functools import partial
@@ -274,6 +276,72 @@ def test_the_with_statement_stops_towers_when_its_body_raises():
         AsyncRunner([lambda: time.sleep(0.001)] * 2) as runner,
     ):
         raise KeyError("mine")
+    assert not runner.is_running
+
+
+def press_ctrl_c_in_join(runner):
+    """Interrupts the main thread while it waits for a step of ``runner``."""
+    main = threading.main_thread().ident
+
+    def waits():
+        frame = sys._current_frames()[main]
+        while frame is not None and frame.f_code is not AsyncRunner._wait.__code__:
+            frame = frame.f_back
+        return frame is not None and runner.is_running
+
+    def press():
+        wait_until(waits)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=press, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("in_with_statement", [False, True])
+def test_ctrl_c_while_joining_stops_the_towers(in_with_statement):
+    runner = AsyncRunner([lambda: time.sleep(0.001)] * 2)
+    with pytest.raises(KeyboardInterrupt):
+        if in_with_statement:
+            with runner:
+                presser = press_ctrl_c_in_join(runner)
+                runner.join(WAIT_S)
+        else:
+            runner.start()
+            presser = press_ctrl_c_in_join(runner)
+            runner.join(WAIT_S)
+    presser.join(WAIT_S)
+    assert not runner.is_running
+    assert runner.join(WAIT_S) == runner.join(WAIT_S)
+
+
+def test_ctrl_c_does_not_wait_for_a_tower_that_hangs(monkeypatch):
+    monkeypatch.setattr("tw_builders._async_runner._SECONDS_AFTER_CTRL_C", 0.01)
+    release = threading.Event()
+    runner = AsyncRunner([lambda: release.wait(WAIT_S)]).start()
+    presser = press_ctrl_c_in_join(runner)
+    with pytest.raises(KeyboardInterrupt):
+        runner.join(WAIT_S)
+    assert runner.is_running
+    release.set()
+    presser.join(WAIT_S)
+    assert runner.join(WAIT_S) == [1]
+
+
+def test_towers_that_have_started_stop_where_a_thread_cannot_be_had(monkeypatch):
+    start, started = threading.Thread.start, []
+
+    def start_one(thread):
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    runner = AsyncRunner([lambda: time.sleep(0.001)] * 2)
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        runner.start()
+    started[0].join(WAIT_S)
     assert not runner.is_running
 
 

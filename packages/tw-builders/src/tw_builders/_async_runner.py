@@ -13,6 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
+_SECONDS_AFTER_CTRL_C = 5.0
+
 
 class TowerError(RuntimeError):
     """One or more towers raised; their errors by tower name.
@@ -67,7 +69,8 @@ class AsyncRunner:
         self.steps_done = [0] * len(steps)
         self._errors: dict[str, BaseException] = {}
         self._stopping = threading.Event()
-        self._threads: list[threading.Thread] = []
+        # A thread whose join was interrupted says that it has ended (bpo-46726).
+        self._ended: dict[str, threading.Event] = {}
 
     def start(self) -> "AsyncRunner":
         """Starts the threads.
@@ -75,15 +78,23 @@ class AsyncRunner:
         Raises:
           RuntimeError: it was started before.
         """
-        if self._threads:
+        if self._ended:
             raise RuntimeError("AsyncRunner.start: was started before; make a new one.")
-        self._threads = [
-            threading.Thread(target=self._run, args=(k,), name=f"tower{k}", daemon=True)
-            for k in range(len(self._steps))
-        ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for k in range(len(self._steps)):
+                self._start_tower(k)
+        except BaseException:  # no thread to be had, or Ctrl-C
+            self.stop()
+            raise
         return self
+
+    def _start_tower(self, k: int) -> None:
+        name, ended = f"tower{k}", threading.Event()
+        thread = threading.Thread(
+            target=self._run, args=(k, ended), name=name, daemon=True
+        )
+        thread.start()
+        self._ended[name] = ended
 
     def stop(self) -> None:
         """Asks every tower to end after its present step; does not wait."""
@@ -91,6 +102,9 @@ class AsyncRunner:
 
     def join(self, timeout_s: float = 60.0) -> list[int]:
         """Waits until every tower has ended.
+
+        Ctrl-C stops the towers, waits at most 5 seconds for their present steps, and is
+        raised then.
 
         Args:
           timeout_s: seconds to wait, for all towers together.
@@ -105,12 +119,15 @@ class AsyncRunner:
             again, or end what it waits for.
           RuntimeError: it was not started.
         """
-        if not self._threads:
+        if not self._ended:
             raise RuntimeError("AsyncRunner.join: was not started; call start() first.")
-        deadline = time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        running = [thread.name for thread in self._threads if thread.is_alive()]
+        try:
+            self._wait(timeout_s)
+        except BaseException:  # Ctrl-C: nobody will be there to stop them
+            self.stop()
+            self._wait(min(timeout_s, _SECONDS_AFTER_CTRL_C))
+            raise
+        running = [name for name, ended in self._ended.items() if not ended.is_set()]
         if running:
             raise TimeoutError(
                 f"AsyncRunner.join: {running} still run after {timeout_s} s, with "
@@ -123,7 +140,7 @@ class AsyncRunner:
     @property
     def is_running(self) -> bool:
         """Whether a tower still runs."""
-        return any(thread.is_alive() for thread in self._threads)
+        return not all(ended.is_set() for ended in self._ended.values())
 
     def __enter__(self) -> "AsyncRunner":
         """Starts the threads."""
@@ -140,10 +157,14 @@ class AsyncRunner:
         if kind is None:
             self.join()
         else:
-            for thread in self._threads:
-                thread.join(60.0)
+            self._wait(60.0)
 
-    def _run(self, k: int) -> None:
+    def _wait(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        for ended in self._ended.values():
+            ended.wait(max(0.0, deadline - time.monotonic()))
+
+    def _run(self, k: int, ended: threading.Event) -> None:
         try:
             while not self._stopping.is_set() and self._has_steps_left(k):
                 self._steps[k]()
@@ -153,6 +174,8 @@ class AsyncRunner:
         except BaseException as error:
             self._errors[f"tower{k}"] = error
             self._stopping.set()
+        finally:
+            ended.set()
 
     def _has_steps_left(self, k: int) -> bool:
         return self._max_steps is None or self.steps_done[k] < self._max_steps
