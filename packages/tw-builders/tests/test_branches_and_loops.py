@@ -1,0 +1,246 @@
+"""Training inside the branches and loops of graphs and functions."""
+
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_builders import (
+    AsyncMultiGPUBuilder,
+    SyncMultiGPUParameterServerBuilder,
+    SyncMultiGPUReplicatedBuilder,
+    apply_gradients,
+    apply_shared_gradients,
+    make_optimizers,
+)
+from tw_core import get_current_tower_context, towers
+from tw_core.testing import CPUS
+
+v1 = tf.compat.v1
+TWO = list(CPUS[:2])
+OURS = towers(TWO)
+SIZES = (3, 17_000)
+STEPS = 3
+OPTIMIZERS = {
+    "descent": partial(v1.train.GradientDescentOptimizer, 0.25),
+    "momentum": partial(v1.train.MomentumOptimizer, 0.25, 0.5),
+    "adam": partial(v1.train.AdamOptimizer, 0.25),
+    "keras momentum": partial(keras.optimizers.SGD, 0.25, momentum=0.5),
+    "keras adam": partial(keras.optimizers.Adam, 0.25),
+}
+BUILDERS = {
+    "parameter server": partial(SyncMultiGPUParameterServerBuilder, ps_device="cpu"),
+    "replicated": partial(SyncMultiGPUReplicatedBuilder, average=True, mode="cpu"),
+    # With several towers it never trains twice the same.
+    "asynchronous": lambda devices: AsyncMultiGPUBuilder(devices[:1]),
+}
+each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
+each_v1_optimizer = pytest.mark.parametrize(
+    "optimizer", [name for name in OPTIMIZERS if not name.startswith("keras")]
+)
+each_sharing = pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+
+
+def after(op, value):
+    """Gives ``value`` once ``op``, which may be None, has run."""
+    with tf.control_dependencies([op] if op is not None else []):
+        return tf.identity(value)
+
+
+# What surrounds a step: each calls it once where ``on``, and returns how often.
+
+
+def directly(step, on):
+    del on
+    return after(step(), 1)
+
+
+def in_cond(step, on):
+    return tf.cond(on, lambda: after(step(), 1), lambda: tf.constant(0))
+
+
+def in_cond_of_cond(step, on):
+    return tf.cond(on, lambda: in_cond(step, on), lambda: tf.constant(0))
+
+
+def in_loop(step, on):
+    limit = tf.cast(on, tf.int32)
+    [count] = tf.while_loop(
+        lambda i: i < limit, lambda i: after(step(), i + 1), [tf.constant(0)]
+    )
+    return count
+
+
+PLACES = {fn.__name__: fn for fn in (directly, in_cond, in_cond_of_cond, in_loop)}
+each_place = pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+
+
+def make_variables(shared):
+    made = [
+        [tf.Variable(tf.fill([size], 3.0), name=f"w{size}") for size in SIZES]
+        for _ in TWO[: 1 if shared else 2]
+    ]
+    return made * 2 if shared else made
+
+
+def make_step(variables, optimizers, *, shared):
+    """Returns a function that makes one step on the mean loss (w - k)² / 2."""
+
+    def step():
+        grads = [
+            [w.read_value() - float(k) for w in own] for k, own in enumerate(variables)
+        ]
+        if shared:
+            pairs = [list(zip(tower, variables[0], strict=True)) for tower in grads]
+            return apply_shared_gradients(pairs, optimizers[0])
+        means = [(one + other) / 2.0 for one, other in zip(*grads, strict=True)]
+        return apply_gradients(OURS, [means, means], variables, optimizers)
+
+    return step
+
+
+def start_session():
+    session = v1.Session(config=v1.ConfigProto(device_count={"CPU": len(CPUS)}))
+    session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
+    return session
+
+
+@pytest.fixture(scope="module")
+def expect():
+    """Compares with one variable and one optimizer without towers, run eagerly."""
+    wanted = {}
+    for name, make in OPTIMIZERS.items():
+        made, optimizer = [tf.Variable(tf.fill([n], 3.0)) for n in SIZES], make()
+        for _ in range(STEPS):
+            optimizer.apply_gradients([(w.read_value() - 0.5, w) for w in made])
+        wanted[name] = [w.numpy() for w in made]
+
+    def check(optimizer, variables):
+        for own in variables:
+            for got, want in zip(own, wanted[optimizer], strict=True):
+                np.testing.assert_allclose(got, want, rtol=2e-6)
+
+    return check
+
+
+@each_place
+@each_sharing
+@each_v1_optimizer
+def test_in_a_session_graph(expect, place, shared, optimizer):
+    with tf.Graph().as_default():
+        variables = make_variables(shared)
+        optimizers = make_optimizers(OURS, OPTIMIZERS[optimizer])
+        on = v1.placeholder(tf.bool, [])
+        count = place(make_step(variables, optimizers, shared=shared), on)
+        with start_session() as session:
+            for _ in range(STEPS):
+                assert session.run(count, {on: True}) == 1
+            if place is not directly:
+                assert session.run(count, {on: False}) == 0
+            expect(optimizer, session.run(variables))
+
+
+@each_place
+@each_sharing
+@each_optimizer
+def test_in_a_function(expect, place, shared, optimizer):
+    variables = make_variables(shared)
+    optimizers = make_optimizers(OURS, OPTIMIZERS[optimizer], variables)
+    step = make_step(variables, optimizers, shared=shared)
+
+    def effect():
+        assert step() is None  # takes place by itself
+
+    call = tf.function(lambda on: place(effect, on), autograph=False)
+    for _ in range(STEPS):
+        assert call(tf.constant(True)) == 1
+    if place is not directly:
+        assert call(tf.constant(False)) == 0
+    expect(optimizer, variables)
+
+
+@each_place
+@each_sharing
+@each_v1_optimizer
+def test_in_wrapped_graph_code(expect, place, shared, optimizer):
+    variables = make_variables(shared)
+    optimizers = make_optimizers(OURS, OPTIMIZERS[optimizer], variables)
+    step = make_step(variables, optimizers, shared=shared)
+    call = v1.wrap_function(
+        lambda on: place(step, on), [tf.TensorSpec([], tf.bool, name="on")]
+    )
+    for _ in range(STEPS):
+        assert call(tf.constant(True)) == 1
+    expect(optimizer, variables)
+
+
+@each_sharing
+@each_optimizer
+def test_in_a_function_that_a_session_graph_calls(expect, shared, optimizer):
+    with tf.Graph().as_default():
+        variables = make_variables(shared)
+        if optimizer.startswith("keras"):
+            optimizers = [OPTIMIZERS[optimizer]() for _ in TWO]
+            for used, own in zip(optimizers, variables, strict=True):
+                used.build(own)
+        else:
+            optimizers = make_optimizers(OURS, OPTIMIZERS[optimizer])
+        step = make_step(variables, optimizers, shared=shared)
+
+        @tf.function(autograph=False)
+        def call():
+            step()
+            return tf.constant(1)
+
+        fetch = call()
+        with start_session() as session:
+            for _ in range(STEPS):
+                assert session.run(fetch) == 1
+            expect(optimizer, session.run(variables))
+
+
+@pytest.mark.parametrize("place", [directly, in_cond, in_loop])
+@each_sharing
+def test_a_keras_3_optimizer_is_refused_wherever_it_would_do_nothing(place, shared):
+    def build():
+        with pytest.raises(TypeError, match="Keras 3 optimizer SGD does not work"):
+            step()
+        return None
+
+    with tf.Graph().as_default():
+        optimizers = [keras.optimizers.SGD(0.1) for _ in TWO]
+        step = make_step(make_variables(shared), optimizers, shared=shared)
+        place(build, tf.constant(True))
+
+
+@each_place
+@pytest.mark.parametrize("builder", BUILDERS)
+@pytest.mark.parametrize("optimizer", ["descent", "momentum", "adam"])
+def test_builders_in_a_session_graph(expect, place, builder, optimizer):
+    built, pairs = BUILDERS[builder](TWO), []
+
+    def tower():
+        k = get_current_tower_context().index
+        made = [
+            v1.get_variable(f"w{n}", n, initializer=v1.constant_initializer(3.0))
+            for n in SIZES
+        ]
+        target = 0.5 if builder == "asynchronous" else float(k)
+        return [(w.read_value() - target, w) for w in made]
+
+    def step():
+        pairs[:] = built.call_for_each_tower(tower)
+        op = built.build(pairs, OPTIMIZERS[optimizer])
+        return op[0] if isinstance(op, tuple) else op
+
+    with tf.Graph().as_default():
+        on = v1.placeholder(tf.bool, [])
+        count = place(step, on)
+        with start_session() as session:
+            for _ in range(STEPS):
+                assert session.run(count, {on: True}) == 1
+            expect(optimizer, session.run([[w for _, w in own] for own in pairs]))
+            if place is not directly:
+                assert session.run(count, {on: False}) == 0
