@@ -15,6 +15,9 @@ from tw_reduce import mean, sum_balanced
 STEPS = 20
 START = np.linspace(-0.8, 0.9, 12, dtype=np.float32).reshape(3, 4)
 OUT = np.linspace(0.5, -0.7, 4, dtype=np.float32).reshape(4, 1)
+KERNEL = np.linspace(-0.5, 0.5, 4 * 5_000, dtype=np.float32).reshape(4, 5_000)
+LAST = np.linspace(0.001, -0.001, 5_000, dtype=np.float32).reshape(5_000, 1)
+WIDE = np.linspace(-0.1, 0.1, 3 * 6_000, dtype=np.float32).reshape(3, 6_000)
 
 
 class Module(tf.Module):
@@ -23,9 +26,11 @@ class Module(tf.Module):
         self.hidden = tf.Variable(START, name="hidden")
         self.bias = tf.Variable(tf.zeros([4]), name="bias")
         self.out = tf.Variable(OUT, name="out")
+        self.wide = tf.Variable(WIDE, name="wide")
 
     def __call__(self, x):
-        return tf.tanh(x @ self.hidden + self.bias) @ self.out
+        out = tf.tanh(x @ self.hidden + self.bias) @ self.out
+        return out + 0.001 * tf.reduce_sum(tf.tanh(x @ self.wide), 1, keepdims=True)
 
 
 def keras_model(*extra):
@@ -34,7 +39,9 @@ def keras_model(*extra):
             keras.Input([3]),
             keras.layers.Dense(4, "tanh", kernel_initializer=constant(START)),
             *extra,
-            keras.layers.Dense(1, use_bias=False, kernel_initializer=constant(OUT)),
+            # 20,000 and 5,000 elements: on both sides of the packing threshold.
+            keras.layers.Dense(5_000, "tanh", kernel_initializer=constant(KERNEL)),
+            keras.layers.Dense(1, use_bias=False, kernel_initializer=constant(LAST)),
         ]
     )
     return model

@@ -50,6 +50,9 @@ WEIGHTS = {
     "hidden/kernel": np.linspace(-0.8, 0.9, 12, dtype=np.float32).reshape(3, 4),
     "hidden/bias": np.linspace(-0.1, 0.1, 4, dtype=np.float32),
     "out": np.linspace(0.5, -0.7, 4, dtype=np.float32).reshape(4, 1),
+    # Above both packing thresholds (4,096 and 16,384 elements), and between them.
+    "wide": np.linspace(-0.1, 0.1, 3 * 6_000, dtype=np.float32).reshape(3, 6_000),
+    "middle": np.linspace(0.1, -0.1, 3 * 2_000, dtype=np.float32).reshape(3, 2_000),
 }
 each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 each_builder = pytest.mark.parametrize("builder", BUILDERS)
@@ -68,7 +71,11 @@ def model_loss(x, y):
         return v1.get_variable(name, initializer=WEIGHTS[name])
 
     hidden = tf.tanh(x @ variable("hidden/kernel") + variable("hidden/bias"))
-    return tf.reduce_mean((hidden @ variable("out") - y) ** 2)
+    sums = [
+        tf.reduce_sum(tf.tanh(x @ variable(name)), axis=1, keepdims=True)
+        for name in ("wide", "middle")
+    ]
+    return tf.reduce_mean((hidden @ variable("out") + 0.001 * tf.add_n(sums) - y) ** 2)
 
 
 def pairs_of(loss, variables):
