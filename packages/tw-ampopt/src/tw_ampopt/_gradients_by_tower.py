@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
-from tw_ampopt._inner import identity
+from tw_ampopt._gradient_checks import check_gradients
+from tw_ampopt._inner import identity, name_of
 from tw_ampopt._pairs import check_pairs
 
 
@@ -21,7 +20,7 @@ def gradients_by_tower(
       caller: who asks; opens the message.
 
     Raises:
-      TypeError: no list of gradients.
+      TypeError: no list of gradients, or something that is no gradient.
       ValueError: other numbers of towers or gradients, other shapes, or no
         gradient at all.
     """
@@ -39,13 +38,13 @@ def gradients_by_tower(
             f"towers, {wanted} of them; got {counts}."
         )
     if all(grad is None for tower in towers for grad in tower):
-        names = [str(v.name) for v in lists[0]]
+        names = [name_of(v) for v in lists[0]]
         raise ValueError(
             f"{caller}: no gradient for any variable; got {names}. Does the loss "
             "depend on them?"
         )
-    _check_shapes(towers, lists, caller)
-    return [[[grad] for grad in tower] for tower in towers]
+    checked = check_gradients(towers, lists, caller=caller)
+    return [[[grad] for grad in tower] for tower in checked]
 
 
 def flatten_pairs(
@@ -90,34 +89,11 @@ def _check_same(
     by_identity: dict[int, Any], came: Sequence[Any], own: Sequence[Any], caller: str
 ) -> None:
     known = set(map(identity, own))
-    strangers = [str(v.name) for v in came if identity(v) not in known]
-    missing = [str(v.name) for v in own if identity(v) not in by_identity]
+    strangers = [name_of(v) for v in came if identity(v) not in known]
+    missing = [name_of(v) for v in own if identity(v) not in by_identity]
     if strangers or missing:
         raise ValueError(
             f"{caller}: wants the variables that the optimizer was made for; got "
             f"{strangers} beside them, and misses {missing}. A variable without a "
             "gradient takes part with None."
         )
-
-
-def _check_shapes(
-    towers: Sequence[Sequence[Any]], lists: Sequence[Sequence[Any]], caller: str
-) -> None:
-    wrong = [
-        f"{v.name} {v.shape} has a gradient of shape {grad.shape} in tower {k}"
-        for k, (tower, own) in enumerate(zip(towers, lists, strict=True))
-        for grad, v in zip(tower, own, strict=True)
-        if grad is not None and not _fits(grad, v)
-    ]
-    if wrong:
-        raise ValueError(
-            f"{caller}: gradients must have their variables' shapes, in the variables' "
-            f"order; got: {'; '.join(wrong)}."
-        )
-
-
-def _fits(grad: Any, variable: Any) -> bool:
-    shape = tf.TensorShape(variable.shape)
-    if isinstance(grad, tf.IndexedSlices):
-        return bool(shape[1:].is_compatible_with(grad.values.shape[1:]))
-    return bool(shape.is_compatible_with(grad.shape))

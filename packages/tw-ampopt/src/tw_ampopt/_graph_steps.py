@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_ampopt._gradient_checks import check_gradients
 from tw_ampopt._graph_core import GraphCore
 from tw_ampopt._inner import as_tf_variable
 from tw_ampopt._pairs import check_pairs, common_device
@@ -36,17 +37,19 @@ def step_of_pairs(
     """Builds the op that takes in [N] pairs as one tower's.
 
     Raises:
-      TypeError: something that is no pair.
-      ValueError: no gradient at all, or a variable that comes twice.
+      TypeError: something that is no pair or no gradient.
+      ValueError: no gradient at all, a variable that comes twice, or a gradient
+        whose shape is not its variable's.
     """
     caller = f"{core.settings.caller}.apply_gradients"
     pairs = check_pairs(grads_and_vars, caller=caller)
     variables = [variable for _, variable in pairs]
+    [grads] = check_gradients([[grad for grad, _ in pairs]], [variables], caller=caller)
     device = common_device([as_tf_variable(variable) for variable in variables])
     updated = core.build_step(
         [(canonical_device(device), device)],
         [variables],
-        [[[grad] for grad, _ in pairs]],
+        [[[grad] for grad in grads]],
         are_scaled=False,
         global_step=global_step,
     )

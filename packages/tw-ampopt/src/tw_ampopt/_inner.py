@@ -217,6 +217,11 @@ def identity(variable: Any) -> int:
     return id(as_tf_variable(variable))
 
 
+def name_of(variable: Any) -> str:
+    """Names a variable in messages: a Keras variable by its path."""
+    return str(getattr(variable, "path", None) or variable.name)
+
+
 def _name_scope_in_force() -> str:
     scope = tf.compat.v1.get_default_graph().get_name_scope()
     return f"{scope}/" if scope else ""

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_ampopt._gradient_checks import check_gradients
 from tw_ampopt._graph_core import GraphCore, check_in_graph
 from tw_ampopt._graph_gradients import scaled_gradients, unscaled_pairs
 from tw_ampopt._graph_steps import step_of_pairs, step_of_towers
@@ -134,6 +135,8 @@ class Optimizer:
         """
         variables = self._registered.check(loss, trainable_vars)
         grads = scaled_gradients(self._core, loss, variables)
+        caller = f"{self._core.settings.caller}.register_gradients"
+        [grads] = check_gradients([grads], [variables], caller=caller)
         self._registered.add(loss.device, variables, grads)
 
     def apply_updates(self, allow_no_op: bool = False) -> tf.Operation:

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_ampopt._buffers import Buffer
+from tw_ampopt._inner import name_of
 from tw_ampopt._learning_rate import LearningRate
 from tw_ampopt._shared_state import SharedState
 from tw_ampopt._updater import Updater
@@ -68,7 +69,7 @@ def names_where(flags: Any, variables: Sequence[Sequence[Any]]) -> list[list[str
     """Turns [K, N] flags (an array or eager tensor) into variables' names a tower."""
     lists = list(variables) * (len(flags) if len(variables) == 1 else 1)
     return [
-        [getattr(v, "path", v.name) for flag, v in zip(row, tower, strict=True) if flag]
+        [name_of(v) for flag, v in zip(row, tower, strict=True) if flag]
         for row, tower in zip(flags, lists, strict=True)
     ]
 

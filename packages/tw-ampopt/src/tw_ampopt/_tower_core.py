@@ -68,9 +68,9 @@ class TowerCore:
         slots = [v for inner in self.updater.inners for v in inner.variables()]
         return [*self.shared.scalars.variables(), *slots, *self.updater.state()]
 
-    def raw(self, grads: Sequence[Any]) -> RawGradients:
-        """Makes [K][N][1] of gradients as ``TowerOptimizer.apply`` takes them."""
-        caller = f"{self.settings.caller}.apply"
+    def raw(self, grads: Sequence[Any], method: str) -> RawGradients:
+        """Makes [K][N][1] of gradients as a method of ``TowerOptimizer`` takes them."""
+        caller = f"{self.settings.caller}.{method}"
         return gradients_by_tower(
             grads, self.variables, len(self.towers), caller=caller
         )

@@ -142,7 +142,8 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
         Raises:
           ValueError: other numbers of towers or gradients, or no gradient at all.
         """
-        return self._core.updater.step(self._core.raw(grads), are_scaled=True)
+        raw = self._core.raw(grads, "apply")
+        return self._core.updater.step(raw, are_scaled=True)
 
     @without_autograph
     def nonfinite_gradients(self, grads: Sequence[Any]) -> tf.Tensor:
@@ -151,7 +152,8 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
         Args:
           grads: as for ``apply``. Call it only where the answer is wanted.
         """
-        return nonfinite(self._core.raw(grads), self._core.devices)
+        raw = self._core.raw(grads, "nonfinite_gradients")
+        return nonfinite(raw, self._core.devices)
 
     def nonfinite_names(self, flags: Any) -> list[list[str]]:
         """Returns a list a tower: the variables' names where [K, N] ``flags`` are."""
@@ -220,14 +222,13 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
             gradient at all.
         """
         core = self._core
-        caller = core.settings.caller
+        caller = f"{core.settings.caller}.apply_gradients"
         grads = flatten_pairs(
             grads_and_vars, core.variables, len(core.towers), caller=caller
         )
         with tf.name_scope(name or f"{self.id}_update"):
-            return core.updater.step(
-                core.raw(grads), are_scaled=False, global_step=global_step
-            )
+            raw = core.raw(grads, "apply_gradients")
+            return core.updater.step(raw, are_scaled=False, global_step=global_step)
 
     def get_slot(self, var: Any, name: str) -> tf.Variable | None:
         """Returns the slot ``name`` of ``var`` in the wrapped optimizer, or None."""

@@ -1,0 +1,261 @@
+"""Gradients that are not their variables', known while building or only then."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_ampopt import Optimizer, TowerOptimizer
+from tw_core.testing import CPUS
+
+v1 = tf.compat.v1
+SGD = {"tf_optimizer": "tf.train.GradientDescentOptimizer", "learning_rate": 1.0}
+SHAPES = {"a": (6,), "b": (2,), "table": (5, 3), "large": (129, 130)}
+
+
+def make_variables():
+    return [tf.Variable(tf.zeros(shape), name=name) for name, shape in SHAPES.items()]
+
+
+def good_feeds():
+    """Dense ones, and rows and indices of the table."""
+    rows = np.float32([[1, 2, 3], [4, 5, 6]])
+    return [np.ones(6), np.ones(2), rows, np.int64([4, 1]), np.ones((129, 130))]
+
+
+def as_gradients(feeds, *, dense_shape=None):
+    a, b, rows, places, large = feeds
+    return [a, b, tf.IndexedSlices(rows, places, dense_shape), large]
+
+
+class InFunction:
+    """Towers' steps of a ``TowerOptimizer``, fed with shapes that are not known."""
+
+    def __init__(self, rank, num_towers=1, **arguments):
+        lists = []
+        for k in range(num_towers):
+            with tf.device(CPUS[k]):
+                lists.append(make_variables())
+        self.variables = lists[0]
+        optimizer = TowerOptimizer(lists, **(SGD | arguments))
+        specs = [
+            tf.TensorSpec(None if rank is None else [None] * r, dtype)
+            for r, dtype in KINDS
+        ]
+
+        @tf.function(input_signature=[[specs] * num_towers])
+        def step(towers):
+            return optimizer.apply([as_gradients(feeds) for feeds in towers])
+
+        self.train = step
+
+    def step(self, *towers):
+        self.train(
+            [
+                [tf.constant(f, d) for f, (_, d) in zip(t, KINDS, strict=True)]
+                for t in towers
+            ]
+        )
+
+    def values(self):
+        return [v.numpy() for v in self.variables]
+
+    def close(self):
+        pass
+
+
+class InGraph:
+    """The same by ``Optimizer.apply_gradients``, of one tower."""
+
+    def __init__(self, rank, num_towers=1, **arguments):
+        assert num_towers == 1
+        with tf.Graph().as_default() as graph:
+            self.variables = make_variables()
+            self.places = [
+                v1.placeholder(dtype, None if rank is None else [None] * r)
+                for r, dtype in KINDS
+            ]
+            optimizer = Optimizer(**(SGD | arguments))
+            pairs = zip(as_gradients(self.places), self.variables, strict=True)
+            self.train = optimizer.apply_gradients(list(pairs))
+            self.session = v1.Session(graph=graph)
+            self.session.run(v1.global_variables_initializer())
+
+    def step(self, feeds):
+        self.session.run(self.train, dict(zip(self.places, feeds, strict=True)))
+
+    def values(self):
+        return self.session.run(self.variables)
+
+    def close(self):
+        self.session.close()
+
+
+KINDS = [
+    (1, tf.float32),
+    (1, tf.float32),
+    (2, tf.float32),
+    (1, tf.int64),
+    (2, tf.float32),
+]
+
+
+@pytest.fixture(params=[InGraph, InFunction], ids=["graph", "function"])
+def make(request):
+    made = []
+
+    def call(*args, **kwargs):
+        made.append(request.param(*args, **kwargs))
+        return made[-1]
+
+    yield call
+    for trainer in made:
+        trainer.close()
+
+
+def with_feeds(**changed):
+    places = ["a", "b", "rows", "places", "large"]
+    return [
+        changed.get(name, feed) for name, feed in zip(places, good_feeds(), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("multiplier", [None, 2])
+@pytest.mark.parametrize("rank", ["known", None], ids=["rank", "no rank"])
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        # As many elements together as there should be.
+        (
+            with_feeds(a=np.ones(5), b=np.ones(3)),
+            r"gradient of [ab]:0 in tower 0 must have shape \[[62]\],"
+            r".*; got:\] \[[53]\]",
+        ),
+        (with_feeds(large=np.ones((130, 129))), r"of large:0 .* got:\] \[130 129\]"),
+        (
+            with_feeds(rows=np.ones((3, 2)), places=[0, 1, 2]),
+            r"of table:0 .* rows of shape \[3\], .* got:\] \[2\]",
+        ),
+    ],
+    ids=["packed", "alone", "rows"],
+)
+def test_a_shape_that_is_known_when_it_runs_is_compared_then(
+    make, rank, multiplier, bad, message
+):
+    trainer = make(rank, minibatch_multiplier=multiplier)
+    for _ in range(multiplier or 1):
+        trainer.step(good_feeds())
+    before = trainer.values()
+    assert all(value.any() for value in before)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        trainer.step(bad)
+    for got, want in zip(trainer.values(), before, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("odd", [np.ones((6, 6)), np.float32(1)], ids=str)
+def test_a_shape_of_another_rank_is_told_too(make, odd):
+    trainer = make(None)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"of a:0 .*shape \[6\]"):
+        trainer.step(with_feeds(a=odd))
+
+
+def test_the_tower_is_told():
+    trainer = InFunction("known", 2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"b:0 in tower 1"):
+        trainer.step(good_feeds(), with_feeds(b=np.ones(4)))
+
+
+@pytest.mark.parametrize(
+    "kind", ["tf.train.AdamOptimizer", keras.optimizers.Adam, keras.optimizers.Adamax]
+)
+@pytest.mark.parametrize("multiplier", [None, 2])
+def test_good_gradients_of_unknown_shape_train(make, kind, multiplier):
+    # Of the table, neither Adam nor the accumulator can do without a dense shape.
+    arguments = {"tf_optimizer": kind, "learning_rate": 0.5}
+    trainer = make(None, minibatch_multiplier=multiplier, **arguments)
+    for _ in range(multiplier or 1):
+        trainer.step(good_feeds())
+    a, b, table, large = trainer.values()
+    for value in (a, b, large, table[[1, 4]]):
+        np.testing.assert_allclose(value, -0.5, rtol=1e-4)
+    np.testing.assert_array_equal(table[[0, 2, 3]], 0)
+
+
+@pytest.mark.parametrize(
+    ("grads", "error", "message"),
+    [
+        (
+            as_gradients(with_feeds(a=tf.ones(5), b=tf.ones(3))),
+            ValueError,
+            r"a:0 \(6,\) has a gradient of shape \(5,\) in tower 0; b:0 \(2,\) has",
+        ),
+        (
+            as_gradients(good_feeds(), dense_shape=np.int64([5, 2])),
+            ValueError,
+            r"table:0 \(5, 3\) has a gradient of shape \(5, 2\)",
+        ),
+        (
+            as_gradients(with_feeds(places=tf.constant([1]))),
+            ValueError,
+            r"table:0 .* values \(2, 3\) for indices \(1,\)",
+        ),
+        (
+            [tf.ones(6), "b", None, [1.0]],
+            TypeError,
+            r"got 'b' for b:0 in tower 0; \[1.0\] for large:0 in tower 0",
+        ),
+        (
+            [tf.ones(6, tf.complex64), tf.ones(2, tf.int32), None, None],
+            TypeError,
+            r"floating dtype; got complex64 for a:0 in tower 0, int32 for b:0",
+        ),
+    ],
+    ids=["packed", "dense shape", "indices", "kinds", "dtypes"],
+)
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+def test_what_is_known_while_building_is_refused_then(graph, grads, error, message):
+    def build():
+        pairs = list(zip(grads, variables, strict=True))
+        kind = Optimizer() if graph else TowerOptimizer(variables)
+        return kind.apply_gradients(pairs)
+
+    if not graph:
+        variables = make_variables()
+        with pytest.raises(error, match=rf"apply_gradients: .*{message}"):
+            build()
+        with pytest.raises(error, match=rf"\.apply: .*{message}"):
+            TowerOptimizer(variables).apply([grads])
+        return
+    with tf.Graph().as_default():
+        variables = make_variables()
+        grads = [_here(grad) for grad in grads]
+        with pytest.raises(error, match=rf"apply_gradients: .*{message}"):
+            build()
+
+
+def _here(grad):
+    if isinstance(grad, tf.IndexedSlices):
+        parts = (grad.values, grad.indices, grad.dense_shape)
+        return tf.IndexedSlices(*(None if p is None else _here(p) for p in parts))
+    return tf.constant(np.asarray(grad)) if hasattr(grad, "shape") else grad
+
+
+def test_a_registered_gradient_is_held_against_its_variable():
+    @tf.custom_gradient
+    def odd(value):
+        return tf.reduce_sum(value), lambda upstream: tf.zeros(4, tf.float32)
+
+    with tf.Graph().as_default():
+        with tf.device("/cpu:0"):
+            w = tf.Variable(tf.zeros(3), name="w")
+            loss = odd(w)
+        with pytest.raises(ValueError, match="Incompatible shapes"):
+            Optimizer().register_gradients(loss, [w])
+
+
+def test_a_scalar_has_no_rows():
+    w = tf.Variable(1.0, name="w")
+    grad = tf.IndexedSlices(tf.ones(1), tf.constant([0]))
+    with pytest.raises(ValueError, match=r"w:0 \(\) has a gradient of shape"):
+        TowerOptimizer([w]).apply([grad])
