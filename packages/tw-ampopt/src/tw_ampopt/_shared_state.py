@@ -7,6 +7,7 @@ loss. Accumulators are never shared, since both fill theirs in turn.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import tensorflow as tf
 
@@ -16,7 +17,7 @@ from tw_ampopt._inner import Inner
 from tw_ampopt._loss_scale import LossScale
 from tw_ampopt._scale_rules import ScaleRule
 from tw_ampopt._state_variable import host_of, make_state
-from tw_core import override_to_local_variable
+from tw_core import builds_session_graph, override_to_local_variable
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,14 @@ class Scalars:
       scale: the loss scale.
       updates: counts updates made.
       skipped: counts updates left out.
+      mutex: names the mutex of the steps that accumulate.
     """
 
     host: str
     scale: LossScale
     updates: tf.Variable
     skipped: tf.Variable
+    mutex: str
 
     def counts(self) -> list[tf.Variable]:
         """Lists the counts; the scale itself is none of them."""
@@ -94,12 +97,11 @@ class SharedState:
         """Makes the scalars beside ``device``, where they are not made yet."""
         if self._scalars is None:
             host = host_of(device)
-            self._scalars = Scalars(
-                host,
-                LossScale(self._rule, device=host, local=local),
-                make_state(0, name="updates", device=host, local=local),
-                make_state(0, name="skipped_updates", device=host, local=local),
-            )
+            scale = LossScale(self._rule, device=host, local=local)
+            updates = make_state(0, name="updates", device=host, local=local)
+            skipped = make_state(0, name="skipped_updates", device=host, local=local)
+            mutex = f"{_name_of_one(updates)}_mutex"
+            self._scalars = Scalars(host, scale, updates, skipped, mutex)
         return self._scalars
 
     def build(self, new: Built) -> Inner:
@@ -149,6 +151,12 @@ class SharedState:
     def slots(self) -> list[tf.Variable]:
         """Lists the optimizers' own variables, tower by tower."""
         return [v for inner in self.inners.values() for v in inner.variables()]
+
+
+def _name_of_one(variable: tf.Variable) -> str:
+    # Sessions of one server share a variable by its name, and so also the mutex.
+    # Outside of session graphs names repeat.
+    return str(variable.op.name) if builds_session_graph() else uuid4().hex
 
 
 def _times(value: tf.Tensor, factor: tf.Tensor | None) -> tf.Tensor:

@@ -14,6 +14,7 @@ from tw_ampopt._buffer_plan import BufferPlan, plan_buffers
 from tw_ampopt._buffers import Buffer, scaled, unpack
 from tw_ampopt._group import GroupProgress, MicroBatchGroup
 from tw_ampopt._inner import Inner, as_tf_variable
+from tw_ampopt._one_at_a_time import one_at_a_time
 from tw_ampopt._shared_state import Built, SharedState
 from tw_ampopt._state_variable import are_local, make_state
 from tw_ampopt._tower_buffers import RawGradients, known_shapes, tower_buffers
@@ -98,11 +99,21 @@ class Updater:
         if group is None:
             factor = scale.scale() if are_scaled else None
             return self._update(plan, buffers, factor, True, global_step)
-        progress = group.add(buffers, scale.inverse() if are_scaled else None)
-        return tf.cond(
-            progress.full,
-            lambda: self._update_by_group(plan, group, progress, global_step),
-            lambda: tf.constant(False),
+        inverse = scale.inverse() if are_scaled else None
+
+        def add_and_update() -> tf.Tensor:
+            progress = group.add(buffers, inverse)
+            return tf.cond(
+                progress.full,
+                lambda: self._update_by_group(plan, group, progress, global_step),
+                lambda: tf.constant(False),
+            )
+
+        return one_at_a_time(
+            add_and_update,
+            mutex=self._scalars.mutex,
+            device=self._scalars.host,
+            after=[_values(buffer) for tower in buffers for buffer in tower],
         )
 
     def _make_group(self) -> MicroBatchGroup:
@@ -181,6 +192,10 @@ class Updater:
         if self._options.clip is None:
             return None
         return self._options.clip / tf.maximum(norm, self._options.clip)
+
+
+def _values(buffer: Buffer) -> tf.Tensor:
+    return buffer.values if isinstance(buffer, tf.IndexedSlices) else buffer
 
 
 def _present(ops: Sequence[Any]) -> list[Any]:
