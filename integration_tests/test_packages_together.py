@@ -6,6 +6,7 @@ with TensorFlow's own optimizer.
 
 from functools import cache
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -184,3 +185,95 @@ def test_rlload_with_ampopt_and_each_reducer_ends_where_the_plain_optimizer_does
             np.testing.assert_array_equal(value, same)
             np.testing.assert_allclose(value, want, atol=tolerance)
     assert accuracy(*got[0]) >= 0.9
+
+
+# 20,000 elements and fewer: tw-ampopt packs what is small, for one of the two.
+MIXED = {"hidden": (100, 200), "bias": (200,), "out": (200, 1)}
+
+
+def mixed_start():
+    random = np.random.default_rng(0)
+    return {k: np.float32(random.normal(size=s) / 10) for k, s in MIXED.items()}
+
+
+def mixed_rows():
+    random = np.random.default_rng(1)
+    return np.float32(random.normal(size=(8, 100))), np.float32(random.normal(size=8))
+
+
+def mixed_loss(own, x, y):
+    hidden = tf.tanh(x @ own["hidden"] + own["bias"])
+    return tf.reduce_mean(tf.square((hidden @ own["out"])[:, 0] - y))
+
+
+class Mixed(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.own = {k: tf.Variable(v, name=k) for k, v in mixed_start().items()}
+
+
+def mixed_by_one_device():
+    own, adam = Mixed().own, keras.optimizers.Adam(0.01)
+    for rows in ([0, 1, 4, 5], [2, 3, 6, 7]) * EPOCHS:
+        with tf.GradientTape() as tape:
+            loss = mixed_loss(own, *(column[rows] for column in mixed_rows()))
+        grads = tape.gradient(loss, list(own.values()))
+        adam.apply_gradients(zip(grads, own.values(), strict=True))
+    return {k: v.numpy() for k, v in own.items()}
+
+
+def mixed_in_a_session(options):
+    class Loss:
+        def __init__(self, inputs):
+            own = {
+                k: v1.get_variable(k, initializer=v) for k, v in mixed_start().items()
+            }
+            self.own, self.loss = own, mixed_loss(own, *inputs)
+
+        def gradients(self, optimizer):
+            return optimizer.compute_gradients(self.loss)
+
+    with (
+        tf.Graph().as_default(),
+        v1.Session(config=tw_core.session_config()) as session,
+    ):
+        columns = [v1.placeholder(tf.float32, [None, 100], "x")]
+        columns.append(v1.placeholder(tf.float32, [None], "y"))
+        optimizer = tw_ampopt.Optimizer(**options)
+        trainer = tw_rlload.LocalSyncParallelOptimizer(
+            optimizer, CPUS[:TOWERS], columns, [], 2, Loss
+        )
+        init = [v1.global_variables_initializer(), v1.local_variables_initializer()]
+        session.run(init)
+        trainer.load_data(session, mixed_rows(), [])
+        trainer.run_epochs(session, EPOCHS)
+        return session.run(trainer.get_common_loss().own)
+
+
+def mixed_in_a_function(options):
+    towers = tw_core.towers(CPUS[:TOWERS])
+    specs = {"x": tf.TensorSpec([None, 100]), "y": tf.TensorSpec([None])}
+    rows = tw_rlload.DeviceBatch(towers, specs, max_per_device_batch_size=2)
+    models = tw_core.replicate(towers, lambda tower: Mixed())
+    train = tw_rlload.EpochFunction(
+        rows,
+        lambda model, inputs: mixed_loss(model.own, inputs["x"], inputs["y"]),
+        models,
+        [tw_ampopt.TowerOptimizer(m.trainable_variables, **options) for m in models],
+    )
+    rows.load(mixed_rows())
+    train.run_epochs(EPOCHS)
+    return {k: v.numpy() for k, v in models[1].own.items()}
+
+
+@pytest.mark.parametrize("learn", [mixed_in_a_session, mixed_in_a_function])
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
+def test_rlload_with_ampopt_around_keras_trains_small_and_large_variables(
+    learn, scaled
+):
+    options = {"tf_optimizer": keras.optimizers.Adam, "learning_rate": 0.01}
+    if scaled:
+        options["loss_scale"] = tw_ampopt.DoublingScale()
+    wanted = mixed_by_one_device()
+    for name, value in learn(options).items():
+        np.testing.assert_allclose(value, wanted[name], rtol=1e-3, atol=1e-5)
