@@ -314,6 +314,20 @@ def test_one_model_or_optimizer_for_two_towers_is_refused():
             EpochFunction(batch, squared, models, optimizers)
 
 
+def test_models_that_share_a_variable_are_refused():
+    class Sharing(Linear):
+        def __init__(self, common):
+            super().__init__()
+            self.common = common
+
+    batch = DeviceBatch(towers(list(CPUS[:2])), SPECS, max_per_device_batch_size=4)
+    common = tf.Variable(1.0, name="common")
+    models = [Sharing(common) for _ in range(2)]
+    optimizers = [keras.optimizers.SGD(0.1) for _ in range(2)]
+    with pytest.raises(ValueError, match=r"'common:0' is in the models of towers 0, 1"):
+        EpochFunction(batch, squared, models, optimizers)
+
+
 def test_a_model_without_variables_is_refused():
     batch = DeviceBatch(towers(list(CPUS[:1])), SPECS, max_per_device_batch_size=4)
     unbuilt = keras.Sequential([keras.layers.Dense(1)])

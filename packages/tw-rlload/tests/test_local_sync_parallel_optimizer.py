@@ -292,6 +292,22 @@ def test_a_reducer_is_used_and_gives_the_same(graph):
     assert seen == [[1, 1]]
 
 
+def test_a_graph_takes_a_second_one_also_after_a_build_that_failed():
+    def fail(inputs):
+        Loss(inputs)
+        raise OSError("the second tower is not to be had")
+
+    with pytest.raises(OSError, match="not to be had"):
+        make(fail)
+    with v1.variable_scope("", reuse=v1.AUTO_REUSE):
+        made = [make(), make()]
+    with session() as sess:
+        for optimizer in made:
+            optimizer.load_data(sess, [X], [])
+            optimizer.run_epochs(sess, 1)
+        assert sess.run(made[0].get_common_loss().w).any()
+
+
 def test_an_optimizer_with_slots_is_stepped_once_a_step():
     adam = v1.train.AdamOptimizer(0.1, beta1=0.5)
     optimizer = make(optimizer=adam)

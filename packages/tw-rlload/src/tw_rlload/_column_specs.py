@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tw_core.checks import check_list
 from tw_rlload._casts import DType
 
 
@@ -57,8 +58,13 @@ def specs_of_placeholders(
     """Returns the specs of placeholders, states last.
 
     Raises:
-      ValueError: no input, a placeholder given twice; see ``make_spec``.
+      TypeError: no lists of symbolic tensors.
+      ValueError: no input, a placeholder given twice or of another graph; see
+        ``make_spec``.
     """
+    for name, given in (("input_placeholders", inputs), ("rnn_inputs", states)):
+        check_list(caller, empty=True, of="placeholders", **{name: given})
+        _check_placeholders(given, name, caller)
     if not inputs:
         raise ValueError(f"{caller}: input_placeholders is empty; give at least one.")
     specs = tuple(
@@ -84,8 +90,11 @@ def specs_of_mappings(
     """Returns the specs of named ``tf.TensorSpec``, states last.
 
     Raises:
+      TypeError: no dictionaries of ``tf.TensorSpec`` by name.
       ValueError: no column, a name that is both's; see ``make_spec``.
     """
+    _check_specs(columns, "columns", caller)
+    _check_specs(states, "states", caller)
     twice = sorted(columns.keys() & states.keys())
     if not columns or twice:
         raise ValueError(
@@ -98,3 +107,37 @@ def specs_of_mappings(
         for is_state, specs in ((False, columns), (True, states))
         for name, spec in specs.items()
     )
+
+
+def _check_placeholders(given: Sequence[Any], name: str, caller: str) -> None:
+    others = [type(one).__name__ for one in given if not tf.is_symbolic_tensor(one)]
+    if others:
+        raise TypeError(
+            f"{caller}: {name} must hold placeholders, or other tensors of the graph; "
+            f"got {others}. Arrays are for load_data."
+        )
+    graph = tf.compat.v1.get_default_graph()
+    strangers = [tensor.name for tensor in given if tensor.graph is not graph]
+    if strangers:
+        raise ValueError(
+            f"{caller}: {name} must be of the default graph; these are of another: "
+            f"{strangers}."
+        )
+
+
+def _check_specs(given: Mapping[str, tf.TensorSpec], what: str, caller: str) -> None:
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"{caller}: {what} must be a dictionary of tf.TensorSpec by name; got "
+            f"{given!r:.80} ({type(given).__name__})."
+        )
+    others = {
+        name: type(spec).__name__
+        for name, spec in given.items()
+        if not (isinstance(name, str) and isinstance(spec, tf.TensorSpec))
+    }
+    if others:
+        raise TypeError(
+            f"{caller}: {what} must map names to tf.TensorSpec; got {others}. Write "
+            "e.g. {'x': tf.TensorSpec([None, 17])}."
+        )

@@ -68,8 +68,10 @@ class SessionWriter:
         """Returns the writer for ``sess``.
 
         Raises:
-          ValueError: the session lacks a device; told for plain sessions.
+          TypeError, ValueError: it is no session of the graph, or lacks a device;
+            the last is told for plain sessions.
         """
+        calls.check_session(sess, caller=caller)
         if isinstance(sess, tf.compat.v1.Session) and sess is not self._checked:
             check_devices(self._devices, caller=caller, session=sess)
             self._checked = sess

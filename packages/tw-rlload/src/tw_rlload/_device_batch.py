@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from tw_core import Tower
+from tw_core.checks import check_flag
 from tw_rlload._check_mode import check_eager
-from tw_rlload._check_towers import check_distinct
+from tw_rlload._check_towers import check_distinct, check_towers
 from tw_rlload._column_specs import specs_of_mappings
 from tw_rlload._columns import Columns
 from tw_rlload._data_variables import EagerWriter, make_data_variables
@@ -53,17 +54,21 @@ class DeviceBatch:
 
         Raises:
           RuntimeError: inside a graph or a ``tf.function``.
-          ValueError: devices repeated or unknown, no column, or bad options.
+          ValueError, TypeError: no towers, devices repeated or unknown, no column,
+            or bad options.
         """
         check_eager("makes variables", caller=_NAME)
+        check_towers(towers, caller=_NAME)
         check_options(len(towers), max_per_device_batch_size, tail, caller=_NAME)
         check_distinct(towers, caller=_NAME)
         options = LoadOptions(
-            specs=specs_of_mappings(columns, states or {}, caller=_NAME),
+            specs=specs_of_mappings(
+                columns, {} if states is None else states, caller=_NAME
+            ),
             num_devices=len(towers),
             max_per_device_batch_size=max_per_device_batch_size,
             tail=tail,
-            check_finite=check_finite,
+            check_finite=check_flag(_NAME, check_finite=check_finite),
             stacks=stacks,
         )
         self.towers, self.specs = tuple(towers), options.stored

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tw_core.checks import check_function
 from tw_reduce import Reducer
 from tw_rlload._check_mode import check_eager
-from tw_rlload._check_towers import check_clipping
+from tw_rlload._check_towers import check_clipping, check_reducer
 from tw_rlload._device_batch import DeviceBatch
 from tw_rlload._epoch_loop import LoopFeeds, loop_feeds, loop_over_steps
 from tw_rlload._epoch_order import EpochOrder, Shuffle, epoch_order
@@ -60,8 +61,18 @@ class EpochFunction:
             or 0 for none.
 
         Raises:
-          ValueError: another number of models or optimizers, or no variables.
+          ValueError: another number of models or optimizers, no variables, or
+            variables that two models share.
+          TypeError: something of another kind than said above.
+          RuntimeError: in a graph or a ``tf.function``.
         """
+        check_eager("makes the optimizers' variables", caller=_NAME)
+        if not isinstance(batch, DeviceBatch):
+            raise TypeError(
+                f"{_NAME}: batch must be a DeviceBatch; got {type(batch).__name__}."
+            )
+        check_function(_NAME, loss_fn=loss_fn)
+        check_reducer(reducer, caller=_NAME)
         self._batch = batch
         self._clip = check_clipping(grad_norm_clipping, caller=_NAME)
         self._reducer = reducer or default_reducer([t.device for t in batch.towers])

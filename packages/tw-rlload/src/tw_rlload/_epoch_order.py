@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
+from tw_core.checks import check_whole_number
 from tw_rlload._load_plan import LoadPlan
 
 Shuffle: TypeAlias = Literal["minibatches", "rows"]
@@ -58,9 +59,10 @@ def epoch_order(
       The order. Every sequence comes once an epoch.
 
     Raises:
+      TypeError: no plan, or something that is no whole number.
       ValueError: fewer than 1 epoch, an unknown ``shuffle``, a negative seed.
     """
-    _check(num_epochs, shuffle, seed, caller)
+    _check(plan, num_epochs, shuffle, seed, caller)
     steps = np.tile(np.arange(plan.steps, dtype=np.int32), (num_epochs, 1))
     if shuffle is None:
         return EpochOrder(None, None, steps, None)
@@ -76,13 +78,23 @@ def epoch_order(
     return EpochOrder(shuffle, seed, steps, np.ascontiguousarray(drawn))
 
 
-def _check(num_epochs: int, shuffle: str | None, seed: int | None, caller: str) -> None:
-    if num_epochs < 1:
-        raise ValueError(f"{caller}: num_epochs must be at least 1; got {num_epochs}.")
+def _check(
+    plan: LoadPlan,
+    num_epochs: int,
+    shuffle: str | None,
+    seed: int | None,
+    caller: str,
+) -> None:
+    if not isinstance(plan, LoadPlan):
+        raise TypeError(
+            f"{caller}: plan must be a LoadPlan, as plan_load returns it; got "
+            f"{type(plan).__name__}."
+        )
+    check_whole_number(caller, num_epochs=num_epochs, at_least=1)
     if shuffle is not None and shuffle not in get_args(Shuffle):
         raise ValueError(
             f"{caller}: shuffle must be None or one of {list(get_args(Shuffle))}; "
             f"got {shuffle!r}."
         )
-    if seed is not None and seed < 0:
+    if seed is not None and check_whole_number(caller, seed=seed) < 0:
         raise ValueError(f"{caller}: seed must be 0 or more; got {seed}.")

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tw_core import Tower, map_towers
+from tw_core.checks import check_list
 from tw_reduce import Reducer
+from tw_rlload._check_towers import check_optimizer
 from tw_rlload._column_specs import ColumnSpec
 from tw_rlload._loading import WEIGHTS
 from tw_rlload._tower_gradients import Pairs, combine_gradients
@@ -59,14 +61,22 @@ class FunctionStep:
           optimizers: as many, with ``apply_gradients``.
 
         Raises:
-          ValueError: another number of models or optimizers, or no variables.
+          ValueError: another number of models or optimizers, no variables, or
+            variables that two models share.
+          TypeError: no lists, or something in them that is no model or optimizer.
         """
+        check_list(_NAME, models=models, of="models", empty=True)
+        check_list(_NAME, optimizers=optimizers, of="optimizers", empty=True)
         _check_counts(len(towers), models, optimizers)
+        for optimizer in optimizers:
+            check_optimizer(optimizer, caller=_NAME)
         self._towers, self._specs, self._loss_fn = towers, specs, loss_fn
         self._models = list(models) * (len(towers) // len(models))
         self._optimizers = list(optimizers)
         self._owners = list(towers)[: len(optimizers)]
         self._variables = [_trainable(model) for model in self._models]
+        if len(optimizers) > 1:
+            _check_own(self._variables)
         map_towers(self._make_state, self._owners, self._optimizers)
 
     def losses(self, rows: list[list[tf.Tensor]]) -> list[TowerOutput]:
@@ -176,8 +186,38 @@ def _check_counts(
         )
 
 
+def _check_own(variables: Sequence[Sequence[Any]]) -> None:
+    """Refuses a variable in two towers' models: each would update it."""
+    owners: dict[int, tuple[str, list[int]]] = {}
+    for k, own in enumerate(variables):
+        for variable in own:
+            owners.setdefault(id(_raw(variable)), (variable.name, []))[1].append(k)
+    shared = [
+        f"{name!r} is in the models of towers {', '.join(map(str, towers))}"
+        for name, towers in owners.values()
+        if len(towers) > 1
+    ]
+    if shared:
+        raise ValueError(
+            f"{_NAME}: every tower's optimizer would update a variable that models "
+            f"share: {'; '.join(shared)}. Make each model's own, as tw_core.replicate "
+            "does, or pass a single model and optimizer for all towers."
+        )
+
+
 def _trainable(model: Any) -> list[Any]:
+    if not hasattr(model, "trainable_variables"):
+        raise TypeError(
+            f"{_NAME}: models must hold objects with trainable_variables, as Keras's "
+            f"and tf.Module's are; got {model!r:.80} ({type(model).__name__})."
+        )
     variables = list(model.trainable_variables)
+    strangers = [v for v in variables if not _is_eager(v)]
+    if strangers:
+        raise TypeError(
+            f"{_NAME}: {type(model).__name__}.trainable_variables must hold variables "
+            f"made outside of graphs; got {strangers!r:.200}."
+        )
     if not variables:
         raise ValueError(
             f"{_NAME}: {type(model).__name__} has no trainable variables; build it "
@@ -205,6 +245,12 @@ def _loss_and_others(returned: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
 
 def _raw(variable: Any) -> tf.Variable:
     return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def _is_eager(variable: Any) -> bool:
+    held = getattr(variable, "value", None)  # of Keras's
+    held = variable if isinstance(variable, tf.Variable) else held
+    return isinstance(held, tf.Variable) and not tf.is_symbolic_tensor(held.handle)
 
 
 def _scaled(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Literal, TypeAlias, get_args
 
+from tw_core.checks import check_whole_number
+
 Tail: TypeAlias = Literal["drop", "pad", "error"]
 
 
@@ -149,6 +151,7 @@ def plan_load(
       The plan.
 
     Raises:
+      TypeError: something that is no whole number.
       ValueError: no row; rows not divisible by states; fewer sequences than
         devices; a maximum below one sequence; an unknown ``tail``; a tail where
         ``tail="error"``.
@@ -157,6 +160,9 @@ def plan_load(
     32
     """
     check_options(num_devices, max_per_device_batch_size, tail, caller=caller)
+    rows = check_whole_number(caller, rows=rows)
+    if states is not None:
+        states = check_whole_number(caller, states=states)
     length = _sequence_length(rows, states, caller)
     sequences = rows // length
     _check_fits(sequences, length, num_devices, max_per_device_batch_size, caller)
@@ -183,18 +189,17 @@ def check_options(
     """Refuses options that no batch could be cut with.
 
     Raises:
+      TypeError: something that is no whole number.
       ValueError: no device, a maximum below 1, or an unknown ``tail``.
     """
-    if num_devices < 1:
-        raise ValueError(
-            f"{caller}: num_devices must be at least 1; got {num_devices}."
-        )
+    check_whole_number(caller, num_devices=num_devices, at_least=1)
+    check_whole_number(caller, max_per_device_batch_size=max_per_device_batch_size)
     if max_per_device_batch_size < 1:
         raise ValueError(
             f"{caller}: max_per_device_batch_size must be at least 1 row; got "
             f"{max_per_device_batch_size}."
         )
-    if tail not in get_args(Tail):
+    if not isinstance(tail, str) or tail not in get_args(Tail):
         raise ValueError(
             f"{caller}: tail must be one of {list(get_args(Tail))}; got {tail!r}."
         )

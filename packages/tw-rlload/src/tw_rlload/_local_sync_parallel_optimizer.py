@@ -10,10 +10,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core import towers
+from tw_core import Tower, towers
+from tw_core.checks import check_flag, check_function, check_list
 from tw_reduce import Reducer
 from tw_rlload._check_mode import check_session_graph
-from tw_rlload._check_towers import check_clipping, check_distinct
+from tw_rlload._check_towers import (
+    check_clipping,
+    check_distinct,
+    check_reducer,
+    check_session_optimizer,
+)
 from tw_rlload._column_specs import specs_of_placeholders
 from tw_rlload._columns import Columns
 from tw_rlload._data_variables import SessionWriter, make_data_variables
@@ -82,25 +88,27 @@ class LocalSyncParallelOptimizer:
         Raises:
           RuntimeError: outside of a session graph.
           ValueError, TypeError: devices repeated or unknown, placeholders of
-            unknown rank, bad options, or towers that do not match.
+            unknown rank, an optimizer of Keras, bad options, or towers that do not
+            match.
         """
         check_session_graph(caller=_NAME)
-        self.optimizer, self.devices = optimizer, devices
-        self.max_per_device_batch_size = max_per_device_batch_size
-        self.loss_inputs = [*input_placeholders, *rnn_inputs]
-        self.build_graph = build_graph
-        check_options(len(devices), max_per_device_batch_size, tail, caller=_NAME)
-        self._towers = towers(devices)
-        check_distinct(self._towers, caller=_NAME)
+        self._towers = _towers(devices, max_per_device_batch_size, tail)
+        check_session_optimizer(optimizer, caller=_NAME)
+        check_function(_NAME, build_graph=build_graph)
+        check_reducer(reducer, caller=_NAME)
         clip = check_clipping(grad_norm_clipping, caller=_NAME)
         options = LoadOptions(
             specs=specs_of_placeholders(input_placeholders, rnn_inputs, caller=_NAME),
             num_devices=len(self._towers),
             max_per_device_batch_size=max_per_device_batch_size,
             tail=tail,
-            check_finite=check_finite,
+            check_finite=check_flag(_NAME, check_finite=check_finite),
             stacks=stacks,
         )
+        self.optimizer, self.devices = optimizer, devices
+        self.max_per_device_batch_size = max_per_device_batch_size
+        self.loss_inputs = [*input_placeholders, *rnn_inputs]
+        self.build_graph = build_graph
         reducer = reducer or default_reducer([t.device for t in self._towers])
         self._build(options, Update(optimizer, reducer, clip))
 
@@ -188,7 +196,10 @@ class LocalSyncParallelOptimizer:
         Raises:
           RuntimeError: nothing is loaded, or another call has not returned.
           IndexError: another index than those.
+          TypeError, ValueError: ``batch_index`` is no whole number, or ``sess`` no
+            session of the graph.
         """
+        self._calls.check_session(sess, caller="optimize")
         with self._stacks.training(self, caller="optimize") as loaded:
             first = step_start(loaded, batch_index)
             return self._step.run(self._calls, sess, loaded, first)
@@ -219,8 +230,9 @@ class LocalSyncParallelOptimizer:
         Raises:
           RuntimeError: nothing is loaded, the losses are unknown, or another
             call has not returned.
-          ValueError: a bad argument.
+          ValueError, TypeError: a bad argument.
         """
+        self._calls.check_session(sess, caller="run_epochs")
         with self._stacks.training(self, caller="run_epochs") as loaded:
             order = epoch_order(
                 loaded.plan, num_epochs, shuffle, seed=seed, caller="run_epochs"
@@ -244,7 +256,8 @@ class LocalSyncParallelOptimizer:
 
     def _build(self, options: LoadOptions, update: Update) -> None:
         made, specs = self._towers, options.stored
-        self._stacks, self._calls = Stacks(options, owner=_NAME), SessionCalls()
+        self._stacks = Stacks(options, owner=_NAME)
+        self._calls = SessionCalls(tf.compat.v1.get_default_graph())
         variables = make_data_variables(made, specs, options.stacks)
         self._writer = SessionWriter(made, variables)
         inputs = StepInputs(made, specs, variables)
@@ -252,3 +265,14 @@ class LocalSyncParallelOptimizer:
             made, inputs, self.loss_inputs, self.build_graph, update
         )
         self._epochs = build_epochs(self._step, LoopInputs(made, specs, variables))
+
+
+def _towers(devices: Sequence[str], maximum: int, tail: Tail) -> tuple[Tower, ...]:
+    check_list(_NAME, devices=devices, of="ints and device strings", empty=True)
+    check_options(len(devices), maximum, tail, caller=_NAME)
+    try:
+        made = towers(devices)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{_NAME}: devices: {error}") from error
+    check_distinct(made, caller=_NAME)
+    return made

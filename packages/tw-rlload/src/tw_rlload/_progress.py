@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tw_core.checks import check_flag
 from tw_rlload._epoch_order import EpochOrder
 
 Packed = npt.NDArray[np.float64]
@@ -27,9 +28,10 @@ def run_with_progress(
       [E * S, M].
 
     Raises:
+      TypeError: ``progress`` is no bool.
       ImportError: a bar is wanted and tqdm is missing.
     """
-    if not progress:
+    if not check_flag("run_epochs", progress=progress):
         return run(order)
     epochs = _bar(len(order.steps))
     return np.concatenate([run(_one_epoch(order, e)) for e in epochs])

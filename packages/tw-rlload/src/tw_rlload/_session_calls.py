@@ -17,9 +17,38 @@ from tw_rlload._tf_compat import make_callable
 class SessionCalls:
     """The callables of the session used last."""
 
-    def __init__(self) -> None:
-        """Starts without a session."""
+    def __init__(self, graph: tf.Graph) -> None:
+        """Starts without a session.
+
+        Args:
+          graph: of all that is to run.
+        """
+        self._graph = graph
         self._cache: tuple[Any, dict[Any, Any]] = (None, {})
+
+    def check_session(self, sess: Any, *, caller: str) -> None:
+        """Refuses what is no session of the graph.
+
+        Args:
+          sess: a session, or what has its ``run``.
+          caller: who asks; opens the message.
+
+        Raises:
+          TypeError: it has no ``run``.
+          ValueError: it is a session of another graph.
+        """
+        if not callable(getattr(sess, "run", None)):
+            raise TypeError(
+                f"{caller}: sess must be a session, as tf.compat.v1.Session is; got "
+                f"{sess!r:.80} ({type(sess).__name__})."
+            )
+        graph = getattr(sess, "graph", None)
+        if graph is not None and graph is not self._graph:
+            raise ValueError(
+                f"{caller}: sess is a session of another graph than the optimizer was "
+                "made in; make it with Session(graph=...), or inside `with "
+                "graph.as_default():`."
+            )
 
     def run(
         self, sess: Any, key: Any, fetches: Any, feeds: Mapping[tf.Tensor, Any]

@@ -103,16 +103,18 @@ def check_shared(grad_list: Sequence[Pairs], *, caller: str) -> None:
     """Refuses towers with variables of their own.
 
     Args:
-      grad_list: [K][N] pairs that agree in number and shapes.
+      grad_list: [K] lists of pairs.
       caller: who asks; opens the message.
 
     Raises:
       ValueError: variables that are not the same object in all towers.
     """
+    variables = {id(v): v for tower in grad_list for _, v in tower}
+    everywhere = set.intersection(*({id(v) for _, v in tower} for tower in grad_list))
     own = [
-        [variable.name for _, variable in column]
-        for column in zip(*grad_list, strict=True)
-        if len({id(variable.handle) for _, variable in column}) > 1
+        str(getattr(variable, "name", variable))
+        for key, variable in variables.items()
+        if key not in everywhere
     ]
     if own:
         raise ValueError(

@@ -116,6 +116,7 @@ class SessionStep:
 def _apply(
     built: BuiltLosses, weights: Sequence[tf.Tensor] | None, update: Update
 ) -> tf.Operation:
+    check_shared(built.grad_list, caller=_NAME)
     pairs = combine_gradients(
         built.grad_list,
         reducer=update.reducer,
@@ -123,6 +124,5 @@ def _apply(
         grad_norm_clipping=update.grad_norm_clipping,
         caller=_NAME,
     )
-    check_shared(pairs, caller=_NAME)
     with tf.control_dependencies(built.updates):
         return update.optimizer.apply_gradients(pairs[0])

@@ -16,8 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import index
 
+from tw_core.checks import check_number, check_whole_number
 from tw_rlload._columns import Columns
 from tw_rlload._load_plan import LoadPlan
 from tw_rlload._load_report import LoadReport, make_report
@@ -66,9 +66,10 @@ class Stacks:
           owner: class that the user sees; opens messages.
 
         Raises:
+          TypeError: stacks is no whole number.
           ValueError: neither 1 nor 2 stacks.
         """
-        if options.stacks not in (1, 2):
+        if check_whole_number(owner, stacks=options.stacks) not in (1, 2):
             raise ValueError(
                 f"{owner}: stacks must be 1, or 2 to load the next batch while the "
                 f"current one trains; got {options.stacks}."
@@ -207,9 +208,13 @@ class Stacks:
         Raises:
           RuntimeError: no load is under way, it failed (then nothing is loaded),
             or another thread made its batch the current one.
+          TypeError, ValueError: ``timeout_seconds`` is no number, or below 0.
           TimeoutError: it takes longer; it goes on, and so does the current
             batch.
         """
+        timeout_seconds = check_number(
+            caller, timeout_seconds=timeout_seconds, at_least=0
+        )
         with self._lock:
             self._refuse_second_load(caller)
             pending = self._pending
@@ -339,9 +344,10 @@ def step_start(loaded: Loaded, batch_index: int) -> int:
       TypeError: it is no integer.
     """
     offsets = loaded.plan.batch_offsets
-    if index(batch_index) not in offsets:
+    first = check_whole_number("optimize", batch_index=batch_index)
+    if first not in offsets:
         raise IndexError(
             f"optimize: batch_index must be one of report.batch_offsets, "
             f"{list(offsets)}; got {batch_index}."
         )
-    return index(batch_index) // loaded.plan.sequence_length
+    return first // loaded.plan.sequence_length
