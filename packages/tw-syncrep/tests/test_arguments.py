@@ -1,5 +1,7 @@
 """What is refused, with which words; what the hook says before the first step."""
 
+import threading
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -213,3 +215,52 @@ def test_what_the_chief_runs_is_on_the_servers_alone():
     ops = above(opt.sync_graph.round_op)
     assert {op.device.partition("/device")[0] for op in ops} == {"/job:ps/task:0"}
     assert "updates" not in {op.name for op in ops}
+
+
+def in_a_loop(build):
+    return tf.while_loop(
+        lambda i: i < 2, lambda i: (build(), i + 1)[1], [tf.constant(0)]
+    )
+
+
+def in_a_branch(build):
+    yes, no = (lambda: (build(), 1)[1]), (lambda: 0)
+    return tf.cond(tf.constant(True), yes, no)
+
+
+def in_an_old_branch(build):
+    v1.disable_control_flow_v2()
+    try:
+        return in_a_branch(build)
+    finally:
+        v1.enable_control_flow_v2()
+
+
+@pytest.mark.parametrize("where", [in_a_branch, in_an_old_branch, in_a_loop])
+def test_the_bodies_of_branches_and_loops_are_refused(where):
+    pairs, global_step = [pair()], step()
+    with pytest.raises(RuntimeError, match=r"got the body of a tf\.cond or tf\.while"):
+        where(lambda: make().apply_gradients(pairs, global_step=global_step))
+
+
+def refused(build):
+    with pytest.raises(RuntimeError) as raised:
+        build()
+    return str(raised.value)
+
+
+def test_eager_mode_and_functions_are_refused():
+    told = []
+
+    def build():
+        make().apply_gradients([])
+
+    def work():
+        told.append(refused(build))
+        told.append(refused(tf.function(build, autograph=False)))
+
+    thread = threading.Thread(target=work)  # which is in no graph
+    thread.start()
+    thread.join()
+    assert "got eager mode. Call it under tf.Graph()" in told[0]
+    assert "got a tf.function. Call it under" in told[1]

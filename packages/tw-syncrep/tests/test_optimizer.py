@@ -141,3 +141,24 @@ def test_the_local_step_has_tensorflows_name_and_the_global_steps_value(dtype):
     for steps_seen in run_replicas(2, build, drive):
         assert steps_seen == (7, 9)
         assert {step.dtype for step in steps_seen} == {np.dtype(dtype.as_numpy_dtype)}
+
+
+class RowsSquared:
+    """Moves rows by the square of their gradients, and takes each row for its own."""
+
+    def compute_gradients(self, loss, var_list=None):
+        raise NotImplementedError
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        ((grad, table),) = grads_and_vars
+        change = tf.IndexedSlices(tf.square(grad.values), grad.indices)
+        with tf.control_dependencies([table.scatter_sub(change)]):
+            return global_step.assign_add(1, read_value=False)
+
+
+@pytest.mark.parametrize("sparse_mean", ["replicas", "per_row"])
+def test_an_optimizer_that_does_not_add_rows_gets_each_of_them_once(sparse_mean):
+    _, (means,), _ = run(rows, sparse_mean=sparse_mean)  # what one step of SGD is
+    _, (values,), _ = run(rows, inner=RowsSquared(), sparse_mean=sparse_mean)
+    assert np.count_nonzero(means) == 4
+    np.testing.assert_array_equal(values, -(means**2))

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core import builds_session_graph
 from tw_syncrep._gradients import SPARSE_MEANS
 from tw_syncrep._sync_graph import SyncOptions
 
@@ -78,6 +79,35 @@ def timeouts(
             f"forever; got {', '.join(wrong)}."
         )
     return wait_timeout_s, start
+
+
+def check_graph() -> None:
+    """Checks that a session's graph is built, and not a branch or a loop of one.
+
+    Raises:
+      RuntimeError: eager mode, a ``tf.function``, or the body of a ``tf.cond`` or
+        ``tf.while_loop``.
+    """
+    found = _where_no_step_is()
+    if found:
+        raise RuntimeError(
+            "SyncReplicasOptimizer.apply_gradients: builds a step in the graph of a "
+            f"session; got {found}. Call it under tf.Graph().as_default(), outside of "
+            "tf.cond and tf.while_loop, as the chief's rounds go on by themselves; "
+            "whether a replica takes its step is decided by what its session runs."
+        )
+
+
+def _where_no_step_is() -> str | None:
+    if tf.executing_eagerly():
+        return "eager mode"
+    if not builds_session_graph():
+        return "a tf.function"
+    graph = tf.compat.v1.get_default_graph()
+    # A body is a graph of its own or, as of old, a context that cannot be fetched.
+    if hasattr(graph, "outer_graph") or not graph.is_fetchable(tf.no_op(name="here")):
+        return "the body of a tf.cond or tf.while_loop"
+    return None
 
 
 def check_pairs(pairs: Sequence[tuple[Any, Any]], global_step: Any) -> None:

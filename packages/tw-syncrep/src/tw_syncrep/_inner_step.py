@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core import sum_duplicate_rows
 from tw_syncrep._chief_side import Apply
 from tw_syncrep._on_device import on_device
 
@@ -31,6 +32,9 @@ def inner_step(
 
     def apply(means: dict[int, Any]) -> Any:
         """Applies the means of all replicas as one step."""
+        # TensorFlow's own class adds rows of one index by itself, others need not.
+        if not isinstance(opt, tf.compat.v1.train.Optimizer):
+            means = {n: _with_rows_added(mean) for n, mean in means.items()}
         pairs = [(means.get(n), variable) for n, variable in enumerate(variables)]
         with on_device(global_step.device), tf.compat.v1.name_scope(""):
             update = opt.apply_gradients(pairs, global_step)
@@ -40,3 +44,11 @@ def inner_step(
                 return then()
 
     return apply
+
+
+def _with_rows_added(mean: Any) -> Any:
+    """Adds the rows that several replicas brought of one index."""
+    if not isinstance(mean, tf.IndexedSlices):
+        return mean
+    with on_device(mean.values.device):
+        return sum_duplicate_rows(mean)

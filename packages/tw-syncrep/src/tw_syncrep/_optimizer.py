@@ -11,7 +11,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_syncrep._arguments import check_choice, check_pairs, sync_options, timeouts
+from tw_syncrep._arguments import (
+    check_choice,
+    check_graph,
+    check_pairs,
+    sync_options,
+    timeouts,
+)
 from tw_syncrep._gradient_shapes import fitting_gradients
 from tw_syncrep._hook import SyncReplicasHook
 from tw_syncrep._initial_tokens import send_initial_tokens
@@ -176,7 +182,10 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             gradient of another shape than its variable's. One whose shape is known
             in a run only fails there, with ``InvalidArgumentError``.
           TypeError: a gradient or variable of another kind or dtype.
+          RuntimeError: called in eager mode, in a ``tf.function``, or in the body
+            of a ``tf.cond`` or ``tf.while_loop``.
         """
+        check_graph()
         pairs = with_masters(grads_and_vars)
         if global_step is None:
             global_step = tf.compat.v1.train.get_global_step()

@@ -62,7 +62,7 @@ def build_session_ops(
             none, [meeting.replicas], name="initial"
         )
         return SessionOps(
-            join=_join(meeting, replica),
+            join=_join(meeting, replica, global_step),
             open=_open(meeting, replica, initial, global_step),
             initial=initial,
             leave=_leave(meeting, replica),
@@ -80,7 +80,7 @@ def initial_rows(initial: tf.Tensor, replicas: int) -> dict[int, tf.Tensor]:
     return dict(zip(keys, tf.unstack(initial, replicas), strict=True))
 
 
-def _join(meeting: Meeting, replica: Replica) -> tf.Operation:
+def _join(meeting: Meeting, replica: Replica, global_step: tf.Variable) -> tf.Operation:
     board = meeting.board
     # After a run's end, one is early for the next.
     run = tf.reduce_sum(board.read([Field.RUN, Field.CLOSED]))
@@ -93,7 +93,10 @@ def _join(meeting: Meeting, replica: Replica) -> tf.Operation:
     )
     with tf.control_dependencies([here]):
         told = _notify(meeting, replica)
-        stand = board.read([Field.ROUND, Field.EPOCH, Field.STEP])
+        place = board.read([Field.ROUND, Field.EPOCH])
+        # Of the board's the chief may not have written any yet.
+        step = tf.cast(global_step.read_value(), tf.int64)
+        stand = tf.concat([place, step[tf.newaxis]], axis=0)
     return tf.group(told, replica.goes_on_at(stand))
 
 
@@ -130,7 +133,9 @@ def _open(
             }
         )
     with tf.control_dependencies([opened]):
-        return tf.group(meeting.waiting.send_all(Token.LOOK), _join(meeting, replica))
+        return tf.group(
+            meeting.waiting.send_all(Token.LOOK), _join(meeting, replica, global_step)
+        )
 
 
 def _leave(meeting: Meeting, replica: Replica) -> tf.Operation:
