@@ -11,6 +11,8 @@ from typing import TypeVar, cast
 
 import tensorflow as tf
 
+from tw_core.checks import check_function
+
 _F = TypeVar("_F", bound=Callable[..., object])
 
 
@@ -22,5 +24,9 @@ def without_autograph(function: _F) -> _F:
 
     Returns:
       A function that does the same.
+
+    Raises:
+      TypeError: ``function`` cannot be called.
     """
+    check_function("without_autograph", function=function)
     return cast(_F, tf.autograph.experimental.do_not_convert(function))

@@ -4,6 +4,7 @@ What training and inference towers share, in a session graph and inside a
 ``tf.function``. Everything that is opened is put back, an exception inside or not.
 """
 
+import re
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
@@ -15,6 +16,9 @@ from tw_core._current_tower import current_tower, get_current_tower_context
 from tw_core._new_variables import NewVariables
 from tw_core._tower_collections import TowerCollections
 from tw_core._tower_names import tower_name_scope
+from tw_core.checks import check_text
+
+_SCOPE = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 
 
 class BaseTowerContext(ABC):
@@ -37,7 +41,10 @@ class BaseTowerContext(ABC):
         Raises:
           ValueError: a ``vs_name`` without a ``ns_name``, or a name that ends
             in ``/``.
+          TypeError: a name that is no string.
         """
+        check_text(type(self).__name__, ns_name=ns_name, empty=True)
+        check_text(type(self).__name__, vs_name=vs_name, empty=True)
         self._name = ns_name
         self._vs_name = vs_name
         self._graph: tf.Graph | None = None
@@ -90,7 +97,9 @@ class BaseTowerContext(ABC):
 
         Raises:
           RuntimeError: the tower has not been entered yet.
+          TypeError: ``key`` is no string.
         """
+        check_text(f"{type(self).__name__}.get_collection_in_tower", key=key)
         if self._collections is None:
             raise RuntimeError(f"{self}: enter the tower first: with {self}: ...")
         return self._collections.added(key)
@@ -187,5 +196,13 @@ class BaseTowerContext(ABC):
             )
         if self._graph is not None:
             raise ValueError(f"{self}: was entered before; make a new one.")
+        unfit = [
+            n for n in (self._name, self._vs_name) if n and not _SCOPE.fullmatch(n)
+        ]
+        if unfit:
+            raise ValueError(
+                f"{self}: {unfit} cannot name scopes of a graph; take letters, digits, "
+                "'_', '.', '-' and '/', beginning with a letter, a digit or '.'."
+            )
         self._see_scope_in_force()
         return tf.compat.v1.get_default_graph()

@@ -12,6 +12,7 @@ from tw_core._variable_kinds import (
     tf_variable,
 )
 from tw_core._variable_matching import shared_variables
+from tw_core.checks import check_list
 
 
 @without_autograph
@@ -49,11 +50,14 @@ def copy_to_replicas(
 
 def check_replicas(variable_lists: Sequence[Sequence[Any]], *, caller: str) -> None:
     """Refuses lists that are no [K][M] copies of each other, naming every offender."""
+    check_list(caller, variable_lists=variable_lists, of="lists", empty=True)
     if not variable_lists:
         raise ValueError(
             f"{caller}: no tower's variables were given; pass [K][M] variables, a list "
             "a tower."
         )
+    for variables in variable_lists:
+        check_list(caller, variables_of_a_tower=variables, of="variables", empty=True)
     _check_are_variables(variable_lists, caller)
     refuse_reference_variables((v for vs in variable_lists for v in vs), caller=caller)
     _check_counts(variable_lists, caller)

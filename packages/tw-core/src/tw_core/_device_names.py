@@ -16,8 +16,11 @@ def parse_device(device: str, *, caller: str) -> tf.DeviceSpec:
       caller: who asks; opens the message.
 
     Raises:
-      ValueError: TensorFlow cannot read it, or the device's number is negative.
+      ValueError: no string, TensorFlow cannot read it, or the device's number is
+        negative.
     """
+    if not isinstance(device, str):
+        raise ValueError(_no_device(device, caller))
     try:
         spec = tf.DeviceSpec.from_string(device)
         negative = spec.device_index is not None and spec.device_index < 0

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tw_core._autograph import without_autograph
 from tw_core._device_names import canonical_device, parse_device
 from tw_core._mode import builds_session_graph
+from tw_core.checks import check_whole_number
 
 _log = logging.getLogger("tw_core")
 
@@ -44,14 +45,11 @@ def use_logical_cpus(count: int) -> list[str]:
       Their device strings, ``["/cpu:0", ...]``.
 
     Raises:
+      TypeError: ``count`` is no whole number.
       ValueError: ``count`` is below 1.
       RuntimeError: TensorFlow has already started with another number.
     """
-    if count < 1:
-        raise ValueError(
-            f"use_logical_cpus: count must be at least 1; got {count}. "
-            "One logical CPU device serves one tower."
-        )
+    check_whole_number("use_logical_cpus", count=count, at_least=1)
     if count_logical_devices("CPU") != count:
         _configure_cpus(count)
     return [f"/cpu:{i}" for i in range(count)]
@@ -79,11 +77,15 @@ def check_devices(
     Raises:
       ValueError: one or more devices are unknown, or TensorFlow cannot read
         the string.
+      TypeError: ``devices`` is no list, or ``session`` no session.
     """
-    known = _session_devices(session) if session else _configured_devices()
+    names = _listed(devices, caller)
+    if session is not None and not callable(getattr(session, "list_devices", None)):
+        raise TypeError(f"{caller}: session must be a session; got {session!r}.")
+    known = _configured_devices() if session is None else _session_devices(session)
     unknown = [
         device
-        for device in dict.fromkeys(devices)
+        for device in dict.fromkeys(names)
         if not _is_known(parse_device(device, caller=caller), known)
     ]
     if unknown:
@@ -109,10 +111,11 @@ def check_known_devices(devices: Iterable[str], *, caller: str) -> None:
       ValueError: one or more devices are unknown, or TensorFlow cannot read
         the string.
     """
+    names = _listed(devices, caller)
     if not builds_session_graph():
-        check_devices(devices, caller=caller)
+        check_devices(names, caller=caller)
     elif session := _session_at_hand():
-        check_devices(devices, caller=caller, session=session)
+        check_devices(names, caller=caller, session=session)
 
 
 def say_duplicates(devices: Sequence[str], *, caller: str) -> None:
@@ -148,6 +151,17 @@ def _configure_cpus(count: int) -> None:
             f"{count_logical_devices('CPU')} logical CPUs; asked for {count}. Call it "
             "before the first tensor, variable or session."
         ) from error
+
+
+def _listed(devices: Iterable[str], caller: str) -> list[str]:
+    if isinstance(devices, str) or not isinstance(devices, Iterable):
+        raise TypeError(
+            f"{caller}: devices must be a list of device strings; got {devices!r}."
+        )
+    listed = list(devices)
+    for device in listed:
+        parse_device(device, caller=caller)
+    return listed
 
 
 def _session_at_hand() -> tf.compat.v1.Session | None:

@@ -17,6 +17,7 @@ from tw_core._variable_matching import (
     shared_variables,
     variable_mismatches,
 )
+from tw_core.checks import check_flag
 
 
 @without_autograph
@@ -48,7 +49,8 @@ def check_grad_list(
         named.
       TypeError: something that is no list of lists of pairs.
     """
-    if variables not in (None, "own", "shared"):
+    check_flag(caller, allow_none=allow_none)
+    if variables is not None and str(variables) not in ("own", "shared"):
         raise ValueError(
             f"{caller}: variables must be 'own', 'shared' or None; got {variables!r}."
         )

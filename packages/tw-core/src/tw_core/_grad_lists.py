@@ -5,11 +5,12 @@ K towers, N variables, always in that order. A gradient is a tensor, an
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from tw_core._autograph import without_autograph
+from tw_core.checks import check_list
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 GradList: TypeAlias = "Sequence[Sequence[tuple[Gradient, tf.Variable]]]"
@@ -27,9 +28,23 @@ def split_grad_list(
     Returns:
       [K][N] gradients and [K][N] variables.
 
+    Raises:
+      TypeError: something that is no list of lists of pairs.
+
     >>> split_grad_list([[("g0", "v0"), ("g1", "v1")]])
     ([['g0', 'g1']], [['v0', 'v1']])
     """
+    for k, tower in enumerate(_lists("split_grad_list", grad_list=grad_list)):
+        for n, pair in enumerate(tower):
+            if (
+                isinstance(pair, str)
+                or not isinstance(pair, Sequence)
+                or len(pair) != 2
+            ):
+                raise TypeError(
+                    "split_grad_list: wants (gradient, variable) pairs; got "
+                    f"{pair!r} at tower {k} item {n}."
+                )
     grads = [[grad for grad, _ in tower] for tower in grad_list]
     variables = [[variable for _, variable in tower] for tower in grad_list]
     return grads, variables
@@ -51,10 +66,13 @@ def merge_grad_list(
 
     Raises:
       ValueError: the two differ in K or N.
+      TypeError: one is no list of lists.
 
     >>> merge_grad_list([["g0", "g1"]], [["v0", "v1"]])
     [[('g0', 'v0'), ('g1', 'v1')]]
     """
+    _lists("merge_grad_list", all_grads=all_grads)
+    _lists("merge_grad_list", all_vars=all_vars)
     grads, variables = [len(g) for g in all_grads], [len(v) for v in all_vars]
     if grads != variables:
         raise ValueError(
@@ -65,3 +83,12 @@ def merge_grad_list(
         list(zip(grads, variables, strict=True))
         for grads, variables in zip(all_grads, all_vars, strict=True)
     ]
+
+
+def _lists(caller: str, /, **argument: Any) -> Sequence[Sequence[Any]]:
+    ((name, towers),) = argument.items()
+    check_list(caller, of="lists, one per tower", empty=True, **argument)
+    for k, tower in enumerate(towers):
+        own = {f"{name}[{k}]": tower}
+        check_list(caller, of="one tower's items", empty=True, **own)
+    return towers  # type: ignore[no-any-return]

@@ -10,8 +10,13 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core._byte_loads import ByteLoads, bytes_of, bytes_of_op
-from tw_core._device_names import canonical_device
-from tw_core._variable_ops import device_of_variable, refuse_reference_op
+from tw_core._device_names import canonical_device, parse_device
+from tw_core._variable_ops import (
+    check_operation,
+    device_of_variable,
+    refuse_reference_op,
+)
+from tw_core.checks import check_function
 
 
 class LeastLoadedDeviceSetter:
@@ -36,11 +41,14 @@ class LeastLoadedDeviceSetter:
         Raises:
           ValueError: no ``ps_devices``, or a string TensorFlow cannot read.
         """
-        if isinstance(ps_devices, str) or not ps_devices:
+        is_list = isinstance(ps_devices, Sequence) and not isinstance(ps_devices, str)
+        if not is_list or not ps_devices:
             raise ValueError(
                 "LeastLoadedDeviceSetter: ps_devices must be a list of at least one "
                 f"device; got {ps_devices!r}. Pass e.g. ['/gpu:0', '/gpu:1']."
             )
+        for device in (worker_device, *ps_devices):
+            parse_device(device, caller="LeastLoadedDeviceSetter")
         self.worker_device = canonical_device(worker_device)
         self.ps_devices = [canonical_device(device) for device in ps_devices]
         self._loads = ByteLoads(len(ps_devices), self._place_of)
@@ -88,6 +96,7 @@ class LeastLoadedDeviceSetter:
         Raises:
           ValueError: ``op`` is a reference variable.
         """
+        check_operation("LeastLoadedDeviceSetter", op)
         refuse_reference_op(op, caller="LeastLoadedDeviceSetter")
         is_variable = op.type == "VarHandleOp"
         device = str(op.device)
@@ -105,6 +114,7 @@ class LeastLoadedDeviceSetter:
         For ``with tf.variable_creator_scope(setter.create): model = Model()``,
         outside of session graphs.
         """
+        check_function("LeastLoadedDeviceSetter.create", next_creator=next_creator)
         with tf.device(self._least_loaded()):
             variable = next_creator(**kwargs)
         num_bytes = bytes_of(variable.name, variable.shape, variable.dtype)

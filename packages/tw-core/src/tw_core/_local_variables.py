@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core._variable_kinds import refuse_reference_variables
+from tw_core.checks import check_flag
 
 _KEYS = tf.compat.v1.GraphKeys
 
@@ -31,7 +32,9 @@ def override_to_local_variable(enable: bool = True) -> Iterator[None]:
 
     Raises:
       ValueError: a reference variable is made inside.
+      TypeError: ``enable`` is no bool.
     """
+    check_flag("override_to_local_variable", enable=enable)
     if not enable:
         yield
         return

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tw_core._device_names import canonical_device
-from tw_core._variable_kinds import tf_variable
+from tw_core._variable_kinds import is_variable, tf_variable
 from tw_core._variable_ops import hands_on
+from tw_core.checks import check_list
 
 _NO_WORK = ("Const", "NoOp", "Placeholder", "VarHandleOp")
 
@@ -89,13 +90,20 @@ def placement(
       nested functions, loops and conditions are not counted.
 
     Raises:
-      TypeError: ``graph`` is no graph.
+      TypeError: ``graph`` is no graph, ``fetches`` holds something else than tensors
+        and operations, or ``variables`` than variables.
+      ValueError: a fetch of another graph.
     """
     if not isinstance(graph, tf.Graph):
         raise TypeError(
             f"placement: graph must be a tf.Graph; got {type(graph).__name__}. Of a "
             "tf.function, pass function.get_concrete_function(...).graph."
         )
+    _check_fetches(graph, fetches)
+    check_list("placement", variables=variables, of="variables", empty=True)
+    strangers = [v for v in variables if not is_variable(v)]
+    if strangers:
+        raise TypeError(f"placement: variables must hold variables; got {strangers}.")
     handles = _handles(graph, variables)
     operations = _needed_for(fetches) if fetches else graph.get_operations()
     where = {op: _device_of(op, handles) for op in operations}
@@ -105,6 +113,19 @@ def placement(
         operations=dict(sorted(counts.items())),
         transfers=_transfers(where),
     )
+
+
+def _check_fetches(graph: tf.Graph, fetches: Sequence[Any]) -> None:
+    check_list("placement", fetches=fetches, of="tensors and operations", empty=True)
+    ops = [getattr(fetch, "op", fetch) for fetch in fetches]
+    others = [op for op in ops if not isinstance(op, tf.Operation)]
+    if others:
+        raise TypeError(
+            f"placement: fetches must hold tensors and operations; got {others}."
+        )
+    foreign = [op.name for op in ops if op.graph is not graph]
+    if foreign:
+        raise ValueError(f"placement: fetches of another graph than given: {foreign}.")
 
 
 def _handles(graph: tf.Graph, variables: Sequence[tf.Variable]) -> dict[str, _Handle]:

@@ -14,7 +14,12 @@ import tensorflow as tf
 
 from tw_core._byte_loads import ByteLoads
 from tw_core._device_names import parse_device
-from tw_core._variable_ops import device_of_variable, refuse_reference_op
+from tw_core._variable_ops import (
+    check_operation,
+    device_of_variable,
+    refuse_reference_op,
+)
+from tw_core.checks import check_flag, check_list, check_text, check_whole_number
 
 _CALLER = "replica_device_setter"
 
@@ -67,16 +72,25 @@ def replica_device_setter(
       ValueError for a reference variable.
 
     Raises:
-      TypeError: ``cluster`` is of another type, or ``ps_strategy`` not callable.
-      ValueError: a device string TensorFlow cannot read.
+      TypeError: ``cluster`` is of another type, ``ps_strategy`` not callable,
+        ``ps_tasks`` no whole number, ``merge_devices`` no bool, or ``ps_ops`` no
+        list of names.
+      ValueError: a device string TensorFlow cannot read, or ``ps_tasks`` below 0.
     """
+    if cluster is None:
+        check_whole_number(_CALLER, ps_tasks=ps_tasks, at_least=0)
+    check_flag(_CALLER, merge_devices=merge_devices)
+    for op_type in () if ps_ops is None else _listed_types(ps_ops):
+        check_text(_CALLER, ps_ops=op_type)
     if ps_strategy is not None and not callable(ps_strategy):
         raise TypeError(
             f"{_CALLER}: ps_strategy must be a function from an op to a task number; "
             f"got {ps_strategy!r}."
         )
-    ps = parse_device(ps_device or "", caller=_CALLER)
-    worker = parse_device(worker_device or "", caller=_CALLER)
+    ps = parse_device("" if ps_device is None else ps_device, caller=_CALLER)
+    worker = parse_device(
+        "" if worker_device is None else worker_device, caller=_CALLER
+    )
     if cluster is not None:
         ps_tasks = _count_tasks(cluster, ps.job)
     if ps_tasks == 0:
@@ -128,11 +142,9 @@ class LeastLoadedTask:
 
         Raises:
           ValueError: ``ps_tasks`` is below 1.
+          TypeError: it is no whole number.
         """
-        if ps_tasks < 1:
-            raise ValueError(
-                f"LeastLoadedTask: ps_tasks must be at least 1; got {ps_tasks}."
-            )
+        check_whole_number("LeastLoadedTask", ps_tasks=ps_tasks, at_least=1)
         self._tasks = ps_tasks
         self._loads = ByteLoads(ps_tasks, self._task_of)
 
@@ -143,6 +155,7 @@ class LeastLoadedTask:
 
     def __call__(self, op: tf.Operation) -> int:
         """Returns the number of a task; only variables count as load."""
+        check_operation("LeastLoadedTask", op)
         task = self._loads.least()
         if op.type == "VarHandleOp":
             self._loads.note(op)
@@ -163,6 +176,12 @@ class _TakeTurns:
     def __call__(self, op: tf.Operation) -> int:
         task, self._next = self._next, (self._next + 1) % self._tasks
         return task
+
+
+def _listed_types(ps_ops: Sequence[str]) -> Sequence[str]:
+    # TensorFlow's documentation has a list; sets of types are in use as well.
+    types = list(ps_ops) if isinstance(ps_ops, set | frozenset) else ps_ops
+    return check_list(_CALLER, ps_ops=types, of="op types", empty=True)
 
 
 def _count_tasks(cluster: Any, job: str | None) -> int:

@@ -11,6 +11,7 @@ from tw_core._mode import builds_session_graph, traces_function
 from tw_core._tower import Tower, check_towers
 from tw_core._tower_variables import tower_build
 from tw_core._variable_policies import Replicated
+from tw_core.checks import check_function
 
 _T = TypeVar("_T")
 
@@ -35,9 +36,11 @@ def replicate(towers: Sequence[Tower], factory: Callable[[Tower], _T]) -> list[_
       RuntimeError: inside a ``tf.function``, where variables must not be made.
       ValueError: no tower, an unknown device, a Keras model without its
         variables yet, copies that share variables or whose variables differ.
-      TypeError: the factory returns something without ``variables``.
+      TypeError: ``factory`` is no function, or returns something without
+        ``variables``.
     """
     check_towers(towers, caller="replicate")
+    check_function("replicate", factory=factory)
     if traces_function():
         raise RuntimeError(
             "replicate: makes variables, and so must be called outside of the "

@@ -8,6 +8,7 @@ reproducible; ``docs/design/tensorflow.md`` has the figures.
 import tensorflow as tf
 
 from tw_core._devices import count_logical_devices
+from tw_core.checks import check_flag, check_whole_number
 
 
 def session_config(
@@ -26,12 +27,11 @@ def session_config(
 
     Raises:
       ValueError: ``num_cpus`` is below 1.
+      TypeError: ``num_cpus`` is no whole number, or ``soft_placement`` no bool.
     """
-    if num_cpus is not None and num_cpus < 1:
-        raise ValueError(
-            f"session_config: num_cpus must be at least 1; got {num_cpus}. None leaves "
-            "TensorFlow's own number."
-        )
+    if num_cpus is not None:
+        check_whole_number("session_config", num_cpus=num_cpus, at_least=1)
+    check_flag("session_config", soft_placement=soft_placement)
     config = tf.compat.v1.ConfigProto(allow_soft_placement=soft_placement)
     config.gpu_options.allow_growth = True
     rewrites = config.graph_options.rewrite_options

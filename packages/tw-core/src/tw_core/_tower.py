@@ -15,6 +15,7 @@ from tw_core._autograph import without_autograph
 from tw_core._device_names import parse_device
 from tw_core._devices import check_known_devices, say_duplicates
 from tw_core._tower_variables import record_scope
+from tw_core.checks import check_function, check_list, check_whole_number
 
 _T = TypeVar("_T")
 
@@ -29,7 +30,9 @@ class Tower:
       total: number of towers, at least 1.
 
     Raises:
-      ValueError: index and total do not fit.
+      ValueError: index and total do not fit, or a device string TensorFlow cannot
+        read.
+      TypeError: index or total is no whole number.
     """
 
     index: int
@@ -37,6 +40,9 @@ class Tower:
     total: int
 
     def __post_init__(self) -> None:
+        check_whole_number("Tower", index=self.index)
+        check_whole_number("Tower", total=self.total)
+        parse_device(self.device, caller="Tower")
         if not 0 <= self.index < self.total:
             raise ValueError(
                 f"Tower: index must be 0 or more and below total; got index="
@@ -113,11 +119,12 @@ def map_towers(
       ValueError: no tower; a sequence of another length than K; or, in eager
         mode, in ``tf.function`` and where the graph has a default session, a
         device this process does not have.
-      TypeError: something that is no ``Tower``.
+      TypeError: something that is no ``Tower``; ``fn`` is no function; or what is no
+        sequence.
     """
     # Not marked without_autograph: fn may need it.
     check_towers(towers, caller="map_towers")
-    _check_per_tower(towers, per_tower)
+    _check_calls(fn, towers, per_tower)
     results = []
     for tower, *items in zip(towers, *per_tower, strict=True):
         with tower.scope():
@@ -128,6 +135,7 @@ def map_towers(
 @without_autograph
 def check_towers(towers: Sequence[Tower], *, caller: str) -> None:
     """Refuses an empty list and, where they can be known, unknown devices."""
+    check_list(caller, towers=towers, of="tw_core.Tower", empty=True)
     if not towers:
         raise ValueError(
             f"{caller}: towers is empty; make some with tw_core.towers(devices)."
@@ -142,14 +150,34 @@ def check_towers(towers: Sequence[Tower], *, caller: str) -> None:
 
 
 @without_autograph
-def _check_per_tower(
-    towers: Sequence[Tower], per_tower: Sequence[Sequence[Any]]
+def _check_calls(
+    fn: object, towers: Sequence[Tower], per_tower: Sequence[Sequence[Any]]
 ) -> None:
+    check_function("map_towers", fn=fn)
+    others = [items for items in per_tower if not _has_items(items)]
+    if others:
+        raise TypeError(
+            f"map_towers: wants a sequence with one item a tower; got {others!r}."
+        )
     lengths = [len(items) for items in per_tower]
     if any(length != len(towers) for length in lengths):
         raise ValueError(
             f"map_towers: every sequence must hold one item a tower; got lengths "
             f"{lengths} for {len(towers)} towers."
+        )
+
+
+def _has_items(items: object) -> bool:
+    rank = getattr(getattr(items, "shape", None), "rank", None)
+    return rank != 0 and hasattr(items, "__len__") and not isinstance(items, str)
+
+
+def check_tower(caller: str, tower: object) -> None:
+    """Refuses what is no ``Tower``."""
+    if not isinstance(tower, Tower):
+        raise TypeError(
+            f"{caller}: tower must be a tw_core.Tower; got {tower!r}. Make them with "
+            "tw_core.towers(devices)."
         )
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core.checks import check_flag
+
 _KEYS = tf.compat.v1.GraphKeys
 _FROZEN = "tw_core/frozen_collections"
 
@@ -79,7 +81,11 @@ def leave_no_summaries(enable: bool = True) -> Iterator[None]:
 
     Args:
       enable: False does nothing.
+
+    Raises:
+      TypeError: ``enable`` is no bool.
     """
+    check_flag("leave_no_summaries", enable=enable)
     if not enable or tf.executing_eagerly():
         yield
         return

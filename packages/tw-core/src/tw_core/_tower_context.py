@@ -14,6 +14,7 @@ import tensorflow as tf
 from tw_core._base_tower_context import BaseTowerContext
 from tw_core._tower_collections import frozen_keys
 from tw_core._tower_variables import record_scope
+from tw_core.checks import check_flag, check_whole_number
 
 
 class TrainTowerContext(BaseTowerContext):
@@ -44,8 +45,11 @@ class TrainTowerContext(BaseTowerContext):
         Raises:
           ValueError: index and total do not fit, a variable scope is open, or
             own variables are asked for under ``reuse=True``.
+          TypeError: a name that is no string, or index or total no whole number.
         """
         super().__init__(ns_name, vs_name)
+        check_whole_number("TrainTowerContext", index=index)
+        check_whole_number("TrainTowerContext", total=total)
         if not 0 <= index < total:
             raise ValueError(
                 f"{self}: index must be 0 or more and below total; got index={index}, "
@@ -139,7 +143,11 @@ def TowerContext(
       tower_name: name scope; may be empty.
       is_training: which of the two.
       vs_name: as in ``TrainTowerContext`` and ``PredictTowerContext``.
+
+    Raises:
+      TypeError: ``is_training`` is no bool; else as the two.
     """
+    check_flag("TowerContext", is_training=is_training)
     if is_training:
         return TrainTowerContext(tower_name, vs_name=vs_name)
     return PredictTowerContext(tower_name, vs_name=vs_name)

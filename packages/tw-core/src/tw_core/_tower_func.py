@@ -9,6 +9,7 @@ from typing import Any
 
 from tw_core._current_tower import get_current_tower_context
 from tw_core._tower_handles import TowerHandle, TowerHandles
+from tw_core.checks import check_list
 
 
 class TowerFunc:
@@ -33,7 +34,7 @@ class TowerFunc:
             ``tf.TensorSpec``.
 
         Raises:
-          TypeError: ``tower_fn`` cannot be called.
+          TypeError: ``tower_fn`` cannot be called, or ``input_signature`` is no list.
           ValueError: an input without a name, two of one name, or a name with
             a colon, a slash or a blank.
         """
@@ -44,6 +45,7 @@ class TowerFunc:
                 f"TowerFunc: tower_fn must be a function that builds a tower from its "
                 f"inputs; got {tower_fn!r}."
             )
+        check_list("TowerFunc", input_signature=input_signature, of="specs", empty=True)
         _check_input_names([getattr(spec, "name", None) for spec in input_signature])
         self = super().__new__(cls)
         self._tower_fn = tower_fn

@@ -11,6 +11,7 @@ from typing import Any, overload
 import tensorflow as tf
 
 from tw_core._base_tower_context import BaseTowerContext
+from tw_core.checks import check_list, check_text
 
 
 class TowerHandle:
@@ -30,7 +31,18 @@ class TowerHandle:
           inputs: what the tower function was called with.
           outputs: what it returned.
           input_names: names under which ``get_tensor`` finds ``inputs``.
+
+        Raises:
+          TypeError: ``context`` is no tower context, or inputs or names no list.
         """
+        if not isinstance(context, BaseTowerContext):
+            raise TypeError(
+                f"TowerHandle: context must be a tower context; got {context!r}."
+            )
+        check_list("TowerHandle", inputs=inputs, of="inputs", empty=True)
+        check_list("TowerHandle", input_names=input_names, of="names", empty=True)
+        for name in input_names:
+            check_text("TowerHandle", input_names=name)
         self._context = context
         self._inputs = list(inputs)
         self._outputs = outputs
@@ -70,7 +82,9 @@ class TowerHandle:
 
         Raises:
           KeyError: the tower has no such tensor.
+          TypeError: ``name`` is no string.
         """
+        check_text("TowerHandle.get_tensor", name=name)
         if name.removesuffix(":0") in self._by_input_name:
             return self._by_input_name[name.removesuffix(":0")]
         full_name = _join(self.ns_name, _with_output(name))
@@ -84,6 +98,7 @@ class TowerHandle:
 
     def get_tensors(self, names: Sequence[str]) -> list[tf.Tensor]:
         """Finds several tensors; see ``get_tensor``."""
+        check_list("TowerHandle.get_tensors", names=names, of="names", empty=True)
         return [self.get_tensor(name) for name in names]
 
     def get_variable(self, name: str) -> tf.Variable:
@@ -98,7 +113,9 @@ class TowerHandle:
         Raises:
           KeyError: no such variable, or several, as separately built models
             have outside of session graphs.
+          TypeError: ``name`` is no string.
         """
+        check_text("TowerHandle.get_variable", name=name)
         full_name = _join(self.vs_name, _with_output(name))
         variables = _variables(self._context.graph)
         found = [v for v in variables if v.name == full_name]
@@ -112,6 +129,7 @@ class TowerHandle:
 
     def get_variables(self, names: Sequence[str]) -> list[tf.Variable]:
         """Finds several variables; see ``get_variable``."""
+        check_list("TowerHandle.get_variables", names=names, of="names", empty=True)
         return [self.get_variable(name) for name in names]
 
     def __getitem__(self, name: str) -> Any:
@@ -132,6 +150,7 @@ class TowerHandle:
 
         Raises:
           ValueError: neither or both were given.
+          TypeError: a collection's name that is no string.
         """
         given = [k for k in (key, name) if k is not None]
         if len(given) != 1:
@@ -150,7 +169,15 @@ class TowerHandles(Sequence[TowerHandle]):
     """Handles in the order in which the towers were built."""
 
     def __init__(self, handles: Sequence[TowerHandle] = ()) -> None:
-        """Holds ``handles``."""
+        """Holds ``handles``.
+
+        Raises:
+          TypeError: something that is no ``TowerHandle``.
+        """
+        check_list("TowerHandles", handles=handles, of="TowerHandle", empty=True)
+        others = [h for h in handles if not isinstance(h, TowerHandle)]
+        if others:
+            raise TypeError(f"TowerHandles: must hold TowerHandle; got {others}.")
         self._handles = list(handles)
 
     def __len__(self) -> int:

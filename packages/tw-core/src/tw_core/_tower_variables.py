@@ -21,6 +21,8 @@ import tensorflow as tf
 from tw_core._failed_builds import Leftover, take_over, undo
 from tw_core._mode import orders_effects, outermost_function_graph, traces_function
 from tw_core._tower_collections import TowerCollections
+from tw_core._variable_kinds import is_variable
+from tw_core.checks import check_flag
 
 if TYPE_CHECKING:
     from tw_core._tower import Tower
@@ -55,7 +57,19 @@ def variable_origin(variable: Any) -> VariableOrigin | None:
     Returns:
       None where no tower made it, and where the graph has no record: outside of graphs,
       and in an imported graph.
+
+    Raises:
+      TypeError: ``variable`` is none.
     """
+    if not is_variable(variable):
+        raise TypeError(
+            f"variable_origin: wants a TensorFlow or Keras variable; got {variable!r}."
+        )
+    return recorded_origin(variable)
+
+
+def recorded_origin(variable: Any) -> VariableOrigin | None:
+    """As ``variable_origin``, of anything that has a name."""
     held = getattr(variable, "value", None)
     plain = held if isinstance(held, tf.Variable) else variable
     record = _record_of(plain)
@@ -76,7 +90,15 @@ def record_variables(tower: "Tower") -> Iterator[None]:
 
     Args:
       tower: whose they are.
+
+    Raises:
+      TypeError: ``tower`` is no ``Tower``.
     """
+    if not hasattr(tower, "is_main"):
+        raise TypeError(
+            f"record_variables: tower must be a tw_core.Tower; got {tower!r}. Make "
+            "them with tw_core.towers(devices)."
+        )
     scope = "" if tower.is_main else tower.name
     with record_scope(tower.index, ns_name=scope, vs_name=scope):
         yield
@@ -114,7 +136,11 @@ def tower_build(*, undo_on_error: bool = False) -> Iterator[None]:
       undo_on_error: whether an exception puts the graph's collections back, so that
         nothing of a failed build is initialised, saved or run. Later builds with
         ``undo_on_error`` take over the variables that it made with ``get_variable``.
+
+    Raises:
+      TypeError: ``undo_on_error`` is no bool.
     """
+    check_flag("tower_build", undo_on_error=undo_on_error)
     if orders_effects():
         yield
         return

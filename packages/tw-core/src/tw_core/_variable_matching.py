@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core._tower_variables import has_record, variable_origin
+from tw_core._tower_variables import has_record, recorded_origin
 from tw_core._variable_kinds import tf_variable
 
 _TOWER = re.compile(r"(^|/)tower\d+(?=/)")
@@ -25,7 +25,7 @@ def base_name(variable: Any) -> str:
 
     Where nothing is known of who made it, that is its name without a tower's prefix.
     """
-    origin = variable_origin(variable)
+    origin = recorded_origin(variable)
     if origin is not None:
         return origin.original
     name = str(getattr(variable, "path", None) or variable.name)
@@ -34,7 +34,7 @@ def base_name(variable: Any) -> str:
 
 def owning_tower(variable: Any) -> int:
     """Tells whose a variable of a graph is: tower 0's where no other tower made it."""
-    origin = variable_origin(variable)
+    origin = recorded_origin(variable)
     if origin is None and _may_be_a_replica(variable):
         return _tower_in_name(variable)
     return 0 if origin is None else origin.tower
@@ -115,7 +115,7 @@ def _names_tell(variables: Sequence[Sequence[Any]], names: list[list[str]]) -> b
 
 
 def _is_prefixed(variable: Any) -> bool:
-    if variable_origin(variable) is not None:
+    if recorded_origin(variable) is not None:
         return True
     name = str(getattr(variable, "path", None) or variable.name)
     return _TOWER.search(name) is not None

@@ -38,6 +38,12 @@ def device_of_variable(op: tf.Operation) -> str:
     return str(handles[0].device) if handles else ""
 
 
+def check_operation(caller: str, op: object) -> None:
+    """Refuses what is no operation; for device functions."""
+    if not isinstance(op, tf.Operation):
+        raise TypeError(f"{caller}: op must be a tf.Operation; got {op!r}.")
+
+
 def refuse_reference_op(op: tf.Operation, *, caller: str) -> None:
     """Refuses an op that makes a reference variable; for device functions.
 

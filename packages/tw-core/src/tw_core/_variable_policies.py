@@ -14,9 +14,10 @@ import tensorflow as tf
 from tw_core._device_names import parse_device
 from tw_core._least_loaded import LeastLoadedDeviceSetter
 from tw_core._local_variables import override_to_local_variable
-from tw_core._tower import Tower
+from tw_core._tower import Tower, check_tower
 from tw_core._tower_variables import record_scope
 from tw_core._variable_matching import owning_tower
+from tw_core.checks import check_list
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Shared:
         for the device in force where tower 0 makes them.
 
     Raises:
-      TypeError: ``devices`` is one string.
+      TypeError: ``devices`` is no tuple.
       ValueError: a device string TensorFlow cannot read.
     """
 
@@ -40,6 +41,7 @@ class Shared:
                 f"Shared: devices must be a tuple of device strings; got "
                 f"{self.devices!r}. Write ({self.devices!r},)."
             )
+        check_list("Shared", devices=self.devices, of="device strings", empty=True)
         for device in self.devices:
             parse_device(device, caller="Shared")
 
@@ -49,7 +51,9 @@ class Shared:
 
         Raises:
           RuntimeError: in eager mode.
+          TypeError: ``tower`` is no ``Tower``.
         """
+        check_tower("Shared.scope", tower)
         _check_builds_a_graph(self)
         v1 = tf.compat.v1
         setter = LeastLoadedDeviceSetter(tower.device, self.devices or [""])
@@ -65,7 +69,7 @@ class Shared:
 
     def trainable_variables(self, tower: Tower) -> list[tf.Variable]:
         """Lists the graph's trainable variables, which all towers share."""
-        del tower
+        check_tower("Shared.trainable_variables", tower)
         return list(tf.compat.v1.trainable_variables())
 
 
@@ -84,7 +88,9 @@ class Replicated:
 
         Raises:
           RuntimeError: in eager mode.
+          TypeError: ``tower`` is no ``Tower``.
         """
+        check_tower("Replicated.scope", tower)
         _check_builds_a_graph(self)
         if tower.is_main:
             with record_scope(0, ns_name=_name_scope_of(tower), vs_name=""):
@@ -106,6 +112,7 @@ class Replicated:
         Those that no tower made are tower 0's. In an imported graph, which does not
         tell who made a variable, local ones go by the ``tower<k>`` in their name.
         """
+        check_tower("Replicated.trainable_variables", tower)
         variables = tf.compat.v1.trainable_variables()
         return [v for v in variables if owning_tower(v) == tower.index]
 

@@ -17,7 +17,7 @@ from tw_core._devices import check_devices
 from tw_core._initial_values import InitialValue, initial_value, regularize
 from tw_core._least_loaded import LeastLoadedDeviceSetter
 from tw_core._mode import outermost_function_graph, traces_function
-from tw_core._tower import Tower, check_towers
+from tw_core._tower import Tower, check_tower, check_towers
 from tw_core._variable_policies import Replicated, Shared
 
 _Key = tuple[int, str]
@@ -63,7 +63,9 @@ class VariableStore:
         Raises:
           RuntimeError: outside of a ``tf.function``.
           ValueError: a device this process does not have.
+          TypeError: ``tower`` is no ``Tower``.
         """
+        check_tower("VariableStore.scope", tower)
         if not traces_function():
             raise RuntimeError(
                 "VariableStore.scope: serves get_variable inside a tf.function only; "
@@ -85,10 +87,12 @@ class VariableStore:
 
     def variables(self, tower: Tower) -> list[tf.Variable]:
         """Lists the variables that ``tower`` uses, in the order of making."""
+        check_tower("VariableStore.variables", tower)
         return list(self._sets.get(self._owner(tower), {}).values())
 
     def trainable_variables(self, tower: Tower) -> list[tf.Variable]:
         """Lists the trainable ones among ``variables(tower)``."""
+        check_tower("VariableStore.trainable_variables", tower)
         return [v for v in self.variables(tower) if v.trainable]
 
     def _owner(self, tower: Tower) -> int:

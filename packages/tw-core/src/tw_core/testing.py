@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tw_core._devices import use_logical_cpus
 from tw_core._variable_kinds import is_variable, tf_variable
+from tw_core.checks import check_function
 
 __all__ = [
     "CPUS",
@@ -92,6 +93,7 @@ def run_in_graph(
       ``fn``'s structure with arrays for tensors, ``SparseRows`` for
       ``IndexedSlices`` and None for operations; tuples become lists.
     """
+    check_function("run_in_graph", fn=fn)
     v1 = tf.compat.v1
     with tf.Graph().as_default() as graph:
         feeds: list[tuple[tf.Tensor, np.ndarray]] = []
@@ -112,6 +114,7 @@ def run_in_function(fn: Callable[..., Any], *args: Any) -> Any:
     Returns:
       The same structure as ``run_in_graph`` gives.
     """
+    check_function("run_in_function", fn=fn)
     arrays: list[Any] = []
     shape = _map(lambda leaf: _set_aside(leaf, _is_data, arrays), args)
 
@@ -124,6 +127,7 @@ def run_in_function(fn: Callable[..., Any], *args: Any) -> Any:
 
 def run_eagerly(fn: Callable[..., Any], *args: Any) -> Any:
     """Calls ``fn`` with eager tensors; as ``run_in_function``."""
+    check_function("run_eagerly", fn=fn)
     return _map(_to_numpy, fn(*_map(_to_tensor, args)))
 
 

@@ -1,0 +1,580 @@
+"""Every public function answers a wrong call in a sentence that names it."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tw_core
+from tw_core import (
+    LeastLoadedDeviceSetter,
+    LeastLoadedTask,
+    PredictTowerContext,
+    Replicated,
+    Shared,
+    Tower,
+    TowerContext,
+    TowerFunc,
+    TowerHandle,
+    TowerHandles,
+    TrainTowerContext,
+    VariableStore,
+    canonical_device,
+    check_devices,
+    check_grad_list,
+    check_known_devices,
+    copy_to_replicas,
+    freeze_collections,
+    leave_no_summaries,
+    map_towers,
+    merge_grad_list,
+    override_to_local_variable,
+    placement,
+    record_variables,
+    replica_device_setter,
+    replicate,
+    session_config,
+    split_grad_list,
+    sum_duplicate_rows,
+    testing,
+    tower_build,
+    towers,
+    use_logical_cpus,
+    variable_origin,
+    without_autograph,
+)
+from tw_core.testing import CPUS, WrongCall, check_wrong_call, names_without_wrong_calls
+
+v1 = tf.compat.v1
+OURS = towers(list(CPUS[:2]))
+NAN = float("nan")
+SPEC = [tf.TensorSpec([], name="x")]
+
+
+def rows(name, call, *cases):
+    """Makes a row of each (arguments, error, part of the message)."""
+    return [
+        WrongCall(name, partial(call, *args), error, says)
+        for args, error, says in cases
+    ]
+
+
+def entered(call):
+    """Enters the context that ``call`` returns."""
+
+    def enter(*args, **kwargs):
+        with call(*args, **kwargs):
+            pass
+
+    return enter
+
+
+def named(call, name, *before):
+    """Passes one argument by name, after ``before``."""
+    return lambda value: call(*before, **{name: value})
+
+
+def not_whole(name):
+    """The cases of an argument that must be a whole number."""
+    return [
+        ((value,), TypeError, f"{name} must be a whole number; got {value!r}")
+        for value in (None, "2", 2.5, NAN, [1], True)
+    ]
+
+
+def no_tower():
+    says = "tower must be a tw_core.Tower; got"
+    return [((value,), TypeError, says) for value in (None, "tower0", 0, OURS)]
+
+
+def no_towers():
+    return [
+        ((None,), TypeError, "towers must be a list of tw_core.Tower; got None"),
+        (("/cpu:0",), TypeError, "got '/cpu:0'"),
+        ((OURS[0],), TypeError, "must be a list"),
+        ((["/cpu:0", 3],), TypeError, "must hold tw_core.Tower; got ['/cpu:0', 3]"),
+        (([],), ValueError, "towers is empty"),
+    ]
+
+
+def no_device():
+    return [
+        ((value,), ValueError, f"{value!r} is no TensorFlow device string")
+        for value in (None, 3, "cpu zero", "/cpu:-1")
+    ]
+
+
+def pairs():
+    return [(tf.zeros([2]), v1.get_variable("w", [2]))]
+
+
+def handle():
+    with TrainTowerContext("tower0") as context:
+        tf.constant(0, name="made")
+    return TowerHandle(context, [], None)
+
+
+def of_handle(method):
+    return lambda *args: getattr(handle(), method)(*args)
+
+
+def other_graphs_op():
+    with tf.Graph().as_default():
+        return tf.constant(0)
+
+
+def in_tower(call):
+    def run(*args):
+        with TrainTowerContext("tower0") as context:
+            call(context, *args)
+
+    return run
+
+
+DEVICES = [
+    *rows("Tower", lambda index: Tower(index, "/cpu:0", 1), *not_whole("index")),
+    *rows("Tower", lambda total: Tower(0, "/cpu:0", total), *not_whole("total")),
+    *rows("Tower", lambda device: Tower(0, device, 1), *no_device()),
+    *rows("Tower", Tower, ((1, "/cpu:0", 1), ValueError, "got index=1, total=1")),
+    *rows(
+        "towers",
+        towers,
+        ((None,), TypeError, "list of ints and device strings; got None"),
+        (("/cpu:0",), TypeError, "Write e.g. [0, 1]"),
+        (([],), ValueError, "devices is empty"),
+        (([None],), TypeError, "a device is an int"),
+        (([True],), TypeError, "got True"),
+        (([0.5],), TypeError, "got 0.5"),
+        (([-1],), ValueError, "0 or more; got -1"),
+        ((["cpu zero"],), ValueError, "is no TensorFlow device string"),
+    ),
+    *rows(
+        "map_towers",
+        map_towers,
+        ((None, OURS), TypeError, "fn must be a function; got None"),
+        ((print, OURS, None), TypeError, "one item a tower; got [None]"),
+        ((print, OURS, 3), TypeError, "got [3]"),
+        ((print, OURS, "ab"), TypeError, "got ['ab']"),
+        ((print, OURS, [1]), ValueError, "got lengths [1] for 2 towers"),
+    ),
+    *rows("map_towers", lambda ours: map_towers(print, ours), *no_towers()),
+    *rows("use_logical_cpus", use_logical_cpus, *not_whole("count")),
+    *rows(
+        "use_logical_cpus", use_logical_cpus, ((0,), ValueError, "at least 1; got 0")
+    ),
+    *rows("canonical_device", canonical_device, *no_device()),
+    *rows(
+        "check_devices",
+        check_devices,
+        ((None,), TypeError, "list of device strings; got None"),
+        (("/cpu:0",), TypeError, "got '/cpu:0'"),
+        ((3,), TypeError, "got 3"),
+        (([None],), ValueError, "None is no TensorFlow device string"),
+        ((["/cpu:99"],), ValueError, "unknown devices ['/cpu:99']"),
+    ),
+    *rows(
+        "check_devices",
+        named(check_devices, "session", ["/cpu:0"]),
+        ((3,), TypeError, "session must be a session; got 3"),
+        (("x",), TypeError, "got 'x'"),
+    ),
+    *rows(
+        "check_known_devices",
+        partial(check_known_devices, caller="check_known_devices"),
+        ((None,), TypeError, "list of device strings; got None"),
+        (("/cpu:0",), TypeError, "got '/cpu:0'"),
+        (([3],), ValueError, "3 is no TensorFlow device string"),
+    ),
+    *rows(
+        "session_config",
+        named(session_config, "num_cpus"),
+        *not_whole("num_cpus")[1:],
+        ((0,), ValueError, "at least 1; got 0"),
+    ),
+    *rows(
+        "session_config",
+        named(session_config, "soft_placement"),
+        ((None,), TypeError, "must be True or False; got None"),
+        (("no",), TypeError, "got 'no'"),
+    ),
+    *rows("placement", placement, ((None,), TypeError, "must be a tf.Graph")),
+    *rows(
+        "placement",
+        lambda fetches: placement(tf.Graph(), fetches=fetches),
+        ((None,), TypeError, "fetches must be a list of tensors and operations"),
+        (("x",), TypeError, "got 'x'"),
+        ((["x", 3],), TypeError, "tensors and operations; got ['x', 3]"),
+        (([other_graphs_op()],), ValueError, "of another graph than given: ['Const']"),
+    ),
+    *rows(
+        "placement",
+        lambda variables: placement(tf.Graph(), variables=variables),
+        ((None,), TypeError, "variables must be a list"),
+        ((["x"],), TypeError, "must hold variables; got ['x']"),
+    ),
+    *rows(
+        "LeastLoadedDeviceSetter",
+        LeastLoadedDeviceSetter,
+        ((None, ["/cpu:0"]), ValueError, "None is no TensorFlow device string"),
+        (("/cpu:0", None), ValueError, "at least one device; got None"),
+        (("/cpu:0", "/cpu:0"), ValueError, "got '/cpu:0'"),
+        (("/cpu:0", []), ValueError, "got []"),
+        (("/cpu:0", ["/cpu:0", 3]), ValueError, "3 is no TensorFlow device string"),
+    ),
+    *rows(
+        "LeastLoadedDeviceSetter.__call__",
+        lambda op: LeastLoadedDeviceSetter("/cpu:0", ["/cpu:0"])(op),
+        ((None,), TypeError, "op must be a tf.Operation; got None"),
+        (("w",), TypeError, "got 'w'"),
+    ),
+    *rows(
+        "LeastLoadedDeviceSetter.create",
+        lambda made: LeastLoadedDeviceSetter("/cpu:0", ["/cpu:0"]).create(made),
+        ((None,), TypeError, "next_creator must be a function; got None"),
+    ),
+    *rows(
+        "LeastLoadedDeviceSetter.place_with_balance",
+        lambda op: LeastLoadedDeviceSetter("/cpu:0", ["/cpu:0"]).place_with_balance(op),
+        ((None,), TypeError, "wants an operation with an output; got None"),
+    ),
+    *rows(
+        "replica_device_setter",
+        replica_device_setter,
+        *not_whole("ps_tasks"),
+        ((-1,), ValueError, "at least 0; got -1"),
+        ((1, 3), ValueError, "3 is no TensorFlow device string"),
+        ((1, "/job:ps", 0.5), ValueError, "0.5 is no TensorFlow device string"),
+    ),
+    *[
+        row
+        for name, value, error, says in [
+            ("merge_devices", None, TypeError, "must be True or False; got None"),
+            ("merge_devices", "no", TypeError, "got 'no'"),
+            ("cluster", "ps:0", TypeError, "must be a tf.train.ClusterSpec"),
+            ("ps_ops", "VarHandleOp", TypeError, "list of op types"),
+            ("ps_ops", 3, TypeError, "list of op types"),
+            ("ps_ops", [None], TypeError, "must be a string; got None"),
+            ("ps_strategy", 3, TypeError, "ps_strategy must be a function"),
+        ]
+        for row in rows(
+            "replica_device_setter",
+            named(replica_device_setter, name, 1),
+            ((value,), error, says),
+        )
+    ],
+    *rows("LeastLoadedTask", LeastLoadedTask, *not_whole("ps_tasks")),
+    *rows("LeastLoadedTask", LeastLoadedTask, ((0,), ValueError, "at least 1; got 0")),
+    *rows(
+        "LeastLoadedTask.__call__",
+        lambda op: LeastLoadedTask(2)(op),
+        ((None,), TypeError, "op must be a tf.Operation; got None"),
+    ),
+]
+
+BOTH_CONTEXTS = {
+    "TrainTowerContext": TrainTowerContext,
+    "PredictTowerContext": PredictTowerContext,
+    "TowerContext": lambda *args: TowerContext(args[0], True, *args[1:]),
+}
+CONTEXTS = [
+    *[
+        row
+        for name, kind in BOTH_CONTEXTS.items()
+        for row in rows(
+            name,
+            kind,
+            ((None,), TypeError, "ns_name must be a string; got None"),
+            ((3,), TypeError, "got 3"),
+            (("t", None), TypeError, "vs_name must be a string; got None"),
+            (("", "scope"), ValueError, "needs a name"),
+            (("t/",), ValueError, "must not end in '/'"),
+        )
+    ],
+    *rows(
+        "TrainTowerContext",
+        lambda index: TrainTowerContext("t", index=index, total=3),
+        *not_whole("index"),
+    ),
+    *rows(
+        "TrainTowerContext",
+        lambda total: TrainTowerContext("t", total=total),
+        *not_whole("total"),
+    ),
+    *rows(
+        "TrainTowerContext",
+        entered(TrainTowerContext),
+        (("a b",), ValueError, "['a b'] cannot name scopes of a graph"),
+        (("-a",), ValueError, "['-a'] cannot name"),
+        (("t", "a:0"), ValueError, "['a:0'] cannot name"),
+    ),
+    *rows(
+        "TowerContext",
+        TowerContext,
+        (("t", None), TypeError, "is_training must be True or False; got None"),
+        (("t", "yes"), TypeError, "got 'yes'"),
+        (("t", 1), TypeError, "got 1"),
+    ),
+    *rows(
+        "TrainTowerContext.get_collection_in_tower",
+        in_tower(lambda context, key: context.get_collection_in_tower(key)),
+        ((None,), TypeError, "key must be a string; got None"),
+        ((["a"],), TypeError, "got ['a']"),
+    ),
+    *rows(
+        "PredictTowerContext.get_collection_in_tower",
+        PredictTowerContext("t").get_collection_in_tower,
+        ((None,), TypeError, "key must be a string; got None"),
+        (("losses",), RuntimeError, "enter the tower first"),
+    ),
+    *rows(
+        "TowerFunc",
+        TowerFunc,
+        ((None, SPEC), TypeError, "tower_fn must be a function"),
+        ((print, None), TypeError, "input_signature must be a list of specs"),
+        ((print, "x"), TypeError, "got 'x'"),
+        ((print, ["x"]), ValueError, "needs a name of its own"),
+        ((print, [*SPEC, *SPEC]), ValueError, "got ['x', 'x']"),
+    ),
+    *rows(
+        "TowerFunc.__call__",
+        in_tower(lambda context, *args: TowerFunc(print, SPEC)(*args)),
+        ((), ValueError, "one input a name of the signature, ['x']; got 0"),
+        ((1, 2), ValueError, "got 2"),
+    ),
+    *rows(
+        "TowerFunc.__call__",
+        TowerFunc(print, SPEC),
+        ((1,), RuntimeError, "call it under a tower context"),
+    ),
+    *rows(
+        "TowerHandle",
+        TowerHandle,
+        ((None, [], None), TypeError, "must be a tower context; got None"),
+    ),
+    *rows(
+        "TowerHandle",
+        in_tower(TowerHandle),
+        ((None, None), TypeError, "inputs must be a list"),
+        (("x", None), TypeError, "got 'x'"),
+        (([], None, "x"), TypeError, "input_names must be a list of names; got 'x'"),
+        (([1], None, [3]), TypeError, "input_names must be a string; got 3"),
+    ),
+    *[
+        row
+        for method in ("get_tensor", "get_variable")
+        for row in rows(
+            f"TowerHandle.{method}",
+            of_handle(method),
+            ((None,), TypeError, "name must be a string; got None"),
+            ((["made"],), TypeError, "got ['made']"),
+            (("",), ValueError, "must not be empty"),
+            (("nothing",), KeyError, "TowerHandle('tower0')"),
+        )
+    ],
+    *[
+        row
+        for method in ("get_tensors", "get_variables")
+        for row in rows(
+            f"TowerHandle.{method}",
+            of_handle(method),
+            ((None,), TypeError, "names must be a list of names; got None"),
+            (("made",), TypeError, "got 'made'"),
+            (([3],), TypeError, "name must be a string; got 3"),
+        )
+    ],
+    *rows(
+        "TowerHandle.get_collection",
+        of_handle("get_collection"),
+        ((), ValueError, "one of the two"),
+        (("a", "b"), ValueError, "one of the two"),
+        ((3,), TypeError, "key must be a string; got 3"),
+    ),
+    *rows(
+        "TowerHandles",
+        TowerHandles,
+        ((None,), TypeError, "must be a list of TowerHandle; got None"),
+        (("ab",), TypeError, "got 'ab'"),
+        (([3],), TypeError, "must hold TowerHandle; got [3]"),
+    ),
+]
+
+VARIABLES = [
+    *rows(
+        "Shared",
+        Shared,
+        ((None,), TypeError, "devices must be a list of device strings; got None"),
+        (("/cpu:0",), TypeError, "Write ('/cpu:0',)"),
+        ((3,), TypeError, "got 3"),
+        (((None,),), ValueError, "None is no TensorFlow device string"),
+        ((("cpu zero",),), ValueError, "is no TensorFlow device string"),
+    ),
+    *[
+        row
+        for policy in (Shared(), Replicated())
+        for row in [
+            *rows(f"{type(policy).__name__}.scope", entered(policy.scope), *no_tower()),
+            *rows(
+                f"{type(policy).__name__}.trainable_variables",
+                policy.trainable_variables,
+                *no_tower(),
+            ),
+        ]
+    ],
+    *rows(
+        "VariableStore",
+        VariableStore,
+        *[
+            ((value,), TypeError, "Shared() or Replicated() object; got")
+            for value in (None, Shared, Replicated, "shared")
+        ],
+    ),
+    *rows("VariableStore.scope", entered(VariableStore(Shared()).scope), *no_tower()),
+    *rows("VariableStore.variables", VariableStore(Shared()).variables, *no_tower()),
+    *rows(
+        "VariableStore.trainable_variables",
+        VariableStore(Shared()).trainable_variables,
+        *no_tower(),
+    ),
+    *rows("replicate", lambda ours: replicate(ours, print), *no_towers()),
+    *rows(
+        "replicate",
+        partial(replicate, OURS),
+        ((None,), TypeError, "factory must be a function; got None"),
+        ((tf.Module(),), TypeError, "factory must be a function"),
+        ((lambda tower: 3,), TypeError, "which has no `variables`"),
+    ),
+    *rows(
+        "copy_to_replicas",
+        copy_to_replicas,
+        ((None,), TypeError, "variable_lists must be a list of lists; got None"),
+        (([],), ValueError, "no tower's variables were given"),
+        (([None],), TypeError, "must be a list of variables; got None"),
+        (([["w"]],), TypeError, "tower 0 number 0: str"),
+    ),
+    *[
+        row
+        for call in (override_to_local_variable, leave_no_summaries)
+        for row in rows(
+            call.__name__,
+            entered(call),
+            ((None,), TypeError, "enable must be True or False; got None"),
+            (("no",), TypeError, "got 'no'"),
+        )
+    ],
+    *rows(
+        "variable_origin",
+        variable_origin,
+        ((None,), TypeError, "a TensorFlow or Keras variable; got None"),
+        (("w",), TypeError, "got 'w'"),
+    ),
+    *rows("record_variables", entered(record_variables), *no_tower()),
+    *rows(
+        "tower_build",
+        entered(named(tower_build, "undo_on_error")),
+        ((None,), TypeError, "undo_on_error must be True or False; got None"),
+    ),
+    *rows(
+        "freeze_collections",
+        freeze_collections,
+        ((), ValueError, "name at least one collection"),
+        ((None,), TypeError, "got [None]"),
+    ),
+]
+
+GRADIENTS = [
+    *rows(
+        "check_grad_list",
+        check_grad_list,
+        ((None,), TypeError, "wants [K][N] (gradient, variable) pairs"),
+        ((3,), TypeError, "got int"),
+        (([],), ValueError, "no gradient at all"),
+        (([3],), TypeError, "a list a tower"),
+        (([[("g", "w")]],), TypeError, "something else at tower 0 item 0"),
+    ),
+    *rows(
+        "check_grad_list",
+        lambda value: check_grad_list([pairs()], allow_none=value),
+        ((None,), TypeError, "allow_none must be True or False; got None"),
+    ),
+    *rows(
+        "check_grad_list",
+        lambda value: check_grad_list([pairs()], variables=value),
+        (("mine",), ValueError, "'own', 'shared' or None; got 'mine'"),
+        ((True,), ValueError, "got True"),
+    ),
+    *rows(
+        "split_grad_list",
+        split_grad_list,
+        ((None,), TypeError, "grad_list must be a list of lists, one per tower"),
+        (("gv",), TypeError, "got 'gv'"),
+        (([None],), TypeError, "grad_list[0] must be a list"),
+        (([zip([1], [2], strict=True)],), TypeError, "grad_list[0] must be a list"),
+        (([["gv"]],), TypeError, "got 'gv' at tower 0 item 0"),
+        (([[(1, 2, 3)]],), TypeError, "(gradient, variable) pairs; got (1, 2, 3)"),
+    ),
+    *rows(
+        "merge_grad_list",
+        merge_grad_list,
+        ((None, [[1]]), TypeError, "all_grads must be a list of lists, one per tower"),
+        (([[1]], None), TypeError, "all_vars must be a list of lists, one per tower"),
+        (([1], [[1]]), TypeError, "all_grads[0] must be a list"),
+        (([[1]], ["v"]), TypeError, "all_vars[0] must be a list"),
+        (([[1]], [[1, 2]]), ValueError, "got [1] gradients and [2] variables"),
+    ),
+    *rows(
+        "sum_duplicate_rows",
+        sum_duplicate_rows,
+        ((None,), TypeError, "must be a tf.IndexedSlices; got NoneType"),
+        ((np.ones(3),), TypeError, "Use a dense gradient as it is"),
+    ),
+    *rows(
+        "without_autograph",
+        without_autograph,
+        ((None,), TypeError, "function must be a function; got None"),
+        (("print",), TypeError, "got 'print'"),
+    ),
+]
+
+WRONG_CALLS = [*DEVICES, *CONTEXTS, *VARIABLES, *GRADIENTS]
+EXEMPT = {
+    # Abstract: TrainTowerContext and PredictTowerContext are called.
+    "BaseTowerContext",
+    "BaseTowerContext.get_collection_in_tower",
+    # Records that functions return.
+    "Placement",
+    "Transfer",
+    "VariableOrigin",
+}
+
+OF_TESTS = [
+    *[
+        row
+        for name in ("run_in_graph", "run_in_function", "run_eagerly")
+        for row in rows(
+            name,
+            getattr(testing, name),
+            ((None,), TypeError, "fn must be a function; got None"),
+            ((3,), TypeError, "got 3"),
+        )
+    ],
+]
+OF_TESTS_EXEMPT = {
+    # Plain records; and what checks others, which test_testing.py tests.
+    "SparseRows",
+    "WrongCall",
+    "check_wrong_call",
+    "names_without_wrong_calls",
+}
+
+
+@pytest.mark.parametrize(
+    "row", [*WRONG_CALLS, *OF_TESTS], ids=lambda row: f"{row.name} {row.says[:40]}"
+)
+def test_a_wrong_call_is_refused_in_a_sentence(row, graph):
+    check_wrong_call(row)
+
+
+def test_every_public_name_has_wrong_calls():
+    assert names_without_wrong_calls(tw_core, WRONG_CALLS, exempt=EXEMPT) == []
+    assert names_without_wrong_calls(testing, OF_TESTS, exempt=OF_TESTS_EXEMPT) == []
