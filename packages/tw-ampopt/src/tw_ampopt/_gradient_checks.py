@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tw_ampopt._buffers import Buffer
+from tw_ampopt._graph_membership import check_same_graph
 from tw_ampopt._inner import name_of
 from tw_ampopt._state_variable import host_of
 from tw_core import compiles_with_xla
@@ -38,7 +39,7 @@ def check_gradients(
 
     Raises:
       TypeError: no gradient, or one of a dtype that is not floating.
-      ValueError: other shapes than the variables'.
+      ValueError: other shapes than the variables', or tensors of another graph.
     """
     places = [
         (k, _as_tensors(grad), variable)
@@ -47,12 +48,42 @@ def check_gradients(
         if grad is not None
     ]
     _check_kinds(places, caller)
+    check_same_graph(
+        {f"the gradient of {name_of(v)} in tower {k}": grad for k, grad, v in places},
+        caller=caller,
+    )
     _check_dtypes(places, caller)
     _check_shapes(places, caller)
     checked = iter([_of_known_shape(place, caller) for place in places])
     return [
         [None if grad is None else next(checked) for grad in tower] for tower in towers
     ]
+
+
+def check_still_usable(
+    towers: Sequence[Sequence[Sequence[Any]]],
+    lists: Sequence[Sequence[Any]],
+    *,
+    caller: str,
+) -> None:
+    """Checks that gradients that were kept belong to what is being built now.
+
+    Args:
+      towers: [K][N][calls] gradients and None.
+      lists: [K][N] variables.
+      caller: who asks; opens the message.
+
+    Raises:
+      ValueError: some belong elsewhere.
+    """
+    values = {
+        f"the gradient of {name_of(variable)} in tower {k}": grad
+        for k, (tower, own) in enumerate(zip(towers, lists, strict=True))
+        for calls, variable in zip(tower, own, strict=True)
+        for grad in calls
+        if grad is not None
+    }
+    check_same_graph(values, caller=caller)
 
 
 def _as_tensors(grad: Any) -> Any:

@@ -1,13 +1,14 @@
 """What an ``Optimizer`` is made of: its state and updaters in one session graph."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from tw_ampopt._copies_of_state import copy_from_first
+from tw_ampopt._gradient_checks import check_still_usable
 from tw_ampopt._inner import identity
 from tw_ampopt._settings import Settings, shared_with
 from tw_ampopt._shared_state import SharedState
@@ -16,6 +17,7 @@ from tw_ampopt._statistics import nonfinite, statistics
 from tw_ampopt._tower_buffers import RawGradients
 from tw_ampopt._update_options import UpdateOptions
 from tw_ampopt._updater import Updater
+from tw_core import traces_function
 
 
 @dataclass
@@ -66,7 +68,8 @@ class GraphCore:
         self._scope = scope
         self._options = options
         self._updaters: dict[tuple[int, ...], Updater] = {}
-        self._graph = tf.compat.v1.get_default_graph()
+        with nullcontext() if traces_function() else tf.init_scope():
+            self._graph = tf.compat.v1.get_default_graph()
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -150,9 +153,15 @@ class GraphCore:
             return statistics(self.shared, updater, self.settings.learning_rate)
 
     def nonfinite_gradients(self) -> tf.Tensor:
-        """Returns [K, N] bool, the same tensor at every call after a step."""
+        """Returns [K, N] bool, the same tensor at every call after a step.
+
+        Raises:
+          ValueError: the step was built in a branch or loop that is finished.
+        """
         step = self.built("nonfinite_gradients")
         if step.flags is None:
+            caller = f"{self.settings.caller}.nonfinite_gradients"
+            check_still_usable(step.grads, step.variables, caller=caller)
             with self.scope():
                 step.flags = nonfinite(step.grads, step.devices)
         return step.flags
@@ -199,12 +208,13 @@ class GraphCore:
         return [v for updater in self._updaters.values() for v in updater.state()]
 
     def _renew_reset_op(self) -> None:
-        # Made ahead, as the graph may be finalised when it is wanted.
+        # Made ahead, as the graph may be finalised when it is wanted. Initialisers that
+        # a branch or loop depended on would run with it, at every step.
         if self.step is None:
             return
         counts = self.shared.scalars.counts()
         variables = [*self.shared.slots(), *counts, *self._own_state()]
-        with self.scope():
+        with tf.init_scope(), self.scope():
             self._reset_op = tf.group(*(v.initializer for v in variables), name="Reset")
 
 

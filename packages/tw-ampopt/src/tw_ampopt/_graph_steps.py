@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_ampopt._gradient_checks import check_gradients
+from tw_ampopt._gradient_checks import check_gradients, check_still_usable
 from tw_ampopt._graph_core import GraphCore
 from tw_ampopt._inner import as_tf_variable
 from tw_ampopt._pairs import check_pairs, common_device
@@ -14,13 +14,21 @@ from tw_core import canonical_device
 
 
 def step_of_towers(core: GraphCore, towers: Sequence[DeviceGradients]) -> tf.Operation:
-    """Builds the op that takes in [K] towers' gradients; no towers, no effect."""
+    """Builds the op that takes in [K] towers' gradients; no towers, no effect.
+
+    Raises:
+      ValueError: gradients of a branch or loop that is finished.
+    """
     updated = []
     if towers:
+        variables = [tower.variables for tower in towers]
+        grads = [tower.in_order() for tower in towers]
+        caller = f"{core.settings.caller}.apply_updates"
+        check_still_usable(grads, variables, caller=caller)
         step = core.build_step(
             [(canonical_device(tower.device), tower.device) for tower in towers],
-            [tower.variables for tower in towers],
-            [tower.in_order() for tower in towers],
+            variables,
+            grads,
             are_scaled=True,
         )
         updated.append(step)

@@ -5,6 +5,7 @@ One scale serves all towers: it lives on one host, and every tower reads it.
 
 import tensorflow as tf
 
+from tw_ampopt._graph_membership import graphs_around
 from tw_ampopt._scale_rules import ScaleRule
 from tw_ampopt._state_variable import make_state
 from tw_core import orders_effects
@@ -27,9 +28,9 @@ class LossScale:
         """
         self._rule = rule
         # Scaling and unscaling must see the same value. Where nothing orders a read
-        # against updates, the graph (of a session, or of wrap_function) reads once.
-        self._in_session_graph: dict[int, tf.Tensor] = {}
-        self._in_function: tuple[tf.Graph, dict[int, tf.Tensor]] | None = None
+        # against updates, the graph (of a session, or of wrap_function) reads once,
+        # and its branches and loops take what it has read.
+        self._reads: dict[tf.Graph, dict[int, tf.Tensor]] = {}
         self.state = {
             key: make_state(
                 value, name=_VARIABLE_NAMES.get(key, key), device=device, local=local
@@ -85,13 +86,16 @@ class LossScale:
         with tf.control_dependencies(None), tf.device(self.log2.device):
             if _LOG2_ITSELF not in made:
                 made[_LOG2_ITSELF] = self.log2.read_value()
-            if sign not in made:
-                made[sign] = self._rule.scale(sign * made[_LOG2_ITSELF])
-        return made[sign]
+            if sign in made:
+                return made[sign]
+            scale = self._rule.scale(sign * made[_LOG2_ITSELF])
+        if scale.graph is made[_LOG2_ITSELF].graph:
+            made[sign] = scale
+        return scale
 
     def _made_in(self, graph: tf.Graph) -> dict[int, tf.Tensor]:
-        if not graph.building_function:
-            return self._in_session_graph
-        if self._in_function is None or self._in_function[0] is not graph:
-            self._in_function = graph, {}
-        return self._in_function[1]
+        enclosing = list(graphs_around(graph))
+        # The others are finished; those of wrap_function are not to be kept.
+        self._reads = {g: self._reads[g] for g in enclosing if g in self._reads}
+        nearest = next((g for g in enclosing if g in self._reads), graph)
+        return self._reads.setdefault(nearest, {})

@@ -105,8 +105,11 @@ class SharedState:
         return self._scalars
 
     def build(self, new: Built) -> Inner:
-        """Returns a tower's optimizer, made if new, with slots for variables."""
-        with tf.device(new.device or None):
+        """Returns a tower's optimizer, made if new, with slots for variables.
+
+        State is made outside of the branch or loop that a step is built in.
+        """
+        with tf.init_scope(), tf.device(new.device or None):
             if new.key not in self.inners:
                 self.inners[new.key] = self._make_inner(len(self.inners), self.scalars)
             with override_to_local_variable(new.local):

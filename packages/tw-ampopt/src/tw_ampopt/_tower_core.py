@@ -16,7 +16,7 @@ from tw_ampopt._shared_state import SharedState
 from tw_ampopt._tower_buffers import RawGradients
 from tw_ampopt._update_options import UpdateOptions
 from tw_ampopt._updater import Updater
-from tw_core import Tower
+from tw_core import Tower, builds_session_graph
 
 
 class TowerCore:
@@ -68,9 +68,27 @@ class TowerCore:
         slots = [v for inner in self.updater.inners for v in inner.variables()]
         return [*self.shared.scalars.variables(), *slots, *self.updater.state()]
 
+    def enter(self, method: str) -> str:
+        """Checks where a method of ``TowerOptimizer`` is called.
+
+        Returns:
+          What opens its messages.
+
+        Raises:
+          RuntimeError: in a session graph, its branches, loops and functions included.
+        """
+        caller = f"{self.settings.caller}.{method}"
+        if builds_session_graph():
+            raise RuntimeError(
+                f"{caller}: works in a tf.function and eagerly; got a session graph, "
+                "whose sessions do not have this optimizer's state. Use "
+                "tw_ampopt.Optimizer there."
+            )
+        return caller
+
     def raw(self, grads: Sequence[Any], method: str) -> RawGradients:
         """Makes [K][N][1] of gradients as a method of ``TowerOptimizer`` takes them."""
-        caller = f"{self.settings.caller}.{method}"
+        caller = self.enter(method)
         return gradients_by_tower(
             grads, self.variables, len(self.towers), caller=caller
         )
@@ -83,9 +101,10 @@ class TowerCore:
         Raises:
           RuntimeError: no graph is being built.
         """
+        caller = self.enter("compute_gradients")
         if tf.executing_eagerly():
             raise RuntimeError(
-                f"{self.settings.caller}.compute_gradients: needs a graph; call it "
+                f"{caller}: needs a graph; call it "
                 "inside a tf.function, or use a GradientTape and apply."
             )
         scaled = self.shared.scaled(tf.cast(loss, tf.float32))

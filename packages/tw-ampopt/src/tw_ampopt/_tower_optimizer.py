@@ -118,11 +118,13 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
     @without_autograph
     def apply_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies a tensor by the scale; returns it as it is without scaling."""
+        self._core.enter("apply_loss_scaling")
         return self._core.shared.scaled(value)
 
     @without_autograph
     def undo_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies a tensor by 1 / scale; returns it as it is without scaling."""
+        self._core.enter("undo_loss_scaling")
         return self._core.shared.unscaled(value)
 
     def get_loss_scaling_var(self, device: str = "") -> tf.Variable | None:
@@ -163,6 +165,7 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
     @without_autograph
     def statistics(self) -> dict[str, tf.Tensor]:
         """Returns scalar tensors that tell of the state."""
+        self._core.enter("statistics")
         return statistics(self._core.shared, self._core.updater, self.learning_rate)
 
     def reset_optimizer_state(self) -> None:
@@ -177,6 +180,7 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
     @without_autograph
     def copy_to_replicas(self) -> tf.Operation | None:
         """Gives all towers tower 0's variables and slots, e.g. after a restore."""
+        self._core.enter("copy_to_replicas")
         return copy_from_first(self._core.updater)
 
     @without_autograph
@@ -222,7 +226,7 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
             gradient at all.
         """
         core = self._core
-        caller = f"{core.settings.caller}.apply_gradients"
+        caller = core.enter("apply_gradients")
         grads = flatten_pairs(
             grads_and_vars, core.variables, len(core.towers), caller=caller
         )
