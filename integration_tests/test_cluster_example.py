@@ -25,3 +25,13 @@ def test_two_workers_learn_digits_and_all_tasks_end(tmp_path):
     shares = [float(share) for share in re.findall(r"step 50: ([\d.]+) %", out)]
     assert shares and shares[0] > 60
     assert (tmp_path / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("option", ["--steps=0", "--batch=-1", "--wait-timeout=nan"])
+def test_wrong_options_are_refused_before_a_server_starts(option):
+    pytest.importorskip("sklearn")
+    status, out = run_to_its_end([sys.executable, str(TRAIN), option], deadline_s=60)
+    flag, _, value = option.partition("=")
+    assert status == 2, out
+    assert f"error: {flag} must be above 0; got {value}" in out
+    assert "Traceback" not in out

@@ -29,3 +29,20 @@ def test_it_learns_with_scaling(example, num_towers):
 
 def test_it_loses_gradients_without_scaling(example):
     assert example.train(epochs=20, scaling=False)["lost"] > 0.2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--towers", "0"], "--towers must be at least 1; got 0"),
+        (["--epochs", "-1"], "--epochs must be at least 1; got -1"),
+        (["--towers", "3"], "--towers must divide 256 images; got 3"),
+    ],
+)
+def test_wrong_options_are_refused(example, monkeypatch, capsys, arguments, says):
+    monkeypatch.setattr(sys, "argv", ["float16_digits.py", *arguments])
+    monkeypatch.setattr(example, "train", None)
+    with pytest.raises(SystemExit) as caught:
+        example.main()
+    assert caught.value.code == 2
+    assert says in capsys.readouterr().err

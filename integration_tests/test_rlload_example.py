@@ -57,6 +57,24 @@ def test_a_short_run_learns_and_draws_its_curve(tmp_path):
 
 @needs_gymnasium
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--towers", "0"], "--towers must be at least 1; got 0"),
+        (["recurrent", "--towers", "32"], "the 16 sequences of a minibatch of recurre"),
+        (["--steps", "-5"], "--steps must be at least 1; got -5"),
+        (["--seeds", "1", "-1"], "--seeds must be 0 or more; got [1, -1]"),
+    ],
+)
+def test_wrong_options_are_refused(tmp_path, arguments, says):
+    done = run(tmp_path / "out", *arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@needs_gymnasium
+@pytest.mark.timeout(300)
 def test_a_short_recurrent_run_works_on_sequences(tmp_path):
     done = run(tmp_path, "recurrent", "--seeds", "1", "--steps", "10240")
     assert done.returncode in (0, 1), done.stderr

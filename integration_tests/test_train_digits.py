@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -91,46 +92,114 @@ def test_a_run_of_one_mode_resumes_in_the_other(example, tmp_path):
     assert resumed["test_accuracy"] > 0.8
 
 
-def refused(example, out, **changes):
-    with pytest.raises((SystemExit, ValueError)) as caught:
-        train(example, out, **changes)
-    assert not (out / "summary.json").exists()
-    return str(caught.value)
+@pytest.fixture
+def refused(example, tmp_path, capsys, monkeypatch):
+    """Hears the sentence with which options are refused, before anything is built."""
+
+    def hear(*, builds=False, **changes):
+        with monkeypatch.context() as patch:
+            if not builds:
+                for name in ("graph_program", "function_program"):
+                    patch.setattr(example, name, None)
+            capsys.readouterr()  # of an earlier run
+            with pytest.raises(SystemExit) as caught:
+                train(example, **{"out": tmp_path} | changes)
+        assert caught.value.code == 2
+        assert not (tmp_path / "summary.json").exists()
+        sentence = capsys.readouterr().err
+        assert sentence.count("\n") == 1
+        return sentence
+
+    return hear
 
 
-def test_wrong_options_are_refused_before_training(example, tmp_path):
-    file = tmp_path / "file"
-    file.write_text("in the way")
-    assert "not divisible by the 4 towers" in refused(example, tmp_path, batch_size=30)
-    assert "unknown devices ['/cpu:9']" in refused(
-        example, tmp_path, mode="function", devices=("/cpu:0", "/cpu:9")
-    )
-    assert "no TensorFlow device" in refused(example, tmp_path, devices=("/nope:0",))
-    assert "at least one tower" in refused(example, tmp_path, devices=(), towers=0)
-    assert "cannot be written" in refused(example, file / "below")
-    assert "more than the 1437 training" in refused(example, tmp_path, batch_size=2000)
-    assert "holds no checkpoint" in refused(example, tmp_path, resume=True)
+WRONG = [
+    ({"devices": ("/gpu:0", "/gpu:1")}, "has no '/gpu:0', '/gpu:1'; it has /cpu:0, "),
+    ({"devices": ("/cpu:0", "/cpu:9")}, "--devices: this process has no '/cpu:9'; it"),
+    ({"devices": ("/job:localhost/gpu:3",)}, "has no '/job:localhost/gpu:3'"),
+    ({"devices": ("/job:ps/task:0/cpu:0",)}, "has no '/job:ps/task:0/cpu:0'"),
+    ({"devices": ("/nope:0", "")}, "has no '/nope:0', ''"),
+    ({"devices": (), "towers": 0}, "--towers must be at least 1; got 0."),
+    ({"devices": (), "towers": -2}, "--towers must be at least 1; got -2."),
+    ({"epochs": -1}, "--epochs must be at least 1; got -1."),
+    ({"epochs": 0}, "--epochs must be at least 1; got 0."),
+    ({"batch_size": 0}, "--batch-size must be at least 1; got 0."),
+    ({"batch_size": 30}, "not divisible by the 4 towers"),
+    ({"batch_size": 2000}, "more than the 1437 training"),
+    ({"learning_rate": float("nan")}, "--learning-rate must be finite; got nan."),
+    ({"learning_rate": -float("inf")}, "--learning-rate must be finite; got -inf."),
+    ({"seed": -1}, "--seed must be from 0 to 2**31 - 1; got -1."),
+    ({"out": Path("/dev/null/below")}, "cannot be written: [Errno 20] Not a directory"),
+    ({"resume": True}, "holds no checkpoint"),
+]
+
+
+@pytest.mark.parametrize("mode", ["graph", "function"])
+@pytest.mark.parametrize(("changes", "says"), WRONG)
+def test_wrong_options_are_refused_before_anything_is_built(
+    refused, mode, changes, says
+):
+    assert says in refused(mode=mode, **changes)
+
+
+def test_the_script_refuses_in_one_line():
+    with run_script(
+        "--devices", "/gpu:0", "/gpu:1", CUDA_VISIBLE_DEVICES=""
+    ) as process:
+        said, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 2
+    assert "--devices: this process has no '/gpu:0', '/gpu:1'; it has /cpu:0." in said
+    assert "Traceback" not in said
+
+
+STATE = {"checkpoint": "model", "step": 44, "batch_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "says"),
+    [
+        ("{", {}, "cannot be read: JSONDecodeError"),
+        ("[1]", {}, "cannot be read: TypeError"),
+        ("{}", {}, "cannot be read: KeyError('checkpoint')"),
+        (json.dumps(STATE | {"checkpoint": "gone"}), {}, "gone.index is missing"),
+        (json.dumps(STATE), {"batch_size": 32}, "was trained with --batch-size 64"),
+        (json.dumps(STATE), {"epochs": 1}, "trained for 2 epochs, and --epochs is 1"),
+    ],
+)
+def test_what_cannot_be_resumed_is_refused(refused, tmp_path, text, changes, says):
+    (tmp_path / "state.json").write_text(text)
+    (tmp_path / "model.index").touch()
+    assert says in refused(resume=True, **changes)
+
+
+@pytest.mark.parametrize("mode", ["graph", "function"])
+def test_a_run_whose_loss_is_not_finite_ends_with_an_error(example, tmp_path, mode):
+    with pytest.raises(SystemExit) as caught:
+        train(example, tmp_path, mode=mode, learning_rate=1e30)
+    sentence = str(caught.value)  # to which Python gives exit status 1
+    assert re.match(r"The loss of step \d+ is (nan|inf): this run has failed", sentence)
+    assert "--learning-rate; it was 1e+30." in sentence
+    assert not list(tmp_path.glob("*.json"))
 
 
 def test_a_checkpoint_of_another_model_is_refused_with_the_differences(
-    example, tmp_path, monkeypatch
+    example, tmp_path, monkeypatch, refused
 ):
     train(example, tmp_path, epochs=1)
     (tmp_path / "summary.json").unlink()
     monkeypatch.setattr(example, "FILTERS", (8, 32))
-    said = refused(example, tmp_path, resume=True)
+    said = refused(builds=True, resume=True)
     assert "checkpoint of another model" in said
     assert "conv1/kernel: [3, 3, 1, 16] in the checkpoint, [3, 3, 1, 8]" in said
 
 
-def run_script(*args, **kwargs):
+def run_script(*args, **environment):
     return subprocess.Popen(
         [sys.executable, str(SCRIPT), *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
-        **kwargs,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"} | environment,
     )
 
 

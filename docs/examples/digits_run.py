@@ -1,7 +1,7 @@
 """One training run: its folder, checkpoint, progress bar, figures and end."""
 
 import json
-import os
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -13,6 +13,13 @@ from typing import NamedTuple
 import digits_plots
 import numpy as np
 import tensorflow as tf
+from digits_options import (
+    check_numbers,
+    check_writable,
+    find_devices,
+    read_checkpoint,
+    refuse,
+)
 from tqdm import tqdm
 
 import tw_core
@@ -35,22 +42,23 @@ class Program(NamedTuple):
     session: tf.compat.v1.Session | None
 
 
-def pick_devices(count):
-    """Picks one device a tower: the GPUs in turn, else ``count`` logical CPUs."""
-    if tf.config.list_physical_devices("GPU"):
-        gpus = tw_core.available_devices()
-        return [gpus[k % len(gpus)] for k in range(count)]
-    return tw_core.use_logical_cpus(count) if count > 0 else []
-
-
 class Run:
     """Keeps what happens, shows it, and writes it down."""
 
-    def __init__(self, options, towers):
-        _check_batch_size(options.batch_size, len(towers))
-        _check_writable(options.out)
+    def __init__(self, options, *, num_images):
+        """Checks the options and picks the devices, before anything is built.
+
+        Args:
+          options: of the command line.
+          num_images: to train on.
+        """
+        check_numbers(options, num_images)
+        self.towers = tw_core.towers(find_devices(options))
+        self._checkpoint = (
+            read_checkpoint(options, num_images) if options.resume else None
+        )
+        check_writable(options.out)
         self._options = options
-        self._towers = towers
         self._step = 0
         self._history = {"loss": [], "accuracy": []}
         self._losses = []
@@ -62,7 +70,7 @@ class Run:
         """Prints what was built and draws where it lives."""
         options, built = self._options, self._built(program)
         self._timings["build_s"] = time.perf_counter() - self._started
-        print(f"Built {len(self._towers)} towers, {options.mode} mode:")
+        print(f"Built {len(self.towers)} towers, {options.mode} mode:")
         for name in ("builder", "reducer"):
             print(f"  {name:14} {built[name]}")
         for device, facts in built["devices"].items():
@@ -72,22 +80,16 @@ class Run:
             )
         digits_plots.draw_placement(
             program.placed,
-            self._towers,
+            self.towers,
             title=f"{built['builder']}, {options.mode} mode",
             path=options.out / "placement.png",
         )
 
     def restore_if_asked(self, program):
         """Goes on from the checkpoint in the output folder, with --resume."""
-        if not self._options.resume:
+        if self._checkpoint is None:
             return
-        state_path = self._options.out / "state.json"
-        if not state_path.exists():
-            raise SystemExit(
-                f"--resume: {self._options.out} holds no checkpoint; train without "
-                "--resume first, or name the folder of the earlier run with --out."
-            )
-        state = json.loads(state_path.read_text())
+        state = self._checkpoint
         path = str(self._options.out / state["checkpoint"])
         with _saving(program) as (saver, saved):
             _check_same_model(path, saved)
@@ -102,7 +104,7 @@ class Run:
         Shows a progress bar; Ctrl-C ends the run after the present step.
         """
         options, size = self._options, self._options.batch_size
-        self._per_epoch = _steps_per_epoch(len(rows), size)
+        self._per_epoch = len(rows) // size
         last = options.epochs * self._per_epoch
         self._first_step, self._started = self._step, time.perf_counter()
         previous = signal.signal(signal.SIGINT, self._interrupt)
@@ -117,9 +119,16 @@ class Run:
         self._timings["train_s"] = time.perf_counter() - self._started
 
     def log_loss(self, loss):
-        """Counts a step."""
+        """Counts a step, unless it has failed: then the run ends with an error."""
         self._step += 1
         self._losses.append(loss := float(loss))
+        if not math.isfinite(loss):
+            self._bar.close()
+            raise SystemExit(
+                f"The loss of step {self._step} is {loss}: this run has failed, and "
+                "saved no checkpoint and no summary. Choose another --learning-rate; "
+                f"it was {self._options.learning_rate:g}."
+            )
         self._bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
         self._bar.update(self._options.batch_size)
 
@@ -160,11 +169,11 @@ class Run:
         placed = program.placed
         replicated = self._options.builder == "replicated"
         names = {}
-        for tower in self._towers:
+        for tower in self.towers:
             device = tw_core.canonical_device(tower.device)
             names.setdefault(device, []).append(tower.name)
         return {
-            "towers": len(self._towers),
+            "towers": len(self.towers),
             "builder": self._options.builder,
             "reducer": self._options.reducer if replicated else "at each variable",
             "devices": {
@@ -182,6 +191,7 @@ class Run:
         with _saving(program) as (saver, _):
             path = saver.save(program.session, path, self._step, write_meta_graph=False)
         state = {"checkpoint": Path(path).name, "step": self._step}
+        state |= {"batch_size": self._options.batch_size}
         state |= {"history": self._history, "losses": self._losses}
         _write_json(self._options.out / "state.json", state)
 
@@ -196,15 +206,6 @@ class Run:
 
     def _interrupt(self, *_):
         self._interrupted = True
-
-
-def _steps_per_epoch(images, batch_size):
-    if batch_size > images:
-        raise SystemExit(
-            f"--batch-size {batch_size} is more than the {images} training images; "
-            "choose a smaller one."
-        )
-    return images // batch_size
 
 
 @contextmanager
@@ -225,26 +226,6 @@ def _named(program):
     return {names[id(v)]: v for v in program.variables}
 
 
-def _check_batch_size(batch_size, towers):
-    if batch_size < 1 or batch_size % towers:
-        raise SystemExit(
-            f"--batch-size {batch_size} is not divisible by the {towers} towers; "
-            f"every tower takes an equal shard: use a multiple of {towers}."
-        )
-
-
-def _check_writable(folder):
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".probe-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise SystemExit(
-            f"--out {folder} cannot be written: {error}. Name a folder that can."
-        ) from error
-
-
 def _check_same_model(path, wanted):
     found = {name: list(shape) for name, shape in tf.train.list_variables(path)}
     needed = {name: v.shape.as_list() for name, v in wanted.items()}
@@ -257,7 +238,7 @@ def _check_same_model(path, wanted):
             f"{needed.get(n, 'missing')} in this model"
             for n in sorted(differ)
         )
-        raise SystemExit(
+        refuse(
             f"--resume: {path} is a checkpoint of another model: {listed}. Resume with "
             "the options that it was trained with, or train anew."
         )

@@ -148,8 +148,15 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--no-scaling", action="store_true")
     options = parser.parse_args()
+    for name in ("towers", "epochs"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} must be at least 1; got {getattr(options, name)}")
+    if BATCH % options.towers:
+        parser.error(f"--towers must divide {BATCH} images; got {options.towers}")
     if not tf.config.list_physical_devices("GPU"):
         tw_core.use_logical_cpus(options.towers)
+    if len(devices := tw_core.available_devices()) < options.towers:
+        parser.error(f"--towers {options.towers} is more than {', '.join(devices)}")
     result = train(options.towers, options.epochs, scaling=not options.no_scaling)
     if not options.no_scaling and result["accuracy"] < GOAL:
         sys.exit(f"The accuracy {result['accuracy']:.4f} is below {GOAL}.")

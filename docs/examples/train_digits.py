@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import tensorflow as tf
 import tyro
-from digits_run import Program, Run, pick_devices
+from digits_run import Program, Run
 from sklearn.datasets import load_digits
 
 import tw_builders
@@ -123,8 +123,11 @@ def function_program(options, towers, policy, reducer, optimizers):
 
 
 def main(options):
-    devices = list(options.devices) or pick_devices(options.towers)
-    run = Run(options, towers := tw_core.towers(devices))
+    digits = load_digits()
+    pixels = np.float32(digits.images[..., None] / 16)
+    train, test = np.split(np.random.default_rng(0).permutation(len(pixels)), [1437])
+    run = Run(options, num_images=len(train))
+    towers, devices = run.towers, [tower.device for tower in run.towers]
     replicated = options.builder == "replicated"
     policy = tw_core.Replicated() if replicated else tw_core.Shared(("/cpu:0",))
     reducer = partial(getattr(tw_reduce, options.reducer), devices=devices)
@@ -134,9 +137,6 @@ def main(options):
     program = build(options, towers, policy, reducer, optimizers)
     run.describe(program)
 
-    digits = load_digits()
-    pixels = np.float32(digits.images[..., None] / 16)
-    train, test = np.split(np.random.default_rng(0).permutation(len(pixels)), [1437])
     run.restore_if_asked(program)
     program.copy()  # every tower starts from tower 0's variables
     for batch in run.batches(train):

@@ -55,6 +55,8 @@ def main() -> int:
     parser.add_argument("--address", help="of a running Ray cluster; by default local")
     parser.add_argument("arguments", nargs="*", help="for train.py, after --")
     options = parser.parse_args()
+    if options.ps < 1 or options.workers < 1:
+        parser.error(f"needs --ps and --workers; got {options.ps}, {options.workers}")
     ray.init(address=options.address, include_dashboard=False)
     counts = {"ps": options.ps, "worker": options.workers}
     tasks = {job: [Task.remote() for _ in range(n)] for job, n in counts.items()}

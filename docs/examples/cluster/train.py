@@ -9,6 +9,7 @@ Elsewhere, anything that sets TF_CONFIG starts it: see ``tfjob.yaml`` (Kubeflow)
 """
 
 import argparse
+import math
 import os
 import signal
 
@@ -29,6 +30,10 @@ def main() -> None:
     parser.add_argument("--checkpoints", help="a directory that all tasks see")
     parser.add_argument("--wait-timeout", type=float, default=60.0, help="seconds")
     options = parser.parse_args()
+    for name in ("steps", "batch", "wait_timeout"):
+        if not 0 < getattr(options, name) < math.inf:
+            flag = name.replace("_", "-")
+            parser.error(f"--{flag} must be above 0; got {getattr(options, name)}")
     task = cluster.read_tf_config()
     server = cluster.start_server(task)
     if task.job == "ps":
@@ -80,7 +85,9 @@ def train(task, target, options) -> None:
             while not session.should_stop():
                 rows = random.integers(0, len(images) - TEST_ROWS, options.batch)
                 feed = {x: images[rows], y: labels[rows]}
-                _, at = session.run([train_op, step], feed)
+                _, at, now = session.run([train_op, step, loss], feed)
+                if not math.isfinite(now):
+                    raise SystemExit(f"the loss before step {at} is {now}")
                 if task.is_chief and at % 50 == 0 and not session.should_stop():
                     test = {x: images[-TEST_ROWS:], y: labels[-TEST_ROWS:]}
                     share = session.run(hits, test)

@@ -65,7 +65,6 @@ class Learner:
     def _build(self, num_towers: int) -> tw_rlload.LocalSyncParallelOptimizer:
         task = self._task
         rows, states = placeholders(self._shape)
-        per_step = task.num_envs * task.num_steps // task.minibatches
         build = partial(
             PpoLoss, shape=self._shape, weighting=task.weighting, feeds=self._feeds
         )
@@ -74,7 +73,7 @@ class Learner:
             tw_core.available_devices()[:num_towers],
             rows,
             states,
-            per_step // num_towers,
+            task.minibatch // num_towers,
             build,
             grad_norm_clipping=0.5,
         )

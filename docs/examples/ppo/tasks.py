@@ -38,6 +38,11 @@ class Task:
     discounts: Discounts
     weighting: Weighting
 
+    @property
+    def minibatch(self) -> int:
+        """Rows of a step."""
+        return self.num_envs * self.num_steps // self.minibatches
+
 
 TASKS = {
     "cartpole": Task(

@@ -71,8 +71,6 @@ def train(task: Task, *, seed: int, steps: int, num_towers: int = 2) -> Run:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trains what the command line asks for; returns the exit status."""
     options = _parse(arguments)
-    tw_core.use_logical_cpus(options.towers)
-    options.out.mkdir(parents=True, exist_ok=True)
     missed = 0
     for name in options.tasks or TASKS:
         task, runs = TASKS[name], []
@@ -109,7 +107,31 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     unknown = sorted(set(options.tasks) - set(TASKS))
     if unknown:
         parser.error(f"unknown tasks {unknown}; known are {sorted(TASKS)}")
+    for name in ("steps", "towers"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} must be at least 1; got {getattr(options, name)}")
+    if min(options.seeds) < 0:
+        parser.error(f"--seeds must be 0 or more; got {options.seeds}")
+    _check_towers(parser, options)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out {options.out} cannot be written: {error}")
     return options
+
+
+def _check_towers(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuses towers that cannot share a minibatch, or have no device."""
+    for name in options.tasks or TASKS:
+        sequences = TASKS[name].minibatch // TASKS[name].sequence
+        if sequences % options.towers:
+            parser.error(
+                f"--towers must divide the {sequences} sequences of a minibatch of "
+                f"{name}; got {options.towers}"
+            )
+    tw_core.use_logical_cpus(options.towers)
+    if len(devices := tw_core.available_devices()) < options.towers:
+        parser.error(f"--towers {options.towers} is more than {', '.join(devices)}")
 
 
 if __name__ == "__main__":
