@@ -170,7 +170,9 @@ def test_handles_find_what_their_own_tower_made():
         for number in range(2):
             with v1.variable_scope("", reuse=v1.AUTO_REUSE):
                 DataParallelBuilder.call_for_each_tower(
-                    TWO, lambda n=number: model(tf.constant(float(n))), use_vs=[0, 1]
+                    TWO,
+                    lambda n=number: model(tf.constant(float(n))),
+                    use_vs=[False, True],
                 )
         with PredictTowerContext("predict"), v1.variable_scope("", reuse=True):
             model(tf.constant(7.0))

@@ -300,6 +300,62 @@ def test_every_other_dtype_is_named(mode):
     in_mode(mode, body)
 
 
+@pytest.mark.parametrize("values", [[True, False], ["a", "b"], [1j, 2j]])
+@MODES
+def test_gradients_that_cannot_update_their_variable_are_named(mode, values):
+    def body():
+        grad, w = tf.constant(values), variable("w")
+        dtype = grad.dtype.name
+        assert problems([[(grad, w)]]) == [
+            f"w, of dtype float32, has gradients of dtypes {[dtype]} in towers 0..0"
+        ]
+
+    in_mode(mode, body)
+
+
+def test_complex_gradients_of_complex_variables_and_whole_numbers_pass():
+    for dtype in (np.complex64, np.int32, np.float64):
+        w = variable("w", dtype=dtype)
+        check_grad_list([[(tf.zeros([2], dtype), w)]])
+
+
+def test_gradients_and_variables_of_another_graph_are_named():
+    with tf.Graph().as_default():
+        (grad, w), (other, b) = tower(names="wb")
+    with tf.Graph().as_default():
+        (mine, own), _ = tower(names="xy")
+        advice = "build all of a step in one graph"
+        assert problems([[(grad, own), (mine, w)], [(mine, own), (other, b)]]) == [
+            f"x or its gradient is of another graph in towers [0]; {advice}",
+            f"w or its gradient is of another graph in towers [0]; {advice}",
+            f"b or its gradient is of another graph in towers [1]; {advice}",
+            "w is missing from towers [1], while towers [0] have it",
+            "b is missing from towers [0], while towers [1] have it",
+        ]
+
+
+def test_gradients_of_the_graph_around_a_branch_pass(graph):
+    pairs = tower()
+
+    def branch():
+        check_grad_list([pairs])
+        return tf.constant(0)
+
+    tf.cond(
+        tf.constant(True), branch, lambda: tf.cond(tf.constant(1) > 0, branch, branch)
+    )
+
+
+def test_eager_gradients_pass_in_a_function():
+    pairs = tower()
+
+    @tf.function(autograph=False)
+    def traced():
+        check_grad_list([pairs])
+
+    traced()
+
+
 def test_replicas_of_another_dtype_are_named_once():
     pairs = [
         [(tf.zeros([2], d), variable("w", dtype=d))] for d in (np.float32, np.float64)

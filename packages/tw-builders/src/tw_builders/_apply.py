@@ -9,11 +9,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_builders._callers import naming
 from tw_builders._gradient_shapes import ensure_gradient_shapes
 from tw_builders._optimizers import (
     as_tf_variable,
     check_optimizer,
     check_optimizers,
+    check_towers,
     is_keras_optimizer,
     tower_name_scope,
     trainable_variables,
@@ -29,6 +31,7 @@ from tw_core import (
     tower_build,
     without_autograph,
 )
+from tw_core.checks import check_flag, check_list
 from tw_reduce import aggregate_grads_colocate
 
 
@@ -58,11 +61,14 @@ def apply_gradients(
         between towers, a variable that several towers share, or the same optimizer
         twice.
       TypeError: something that is no optimizer, or a Keras 3 one in a session
-        graph.
+        graph; what is no tower, gradient, replica or list of them.
     """
     _check_counts(towers, grads, replicas, optimizers)
+    check_towers(towers, caller="apply_gradients")
     check_optimizers(optimizers, caller="apply_gradients")
-    variables = [trainable_variables(replica) for replica in replicas]
+    variables = [trainable_variables(r, caller="apply_gradients") for r in replicas]
+    for own in grads:
+        check_list("apply_gradients", grads_of_a_tower=own, of="gradients", empty=True)
     pairs = merge_grad_list(grads, variables)
     check_grad_list(pairs, caller="apply_gradients", variables="own")
     ensured = ensure_gradient_shapes(pairs)
@@ -94,14 +100,16 @@ def apply_shared_gradients(
     Raises:
       ValueError: towers that bring different gradients or variables, or None.
       TypeError: something that is no optimizer, or a Keras 3 one in a session
-        graph.
+        graph; integer gradients with ``average``.
     """
+    check_flag("apply_shared_gradients", average=average)
     check_grad_list(grad_list, caller="apply_shared_gradients", variables="shared")
     check_optimizer(optimizer, caller="apply_shared_gradients")
     own = [variable for _, variable in grad_list[0]]
     ensured = ensure_gradient_shapes(grad_list)
     plain = [[(grad, as_tf_variable(v)) for grad, v in tower] for tower in ensured]
-    reduced = aggregate_grads_colocate(plain, average=average)
+    with naming("apply_shared_gradients"):
+        reduced = aggregate_grads_colocate(plain, average=average)
     pairs = [(grad, v) for (grad, _), v in zip(reduced, own, strict=True)]
     op = apply_pairs(optimizer, pairs, name="train_op")
     return None if orders_effects() else op
@@ -140,11 +148,12 @@ def _check_counts(
     replicas: Sequence[Any],
     optimizers: Sequence[Any],
 ) -> None:
-    counts = {
-        "grads": len(grads),
-        "replicas": len(replicas),
-        "optimizers": len(optimizers),
-    }
+    given = {"grads": grads, "replicas": replicas, "optimizers": optimizers}
+    check_list("apply_gradients", towers=towers, of="tw_core.Tower", empty=True)
+    for name, items in given.items():
+        one = {name: items}
+        check_list("apply_gradients", of="one item a tower", empty=True, **one)
+    counts = {name: len(items) for name, items in given.items()}
     if not towers or any(count != len(towers) for count in counts.values()):
         raise ValueError(
             f"apply_gradients: wants one of each a tower; got {counts} for "

@@ -12,9 +12,10 @@ from tw_builders._data_parallel import (
     check_tower_count,
 )
 from tw_builders._gradient_shapes import ensure_gradient_shapes
-from tw_builders._optimizers import check_optimizer, make_optimizers
+from tw_builders._optimizers import check_optimizer, one_optimizer_per_tower
 from tw_builders._parameter_server import shared_variable_devices
 from tw_core import check_grad_list
+from tw_core.checks import check_flag, check_function
 
 _T = TypeVar("_T")
 _Pairs = Sequence[tuple[Any, tf.Variable]]
@@ -42,6 +43,7 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
             learning rate means what it does in synchronous training.
         """
         super().__init__(towers)
+        check_flag("AsyncMultiGPUBuilder", scale_gradient=scale_gradient)
         self._scale_gradient = scale_gradient
 
     def call_for_each_tower(  # type: ignore[override]
@@ -58,6 +60,7 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
         Returns:
           The K results.
         """
+        check_function("AsyncMultiGPUBuilder.call_for_each_tower", tower_fn=tower_fn)
         ps_device = "cpu" if len(self.towers) >= _TOWERS_FOR_CPU else "gpu"
         devices = shared_variable_devices(self.devices, ps_device)
         return DataParallelBuilder.build_on_towers(self.towers, tower_fn, devices)
@@ -84,6 +87,7 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
           RuntimeError: in eager mode or a ``tf.function``.
         """
         scaled = self._prepare(grad_list, caller="AsyncMultiGPUBuilder.build")
+        check_function("AsyncMultiGPUBuilder.build", get_opt_fn=get_opt_fn)
         optimizer = get_opt_fn()
         check_optimizer(optimizer, caller="AsyncMultiGPUBuilder.build")
         previous: list[tf.Operation] = []
@@ -118,9 +122,13 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
           RuntimeError: in eager mode or a ``tf.function``.
         """
         caller = "AsyncMultiGPUBuilder.build_tower_ops"
+        check_flag(caller, share_optimizer=share_optimizer)
         scaled = self._prepare(grad_list, caller=caller)
+        check_function(caller, get_opt_fn=get_opt_fn)
         if not share_optimizer:
-            optimizers = make_optimizers(self._towers, get_opt_fn)
+            optimizers = one_optimizer_per_tower(
+                self._towers, get_opt_fn, caller=caller
+            )
             return [
                 apply_pairs(optimizer, pairs, name=f"apply_grad_{k}")
                 for k, (optimizer, pairs) in enumerate(

@@ -13,6 +13,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core.checks import (
+    check_function,
+    check_list,
+    check_number,
+    check_whole_number,
+)
+
 _SECONDS_AFTER_CTRL_C = 5.0
 
 
@@ -54,16 +61,16 @@ class AsyncRunner:
 
         Raises:
           ValueError: no callable, or ``max_steps`` below 0.
-          TypeError: an item that cannot be called.
+          TypeError: an item that cannot be called, ``steps`` is no list, or
+            ``max_steps`` no whole number.
         """
+        check_list("AsyncRunner", steps=steps, of="callables", empty=True)
         if not steps:
             raise ValueError("AsyncRunner: steps is empty; pass one callable a tower.")
         if not all(callable(step) for step in steps):
             raise TypeError(f"AsyncRunner: steps must be callables; got {list(steps)}.")
-        if max_steps is not None and max_steps < 0:
-            raise ValueError(
-                f"AsyncRunner: max_steps must be 0 or more; got {max_steps}."
-            )
+        if max_steps is not None:
+            check_whole_number("AsyncRunner", max_steps=max_steps, at_least=0)
         self._steps = list(steps)
         self._max_steps = max_steps
         self.steps_done = [0] * len(steps)
@@ -118,7 +125,10 @@ class AsyncRunner:
             thread cannot be ended from outside: call ``stop`` and ``join``
             again, or end what it waits for.
           RuntimeError: it was not started.
+          TypeError: ``timeout_s`` is no number.
+          ValueError: it is below 0, infinite or NaN.
         """
+        check_number("AsyncRunner.join", timeout_s=timeout_s, at_least=0)
         if not self._ended:
             raise RuntimeError("AsyncRunner.join: was not started; call start() first.")
         try:
@@ -193,7 +203,14 @@ def locked_step(
       compute: returns gradients; towers run it at the same time.
       apply: takes them; one tower at a time.
       lock: the same for all towers.
+
+    Raises:
+      TypeError: what is no function or no lock.
     """
+    check_function("locked_step", compute=compute)
+    check_function("locked_step", apply=apply)
+    if not hasattr(lock, "__enter__"):
+        raise TypeError(f"locked_step: lock must be a threading.Lock(); got {lock!r}.")
 
     def step() -> None:
         grads = compute()

@@ -12,15 +12,18 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from tw_builders._callers import naming
 from tw_builders._tensorpack_towers import TrainTowerContext
 from tw_core import (
     Tower,
     builds_session_graph,
+    canonical_device,
     check_known_devices,
     override_to_local_variable,
     tower_build,
 )
 from tw_core import towers as make_towers
+from tw_core.checks import check_flag, check_function, check_list
 
 _T = TypeVar("_T")
 _log = logging.getLogger("tw_builders")
@@ -45,7 +48,8 @@ class DataParallelBuilder:
           ValueError: no tower, or a string TensorFlow cannot read.
           TypeError: something that is neither int nor string.
         """
-        self._towers = make_towers(towers)
+        with naming(type(self).__name__):
+            self._towers = make_towers(towers)
         self.towers = list(towers)
 
     @property
@@ -82,10 +86,17 @@ class DataParallelBuilder:
         Raises:
           ValueError: no tower, ``devices`` or ``use_vs`` of another length, or
             a device that the default session does not have.
+          TypeError: ``func`` is no function, ``devices`` holds something else than
+            strings and functions, or ``use_vs`` than bools.
           RuntimeError: in eager mode or a ``tf.function``.
         """
-        built = make_towers(towers)
+        with naming("DataParallelBuilder.call_for_each_tower"):
+            built = make_towers(towers)
+        check_function("DataParallelBuilder.call_for_each_tower", func=func)
         _check_lengths(len(built), devices=devices, use_vs=use_vs)
+        _check_devices(devices or ())
+        for flag in use_vs or ():
+            check_flag("DataParallelBuilder.call_for_each_tower", use_vs=flag)
         check_session_graph("DataParallelBuilder.call_for_each_tower")
         check_known_devices(
             [tower.device for tower in built], caller="call_for_each_tower"
@@ -128,6 +139,7 @@ def check_session_graph(caller: str) -> None:
 
 def check_tower_count(grad_list: Sequence[Any], total: int, *, caller: str) -> None:
     """Refuses a gradient list of another number of towers than was built."""
+    check_list(caller, grad_list=grad_list, of="lists of pairs", empty=True)
     if len(grad_list) != total:
         raise ValueError(
             f"{caller}: grad_list must hold one list a tower; got {len(grad_list)} "
@@ -165,7 +177,24 @@ def _free_names(total: int) -> list[str]:
         )
 
 
+def _check_devices(devices: Sequence[Any]) -> None:
+    caller = "DataParallelBuilder.call_for_each_tower"
+    names = [device for device in devices if isinstance(device, str)]
+    others = [d for d in devices if not isinstance(d, str) and not callable(d)]
+    if any(device is not None for device in others):
+        raise TypeError(
+            f"{caller}: devices must hold device strings and functions; got {others}."
+        )
+    with naming(caller):
+        for name in names:
+            canonical_device(name)
+
+
 def _check_lengths(total: int, **per_tower: Sequence[Any] | None) -> None:
+    for name, items in per_tower.items():
+        if items is not None:
+            one = {name: items}
+            check_list("call_for_each_tower", of="one a tower", empty=True, **one)
     wrong = {
         name: len(items)
         for name, items in per_tower.items()

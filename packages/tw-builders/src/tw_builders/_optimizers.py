@@ -20,6 +20,7 @@ from tw_core import (
     record_variables,
     tower_build,
 )
+from tw_core.checks import check_function, check_list
 
 _T = TypeVar("_T")
 
@@ -47,17 +48,52 @@ def make_optimizers(
       K optimizers.
 
     Raises:
-      ValueError: two calls returned the same object.
+      ValueError: two calls returned the same object, or another number of replicas
+        than towers.
       TypeError: a call returned no optimizer, or in a session graph a Keras 3
-        optimizer.
+        optimizer; no towers, function or replicas.
     """
+    check_towers(towers, caller="make_optimizers")
+    variables = _variables_of(replicas, len(towers))
+    optimizers = one_optimizer_per_tower(towers, get_opt_fn, caller="make_optimizers")
+    if tf.executing_eagerly():
+        for tower, optimizer, own in zip(towers, optimizers, variables, strict=False):
+            _build(tower, optimizer, own)
+    return optimizers
+
+
+def one_optimizer_per_tower(
+    towers: Sequence[Tower], get_opt_fn: Callable[[], _T], *, caller: str
+) -> list[_T]:
+    """Makes the optimizers of ``make_optimizers``, without their state."""
+    check_function(caller, get_opt_fn=get_opt_fn)
     with tower_build():
         optimizers = [_make(tower, get_opt_fn) for tower in towers]
-    check_optimizers(optimizers, caller="make_optimizers")
-    if replicas is not None and tf.executing_eagerly():
-        for tower, optimizer, replica in zip(towers, optimizers, replicas, strict=True):
-            _build(tower, optimizer, trainable_variables(replica))
+    check_optimizers(optimizers, caller=caller)
     return optimizers
+
+
+def check_towers(towers: Sequence[Tower], *, caller: str) -> None:
+    """Refuses what is no list of towers."""
+    check_list(caller, towers=towers, of="tw_core.Tower")
+    others = [tower for tower in towers if not isinstance(tower, Tower)]
+    if others:
+        raise TypeError(
+            f"{caller}: towers must hold tw_core.Tower; got {others}. Make them with "
+            "tw_core.towers(devices)."
+        )
+
+
+def _variables_of(replicas: Sequence[Any] | None, total: int) -> list[list[Any]]:
+    if replicas is None:
+        return []
+    check_list("make_optimizers", replicas=replicas, of="models", empty=True)
+    if len(replicas) != total:
+        raise ValueError(
+            f"make_optimizers: wants one replica a tower; got {len(replicas)} for "
+            f"{total} towers."
+        )
+    return [trainable_variables(r, caller="make_optimizers") for r in replicas]
 
 
 def check_optimizers(optimizers: Sequence[Any], *, caller: str) -> None:
@@ -76,9 +112,13 @@ def check_optimizers(optimizers: Sequence[Any], *, caller: str) -> None:
 
 def check_optimizer(optimizer: Any, *, caller: str) -> None:
     """Refuses what is no optimizer, and a Keras 3 one in a session graph."""
-    if not callable(getattr(optimizer, "apply_gradients", None)):
+    is_class = isinstance(optimizer, type)
+    if is_class or not callable(getattr(optimizer, "apply_gradients", None)):
+        got = (
+            f"the class {optimizer.__name__}" if is_class else type(optimizer).__name__
+        )
         raise TypeError(
-            f"{caller}: got {type(optimizer).__name__} where an optimizer was wanted; "
+            f"{caller}: got {got} where an optimizer was wanted; "
             "it needs apply_gradients(pairs), as tf.compat.v1.train.AdamOptimizer has."
         )
     # A function called by a session graph orders them; a branch of it does not.
@@ -115,17 +155,24 @@ def _is_new_tf_keras_optimizer(optimizer: Any) -> bool:
     )
 
 
-def trainable_variables(replica: Any) -> list[Any]:
+def trainable_variables(replica: Any, *, caller: str) -> list[Any]:
     """Lists a replica's trainable variables, as they are (Keras's or TensorFlow's)."""
-    if isinstance(replica, Sequence):
-        return list(replica)
-    variables = getattr(replica, "trainable_variables", None)
-    if variables is None:
+    is_list = isinstance(replica, Sequence) and not isinstance(replica, str)
+    variables = replica if is_list else getattr(replica, "trainable_variables", None)
+    if not isinstance(variables, Sequence):
         raise TypeError(
-            f"apply_gradients: a replica must be a list of variables, or have "
+            f"{caller}: a replica must be a list of variables, or have "
             f"trainable_variables; got {type(replica).__name__}."
         )
+    others = [v for v in variables if not _is_variable(v)]
+    if others:
+        raise TypeError(f"{caller}: a replica must hold variables; got {others}.")
     return list(variables)
+
+
+def _is_variable(value: Any) -> bool:
+    held = getattr(value, "value", None)
+    return isinstance(value, tf.Variable) or isinstance(held, tf.Variable)
 
 
 def _build(tower: Tower, optimizer: Any, variables: Sequence[Any]) -> None:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tw_builders._apply import apply_pairs
+from tw_builders._callers import naming
 from tw_builders._data_parallel import (
     DataParallelBuilder,
     Device,
@@ -15,6 +16,7 @@ from tw_builders._data_parallel import (
 from tw_builders._gradient_shapes import ensure_gradient_shapes
 from tw_builders._optimizers import check_optimizer
 from tw_core import LeastLoadedDeviceSetter, check_grad_list, replica_device_setter
+from tw_core.checks import check_function
 from tw_reduce import aggregate_grads_colocate
 
 _T = TypeVar("_T")
@@ -60,6 +62,9 @@ class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
         Returns:
           The K results.
         """
+        check_function(
+            "SyncMultiGPUParameterServerBuilder.call_for_each_tower", tower_fn=tower_fn
+        )
         devices = shared_variable_devices(self.devices, self.ps_device)
         return DataParallelBuilder.build_on_towers(self.towers, tower_fn, devices)
 
@@ -86,8 +91,10 @@ class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
         check_session_graph(caller)
         check_tower_count(grad_list, len(self.towers), caller=caller)
         check_grad_list(grad_list, caller=caller, variables="shared")
+        check_function(caller, get_opt_fn=get_opt_fn)
         ensured = ensure_gradient_shapes(grad_list)
-        self.grads = aggregate_grads_colocate(ensured, average=True)
+        with naming(caller):
+            self.grads = aggregate_grads_colocate(ensured, average=True)
         optimizer = get_opt_fn()
         check_optimizer(optimizer, caller=caller)
         with tf.device("/cpu:0" if self.ps_device == "cpu" else None):

@@ -6,15 +6,17 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tw_builders._apply import apply_gradients
+from tw_builders._callers import naming
 from tw_builders._data_parallel import (
     DataParallelBuilder,
     check_session_graph,
     check_tower_count,
 )
 from tw_builders._gradient_shapes import ensure_gradient_shapes
-from tw_builders._optimizers import make_optimizers
+from tw_builders._optimizers import one_optimizer_per_tower
 from tw_builders._sync_variables import build_sync_op
 from tw_core import check_grad_list, merge_grad_list, split_grad_list
+from tw_core.checks import check_flag, check_function
 from tw_reduce import mean, reducer_for_mode
 
 _T = TypeVar("_T")
@@ -43,11 +45,14 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
         Raises:
           ValueError: an unknown mode, one that does not fit the towers, or as
             ``DataParallelBuilder``.
+          TypeError: a mode that is neither name nor function, or ``average`` no bool.
         """
         super().__init__(towers)
-        reducer = (
-            reducer_for_mode(mode, self.devices) if isinstance(mode, str) else mode
-        )
+        check_flag("SyncMultiGPUReplicatedBuilder", average=average)
+        with naming("SyncMultiGPUReplicatedBuilder"):
+            reducer = (
+                reducer_for_mode(mode, self.devices) if isinstance(mode, str) else mode
+            )
         if not callable(reducer):
             raise TypeError(
                 "SyncMultiGPUReplicatedBuilder: mode must be a name or a reducer; got "
@@ -70,6 +75,9 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
         Returns:
           The K results.
         """
+        check_function(
+            "SyncMultiGPUReplicatedBuilder.call_for_each_tower", tower_fn=tower_fn
+        )
         return DataParallelBuilder.build_on_towers(
             self.towers,
             tower_fn,
@@ -105,10 +113,12 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
         check_session_graph(caller)
         check_tower_count(grad_list, len(self.towers), caller=caller)
         check_grad_list(grad_list, caller=caller, variables="own")
+        check_function(caller, get_opt_fn=get_opt_fn)
         all_grads, all_vars = split_grad_list(ensure_gradient_shapes(grad_list))
-        reduced = self._reduce(all_grads)
+        with naming(caller):
+            reduced = self._reduce(all_grads)
         self.grads = merge_grad_list(reduced, all_vars)
-        optimizers = make_optimizers(self._towers, get_opt_fn)
+        optimizers = one_optimizer_per_tower(self._towers, get_opt_fn, caller=caller)
         train_op = apply_gradients(self._towers, reduced, all_vars, optimizers)
         post_init_op = build_sync_op(all_vars) if len(self.towers) > 1 else None
         return train_op, post_init_op

@@ -54,13 +54,32 @@ class SyncVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc
     """
 
     def __init__(self, sync_op: tf.Operation | None) -> None:
-        """Takes the op that ``SyncMultiGPUReplicatedBuilder.build`` returned."""
+        """Takes the op that ``SyncMultiGPUReplicatedBuilder.build`` returned.
+
+        Raises:
+          TypeError: it is neither an op nor None.
+        """
+        if sync_op is not None and not isinstance(sync_op, tf.Operation | tf.Tensor):
+            raise TypeError(
+                "SyncVariablesHook: sync_op must be the op that "
+                f"SyncMultiGPUReplicatedBuilder.build returned, or None; got "
+                f"{sync_op!r}."
+            )
         self._sync_op = sync_op
 
     def after_create_session(
         self, session: tf.compat.v1.Session, coord: object
     ) -> None:
-        """Copies tower 0's variables to the replicas."""
+        """Copies tower 0's variables to the replicas.
+
+        Raises:
+          TypeError: ``session`` is no session.
+        """
+        if not callable(getattr(session, "run", None)):
+            raise TypeError(
+                "SyncVariablesHook.after_create_session: session must be a session; "
+                f"got {session!r}."
+            )
         del coord
         if self._sync_op is not None:
             session.run(self._sync_op)

@@ -73,6 +73,7 @@ def _problems(
     yield from reference_variables_named(v for tower in variables for v in tower)
     if not allow_none:
         yield from _none_gradients(grad_list)
+    yield from _foreign(grad_list)
     mismatches = variable_mismatches(variables)
     yield from mismatches
     if ownership == "own":
@@ -158,6 +159,32 @@ def _none_gradients(grad_list: GradList) -> list[str]:
     ]
 
 
+def _foreign(grad_list: GradList) -> Iterator[str]:
+    """Names what is of another graph than the one being built."""
+    if tf.executing_eagerly():
+        return
+    graphs = list(_graphs_being_built())
+    towers_of: dict[str, list[int]] = {}
+    for k, tower in enumerate(grad_list):
+        for grad, variable in tower:
+            dense = getattr(grad, "values", grad)
+            of = [getattr(x, "graph", None) for x in (dense, tf_variable(variable))]
+            if any(g is not None and g not in graphs for g in of):
+                towers_of.setdefault(base_name(variable), []).append(k)
+    for name, towers in towers_of.items():
+        yield (
+            f"{name} or its gradient is of another graph in towers {towers}; build all "
+            "of a step in one graph"
+        )
+
+
+def _graphs_being_built() -> Iterator[tf.Graph]:
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        yield graph
+        graph = getattr(graph, "outer_graph", None)
+
+
 def _differences(pairs: Sequence[Any]) -> Iterator[str]:
     """Compares one variable's gradients, a pair a tower."""
     name, where = base_name(pairs[0][1]), f"in towers 0..{len(pairs) - 1}"
@@ -174,12 +201,22 @@ def _differences(pairs: Sequence[Any]) -> Iterator[str]:
     kept_as = [v.dtype.name for v in variables]
     if len(set(kept_as)) > 1:
         yield f"{name} has dtypes {kept_as} {where}"
-    dtypes = [
-        tf.as_dtype(v.dtype if grad is None else grad.dtype).name
+    kinds = [
+        tf.as_dtype(v.dtype if grad is None else grad.dtype)
         for (grad, _), v in zip(pairs, variables, strict=True)
     ]
+    dtypes = [dtype.name for dtype in kinds]
     if len(set(dtypes)) > 1 and dtypes != kept_as:
         yield f"{name} has gradients of dtypes {dtypes} {where}"
+    elif not all(map(_may_update, kinds, variables)):
+        yield f"{name}, of dtype {kept_as[0]}, has gradients of dtypes {dtypes} {where}"
+
+
+def _may_update(dtype: tf.DType, variable: tf.Variable) -> bool:
+    # TensorFlow's optimizers cast complex gradients, and drop the imaginary part.
+    if dtype.is_complex:
+        return bool(variable.dtype.is_complex)
+    return bool(dtype.is_floating or dtype.is_integer)
 
 
 def _agree(shapes: Sequence[tf.TensorShape]) -> bool:

@@ -1,0 +1,412 @@
+"""Every public function answers a wrong call in a sentence that names it."""
+
+import threading
+from functools import partial
+
+import pytest
+import tensorflow as tf
+
+import tw_builders
+from tw_builders import (
+    AsyncMultiGPUBuilder,
+    AsyncRunner,
+    DataParallelBuilder,
+    SyncMultiGPUParameterServerBuilder,
+    SyncMultiGPUReplicatedBuilder,
+    SyncVariablesHook,
+    apply_gradients,
+    apply_shared_gradients,
+    locked_step,
+    make_optimizers,
+)
+from tw_core import towers
+from tw_core.testing import CPUS, WrongCall, check_wrong_call, names_without_wrong_calls
+
+v1 = tf.compat.v1
+TWO = list(CPUS[:2])
+OURS = towers(TWO)
+NAN = float("nan")
+descend = partial(v1.train.GradientDescentOptimizer, 0.1)
+BUILDERS = {
+    "SyncMultiGPUParameterServerBuilder": partial(
+        SyncMultiGPUParameterServerBuilder, ps_device="cpu"
+    ),
+    "SyncMultiGPUReplicatedBuilder": partial(
+        SyncMultiGPUReplicatedBuilder, average=True, mode="cpu"
+    ),
+    "AsyncMultiGPUBuilder": AsyncMultiGPUBuilder,
+}
+
+
+def rows(name, call, *cases):
+    """Makes a row of each (arguments, error, part of the message)."""
+    return [
+        WrongCall(name, partial(call, *args), error, says)
+        for args, error, says in cases
+    ]
+
+
+def no_flag(name):
+    return [
+        ((value,), TypeError, f"{name} must be True or False; got {value!r}")
+        for value in (None, "no", 1)
+    ]
+
+
+def no_function(name):
+    return [
+        ((value,), TypeError, f"{name} must be a function; got {value!r}")
+        for value in (None, "adam", 3)
+    ]
+
+
+def no_devices():
+    return [
+        ((None,), TypeError, "must be a list of ints and device strings; got None"),
+        (("/cpu:0",), TypeError, "got '/cpu:0'"),
+        (([],), ValueError, "at least one tower is needed"),
+        (([None],), TypeError, "a device is an int (GPU number) or a string; got None"),
+        ((["cpu zero"],), ValueError, "'cpu zero' is no TensorFlow device string"),
+        (([-1],), ValueError, "a GPU number is 0 or more; got -1"),
+    ]
+
+
+def no_optimizer():
+    return [
+        ((lambda: None,), TypeError, "got NoneType where an optimizer was wanted"),
+        ((lambda: "adam",), TypeError, "got str where an optimizer was wanted"),
+        (
+            (lambda: v1.train.AdamOptimizer,),
+            TypeError,
+            "got the class AdamOptimizer where an optimizer was wanted",
+        ),
+        (
+            (lambda: tf.keras.optimizers.SGD(0.1),),
+            TypeError,
+            "the Keras 3 optimizer SGD does not work in a session graph",
+        ),
+    ]
+
+
+def tower_pairs():
+    return [(tf.ones([2]), v1.get_variable("w", [2]))]
+
+
+def built(name):
+    builder = BUILDERS[name](TWO)
+    return builder, builder.call_for_each_tower(tower_pairs)
+
+
+def with_grads(name, method="build"):
+    return lambda grads: getattr(BUILDERS[name](TWO), method)(grads, descend)
+
+
+def with_get_opt_fn(name, method="build"):
+    def call(get_opt_fn):
+        builder, grads = built(name)
+        getattr(builder, method)(grads, get_opt_fn)
+
+    return call
+
+
+def with_gradient(name, method, make):
+    """Builds with one gradient in both towers."""
+
+    def call():
+        builder, grads = built(name)
+        bad = make()
+        pairs = [[(bad, variable) for _, variable in own] for own in grads]
+        getattr(builder, method)(pairs, descend)
+
+    return call
+
+
+def of_another_graph():
+    with tf.Graph().as_default():
+        return tf.ones([2])
+
+
+def of_builder(name, make, method="build"):
+    """The rows that every builder has."""
+    whole = f"{name}.{method}"
+    kinds = {
+        "of another graph in towers [0, 1]": of_another_graph,
+        "gradients of dtypes ['bool', 'bool']": lambda: tf.constant([True, False]),
+        "gradients of dtypes ['string', 'string']": lambda: tf.constant(["a", "b"]),
+        "gradients of dtypes ['complex128', 'complex128']": lambda: tf.constant(
+            [1j, 2j]
+        ),
+        "has gradient None": lambda: None,
+    }
+    return [
+        *rows(name, make, *no_devices()),
+        *rows(
+            f"{name}.call_for_each_tower",
+            lambda tower_fn: make(TWO).call_for_each_tower(tower_fn),
+            *no_function("tower_fn"),
+        ),
+        *rows(
+            whole,
+            with_grads(name, method),
+            (
+                (None,),
+                TypeError,
+                "grad_list must be a list of lists of pairs; got None",
+            ),
+            ((3,), TypeError, "got 3"),
+            (("ab",), TypeError, "got 'ab'"),
+            (([],), ValueError, "got 0 lists for 2 towers"),
+            (([3, 4],), TypeError, "wants [K][N] (gradient, variable) pairs"),
+        ),
+        *rows(whole, with_get_opt_fn(name, method), *no_function("get_opt_fn")),
+        *rows(whole, with_get_opt_fn(name, method), *no_optimizer()),
+        *[
+            WrongCall(
+                whole,
+                with_gradient(name, method, kind),
+                ValueError,
+                says,
+            )
+            for says, kind in kinds.items()
+        ],
+    ]
+
+
+def call_with(**given):
+    """Passes one argument of ``call_for_each_tower`` by name."""
+    return DataParallelBuilder.call_for_each_tower(
+        **({"towers": TWO, "func": tower_pairs} | given)
+    )
+
+
+def of_call(name, *cases):
+    return rows(
+        "DataParallelBuilder.call_for_each_tower",
+        lambda value: call_with(**{name: value}),
+        *cases,
+    )
+
+
+CALLS = [
+    *rows("DataParallelBuilder", DataParallelBuilder, *no_devices()),
+    *of_call("towers", *no_devices()),
+    *of_call("func", *no_function("func")),
+    *of_call(
+        "devices",
+        ((3,), TypeError, "devices must be a list"),
+        (("ab",), TypeError, "got 'ab'"),
+        ((TWO[:1],), ValueError, "one item a tower, 2; got {'devices': 1}"),
+        (([3, None],), TypeError, "device strings and functions; got [3, None]"),
+        ((["cpu zero", None],), ValueError, "is no TensorFlow device string"),
+    ),
+    *of_call(
+        "use_vs",
+        ((3,), TypeError, "use_vs must be a list"),
+        (("ab",), TypeError, "got 'ab'"),
+        (([True],), ValueError, "got {'use_vs': 1}"),
+        (([None, None],), TypeError, "use_vs must be True or False; got None"),
+        (([0, 1],), TypeError, "got 0"),
+    ),
+    *rows(
+        "DataParallelBuilder.build_on_towers",
+        DataParallelBuilder.build_on_towers,
+        ((TWO, None), TypeError, "func must be a function; got None"),
+        ((None, tower_pairs), TypeError, "device strings; got None"),
+    ),
+]
+
+CLASSES = [
+    *[row for name, make in BUILDERS.items() for row in of_builder(name, make)],
+    *of_builder("AsyncMultiGPUBuilder", AsyncMultiGPUBuilder, "build_tower_ops"),
+    *rows(
+        "SyncMultiGPUParameterServerBuilder",
+        lambda ps_device: SyncMultiGPUParameterServerBuilder(TWO, ps_device),
+        ((None,), ValueError, "ps_device must be 'cpu'"),
+        (("tpu",), ValueError, "got 'tpu'"),
+        ((["cpu"],), ValueError, "got ['cpu']"),
+    ),
+    *rows(
+        "SyncMultiGPUReplicatedBuilder",
+        lambda average: SyncMultiGPUReplicatedBuilder(TWO, average, "cpu"),
+        *no_flag("average"),
+    ),
+    *rows(
+        "SyncMultiGPUReplicatedBuilder",
+        lambda mode: SyncMultiGPUReplicatedBuilder(TWO, True, mode),
+        ((None,), TypeError, "mode must be a name or a reducer; got None"),
+        ((3,), TypeError, "got 3"),
+        (("ring",), ValueError, "unknown mode 'ring'"),
+    ),
+    *rows(
+        "AsyncMultiGPUBuilder",
+        lambda scale: AsyncMultiGPUBuilder(TWO, scale),
+        *no_flag("scale_gradient"),
+    ),
+    *rows(
+        "AsyncMultiGPUBuilder.build_tower_ops",
+        lambda share: AsyncMultiGPUBuilder(TWO).build_tower_ops(
+            built("AsyncMultiGPUBuilder")[1], descend, share_optimizer=share
+        ),
+        *no_flag("share_optimizer"),
+    ),
+    *rows(
+        "SyncVariablesHook",
+        SyncVariablesHook,
+        (("sync",), TypeError, "or None; got 'sync'"),
+        ((3,), TypeError, "got 3"),
+    ),
+    *rows(
+        "SyncVariablesHook.after_create_session",
+        lambda session: SyncVariablesHook(None).after_create_session(session, None),
+        ((None,), TypeError, "session must be a session; got None"),
+    ),
+]
+
+
+def applied(**given):
+    """Passes one argument of ``apply_gradients`` by name."""
+    right = {
+        "towers": OURS,
+        "grads": [[tf.ones([2])], [tf.ones([2])]],
+        "replicas": [[tf.Variable([1.0, 2.0], name="w")] for _ in TWO],
+        "optimizers": [descend(), descend()],
+    }
+    return apply_gradients(**(right | given))
+
+
+def shared(optimizer, **given):
+    pairs = [(tf.ones([2]), tf.Variable([1.0, 2.0]))]
+    return apply_shared_gradients([pairs], optimizer, **given)
+
+
+FUNCTIONS = [
+    *[
+        row
+        for name, wanted in {
+            "towers": "a list of tw_core.Tower",
+            "grads": "a list of one item a tower",
+            "replicas": "a list of one item a tower",
+            "optimizers": "a list of one item a tower",
+        }.items()
+        for row in rows(
+            "apply_gradients",
+            lambda value, name=name: applied(**{name: value}),
+            ((None,), TypeError, f"{name} must be {wanted}; got None"),
+            (("ab",), TypeError, "got 'ab'"),
+            ((3,), TypeError, "got 3"),
+            (([],), ValueError, "wants one of each a tower"),
+        )
+    ],
+    *rows(
+        "apply_gradients",
+        lambda towers: applied(towers=towers),
+        ((TWO,), TypeError, "must hold tw_core.Tower; got ['/cpu:0', '/cpu:1']"),
+    ),
+    *rows(
+        "apply_gradients",
+        lambda grads: applied(grads=grads),
+        (([None, None],), TypeError, "a list of gradients; got None"),
+        (([["g"], ["g"]],), TypeError, "something else at tower 0 item 0"),
+        (([[None], [None]],), ValueError, "w has gradient None in towers [0]"),
+    ),
+    *rows(
+        "apply_gradients",
+        lambda replicas: applied(replicas=replicas),
+        (([None, None],), TypeError, "or have trainable_variables; got NoneType"),
+        ((["w", "w"],), TypeError, "or have trainable_variables; got str"),
+        (([["w"], ["w"]],), TypeError, "must hold variables; got ['w']"),
+    ),
+    *rows(
+        "apply_gradients",
+        lambda optimizers: applied(optimizers=optimizers),
+        (([None, None],), TypeError, "got NoneType where an optimizer was wanted"),
+        ((["adam"] * 2,), TypeError, "got str where"),
+        (([descend()] * 2,), ValueError, "towers 0 and 1 got the same"),
+        (([v1.train.AdamOptimizer] * 2,), TypeError, "got the class AdamOptimizer"),
+    ),
+    *rows(
+        "apply_shared_gradients",
+        lambda grad_list: apply_shared_gradients(grad_list, descend()),
+        ((None,), TypeError, "wants [K][N] (gradient, variable) pairs"),
+        (([],), ValueError, "no gradient at all"),
+        (([[("g", "w")]],), TypeError, "something else at tower 0 item 0"),
+    ),
+    *rows(
+        "apply_shared_gradients",
+        shared,
+        ((None,), TypeError, "got NoneType where an optimizer was wanted"),
+        ((v1.train.AdamOptimizer,), TypeError, "got the class AdamOptimizer"),
+    ),
+    *rows(
+        "apply_shared_gradients",
+        lambda average: shared(descend(), average=average),
+        *no_flag("average"),
+    ),
+    *rows(
+        "make_optimizers",
+        lambda ours: make_optimizers(ours, descend),
+        ((None,), TypeError, "towers must be a list of tw_core.Tower; got None"),
+        (([],), ValueError, "at least one of tw_core.Tower"),
+        ((TWO,), TypeError, "must hold tw_core.Tower; got ['/cpu:0', '/cpu:1']"),
+    ),
+    *rows(
+        "make_optimizers", partial(make_optimizers, OURS), *no_function("get_opt_fn")
+    ),
+    *rows("make_optimizers", partial(make_optimizers, OURS), *no_optimizer()),
+    *rows(
+        "make_optimizers",
+        partial(make_optimizers, OURS, descend),
+        ((3,), TypeError, "replicas must be a list of models; got 3"),
+        (([[]],), ValueError, "wants one replica a tower; got 1 for 2 towers"),
+        (([None, None],), TypeError, "or have trainable_variables; got NoneType"),
+        (([["w"], ["w"]],), TypeError, "must hold variables; got ['w']"),
+    ),
+    *rows(
+        "locked_step",
+        locked_step,
+        ((None, print, threading.Lock()), TypeError, "compute must be a function"),
+        ((print, "apply", threading.Lock()), TypeError, "apply must be a function"),
+        ((print, print, None), TypeError, "lock must be a threading.Lock(); got None"),
+    ),
+    *rows(
+        "AsyncRunner",
+        AsyncRunner,
+        ((None,), TypeError, "steps must be a list of callables; got None"),
+        (("ab",), TypeError, "got 'ab'"),
+        (([],), ValueError, "steps is empty"),
+        (([3],), TypeError, "must be callables; got [3]"),
+    ),
+    *rows(
+        "AsyncRunner",
+        lambda max_steps: AsyncRunner([print], max_steps=max_steps),
+        ((1.5,), TypeError, "max_steps must be a whole number; got 1.5"),
+        (("2",), TypeError, "got '2'"),
+        ((-1,), ValueError, "at least 0; got -1"),
+    ),
+    *rows(
+        "AsyncRunner.join",
+        AsyncRunner([print], max_steps=0).join,
+        ((None,), TypeError, "timeout_s must be a number; got None"),
+        (("60",), TypeError, "got '60'"),
+        ((-1,), ValueError, "at least 0; got -1"),
+        ((NAN,), ValueError, "must be finite; got nan"),
+        ((float("inf"),), ValueError, "must be finite; got inf"),
+        ((1.0,), RuntimeError, "was not started"),
+    ),
+]
+WRONG_CALLS = [*CALLS, *CLASSES, *FUNCTIONS]
+
+
+@pytest.mark.parametrize(
+    "row", WRONG_CALLS, ids=lambda row: f"{row.name} {row.says[:40]}"
+)
+def test_a_wrong_call_is_refused_in_a_sentence(row):
+    with tf.Graph().as_default():
+        check_wrong_call(row)
+
+
+def test_every_public_name_has_wrong_calls():
+    # DataParallelBuilder's static method, by its older name.
+    inherited = [f"{name}.build_on_towers" for name in BUILDERS]
+    missing = names_without_wrong_calls(tw_builders, WRONG_CALLS, exempt=inherited)
+    assert missing == []
