@@ -279,10 +279,12 @@ def test_a_sharers_step_gives_no_reset_to_an_optimizer_without_state(graph):
 
 
 def test_outside_of_a_graph_it_is_refused():
-    with pytest.raises(
-        RuntimeError, match=r"tw_ampopt\.TowerOptimizer with tf.function"
-    ):
+    message = r"got {}\. .*tw_ampopt\.TowerOptimizer with tf.function"
+    with pytest.raises(RuntimeError, match=message.format("eager mode")):
         Optimizer()
+    for build in (lambda f: tf.function(f)(), lambda f: v1.wrap_function(f, [])):
+        with pytest.raises(RuntimeError, match=message.format(r"a tf\.function")):
+            build(lambda: Optimizer())
 
 
 def test_a_variable_on_another_device_than_the_loss_is_refused(graph):

@@ -1,7 +1,7 @@
 """What an ``Optimizer`` is made of: its state and updaters in one session graph."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from tw_ampopt._statistics import nonfinite, statistics
 from tw_ampopt._tower_buffers import RawGradients
 from tw_ampopt._update_options import UpdateOptions
 from tw_ampopt._updater import Updater
-from tw_core import traces_function
+from tw_core import builds_session_graph
 
 
 @dataclass
@@ -68,7 +68,7 @@ class GraphCore:
         self._scope = scope
         self._options = options
         self._updaters: dict[tuple[int, ...], Updater] = {}
-        with nullcontext() if traces_function() else tf.init_scope():
+        with tf.init_scope():  # not the branch that may be in the building
             self._graph = tf.compat.v1.get_default_graph()
 
     @contextmanager
@@ -219,13 +219,14 @@ class GraphCore:
 
 
 def check_in_graph(caller: str) -> None:
-    """Refuses eager mode.
+    """Refuses eager mode and functions that are called from there.
 
     Raises:
-      RuntimeError: no graph is being built.
+      RuntimeError: no session graph is being built.
     """
-    if tf.executing_eagerly():
+    if not builds_session_graph():
+        where = "eager mode" if tf.executing_eagerly() else "a tf.function"
         raise RuntimeError(
-            f"{caller}: builds a session graph; got eager mode. Use it inside "
+            f"{caller}: builds a session graph; got {where}. Use it inside "
             "tf.Graph().as_default(), or tw_ampopt.TowerOptimizer with tf.function."
         )

@@ -16,7 +16,12 @@ from tw_ampopt._shared_state import SharedState
 from tw_ampopt._tower_buffers import RawGradients
 from tw_ampopt._update_options import UpdateOptions
 from tw_ampopt._updater import Updater
-from tw_core import Tower, builds_session_graph
+from tw_core import (
+    Tower,
+    builds_session_graph,
+    canonical_device,
+    compiles_with_xla,
+)
 
 
 class TowerCore:
@@ -89,9 +94,20 @@ class TowerCore:
     def raw(self, grads: Sequence[Any], method: str) -> RawGradients:
         """Makes [K][N][1] of gradients as a method of ``TowerOptimizer`` takes them."""
         caller = self.enter(method)
+        self._check_xla(caller)
         return gradients_by_tower(
             grads, self.variables, len(self.towers), caller=caller
         )
+
+    def _check_xla(self, caller: str) -> None:
+        variables = [as_tf_variable(v) for tower in self.variables for v in tower]
+        devices = sorted({canonical_device(v.device) for v in variables})
+        if len(devices) > 1 and compiles_with_xla():
+            raise ValueError(
+                f"{caller}: XLA compiles a function with the variables of one device; "
+                f"got towers on {devices}. Leave jit_compile=True to the functions "
+                "that compute a tower's gradients."
+            )
 
     def unscaled_gradients(
         self, loss: tf.Tensor, variables: Sequence[Any], **options: Any
