@@ -24,6 +24,12 @@ class Keras:
     name: str = "kernel"
 
 
+ADVICE = (
+    "only numbers differ, which Keras gives to layers without a name: name your layers "
+    "alike in every tower, e.g. Dense(4, name='hidden')"
+)
+
+
 def lists(*names):
     return [[Named(name) for name in tower] for tower in names]
 
@@ -84,8 +90,18 @@ def test_every_missing_variable_is_named_with_the_towers():
 def test_shared_variables_are_told_by_name_in_any_number():
     a, b1, b2 = Named("a"), Named("layer_1/b"), Named("layer_2/b")
     assert variable_mismatches([[a, b1], [a, b2]]) == [
-        "layer_1/b is missing from towers [1], while towers [0] have it",
-        "layer_2/b is missing from towers [0], while towers [1] have it",
+        "layer_1/b is called layer_2/b in tower 1",
+        ADVICE,
+    ]
+
+
+def test_layers_that_keras_has_numbered_on_are_to_be_named():
+    own = [["dense/w", "dense_1/w", "out/w"], ["dense_2/w", "dense_3/w", "out/w"]]
+    prefixed = [[f"tower{k}/{n}" for n in tower] for k, tower in enumerate(own)]
+    assert variable_mismatches(lists(*prefixed)) == [
+        "dense/w is called dense_2/w in tower 1",
+        "dense_1/w is called dense_3/w in tower 1",
+        ADVICE,
     ]
 
 

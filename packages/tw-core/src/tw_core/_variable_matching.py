@@ -79,12 +79,15 @@ def variable_mismatches(variables: Sequence[Sequence[Any]]) -> list[str]:
       variables: [K][N] variables, N perhaps of each tower its own.
 
     Returns:
-      One sentence a variable that some towers lack, and one a tower whose order
-      differs from tower 0's; nothing where all match.
+      One sentence a variable that some towers lack or call by another number, and
+      one a tower whose order differs from tower 0's; nothing where all match.
     """
     names = _comparable_names(variables)
     if names is None:
         return _different_counts(variables)
+    renumbered = _renumbered(names)
+    if renumbered:
+        return renumbered
     counts = [Counter(tower) for tower in names]
     lacking = _lacking(counts)
     orders = [
@@ -99,9 +102,32 @@ def _comparable_names(variables: Sequence[Sequence[Any]]) -> list[list[str]] | N
     names = [[base_name(v) for v in tower] for tower in variables]
     if _names_tell(variables, names):
         return names
-    unnumbered = [[_NUMBER.sub("", name) for name in tower] for tower in names]
+    unnumbered = _without_numbers(names)
     has_common = set.intersection(*map(set, unnumbered))
     return unnumbered if has_common else None
+
+
+def _without_numbers(names: Sequence[Sequence[str]]) -> list[list[str]]:
+    return [[_NUMBER.sub("", name) for name in tower] for tower in names]
+
+
+def _renumbered(names: Sequence[Sequence[str]]) -> list[str]:
+    """Describes towers whose names differ in numbers only, as Keras gives them."""
+    first, *others = _without_numbers(names)
+    if any(other != first for other in others):
+        return []
+    problems = [
+        f"{column[0]} is called {name} in tower {k}"
+        for column in zip(*names, strict=True)
+        for k, name in enumerate(column)
+        if name != column[0]
+    ]
+    unlike = any(set(tower) != set(names[0]) for tower in names)
+    advice = (
+        "only numbers differ, which Keras gives to layers without a name: name your "
+        "layers alike in every tower, e.g. Dense(4, name='hidden')"
+    )
+    return [*problems, advice] if problems and unlike else []
 
 
 def _names_tell(variables: Sequence[Sequence[Any]], names: list[list[str]]) -> bool:
