@@ -43,7 +43,7 @@ def step():
         ({"sparse_mean": "rows"}, "sparse_mean must be one of replicas, per_row"),
         ({"when_replica_leaves": "x"}, "must be one of continue, end; got 'x'"),
         ({"wait_timeout_s": 0}, "seconds above 0, or None .* wait_timeout_s=0"),
-        ({"fuse_below": -1}, "fuse_below must be 0 or more bytes; got -1"),
+        ({"fuse_below": -1}, "fuse_below must be at least 0; got -1"),
     ],
 )
 def test_wrong_settings_are_refused(settings, message):
@@ -52,7 +52,7 @@ def test_wrong_settings_are_refused(settings, message):
 
 
 def test_compression_must_be_a_float_type():
-    with pytest.raises(TypeError, match=r"float type such as tf.bfloat16; got int32"):
+    with pytest.raises(TypeError, match=r"such as tf.bfloat16; got tf.int32"):
         make(compression=tf.int32)
 
 

@@ -196,7 +196,7 @@ def test_wrong_counts_are_told():
     assert "workers >= 1" in err
     status, _, err = finish(launch("pass", "--ps", "-1"))
     assert status == 2
-    assert "must be 0 or more; got -1" in err
+    assert "must be 0 or more; got '-1'" in err
 
 
 def test_plans_list_servers_first_and_an_evaluator_outside():

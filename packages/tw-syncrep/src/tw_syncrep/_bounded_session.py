@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from tw_core.checks import check_function
+from tw_syncrep._call_checks import check_kind, check_timeouts
 from tw_syncrep._call_thread import CallThread
 from tw_syncrep._watch import ServerWatch
 
@@ -39,8 +41,18 @@ class TrainingSession:
           unanswered: tells whether a question through the session got no answer.
 
         Raises:
+          TypeError: an argument is of another type.
+          ValueError: a timeout is not above 0.
           SyncTimeoutError: it could not be created in time.
         """
+        check_function("TrainingSession", create=create)
+        check_function("TrainingSession", unanswered=unanswered)
+        check_kind("TrainingSession", Mapping, "addresses by task", servers=servers)
+        check_timeouts(
+            "TrainingSession",
+            wait_timeout_s=wait_timeout_s,
+            start_timeout_s=start_timeout_s,
+        )
         self._servers = servers
         self._wait_timeout_s = wait_timeout_s
         self._unanswered = unanswered
@@ -63,15 +75,26 @@ class TrainingSession:
         """Runs ops and tensors, as ``tf.compat.v1.Session.run``.
 
         Raises:
+          TypeError: there is nothing to fetch.
           SyncTimeoutError: a wait took too long.
         """
+        if fetches is None:
+            raise TypeError(
+                "TrainingSession.run: fetches must be ops and tensors; got None."
+            )
         return self._call(
             "a step",
             lambda: self._session.run(fetches, feed_dict, options, run_metadata),
         )
 
     def run_step_fn(self, step_fn: Callable[[Any], Any]) -> Any:
-        """Runs a function of a step context, as ``MonitoredSession.run_step_fn``."""
+        """Runs a function of a step context, as ``MonitoredSession.run_step_fn``.
+
+        Raises:
+          TypeError: ``step_fn`` is no function.
+          SyncTimeoutError: a wait took too long.
+        """
+        check_function("TrainingSession.run_step_fn", step_fn=step_fn)
         return self._call("a step", lambda: self._session.run_step_fn(step_fn))
 
     def should_stop(self) -> bool:
@@ -109,6 +132,8 @@ class TrainingSession:
 
     def _end(self, close: Callable[[], T]) -> T | None:
         if self._thread.is_abandoned:  # The error that did it is on its way.
+            return None
+        if self._thread.has_ended:
             return None
         try:
             return self._call("closing the session", close)

@@ -26,11 +26,13 @@ class CallThread:
 
     Attributes:
       is_abandoned: whether a call was left behind; none is possible any more.
+      has_ended: whether it was ended; then too.
     """
 
     def __init__(self, surroundings: AbstractContextManager[Any]) -> None:
         """Starts the thread, in which ``surroundings`` hold."""
         self.is_abandoned = False
+        self.has_ended = False
         self._surroundings = surroundings
         # Of the ways to hand something to a thread, this one costs least.
         self._calls: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
@@ -53,12 +55,17 @@ class CallThread:
 
         Raises:
           AbandonedError: an earlier call was left behind.
+          RuntimeError: the thread has ended.
           BaseException: what ``call`` or ``look`` raised.
         """
         if self.is_abandoned:
             raise AbandonedError(
                 "training_session: an earlier call did not return and was left "
                 "behind; make a new session."
+            )
+        if self.has_ended:
+            raise RuntimeError(
+                "training_session: the session was closed; make a new one."
             )
         self._calls.put(call)
         try:
@@ -72,8 +79,8 @@ class CallThread:
 
     def end(self) -> None:
         """Ends the thread, unless a call was left behind in it."""
-        if not self.is_abandoned:
-            self.is_abandoned = True
+        if not (self.is_abandoned or self.has_ended):
+            self.has_ended = True
             self._calls.put(None)
 
     def _await_answer(self, look: Callable[[], float]) -> _Answer:

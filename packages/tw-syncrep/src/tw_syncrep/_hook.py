@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from tw_core.checks import check_flag, check_whole_number
+from tw_syncrep._call_checks import check_methods, check_session
 from tw_syncrep._chief_loop import ChiefLoop
 from tw_syncrep._errors import SyncTimeoutError
 from tw_syncrep._guard import Guard, judge_wait
@@ -52,7 +54,18 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
           is_chief: whether this replica runs the rounds.
           num_tokens: as for ``get_init_tokens_op``.
           ends_all: whether the run ends when this replica leaves.
+
+        Raises:
+          TypeError: an argument is of another type.
         """
+        if not hasattr(type(optimizer), "sync_graph"):
+            raise TypeError(
+                "SyncReplicasHook: optimizer must be a SyncReplicasOptimizer; got "
+                f"{optimizer!r}."
+            )
+        check_flag("SyncReplicasHook", is_chief=is_chief)
+        check_whole_number("SyncReplicasHook", num_tokens=num_tokens)
+        check_flag("SyncReplicasHook", ends_all=ends_all)
         self._optimizer = optimizer
         self._is_chief = is_chief
         self._num_tokens = num_tokens
@@ -63,6 +76,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._is_started = False
         self._waits = False
         self._session: Any = None
+        self._begun: SyncGraph | None = None
 
     @property
     def wait_timeout_s(self) -> float | None:
@@ -86,7 +100,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
           ValueError: the optimizer has built none yet, or too few tokens.
         """
         try:
-            self._graph = self._optimizer.sync_graph
+            self._begun = self._optimizer.sync_graph
         except ValueError:
             raise ValueError(
                 "SyncReplicasOptimizer.apply_gradient should be called before using "
@@ -106,7 +120,12 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
         Raises:
           RuntimeError: variables have no value; all are named.
+          TypeError: ``session`` is none, or ``coord`` no coordinator.
+          ValueError: the session is one of another graph.
         """
+        caller = "SyncReplicasHook.after_create_session"
+        check_session(caller, session, self._graph.train_op.graph)
+        check_methods(caller, ["request_stop"], "a tf.train.Coordinator", coord=coord)
         self._stop_threads()
         self._check_initialized(session)
         ops = self._graph.ops
@@ -130,7 +149,18 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             )
 
     def before_run(self, run_context: Any) -> Any:
-        """Waits for the others before the first step, and begins a wait."""
+        """Waits for the others before the first step, and begins a wait.
+
+        Raises:
+          RuntimeError: called before ``after_create_session``.
+          TypeError: ``run_context`` is none of a session's.
+        """
+        self._check_started("before_run")
+        if not hasattr(run_context, "original_args"):
+            raise TypeError(
+                "SyncReplicasHook.before_run: run_context must be a session's; got "
+                f"{run_context!r}."
+            )
         self._waits = self._training.is_in(run_context.original_args.fetches)
         if not self._waits:
             return None
@@ -144,7 +174,12 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return tf.compat.v1.train.SessionRunArgs(self._graph.reply)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Raises what ended the wait, or has the session stop."""
+        """Raises what ended the wait, or has the session stop.
+
+        Raises:
+          RuntimeError: called before ``after_create_session``.
+        """
+        self._check_started("after_run")
         if not self._waits:
             return
         error = self._failure
@@ -158,7 +193,15 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             raise error
 
     def end(self, session: tf.compat.v1.Session) -> None:
-        """Leaves in order; the chief ends the run for all."""
+        """Leaves in order; the chief ends the run for all.
+
+        Raises:
+          RuntimeError: called before ``after_create_session``.
+          TypeError: ``session`` is none.
+          ValueError: it is one of another graph.
+        """
+        self._check_started("end")
+        check_session("SyncReplicasHook.end", session, self._graph.train_op.graph)
         self._stop_threads()
         ops = self._graph.ops
         farewell = [ops.close] if self._is_chief or self._ends_all else [ops.leave]
@@ -166,6 +209,17 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             session.run(farewell, options=_soon(_ENDING_MS))
         except tf.errors.OpError as error:
             _log.warning("Could not leave in order; others will wait: %s", error)
+
+    @property
+    def _graph(self) -> SyncGraph:
+        """What ``begin`` has got."""
+        if self._begun is None:
+            raise RuntimeError(_out_of_order("after_create_session", "begin"))
+        return self._begun
+
+    def _check_started(self, called: str) -> None:
+        if self._session is None:
+            raise RuntimeError(_out_of_order(called, "after_create_session"))
 
     def _judge(self, status: Status) -> SyncTimeoutError | None:
         return judge_wait(
@@ -208,6 +262,13 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
                 f"no value: {', '.join(names)}. Add them to the init_op, or make them "
                 "before the session."
             )
+
+
+def _out_of_order(called: str, missing: str) -> str:
+    return (
+        f"SyncReplicasHook.{called}: called before {missing}(). A session calls them "
+        "in order: give the hook to training_session(hooks=[...])."
+    )
 
 
 def _soon(milliseconds: int) -> Any:

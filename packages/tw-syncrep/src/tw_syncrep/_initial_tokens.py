@@ -7,6 +7,7 @@ let replicas compute gradients that come too late, as TensorFlow's default does.
 
 import tensorflow as tf
 
+from tw_core.checks import check_whole_number
 from tw_syncrep._chief_side import Meeting
 from tw_syncrep._on_device import apart_from_the_caller
 from tw_syncrep._session_ops import initial_rows
@@ -25,15 +26,18 @@ def initial_tokens(num_tokens: int, *, aggregate: int, total: int) -> tuple[int,
       [total] tokens of each replica, as even as can be.
 
     Raises:
+      TypeError: not a whole number.
       ValueError: the first step could not end with so few.
     """
+    caller = "SyncReplicasOptimizer.get_init_tokens_op"
+    num_tokens = check_whole_number(caller, num_tokens=num_tokens)
     needed = max(0, aggregate - total)
     if num_tokens == -1:
         num_tokens = needed
     if num_tokens < needed:
         raise ValueError(
-            "SyncReplicasOptimizer.get_init_tokens_op: Too few tokens to finish "
-            f"the first step: {num_tokens} (given) vs {needed} (needed)."
+            f"{caller}: Too few tokens to finish the "
+            f"first step: {num_tokens} (given) vs {needed} (needed)."
         )
     share, more = divmod(num_tokens, total)
     return tuple(share + (replica < more) for replica in range(total))

@@ -8,6 +8,8 @@ import socket
 import warnings
 from pathlib import Path
 
+from tw_core.checks import check_whole_number
+
 _LISTEN = "0A"
 
 
@@ -25,7 +27,16 @@ def is_exposed(port: int, *, proc: Path = Path("/proc/net")) -> bool:
     Returns:
       Whether it does, as far as the system tells; False on a machine (or in a
       network namespace) that has the loopback interface only.
+
+    Raises:
+      TypeError: ``port`` is no whole number, or ``proc`` no path.
+      ValueError: ``port`` is none that there can be.
     """
+    check_whole_number("is_exposed", port=port)
+    if not 0 < port < 65536:
+        raise ValueError(f"is_exposed: port must be 1 to 65535; got {port}.")
+    if not isinstance(proc, Path):
+        raise TypeError(f"is_exposed: proc must be a pathlib.Path; got {proc!r}.")
     if [name for _, name in socket.if_nameindex()] == ["lo"]:
         return False
     return any(

@@ -11,20 +11,27 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core.checks import check_flag, check_whole_number
 from tw_syncrep._arguments import (
     check_choice,
     check_graph,
+    check_loss,
     check_pairs,
+    check_scope_name,
+    check_slot,
+    check_wrapped,
+    read_pairs,
     sync_options,
     timeouts,
 )
+from tw_syncrep._call_checks import check_session
 from tw_syncrep._gradient_shapes import fitting_gradients
 from tw_syncrep._hook import SyncReplicasHook
 from tw_syncrep._initial_tokens import send_initial_tokens
 from tw_syncrep._inner_step import inner_step
 from tw_syncrep._mirrors import SMALL, copies_for, with_masters
 from tw_syncrep._queue_runner import make_queue_runner
-from tw_syncrep._replica_index import find_replica_index
+from tw_syncrep._replica_index import check_index, find_replica_index
 from tw_syncrep._status import Status, format_status, read_status
 from tw_syncrep._sync_graph import SyncGraph, build_sync_graph
 
@@ -82,9 +89,18 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
           when_replica_leaves: "continue" with fewer, or "end" for all.
 
         Raises:
-          ValueError: a count or a choice is none of the possible ones.
-          TypeError: ``compression`` is no float type.
+          ValueError: a count, a choice, a timeout or a name is none of the possible
+            ones.
+          TypeError: an argument is of another type.
         """
+        check_wrapped(
+            opt,
+            variable_averages=variable_averages,
+            variables_to_average=variables_to_average,
+            use_locking=use_locking,
+        )
+        check_scope_name("SyncReplicasOptimizer", name)
+        check_index(replica_index)
         super().__init__(use_locking, name)
         self._options = sync_options(
             replicas_to_aggregate,
@@ -155,7 +171,11 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
         Returns:
           [N] pairs of this replica's gradient, or None, and the variable.
+
+        Raises:
+          TypeError: ``loss`` is no tensor, or ``var_list`` holds no variables.
         """
+        check_loss(loss, var_list)
         wanted = copies_for(var_list)
         return with_masters(self._opt.compute_gradients(loss, wanted, *args, **kwargs))
 
@@ -186,7 +206,9 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             of a ``tf.cond`` or ``tf.while_loop``.
         """
         check_graph()
-        pairs = with_masters(grads_and_vars)
+        if name is not None:
+            check_scope_name("SyncReplicasOptimizer.apply_gradients", name)
+        pairs = with_masters(read_pairs(grads_and_vars))
         if global_step is None:
             global_step = tf.compat.v1.train.get_global_step()
         check_pairs(pairs, global_step)
@@ -230,6 +252,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
         Raises:
           ValueError: called before ``apply_gradients``, or too few tokens.
+          TypeError: not a whole number.
         """
         return send_initial_tokens(self.sync_graph.meeting, num_tokens)
 
@@ -241,19 +264,37 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         Args:
           is_chief: whether this replica applies the steps.
           num_tokens: initial tokens, for the chief.
+
+        Raises:
+          TypeError: not True or False, or not a whole number.
         """
+        caller = "SyncReplicasOptimizer.make_session_run_hook"
+        check_flag(caller, is_chief=is_chief)
+        check_whole_number(caller, num_tokens=num_tokens)
         return SyncReplicasHook(self, is_chief, num_tokens, ends_all=self._ends_all)
 
     def status(self, session: Any) -> Status:
-        """Reads how the run stands, in any replica's session."""
-        return read_status(session.run(self.sync_graph.ops.status))
+        """Reads how the run stands, in any replica's session.
+
+        Raises:
+          TypeError: ``session`` is none.
+          ValueError: it is one of another graph, or ``apply_gradients`` was not called.
+        """
+        built = self.sync_graph
+        check_session("SyncReplicasOptimizer.status", session, built.train_op.graph)
+        return read_status(session.run(built.ops.status))
 
     def status_line(self, session: Any) -> str:
         """Reads how the run stands as one line of text."""
         return format_status(self.status(session))
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns a slot of the wrapped optimizer."""
+        """Returns a slot of the wrapped optimizer.
+
+        Raises:
+          TypeError: the first argument is no variable.
+        """
+        check_slot(args, kwargs)
         return self._opt.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> list[str]:

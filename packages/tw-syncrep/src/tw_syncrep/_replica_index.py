@@ -1,8 +1,22 @@
 """Which replica an optimizer belongs to; read anew in every graph."""
 
+from typing import Any
+
 import tensorflow as tf
 
+from tw_core.checks import check_whole_number
 from tw_syncrep._tf_config import find_tf_config
+
+
+def check_index(given: Any) -> None:
+    """Refuses what is no number of a replica, and not None.
+
+    Raises:
+      TypeError: not a whole number.
+      ValueError: a negative one.
+    """
+    if given is not None:
+        check_whole_number("SyncReplicasOptimizer", replica_index=given, at_least=0)
 
 
 def find_replica_index(given: int | None, *, total: int) -> int:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tw_core.checks import check_text, check_whole_number
+
 JOBS = ("chief", "worker", "ps", "evaluator")
 _OLD_NAMES = {"master": "chief"}
 
@@ -28,6 +30,26 @@ class TaskConfig:
     addresses: Mapping[str, tuple[str, ...]]
     job: str
     index: int
+
+    def __post_init__(self) -> None:
+        """Refuses what is no task of a cluster.
+
+        Raises:
+          TypeError: an attribute is of another type.
+          ValueError: the addresses or the task are wrong; every fault is named.
+        """
+        check_text("TaskConfig", job=self.job)
+        check_whole_number("TaskConfig", index=self.index)
+        if not _are_addresses(self.addresses):
+            raise TypeError(
+                "TaskConfig: addresses must map jobs to lists of 'host:port'; got "
+                f"{self.addresses!r}."
+            )
+        task = {"type": self.job, "index": int(self.index)}
+        faults = _faults_of_cluster(self.addresses)
+        faults += _faults_of_task(task, self.addresses)
+        if faults:
+            raise ValueError(f"TaskConfig: {'; '.join(faults)}.")
 
     @property
     def replicas(self) -> tuple[tuple[str, int], ...]:
@@ -71,8 +93,11 @@ def read_tf_config(text: str | None = None) -> TaskConfig:
       What it says.
 
     Raises:
+      TypeError: ``text`` is no string.
       ValueError: it is missing, no JSON, or wrong; every fault is named.
     """
+    if text is not None:
+        check_text("read_tf_config", text=text, empty=True)
     if text is None:
         text = os.environ.get("TF_CONFIG")
     if not text:
@@ -93,7 +118,7 @@ def read_tf_config(text: str | None = None) -> TaskConfig:
 def find_tf_config() -> TaskConfig | None:
     """Reads TF_CONFIG where it is set; None where it is not, or names no cluster."""
     text = os.environ.get("TF_CONFIG")
-    if not text or not _parse(text)[0]:
+    if not text or _parse(text)[0] in (None, {}):
         return None
     return read_tf_config(text)
 
@@ -114,15 +139,19 @@ def _parse(text: str) -> tuple[Any, Any]:
 
 
 def _read_cluster(cluster: Any) -> dict[str, tuple[str, ...]]:
-    if not isinstance(cluster, dict) or not all(
-        isinstance(tasks, list) and all(isinstance(a, str) for a in tasks)
-        for tasks in cluster.values()
-    ):
+    if not _are_addresses(cluster):
         raise ValueError(
             "read_tf_config: 'cluster' must map jobs to lists of 'host:port'; got "
             f"{cluster!r}."
         )
     return {_job_name(job): tuple(tasks) for job, tasks in cluster.items() if tasks}
+
+
+def _are_addresses(cluster: Any) -> bool:
+    return isinstance(cluster, Mapping) and all(
+        isinstance(tasks, list | tuple) and all(isinstance(a, str) for a in tasks)
+        for tasks in cluster.values()
+    )
 
 
 def _job_name(job: Any) -> Any:

@@ -1,12 +1,20 @@
 """``training_session``: TensorFlow's arguments, and bounds from cluster and hooks."""
 
+import os
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
+from tw_core.checks import check_flag, check_number, check_text
 from tw_syncrep._bounded_session import TrainingSession
+from tw_syncrep._call_checks import (
+    check_config,
+    check_kind,
+    check_methods,
+    check_timeouts,
+)
 from tw_syncrep._device_filters import with_device_filters
 from tw_syncrep._hook import SyncReplicasHook
 from tw_syncrep._session_creator import ReadySessionCreator
@@ -14,6 +22,14 @@ from tw_syncrep._tf_config import TaskConfig, find_tf_config
 
 _DEFAULT_TIMEOUT_S = 600.0
 _AS_TENSORFLOW: Any = object()
+_CALLER = "training_session"
+_NUMBERS = (
+    "save_checkpoint_secs",
+    "save_checkpoint_steps",
+    "save_summaries_secs",
+    "save_summaries_steps",
+    "log_step_count_steps",
+)
 
 
 def training_session(
@@ -73,27 +89,38 @@ def training_session(
       The session, created.
 
     Raises:
+      TypeError: an argument is of another type.
+      ValueError: a timeout is not above 0, or a number is NaN.
       StartTimeoutError: it could not be created in time.
       ServerLostError: parameter servers did not answer in time.
     """
-    cluster = cluster or find_tf_config()
+    check_flag(_CALLER, is_chief=is_chief)
+    check_kind(_CALLER, TaskConfig, "a cluster.TaskConfig, or None", cluster=cluster)
+    check_timeouts(
+        _CALLER, wait_timeout_s=wait_timeout_s, start_timeout_s=start_timeout_s
+    )
     arguments = {
         "master": master,
-        "checkpoint_dir": checkpoint_dir,
+        "checkpoint_dir": _read_folder(checkpoint_dir=checkpoint_dir),
         "scaffold": scaffold,
-        "hooks": list(hooks or ()),
-        "chief_only_hooks": list(chief_only_hooks or ()) if is_chief else [],
+        "hooks": _read_hooks(hooks=hooks),
+        "chief_only_hooks": _read_hooks(chief_only_hooks=chief_only_hooks),
         "save_checkpoint_secs": save_checkpoint_secs,
         "save_summaries_steps": save_summaries_steps,
         "save_summaries_secs": save_summaries_secs,
-        "config": with_device_filters(config, cluster),
+        "config": config,
         "stop_grace_period_secs": stop_grace_period_secs,
         "log_step_count_steps": log_step_count_steps,
         "max_wait_secs": max_wait_secs,
         "save_checkpoint_steps": save_checkpoint_steps,
-        "summary_dir": summary_dir,
+        "summary_dir": _read_folder(summary_dir=summary_dir),
         "save_graph_def": save_graph_def,
     }
+    _check_arguments(arguments)
+    cluster = cluster or find_tf_config()
+    arguments["config"] = with_device_filters(config, cluster)
+    if not is_chief:
+        arguments["chief_only_hooks"] = []
     ours = _our_hooks(arguments)
     start_s = _timeout(start_timeout_s, [hook.start_timeout_s for hook in ours])
     return TrainingSession(
@@ -103,6 +130,49 @@ def training_session(
         start_timeout_s=start_s,
         unanswered=lambda: any(hook.is_unanswered for hook in ours),
     )
+
+
+def _read_folder(**given: Any) -> str | None:
+    """Returns the path of a folder, if there is one, as TensorFlow takes it."""
+    ((_, folder),) = given.items()
+    check_kind(_CALLER, (str, os.PathLike), "the path of a folder", **given)
+    return None if folder is None else os.fspath(folder)
+
+
+def _read_hooks(**given: Any) -> list[Any]:
+    """Returns the hooks of one argument, each of which has a hook's methods."""
+    ((name, hooks),) = given.items()
+    if hooks is None:
+        return []
+    if isinstance(hooks, str) or not isinstance(hooks, Iterable):
+        raise TypeError(f"{_CALLER}: {name} must be a list of hooks; got {hooks!r}.")
+    found = list(hooks)
+    for hook in found:
+        check_methods(
+            _CALLER,
+            ["begin", "after_create_session", "before_run", "after_run", "end"],
+            "hooks such as tf.compat.v1.train.SessionRunHook",
+            **{name: hook},
+        )
+    return found
+
+
+def _check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuses what TensorFlow's session would stumble over later."""
+    check_text(_CALLER, master=arguments["master"], empty=True)
+    check_config(_CALLER, arguments["config"])
+    check_kind(
+        _CALLER,
+        tf.compat.v1.train.Scaffold,
+        "a tf.compat.v1.train.Scaffold",
+        scaffold=arguments["scaffold"],
+    )
+    for name in _NUMBERS:
+        if arguments[name] not in (None, _AS_TENSORFLOW):
+            check_number(_CALLER, finite=False, **{name: arguments[name]})
+    for name in ("stop_grace_period_secs", "max_wait_secs"):
+        check_number(_CALLER, at_least=0, finite=False, **{name: arguments[name]})
+    check_flag(_CALLER, save_graph_def=arguments["save_graph_def"])
 
 
 def _our_hooks(arguments: Mapping[str, Any]) -> list[SyncReplicasHook]:

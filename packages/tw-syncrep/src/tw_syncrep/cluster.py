@@ -21,6 +21,8 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import replica_device_setter
+from tw_core.checks import check_flag, check_whole_number
+from tw_syncrep._call_checks import check_config, check_task
 from tw_syncrep._device_filters import with_device_filters
 from tw_syncrep._kept_memory import keep_freed_memory
 from tw_syncrep._listening import ExposedServerWarning, is_exposed, warn_if_exposed
@@ -49,7 +51,12 @@ __all__ = [
 
 
 def cluster_spec(task: TaskConfig) -> tf.train.ClusterSpec:
-    """Returns the cluster as TensorFlow takes it."""
+    """Returns the cluster as TensorFlow takes it.
+
+    Raises:
+      TypeError: ``task`` describes none.
+    """
+    check_task("cluster_spec", task)
     return tf.train.ClusterSpec({job: list(a) for job, a in task.addresses.items()})
 
 
@@ -66,8 +73,12 @@ def start_server(
         steps with megabytes of gradients faster.
 
     Raises:
+      TypeError: an argument is of another type.
       ValueError: the task is an evaluator outside of the cluster.
     """
+    check_task("start_server", task)
+    check_config("start_server", config)
+    check_flag("start_server", keep_memory=keep_memory)
     if task.address is None:
         raise ValueError(
             f"start_server: {task.job} {task.index} is no part of the cluster "
@@ -88,7 +99,11 @@ def device_setter(task: TaskConfig) -> Callable[[tf.Operation], str] | None:
     """Returns a device function: variables on the servers, the rest on this task.
 
     For ``tf.compat.v1.device``; None where the cluster has no parameter server.
+
+    Raises:
+      TypeError: ``task`` describes none.
     """
+    check_task("device_setter", task)
     return replica_device_setter(
         worker_device=f"/job:{task.job}/task:{task.index}", cluster=cluster_spec(task)
     )
@@ -110,18 +125,37 @@ def variable_getter(
 
     Returns:
       A function for ``tf.compat.v1.variable_scope(custom_getter=...)``.
+
+    Raises:
+      TypeError: ``task`` describes none, or ``below`` is no whole number.
+      ValueError: ``task`` is no device string, or ``below`` negative.
     """
-    device = task if isinstance(task, str) else f"/job:{task.job}/task:{task.index}"
-    return _variable_getter(device, below=below)
+    return _make_getter("variable_getter", task, below)
 
 
 @contextlib.contextmanager
 def pulled_together(task: TaskConfig | str, *, below: int = SMALL) -> Iterator[None]:
     """Has the variables of a model pulled in packs; see ``variable_getter``."""
+    getter = _make_getter("pulled_together", task, below)
     scope = tf.compat.v1.get_variable_scope()
-    getter = variable_getter(task, below=below)
     with tf.compat.v1.variable_scope(scope, custom_getter=getter):
         yield
+
+
+def _make_getter(
+    caller: str, task: TaskConfig | str, below: int
+) -> Callable[..., tf.Variable]:
+    below = check_whole_number(caller, below=below, at_least=0)
+    if not isinstance(task, str):
+        check_task(caller, task)
+        return _variable_getter(f"/job:{task.job}/task:{task.index}", below=below)
+    try:
+        tf.DeviceSpec.from_string(task)
+    except ValueError as error:
+        raise ValueError(
+            f"{caller}: task {task!r} is no device string such as '/job:worker/task:1'."
+        ) from error
+    return _variable_getter(task, below=below)
 
 
 @dataclass(frozen=True)
@@ -137,12 +171,34 @@ class LocalCluster:
     servers: dict[tuple[str, int], tf.distribute.Server]
 
     def task(self, job: str, index: int) -> TaskConfig:
-        """Returns the description of one task."""
+        """Returns the description of one task.
+
+        Raises:
+          ValueError: there is no such task.
+        """
+        self._check_task("task", job, index)
         return TaskConfig(self.addresses, job, index)
 
     def target(self, job: str, index: int) -> str:
-        """Returns the target for a task's sessions."""
+        """Returns the target for a task's sessions.
+
+        Raises:
+          ValueError: there is no such task.
+        """
+        self._check_task("target", job, index)
         return str(self.servers[job, index].target)
+
+    def _check_task(self, method: str, job: str, index: int) -> None:
+        known = [
+            f"{job} {i}"
+            for job, tasks in self.addresses.items()
+            for i in range(len(tasks))
+        ]
+        if f"{job} {index}" not in known:
+            raise ValueError(
+                f"LocalCluster.{method}: there is no {job!r} {index!r}; known are "
+                f"{', '.join(known)}."
+            )
 
 
 def start_local(*, ps: int = 1, workers: int = 2, config: Any = None) -> LocalCluster:
@@ -154,8 +210,12 @@ def start_local(*, ps: int = 1, workers: int = 2, config: Any = None) -> LocalCl
       config: a ``ConfigProto`` for every server; by default ``start_server``'s.
 
     Raises:
+      TypeError: a count is no whole number, or ``config`` no configuration.
       ValueError: a count is negative, or there is no worker.
     """
+    check_whole_number("start_local", ps=ps)
+    check_whole_number("start_local", workers=workers)
+    check_config("start_local", config)
     if ps < 0 or workers < 1:
         raise ValueError(
             f"start_local: needs ps >= 0 and workers >= 1; got {ps} and {workers}."

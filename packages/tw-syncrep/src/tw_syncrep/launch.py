@@ -4,9 +4,11 @@ tw-launch --ps 1 --workers 2 -- python train.py --epochs 3
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 
+from tw_core.checks import check_list, check_text
 from tw_syncrep._isolation import isolate
 from tw_syncrep._launcher import Launcher
 from tw_syncrep._ports import find_free_ports
@@ -31,7 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0, the status of the first task that failed for good, 128
       plus a signal's number, or 2 where nothing could be started.
+
+    Raises:
+      TypeError: ``arguments`` are no strings.
     """
+    if arguments is not None:
+        for argument in check_list("main", arguments=arguments, empty=True):
+            check_text("main", argument=argument, empty=True)
     options = _parse(arguments)
     try:
         if options.isolate:
@@ -64,7 +72,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         )
     parser.add_argument(
         "--grace",
-        type=float,
+        type=_seconds,
         default=10.0,
         help="seconds between asking a task to end and killing it (10)",
     )
@@ -80,9 +88,18 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must be 0 or more; got {value}")
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be 0 or more; got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be seconds, 0 or more; got {text!r}")
     return value
 
 

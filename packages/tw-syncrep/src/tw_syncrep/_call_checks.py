@@ -1,0 +1,113 @@
+"""What several public functions take alike, and what is said of wrong ones."""
+
+import math
+from collections.abc import Iterable
+from numbers import Real
+from typing import Any
+
+import tensorflow as tf
+
+from tw_syncrep._tf_config import TaskConfig
+
+
+def check_timeouts(caller: str, **given: Any) -> None:
+    """Refuses what is no bound in seconds; None is: for ever, or another's bound.
+
+    Raises:
+      TypeError: some are no numbers.
+      ValueError: some are not above 0, or not finite; all are named.
+    """
+    wrong = {name: s for name, s in given.items() if s is not None and not _is_time(s)}
+    if not wrong:
+        return
+    kind = ValueError if all(map(_is_number, wrong.values())) else TypeError
+    raise kind(
+        f"{caller}: timeouts must be seconds above 0, or None to wait forever; got "
+        f"{', '.join(f'{name}={s!r}' for name, s in wrong.items())}."
+    )
+
+
+def check_kind(
+    caller: str, kind: type | tuple[type, ...], wanted: str, **given: Any
+) -> None:
+    """Refuses an argument that is neither None nor of a type, called ``wanted``.
+
+    Raises:
+      TypeError: some are not.
+    """
+    for name, value in given.items():
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(
+                f"{caller}: {name} must be {wanted}; got {value!r} "
+                f"({type(value).__name__})."
+            )
+
+
+def check_methods(
+    caller: str, methods: Iterable[str], wanted: str, **given: Any
+) -> None:
+    """Refuses an argument that is no object with certain methods.
+
+    Raises:
+      TypeError: one lacks some, or is a class.
+    """
+    for name, value in given.items():
+        lacking = [m for m in methods if not callable(getattr(value, m, None))]
+        if isinstance(value, type):
+            raise TypeError(
+                f"{caller}: {name} must be {wanted}; got the class {value.__name__}. "
+                "Make an object of it."
+            )
+        if lacking:
+            raise TypeError(
+                f"{caller}: {name} must be {wanted}; got {value!r}, which has no "
+                f"{', '.join(lacking)}."
+            )
+
+
+def check_task(caller: str, task: Any) -> None:
+    """Refuses what is no description of a task.
+
+    Raises:
+      TypeError: it is none.
+    """
+    if not isinstance(task, TaskConfig):
+        raise TypeError(
+            f"{caller}: task must be a cluster.TaskConfig, as cluster.read_tf_config() "
+            f"returns; got {task!r}."
+        )
+
+
+def check_config(caller: str, config: Any) -> None:
+    """Refuses what is no configuration of sessions or servers.
+
+    Raises:
+      TypeError: it is none, and not None.
+    """
+    check_kind(
+        caller, tf.compat.v1.ConfigProto, "a tf.compat.v1.ConfigProto", config=config
+    )
+
+
+def check_session(caller: str, session: Any, graph: tf.Graph) -> None:
+    """Refuses what cannot run ops of a graph.
+
+    Raises:
+      TypeError: it is no session.
+      ValueError: it is one of another graph.
+    """
+    check_methods(caller, ["run"], "a session", session=session)
+    launched = getattr(session, "graph", None)
+    if launched is not None and launched is not graph:
+        raise ValueError(
+            f"{caller}: session must be one of the graph in which apply_gradients was "
+            "called; got one of another graph."
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_time(value: Any) -> bool:
+    return _is_number(value) and 0 < value < math.inf
