@@ -5,7 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_core import check_grad_list
+from tw_core import (
+    check_grad_list,
+    check_replicated_grad_list,
+    check_shared_grad_list,
+)
 
 v1 = tf.compat.v1
 MODES = pytest.mark.parametrize("mode", ["graph", "function", "eager"])
@@ -34,10 +38,10 @@ def tower(prefix="", names="ab"):
     return pairs
 
 
-def problems(grad_list, **kwargs):
+def problems(grad_list, *, check=check_grad_list, **kwargs):
     """Returns the offenders that the message lists."""
     with pytest.raises(ValueError) as error:
-        check_grad_list(grad_list, **kwargs)
+        check(grad_list, **kwargs)
     first, *listed = str(error.value).split("\n  - ")
     assert first.endswith(
         "with the same variables, shapes and dtypes in the same order; got:"
@@ -137,10 +141,10 @@ def test_none_passes_where_it_is_allowed(where):
 def test_variables_of_their_own_and_shared_ones_pass_where_they_are_wanted(mode):
     def body():
         own, shared = [tower(), tower("tower1/")], [tower()] * 2
-        check_grad_list(own, variables="own")
-        check_grad_list(shared, variables="shared")
-        check_grad_list(shared[:1], variables="own")
-        check_grad_list(shared[:1], variables="shared")
+        check_replicated_grad_list(own)
+        check_shared_grad_list(shared)
+        check_replicated_grad_list(shared[:1])
+        check_shared_grad_list(shared[:1])
 
     in_mode(mode, body)
 
@@ -158,7 +162,7 @@ def test_every_shared_variable_is_named_where_each_tower_must_have_its_own(mode)
             copies,
             [(one, a), copies[1], (three, c)],
         ]
-        found = problems(pairs, variables="own")
+        found = problems(pairs, check=check_replicated_grad_list)
         assert [line.partition(", and would")[0] for line in found] == [
             "a:0 is one variable in towers [0, 2]",
             "c:0 is one variable in towers [0, 2]",
@@ -173,18 +177,14 @@ def test_every_variable_that_is_not_shared_is_named_where_it_must_be(mode):
     def body():
         (one, a), (two, b) = tower()
         copy = tower("tower1/")
-        assert problems([[(one, a), (two, b)], copy, copy], variables="shared") == [
+        pairs = [[(one, a), (two, b)], copy, copy]
+        assert problems(pairs, check=check_shared_grad_list) == [
             f"{name} is a variable of their own in towers [1, 2], where all towers "
             "must use tower 0's"
             for name in "ab"
         ]
 
     in_mode(mode, body)
-
-
-def test_what_is_neither_own_nor_shared_is_refused():
-    with pytest.raises(ValueError, match=r"'own', 'shared' or None; got 'mine'"):
-        check_grad_list([tower()], variables="mine")
 
 
 @MODES

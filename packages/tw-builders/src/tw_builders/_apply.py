@@ -22,7 +22,8 @@ from tw_builders._optimizers import (
 )
 from tw_core import (
     Tower,
-    check_grad_list,
+    check_replicated_grad_list,
+    check_shared_grad_list,
     leave_no_summaries,
     merge_grad_list,
     orders_effects,
@@ -70,7 +71,7 @@ def apply_gradients(
     for own in grads:
         check_list("apply_gradients", grads_of_a_tower=own, of="gradients", empty=True)
     pairs = merge_grad_list(grads, variables)
-    check_grad_list(pairs, caller="apply_gradients", variables="own")
+    check_replicated_grad_list(pairs, caller="apply_gradients")
     ensured = ensure_gradient_shapes(pairs)
     with tower_build():
         ops = [
@@ -103,7 +104,7 @@ def apply_shared_gradients(
         graph; integer gradients with ``average``.
     """
     check_flag("apply_shared_gradients", average=average)
-    check_grad_list(grad_list, caller="apply_shared_gradients", variables="shared")
+    check_shared_grad_list(grad_list, caller="apply_shared_gradients")
     check_optimizer(optimizer, caller="apply_shared_gradients")
     own = [variable for _, variable in grad_list[0]]
     ensured = ensure_gradient_shapes(grad_list)

@@ -14,7 +14,7 @@ from tw_builders._data_parallel import (
 from tw_builders._gradient_shapes import ensure_gradient_shapes
 from tw_builders._optimizers import check_optimizer, one_optimizer_per_tower
 from tw_builders._parameter_server import shared_variable_devices
-from tw_core import check_grad_list
+from tw_core import check_shared_grad_list
 from tw_core.checks import check_flag, check_function
 
 _T = TypeVar("_T")
@@ -146,7 +146,7 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
     def _prepare(self, grad_list: Sequence[_Pairs], *, caller: str) -> list[_Pairs]:
         check_session_graph(caller)
         check_tower_count(grad_list, len(self.towers), caller=caller)
-        check_grad_list(grad_list, caller=caller, variables="shared")
+        check_shared_grad_list(grad_list, caller=caller)
         ensured = ensure_gradient_shapes(grad_list)
         if not self._scale_gradient or len(grad_list) == 1:
             return list(ensured)

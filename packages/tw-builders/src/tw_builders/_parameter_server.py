@@ -15,7 +15,11 @@ from tw_builders._data_parallel import (
 )
 from tw_builders._gradient_shapes import ensure_gradient_shapes
 from tw_builders._optimizers import check_optimizer
-from tw_core import LeastLoadedDeviceSetter, check_grad_list, replica_device_setter
+from tw_core import (
+    LeastLoadedDeviceSetter,
+    check_shared_grad_list,
+    replica_device_setter,
+)
 from tw_core.checks import check_function
 from tw_reduce import aggregate_grads_colocate
 
@@ -90,7 +94,7 @@ class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
         caller = "SyncMultiGPUParameterServerBuilder.build"
         check_session_graph(caller)
         check_tower_count(grad_list, len(self.towers), caller=caller)
-        check_grad_list(grad_list, caller=caller, variables="shared")
+        check_shared_grad_list(grad_list, caller=caller)
         check_function(caller, get_opt_fn=get_opt_fn)
         ensured = ensure_gradient_shapes(grad_list)
         with naming(caller):

@@ -15,7 +15,7 @@ from tw_builders._data_parallel import (
 from tw_builders._gradient_shapes import ensure_gradient_shapes
 from tw_builders._optimizers import one_optimizer_per_tower
 from tw_builders._sync_variables import build_sync_op
-from tw_core import check_grad_list, merge_grad_list, split_grad_list
+from tw_core import check_replicated_grad_list, merge_grad_list, split_grad_list
 from tw_core.checks import check_flag, check_function
 from tw_reduce import mean, reducer_for_mode
 
@@ -112,7 +112,7 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
         caller = "SyncMultiGPUReplicatedBuilder.build"
         check_session_graph(caller)
         check_tower_count(grad_list, len(self.towers), caller=caller)
-        check_grad_list(grad_list, caller=caller, variables="own")
+        check_replicated_grad_list(grad_list, caller=caller)
         check_function(caller, get_opt_fn=get_opt_fn)
         all_grads, all_vars = split_grad_list(ensure_gradient_shapes(grad_list))
         with naming(caller):

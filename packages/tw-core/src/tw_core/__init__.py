@@ -20,7 +20,11 @@ if TYPE_CHECKING:
         use_logical_cpus,
     )
     from tw_core._duplicate_rows import sum_duplicate_rows
-    from tw_core._grad_list_checks import check_grad_list
+    from tw_core._grad_list_checks import (
+        check_grad_list,
+        check_replicated_grad_list,
+        check_shared_grad_list,
+    )
     from tw_core._grad_lists import (
         Gradient,
         GradList,
@@ -84,6 +88,8 @@ __all__ = [
     "check_devices",
     "check_grad_list",
     "check_known_devices",
+    "check_replicated_grad_list",
+    "check_shared_grad_list",
     "compiles_with_xla",
     "copy_to_replicas",
     "freeze_collections",
@@ -121,7 +127,11 @@ _HOMES = {
         "use_logical_cpus",
     ],
     "_duplicate_rows": ["sum_duplicate_rows"],
-    "_grad_list_checks": ["check_grad_list"],
+    "_grad_list_checks": [
+        "check_grad_list",
+        "check_replicated_grad_list",
+        "check_shared_grad_list",
+    ],
     "_grad_lists": ["GradList", "Gradient", "merge_grad_list", "split_grad_list"],
     "_least_loaded": ["LeastLoadedDeviceSetter"],
     "_local_variables": ["override_to_local_variable"],

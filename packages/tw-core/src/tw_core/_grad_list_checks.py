@@ -22,11 +22,7 @@ from tw_core.checks import check_flag
 
 @without_autograph
 def check_grad_list(
-    grad_list: GradList,
-    *,
-    caller: str = "check_grad_list",
-    allow_none: bool = False,
-    variables: Literal["own", "shared"] | None = None,
+    grad_list: GradList, *, caller: str = "check_grad_list", allow_none: bool = False
 ) -> None:
     """Checks that every tower brings the same gradients in the same order.
 
@@ -39,25 +35,64 @@ def check_grad_list(
       grad_list: [K][N] pairs.
       caller: who asks; opens the message.
       allow_none: whether a gradient may be None.
-      variables: ``"own"``: every tower must have variables of its own, as replicas
-        do; ``"shared"``: all towers must have the same ones; None: either.
 
     Raises:
       ValueError: no tower, no gradient, or towers that differ in number,
-        variables, order, shape or dtype; a None; a reference variable; variables
-        that are shared and may not be, or are not and must be. Every offender is
-        named.
+        variables, order, shape or dtype; a None; a reference variable. Every
+        offender is named.
       TypeError: something that is no list of lists of pairs.
     """
     check_flag(caller, allow_none=allow_none)
-    if variables is not None and str(variables) not in ("own", "shared"):
-        raise ValueError(
-            f"{caller}: variables must be 'own', 'shared' or None; got {variables!r}."
-        )
+    _check(grad_list, caller, allow_none=allow_none)
+
+
+@without_autograph
+def check_replicated_grad_list(
+    grad_list: GradList, *, caller: str = "check_replicated_grad_list"
+) -> None:
+    """As ``check_grad_list``, for towers each of which must have its own variables.
+
+    A variable that several towers share would be updated once for each of them.
+
+    Args:
+      grad_list: [K][N] pairs.
+      caller: who asks; opens the message.
+
+    Raises:
+      ValueError: as ``check_grad_list``; or a variable that towers share.
+      TypeError: something that is no list of lists of pairs.
+    """
+    _check(grad_list, caller, ownership="own")
+
+
+@without_autograph
+def check_shared_grad_list(
+    grad_list: GradList, *, caller: str = "check_shared_grad_list"
+) -> None:
+    """As ``check_grad_list``, for towers all of which must use the same variables.
+
+    Args:
+      grad_list: [K][N] pairs.
+      caller: who asks; opens the message.
+
+    Raises:
+      ValueError: as ``check_grad_list``; or a variable that is not tower 0's.
+      TypeError: something that is no list of lists of pairs.
+    """
+    _check(grad_list, caller, ownership="shared")
+
+
+def _check(
+    grad_list: GradList,
+    caller: str,
+    *,
+    allow_none: bool = False,
+    ownership: Literal["own", "shared"] | None = None,
+) -> None:
     _check_is_nested(grad_list, caller)
     _check_are_pairs(grad_list, caller)
     _check_is_not_empty(grad_list, caller)
-    problems = list(_problems(grad_list, allow_none=allow_none, ownership=variables))
+    problems = list(_problems(grad_list, allow_none=allow_none, ownership=ownership))
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems)
         raise ValueError(
