@@ -381,7 +381,7 @@ FUNCTIONS = [
         lambda max_steps: AsyncRunner([print], max_steps=max_steps),
         ((1.5,), TypeError, "max_steps must be a whole number; got 1.5"),
         (("2",), TypeError, "got '2'"),
-        ((-1,), ValueError, "at least 0; got -1"),
+        ((-1,), ValueError, "0 or more; got -1"),
     ),
     *rows(
         "AsyncRunner.join",

@@ -70,7 +70,11 @@ class AsyncRunner:
         if not all(callable(step) for step in steps):
             raise TypeError(f"AsyncRunner: steps must be callables; got {list(steps)}.")
         if max_steps is not None:
-            check_whole_number("AsyncRunner", max_steps=max_steps, at_least=0)
+            check_whole_number("AsyncRunner", max_steps=max_steps)
+            if max_steps < 0:
+                raise ValueError(
+                    f"AsyncRunner: max_steps must be 0 or more; got {max_steps}."
+                )
         self._steps = list(steps)
         self._max_steps = max_steps
         self.steps_done = [0] * len(steps)
