@@ -152,15 +152,3 @@ def test_adds_before_and_after_a_sum_of_two_are_not_drawn_into_it(optimised):
     value, ops = optimised(neighbours(on_first))
     np.testing.assert_array_equal(value, [10, 10, 10])
     assert ops["TemporaryVariable"] == 0
-
-
-def test_tensors_of_equal_size_and_other_shape_do_not_add_up_unseen():
-    with tf.Graph().as_default():
-        fed = [tf.compat.v1.placeholder(tf.float32, [None, None]) for _ in range(2)]
-        total = on_first([[tensor] for tensor in fed])[0][0]
-        feeds = dict(zip(fed, [np.ones((2, 3)), np.ones((3, 2))], strict=True))
-        with (
-            tf.compat.v1.Session() as session,
-            pytest.raises(tf.errors.InvalidArgumentError, match="AddN"),
-        ):
-            session.run(total, feeds)

@@ -1,5 +1,6 @@
 """tensorpack's names: its arguments and results, and what it refused or skipped."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -202,6 +203,74 @@ def test_the_packer_says_when_it_cannot_pack():
         assert GradientPacker(1).compute_strategy([unknown]) is False
 
 
+@pytest.mark.parametrize("mode", ["graph", "function"])
+def test_the_packer_compares_in_the_run_what_it_does_not_know(mode):
+    shapes = [(60, 50), (3,)]
+    grads = [np.full(shape, 2, np.float32) for shape in shapes]
+
+    def there_and_back(*later):
+        packer = GradientPacker(2)
+        assert packer.compute_strategy([tf.ones(shape) for shape in shapes])
+        pieces = packer.pack(later[:2])
+        return packer.unpack([later[2], *pieces[1:]])
+
+    specs = [tf.TensorSpec(None), tf.TensorSpec([None]), tf.TensorSpec(None)]
+    step = steps(mode, tf.Graph(), there_and_back, specs)
+    piece = np.full([1501], 5, np.float32)
+    got = step(*grads, piece)
+    np.testing.assert_array_equal(np.ravel(got[0])[:1501], piece)
+    np.testing.assert_array_equal(got[1], grads[1])
+    wrong = {
+        r"pack: position 0 is not one of those that compute_strategy saw; the shapes "
+        r"are\] \[wanted:\] \[60 50\] \[got:\] \[50 60\]": (
+            grads[0].T,
+            grads[1],
+            piece,
+        ),
+        r"pack: position 1 .*\[wanted:\] \[3\] \[got:\] \[4\]": (
+            grads[0],
+            np.ones(4, np.float32),
+            piece,
+        ),
+        r"unpack: position 0 is not one of pieces as pack gives them.*\[got:\] \[1 1501"
+        r"\]": (*grads, piece[None]),
+    }
+    for message, fed in wrong.items():
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            step(*fed)
+
+
+def steps(mode, graph, fn, specs):
+    """Gives a function of arrays that runs ``fn``, built on tensors of these specs."""
+    if mode == "function":
+        return tf.function(fn, specs, autograph=False)
+    with graph.as_default():
+        fed = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
+        results = fn(*fed)
+        config = tf.compat.v1.ConfigProto(device_count={"CPU": len(CPUS)})
+        session = tf.compat.v1.Session(config=config)
+    return lambda *arrays: session.run(results, dict(zip(fed, arrays, strict=True)))
+
+
+@pytest.mark.parametrize("mode", ["graph", "function"])
+def test_a_variables_gradients_of_unknown_shape_are_compared_in_the_run(mode):
+    specs = [tf.TensorSpec(None), tf.TensorSpec([None, 2])]
+
+    def add(*grads):
+        pairs = aggregate_grads_colocate([[(grad, variable)] for grad in grads])
+        return [grad for grad, _ in pairs]
+
+    good = [np.full([3, 2], k, np.float32) for k in (1, 3)]
+    graph = tf.Graph()
+    with graph.as_default() if mode == "graph" else nullcontext():
+        variable = tf.Variable(tf.zeros([3, 2]), name="table")
+    step = steps(mode, graph, add, specs)
+    np.testing.assert_array_equal(step(*good)[0], np.full([3, 2], 2))
+    wanted = r"aggregate_grads_colocate: position 0 \(table:0\) must have one shape"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=wanted):
+        step(good[0], np.ones([4, 2], np.float32))
+
+
 def test_the_packer_refuses_a_wrong_order_and_other_shapes():
     with pytest.raises(ValueError, match="num_split must be at least 1; got 0"):
         GradientPacker(0)
@@ -211,8 +280,16 @@ def test_the_packer_refuses_a_wrong_order_and_other_shapes():
     assert packer.compute_strategy([tf.ones(2000)])
     with pytest.raises(RuntimeError, match="second time"):
         packer.compute_strategy([tf.ones(2000)])
-    with pytest.raises(ValueError, match="shape"):
-        packer.pack([tf.ones(2001)])
+    wanted = (
+        r"GradientPacker\.pack: tensors must be those that compute_strategy saw; there "
+        r"are 2 instead of 1, 0 is float16 \(2001,\) instead of float32 \(2000,\)\."
+    )
+    with pytest.raises(ValueError, match=wanted):
+        packer.pack([tf.ones(2001, tf.float16), tf.ones(3)])
+    with pytest.raises(ValueError, match=r"unpack: .*0 is float32 \(3,\) instead of "):
+        packer.unpack([tf.ones(3)])
+    with pytest.raises(TypeError, match=r"pack: wants dense tensors.*0 \(NoneType\)"):
+        packer.pack([None])
 
 
 @each_mode

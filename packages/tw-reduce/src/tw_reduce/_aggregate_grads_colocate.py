@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tw_core import without_autograph
 from tw_reduce._add_columns import add_columns
+from tw_reduce._checked_towers import checked_towers
 from tw_reduce._mean import check_divisible, mean
 from tw_reduce._packed import packed
 from tw_reduce._routed import routed
@@ -48,6 +49,11 @@ def aggregate_grads_colocate(
     check_tower_tensors(grads, caller="aggregate_grads_colocate")
     variables = [variable for _, variable in all_grads[0]]
     _check_shared(all_grads)
+    grads = checked_towers(
+        grads,
+        caller="aggregate_grads_colocate",
+        names=[str(variable.name) for variable in variables],
+    )
     homes = [str(variable.device or "") for variable in variables]
     if average:
         check_divisible(grads, caller="aggregate_grads_colocate")

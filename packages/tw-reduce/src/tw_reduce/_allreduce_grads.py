@@ -12,6 +12,7 @@ import tensorflow as tf
 from tw_core import without_autograph
 from tw_reduce._add_columns import add_columns
 from tw_reduce._check_devices import check_reduce_devices
+from tw_reduce._checked_towers import checked_towers
 from tw_reduce._collective import sum_collective
 from tw_reduce._collective_keys import CollectiveKeys
 from tw_reduce._hierarchical import EIGHT_GPU_CROSS, hierarchical
@@ -21,7 +22,6 @@ from tw_reduce._tower_tensors import (
     Reducer,
     Tensorlike,
     TowerTensors,
-    check_tower_tensors,
     columns,
     dense_part,
 )
@@ -57,7 +57,7 @@ def allreduce_grads(
             f"allreduce_grads: mode must be one of {sorted(reducers)}; got {mode!r}. "
             "For other ways take a reducer, such as sum_balanced."
         )
-    check_tower_tensors(all_grads, caller="allreduce_grads")
+    all_grads = checked_towers(all_grads, caller="allreduce_grads")
     if len(all_grads) == 1 or not all_grads[0]:
         return [list(tower) for tower in all_grads]
     reducer = partial(
@@ -115,7 +115,7 @@ def allreduce_grads_naive(
       ValueError: a bad list of gradients; no device or an unknown one.
       TypeError: something that is no tensor; integers with ``average``.
     """
-    check_tower_tensors(all_grads, caller="allreduce_grads_naive")
+    all_grads = checked_towers(all_grads, caller="allreduce_grads_naive")
     if devices is not None:
         check_reduce_devices(devices, caller="allreduce_grads_naive")
     if len(all_grads) == 1:

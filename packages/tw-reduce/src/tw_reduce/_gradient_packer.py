@@ -9,15 +9,22 @@ does not wait. Beyond the original: gradients of several dtypes.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import tensorflow as tf
 
+from tw_reduce._checked_towers import with_shape
 from tw_reduce._flat import cut, join
 from tw_reduce._tensor_info import TensorInfo, describe
 from tw_reduce._tower_tensors import Tensorlike, TowerTensors, check_tower_tensors
 
 _log = logging.getLogger("tw_reduce")
 _LEAST_ELEMENTS = 1024
+_Spec: TypeAlias = tuple[tf.TensorShape, tf.DType]
+_SOURCES = {
+    "pack": "those that compute_strategy saw",
+    "unpack": "pieces as pack gives them",
+}
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ class GradientPacker:
                 f"GradientPacker: num_split must be at least 1; got {num_split}."
             )
         self._num_split = num_split
-        self._shapes: list[tf.TensorShape] | None = None
+        self._specs: list[_Spec] | None = None
         self._plans: tuple[SplitPlan, ...] = ()
 
     def compute_strategy(self, grads: Sequence[Tensorlike]) -> bool:
@@ -95,14 +102,14 @@ class GradientPacker:
           ValueError: a gradient is None.
           TypeError: something that is no tensor.
         """
-        if self._shapes is not None:
+        if self._specs is not None:
             raise RuntimeError(
                 "GradientPacker.compute_strategy: called a second time; make another "
                 "GradientPacker for other gradients."
             )
         check_tower_tensors([grads], caller="GradientPacker.compute_strategy")
         infos = describe(grads)
-        self._shapes = [tensor.shape for tensor in grads]
+        self._specs = [(tensor.shape, tensor.dtype) for tensor in grads]
         unfit = [i.index for i in infos if i.is_sparse or i.num_elements is None]
         if unfit:
             _log.warning("GradientPacker: sparse or of unknown shape: %s", unfit)
@@ -116,17 +123,18 @@ class GradientPacker:
         """Joins and cuts one tower's gradients.
 
         Args:
-          grads: [N], of the shapes that ``compute_strategy`` saw.
+          grads: [N] dense, of the shapes and dtypes that ``compute_strategy``
+            saw. What is not known of a shape is compared in the run.
 
         Returns:
           The pieces: ``num_split`` of rank 1 for each dtype.
 
         Raises:
           RuntimeError: ``compute_strategy`` was not called, or returned False.
-          ValueError: other shapes.
+          ValueError: other shapes or dtypes, or another number.
+          TypeError: something that is no dense tensor.
         """
-        self._check_ready("pack")
-        self._check_shapes(grads)
+        grads = _settled("pack", grads, self._check_ready("pack"))
         pieces: list[tf.Tensor] = []
         with tf.name_scope("GradientPacker"):
             for plan in self._plans:
@@ -145,18 +153,23 @@ class GradientPacker:
 
         Raises:
           RuntimeError: ``compute_strategy`` was not called, or returned False.
-          ValueError: another number of pieces.
+          ValueError: pieces of other sizes or dtypes, or another number.
+          TypeError: something that is no dense tensor.
         """
-        shapes = self._check_ready("unpack")
-        self._check_count(grad_packs)
-        pieces = iter(grad_packs)
+        specs = self._check_ready("unpack")
+        wanted = [
+            (tf.TensorShape([size]), specs[plan.positions[0]][1])
+            for plan in self._plans
+            for size in plan.sizes
+        ]
+        pieces = iter(_settled("unpack", grad_packs, wanted))
         grads: dict[int, tf.Tensor] = {}
         with tf.name_scope("GradientPacker"):
             for plan in self._plans:
                 flat = tf.concat([next(pieces) for _ in plan.sizes], axis=0)
-                parts = cut(flat, [shapes[n] for n in plan.positions])
+                parts = cut(flat, [specs[n][0] for n in plan.positions])
                 grads.update(zip(plan.positions, parts, strict=True))
-        return [grads[n] for n in range(len(shapes))]
+        return [grads[n] for n in range(len(specs))]
 
     def pack_all(
         self, all_grads: TowerTensors, devices: Sequence[str]
@@ -190,30 +203,13 @@ class GradientPacker:
                 grads.append(self.unpack(pieces))
         return grads
 
-    def _check_ready(self, method: str) -> list[tf.TensorShape]:
-        if self._shapes is None or not self._plans:
+    def _check_ready(self, method: str) -> list[_Spec]:
+        if self._specs is None or not self._plans:
             raise RuntimeError(
                 f"GradientPacker.{method}: there is no plan to pack by. Call "
                 "compute_strategy first, and pack only if it returns True."
             )
-        return self._shapes
-
-    def _check_shapes(self, grads: Sequence[tf.Tensor]) -> None:
-        want = [str(shape) for shape in self._shapes or ()]
-        got = [str(tensor.shape) for tensor in grads]
-        if got != want:
-            raise ValueError(
-                f"GradientPacker.pack: shapes must be those that compute_strategy saw, "
-                f"{want}; got {got}."
-            )
-
-    def _check_count(self, grad_packs: Sequence[tf.Tensor]) -> None:
-        want = sum(len(plan.sizes) for plan in self._plans)
-        if len(grad_packs) != want:
-            raise ValueError(
-                f"GradientPacker.unpack: expected {want} pieces, as pack gives them; "
-                f"got {len(grad_packs)}."
-            )
+        return self._specs
 
 
 def _cut_evenly(total: int, num_split: int) -> tuple[int, ...]:
@@ -221,6 +217,47 @@ def _cut_evenly(total: int, num_split: int) -> tuple[int, ...]:
         return (total,)
     even = total // num_split
     return (*([even] * (num_split - 1)), total - even * (num_split - 1))
+
+
+def _settled(
+    method: str, tensors: Sequence[tf.Tensor], specs: Sequence[_Spec]
+) -> list[tf.Tensor]:
+    """Refuses tensors other than planned, here or, where unknown, in the run."""
+    _check_dense(method, tensors)
+    problems = [
+        f"{n} is {tensor.dtype.name} {tensor.shape} instead of {dtype.name} {shape}"
+        for n, (tensor, (shape, dtype)) in enumerate(zip(tensors, specs, strict=False))
+        if tensor.dtype != dtype or not shape.is_compatible_with(tensor.shape)
+    ]
+    if len(tensors) != len(specs):
+        problems.insert(0, f"there are {len(tensors)} instead of {len(specs)}")
+    if problems:
+        raise ValueError(
+            f"GradientPacker.{method}: tensors must be {_SOURCES[method]}; "
+            f"{', '.join(problems)}."
+        )
+    return [
+        with_shape(
+            tensor,
+            shape,
+            refusal=f"GradientPacker.{method}: position {n} is "
+            f"not one of {_SOURCES[method]}; the shapes are",
+        )
+        for n, (tensor, (shape, _)) in enumerate(zip(tensors, specs, strict=True))
+    ]
+
+
+def _check_dense(method: str, tensors: Sequence[tf.Tensor]) -> None:
+    others = [
+        f"{n} ({type(tensor).__name__})"
+        for n, tensor in enumerate(tensors)
+        if not isinstance(tensor, tf.Tensor)
+    ]
+    if others:
+        raise TypeError(
+            f"GradientPacker.{method}: wants dense tensors; got others at positions "
+            f"{', '.join(others)}."
+        )
 
 
 def _check_lengths(

@@ -17,11 +17,11 @@ import tensorflow as tf
 from tw_core import without_autograph
 from tw_reduce._add_columns import add_columns
 from tw_reduce._check_devices import check_reduce_devices
+from tw_reduce._checked_towers import checked_towers
 from tw_reduce._tower_tensors import (
     Reducer,
     Tensorlike,
     TowerTensors,
-    check_tower_tensors,
     columns,
     dense_part,
     rows,
@@ -105,7 +105,7 @@ def hierarchical(
 def _sum_hierarchical(
     groups: Groups, devices: Sequence[str] | None, grads: TowerTensors
 ) -> list[list[Tensorlike]]:
-    check_tower_tensors(grads, caller="hierarchical")
+    grads = checked_towers(grads, caller="hierarchical")
     _check_groups(groups, len(grads), came="the gradient lists")
     places = [
         [dense_part(tensor).device for tensor in column]

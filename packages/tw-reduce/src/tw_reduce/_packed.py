@@ -11,6 +11,7 @@ from functools import partial
 import tensorflow as tf
 
 from tw_reduce._around import Around
+from tw_reduce._checked_towers import CheckedTowers, checked_towers
 from tw_reduce._flat import cut, join
 from tw_reduce._tensor_info import TensorInfo, describe_columns
 from tw_reduce._tower_tensors import (
@@ -18,7 +19,6 @@ from tw_reduce._tower_tensors import (
     Tensorlike,
     TowerTensors,
     check_reduced,
-    check_tower_tensors,
 )
 
 DEFAULT_BELOW = 4_096  # elements; from here on a pack costs more than it saves
@@ -91,12 +91,12 @@ def packed(reducer: Reducer, *, below: int = DEFAULT_BELOW) -> Reducer:
 def _reduce_packed(
     below: int, reducer: Reducer, grads: TowerTensors
 ) -> list[list[Tensorlike]]:
-    check_tower_tensors(grads, caller="packed")
+    grads = checked_towers(grads, caller="packed")
     plan = plan_packs(describe_columns(grads), below=below)
     if len(grads) == 1 or not plan.packs:
         return _reduce_as_is(reducer, grads)
     with tf.name_scope("pack"):
-        joined = [_pack(tower, plan) for tower in grads]
+        joined = CheckedTowers((_pack(tower, plan) for tower in grads), grads.tests)
     reduced = reducer(joined)
     check_reduced(reduced, joined, caller="packed")
     with tf.name_scope("unpack"):

@@ -1,7 +1,10 @@
 """Adding ``IndexedSlices``: rows one after the other, or spread out dense.
 
 The sum of sparse gradients is the list of all their rows: an index may come
-twice and in any order, which every TensorFlow optimizer adds up itself.
+twice and in any order. The optimizers of ``tf.compat.v1.train`` add such rows
+themselves. Of Keras 3's ten do not (RMSprop, Adam, AdamW, Adadelta, Adagrad,
+Adamax, Nadam, Ftrl, Adafactor, Lamb): ``tw_core.sum_duplicate_rows`` does it
+for them, and for whoever else needs one row per index, as a norm does.
 """
 
 from collections.abc import Sequence
@@ -24,11 +27,13 @@ def add_rows(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
     indices = [item.indices for item in slices]
     if len({index.dtype for index in indices}) > 1:
         indices = [tf.cast(index, tf.int64) for index in indices]
-    shapes = [item.dense_shape for item in slices if item.dense_shape is not None]
+    shaped = [item for item in slices if item.dense_shape is not None]
+    known = [item for item in shaped if item.shape.is_fully_defined()]
+    best = next(iter([*known, *shaped]), None)
     return tf.IndexedSlices(
         tf.concat([arrived(item.values) for item in slices], axis=0),
         tf.concat(indices, axis=0),
-        shapes[0] if shapes else None,
+        None if best is None else best.dense_shape,
     )
 
 

@@ -7,6 +7,7 @@ them, which is cut up there, instead of every small gradient by itself.
 import tensorflow as tf
 
 from tw_reduce._around import Around
+from tw_reduce._checked_towers import checked_towers
 from tw_reduce._tower_tensors import (
     Reducer,
     Tensorlike,
@@ -33,6 +34,7 @@ def spread(reducer: Reducer) -> Reducer:
 
 
 def _reduce_and_spread(reducer: Reducer, grads: TowerTensors) -> list[list[Tensorlike]]:
+    grads = checked_towers(grads, caller="spread")
     reduced = reducer(grads)
     check_reduced(reduced, grads, caller="spread")
     copies: dict[tuple[int, str], Tensorlike] = {}

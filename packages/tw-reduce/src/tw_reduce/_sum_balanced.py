@@ -13,11 +13,11 @@ import tensorflow as tf
 from tw_core import without_autograph
 from tw_reduce._add_columns import add_columns
 from tw_reduce._check_devices import check_reduce_devices
+from tw_reduce._checked_towers import checked_towers
 from tw_reduce._tensor_info import describe_columns
 from tw_reduce._tower_tensors import (
     Tensorlike,
     TowerTensors,
-    check_tower_tensors,
     columns,
 )
 
@@ -85,7 +85,7 @@ def sum_balanced(
         shapes, no device or an unknown one.
       TypeError: something that is no tensor.
     """
-    check_tower_tensors(grads, caller="sum_balanced")
+    grads = checked_towers(grads, caller="sum_balanced")
     check_reduce_devices(devices, caller="sum_balanced")
     plan = plan_balanced([info.num_bytes for info in describe_columns(grads)], devices)
     places = [devices[index] for index in plan.device_of]

@@ -5,10 +5,10 @@ import tensorflow as tf
 from tw_core import without_autograph
 from tw_reduce._add_columns import add_columns
 from tw_reduce._check_devices import check_reduce_devices
+from tw_reduce._checked_towers import checked_towers
 from tw_reduce._tower_tensors import (
     Tensorlike,
     TowerTensors,
-    check_tower_tensors,
     columns,
 )
 
@@ -30,7 +30,7 @@ def sum_on_device(grads: TowerTensors, *, device: str) -> list[list[Tensorlike]]
         shapes, an unknown device.
       TypeError: something that is no tensor.
     """
-    check_tower_tensors(grads, caller="sum_on_device")
+    grads = checked_towers(grads, caller="sum_on_device")
     check_reduce_devices([device], caller="sum_on_device")
     with tf.name_scope("sum_on_device"):
         sums = add_columns(columns(grads), [device] * len(grads[0]))

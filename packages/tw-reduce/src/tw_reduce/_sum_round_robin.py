@@ -7,10 +7,10 @@ import tensorflow as tf
 from tw_core import without_autograph
 from tw_reduce._add_columns import add_columns
 from tw_reduce._check_devices import check_reduce_devices
+from tw_reduce._checked_towers import checked_towers
 from tw_reduce._tower_tensors import (
     Tensorlike,
     TowerTensors,
-    check_tower_tensors,
     columns,
 )
 
@@ -35,7 +35,7 @@ def sum_round_robin(
         shapes, no device or an unknown one.
       TypeError: something that is no tensor.
     """
-    check_tower_tensors(grads, caller="sum_round_robin")
+    grads = checked_towers(grads, caller="sum_round_robin")
     check_reduce_devices(devices, caller="sum_round_robin")
     turns = [devices[n % len(devices)] for n in range(len(grads[0]))]
     with tf.name_scope("sum_round_robin"):

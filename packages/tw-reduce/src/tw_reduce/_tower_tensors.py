@@ -4,7 +4,7 @@ A reducer is any callable ``[K][N] -> [K][N]``. All of them check their input
 here, so that each problem is told in one way, with every tower and position.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import tensorflow as tf
@@ -17,6 +17,8 @@ TowerTensors: TypeAlias = Sequence[Sequence[Tensorlike]]
 
 Reducer: TypeAlias = Callable[[TowerTensors], list[list[Tensorlike]]]
 """Gives every tower the sum (or what else it says) over all towers."""
+
+HALF_DTYPES = (tf.float16, tf.bfloat16)
 
 
 def check_tower_tensors(grads: TowerTensors, *, caller: str) -> None:
@@ -80,6 +82,16 @@ def dense_part(tensor: Tensorlike) -> tf.Tensor:
     return tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor
 
 
+def map_dense(fn: Callable[[tf.Tensor], tf.Tensor], tensor: Tensorlike) -> Tensorlike:
+    """Changes a dense tensor, or the values of an ``IndexedSlices``, where it lies."""
+    dense = dense_part(tensor)
+    with tf.device(dense.device):
+        changed = fn(dense)
+    if not isinstance(tensor, tf.IndexedSlices):
+        return changed
+    return tf.IndexedSlices(changed, tensor.indices, tensor.dense_shape)
+
+
 def _check_rectangular(grads: TowerTensors, caller: str) -> None:
     if isinstance(grads, tf.Tensor) or not isinstance(grads, Sequence):
         raise TypeError(
@@ -127,18 +139,56 @@ def _check_kinds(grads: TowerTensors, caller: str) -> None:
         )
 
 
+def static_shape(tensor: Tensorlike) -> tf.TensorShape | None:
+    """Gives the shape of the dense array, as far as it is known while building.
+
+    Returns:
+      Of an ``IndexedSlices`` what its rows and its ``dense_shape`` tell; None if
+      they contradict each other.
+    """
+    if not isinstance(tensor, tf.IndexedSlices):
+        return tensor.shape
+    rows = tf.TensorShape([None]).concatenate(tensor.values.shape[1:])
+    return merged_shape([tensor.shape, rows])
+
+
+def merged_shape(shapes: Sequence[tf.TensorShape | None]) -> tf.TensorShape | None:
+    """Puts together what several shapes know of one; None if they contradict."""
+    merged = tf.TensorShape(None)
+    for shape in shapes:
+        if shape is None or not merged.is_compatible_with(shape):
+            return None
+        merged = merged.merge_with(shape)
+    return merged
+
+
 def _check_alike(grads: TowerTensors, caller: str) -> None:
-    problems = []
-    for n, column in enumerate(columns(grads)):
-        dtypes = [tensor.dtype.name for tensor in column]
-        shapes = [tensor.shape for tensor in column]
-        if len(set(dtypes)) > 1:
-            problems.append(f"position {n} has dtypes {dtypes}")
-        elif not all(shape.is_compatible_with(shapes[0]) for shape in shapes):
-            problems.append(f"position {n} has shapes {[str(s) for s in shapes]}")
+    problems = [
+        f"position {n} has {problem}"
+        for n, column in enumerate(columns(grads))
+        for problem in _differences(column)
+    ]
     if problems:
         raise ValueError(
             f"{caller}: a variable's gradients must have one dtype and one shape over "
             f"all towers; {'; '.join(problems)} (tower 0 first). Check that every "
             "tower lists its variables in the same order."
         )
+
+
+def _differences(column: Sequence[Tensorlike]) -> Iterator[str]:
+    dtypes = [tensor.dtype.name for tensor in column]
+    if len(set(dtypes)) > 1:
+        yield f"dtypes {dtypes}"
+        return
+    shapes = [static_shape(tensor) for tensor in column]
+    merged = merged_shape(shapes)
+    is_sparse = any(isinstance(tensor, tf.IndexedSlices) for tensor in column)
+    if merged is None or (is_sparse and merged.rank == 0):
+        yield f"shapes {[_told(tensor) for tensor in column]}"
+
+
+def _told(tensor: Tensorlike) -> str:
+    if not isinstance(tensor, tf.IndexedSlices):
+        return str(tensor.shape)
+    return f"{tensor.shape} of rows {tensor.values.shape[1:]}"

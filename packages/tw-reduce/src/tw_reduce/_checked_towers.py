@@ -1,0 +1,194 @@
+"""Checking what a reducer gets once, while it is built and where needed in the run.
+
+Shapes that TensorFlow knows while building are compared there and cost the step
+nothing. What it does not know, by a batch of any size or a fed tensor, could add
+up in silence to something else: sums are made flat, and packs are cut at tower
+0's boundaries. Those shapes, and only those, are compared when the step runs.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import tensorflow as tf
+
+from tw_core import compiles_with_xla
+from tw_reduce._add_columns import host_of
+from tw_reduce._tower_tensors import (
+    Tensorlike,
+    TowerTensors,
+    check_tower_tensors,
+    columns,
+    dense_part,
+    map_dense,
+    merged_shape,
+    rows,
+    static_shape,
+)
+from tw_reduce._widening import narrow_source
+
+
+class CheckedTowers(list[list[Tensorlike]]):
+    """[K][N] tensors that were checked, so that reducers inside need not.
+
+    Attributes:
+      tests: the comparisons of the run, which fail the step; none where all
+        shapes are known.
+    """
+
+    def __init__(
+        self,
+        towers: Iterable[Sequence[Tensorlike]],
+        tests: Sequence[tf.Operation] = (),
+    ) -> None:
+        super().__init__(list(tower) for tower in towers)
+        self.tests = tuple(tests)
+
+
+def checked_towers(
+    grads: TowerTensors, *, caller: str, names: Sequence[str] | None = None
+) -> CheckedTowers:
+    """Refuses what no reducer can add, and compares unknown shapes in the run.
+
+    Args:
+      grads: [K][N]; what the user passed, or another reducer has checked.
+      caller: who refuses; opens the message.
+      names: [N] what the gradients are for; None where that is not known.
+
+    Returns:
+      [K][N] the same tensors; those whose shape is not fully known wait for the
+      comparison of their position, and have what all towers know of the shape.
+
+    Raises:
+      ValueError: as ``check_tower_tensors``.
+      TypeError: as ``check_tower_tensors``.
+    """
+    if isinstance(grads, CheckedTowers):
+        return grads
+    check_tower_tensors(grads, caller=caller)
+    by_variable: list[Sequence[Tensorlike]] = list(columns(grads))
+    tests: list[tf.Operation] = []
+    for n, column in enumerate(by_variable):
+        if len(grads) > 1 and not all(map(_is_known, column)):
+            name = "" if names is None else f" ({names[n]})"
+            by_variable[n] = _compared(column, f"{caller}: position {n}{name}", tests)
+    return CheckedTowers(rows(by_variable, len(grads)), tests)
+
+
+def with_shape(tensor: tf.Tensor, shape: tf.TensorShape, *, refusal: str) -> tf.Tensor:
+    """Gives a dense tensor the shape it must have, which the run compares.
+
+    Args:
+      tensor: of a static shape that is compatible with ``shape``.
+      shape: fully known.
+      refusal: what the error says before the two shapes.
+
+    Returns:
+      The tensor itself where its shape is known.
+    """
+    if tensor.shape.is_fully_defined():
+        return tensor
+    if compiles_with_xla():
+        return tf.ensure_shape(tensor, shape)
+    wanted = tf.constant(shape.as_list(), tf.int64)
+    shapes = [("wanted:", wanted), ("got:", tf.shape(tensor, tf.int64))]
+    test = compare_shapes(shapes, refusal=refusal, device=tensor.device)
+    with tf.control_dependencies([test]), tf.device(tensor.device):
+        return _wait(tensor, shape)
+
+
+def compare_shapes(
+    shapes: Sequence[tuple[str, tf.Tensor]], *, refusal: str, device: str
+) -> tf.Operation:
+    """Makes the op that fails the step where shapes differ.
+
+    Args:
+      shapes: what is compared with the first, each with a name for the message:
+        shapes as int64 vectors, in which -1 stands for any size.
+      refusal: what the error says before the shapes.
+      device: one of the task that compares.
+    """
+    with tf.device(host_of(device)):
+        told = [item for named in shapes for item in named]
+        return tf.raw_ops.Assert(
+            condition=_all_alike([shape for _, shape in shapes]),
+            data=[refusal, *told],
+            summarize=16,
+        )
+
+
+def _is_known(tensor: Tensorlike) -> bool:
+    if isinstance(tensor, tf.IndexedSlices):
+        rows_known = tensor.values.shape[1:].is_fully_defined()
+        says_nothing_more = tensor.dense_shape is None
+        return rows_known and (says_nothing_more or tensor.shape.is_fully_defined())
+    return bool(tensor.shape.is_fully_defined())
+
+
+def _compared(
+    column: Sequence[Tensorlike], who: str, tests: list[tf.Operation]
+) -> list[Tensorlike]:
+    shape = merged_shape([static_shape(tensor) for tensor in column])
+    dense = [dense_part(tensor) for tensor in column]
+    with tf.name_scope("same_shapes"):
+        if compiles_with_xla():  # which knows all shapes when it compiles
+            return [_of_shape(tensor, shape, tf.ensure_shape) for tensor in column]
+        refusal = (
+            f"{who} must have one shape over all towers; check that every tower lists "
+            "its variables in the same order. Tensors "
+            f"{', '.join(tensor.name for tensor in dense)} came with"
+        )
+        test = compare_shapes(
+            _run_time_shapes(column), refusal=refusal, device=dense[0].device
+        )
+        tests.append(test)
+        with tf.control_dependencies([test]):
+            return [_of_shape(tensor, shape, _wait) for tensor in column]
+
+
+def _of_shape(
+    tensor: Tensorlike,
+    shape: tf.TensorShape,
+    settle: Callable[[tf.Tensor, tf.TensorShape], tf.Tensor],
+) -> Tensorlike:
+    if isinstance(tensor, tf.IndexedSlices):
+        shape = tf.TensorShape([None]).concatenate(shape[1:])
+    return map_dense(lambda dense: settle(dense, shape), tensor)
+
+
+def _wait(dense: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    # What was widened waits narrow, so that it can travel so.
+    waited = tf.cast(tf.identity(narrow_source(dense)), dense.dtype)
+    waited.set_shape(shape)
+    return waited
+
+
+def _run_time_shapes(column: Sequence[Tensorlike]) -> list[tuple[str, tf.Tensor]]:
+    whole, of_rows = [], []
+    for k, tensor in enumerate(column):
+        with tf.device(dense_part(tensor).device):
+            shape = tf.shape(dense_part(tensor), tf.int64)
+            if not isinstance(tensor, tf.IndexedSlices):
+                whole.append((f"tower {k}:", shape))
+                continue
+            if tensor.dense_shape is not None:
+                whole.append((f"tower {k}:", tf.cast(tensor.dense_shape, tf.int64)))
+            any_number = tf.constant([-1], tf.int64)
+            rows_of = tf.concat([any_number, shape[1:]], axis=0)
+            of_rows.append((f"rows of tower {k}:", rows_of))
+    return whole + of_rows  # the first, with which all are compared, is complete
+
+
+def _all_alike(shapes: Sequence[tf.Tensor]) -> tf.Tensor:
+    if len({shape.shape[0] for shape in shapes}) > 1 or shapes[0].shape[0] is None:
+        shapes = _of_one_length(shapes)
+    table = tf.stack(shapes)
+    alike = tf.equal(table, table[0]) | tf.equal(table, -1)
+    return tf.reduce_all(alike)
+
+
+def _of_one_length(shapes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    sizes = [tf.size(shape) for shape in shapes]
+    longest = tf.reduce_max(tf.stack(sizes))
+    return [
+        tf.pad(shape, [[0, longest - size]], constant_values=-2)
+        for shape, size in zip(shapes, sizes, strict=True)
+    ]
