@@ -1,13 +1,14 @@
 """A reducer that chooses by itself, and tells what it chose."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import tensorflow as tf
 
-from tw_core import without_autograph
+from tw_reduce._around import Dealt
 from tw_reduce._auto_plan import AutoPlan, plan_auto
 from tw_reduce._check_devices import check_one_device_per_tower, check_reduce_devices
+from tw_reduce._checked_towers import checked_towers
 from tw_reduce._collective_keys import CollectiveKeys
 from tw_reduce._nccl import sum_nccl
 from tw_reduce._packed import DEFAULT_BELOW, packed
@@ -19,7 +20,6 @@ from tw_reduce._tower_tensors import (
     Reducer,
     Tensorlike,
     TowerTensors,
-    check_tower_tensors,
 )
 
 
@@ -56,18 +56,17 @@ def auto(
     }
     packing = {name: packed(own, below=below) for name, own in reducers.items()}
     make_plan = partial(plan_auto, devices=settled, below=below)
-    return partial(_reduce_by_plan, packing, make_plan, settled, explain)
+    return Dealt(packing, partial(_reduce_by_plan, make_plan, settled, explain))
 
 
-@without_autograph
 def _reduce_by_plan(
-    reducers: dict[str, Reducer],
     make_plan: Callable[[Sequence[TensorInfo]], AutoPlan],
     devices: Sequence[str],
     explain: Callable[[AutoPlan], object] | None,
+    reducers: Mapping[str, Reducer],
     grads: TowerTensors,
 ) -> list[list[Tensorlike]]:
-    check_tower_tensors(grads, caller="auto")
+    grads = checked_towers(grads, caller="auto")
     check_one_device_per_tower(devices, len(grads), caller="auto")
     plan = make_plan(describe_columns(grads))
     if explain is not None:

@@ -5,19 +5,21 @@ gradient's own dtype; ``reduce_as`` also adds in the other dtype, which is what
 a library that adds while it sends (NCCL, collectives) needs.
 """
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import tensorflow as tf
 
 from tw_core import without_autograph
+from tw_reduce._around import Around
+from tw_reduce._checked_towers import CheckedTowers, checked_towers
 from tw_reduce._tower_tensors import (
+    HALF_DTYPES,
     Reducer,
     Tensorlike,
     TowerTensors,
     check_reduced,
-    check_tower_tensors,
-    dense_part,
+    map_dense,
 )
 
 
@@ -44,7 +46,7 @@ def cast_during(reducer: Reducer, dtype: tf.DType) -> Reducer:
         returns another shape of list.
     """
     wire = _check_floating(dtype, caller="cast_during")
-    return partial(_reduce_rounded, reducer, wire)
+    return Around(reducer, partial(_reduce_rounded, wire))
 
 
 def reduce_as(reducer: Reducer, dtype: tf.DType) -> Reducer:
@@ -63,30 +65,62 @@ def reduce_as(reducer: Reducer, dtype: tf.DType) -> Reducer:
         returns another shape of list.
     """
     inner = _check_floating(dtype, caller="reduce_as")
-    return partial(_reduce_in, reducer, inner)
+    return ReducesAs(reducer, inner)
 
 
-@without_autograph
+@dataclass(frozen=True, eq=False)
+class ReducesAs:
+    """What ``reduce_as`` makes.
+
+    Attributes:
+      inner: adds.
+      dtype: what ``inner`` adds floating gradients in.
+      divides: whether the result is the mean: gradients are divided before
+        they are cast, since their sum may be out of the dtype's range.
+    """
+
+    inner: Reducer
+    dtype: tf.DType
+    divides: bool = False
+
+    @without_autograph
+    def __call__(self, grads: TowerTensors) -> list[list[Tensorlike]]:
+        """Reduces [K][N] gradients."""
+        grads = checked_towers(grads, caller="reduce_as")
+        parts = len(grads) if self.divides else 1
+        with tf.name_scope("reduce_as"):
+            cast = CheckedTowers(
+                (
+                    [
+                        _cast_float(_divide(tensor, parts), self.dtype)
+                        for tensor in tower
+                    ]
+                    for tower in grads
+                ),
+                grads.tests,
+            )
+        sums = self.inner(cast)
+        check_reduced(sums, grads, caller="reduce_as")
+        return _cast_back(sums, grads)
+
+
 def _reduce_rounded(
-    reducer: Reducer, wire: tf.DType, grads: TowerTensors
+    wire: tf.DType, reducer: Reducer, grads: TowerTensors
 ) -> list[list[Tensorlike]]:
-    check_tower_tensors(grads, caller="cast_during")
+    grads = checked_towers(grads, caller="cast_during")
     with tf.name_scope("cast_during"):
-        rounded = [[_round(tensor, wire) for tensor in tower] for tower in grads]
+        rounded = CheckedTowers(
+            ([_round(tensor, wire) for tensor in tower] for tower in grads),
+            grads.tests,
+        )
     sums = reducer(rounded)
     check_reduced(sums, grads, caller="cast_during")
     return sums
 
 
-@without_autograph
-def _reduce_in(
-    reducer: Reducer, inner: tf.DType, grads: TowerTensors
+def _cast_back(
+    sums: list[list[Tensorlike]], grads: TowerTensors
 ) -> list[list[Tensorlike]]:
-    check_tower_tensors(grads, caller="reduce_as")
-    with tf.name_scope("reduce_as"):
-        cast = [[_cast_float(tensor, inner) for tensor in tower] for tower in grads]
-    sums = reducer(cast)
-    check_reduced(sums, grads, caller="reduce_as")
     unique = {
         id(total): (total, like.dtype)
         for row, tower in zip(sums, grads, strict=True)
@@ -100,22 +134,21 @@ def _reduce_in(
 def _round(tensor: Tensorlike, wire: tf.DType) -> Tensorlike:
     if not tensor.dtype.is_floating or tensor.dtype.size <= wire.size:
         return tensor
-    return _map_dense(lambda dense: tf.cast(tf.cast(dense, wire), dense.dtype), tensor)
+    return map_dense(lambda dense: tf.cast(tf.cast(dense, wire), dense.dtype), tensor)
+
+
+def _divide(tensor: Tensorlike, parts: int) -> Tensorlike:
+    if parts == 1:
+        return tensor
+    wide = tf.float32 if tensor.dtype in HALF_DTYPES else tensor.dtype
+    factor = tf.constant(1.0 / parts, wide)
+    return map_dense(lambda dense: tf.cast(dense, wide) * factor, tensor)
 
 
 def _cast_float(tensor: Tensorlike, dtype: tf.DType) -> Tensorlike:
     if not tensor.dtype.is_floating or tensor.dtype == dtype:
         return tensor
-    return _map_dense(lambda dense: tf.cast(dense, dtype), tensor)
-
-
-def _map_dense(fn: Callable[[tf.Tensor], tf.Tensor], tensor: Tensorlike) -> Tensorlike:
-    dense = dense_part(tensor)
-    with tf.device(dense.device):
-        changed = fn(dense)
-    if not isinstance(tensor, tf.IndexedSlices):
-        return changed
-    return tf.IndexedSlices(changed, tensor.indices, tensor.dense_shape)
+    return map_dense(lambda dense: tf.cast(dense, dtype), tensor)
 
 
 def _check_floating(dtype: tf.DType, *, caller: str) -> tf.DType:

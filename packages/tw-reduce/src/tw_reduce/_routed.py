@@ -5,14 +5,14 @@ from functools import partial
 
 import tensorflow as tf
 
-from tw_core import without_autograph
+from tw_reduce._around import Dealt
+from tw_reduce._checked_towers import CheckedTowers, checked_towers
 from tw_reduce._tensor_info import TensorInfo, describe_columns
 from tw_reduce._tower_tensors import (
     Reducer,
     Tensorlike,
     TowerTensors,
     check_reduced,
-    check_tower_tensors,
 )
 
 
@@ -43,16 +43,15 @@ def routed(
     """
     if not reducers:
         raise ValueError("routed: reducers is empty; pass at least one by name.")
-    return partial(_reduce_routed, route, dict(reducers))
+    return Dealt(dict(reducers), partial(_reduce_routed, route))
 
 
-@without_autograph
 def _reduce_routed(
     route: Callable[[TensorInfo], str],
     reducers: Mapping[str, Reducer],
     grads: TowerTensors,
 ) -> list[list[Tensorlike]]:
-    check_tower_tensors(grads, caller="routed")
+    grads = checked_towers(grads, caller="routed")
     names = [route(info) for info in describe_columns(grads)]
     _check_names(names, reducers)
     results: list[dict[int, Tensorlike]] = [{} for _ in grads]
@@ -60,7 +59,9 @@ def _reduce_routed(
         positions = [n for n, own in enumerate(names) if own == name]
         if not positions:
             continue
-        part = [[tower[n] for n in positions] for tower in grads]
+        part = CheckedTowers(
+            ([tower[n] for n in positions] for tower in grads), grads.tests
+        )
         with tf.name_scope(name):
             reduced = reducer(part)
         check_reduced(reduced, part, caller=f"routed: {name}")
