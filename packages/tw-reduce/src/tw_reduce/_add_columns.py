@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tw_core import compiles_with_xla
 from tw_reduce._sparse import add_rows, num_dense_rows, to_dense
 from tw_reduce._tower_tensors import Tensorlike
 from tw_reduce._widening import arrived
@@ -34,7 +35,7 @@ def add_columns(
     Returns:
       [N] sums, each on its device; a column of one tensor is returned as it is.
     """
-    flat_shapes: dict[str, tf.Tensor] = {}
+    flat_shapes: dict[str, tf.Tensor | None] = {}
     sums = []
     for column, device in zip(columns, devices, strict=True):
         if len(column) == 1:
@@ -58,14 +59,17 @@ def host_of(device: str | None) -> str:
     return str(spec.replace(device_type="CPU", device_index=0).to_string())
 
 
-def _flat_shape(host: str) -> tf.Tensor:
+def _flat_shape(host: str) -> tf.Tensor | None:
+    # No memory pass runs eagerly or in what XLA compiles, and XLA refuses Unique.
+    if tf.executing_eagerly() or compiles_with_xla():
+        return None
     # Constant folding stops at the placeholder, shape inference at Unique.
     with tf.device(host):
         hidden = tf.raw_ops.PlaceholderWithDefault(input=[-1], shape=[1])
         return tf.raw_ops.Unique(x=hidden).y
 
 
-def _add(column: Sequence[Tensorlike], flat_shape: tf.Tensor) -> Tensorlike:
+def _add(column: Sequence[Tensorlike], flat_shape: tf.Tensor | None) -> Tensorlike:
     sparse = [tensor for tensor in column if isinstance(tensor, tf.IndexedSlices)]
     if len(sparse) == len(column):
         return add_rows(sparse)
@@ -73,7 +77,7 @@ def _add(column: Sequence[Tensorlike], flat_shape: tf.Tensor) -> Tensorlike:
     if sparse:
         num_rows = num_dense_rows(column, caller="add_columns")
         dense = [to_dense(tensor, num_rows=num_rows) for tensor in column]
-    if tf.executing_eagerly():
+    if flat_shape is None:
         return tf.add_n(dense)
     return _add_dense([arrived(tensor) for tensor in dense], flat_shape)
 
