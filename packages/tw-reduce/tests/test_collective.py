@@ -76,6 +76,102 @@ def test_functions_of_several_threads_do_not_meet():
         assert all(pool.map(work, range(8), timeout=2 * WAIT_S))
 
 
+THREADS = """if True:
+    from concurrent.futures import ThreadPoolExecutor
+    from functools import partial
+    import numpy as np
+    import tensorflow as tf
+    from tw_core.testing import CPUS, start_logical_cpus
+    from tw_reduce import CollectiveKeys, sum_collective
+
+    start_logical_cpus()
+    KEYS = CollectiveKeys()
+
+    def reduced(x):
+        # Sums of two towers: 3x, of three gradients.
+        reducer = partial(sum_collective, devices=CPUS[:2], keys=KEYS)
+        towers = []
+        for k, device in enumerate(CPUS[:2]):
+            with tf.device(device):
+                towers.append([x * (k + 1.0), x[:3] * (k + 1.0), x[:0]])
+        return reducer(towers)
+
+    def check(values, x):
+        for row in values:
+            for value in row:
+                np.testing.assert_array_equal(value, np.full(np.shape(value), 3 * x))
+
+    def session_of(fn):
+        with tf.Graph().as_default() as graph:
+            fed = tf.compat.v1.placeholder(tf.float32, [50])
+            fetched = fn(fed)
+            config = tf.compat.v1.ConfigProto(device_count={"CPU": 8})
+            session = tf.compat.v1.Session(graph=graph, config=config)
+        return lambda x: check(session.run(fetched, {fed: np.full(50, x)}), x)
+
+    def function_of(fn):
+        step = tf.function(fn, autograph=False)
+        return lambda x: check(step(tf.fill([50], float(x))), x)
+
+    def twice(x):
+        inner = tf.function(reduced, autograph=False)
+        return [*inner(x), *inner(x)]
+
+    def looped(x):
+        body = lambda turn, x, _: (turn + 1, x, reduced(x)[1][0])
+        return [[tf.while_loop(lambda turn, *_: turn < 3, body, [0, x, x])[2]]]
+
+    def in_a_branch(x):
+        return tf.cond(x[0] > -1, lambda: reduced(x), lambda: reduced(-x))
+
+    STEPS = {
+        "one function": [function_of(reduced)] * 3,
+        "several functions": [function_of(reduced) for _ in range(3)],
+        "one session": [session_of(reduced)] * 3,
+        "several sessions": [session_of(reduced) for _ in range(3)],
+        "twice in a function": [function_of(twice)] * 3,
+        "in a function's branch": [function_of(in_a_branch)] * 3,
+        "in a session's branch": [session_of(in_a_branch)] * 3,
+        "in a function's loop": [function_of(looped)] * 3,
+        "in a session's loop": [session_of(looped)] * 3,
+    }
+    for name, steps in STEPS.items():
+        def work(number):
+            for turn in range(30):
+                steps[number](number + 1 + turn)
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(work, range(3)))
+        print("done:", name, flush=True)
+"""
+
+
+def test_threads_may_call_what_reduces_at_the_same_time():
+    # In a process of its own: where the towers of two calls meet, all collectives of
+    # the process are ended, or wait for ever.
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert done.stdout.count("done:") == 9
+
+
+def test_a_function_called_by_a_session_graph_is_refused():
+    step = tf.function(reducer(2, CollectiveKeys()), autograph=False)
+    wanted = (
+        r"in a tf\.function that a session graph calls.*Call it in the graph itself"
+    )
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match=wanted):
+        step([[tf.ones([2])], [tf.ones([2])]])
+
+
+def test_each_reduction_of_each_reducer_takes_its_own_lock():
+    with tf.Graph().as_default() as graph:
+        for _ in range(3):
+            reducer(2, CollectiveKeys())([[tf.ones([3]), tf.ones([2])]] * 2)
+        locks = [op for op in graph.get_operations() if op.type == "MutexV2"]
+    assert len({op.get_attr("shared_name") for op in locks}) == len(locks) == 3
+
+
 def test_threads_get_different_keys():
     keys = CollectiveKeys()
     with ThreadPoolExecutor(8) as pool:

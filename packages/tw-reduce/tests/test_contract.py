@@ -1,5 +1,6 @@
 """What every reducer promises: the same properties for all of them, in both modes."""
 
+import re
 from functools import partial
 
 import numpy as np
@@ -71,7 +72,8 @@ MODES = {"graph": run_in_graph, "function": run_in_function}
 each_reducer = pytest.mark.parametrize("name", REDUCERS)
 each_mode = pytest.mark.parametrize("mode", MODES)
 each_count = pytest.mark.parametrize("num_towers", [1, 2, 3, 4, 8])
-SHAPES = [(), (3,), (2, 4), (5, 7), (1,), (0,)]
+# On both sides of the elements (4,096) from which packs leave a tensor alone.
+SHAPES = [(), (3,), (2, 4), (5, 7), (1,), (0,), (4_095,), (64, 64), (130, 130)]
 
 
 def whole_numbers(num_towers, shapes=SHAPES, dtype=np.float32, seed=0):
@@ -143,7 +145,7 @@ def test_mean_gives_the_numpy_mean(mode, num_towers, name):
 )
 @each_reducer
 def test_other_dtypes_are_added_and_kept(mode, dtype, name):
-    towers = whole_numbers(2, [(3,), (2, 5)], dtype)
+    towers = whole_numbers(2, [(3,), (2, 5), (65, 64)], dtype)
     for row in reduce(mode, name, towers):
         for value, *column in zip(row, *towers, strict=True):
             assert value.dtype == column[0].dtype
@@ -207,12 +209,10 @@ def test_the_mean_of_sparse_gradients_divides_by_the_towers(mode, name):
 @each_mode
 @each_reducer
 def test_lists_of_dense_and_sparse_gradients_work(mode, name):
-    dense = whole_numbers(2, [(3,), (2, 2), (4,)])
-    towers = [
-        [row[0], SPARSE_TOWERS[k][0], row[1], row[2]] for k, row in enumerate(dense)
-    ]
+    dense = whole_numbers(2, [(3,), (2, 2), (4,), (4_096,)])
+    towers = [[row[0], SPARSE_TOWERS[k][0], *row[1:]] for k, row in enumerate(dense)]
     for row in reduce(mode, name, towers):
-        for n, column in ((0, 0), (2, 1), (3, 2)):
+        for n, column in ((0, 0), (2, 1), (3, 2), (4, 3)):
             np.testing.assert_array_equal(row[n], dense[0][column] + dense[1][column])
         value = row[1].to_dense() if isinstance(row[1], SparseRows) else row[1]
         np.testing.assert_array_equal(
@@ -291,6 +291,184 @@ def test_shapes_may_be_unknown_until_the_run(name):
                 for row in session.run(results, feeds):
                     for value in row:
                         np.testing.assert_array_equal(value, np.full((num_rows, 3), 3))
+
+
+def run_with_static_shapes(mode, reducer, shapes, dtypes=None):
+    """Builds a reducer on tensors of static shapes.
+
+    Args:
+      mode: "graph" or "function".
+      reducer: [K][N] -> [K][N].
+      shapes: [K][N] what is known while building.
+      dtypes: [N]; by default float32.
+
+    Returns:
+      What runs the step: takes [K][N] arrays, and returns [K][N] arrays.
+    """
+    dtypes = dtypes or [np.float32] * len(shapes[0])
+    spec = [list(map(tf.TensorSpec, tower, dtypes)) for tower in shapes]
+    if mode == "function":
+        step = tf.function(
+            partial(on_towers, reducer), autograph=False, input_signature=[spec]
+        )
+        return lambda grads: [
+            [value.numpy() for value in row]
+            for row in step([list(map(tf.constant, tower)) for tower in grads])
+        ]
+    with tf.Graph().as_default() as graph:
+        fed = [list(map(tf.compat.v1.placeholder, dtypes, tower)) for tower in shapes]
+        results = on_towers(reducer, fed)
+        config = tf.compat.v1.ConfigProto(device_count={"CPU": len(CPUS)})
+        session = tf.compat.v1.Session(graph=graph, config=config)
+
+    def run(grads):
+        feeds = {
+            tensor: value
+            for tensors, values in zip(fed, grads, strict=True)
+            for tensor, value in zip(tensors, values, strict=True)
+        }
+        return session.run(results, feeds)
+
+    return run
+
+
+KNOWN_IN_PART = {
+    "by the first tower": [[2, 3], None, [None, 3]],
+    "by the second tower": [None, [2, 3], None],
+    "by the last tower": [[None, None], [None, 3], [2, 3]],
+    "by no tower alone": [[2, None], None, [None, 3]],
+    "by none in one dimension": [[None, 3], [None, 3], None],
+    "by none": [None, None, None],
+}
+
+
+@each_mode
+@pytest.mark.parametrize("known", KNOWN_IN_PART)
+@each_reducer
+def test_what_some_towers_know_of_a_shape_serves_all(mode, known, name):
+    shapes = [[shape, [5], shape, [4_100], None] for shape in KNOWN_IN_PART[known]]
+    grads = whole_numbers(3, [(2, 3), (5,), (2, 3), (4_100,), (70, 80)])
+    want = [total(column) for column in zip(*grads, strict=True)]
+    run = run_with_static_shapes(mode, REDUCERS[name](3), shapes)
+    for _ in range(2):
+        for row in run(grads):
+            for value, wanted in zip(row, want, strict=True):
+                np.testing.assert_array_equal(value, wanted)
+
+
+DIFFERENT = {  # which tower brings what; of six elements: added up as they lie
+    "by the first tower": (1, (3, 2)),
+    "by the second tower": (2, (3, 2)),
+    "by the last tower": (0, (7, 3)),
+    "by no tower alone": (1, (3, 2)),
+    "by none in one dimension": (2, (3, 2)),
+    "by none": (0, (6,)),
+}
+
+
+@each_mode
+@pytest.mark.parametrize("known", KNOWN_IN_PART)
+@each_reducer
+def test_shapes_that_differ_in_the_run_are_refused_and_named(mode, known, name):
+    shapes = [[[4], shape] for shape in KNOWN_IN_PART[known]]
+    run = run_with_static_shapes(mode, REDUCERS[name](3), shapes)
+    good = whole_numbers(3, [(4,), (2, 3)])
+    bad = [list(tower) for tower in good]
+    tower, shape = DIFFERENT[known]
+    bad[tower][1] = np.ones(shape, np.float32)
+    for _ in range(2):
+        with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+            run(bad)
+        assert "position 1 must have one shape over all towers" in str(caught.value)
+        for row in run(good):
+            np.testing.assert_array_equal(row[1], sum(tower[1] for tower in good))
+
+
+@each_mode
+def test_what_differs_in_the_run_is_told_with_caller_tensors_and_shapes(mode):
+    reducer = mean(packed(REDUCERS["balanced"](2)))
+    run = run_with_static_shapes(mode, reducer, [[[5], [3]], [None, None]])
+    five, three = np.zeros(5, np.float32), np.zeros(3, np.float32)
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        run([[five, three], [three, five]])
+    assert re.search(
+        r"\[mean: position [01] must have one shape over all towers; check that every "
+        r"tower lists its variables in the same order\. Tensors Identity\w*:0, "
+        r"Identity\w*:0 came with\] \[tower 0:\] \[(5|3)\] \[tower 1:\] \[(5|3)\]",
+        str(caught.value),
+    )
+
+
+@each_reducer
+def test_static_rows_and_dense_shapes_are_compared(name):
+    def slices(row, dense_shape=None):
+        shape = None if dense_shape is None else tf.constant(dense_shape)
+        return tf.IndexedSlices(tf.ones([1, *row]), tf.constant([0]), shape)
+
+    wrong = {
+        r"of rows \(2,\)', '<unknown> of rows \(3,\)'": [slices([2]), slices([3])],
+        r"'\(9, 2\) of rows \(2,\)', '\(5, 2\) of": [
+            slices([2], [9, 2]),
+            slices([2], [5, 2]),
+        ],
+        r"'\(9, 3\) of rows \(2,\)'": [slices([2], [9, 3]), slices([2], [9, 3])],
+        r"'\(9, 2\) of rows \(2,\)', '\(9, 3\)'": [
+            slices([2], [9, 2]),
+            tf.ones([9, 3]),
+        ],
+        r"'<unknown> of rows \(\)', '\(\)'": [slices([]), tf.ones([])],
+    }
+    with tf.Graph().as_default():
+        for message, column in wrong.items():
+            with pytest.raises(ValueError, match=rf"position 1 has shapes .*{message}"):
+                REDUCERS[name](2)([[tf.ones(3), grad] for grad in column])
+
+
+@each_mode
+@each_reducer
+def test_rows_of_unknown_shape_are_compared_in_the_run(mode, name):
+    def reducer(grads):
+        # What a gradient is when the table's size and rows are not known.
+        towers = [[tf.IndexedSlices(*tower)] for tower in grads]
+        return [[tf.convert_to_tensor(t) for t in row] for row in own(towers)]
+
+    own = REDUCERS[name](2)
+    shapes = [[None, [None], [None]], [[None, 2], [None], [None]]]
+    run = run_with_static_shapes(
+        mode, reducer, shapes, [np.float32, np.int64, np.int64]
+    )
+
+    def tower(row_shape, dense_shape):
+        values = np.ones((2, *row_shape), np.float32)
+        return [values, np.array([1, 1]), np.array(dense_shape)]
+
+    good = [tower([2], [3, 2])] * 2
+    for bad in (tower([3], [3, 3]), tower([2], [4, 2]), tower([3], [3, 2])):
+        for _ in range(2):
+            with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+                run([bad, good[1]])
+            assert "position 0 must have one shape over all" in str(caught.value)
+        for [value] in run(good):
+            np.testing.assert_array_equal(value, [[0, 0], [4, 4], [0, 0]])
+
+
+@each_reducer
+def test_known_shapes_cost_the_step_nothing(name):
+    with tf.Graph().as_default() as graph:
+        REDUCERS[name](2)([[tf.ones([3]), tf.ones([2, 2])] for _ in range(2)])
+        kinds = {op.type for op in graph.get_operations()}
+    assert not kinds & {"Assert", "EnsureShape", "Shape", "MutexLock"}
+
+
+@each_reducer
+def test_static_shapes_are_compared_pairwise(name):
+    with tf.Graph().as_default():
+        for shapes in ([[None], [3], [4]], [None, [2, 3], [3, 2]]):
+            grads = [[tf.compat.v1.placeholder(tf.float32, s)] for s in shapes]
+            with pytest.raises(
+                ValueError, match=r"position 0 has shapes .*\(tower 0 f"
+            ):
+                REDUCERS[name](3)(grads)
 
 
 @each_reducer

@@ -10,16 +10,19 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tw_core import without_autograph
+from tw_core import (
+    builds_session_graph,
+    orders_effects,
+    without_autograph,
+)
 from tw_reduce._check_devices import check_distinct, check_one_device_per_tower
+from tw_reduce._checked_towers import checked_towers
 from tw_reduce._collective_keys import CollectiveKeys
 from tw_reduce._flat import join
 from tw_reduce._sparse import densify_column
-from tw_reduce._together import all_together, check_traced
+from tw_reduce._together import after, check_traced, in_turn
 from tw_reduce._tower_tensors import (
-    Tensorlike,
     TowerTensors,
-    check_tower_tensors,
     columns,
     rows,
 )
@@ -35,11 +38,14 @@ def sum_collective(
 ) -> list[list[tf.Tensor]]:
     """Adds the gradients of all towers in a ring over their devices.
 
-    A reduction waits until all towers have joined. Using any tower's result
-    makes all of them join; what can still keep one away, for ever or until
-    ``timeout_seconds``, is a gradient that never comes, or a step that runs in
-    parts. After a timeout TensorFlow refuses collectives: in a session until it
-    is closed, in a ``tf.function`` until the process ends.
+    A reduction waits until all towers have joined. Using any result makes all
+    towers join with all of their gradients; what can still keep one away, for
+    ever or until ``timeout_seconds``, is a gradient that never comes, or a step
+    that runs in parts. After a timeout TensorFlow refuses collectives: in a
+    session until it is closed, in a ``tf.function`` until the process ends.
+
+    Several threads may run the step at the same time: they reduce one after the
+    other, each when all of its gradients are there.
 
     Args:
       grads: [K][N]; ``IndexedSlices`` become dense, for which one tower's must
@@ -47,7 +53,9 @@ def sum_collective(
       devices: [K] the towers' devices, no two alike.
       keys: the caller's; one object for all reducers of the process.
       timeout_seconds: seconds that one reduction may take before the step
-        fails; 0 for no bound.
+        fails; 0 for no bound. Under a bound TensorFlow keeps a sleeping thread
+        per tower and reduction until the bound has passed, also where the
+        reduction has ended: pack, and take a few seconds.
 
     Returns:
       [K][N] sums, not means, each tower's on its device. One tower is returned
@@ -57,41 +65,72 @@ def sum_collective(
       ValueError: a bad list of gradients; devices that are not one per tower,
         distinct and known; an ``IndexedSlices`` of unknown dense shape.
       TypeError: something that is no tensor.
-      RuntimeError: called eagerly.
+      RuntimeError: called eagerly, in a ``jit_compile=True`` function, or in a
+        ``tf.function`` that a session graph calls.
     """
-    check_tower_tensors(grads, caller="sum_collective")
+    grads = checked_towers(grads, caller="sum_collective")
     if len(grads) == 1:
         return [list(grads[0])]
     check_traced(caller="sum_collective")
+    _check_reachable()
     check_one_device_per_tower(devices, len(grads), caller="sum_collective")
     check_distinct(devices, caller="sum_collective")
-    group = keys.group(devices)
     with tf.name_scope("sum_collective"):
-        sums = [
-            _reduce(column, devices, (group, keys.instance()), timeout_seconds)
-            for column in columns(grads)
-        ]
-    return rows(sums, len(grads))
+        dense = [densify_column(own, caller="sum_collective") for own in columns(grads)]
+        if grads.tests:
+            # A step that fails on the way takes TensorFlow's collectives with it.
+            dense = [after(column, devices, grads.tests) for column in dense]
+        # An empty sum is at hand; sending it crashes TensorFlow.
+        sent = [n for n, own in enumerate(dense) if own[0].shape.num_elements() != 0]
+        sums = _reduce_all([dense[n] for n in sent], devices, keys, timeout_seconds)
+    results = dict(enumerate(dense)) | dict(zip(sent, sums, strict=True))
+    return rows([results[n] for n in range(len(dense))], len(grads))
+
+
+def _check_reachable() -> None:
+    # There TensorFlow has no collective executor for a function's operations.
+    if builds_session_graph() and orders_effects():
+        raise RuntimeError(
+            "sum_collective: called in a tf.function that a session graph calls, in "
+            "which TensorFlow runs no collectives. Call it in the graph itself, or use "
+            "sum_balanced."
+        )
+
+
+def _reduce_all(
+    dense: Sequence[Sequence[tf.Tensor]],
+    devices: Sequence[str],
+    keys: CollectiveKeys,
+    timeout_seconds: float,
+) -> list[list[tf.Tensor]]:
+    group = keys.group(devices)
+    instances = [keys.instance() for _ in dense]
+
+    def reduce(n: int, column: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return _reduce(column, devices, (group, instances[n]), timeout_seconds)
+
+    if not dense:
+        return []
+    lock = f"tw_reduce_{group}_{instances[0]}"
+    return in_turn(reduce, dense, devices, lock=lock)
 
 
 def _reduce(
-    column: Sequence[Tensorlike],
+    dense: Sequence[tf.Tensor],
     devices: Sequence[str],
     key: tuple[int, int],
     timeout_seconds: float,
 ) -> list[tf.Tensor]:
-    dense = densify_column(column, caller="sum_collective")
-    size = dense[0].shape.num_elements()
-    if size == 0:
-        return dense
+    is_filled = dense[0].shape.num_elements() is not None
     sums = []
     for tensor, device in zip(dense, devices, strict=True):
         with tf.device(device):
-            # TensorFlow crashes on an empty tensor: none may arrive.
-            sent = tensor if size else join([tensor, tf.zeros([1], tensor.dtype)])
+            # What may be empty is sent with one more element.
+            sent = tensor if is_filled else join([tensor, tf.zeros([1], tensor.dtype)])
             total = _reduce_one(sent, len(devices), key, timeout_seconds)
-            sums.append(total if size else tf.reshape(total[:-1], tf.shape(tensor)))
-    return all_together(sums, devices)
+            whole = total if is_filled else tf.reshape(total[:-1], tf.shape(tensor))
+            sums.append(whole)
+    return sums
 
 
 def _reduce_one(

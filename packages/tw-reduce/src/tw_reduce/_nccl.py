@@ -10,13 +10,12 @@ import tensorflow as tf
 import tw_core
 from tw_core import without_autograph
 from tw_reduce._check_devices import check_distinct, check_one_device_per_tower
+from tw_reduce._checked_towers import checked_towers
 from tw_reduce._collective_keys import CollectiveKeys
 from tw_reduce._sparse import densify_column
-from tw_reduce._together import all_together, check_traced
+from tw_reduce._together import after, all_together, check_traced
 from tw_reduce._tower_tensors import (
-    Tensorlike,
     TowerTensors,
-    check_tower_tensors,
     columns,
     rows,
 )
@@ -52,18 +51,20 @@ def sum_nccl(
       ValueError: a bad list of gradients; devices that are not one GPU a
         tower, distinct and present; a dtype NCCL cannot add.
       TypeError: something that is no tensor.
-      RuntimeError: called eagerly.
+      RuntimeError: called eagerly, or in a ``jit_compile=True`` function.
     """
-    check_tower_tensors(grads, caller="sum_nccl")
+    grads = checked_towers(grads, caller="sum_nccl")
     if len(grads) == 1:
         return [list(grads[0])]
     check_traced(caller="sum_nccl")
     check_one_gpu_per_tower(devices, len(grads))
     _check_dtypes(grads)
     with tf.name_scope("sum_nccl"):
+        dense = [densify_column(own, caller="sum_nccl") for own in columns(grads)]
+        if grads.tests:
+            dense = [after(column, devices, grads.tests) for column in dense]
         sums = [
-            _reduce(column, devices, f"tw_reduce_{keys.instance()}")
-            for column in columns(grads)
+            _reduce(column, devices, f"tw_reduce_{keys.instance()}") for column in dense
         ]
     return rows(sums, len(grads))
 
@@ -115,10 +116,9 @@ def _check_dtypes(grads: TowerTensors) -> None:
 
 
 def _reduce(
-    column: Sequence[Tensorlike], devices: Sequence[str], shared_name: str
+    dense: Sequence[tf.Tensor], devices: Sequence[str], shared_name: str
 ) -> list[tf.Tensor]:
     sums = []
-    dense = densify_column(column, caller="sum_nccl")
     for tensor, device in zip(dense, devices, strict=True):
         with tf.device(device):
             total = tf.raw_ops.NcclAllReduce(
