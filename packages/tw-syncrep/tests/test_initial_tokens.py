@@ -4,6 +4,7 @@ Three replicas of which one is a backup take their steps one after the other: no
 to wait while the initial tokens last.
 """
 
+import threading
 import time
 from types import SimpleNamespace
 
@@ -79,8 +80,11 @@ def slow_to_look(monkeypatch):
 def test_a_late_look_at_the_board_does_not_spare_a_replica_its_initial_token():
     turns = iter([*TURNS, None])
     now = SimpleNamespace(turn=next(turns))
+    has_begun = threading.Event()
 
     def build(task):
+        # Who joins after the first step goes on at the second.
+        assert task.is_chief or has_begun.wait(30)
         return make(
             task,
             lambda replica: [(tf.fill([3], 1.0 + replica), vector())],
@@ -89,6 +93,8 @@ def test_a_late_look_at_the_board_does_not_spare_a_replica_its_initial_token():
         )
 
     def drive(replica, model, session):
+        has_begun.set()
+        eventually(lambda: model.opt.status(session).joined == (0, 1, 2))
         for _ in range(2):
             eventually(lambda: now.turn == replica)
             session.run(model.train)
