@@ -38,6 +38,7 @@ import numpy as np
 from tw_ampopt import *
 from tw_builders import *
 from tw_core import *
+from tw_core.checks import *
 from tw_core.testing import *
 from tw_reduce import *
 from tw_rlload import *
