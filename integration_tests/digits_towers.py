@@ -1,5 +1,8 @@
 """Programs that train a softmax regression on handwritten digits, of either mode.
 
+It regresses on the pixels and on fixed random features of them. So it stays convex, and
+has variables of 640, 10 and 17,000 elements: two are packed on the way, one is not.
+
 The optimizer is an argument: TensorFlow's, or tw-ampopt's around it. It computes the
 gradients (so that it can scale the loss) and applies what a builder has reduced.
 """
@@ -19,6 +22,7 @@ from tw_core.testing import CPUS
 
 v1 = tf.compat.v1
 BATCH = 128
+SHAPES = {"kernel": [64, 10], "bias": [10], "wide": [1700, 10]}
 
 
 class Digits(NamedTuple):
@@ -44,46 +48,53 @@ def batch(step: int) -> Digits:
     return Digits(train.images[rows], train.labels[rows])
 
 
-def accuracy(kernel: np.ndarray, bias: np.ndarray) -> float:
+@cache
+def projection() -> np.ndarray:
+    """What makes features of pixels; small, as Adam moves all of them at once."""
+    random = np.random.default_rng(0)
+    return np.float32(random.normal(0, 1 / SHAPES["wide"][0], (64, SHAPES["wide"][0])))
+
+
+def accuracy(kernel: np.ndarray, bias: np.ndarray, wide: np.ndarray) -> float:
     """The share of the test rows that are right, in NumPy."""
-    _, test = digits()
-    return float(np.mean(np.argmax(test.images @ kernel + bias, 1) == test.labels))
+    images, labels = digits()[1]
+    features = np.maximum(images @ projection(), 0)
+    logits = images @ kernel + features @ wide + bias
+    return float(np.mean(np.argmax(logits, 1) == labels))
 
 
 def cross_entropy(variables: Sequence[Any], images: Any, labels: Any) -> tf.Tensor:
-    kernel, bias = variables
-    logits = images @ kernel + bias
+    kernel, bias, wide = variables
+    features = tf.nn.relu(images @ projection())
+    logits = images @ kernel + features @ wide + bias
     return tf.reduce_mean(
         tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     )
 
 
 def get_weights() -> list[Any]:
-    """Kernel and bias by ``get_variable``."""
+    """The variables by ``get_variable``."""
     zeros = tf.zeros_initializer()
     with v1.variable_scope("digits"):
-        kernel = v1.get_variable("kernel", [64, 10], initializer=zeros)
-        return [kernel, v1.get_variable("bias", [10], initializer=zeros)]
+        return [
+            v1.get_variable(name, shape, initializer=zeros)
+            for name, shape in SHAPES.items()
+        ]
 
 
 class Weights(tf.Module):
-    """Kernel and bias as a module."""
+    """The variables as a module."""
 
     def __init__(self, tower: tw_core.Tower | None = None) -> None:
         super().__init__()
-        self.kernel = tf.Variable(tf.zeros([64, 10]), name="kernel")
-        self.bias = tf.Variable(tf.zeros([10]), name="bias")
-
-    @property
-    def both(self) -> list[tf.Variable]:
-        return [self.kernel, self.bias]
+        self.all = [tf.Variable(tf.zeros(s), name=name) for name, s in SHAPES.items()]
 
 
 class Program(NamedTuple):
     """A program that was built.
 
     step(images, labels) trains on a batch; read(tensors) gives their arrays.
-    variables are [copies][2]; optimizers one a copy.
+    variables are [copies][3]; optimizers one a copy.
     """
 
     step: Callable[..., None]
@@ -134,12 +145,12 @@ def function_program(
     towers = tw_core.towers(devices)
     copies = towers if is_replicated else towers[:1]
     models = tw_core.replicate(copies, Weights)
-    optimizers = [make_optimizer(model.both) for model in models]
+    optimizers = [make_optimizer(model.all) for model in models]
     reduce = tw_reduce.mean(partial(tw_reduce.sum_balanced, devices=devices))
 
     def tower_pairs(tower: tw_core.Tower, images: Any, labels: Any) -> Any:
         own = tower.index if is_replicated else 0
-        variables = models[own].both
+        variables = models[own].all
         loss = cross_entropy(variables, images, labels)
         return optimizers[own].compute_gradients(loss, variables)
 
@@ -157,7 +168,7 @@ def function_program(
     def read(tensors: Any) -> Any:
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), tensors)
 
-    return Program(step, read, [model.both for model in models], optimizers)
+    return Program(step, read, [model.all for model in models], optimizers)
 
 
 PROGRAMS = {"session": session_program, "function": function_program}

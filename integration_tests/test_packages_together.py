@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 from conformance.rows import reducers
 from digits_towers import (
     PROGRAMS,
@@ -30,6 +31,12 @@ from tw_core.testing import CPUS
 v1 = tf.compat.v1
 STEPS, TOWERS, EPOCHS, ROWS = 30, 2, 3, 32
 ADAM = {"tf_optimizer": v1.train.AdamOptimizer, "learning_rate": 0.05}
+FAMILIES = {  # all of them Adam, to the same epsilon
+    "v1": {},
+    "Keras 3": {"tf_optimizer": keras.optimizers.Adam, "epsilon": 1e-8},
+    "tf_keras": {"tf_optimizer": tf_keras.optimizers.legacy.Adam, "epsilon": 1e-8},
+}
+each_family = pytest.mark.parametrize("family", FAMILIES)
 each_mode = pytest.mark.parametrize("mode", PROGRAMS)
 each_place = pytest.mark.parametrize(
     "is_replicated", [True, False], ids=["replicated", "parameter server"]
@@ -55,12 +62,13 @@ def train(program, steps):
 
 @each_mode
 @each_place
+@each_family
 def test_ampopt_in_a_builder_ends_where_the_optimizer_that_it_wraps_does(
-    mode, is_replicated
+    family, mode, is_replicated
 ):
     make = PROGRAMS[mode]
     wanted = train(make(is_replicated, plain), STEPS)
-    got = train(make(is_replicated, ampopt(mode)), STEPS)
+    got = train(make(is_replicated, ampopt(mode, **FAMILIES[family])), STEPS)
     assert len(got) == (TOWERS if is_replicated else 1)
     for copy in got:
         for value, same, want in zip(copy, got[0], wanted[0], strict=True):
@@ -152,7 +160,7 @@ def learnt_in_a_function(make_optimizer, **options):
     optimizers = [make_optimizer(model.trainable_variables) for model in models]
     train = tw_rlload.EpochFunction(
         rows,
-        lambda own, x: cross_entropy(own.both, x["images"], x["labels"]),
+        lambda own, x: cross_entropy(own.all, x["images"], x["labels"]),
         models,
         optimizers,
         **options,
@@ -160,7 +168,7 @@ def learnt_in_a_function(make_optimizer, **options):
     rows.load([*digits()[0]])
     train.optimize(0)
     train.run_epochs(EPOCHS, "rows", seed=0)
-    return [[v.numpy() for v in model.both] for model in models]
+    return [[v.numpy() for v in model.all] for model in models]
 
 
 LEARN = {"session": learnt_in_a_session, "function": learnt_in_a_function}
@@ -172,12 +180,16 @@ def learnt_plainly(mode):
 
 
 @each_mode
-@pytest.mark.parametrize("name", REDUCERS)
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [(name, "v1") for name in REDUCERS]
+    + [("packed(sum_balanced)", family) for family in FAMILIES if family != "v1"],
+)
 def test_rlload_with_ampopt_and_each_reducer_ends_where_the_plain_optimizer_does(
-    mode, name
+    mode, name, family
 ):
     reducer = tw_reduce.mean(REDUCERS[name](TOWERS))
-    got = LEARN[mode](ampopt(mode), reducer=reducer)
+    got = LEARN[mode](ampopt(mode, **FAMILIES[family]), reducer=reducer)
     # Rounded on the wire, gradients differ in their third digit.
     tolerance = 0.1 if "bfloat16" in name else 1e-3
     for copy in got:
