@@ -7,10 +7,19 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
-from conformance.models import DECAY, KINDS, STEPS, gradients, inputs, optimizer, oracle
+from conformance.models import (
+    DECAY,
+    KINDS,
+    STEPS,
+    gradients,
+    inputs,
+    optimizer,
+    oracle,
+    start,
+)
 from conformance.page import is_exact, table
 from conformance.programs import Copies, in_session
-from conformance.rows import Row, reducers, rows
+from conformance.rows import OPTIMIZERS, Row, reducers, rows
 
 import tw_builders
 import tw_reduce
@@ -26,9 +35,13 @@ def trained(row: Row, num_towers: int) -> Copies:
     return row.run(num_towers)
 
 
+def name_of(row: Row) -> str:
+    return f"{row.builder}-{row.reducer}-{row.optimizer}"
+
+
 def cells() -> list:
     return [
-        pytest.param(row, kind, count, id=f"{row.builder}-{row.reducer}-{kind}-{count}")
+        pytest.param(row, kind, count, id=f"{name_of(row)}-{kind}-{count}")
         for row in rows()
         for count in row.counts
         for kind in KINDS
@@ -43,7 +56,7 @@ def test_towers_end_where_one_device_does(row, kind, num_towers):
         num_towers,
         average=row.average,
         decay=DECAY.get(kind, 0.0) if row.has_momentum else 0.0,
-        stays_sparse=num_towers == 1 or not row.densifies,
+        stays_sparse=not row.moves_all_rows(num_towers),
     )
     copies = trained(row, num_towers)[kind]
     assert len(copies) == (num_towers if row.is_replicated else 1)
@@ -57,26 +70,48 @@ def test_towers_end_where_one_device_does(row, kind, num_towers):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_oracle_is_a_plain_optimizer_on_the_whole_batch(kind):
+@pytest.mark.parametrize("family", ["v1", "tf_keras legacy", "Keras 3"])
+def test_the_oracle_is_a_plain_optimizer_on_the_whole_batch(family, kind):
     num_towers, decay = 4, DECAY.get(kind, 0.0)
+    train = by_keras if family == "Keras 3" else in_a_plain_session
+    got = train(kind, num_towers, OPTIMIZERS[family](decay))
+    is_keras = family == "Keras 3"
+    want = oracle(
+        kind, num_towers, average=True, decay=decay, stays_sparse=not is_keras
+    )
+    for value, wanted in zip(got, want, strict=True):
+        np.testing.assert_array_equal(value.astype(np.float64), wanted)
+
+
+def in_a_plain_session(kind, num_towers, descent):
     with tf.Graph().as_default(), v1.Session() as session:
-        first = v1.ones_initializer()
+        first, steps = v1.ones_initializer(), []
         variables = [
             v1.get_variable(f"v{n}", part.shape, part.dtype, first)
             for n, part in enumerate(KINDS[kind])
         ]
-        descent, steps = optimizer(decay), []
         for step in range(STEPS):
-            column = zip(*inputs(kind, num_towers, step), strict=True)
-            grads = gradients(variables, [whole_batch(own) for own in column])
+            grads = gradients(variables, whole_batches(kind, num_towers, step))
             steps.append(descent.apply_gradients(zip(grads, variables, strict=True)))
         session.run(v1.global_variables_initializer())
         for op in steps:
             session.run(op)
-        got = session.run(variables)
-    want = oracle(kind, num_towers, average=True, decay=decay, stays_sparse=True)
-    for value, wanted in zip(got, want, strict=True):
-        np.testing.assert_array_equal(value.astype(np.float64), wanted)
+        return session.run(variables)
+
+
+def by_keras(kind, num_towers, descent):
+    variables = [tf.Variable(start(part, 0)) for part in KINDS[kind]]
+    descent.build(variables)
+    for step in range(STEPS):
+        given = whole_batches(kind, num_towers, step)
+        grads = tf.function(partial(gradients, variables), autograph=False)
+        descent.apply(grads(given), variables)
+    return [variable.numpy() for variable in variables]
+
+
+def whole_batches(kind, num_towers, step):
+    columns = zip(*inputs(kind, num_towers, step), strict=True)
+    return [whole_batch(column) for column in columns]
 
 
 def whole_batch(column):
@@ -124,7 +159,7 @@ def test_a_reducer_that_forgets_a_tower_does_not_pass():
     make = partial(
         tw_builders.SyncMultiGPUReplicatedBuilder, average=False, mode=forgetful
     )
-    copies = in_session(make, True, 3)
+    copies = in_session(make, optimizer, True, 3)
     row = next(row for row in rows() if row.reducer == '"cpu"')
     broken = Row(row.builder, "forgetful", lambda _: copies, average=False)
     for kind in KINDS:

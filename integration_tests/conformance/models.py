@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
+import tf_keras
+
+import tw_ampopt
 
 RATE, STEPS = 0.5, 2
 DECAY = {"dense": 0.5, "sparse": 0.5}  # of the momentum; plain descent for the others
@@ -24,25 +28,44 @@ class Part:
       shape: of the variable.
       dtype: its name.
       is_table: whether rows of it are looked up, which makes its gradient sparse.
+      unknown: the towers whose gradient has sizes that are not known while building.
     """
 
     shape: tuple[int, ...]
     dtype: str = "float32"
     is_table: bool = False
+    unknown: range = range(0)
 
 
+ALL = range(8)  # of the towers
+
+# On both sides of what decides how a gradient travels: tw_reduce packs below 4,096
+# elements, tw_ampopt up to 16,384. A pack of several, and gradients that stay alone.
 KINDS = {
-    "dense": (Part(()), Part((3,)), Part((5, 7))),
-    "sparse": (Part((6, 2), is_table=True), Part((5,), is_table=True)),
+    "dense": (
+        *(Part(()), Part((3,)), Part((5, 7))),
+        *(Part((4_095,)), Part((64, 64)), Part((16_385,))),
+    ),
+    "sparse": (
+        *(Part((6, 2), is_table=True), Part((5,), is_table=True)),
+        Part((8_193, 2), is_table=True),
+    ),
     "mixed": (
         Part((3,)),
         Part((6, 2), is_table=True),
         Part((2, 4), "float16"),
         Part((5, 3), "bfloat16", is_table=True),
-        Part((2, 4)),
+        *(Part((2, 4)), Part((70, 70)), Part((8_193, 2), is_table=True)),
     ),
-    "float16": (Part((3,), "float16"), Part((2, 4), "float16")),
-    "bfloat16": (Part((3,), "bfloat16"), Part((2, 4), "bfloat16")),
+    "unknown": (
+        *(Part((3,)), Part((2, 4))),
+        *(Part((5, 7), unknown=ALL), Part((130, 130), unknown=ALL)),
+        Part((6, 2), is_table=True, unknown=ALL),
+    ),
+    **{
+        dtype: tuple(Part(shape, dtype) for shape in ((3,), (2, 4), (4_096,)))
+        for dtype in ("float16", "bfloat16")
+    },
 }
 
 
@@ -67,10 +90,26 @@ def _input(part: Part, random: np.random.Generator) -> Any:
     return rows, random.integers(-1, 2, shape).astype(dtype)
 
 
+def specs(kind: str, num_towers: int) -> list[list[Any]]:
+    """What is known of ``inputs`` while building."""
+    return [
+        [_spec(part, k in part.unknown) for part in KINDS[kind]]
+        for k in range(num_towers)
+    ]
+
+
+def _spec(part: Part, is_unknown: bool) -> Any:
+    shape = (LOOKUPS, *part.shape[1:]) if part.is_table else part.shape
+    known = (None,) * len(shape) if is_unknown else shape
+    factors = tf.TensorSpec(known, part.dtype)
+    return (tf.TensorSpec(known[:1], tf.int64), factors) if part.is_table else factors
+
+
 def gradients(variables: list[Any], given: list[Any]) -> list[Any]:
     """The [N] gradients of the sum of products of variables and factors.
 
     They are the factors: dense, or sparse for a table, of which rows are looked up.
+    No more is known of their shapes than of the factors'.
     """
     reads, factors = [], []
     for variable, own in zip(variables, given, strict=True):
@@ -80,14 +119,48 @@ def gradients(variables: list[Any], given: list[Any]) -> list[Any]:
         else:
             reads.append(variable.read_value())
             factors.append(own)
-    return tf.gradients(reads, variables, grad_ys=factors)
+    grads = tf.gradients(reads, variables, grad_ys=factors)
+    return [
+        # The variable's shape is known, and would be the gradient's.
+        tf.compat.v1.placeholder_with_default(grad, own.shape)
+        if isinstance(own, tf.Tensor) and not own.shape.is_fully_defined()
+        else grad
+        for grad, own in zip(grads, given, strict=True)
+    ]
 
 
-def optimizer(decay: float) -> Any:
+def optimizer(decay: float, variables: Any = None) -> Any:
     """Makes TensorFlow's optimizer."""
     if decay == 0:
         return tf.compat.v1.train.GradientDescentOptimizer(RATE)
     return tf.compat.v1.train.MomentumOptimizer(RATE, decay)
+
+
+def keras_optimizer(decay: float, variables: Any = None) -> Any:
+    return keras.optimizers.SGD(RATE, momentum=decay)
+
+
+def legacy_optimizer(decay: float, variables: Any = None) -> Any:
+    return tf_keras.optimizers.legacy.SGD(RATE, momentum=decay)
+
+
+def graph_optimizer(decay: float, variables: Any = None) -> Any:
+    """tw-ampopt's around TensorFlow's, for a session graph."""
+    return tw_ampopt.Optimizer(
+        tf_optimizer=tf.compat.v1.train.MomentumOptimizer,
+        learning_rate=RATE,
+        momentum=decay,
+    )
+
+
+def tower_optimizer(decay: float, variables: Any) -> Any:
+    """tw-ampopt's around Keras 3's, for a ``tf.function``."""
+    return tw_ampopt.TowerOptimizer(
+        variables,
+        tf_optimizer=keras.optimizers.SGD,
+        learning_rate=RATE,
+        momentum=decay,
+    )
 
 
 def oracle(

@@ -11,7 +11,7 @@ from conformance.rows import Row, rows
 
 def table(lines: Sequence[Row]) -> str:
     """Writes a row a line, and in each cell the numbers of towers."""
-    head = ["builder", "reducer", *KINDS]
+    head = ["builder", "reducer", "optimizer", *KINDS]
     cells = [head, ["---"] * len(head), *map(_cells, lines)]
     return "".join(f"| {' | '.join(row)} |\n" for row in cells)
 
@@ -23,7 +23,8 @@ def is_exact(row: Row, num_towers: int) -> bool:
 
 def _cells(row: Row) -> list[str]:
     reducer = f"`{row.reducer}`" if row.reducer else "(its own)"
-    return [f"`{row.builder}`", reducer, *(_counts(row, kind) for kind in KINDS)]
+    counts = (_counts(row, kind) for kind in KINDS)
+    return [f"`{row.builder}`", reducer, row.optimizer, *counts]
 
 
 def _counts(row: Row, kind: str) -> str:
@@ -31,7 +32,7 @@ def _counts(row: Row, kind: str) -> str:
     return " ".join(
         ("" if is_exact(row, count) else "≈")
         + str(count)
-        + ("ᵈ" if row.densifies and has_tables and count > 1 else "")
+        + ("ᵈ" if has_tables and row.moves_all_rows(count) else "")
         for count in row.counts
     )
 

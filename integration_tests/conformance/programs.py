@@ -13,29 +13,35 @@ import tensorflow as tf
 
 import tw_builders
 import tw_core
-from conformance.models import DECAY, KINDS, STEPS, gradients, inputs, optimizer, start
+from conformance.models import DECAY, KINDS, STEPS, gradients, inputs, specs, start
 from tw_core.testing import CPUS
 
 v1 = tf.compat.v1
 
 Copies = dict[str, list[list[np.ndarray]]]  # kind -> [copies][N]
+MakeOptimizer = Callable[
+    [float, Any], Any
+]  # of the decay of momentum and [N] variables
 
 
 def in_session(
-    make_builder: Callable[[Sequence[str]], Any], has_momentum: bool, num_towers: int
+    make_builder: Callable[[Sequence[str]], Any],
+    make_optimizer: MakeOptimizer,
+    has_momentum: bool,
+    num_towers: int,
 ) -> Copies:
     """Trains the models of all kinds in one session, with an optimizer each."""
     builder = make_builder(CPUS[:num_towers])
     config = v1.ConfigProto(device_count={"CPU": len(CPUS)})
     with tf.Graph().as_default(), v1.Session(config=config) as session:
-        first = {kind: inputs(kind, num_towers, 0) for kind in KINDS}
-        fed = tf.nest.map_structure(placeholder, first)
+        known = {kind: specs(kind, num_towers) for kind in KINDS}
+        fed = tf.nest.map_structure(placeholder, known)
         built = builder.call_for_each_tower(partial(tower_pairs, fed))
         train_ops, sync_ops = [], []
         for kind in KINDS:
             pairs = [tower[kind] for tower in built]
             decay = DECAY.get(kind, 0.0) if has_momentum else 0.0
-            ops = builder.build(pairs, partial(optimizer, decay))
+            ops = builder.build(pairs, partial(make_optimizer, decay, None))
             train_op, *sync = ops if isinstance(ops, tuple) else (ops,)
             train_ops.append(train_op)
             sync_ops += [op for op in sync if op is not None]
@@ -70,8 +76,8 @@ def tower_pairs(fed: dict[str, Any]) -> dict[str, Any]:
     return pairs
 
 
-def placeholder(array: np.ndarray) -> tf.Tensor:
-    return v1.placeholder(array.dtype, array.shape)
+def placeholder(spec: tf.TensorSpec) -> tf.Tensor:
+    return v1.placeholder(spec.dtype, spec.shape)
 
 
 class Model(tf.Module):
@@ -82,18 +88,18 @@ class Model(tf.Module):
         self.parts = [tf.Variable(start(p, tower.index)) for p in KINDS[kind]]
 
 
-def in_function(make_reducer: Callable[[int], Any], num_towers: int) -> Copies:
+def in_function(
+    make_reducer: Callable[[int], Any], make_optimizer: MakeOptimizer, num_towers: int
+) -> Copies:
     """Trains replicas of the models of all kinds in one ``tf.function``."""
     towers, reduce = tw_core.towers(CPUS[:num_towers]), make_reducer(num_towers)
     models = {kind: tw_core.replicate(towers, partial(Model, kind)) for kind in KINDS}
     optimizers = {
-        kind: tw_builders.make_optimizers(
-            towers, partial(optimizer, DECAY.get(kind, 0.0)), models[kind]
-        )
+        kind: optimizers_of(kind, make_optimizer, towers, models[kind])
         for kind in KINDS
     }
 
-    @tf.function(autograph=False)
+    @tf.function(autograph=False, input_signature=signature(num_towers))
     def step(given: dict[str, Any]) -> None:
         for kind, own in models.items():
             grads = tw_core.map_towers(
@@ -111,18 +117,18 @@ def in_function(make_reducer: Callable[[int], Any], num_towers: int) -> Copies:
     }
 
 
-def in_shared_function(average: bool, num_towers: int) -> Copies:
+def in_shared_function(
+    average: bool, make_optimizer: MakeOptimizer, num_towers: int
+) -> Copies:
     """Trains one set of variables that all towers share in one ``tf.function``."""
     towers = tw_core.towers(CPUS[:num_towers])
     models = {kind: Model(kind, towers[0]) for kind in KINDS}
     optimizers = {
-        kind: tw_builders.make_optimizers(
-            towers[:1], partial(optimizer, DECAY.get(kind, 0.0)), [model]
-        )[0]
+        kind: optimizers_of(kind, make_optimizer, towers[:1], [model])[0]
         for kind, model in models.items()
     }
 
-    @tf.function(autograph=False)
+    @tf.function(autograph=False, input_signature=signature(num_towers))
     def step(given: dict[str, Any]) -> None:
         for kind, model in models.items():
             pairs = tw_core.map_towers(
@@ -136,6 +142,25 @@ def in_shared_function(average: bool, num_towers: int) -> Copies:
 
     take_steps(step, num_towers)
     return {kind: [[v.numpy() for v in m.parts]] for kind, m in models.items()}
+
+
+def optimizers_of(
+    kind: str,
+    make_optimizer: MakeOptimizer,
+    towers: Sequence[tw_core.Tower],
+    models: Sequence[Model],
+) -> list[Any]:
+    """An optimizer a tower, which is called for in their order."""
+    left = iter(models)
+    return tw_builders.make_optimizers(
+        towers,
+        lambda: make_optimizer(DECAY.get(kind, 0.0), next(left).parts),
+        models,
+    )
+
+
+def signature(num_towers: int) -> list[Any]:
+    return [{kind: specs(kind, num_towers) for kind in KINDS}]
 
 
 def take_steps(step: Callable[..., None], num_towers: int) -> None:

@@ -1,7 +1,7 @@
 """The rows of the conformance table: builders with their reducers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -9,12 +9,30 @@ import tensorflow as tf
 
 import tw_builders
 import tw_reduce
-from conformance.programs import Copies, in_function, in_session, in_shared_function
+from conformance.models import (
+    graph_optimizer,
+    keras_optimizer,
+    legacy_optimizer,
+    optimizer,
+    tower_optimizer,
+)
+from conformance.programs import (
+    Copies,
+    in_function,
+    in_session,
+    in_shared_function,
+)
 from tw_core.testing import CPUS
 
 COUNTS = (1, 2, 3, 4, 8)
 WAIT_S = 60.0
-BELOW = 10  # elements: some gradients travel packed, some alone
+OPTIMIZERS = {
+    "v1": optimizer,
+    "tf_keras legacy": legacy_optimizer,
+    "Keras 3": keras_optimizer,
+    "tw_ampopt, v1": graph_optimizer,
+    "tw_ampopt, Keras 3": tower_optimizer,
+}
 
 
 @dataclass(frozen=True)
@@ -25,6 +43,7 @@ class Row:
       builder: its name.
       reducer: the name of what adds, or "" where the builder adds by itself.
       run: takes the number of towers, and trains.
+      optimizer: a name in ``OPTIMIZERS``.
       average: whether the gradient is the mean over towers, or the sum.
       has_momentum: whether models of some kinds are trained with momentum.
       densifies: whether sparse gradients of several towers become dense.
@@ -35,11 +54,17 @@ class Row:
     builder: str
     reducer: str
     run: Callable[[int], Copies]
+    optimizer: str = "v1"
     average: bool = True
     has_momentum: bool = True
     densifies: bool = False
     is_replicated: bool = True
     counts: tuple[int, ...] = COUNTS
+
+    def moves_all_rows(self, num_towers: int) -> bool:
+        """Whether the momentum of a table decays in rows without a gradient too."""
+        is_dense = self.densifies and num_towers > 1
+        return is_dense or self.optimizer.endswith("Keras 3")
 
 
 def reducers(keys: tw_reduce.CollectiveKeys) -> dict[str, Callable[[int], Any]]:
@@ -57,7 +82,7 @@ def reducers(keys: tw_reduce.CollectiveKeys) -> dict[str, Callable[[int], Any]]:
             keys=keys,
             timeout_seconds=WAIT_S,
         ),
-        "auto": lambda k: tw_reduce.auto(CPUS[:k], below=BELOW),
+        "auto": lambda k: tw_reduce.auto(CPUS[:k]),
     }
     balanced = plain["sum_balanced"]
     return {
@@ -77,7 +102,7 @@ def reducers(keys: tw_reduce.CollectiveKeys) -> dict[str, Callable[[int], Any]]:
 
 
 def packed(make: Callable[[int], Any], num_towers: int) -> Any:
-    return tw_reduce.packed(make(num_towers), below=BELOW)
+    return tw_reduce.packed(make(num_towers))
 
 
 def groups(num_towers: int) -> list[list[int]]:
@@ -89,7 +114,7 @@ def groups(num_towers: int) -> list[list[int]]:
 
 @cache
 def rows() -> tuple[Row, ...]:
-    return (*shared_rows(), *replicated_rows(), *function_rows())
+    return (*shared_rows(), *replicated_rows(), *function_rows(), *other_optimizers())
 
 
 def shared_rows() -> list[Row]:
@@ -99,7 +124,7 @@ def shared_rows() -> list[Row]:
         Row(
             f'{server.__name__}(ps_device="{place}")',
             "",
-            partial(in_session, partial(server, ps_device=place), True),
+            partial(in_session, partial(server, ps_device=place), optimizer, True),
             is_replicated=False,
         )
         for place in ("cpu", "gpu")
@@ -108,8 +133,10 @@ def shared_rows() -> list[Row]:
     for scales in (True, False):
         make = partial(anyhow, scale_gradient=scales)
         name = f"{anyhow.__name__}(scale_gradient={scales})"
-        run = partial(in_session, make, False)
-        row = Row(name, "", run, scales, has_momentum=False, is_replicated=False)
+        run = partial(in_session, make, optimizer, False)
+        row = Row(
+            name, "", run, average=scales, has_momentum=False, is_replicated=False
+        )
         found.append(row)
     return found
 
@@ -136,7 +163,7 @@ def replicated_row(
     return Row(
         f"{class_.__name__}(average={average})",
         name,
-        partial(in_session, partial(replicated, make, average), True),
+        partial(in_session, partial(replicated, make, average), optimizer, True),
         average=average,
         densifies="collective" in name,
         counts=counts,
@@ -161,22 +188,48 @@ def function_rows() -> list[Row]:
         "auto",
     )
     found = [
-        Row(
-            "apply_gradients",
-            f"mean({name})" if name in averaged else name,
-            partial(in_function, partial(mean_of, make) if name in averaged else make),
-            average=name in averaged,
-            densifies="collective" in name,
-        )
+        function_row(name, make, average=name in averaged)
         for name, make in reducers(tw_reduce.CollectiveKeys()).items()
         if name != "spread(sum_balanced)"  # there also in packed
     ]
-    for average in (True, False):
-        name = f"apply_shared_gradients(average={average})"
-        run = partial(in_shared_function, average)
-        found.append(Row(name, "", run, average, is_replicated=False))
-    return found
+    return [*found, *(shared_function_row(average=a) for a in (True, False))]
+
+
+def function_row(
+    name: str, make: Callable[[int], Any], *, average: bool, family: str = "v1"
+) -> Row:
+    reducer = partial(mean_of, make) if average else make
+    return Row(
+        "apply_gradients",
+        f"mean({name})" if average else name,
+        partial(in_function, reducer, OPTIMIZERS[family]),
+        family,
+        average=average,
+        densifies="collective" in name,
+    )
+
+
+def shared_function_row(*, average: bool, family: str = "v1") -> Row:
+    name = f"apply_shared_gradients(average={average})"
+    run = partial(in_shared_function, average, OPTIMIZERS[family])
+    return Row(name, "", run, family, average=average, is_replicated=False)
 
 
 def mean_of(make: Callable[[int], Any], num_towers: int) -> Any:
     return tw_reduce.mean(make(num_towers))
+
+
+def other_optimizers() -> list[Row]:
+    """The families that a mode takes beside TensorFlow's own, with one reducer."""
+    found: list[Row] = []
+    name = "packed(spread(sum_balanced))"
+    make = reducers(tw_reduce.CollectiveKeys())[name]
+    for family in ("tf_keras legacy", "tw_ampopt, v1"):
+        for row in (shared_rows()[0], replicated_row(name, make, average=True)):
+            builder = row.run.args[0]
+            run = partial(in_session, builder, OPTIMIZERS[family], True)
+            found.append(replace(row, run=run, optimizer=family))
+    for family in ("Keras 3", "tw_ampopt, Keras 3"):
+        found.append(function_row(name, make, average=True, family=family))
+        found.append(shared_function_row(average=True, family=family))
+    return [replace(row, counts=(1, 2, 3)) for row in found]
