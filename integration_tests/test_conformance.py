@@ -143,14 +143,6 @@ def test_the_mode_nccl_is_refused_without_gpus():
         tw_builders.SyncMultiGPUReplicatedBuilder(CPUS[:2], True, "nccl")
 
 
-def test_a_second_set_of_towers_in_a_graph_is_refused():
-    builder = tw_builders.SyncMultiGPUReplicatedBuilder(CPUS[:2], True, "cpu")
-    with tf.Graph().as_default():
-        builder.call_for_each_tower(lambda: tf.constant(1.0))
-        with pytest.raises(ValueError, match=r"something named 'tower0' already"):
-            builder.call_for_each_tower(lambda: tf.constant(1.0))
-
-
 def test_a_reducer_that_forgets_a_tower_does_not_pass():
     def forgetful(grads):
         rest = tw_reduce.sum_on_device(grads[1:], device=CPUS[0])
