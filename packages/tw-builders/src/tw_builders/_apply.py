@@ -29,6 +29,7 @@ from tw_core import (
     orders_effects,
     override_to_local_variable,
     record_variables,
+    sum_duplicate_rows,
     tower_build,
     without_autograph,
 )
@@ -119,15 +120,22 @@ def apply_shared_gradients(
 def apply_pairs(
     optimizer: Any, pairs: Sequence[tuple[Any, Any]], *, name: str | None = None
 ) -> Any:
-    """Calls an optimizer with the kind of variables that it takes.
+    """Calls an optimizer with the kind of variables and of rows that it takes.
+
+    Keras optimizers get rows of one index as their sum: most of them take a
+    square or the like of every row by itself.
 
     Returns:
       What ``optimizer.apply_gradients`` returned.
     """
     if is_keras_optimizer(optimizer):
-        return optimizer.apply_gradients(list(pairs))
+        return optimizer.apply_gradients([(_rows_once(g), v) for g, v in pairs])
     plain = [(grad, as_tf_variable(variable)) for grad, variable in pairs]
     return optimizer.apply_gradients(plain, name=name)
+
+
+def _rows_once(grad: Any) -> Any:
+    return sum_duplicate_rows(grad) if isinstance(grad, tf.IndexedSlices) else grad
 
 
 def _apply_in_tower(tower: Tower, optimizer: Any, pairs: Sequence[Any]) -> Any:
