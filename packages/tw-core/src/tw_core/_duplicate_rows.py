@@ -55,7 +55,9 @@ def _sum_sorted(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
     # XLA refuses Unique, whose result has as many elements as the data say.
     order = tf.argsort(slices.indices, stable=True)
     ordered = tf.gather(slices.indices, order)
-    is_new = tf.cast(ordered != tf.roll(ordered, 1, axis=0), tf.int32)
+    previous = tf.roll(ordered, 1, axis=0)
+    # Not `!=`, which compares objects where version 2 behaviour is off.
+    is_new = tf.cast(tf.not_equal(ordered, previous), tf.int32)
     rows = tf.cumsum(is_new) - is_new[:1]
     num_rows = tf.size(order)
     values = tf.gather(slices.values, order)
