@@ -411,7 +411,11 @@ def test_two_kinds_of_scaling_are_refused(graph):
         ({"loss_scale": 128}, TypeError, "loss_scale is a rule such as"),
         ({"learning_rate": "fast"}, TypeError, "learning_rate is a number"),
         ({"on_nonfinite": "ignore"}, ValueError, "must be one of \\['skip_group', "),
-        ({"clip_by_global_norm": 0.0}, ValueError, "largest norm allowed, above 0"),
+        (
+            {"clip_by_global_norm": 0.0},
+            ValueError,
+            "clip_by_global_norm must be above 0",
+        ),
         ({"reducer": "nccl"}, TypeError, "reducer is a function of"),
         ({"tf_optimizer": "tf.train.NoSuch"}, ValueError, "leads nowhere"),
         ({"tf_optimizer": "no.such.thing"}, ValueError, "leads nowhere"),
@@ -455,7 +459,7 @@ def test_an_optimizer_that_cannot_be_wrapped_is_refused(graph, made, message):
         (1.0, lambda w: [w], TypeError, "loss must be a tensor"),
         (None, lambda w: w, TypeError, "must be a list or dict of variables"),
         (None, lambda w: [], ValueError, "trainable_vars is empty"),
-        (None, lambda w: [w, 3.0], TypeError, "must hold resource variables; got \\[3"),
+        (None, lambda w: [w, 3.0], TypeError, "wants resource variables.* got \\[3"),
     ],
 )
 def test_a_bad_registration_is_refused(graph, loss, variables, error, message):
@@ -624,7 +628,7 @@ def test_an_empty_list_of_variables_is_refused(graph, kind):
 def test_simple_adam_refuses_a_loss_without_gradients(graph):
     w = variable_on("/cpu:0")
     adam = SimpleAdam()
-    with pytest.raises(ValueError, match=r"SimpleAdam: no gradient .* \['w:0'\]"):
+    with pytest.raises(ValueError, match=r"SimpleAdam.*: no gradient .* \['w:0'\]"):
         adam.apply_gradients(adam.compute_gradients(tf.constant(1.0), [w]))
 
 

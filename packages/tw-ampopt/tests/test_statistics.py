@@ -129,8 +129,11 @@ def test_memory_is_written_where_the_device_tells_and_left_out_where_not(
 
 
 def test_bad_settings_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="every_steps counts session calls, 1 or more"):
-        StatisticsHook(None, str(tmp_path), every_steps=0)
+    with (
+        tf.Graph().as_default(),
+        pytest.raises(ValueError, match="every_steps must be at least 1; got 0"),
+    ):
+        StatisticsHook(Optimizer(), str(tmp_path), every_steps=0)
     writer = run_written(tmp_path, [1.0], every=1)
     with pytest.raises(RuntimeError, match=r"must be called outside of a tf\.function"):
         tf.function(writer.write)()

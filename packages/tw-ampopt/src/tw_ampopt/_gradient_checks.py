@@ -116,10 +116,16 @@ def _check_dtypes(places: Sequence[_Place], caller: str) -> None:
         for k, grad, variable in places
         if not tf.as_dtype(grad.dtype).is_floating
     ]
+    wrong += [
+        f"indices of {grad.indices.dtype.name} for {name_of(variable)} in tower {k}"
+        for k, grad, variable in places
+        if isinstance(grad, tf.IndexedSlices)
+        and grad.indices.dtype not in (tf.int32, tf.int64)
+    ]
     if wrong:
         raise TypeError(
-            f"{caller}: gradients must be of a floating dtype; got {', '.join(wrong)}. "
-            "Cast them where you compute them."
+            f"{caller}: gradients must be of a floating dtype, indices int32 or int64; "
+            f"got {', '.join(wrong)}. Cast them where you compute them."
         )
 
 

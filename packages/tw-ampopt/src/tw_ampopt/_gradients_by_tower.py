@@ -5,7 +5,7 @@ from typing import Any
 
 from tw_ampopt._gradient_checks import check_gradients
 from tw_ampopt._inner import identity, name_of
-from tw_ampopt._pairs import check_pairs
+from tw_ampopt._pairs import check_pairs, list_of_pairs
 
 
 def gradients_by_tower(
@@ -29,6 +29,11 @@ def gradients_by_tower(
             f"{caller}: wants [K][N] gradients, a list a tower; got {grads!r}."
         )
     nested = any(isinstance(tower, list | tuple) for tower in grads)
+    if nested and not all(isinstance(tower, list | tuple) for tower in grads):
+        raise TypeError(
+            f"{caller}: wants [K][N] gradients, a list a tower; got lists and others: "
+            f"{grads!r}."
+        )
     towers = [list(tower) for tower in grads] if nested else [list(grads)]
     lists = list(variables) * (total if len(variables) == 1 else 1)
     counts, wanted = [len(t) for t in towers], [len(v) for v in lists]
@@ -63,12 +68,13 @@ def flatten_pairs(
       caller: who asks; opens the message.
 
     Raises:
-      TypeError: something that is no pair.
+      TypeError: something that is no pair, or no variable in one.
       ValueError: another number of towers, variables that the optimizer was not
         made for, or missing ones.
     """
-    pairs = list(grads_and_vars)
-    towers = pairs if pairs and isinstance(pairs[0], list) else [pairs]
+    pairs = list_of_pairs(grads_and_vars, caller=caller)
+    nested = bool(pairs) and all(isinstance(tower, list) for tower in pairs)
+    towers = pairs if nested else [pairs]
     if len(towers) != total:
         raise ValueError(
             f"{caller}: wants (gradient, variable) pairs from each of {total} towers; "

@@ -150,7 +150,7 @@ class GraphCore:
         """Reads the state that the last step belongs to."""
         updater = self.built("statistics").updater
         with self.scope():
-            return statistics(self.shared, updater, self.settings.learning_rate)
+            return statistics(self.shared, updater, self.settings)
 
     def nonfinite_gradients(self) -> tf.Tensor:
         """Returns [K, N] bool, the same tensor at every call after a step.

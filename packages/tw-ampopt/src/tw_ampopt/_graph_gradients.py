@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_ampopt._arguments import check_loss, check_options
 from tw_ampopt._graph_core import GraphCore
 from tw_ampopt._inner import as_tf_variable
 from tw_ampopt._pairs import trained_variables
@@ -16,6 +17,8 @@ def scaled_gradients(
     core: GraphCore, loss: tf.Tensor, variables: Sequence[Any], **options: Any
 ) -> list[Any]:
     """Returns [N] gradients of the scaled loss, or None, on the loss's device.
+
+    What comes in has been checked.
 
     Args:
       core: has the scale.
@@ -46,10 +49,15 @@ def unscaled_pairs(
       **options: as for ``scaled_gradients``.
 
     Raises:
-      ValueError: no variables.
+      TypeError: no loss, variables or options.
+      ValueError: no variables, a loss that is no scalar, or another graph's.
     """
+    caller = f"{core.settings.caller}.compute_gradients"
+    check_loss(loss, caller=caller)
+    taken = {key: o for key, o in options.items() if key != "gate_gradients"}
+    check_options(tf.compat.v1.gradients, taken, caller=caller)
     variables = trained_variables(
-        var_list, tf.compat.v1.trainable_variables(), caller=core.settings.caller
+        var_list, tf.compat.v1.trainable_variables(), caller=caller
     )
     grads = scaled_gradients(core, loss, variables, **options)
     with _scope(core):

@@ -1,9 +1,11 @@
 """Where a tensor can be used: in its graph, and in what is built within that."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+
+from tw_core import builds_session_graph
 
 
 def graphs_around(graph: tf.Graph) -> Iterator[tf.Graph]:
@@ -24,27 +26,29 @@ def check_same_graph(values: Mapping[str, Any], *, caller: str) -> None:
       ValueError: some belong to another graph, or to a branch, loop or function
         that is not being built.
     """
-    if tf.executing_eagerly():
-        usable: list[tf.Graph] = []
-    else:
-        usable = list(graphs_around(tf.compat.v1.get_default_graph()))
+    is_eager = tf.executing_eagerly()
+    usable = [] if is_eager else [*graphs_around(tf.compat.v1.get_default_graph())]
     strangers = [
-        name
-        for name, value in values.items()
-        if _graph_of(value) not in (None, *usable)
+        name for name, value in values.items() if not _is_usable(value, usable)
     ]
     if strangers:
         raise ValueError(
             f"{caller}: wants what belongs to the graph that is being built; got "
-            f"{', '.join(strangers)} of another graph, or of a tf.cond branch, a loop "
-            "or a function that is finished. Build both in one place."
+            f"{', '.join(strangers)} of another graph, of eager mode, or of a tf.cond "
+            "branch, a loop or a function that is finished. Build both in one place."
         )
 
 
-def _graph_of(value: Any) -> tf.Graph | None:
+def _is_usable(value: Any, usable: Sequence[tf.Graph]) -> bool:
     if isinstance(value, tf.IndexedSlices):
         value = value.values
+    held = value if isinstance(value, tf.Variable) else getattr(value, "value", None)
+    if isinstance(held, tf.Variable):
+        value = held.handle
+    if not isinstance(value, tf.Tensor):
+        return True
     try:
-        return value.graph
-    except AttributeError:  # eager tensors have none
-        return None
+        graph = value.graph
+    except AttributeError:  # an eager tensor has none
+        return not builds_session_graph()
+    return any(graph is other for other in usable)

@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_ampopt._arguments import check_counter, check_name
 from tw_ampopt._gradient_checks import check_gradients, check_still_usable
 from tw_ampopt._graph_core import GraphCore
 from tw_ampopt._inner import as_tf_variable
@@ -51,6 +52,9 @@ def step_of_pairs(
     """
     caller = f"{core.settings.caller}.apply_gradients"
     pairs = check_pairs(grads_and_vars, caller=caller)
+    check_counter(global_step, caller=caller)
+    if name is not None:
+        check_name(name, caller=caller)
     variables = [variable for _, variable in pairs]
     [grads] = check_gradients([[grad for grad, _ in pairs]], [variables], caller=caller)
     device = common_device([as_tf_variable(variable) for variable in variables])

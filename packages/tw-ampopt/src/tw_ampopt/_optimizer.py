@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_ampopt._arguments import check_device, check_name, check_slot, check_value
 from tw_ampopt._gradient_checks import check_gradients
 from tw_ampopt._graph_core import GraphCore, check_in_graph
 from tw_ampopt._graph_gradients import scaled_gradients, unscaled_pairs
@@ -20,6 +21,7 @@ from tw_ampopt._scale_rules import ScaleRule
 from tw_ampopt._settings import choose_rule, make_settings
 from tw_ampopt._statistics import names_where
 from tw_ampopt._update_options import Reducer, make_options
+from tw_core.checks import check_flag, check_text
 
 
 class Optimizer:
@@ -82,6 +84,9 @@ class Optimizer:
         """
         caller = f"tw_ampopt.Optimizer {name!r}"
         check_in_graph(caller)
+        check_name(name, caller=caller)
+        check_flag(caller, use_loss_scaling=use_loss_scaling)
+        check_flag(caller, report_mem_usage=report_mem_usage)
         self.name, self.id = name, name.replace("/", ".")
         self.scope = tf.compat.v1.get_default_graph().unique_name(self.id)
         self.learning_rate = learning_rate
@@ -149,6 +154,8 @@ class Optimizer:
           RuntimeError: at the second call.
           ValueError: no gradients, or devices that differ in their variables.
         """
+        caller = f"{self._core.settings.caller}.apply_updates"
+        check_flag(caller, allow_no_op=allow_no_op)
         towers = self._registered.take(allow_none=allow_no_op)
         return step_of_towers(self._core, towers)
 
@@ -157,7 +164,13 @@ class Optimizer:
 
         All devices share it; the first ``device`` that asks has it on its host. It
         is float32 for the gradual rule and int64 for a whole exponent.
+
+        Raises:
+          TypeError: no string.
+          ValueError: no device.
         """
+        caller = f"{self._core.settings.caller}.get_loss_scaling_var"
+        check_device(check_text(caller, empty=True, device=device), caller=caller)
         return self._core.log2(device)
 
     @property
@@ -179,12 +192,12 @@ class Optimizer:
 
     def apply_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies a tensor by the scale; returns it as it is without scaling."""
-        self._core.log2(value.device)
+        self._start_beside(value, "apply_loss_scaling")
         return self._core.shared.scaled(value)
 
     def undo_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies a tensor by 1 / scale; returns it as it is without scaling."""
-        self._core.log2(value.device)
+        self._start_beside(value, "undo_loss_scaling")
         return self._core.shared.unscaled(value)
 
     def compute_gradients(
@@ -223,6 +236,7 @@ class Optimizer:
 
     def get_slot(self, var: Any, name: str) -> tf.Variable | None:
         """Returns the slot ``name`` of ``var`` in the wrapped optimizer, or None."""
+        check_slot(var, name, caller=f"{self._core.settings.caller}.get_slot")
         return self._core.shared.get_slot(var, name)
 
     def get_slot_names(self) -> list[str]:
@@ -246,11 +260,17 @@ class Optimizer:
 
     def nonfinite_names(self, flags: Any) -> list[list[str]]:
         """Returns a list a tower: the variables' names where [K, N] ``flags`` are."""
-        return names_where(flags, self._core.built("nonfinite_names").variables)
+        caller = f"{self._core.settings.caller}.nonfinite_names"
+        variables = self._core.built("nonfinite_names").variables
+        return names_where(flags, variables, caller=caller)
 
     def copy_to_replicas(self) -> tf.Operation:
         """Returns the op that gives all towers what tower 0 has, after a restore."""
         return self._core.copy_to_replicas()
+
+    def _start_beside(self, value: Any, method: str) -> None:
+        check_value(value, caller=f"{self._core.settings.caller}.{method}")
+        self._core.log2(getattr(value, "device", ""))
 
 
 def _core_of(share: object, caller: str) -> GraphCore:

@@ -27,25 +27,43 @@ def find_factory(tf_optimizer: str | OptimizerFactory, *, caller: str) -> Any:
       TypeError: an optimizer object, or anything else that makes none.
       ValueError: a name that leads nowhere.
     """
-    if isinstance(tf_optimizer, str):
-        return _by_name(tf_optimizer, caller)
-    if not callable(tf_optimizer) or (
-        hasattr(tf_optimizer, "apply_gradients") and not (inspect.isclass(tf_optimizer))
+    given = tf_optimizer
+    if isinstance(given, str):
+        given = _by_name(given, caller)
+    if not callable(given) or (
+        hasattr(given, "apply_gradients") and not inspect.isclass(given)
     ):
         raise TypeError(
             f"{caller}: tf_optimizer is a class, a factory or a dotted name, since "
             f"every tower needs an optimizer of its own; got {tf_optimizer!r}. Write "
             "e.g. tf_optimizer=keras.optimizers.Adam, learning_rate=0.001."
         )
-    return tf_optimizer
+    return given
 
 
 def call_factory(
-    factory: OptimizerFactory, *, name: str, learning_rate: Any, kwargs: dict[str, Any]
+    factory: OptimizerFactory,
+    *,
+    name: str,
+    learning_rate: Any,
+    kwargs: dict[str, Any],
+    caller: str,
 ) -> Any:
-    """Makes one optimizer."""
+    """Makes one optimizer.
+
+    Raises:
+      TypeError: a factory that does not take these arguments.
+      ValueError: a factory that refuses their values.
+    """
     named = {"name": name} if _takes_name(factory) else {}
-    return factory(learning_rate=learning_rate, **named, **kwargs)
+    try:
+        return factory(learning_rate=learning_rate, **named, **kwargs)
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(
+            f"{caller}: tf_optimizer must make an optimizer when it is called with "
+            f"learning_rate and {sorted(kwargs)}; {factory!r} says: {error}"
+        ) from error
 
 
 def _by_name(dotted: str, caller: str) -> Any:

@@ -1,6 +1,7 @@
 """The share of skipped updates between two writings of statistics."""
 
 from collections.abc import Mapping
+from os import PathLike, fspath
 from typing import Any
 
 
@@ -37,6 +38,11 @@ class OverflowInterval:
         self._updates, self._skipped = updates, skipped
         self.finished = updates + skipped
         return closed
+
+
+def as_text(path: Any) -> Any:
+    """Returns a path object as a string; anything else as it is."""
+    return fspath(path) if isinstance(path, PathLike) else path
 
 
 def _counts(values: Mapping[str, Any]) -> tuple[int, int]:

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import tensorflow as tf
-
+from tw_ampopt._arguments import check_loss, check_variables
 from tw_ampopt._buffers import Buffer
-from tw_ampopt._inner import as_tf_variable
+from tw_ampopt._inner import as_tf_variable, name_of
 from tw_core import canonical_device, check_grad_list
 
 
@@ -116,12 +115,11 @@ def check_call(loss: Any, trainable_vars: Any, *, caller: str) -> list[Any]:
       The variables as a list.
 
     Raises:
-      TypeError: no tensor, or no list or dict of variables.
-      ValueError: no variable, one that comes twice, or one on another device than
-        the loss.
+      TypeError: no loss, or no list or dict of variables that can be trained.
+      ValueError: a loss that is no scalar, no variable, one that comes twice, is on
+        another device than the loss, or belongs to another graph.
     """
-    if not tf.is_tensor(loss):
-        raise TypeError(f"{caller}: loss must be a tensor; got {loss!r}.")
+    check_loss(loss, caller=caller)
     if isinstance(trainable_vars, dict):
         trainable_vars = list(trainable_vars.values())
     if not isinstance(trainable_vars, list | tuple):
@@ -135,7 +133,7 @@ def check_call(loss: Any, trainable_vars: Any, *, caller: str) -> list[Any]:
             f"{caller}: trainable_vars is empty; pass the variables that the loss "
             f"{loss.name!r} trains."
         )
-    _check_are_variables(variables, caller)
+    check_variables(variables, caller=caller)
     _check_once(variables, caller)
     _check_device(loss, variables, caller)
     return variables
@@ -154,40 +152,16 @@ def check_towers(towers: Sequence[DeviceGradients], *, caller: str) -> None:
     devices = ", ".join(f"tower {k} is {t.device!r}" for k, t in enumerate(towers))
     check_grad_list(lists, caller=f"{caller} ({devices})", allow_none=True)
     if not any(tower.has_gradient() for tower in towers):
-        names = sorted({v.name for tower in towers for v in tower.variables})
+        names = sorted({name_of(v) for tower in towers for v in tower.variables})
         raise ValueError(
             f"{caller}: no registered loss depends on any of its variables {names}; "
             "check what the losses are computed from, or pass allow_no_op=True."
         )
 
 
-def _check_are_variables(variables: Sequence[Any], caller: str) -> None:
-    wrong = [v for v in variables if not _is_resource_variable(as_variable(v))]
-    if wrong:
-        raise TypeError(
-            f"{caller}: trainable_vars must hold resource variables; got {wrong}. "
-            "Reference variables become resource variables by "
-            "tf.compat.v1.enable_resource_variables()."
-        )
-
-
-def _is_resource_variable(variable: Any) -> bool:
-    # The dtype of a reference variable is a reference to its base.
-    return isinstance(variable, tf.Variable) and (
-        variable.dtype == variable.dtype.base_dtype
-    )
-
-
-def as_variable(variable: Any) -> Any:
-    """Returns the ``tf.Variable`` in a Keras variable; anything else as it is."""
-    if isinstance(variable, tf.Variable):
-        return variable
-    return getattr(variable, "value", variable)
-
-
 def _check_once(variables: Sequence[Any], caller: str) -> None:
     counts = Counter(id(variable) for variable in variables)
-    twice = sorted({v.name for v in variables if counts[id(v)] > 1})
+    twice = sorted({name_of(v) for v in variables if counts[id(v)] > 1})
     if twice:
         raise ValueError(
             f"{caller}: trainable_vars holds {twice} more than once; each variable has "
@@ -198,9 +172,9 @@ def _check_once(variables: Sequence[Any], caller: str) -> None:
 def _check_device(loss: Any, variables: Sequence[Any], caller: str) -> None:
     device = canonical_device(loss.device)
     elsewhere = [
-        f"{variable.name} on {as_variable(variable).device!r}"
+        f"{name_of(variable)} on {as_tf_variable(variable).device!r}"
         for variable in variables
-        if canonical_device(as_variable(variable).device) != device
+        if canonical_device(as_tf_variable(variable).device) != device
     ]
     if elsewhere:
         raise ValueError(

@@ -17,6 +17,8 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import tensorflow as tf
 
+from tw_core.checks import check_number
+
 ScaleState: TypeAlias = dict[str, tf.Tensor]
 
 _LEFT = "tolerance"  # bad updates that the doubling rule still bears
@@ -65,8 +67,9 @@ class GradualScale:
       highest: upper bound of the log2.
 
     Raises:
+      TypeError: something that is no number.
       ValueError: bounds that exclude ``init``, that are in disorder or that
-        float32 cannot hold; a step that is negative or not finite.
+        float32 cannot hold; a step of the log2 that is negative or not finite.
     """
 
     init: float = 64.0
@@ -76,14 +79,11 @@ class GradualScale:
     highest: float = 120.0
 
     def __post_init__(self) -> None:
-        _check_bounds("GradualScale", self.init, self.lowest, self.highest)
+        for name in ("init", "lowest", "highest"):
+            check_number("GradualScale", finite=False, **{name: getattr(self, name)})
         for name in ("increment", "decrement"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(
-                    f"GradualScale: {name} is a step of the log2, 0 or more; got "
-                    f"{value}."
-                )
+            check_number("GradualScale", at_least=0, **{name: getattr(self, name)})
+        _check_bounds("GradualScale", self.init, self.lowest, self.highest)
 
     def initial(self) -> dict[str, int | float]:
         """Returns the log2 as a float."""

@@ -1,5 +1,6 @@
 """What sharing optimizers must agree on, checked once and kept as plain values."""
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +17,7 @@ from tw_ampopt._masters import WithMasters
 from tw_ampopt._optimizer_factory import OptimizerFactory, call_factory, find_factory
 from tw_ampopt._scale_rules import GradualScale, NoScale, ScaleRule
 from tw_ampopt._shared_state import Scalars, SharedState
+from tw_core.checks import check_flag, check_number
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,12 @@ def make_settings(
     """Checks what both classes take, and finds the optimizer's class.
 
     Raises:
-      TypeError: a rule that is none, no learning rate, or no class or factory.
-      ValueError: a dotted name that leads nowhere.
+      TypeError: a rule that is none, no learning rate, no class or factory, or
+        ``master_copies`` that is no bool.
+      ValueError: a dotted name that leads nowhere, or a learning rate that is not
+        finite.
     """
-    if rule is not None and not isinstance(rule, ScaleRule):
+    if inspect.isclass(rule) or not isinstance(rule, ScaleRule | None):
         raise TypeError(
             f"{caller}: loss_scale is a rule such as tw_ampopt.DoublingScale(); got "
             f"{rule!r}."
@@ -66,7 +70,13 @@ def make_settings(
     factory = find_factory(tf_optimizer, caller=caller)
     rule = NoScale() if rule is None else rule
     return Settings(
-        caller, prefix, factory, learning_rate, rule, bool(master_copies), dict(kwargs)
+        caller,
+        prefix,
+        factory,
+        learning_rate,
+        rule,
+        check_flag(caller, master_copies=master_copies),
+        dict(kwargs),
     )
 
 
@@ -84,6 +94,7 @@ def choose_rule(
       caller: who asks; opens the message.
 
     Raises:
+      TypeError: something that is no number.
       ValueError: two rules, or numbers out of their range.
     """
     if gradual is None:
@@ -93,7 +104,14 @@ def choose_rule(
             f"{caller}: use_loss_scaling=True and loss_scale={given} are two rules for "
             "one scale; keep one of them."
         )
-    return GradualScale(*gradual)
+    init, increment, decrement = gradual
+    check_number(caller, finite=False, loss_scaling_init=init)
+    check_number(caller, at_least=0, loss_scaling_inc=increment)
+    check_number(caller, at_least=0, loss_scaling_dec=decrement)
+    try:
+        return GradualScale(init, increment, decrement)
+    except ValueError as error:
+        raise ValueError(f"{caller}: loss_scaling_init: {error}") from error
 
 
 class Sharer(Protocol):
@@ -117,12 +135,13 @@ def shared_with(share: Sharer | None, settings: Settings) -> SharedState:
 
 
 def _make_inner(settings: Settings, index: int, scalars: Scalars) -> Inner:
-    rate = LearningRate(settings.learning_rate, scalars.updates)
+    rate = LearningRate(settings.learning_rate, scalars.updates, caller=settings.caller)
     optimizer = call_factory(
         settings.factory,
         name=f"{settings.prefix}_opt{index}",
         learning_rate=rate.for_optimizer(),
         kwargs=dict(settings.kwargs),
+        caller=settings.caller,
     )
     inner = wrap(optimizer, caller=settings.caller)
     return WithMasters(inner) if settings.master_copies else inner

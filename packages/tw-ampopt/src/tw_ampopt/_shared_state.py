@@ -165,5 +165,8 @@ def _name_of_one(variable: tf.Variable) -> str:
 def _times(value: tf.Tensor, factor: tf.Tensor | None) -> tf.Tensor:
     if factor is None:
         return value
+    if isinstance(value, tf.IndexedSlices):
+        rows = _times(value.values, factor)
+        return tf.IndexedSlices(rows, value.indices, value.dense_shape)
     product = tf.cast(value, tf.float32) * factor
     return tf.cast(product, value.dtype)

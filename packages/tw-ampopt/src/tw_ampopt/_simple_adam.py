@@ -10,9 +10,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_ampopt._pairs import trained_variables
+from tw_ampopt._arguments import (
+    check_counter,
+    check_loss,
+    check_name,
+    check_options,
+    check_slot,
+)
+from tw_ampopt._gradient_checks import check_gradients
+from tw_ampopt._learning_rate import check_learning_rate
+from tw_ampopt._pairs import check_pairs, trained_variables
 from tw_ampopt._state_variable import make_state
 from tw_core import without_autograph
+from tw_core.checks import check_number
 
 _SLOTS = ("m", "v")
 
@@ -36,7 +46,17 @@ class SimpleAdam:
           beta1: decay of the mean gradient, in [0, 1).
           beta2: decay of the mean squared gradient, in [0, 1).
           epsilon: added to the root of the mean square.
+
+        Raises:
+          TypeError: an argument of the wrong kind.
+          ValueError: a decay outside of [0, 1), a negative epsilon, a learning rate
+            that is not finite or no scalar, or a name that names no scope.
         """
+        check_name(name, caller="SimpleAdam")
+        _check_rate(learning_rate)
+        check_number("SimpleAdam", at_least=0, below=1, beta1=beta1)
+        check_number("SimpleAdam", at_least=0, below=1, beta2=beta2)
+        check_number("SimpleAdam", at_least=0, epsilon=epsilon)
         self.name = name
         self.learning_rate = learning_rate
         self.beta1 = beta1
@@ -60,10 +80,20 @@ class SimpleAdam:
           **options: as ``tf.compat.v1.gradients`` takes them.
 
         Raises:
-          ValueError: no variables.
+          RuntimeError: in eager mode.
+          TypeError: no loss, variables or options.
+          ValueError: no variables, a loss that is no scalar, or another graph's.
         """
+        caller = "SimpleAdam.compute_gradients"
+        if tf.executing_eagerly():
+            raise RuntimeError(
+                f"{caller}: needs a graph; call it inside a tf.function, or use a "
+                "GradientTape and apply_gradients."
+            )
+        check_loss(loss, caller=caller)
+        check_options(tf.compat.v1.gradients, options, caller=caller)
         variables = trained_variables(
-            var_list, tf.compat.v1.trainable_variables(), caller="SimpleAdam"
+            var_list, tf.compat.v1.trainable_variables(), caller=caller
         )
         grads = tf.compat.v1.gradients(loss, variables, **options)
         return list(zip(grads, variables, strict=True))
@@ -78,15 +108,24 @@ class SimpleAdam:
         """Returns the op that applies [N] pairs; None gradients are left out.
 
         Raises:
-          ValueError: no gradient at all.
+          TypeError: something that is no pair, gradient, variable or counter.
+          ValueError: no gradient at all, a variable that comes twice, or a gradient
+            whose shape is not its variable's.
         """
-        pairs = [(grad, var) for grad, var in grads_and_vars if grad is not None]
-        if not pairs:
-            names = [var.name for _, var in grads_and_vars]
-            raise ValueError(
-                f"SimpleAdam: no gradient for any variable; got {names}. Does the loss "
-                "depend on them?"
-            )
+        caller = "SimpleAdam.apply_gradients"
+        given = check_pairs(grads_and_vars, caller=caller)
+        check_counter(global_step, caller=caller)
+        if name is not None:
+            check_name(name, caller=caller)
+        variables = [var for _, var in given]
+        [grads] = check_gradients(
+            [[grad for grad, _ in given]], [variables], caller=caller
+        )
+        pairs = [
+            (grad, var)
+            for grad, var in zip(grads, variables, strict=True)
+            if grad is not None
+        ]
         with tf.name_scope(name or self.name):
             ops, rate = self._advance(pairs[0][1])
             for grad, var in pairs:
@@ -104,6 +143,7 @@ class SimpleAdam:
 
     def get_slot(self, var: tf.Variable, name: str) -> tf.Variable | None:
         """Returns the slot ``"m"`` or ``"v"`` of ``var``, or None."""
+        check_slot(var, name, caller="SimpleAdam.get_slot")
         return self._slots.get(id(var), {}).get(name)
 
     def get_slot_names(self) -> list[str]:
@@ -154,6 +194,12 @@ class SimpleAdam:
                 for key in _SLOTS
             }
         return self._slots[id(var)]
+
+
+def _check_rate(rate: Any) -> None:
+    if callable(rate) and not isinstance(rate, tf.Variable | tf.Tensor):
+        return
+    check_learning_rate(rate, caller="SimpleAdam")
 
 
 def _blend(old: tf.Tensor, new: tf.Tensor, keep: float) -> tf.Tensor:

@@ -5,16 +5,18 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_ampopt._arguments import check_flags
 from tw_ampopt._buffers import Buffer
 from tw_ampopt._inner import name_of
 from tw_ampopt._learning_rate import LearningRate
+from tw_ampopt._settings import Settings
 from tw_ampopt._shared_state import SharedState
 from tw_ampopt._updater import Updater
 from tw_ampopt._verdict import is_finite
 
 
 def statistics(
-    shared: SharedState, updater: Updater, learning_rate: Any
+    shared: SharedState, updater: Updater, settings: Settings
 ) -> dict[str, tf.Tensor]:
     """Reads the state.
 
@@ -27,12 +29,13 @@ def statistics(
       int64.
     """
     scalars = shared.scalars
+    rate = LearningRate(settings.learning_rate, scalars.updates, caller=settings.caller)
     with tf.device(scalars.host or None):
         updates = scalars.updates.read_value()
         skipped = scalars.skipped.read_value()
         finished = tf.maximum(updates + skipped, 1)
         values = {
-            "learning_rate": LearningRate(learning_rate, scalars.updates).tensor(),
+            "learning_rate": rate.tensor(),
             "overflow_frequency": tf.cast(skipped, tf.float32)
             / tf.cast(finished, tf.float32),
             "updates": updates,
@@ -65,12 +68,19 @@ def nonfinite(
     return tf.stack(rows)
 
 
-def names_where(flags: Any, variables: Sequence[Sequence[Any]]) -> list[list[str]]:
-    """Turns [K, N] flags (an array or eager tensor) into variables' names a tower."""
-    lists = list(variables) * (len(flags) if len(variables) == 1 else 1)
+def names_where(
+    flags: Any, variables: Sequence[Sequence[Any]], *, caller: str
+) -> list[list[str]]:
+    """Turns [K, N] flags (an array) into variables' names a tower.
+
+    Raises:
+      ValueError: another shape, or no flags.
+    """
+    rows = check_flags(flags, variables, caller=caller)
+    lists = list(variables) * (len(rows) if len(variables) == 1 else 1)
     return [
         [name_of(v) for flag, v in zip(row, tower, strict=True) if flag]
-        for row, tower in zip(flags, lists, strict=True)
+        for row, tower in zip(rows, lists, strict=True)
     ]
 
 

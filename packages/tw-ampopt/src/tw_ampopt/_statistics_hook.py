@@ -1,13 +1,15 @@
 """Writes an optimizer's statistics between the steps of a session."""
 
 import logging
+from os import PathLike
 from typing import Any
 
 import tensorflow as tf
 
 from tw_ampopt._mem_usage import MEMORY, mem_usage
 from tw_ampopt._optimizer import Optimizer
-from tw_ampopt._overflow_interval import OverflowInterval
+from tw_ampopt._overflow_interval import OverflowInterval, as_text
+from tw_core.checks import check_flag, check_text, check_whole_number
 
 _log = logging.getLogger("tw_ampopt")
 
@@ -25,7 +27,7 @@ class StatisticsHook(
     def __init__(
         self,
         optimizer: Optimizer,
-        logdir: str,
+        logdir: str | PathLike[str],
         *,
         every_steps: int = 100,
         name_nonfinite: bool = False,
@@ -40,13 +42,17 @@ class StatisticsHook(
             of variables whose are not finite; costs a pass over the gradients.
 
         Raises:
-          ValueError: ``every_steps`` below 1.
+          TypeError: an argument of the wrong kind.
+          ValueError: ``every_steps`` below 1, or an empty ``logdir``.
         """
-        if every_steps < 1:
-            raise ValueError(
-                f"StatisticsHook: every_steps counts session calls, 1 or more; got "
-                f"{every_steps}."
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(
+                "StatisticsHook: optimizer must be a tw_ampopt.Optimizer; got "
+                f"{optimizer!r}. StatisticsWriter is for a TowerOptimizer."
             )
+        logdir = check_text("StatisticsHook", logdir=as_text(logdir))
+        check_whole_number("StatisticsHook", every_steps=every_steps, at_least=1)
+        check_flag("StatisticsHook", name_nonfinite=name_nonfinite)
         self._optimizer = optimizer
         self._logdir = logdir
         self._every_steps = every_steps

@@ -1,11 +1,14 @@
 """Writes an optimizer's statistics between the calls of a ``tf.function``."""
 
+from os import PathLike
+
 import numpy as np
 import tensorflow as tf
 
 from tw_ampopt._mem_usage import mem_usage
-from tw_ampopt._overflow_interval import OverflowInterval
+from tw_ampopt._overflow_interval import OverflowInterval, as_text
 from tw_ampopt._tower_optimizer import TowerOptimizer
+from tw_core.checks import check_text, check_whole_number
 
 # What tf.summary.scalar writes, which needs TensorBoard to be installed.
 _SCALAR = tf.compat.v1.SummaryMetadata(
@@ -16,13 +19,24 @@ _SCALAR = tf.compat.v1.SummaryMetadata(
 class StatisticsWriter:
     """Event files for TensorBoard, with the tags that ``StatisticsHook`` writes."""
 
-    def __init__(self, optimizer: TowerOptimizer, logdir: str) -> None:
+    def __init__(self, optimizer: TowerOptimizer, logdir: str | PathLike[str]) -> None:
         """Opens an event file.
 
         Args:
           optimizer: whose statistics.
           logdir: folder of the event file.
+
+        Raises:
+          TypeError: an argument of the wrong kind.
+          ValueError: an empty ``logdir``.
         """
+        if not isinstance(optimizer, TowerOptimizer):
+            raise TypeError(
+                "StatisticsWriter: optimizer must be a tw_ampopt.TowerOptimizer; got "
+                f"{optimizer!r}. StatisticsHook is for an Optimizer."
+            )
+        logdir = check_text("StatisticsWriter", logdir=as_text(logdir))
+        self._is_closed = False
         self._optimizer = optimizer
         self._writer = tf.summary.create_file_writer(logdir)
         self._interval = OverflowInterval(_as_numbers(optimizer.statistics()))
@@ -34,12 +48,20 @@ class StatisticsWriter:
           step: where on the axis; by default the number of finished groups.
 
         Raises:
-          RuntimeError: inside a ``tf.function``.
+          RuntimeError: inside a ``tf.function``, or after ``close``.
+          TypeError: a step that is no whole number.
+          ValueError: a negative step.
         """
         if not tf.executing_eagerly():
             raise RuntimeError(
                 "StatisticsWriter.write: reads numbers, and so must be called outside "
                 "of a tf.function, between its calls."
+            )
+        if step is not None:
+            check_whole_number("StatisticsWriter.write", step=step, at_least=0)
+        if self._is_closed:
+            raise RuntimeError(
+                "StatisticsWriter.write: comes after close; make another writer."
             )
         values = self._interval.close(_as_numbers(self._optimizer.statistics()))
         if self._optimizer.report_mem_usage:
@@ -53,6 +75,7 @@ class StatisticsWriter:
 
     def close(self) -> None:
         """Closes the event file."""
+        self._is_closed = True
         self._writer.close()
 
 

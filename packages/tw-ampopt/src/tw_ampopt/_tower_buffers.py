@@ -5,6 +5,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from tw_ampopt._arguments import check_dtypes
 from tw_ampopt._buffer_plan import BufferPlan, plan_buffers
 from tw_ampopt._buffers import Buffer, pack
 from tw_ampopt._clean import clean_gradient
@@ -46,8 +47,10 @@ def known_shapes(variables: Sequence[Any], *, caller: str) -> list[tuple[int, ..
     """Returns the shapes of [N] variables.
 
     Raises:
+      TypeError: variables that are not floating.
       ValueError: shapes that are not fully known.
     """
+    check_dtypes(variables, caller=caller)
     shapes = [tf.TensorShape(variable.shape) for variable in variables]
     unknown = [
         f"{variable.name} {shape}"

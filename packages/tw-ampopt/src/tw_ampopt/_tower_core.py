@@ -9,8 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_ampopt._arguments import check_loss, check_options
 from tw_ampopt._gradients_by_tower import gradients_by_tower
 from tw_ampopt._inner import as_tf_variable
+from tw_ampopt._pairs import trained_variables
 from tw_ampopt._settings import Settings, shared_with
 from tw_ampopt._shared_state import SharedState
 from tw_ampopt._tower_buffers import RawGradients
@@ -109,23 +111,30 @@ class TowerCore:
                 "that compute a tower's gradients."
             )
 
-    def unscaled_gradients(
-        self, loss: tf.Tensor, variables: Sequence[Any], **options: Any
-    ) -> list[Any]:
-        """Returns [N] float32 gradients of a loss, scaled on the way back only.
+    def unscaled_pairs(
+        self, loss: tf.Tensor, var_list: Sequence[Any] | None, **options: Any
+    ) -> list[tuple[Any, Any]]:
+        """Returns [N] pairs of a float32 gradient, or None, and its variable.
+
+        The loss is scaled on the way back only.
 
         Raises:
-          RuntimeError: no graph is being built.
+          RuntimeError: no graph is being built, or a session graph.
+          TypeError: no loss, variables or options.
+          ValueError: no variables, a loss that is no scalar, or another graph's.
         """
         caller = self.enter("compute_gradients")
+        check_loss(loss, caller=caller)
+        check_options(tf.gradients, options, caller=caller)
+        variables = trained_variables(var_list, self.variables[0], caller=caller)
         if tf.executing_eagerly():
             raise RuntimeError(
-                f"{caller}: needs a graph; call it "
-                "inside a tf.function, or use a GradientTape and apply."
+                f"{caller}: needs a graph; call it inside a tf.function, or use a "
+                "GradientTape and apply."
             )
         scaled = self.shared.scaled(tf.cast(loss, tf.float32))
         grads = tf.gradients(scaled, [as_tf_variable(v) for v in variables], **options)
-        return self.shared.unscaled_gradients(grads)
+        return list(zip(self.shared.unscaled_gradients(grads), variables, strict=True))
 
 
 def check_eager(caller: str) -> None:

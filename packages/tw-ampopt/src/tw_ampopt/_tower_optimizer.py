@@ -9,11 +9,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_ampopt._arguments import check_counter, check_name, check_slot, check_value
 from tw_ampopt._copies_of_state import copy_from_first
 from tw_ampopt._gradients_by_tower import flatten_pairs
 from tw_ampopt._learning_rate import LearningRateLike
 from tw_ampopt._optimizer_factory import OptimizerFactory
-from tw_ampopt._pairs import trained_variables
 from tw_ampopt._restart import restart
 from tw_ampopt._scale_rules import ScaleRule
 from tw_ampopt._settings import make_settings
@@ -22,6 +22,7 @@ from tw_ampopt._tower_core import TowerCore, check_eager
 from tw_ampopt._tower_variables import per_tower, towers_of
 from tw_ampopt._update_options import Reducer, make_options
 from tw_core import Tower, without_autograph
+from tw_core.checks import check_flag, check_text
 
 
 class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
@@ -83,6 +84,8 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
         """
         caller = f"tw_ampopt.TowerOptimizer {name!r}"
         check_eager(caller)
+        check_name(name, caller=caller)
+        check_flag(caller, report_mem_usage=report_mem_usage)
         super().__init__(name=None)
         self.id = name.replace("/", ".")
         self.learning_rate = learning_rate
@@ -118,17 +121,22 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
     @without_autograph
     def apply_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies a tensor by the scale; returns it as it is without scaling."""
-        self._core.enter("apply_loss_scaling")
-        return self._core.shared.scaled(value)
+        caller = self._core.enter("apply_loss_scaling")
+        return self._core.shared.scaled(check_value(value, caller=caller))
 
     @without_autograph
     def undo_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies a tensor by 1 / scale; returns it as it is without scaling."""
-        self._core.enter("undo_loss_scaling")
-        return self._core.shared.unscaled(value)
+        caller = self._core.enter("undo_loss_scaling")
+        return self._core.shared.unscaled(check_value(value, caller=caller))
 
     def get_loss_scaling_var(self, device: str = "") -> tf.Variable | None:
-        """Returns the variable that holds the log2 of the scale, or None."""
+        """Returns the variable that holds the log2 of the scale, or None.
+
+        It is one for all devices; ``device`` is there as ``Optimizer`` has it.
+        """
+        caller = f"{self._core.settings.caller}.get_loss_scaling_var"
+        check_text(caller, empty=True, device=device)
         return self._core.shared.scalars.scale.log2
 
     @without_autograph
@@ -160,13 +168,15 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
     def nonfinite_names(self, flags: Any) -> list[list[str]]:
         """Returns a list a tower: the variables' names where [K, N] ``flags`` are."""
         flags = flags.numpy() if hasattr(flags, "numpy") else flags
-        return names_where(flags, self._core.variables)
+        caller = f"{self._core.settings.caller}.nonfinite_names"
+        return names_where(flags, self._core.variables, caller=caller)
 
     @without_autograph
     def statistics(self) -> dict[str, tf.Tensor]:
         """Returns scalar tensors that tell of the state."""
         self._core.enter("statistics")
-        return statistics(self._core.shared, self._core.updater, self.learning_rate)
+        core = self._core
+        return statistics(core.shared, core.updater, core.settings)
 
     def reset_optimizer_state(self) -> None:
         """Puts slots, accumulators and counts back to the start; the scale stays."""
@@ -196,13 +206,10 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
 
         Raises:
           RuntimeError: outside of a ``tf.function``.
-          ValueError: no variables.
+          TypeError: no loss, variables or options.
+          ValueError: no variables, or a loss that is no scalar.
         """
-        variables = trained_variables(
-            var_list, self._core.variables[0], caller=self._core.settings.caller
-        )
-        grads = self._core.unscaled_gradients(loss, variables, **options)
-        return list(zip(grads, variables, strict=True))
+        return self._core.unscaled_pairs(loss, var_list, **options)
 
     @without_autograph
     def apply_gradients(
@@ -227,6 +234,9 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
         """
         core = self._core
         caller = core.enter("apply_gradients")
+        check_counter(global_step, caller=caller)
+        if name is not None:
+            check_name(name, caller=caller)
         grads = flatten_pairs(
             grads_and_vars, core.variables, len(core.towers), caller=caller
         )
@@ -236,6 +246,7 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
 
     def get_slot(self, var: Any, name: str) -> tf.Variable | None:
         """Returns the slot ``name`` of ``var`` in the wrapped optimizer, or None."""
+        check_slot(var, name, caller=f"{self._core.settings.caller}.get_slot")
         return self._core.shared.get_slot(var, name)
 
     def get_slot_names(self) -> list[str]:

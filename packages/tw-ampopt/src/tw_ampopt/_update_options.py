@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tw_ampopt._multiplier import Multiplier, check_multiplier
+from tw_core.checks import check_number
 
 Reducer: TypeAlias = Callable[[Sequence[Sequence[Any]]], Sequence[Sequence[Any]]]
 
@@ -43,17 +44,17 @@ def make_options(
     Raises:
       ValueError: an unknown policy, a bound of the norm that is not above 0, or a
         bad multiplier.
-      TypeError: a reducer that cannot be called, or a multiplier that is no number.
+      TypeError: a reducer that cannot be called, or a multiplier or bound that is no
+        number.
     """
     if on_nonfinite not in _ON_NONFINITE:
         raise ValueError(
             f"{caller}: on_nonfinite must be one of {list(_ON_NONFINITE)}; got "
             f"{on_nonfinite!r}."
         )
-    if clip_by_global_norm is not None and not clip_by_global_norm > 0:
-        raise ValueError(
-            f"{caller}: clip_by_global_norm is the largest norm allowed, above 0; got "
-            f"{clip_by_global_norm}."
+    if clip_by_global_norm is not None:
+        clip_by_global_norm = check_number(
+            caller, above=0, clip_by_global_norm=clip_by_global_norm
         )
     if reducer is not None and not callable(reducer):
         raise TypeError(

@@ -149,7 +149,10 @@ class Updater:
         complete: tf.Tensor | bool,
         global_step: tf.Variable | None,
     ) -> tf.Tensor:
-        means = tower_means(sums, factor, self._devices, self._options.reducer)
+        options = self._options
+        means = tower_means(
+            sums, factor, self._devices, options.reducer, caller=options.caller
+        )
         with tf.device(self._devices[0] or None):
             finite, norm = verdict(means[0])
         updated = tf.cond(
