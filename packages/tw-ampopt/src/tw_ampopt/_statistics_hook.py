@@ -1,7 +1,6 @@
 """Writes an optimizer's statistics between the steps of a session."""
 
 import logging
-from os import PathLike
 from typing import Any
 
 import tensorflow as tf
@@ -27,7 +26,7 @@ class StatisticsHook(
     def __init__(
         self,
         optimizer: Optimizer,
-        logdir: str | PathLike[str],
+        logdir: str,
         *,
         every_steps: int = 100,
         name_nonfinite: bool = False,
@@ -36,7 +35,7 @@ class StatisticsHook(
 
         Args:
           optimizer: whose statistics.
-          logdir: folder of the event file.
+          logdir: folder of the event file, a string or a path.
           every_steps: session calls between writings, at least 1.
           name_nonfinite: whether to look at every call's gradients and log the names
             of variables whose are not finite; costs a pass over the gradients.

@@ -1,7 +1,5 @@
 """Writes an optimizer's statistics between the calls of a ``tf.function``."""
 
-from os import PathLike
-
 import numpy as np
 import tensorflow as tf
 
@@ -19,12 +17,12 @@ _SCALAR = tf.compat.v1.SummaryMetadata(
 class StatisticsWriter:
     """Event files for TensorBoard, with the tags that ``StatisticsHook`` writes."""
 
-    def __init__(self, optimizer: TowerOptimizer, logdir: str | PathLike[str]) -> None:
+    def __init__(self, optimizer: TowerOptimizer, logdir: str) -> None:
         """Opens an event file.
 
         Args:
           optimizer: whose statistics.
-          logdir: folder of the event file.
+          logdir: folder of the event file, a string or a path.
 
         Raises:
           TypeError: an argument of the wrong kind.
