@@ -136,7 +136,9 @@ class Optimizer:
 
         Raises:
           RuntimeError: after ``apply_updates``.
-          ValueError: no variable, one twice, or one on another device.
+          TypeError: no tensor, or no list or dict of floating variables.
+          ValueError: a loss that is no scalar; no variable, one twice, or one on
+            another device; another graph's.
         """
         variables = self._registered.check(loss, trainable_vars)
         grads = scaled_gradients(self._core, loss, variables)
@@ -152,7 +154,9 @@ class Optimizer:
 
         Raises:
           RuntimeError: at the second call.
-          ValueError: no gradients, or devices that differ in their variables.
+          TypeError: ``allow_no_op`` that is no bool.
+          ValueError: no gradients, devices that differ in their variables, or
+            gradients of a branch or loop that is finished.
         """
         caller = f"{self._core.settings.caller}.apply_updates"
         check_flag(caller, allow_no_op=allow_no_op)
@@ -212,7 +216,8 @@ class Optimizer:
             ``gate_gradients`` as v1 optimizers do.
 
         Raises:
-          ValueError: no variables.
+          TypeError: no loss, variables or options.
+          ValueError: no variables, a loss that is no scalar, or another graph's.
         """
         return unscaled_pairs(self._core, loss, var_list, **options)
 
@@ -230,7 +235,9 @@ class Optimizer:
           name: of the op.
 
         Raises:
-          ValueError: no gradient at all, or a variable that comes twice.
+          TypeError: something that is no pair, gradient, variable or counter.
+          ValueError: no gradient at all, a variable that comes twice, a gradient
+            whose shape is not its variable's, or another graph's.
         """
         return step_of_pairs(self._core, grads_and_vars, global_step, name)
 

@@ -112,20 +112,7 @@ class SimpleAdam:
           ValueError: no gradient at all, a variable that comes twice, or a gradient
             whose shape is not its variable's.
         """
-        caller = "SimpleAdam.apply_gradients"
-        given = check_pairs(grads_and_vars, caller=caller)
-        check_counter(global_step, caller=caller)
-        if name is not None:
-            check_name(name, caller=caller)
-        variables = [var for _, var in given]
-        [grads] = check_gradients(
-            [[grad for grad, _ in given]], [variables], caller=caller
-        )
-        pairs = [
-            (grad, var)
-            for grad, var in zip(grads, variables, strict=True)
-            if grad is not None
-        ]
+        pairs = _checked_pairs(grads_and_vars, global_step, name)
         with tf.name_scope(name or self.name):
             ops, rate = self._advance(pairs[0][1])
             for grad, var in pairs:
@@ -194,6 +181,21 @@ class SimpleAdam:
                 for key in _SLOTS
             }
         return self._slots[id(var)]
+
+
+def _checked_pairs(
+    grads_and_vars: Any, global_step: Any, name: Any
+) -> list[tuple[Any, tf.Variable]]:
+    """Returns the pairs that have a gradient."""
+    caller = "SimpleAdam.apply_gradients"
+    check_counter(global_step, caller=caller)
+    if name is not None:
+        check_name(name, caller=caller)
+    pairs = check_pairs(grads_and_vars, caller=caller)
+    variables = [variable for _, variable in pairs]
+    [grads] = check_gradients([[grad for grad, _ in pairs]], [variables], caller=caller)
+    checked = zip(grads, variables, strict=True)
+    return [(grad, variable) for grad, variable in checked if grad is not None]
 
 
 def _check_rate(rate: Any) -> None:

@@ -149,8 +149,14 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
         Returns:
           bool scalar, whether variables changed.
 
+        A gradient whose shape is not known before raises
+        ``tf.errors.InvalidArgumentError`` when it is not its variable's.
+
         Raises:
-          ValueError: other numbers of towers or gradients, or no gradient at all.
+          RuntimeError: in a session graph.
+          TypeError: something that is no gradient.
+          ValueError: other numbers of towers or gradients, no gradient at all,
+            shapes that are not the variables', or several devices under XLA.
         """
         raw = self._core.raw(grads, "apply")
         return self._core.updater.step(raw, are_scaled=True)
@@ -229,8 +235,10 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
           bool scalar, whether variables changed.
 
         Raises:
-          ValueError: other variables than this optimizer was made for, or no
-            gradient at all.
+          RuntimeError: in a session graph.
+          TypeError: something that is no pair, gradient, variable or counter.
+          ValueError: other variables than this optimizer was made for, no gradient
+            at all, or shapes that are not the variables'.
         """
         core = self._core
         caller = core.enter("apply_gradients")
