@@ -37,7 +37,7 @@ class Part:
     unknown: range = range(0)
 
 
-ALL = range(8)  # of the towers
+ALL, FIRST, OTHERS = range(8), range(1), range(1, 8)  # of the towers
 
 # On both sides of what decides how a gradient travels: tw_reduce packs below 4,096
 # elements, tw_ampopt up to 16,384. A pack of several, and gradients that stay alone.
@@ -59,8 +59,9 @@ KINDS = {
     ),
     "unknown": (
         *(Part((3,)), Part((2, 4))),
-        *(Part((5, 7), unknown=ALL), Part((130, 130), unknown=ALL)),
-        Part((6, 2), is_table=True, unknown=ALL),
+        *(Part((5, 7), unknown=where) for where in (ALL, FIRST, OTHERS)),
+        *(Part((130, 130), unknown=where) for where in (ALL, FIRST, OTHERS)),
+        *(Part((6, 2), is_table=True, unknown=where) for where in (ALL, OTHERS)),
     ),
     **{
         dtype: tuple(Part(shape, dtype) for shape in ((3,), (2, 4), (4_096,)))
