@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from functools import partial
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -157,7 +158,7 @@ def test_aggregate_grads_colocate_wants_shared_variables_and_floats():
     with pytest.raises(ValueError, match=r"differ at positions 0.*one:0.*other:0"):
         aggregate_grads_colocate([[(grad, one)], [(grad, other)]])
     whole = tf.ones(1, tf.int32)
-    with pytest.raises(TypeError, match=r"integers at positions 1 \(int32\)"):
+    with pytest.raises(TypeError, match=r"others at positions 1 \(int32\)"):
         aggregate_grads_colocate([[(grad, one), (whole, other)]] * 2)
 
 
@@ -388,3 +389,14 @@ def test_auto_explains_itself():
     assert_rows(run_in_graph(partial(placed, reducer), towers), sums(towers))
     assert [choice.tensor.index for choice in plans[0].choices] == [0, 1, 2]
     assert "bytes a tower" in str(plans[0])
+
+
+def test_gradients_of_keras_variables_are_added_where_those_are():
+    with tf.device(CPUS[1]):
+        variables = [keras.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])]
+    pairs = [[(tf.constant([k, 2.0]), v) for v in variables] for k in (1.0, 3.0)]
+    reduced = aggregate_grads_colocate(pairs)
+    assert all(v is own for (_, v), own in zip(reduced, variables, strict=True))
+    for grad, _ in reduced:
+        assert grad.device.endswith("CPU:1")
+        np.testing.assert_array_equal(grad, [2, 2])

@@ -75,7 +75,9 @@ def test_every_gradient_is_packed_once_or_alone(infos, below):
 
 
 def test_a_threshold_below_zero_is_refused():
-    with pytest.raises(ValueError, match="below must be 0 or more elements; got -1"):
+    with pytest.raises(
+        ValueError, match="plan_packs: below must be at least 0; got -1"
+    ):
         plan_packs([], below=-1)
 
 

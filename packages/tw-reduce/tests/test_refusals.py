@@ -95,9 +95,9 @@ def test_auto_wants_as_many_towers_as_devices():
 
 
 def test_thresholds_below_zero_are_refused_at_once():
-    with refused("below must be 0 or more elements; got -1. 0 packs nothing"):
+    with refused("below must be at least 0; got -1"):
         packed(ON_FIRST, below=-1)
-    with refused("below must be 0 or more"):
+    with refused("auto: below must be at least 0; got -5"):
         auto(CPUS[:2], below=-5)
 
 

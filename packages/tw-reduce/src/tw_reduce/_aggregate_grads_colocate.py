@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import without_autograph
+from tw_core.checks import check_flag
 from tw_reduce._add_columns import add_columns
 from tw_reduce._checked_towers import checked_towers
 from tw_reduce._mean import check_divisible, mean
@@ -20,6 +21,8 @@ from tw_reduce._tower_tensors import (
     Reducer,
     Tensorlike,
     TowerTensors,
+    check_addable,
+    check_nested,
     check_tower_tensors,
     columns,
 )
@@ -43,8 +46,11 @@ def aggregate_grads_colocate(
     Raises:
       ValueError: no tower, towers of unequal length, None, differing dtypes or
         shapes, towers that do not share their variables.
-      TypeError: a gradient that is no tensor; integers with ``average``.
+      TypeError: something else than pairs of a gradient and its variable, or
+        than numbers; integers with ``average``.
     """
+    check_flag("aggregate_grads_colocate", average=average)
+    _check_pairs(all_grads)
     grads = [[grad for grad, _ in tower] for tower in all_grads]
     check_tower_tensors(grads, caller="aggregate_grads_colocate")
     variables = [variable for _, variable in all_grads[0]]
@@ -54,7 +60,8 @@ def aggregate_grads_colocate(
         caller="aggregate_grads_colocate",
         names=[str(variable.name) for variable in variables],
     )
-    homes = [str(variable.device or "") for variable in variables]
+    check_addable(grads, caller="aggregate_grads_colocate")
+    homes = [_home(variable) for variable in variables]
     if average:
         check_divisible(grads, caller="aggregate_grads_colocate")
     names = {home: f"device{i}" for i, home in enumerate(dict.fromkeys(homes))}
@@ -62,6 +69,12 @@ def aggregate_grads_colocate(
     with tf.name_scope("aggregate_grads_colocate"):
         reduced = routed(lambda info: names[homes[info.index]], reducers)(grads)
     return list(zip(reduced[0], variables, strict=True))
+
+
+def _home(variable: Any) -> str:
+    # A Keras variable holds the one of TensorFlow that has a device.
+    inner = variable if hasattr(variable, "device") else variable.value
+    return str(inner.device or "")
 
 
 def _sum_at(home: str, *, average: bool) -> Reducer:
@@ -73,6 +86,23 @@ def _sum_at(home: str, *, average: bool) -> Reducer:
 def _sum_on(grads: TowerTensors, *, device: str | None) -> list[list[Tensorlike]]:
     sums = add_columns(columns(grads), [device] * len(grads[0]))
     return [list(sums) for _ in grads]
+
+
+def _check_pairs(all_grads: Sequence[Sequence[tuple[Tensorlike, Any]]]) -> None:
+    check_nested(all_grads, "aggregate_grads_colocate", of="(gradient, variable) pairs")
+    others = [
+        f"tower {k} at {n} ({type(pair).__name__})"
+        for k, tower in enumerate(all_grads)
+        for n, pair in enumerate(tower)
+        if not isinstance(pair, Sequence)
+        or len(pair) != 2
+        or not hasattr(pair[1], "assign")
+    ]
+    if others:
+        raise TypeError(
+            "aggregate_grads_colocate: every tower must bring pairs of a gradient and "
+            f"its variable; got something else from {', '.join(others)}."
+        )
 
 
 def _check_shared(all_grads: Sequence[Sequence[tuple[Tensorlike, Any]]]) -> None:

@@ -10,11 +10,12 @@ from functools import partial
 import tensorflow as tf
 
 from tw_core import without_autograph
+from tw_core.checks import check_flag
 from tw_reduce._add_columns import add_columns
-from tw_reduce._check_devices import check_reduce_devices
+from tw_reduce._check_devices import check_device_strings, check_reduce_devices
 from tw_reduce._checked_towers import checked_towers
 from tw_reduce._collective import sum_collective
-from tw_reduce._collective_keys import CollectiveKeys
+from tw_reduce._collective_keys import CollectiveKeys, check_keys
 from tw_reduce._hierarchical import EIGHT_GPU_CROSS, hierarchical
 from tw_reduce._mean import mean
 from tw_reduce._nccl import sum_nccl
@@ -22,6 +23,7 @@ from tw_reduce._tower_tensors import (
     Reducer,
     Tensorlike,
     TowerTensors,
+    check_addable,
     columns,
     dense_part,
 )
@@ -52,7 +54,10 @@ def allreduce_grads(
       TypeError: something that is no tensor; integers with ``average``.
     """
     reducers = {"nccl": sum_nccl, "collective": sum_collective}
-    if mode not in reducers:
+    check_flag("allreduce_grads", average=average)
+    if keys is not None:
+        check_keys(keys, caller="allreduce_grads")
+    if mode not in list(reducers):
         raise ValueError(
             f"allreduce_grads: mode must be one of {sorted(reducers)}; got {mode!r}. "
             "For other ways take a reducer, such as sum_balanced."
@@ -84,6 +89,9 @@ def allreduce_grads_hierarchical(
       ValueError: other than eight towers or devices.
       TypeError: something that is no tensor; integers with ``average``.
     """
+    check_flag("allreduce_grads_hierarchical", average=average)
+    check_device_strings(devices, caller="allreduce_grads_hierarchical")
+    all_grads = checked_towers(all_grads, caller="allreduce_grads_hierarchical")
     if len(devices) != 8 or len(all_grads) != 8:
         raise ValueError(
             f"allreduce_grads_hierarchical: eight devices and towers are needed; got "
@@ -116,6 +124,8 @@ def allreduce_grads_naive(
       TypeError: something that is no tensor; integers with ``average``.
     """
     all_grads = checked_towers(all_grads, caller="allreduce_grads_naive")
+    check_addable(all_grads, caller="allreduce_grads_naive")
+    check_flag("allreduce_grads_naive", average=average)
     if devices is not None:
         check_reduce_devices(devices, caller="allreduce_grads_naive")
     if len(all_grads) == 1:

@@ -5,11 +5,12 @@ from functools import partial
 
 import tensorflow as tf
 
+from tw_core.checks import check_function, check_whole_number
 from tw_reduce._around import Dealt
 from tw_reduce._auto_plan import AutoPlan, plan_auto
 from tw_reduce._check_devices import check_one_device_per_tower, check_reduce_devices
 from tw_reduce._checked_towers import checked_towers
-from tw_reduce._collective_keys import CollectiveKeys
+from tw_reduce._collective_keys import CollectiveKeys, check_keys
 from tw_reduce._nccl import sum_nccl
 from tw_reduce._packed import DEFAULT_BELOW, packed
 from tw_reduce._routed import routed
@@ -20,6 +21,7 @@ from tw_reduce._tower_tensors import (
     Reducer,
     Tensorlike,
     TowerTensors,
+    check_addable,
 )
 
 
@@ -43,11 +45,17 @@ def auto(
       stays sparse.
 
     Raises:
+      TypeError: ``below`` is no whole number, ``keys`` no CollectiveKeys,
+        ``explain`` no function.
       ValueError: no device, or ``below`` is negative; when called, another
         number of towers than devices, and what the chosen algorithms refuse.
     """
     check_reduce_devices(devices, caller="auto")
-    plan_auto((), devices, below=below)
+    check_whole_number("auto", below=below, at_least=0)
+    if keys is not None:
+        check_keys(keys, caller="auto")
+    if explain is not None:
+        check_function("auto", explain=explain)
     settled = tuple(devices)
     reducers: dict[str, Reducer] = {
         "sum_on_device": partial(sum_on_device, device=settled[0]),
@@ -67,6 +75,7 @@ def _reduce_by_plan(
     grads: TowerTensors,
 ) -> list[list[Tensorlike]]:
     grads = checked_towers(grads, caller="auto")
+    check_addable(grads, caller="auto")
     check_one_device_per_tower(devices, len(grads), caller="auto")
     plan = make_plan(describe_columns(grads))
     if explain is not None:

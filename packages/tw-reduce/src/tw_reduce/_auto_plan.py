@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 import tw_core
+from tw_core.checks import check_whole_number
+from tw_reduce._check_devices import check_device_strings
 from tw_reduce._nccl import NCCL_DTYPES
 from tw_reduce._packed import DEFAULT_BELOW, plan_packs
 from tw_reduce._sum_balanced import plan_balanced
-from tw_reduce._tensor_info import TensorInfo
+from tw_reduce._tensor_info import TensorInfo, check_infos
 
 
 @dataclass(frozen=True)
@@ -92,10 +94,13 @@ def plan_auto(
       The plan; the same for the same input.
 
     Raises:
+      TypeError: something else than lists of infos and of strings; ``below`` is
+        no whole number.
       ValueError: no device, or ``below`` is negative.
     """
-    if not devices:
-        raise ValueError("plan_auto: devices is empty; pass the towers' devices.")
+    check_device_strings(devices, caller="plan_auto")
+    check_whole_number("plan_auto", below=below, at_least=0)
+    check_infos(infos, caller="plan_auto")
     by_algorithm: dict[tuple[str, str], list[TensorInfo]] = {}
     for info in infos:
         by_algorithm.setdefault(_choose(info, devices), []).append(info)

@@ -11,6 +11,7 @@ from functools import partial
 import tensorflow as tf
 
 from tw_core import without_autograph
+from tw_core.checks import check_function
 from tw_reduce._around import Around
 from tw_reduce._checked_towers import CheckedTowers, checked_towers
 from tw_reduce._tower_tensors import (
@@ -42,9 +43,11 @@ def cast_during(reducer: Reducer, dtype: tf.DType) -> Reducer:
       are; of sparse ones the values are rounded.
 
     Raises:
+      TypeError: ``reducer`` is no function, or ``dtype`` no dtype.
       ValueError: ``dtype`` is not a floating dtype; when called, ``reducer``
         returns another shape of list.
     """
+    check_function("cast_during", reducer=reducer)
     wire = _check_floating(dtype, caller="cast_during")
     return Around(reducer, partial(_reduce_rounded, wire))
 
@@ -61,9 +64,11 @@ def reduce_as(reducer: Reducer, dtype: tf.DType) -> Reducer:
       A reducer; integers pass as they are; of sparse ones the values are cast.
 
     Raises:
+      TypeError: ``reducer`` is no function, or ``dtype`` no dtype.
       ValueError: ``dtype`` is not a floating dtype; when called, ``reducer``
         returns another shape of list.
     """
+    check_function("reduce_as", reducer=reducer)
     inner = _check_floating(dtype, caller="reduce_as")
     return ReducesAs(reducer, inner)
 
@@ -152,7 +157,12 @@ def _cast_float(tensor: Tensorlike, dtype: tf.DType) -> Tensorlike:
 
 
 def _check_floating(dtype: tf.DType, *, caller: str) -> tf.DType:
-    wanted = tf.as_dtype(dtype)
+    try:
+        wanted = tf.as_dtype(dtype)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{caller}: dtype must be a tf.DType; got {dtype!r}. Pass e.g. tf.bfloat16."
+        ) from error
     if not wanted.is_floating:
         raise ValueError(
             f"{caller}: dtype must be floating; got {wanted.name}. Pass e.g. "

@@ -20,14 +20,20 @@ def check_reduce_devices(devices: Sequence[str], *, caller: str) -> None:
       ValueError: no device, or an unknown one.
       TypeError: ``devices`` is one string, or holds something else.
     """
-    if isinstance(devices, str) or not all(isinstance(d, str) for d in devices):
+    check_device_strings(devices, caller=caller)
+    tw_core.check_known_devices(devices, caller=caller)
+
+
+def check_device_strings(devices: Sequence[str], *, caller: str) -> None:
+    """Refuses an empty list, and what is no list of strings."""
+    listed = isinstance(devices, Sequence) and not isinstance(devices, str)
+    if not listed or not all(isinstance(device, str) for device in devices):
         raise TypeError(
             f"{caller}: devices must be a list of device strings; got {devices!r}. "
             "Write e.g. ['/cpu:0']."
         )
     if not devices:
         raise ValueError(f"{caller}: devices is empty; pass e.g. ['/cpu:0'].")
-    tw_core.check_known_devices(devices, caller=caller)
 
 
 def check_one_device_per_tower(

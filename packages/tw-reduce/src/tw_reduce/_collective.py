@@ -15,17 +15,21 @@ from tw_core import (
     orders_effects,
     without_autograph,
 )
+from tw_core.checks import check_number
 from tw_reduce._check_devices import check_distinct, check_one_device_per_tower
 from tw_reduce._checked_towers import checked_towers
-from tw_reduce._collective_keys import CollectiveKeys
+from tw_reduce._collective_keys import CollectiveKeys, check_keys
 from tw_reduce._flat import join
 from tw_reduce._sparse import densify_column
 from tw_reduce._together import after, check_traced, in_turn
 from tw_reduce._tower_tensors import (
     TowerTensors,
+    check_addable,
     columns,
     rows,
 )
+
+_DTYPES = ("bfloat16", "float16", "float32", "float64", "int32", "int64")
 
 
 @without_autograph
@@ -64,14 +68,18 @@ def sum_collective(
     Raises:
       ValueError: a bad list of gradients; devices that are not one per tower,
         distinct and known; an ``IndexedSlices`` of unknown dense shape.
-      TypeError: something that is no tensor.
+      TypeError: something that is no tensor; a dtype that collectives do not
+        add; ``keys`` that are none.
       RuntimeError: called eagerly, in a ``jit_compile=True`` function, or in a
         ``tf.function`` that a session graph calls.
     """
     grads = checked_towers(grads, caller="sum_collective")
+    check_keys(keys, caller="sum_collective")
+    check_number("sum_collective", timeout_seconds=timeout_seconds, at_least=0)
     if len(grads) == 1:
         return [list(grads[0])]
     check_traced(caller="sum_collective")
+    check_addable(grads, caller="sum_collective", dtypes=_DTYPES)
     _check_reachable()
     check_one_device_per_tower(devices, len(grads), caller="sum_collective")
     check_distinct(devices, caller="sum_collective")

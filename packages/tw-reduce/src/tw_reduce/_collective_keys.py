@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from threading import Lock
 
 import tw_core
+from tw_core.checks import check_whole_number
+from tw_reduce._check_devices import check_device_strings
 
 # TensorFlow's own strategies count upwards from 1.
 _LOWEST = 1 << 20
@@ -25,12 +27,14 @@ class CollectiveKeys:
         together must give the same number.
 
     Raises:
+      TypeError: ``start`` is no whole number.
       ValueError: ``start`` is not between 1 and 2**30.
     """
 
     def __init__(self, start: int | None = None) -> None:
         if start is None:
             start = random.SystemRandom().randrange(_LOWEST, _HIGHEST)
+        check_whole_number("CollectiveKeys", start=start)
         if not 1 <= start <= _HIGHEST:
             raise ValueError(
                 f"CollectiveKeys: start must be between 1 and 2**30; got {start}. "
@@ -50,7 +54,12 @@ class CollectiveKeys:
 
         Args:
           devices: in any spelling and order.
+
+        Raises:
+          TypeError: no list of strings.
+          ValueError: no device.
         """
+        check_device_strings(devices, caller="CollectiveKeys.group")
         members = tuple(sorted(tw_core.canonical_device(d) for d in devices))
         with self._lock:
             if members not in self._groups:
@@ -60,3 +69,12 @@ class CollectiveKeys:
     def _take(self) -> int:
         self._next += 1
         return self._next - 1
+
+
+def check_keys(keys: CollectiveKeys, *, caller: str) -> None:
+    """Refuses what gives out no keys."""
+    if not isinstance(keys, CollectiveKeys):
+        raise TypeError(
+            f"{caller}: keys must be a CollectiveKeys; got {keys!r}. Make one "
+            "CollectiveKeys() for all reducers of the process."
+        )

@@ -13,9 +13,11 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
+from tw_core.checks import check_list, check_whole_number
+from tw_reduce._check_devices import check_reduce_devices
 from tw_reduce._checked_towers import with_shape
 from tw_reduce._flat import cut, join
-from tw_reduce._tensor_info import TensorInfo, describe
+from tw_reduce._tensor_info import TensorInfo, check_infos, describe
 from tw_reduce._tower_tensors import Tensorlike, TowerTensors, check_tower_tensors
 
 _log = logging.getLogger("tw_reduce")
@@ -52,7 +54,13 @@ def plan_splits(
 
     Returns:
       A plan a dtype; none where no dtype has enough elements.
+
+    Raises:
+      TypeError: ``num_split`` is no whole number; ``infos`` hold something else.
+      ValueError: ``num_split`` below 1.
     """
+    check_infos(infos, caller="plan_splits")
+    check_whole_number("plan_splits", num_split=num_split, at_least=1)
     groups: dict[str, list[TensorInfo]] = {}
     for info in infos:
         groups.setdefault(info.dtype, []).append(info)
@@ -74,14 +82,12 @@ class GradientPacker:
       num_split: pieces a dtype.
 
     Raises:
+      TypeError: ``num_split`` is no whole number.
       ValueError: ``num_split`` below 1.
     """
 
     def __init__(self, num_split: int = 8) -> None:
-        if num_split < 1:
-            raise ValueError(
-                f"GradientPacker: num_split must be at least 1; got {num_split}."
-            )
+        check_whole_number("GradientPacker", num_split=num_split, at_least=1)
         self._num_split = num_split
         self._specs: list[_Spec] | None = None
         self._plans: tuple[SplitPlan, ...] = ()
@@ -248,6 +254,7 @@ def _settled(
 
 
 def _check_dense(method: str, tensors: Sequence[tf.Tensor]) -> None:
+    check_list(f"GradientPacker.{method}", tensors=tensors, of="dense tensors")
     others = [
         f"{n} ({type(tensor).__name__})"
         for n, tensor in enumerate(tensors)
@@ -263,8 +270,11 @@ def _check_dense(method: str, tensors: Sequence[tf.Tensor]) -> None:
 def _check_lengths(
     method: str, lists: Sequence[Sequence[tf.Tensor]], devices: Sequence[str]
 ) -> None:
+    caller = f"GradientPacker.{method}"
+    check_list(caller, towers=lists, of="lists of tensors")
+    check_reduce_devices(devices, caller=caller)
     if len(lists) != len(devices):
         raise ValueError(
-            f"GradientPacker.{method}: one device a tower is needed; got "
+            f"{caller}: one device a tower is needed; got "
             f"{len(devices)} devices for {len(lists)} towers."
         )

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from tw_core import without_autograph
+from tw_core.checks import check_list, check_whole_number
 from tw_reduce._add_columns import add_columns
 from tw_reduce._check_devices import check_reduce_devices
 from tw_reduce._checked_towers import checked_towers
@@ -22,6 +23,7 @@ from tw_reduce._tower_tensors import (
     Reducer,
     Tensorlike,
     TowerTensors,
+    check_addable,
     columns,
     dense_part,
     rows,
@@ -61,12 +63,23 @@ def plan_hierarchy(groups: Groups, index: int) -> HierarchyPlan:
       The plan: the lead passes through all towers; each group's main is the
       one in the lead's place; the group after the lead's adds the total.
 
+    Raises:
+      TypeError: something else than whole numbers in groups.
+      ValueError: no tower, an empty group, or a negative index.
+
     >>> plan_hierarchy(((0, 1), (2, 3)), 3)
     HierarchyPlan(mains=(3, 1), members=((2, 3), (0, 1)), root=1)
     """
+    _check_nested(groups, "plan_hierarchy")
+    check_whole_number("plan_hierarchy", index=index, at_least=0)
     places = [
         (g, place) for g, group in enumerate(groups) for place in range(len(group))
     ]
+    if not groups or not all(groups):
+        raise ValueError(
+            f"plan_hierarchy: groups must hold towers, none be empty; got {groups}. "
+            "Pass e.g. ((0, 1), (2, 3))."
+        )
     lead, place = places[index % len(places)]
     members = tuple(groups[lead:]) + tuple(groups[:lead])
     mains = tuple(group[place % len(group)] for group in members)
@@ -88,9 +101,11 @@ def hierarchical(
       Sparse stays sparse.
 
     Raises:
+      TypeError: something else than whole numbers in groups.
       ValueError: a group is empty, or a tower comes twice; when called, groups
         that do not hold each tower once.
     """
+    _check_nested(groups, "hierarchical")
     settled = tuple(tuple(group) for group in groups)
     if devices is None:
         num_towers = sum(len(group) for group in settled)
@@ -106,6 +121,7 @@ def _sum_hierarchical(
     groups: Groups, devices: Sequence[str] | None, grads: TowerTensors
 ) -> list[list[Tensorlike]]:
     grads = checked_towers(grads, caller="hierarchical")
+    check_addable(grads, caller="hierarchical")
     _check_groups(groups, len(grads), came="the gradient lists")
     places = [
         [dense_part(tensor).device for tensor in column]
@@ -150,6 +166,14 @@ def _copy_down(
 def _copy_to(device: str, tensor: Tensorlike) -> Tensorlike:
     with tf.device(device):
         return tf.identity(tensor)
+
+
+def _check_nested(groups: Sequence[Sequence[int]], caller: str) -> None:
+    check_list(caller, groups=groups, of="groups of towers", empty=True)
+    for group in groups:
+        check_list(caller, group=group, of="towers' indices", empty=True)
+        for index in group:
+            check_whole_number(caller, index=index)
 
 
 def _check_groups(groups: Groups, num_towers: int, *, came: str) -> None:

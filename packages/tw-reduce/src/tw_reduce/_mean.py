@@ -11,6 +11,7 @@ from functools import partial
 import tensorflow as tf
 
 from tw_core import without_autograph
+from tw_core.checks import check_function
 from tw_reduce._around import Around, Dealt
 from tw_reduce._cast_during import ReducesAs
 from tw_reduce._checked_towers import CheckedTowers, checked_towers
@@ -43,9 +44,11 @@ def mean(reducer: Reducer) -> Reducer:
       ``reduce_as(reducer, tf.float16)`` the gradients are divided first.
 
     Raises:
-      TypeError: when called with integer gradients, which have no exact mean.
+      TypeError: ``reducer`` is no function; when called with integer gradients,
+        which have no exact mean.
       ValueError: when ``reducer`` returns another shape of list.
     """
+    check_function("mean", reducer=reducer)
     if isinstance(reducer, ReducesAs) and reducer.dtype == tf.float16:
         return Around(
             replace(reducer, divides=True), partial(_move_divisible, _as_it_is)
@@ -127,7 +130,7 @@ def check_divisible(grads: TowerTensors, *, caller: str) -> None:
     ]
     if whole:
         raise TypeError(
-            f"{caller}: gradients must be floating; got integers at positions "
+            f"{caller}: gradients must be floating; got others at positions "
             f"{', '.join(whole)}. Reduce them without the mean, or cast them first."
         )
 

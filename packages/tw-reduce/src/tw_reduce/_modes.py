@@ -8,7 +8,7 @@ from functools import partial
 
 from tw_reduce._check_devices import check_reduce_devices
 from tw_reduce._collective import sum_collective
-from tw_reduce._collective_keys import CollectiveKeys
+from tw_reduce._collective_keys import CollectiveKeys, check_keys
 from tw_reduce._hierarchical import EIGHT_GPU_CROSS, hierarchical
 from tw_reduce._nccl import check_one_gpu_per_tower, sum_nccl
 from tw_reduce._packed import packed
@@ -33,6 +33,7 @@ def reducer_for_mode(
       A reducer of sums, not means.
 
     Raises:
+      TypeError: ``keys`` are no CollectiveKeys.
       ValueError: an unknown mode (the known ones are listed), no device,
         ``"hierarchical"`` with other than eight devices, ``"nccl"`` without a
         GPU for each of several towers.
@@ -44,7 +45,9 @@ def reducer_for_mode(
         "hierarchical": _by_groups,
         "nccl": _by_nccl,
     }
-    if mode not in makers:
+    if keys is not None:
+        check_keys(keys, caller="reducer_for_mode")
+    if mode not in list(makers):
         raise ValueError(
             f"reducer_for_mode: unknown mode {mode!r}; known are {sorted(makers)}. "
             "Or pass a reducer, such as auto(devices)."

@@ -9,9 +9,13 @@ import tensorflow as tf
 
 import tw_core
 from tw_core import without_autograph
-from tw_reduce._check_devices import check_distinct, check_one_device_per_tower
+from tw_reduce._check_devices import (
+    check_device_strings,
+    check_distinct,
+    check_one_device_per_tower,
+)
 from tw_reduce._checked_towers import checked_towers
-from tw_reduce._collective_keys import CollectiveKeys
+from tw_reduce._collective_keys import CollectiveKeys, check_keys
 from tw_reduce._sparse import densify_column
 from tw_reduce._together import after, all_together, check_traced
 from tw_reduce._tower_tensors import (
@@ -54,6 +58,7 @@ def sum_nccl(
       RuntimeError: called eagerly, or in a ``jit_compile=True`` function.
     """
     grads = checked_towers(grads, caller="sum_nccl")
+    check_keys(keys, caller="sum_nccl")
     if len(grads) == 1:
         return [list(grads[0])]
     check_traced(caller="sum_nccl")
@@ -79,6 +84,7 @@ def check_one_gpu_per_tower(devices: Sequence[str], num_towers: int) -> None:
     Raises:
       ValueError: not one a tower, not GPUs, not distinct, or not there.
     """
+    check_device_strings(devices, caller="sum_nccl")
     specs = [
         tf.DeviceSpec.from_string(tw_core.canonical_device(device))
         for device in devices

@@ -10,10 +10,11 @@ from functools import partial
 
 import tensorflow as tf
 
+from tw_core.checks import check_function, check_whole_number
 from tw_reduce._around import Around
 from tw_reduce._checked_towers import CheckedTowers, checked_towers
 from tw_reduce._flat import cut, join
-from tw_reduce._tensor_info import TensorInfo, describe_columns
+from tw_reduce._tensor_info import TensorInfo, check_infos, describe_columns
 from tw_reduce._tower_tensors import (
     Reducer,
     Tensorlike,
@@ -49,13 +50,11 @@ def plan_packs(infos: Sequence[TensorInfo], *, below: int) -> PackPlan:
       The plan; every position is in exactly one place of it.
 
     Raises:
+      TypeError: ``below`` is no whole number; ``infos`` hold something else.
       ValueError: ``below`` is negative.
     """
-    if below < 0:
-        raise ValueError(
-            f"plan_packs: below must be 0 or more elements; got {below}. 0 packs "
-            f"nothing; {DEFAULT_BELOW} is the default."
-        )
+    check_whole_number("plan_packs", below=below, at_least=0)
+    check_infos(infos, caller="plan_packs")
     groups: dict[str, list[int]] = {}
     for info in infos:
         size = info.num_elements
@@ -81,10 +80,12 @@ def packed(reducer: Reducer, *, below: int = DEFAULT_BELOW) -> Reducer:
       unpacking where the reduced pack lies; once, if all towers share it.
 
     Raises:
+      TypeError: ``reducer`` is no function, ``below`` no whole number.
       ValueError: ``below`` is negative; when called, ``reducer`` returns
         another shape of list.
     """
-    plan_packs((), below=below)
+    check_function("packed", reducer=reducer)
+    check_whole_number("packed", below=below, at_least=0)
     return Around(reducer, partial(_reduce_packed, below))
 
 

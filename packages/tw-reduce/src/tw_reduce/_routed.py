@@ -1,10 +1,12 @@
 """Sending each gradient to the reducer that suits it."""
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 
 import tensorflow as tf
 
+from tw_core.checks import check_function
 from tw_reduce._around import Dealt
 from tw_reduce._checked_towers import CheckedTowers, checked_towers
 from tw_reduce._tensor_info import TensorInfo, describe_columns
@@ -14,6 +16,8 @@ from tw_reduce._tower_tensors import (
     TowerTensors,
     check_reduced,
 )
+
+_SCOPE = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")
 
 
 def routed(
@@ -38,11 +42,13 @@ def routed(
       A reducer.
 
     Raises:
-      ValueError: no reducers; when called, ``route`` gives an unknown name or
+      TypeError: ``route`` or a reducer is no function, ``reducers`` no mapping.
+      ValueError: no reducers, or a name that TensorFlow does not take for a
+        scope; when called, ``route`` gives an unknown name or
         a reducer returns another shape of list.
     """
-    if not reducers:
-        raise ValueError("routed: reducers is empty; pass at least one by name.")
+    check_function("routed", route=route)
+    _check_reducers(reducers)
     return Dealt(dict(reducers), partial(_reduce_routed, route))
 
 
@@ -70,9 +76,31 @@ def _reduce_routed(
     return [[row[n] for n in range(len(names))] for row in results]
 
 
+def _check_reducers(reducers: Mapping[str, Reducer]) -> None:
+    if not isinstance(reducers, Mapping):
+        raise TypeError(
+            f"routed: reducers must be a dict of reducers by name; got "
+            f"{type(reducers).__name__}."
+        )
+    if not reducers:
+        raise ValueError("routed: reducers is empty; pass at least one by name.")
+    unfit = [
+        name
+        for name in reducers
+        if not isinstance(name, str) or not _SCOPE.fullmatch(name)
+    ]
+    if unfit:
+        raise ValueError(
+            f"routed: names must be strings of letters, digits and ._-, which name "
+            f"scopes of the graph; got {unfit}."
+        )
+    for reducer in reducers.values():
+        check_function("routed", reducer=reducer)
+
+
 def _check_names(names: list[str], reducers: Mapping[str, Reducer]) -> None:
     unknown = [
-        f"{n} ({name!r})" for n, name in enumerate(names) if name not in reducers
+        f"{n} ({name!r})" for n, name in enumerate(names) if name not in list(reducers)
     ]
     if unknown:
         raise ValueError(

@@ -6,6 +6,7 @@ them, which is cut up there, instead of every small gradient by itself.
 
 import tensorflow as tf
 
+from tw_core.checks import check_function
 from tw_reduce._around import Around
 from tw_reduce._checked_towers import checked_towers
 from tw_reduce._tower_tensors import (
@@ -29,7 +30,11 @@ def spread(reducer: Reducer) -> Reducer:
     Returns:
       A reducer; result n of tower k lies where ``grads[k][n]`` does, and towers
       on one device share it.
+
+    Raises:
+      TypeError: ``reducer`` is no function.
     """
+    check_function("spread", reducer=reducer)
     return Around(reducer, _reduce_and_spread)
 
 

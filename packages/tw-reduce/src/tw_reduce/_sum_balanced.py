@@ -11,13 +11,15 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from tw_core import without_autograph
+from tw_core.checks import check_list, check_whole_number
 from tw_reduce._add_columns import add_columns
-from tw_reduce._check_devices import check_reduce_devices
+from tw_reduce._check_devices import check_device_strings, check_reduce_devices
 from tw_reduce._checked_towers import checked_towers
 from tw_reduce._tensor_info import describe_columns
 from tw_reduce._tower_tensors import (
     Tensorlike,
     TowerTensors,
+    check_addable,
     columns,
 )
 
@@ -50,9 +52,18 @@ def plan_balanced(
     Returns:
       The plan; the same for the same input, ties going to the earlier device.
 
+    Raises:
+      TypeError: something else than whole numbers and strings.
+      ValueError: no device, or a negative size.
+
     >>> plan_balanced([10, 40, 30, 10], ["/cpu:0", "/cpu:1"]).device_of
     (1, 0, 1, 0)
     """
+    check_list("plan_balanced", num_bytes=num_bytes, of="whole numbers", empty=True)
+    check_device_strings(devices, caller="plan_balanced")
+    for size in num_bytes:
+        if size is not None:
+            check_whole_number("plan_balanced", num_bytes=size, at_least=0)
     known = [size for size in num_bytes if size is not None]
     usual = max(1, sum(known) // len(known)) if known else 1
     sizes = [usual if size is None else size for size in num_bytes]
@@ -86,6 +97,7 @@ def sum_balanced(
       TypeError: something that is no tensor.
     """
     grads = checked_towers(grads, caller="sum_balanced")
+    check_addable(grads, caller="sum_balanced")
     check_reduce_devices(devices, caller="sum_balanced")
     plan = plan_balanced([info.num_bytes for info in describe_columns(grads)], devices)
     places = [devices[index] for index in plan.device_of]

@@ -3,12 +3,14 @@
 import tensorflow as tf
 
 from tw_core import without_autograph
+from tw_core.checks import check_text
 from tw_reduce._add_columns import add_columns
 from tw_reduce._check_devices import check_reduce_devices
 from tw_reduce._checked_towers import checked_towers
 from tw_reduce._tower_tensors import (
     Tensorlike,
     TowerTensors,
+    check_addable,
     columns,
 )
 
@@ -31,6 +33,8 @@ def sum_on_device(grads: TowerTensors, *, device: str) -> list[list[Tensorlike]]
       TypeError: something that is no tensor.
     """
     grads = checked_towers(grads, caller="sum_on_device")
+    check_addable(grads, caller="sum_on_device")
+    check_text("sum_on_device", device=device)
     check_reduce_devices([device], caller="sum_on_device")
     with tf.name_scope("sum_on_device"):
         sums = add_columns(columns(grads), [device] * len(grads[0]))

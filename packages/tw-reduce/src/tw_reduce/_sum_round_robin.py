@@ -11,6 +11,7 @@ from tw_reduce._checked_towers import checked_towers
 from tw_reduce._tower_tensors import (
     Tensorlike,
     TowerTensors,
+    check_addable,
     columns,
 )
 
@@ -36,6 +37,7 @@ def sum_round_robin(
       TypeError: something that is no tensor.
     """
     grads = checked_towers(grads, caller="sum_round_robin")
+    check_addable(grads, caller="sum_round_robin")
     check_reduce_devices(devices, caller="sum_round_robin")
     turns = [devices[n % len(devices)] for n in range(len(grads[0]))]
     with tf.name_scope("sum_round_robin"):

@@ -5,9 +5,11 @@ here, so that each problem is told in one way, with every tower and position.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import tensorflow as tf
+
+from tw_core.checks import check_text
 
 Tensorlike: TypeAlias = tf.Tensor | tf.IndexedSlices
 """A dense or a sparse gradient; None is refused before any algorithm."""
@@ -19,6 +21,10 @@ Reducer: TypeAlias = Callable[[TowerTensors], list[list[Tensorlike]]]
 """Gives every tower the sum (or what else it says) over all towers."""
 
 HALF_DTYPES = (tf.float16, tf.bfloat16)
+ADDABLE = (
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+)
 
 
 def check_tower_tensors(grads: TowerTensors, *, caller: str) -> None:
@@ -29,13 +35,16 @@ def check_tower_tensors(grads: TowerTensors, *, caller: str) -> None:
       caller: who refuses; opens the message.
 
     Raises:
-      ValueError: no tower, towers of unequal length, a gradient that is None,
-        dtypes or static shapes that differ between towers.
-      TypeError: something that is neither tensor nor ``IndexedSlices``.
+      ValueError: no tower, towers of unequal length, a gradient that is None or
+        of another graph, dtypes or static shapes that differ between towers.
+      TypeError: something that is neither tensor nor ``IndexedSlices``, or no
+        list of lists.
     """
+    check_text("check_tower_tensors", caller=caller)
     _check_rectangular(grads, caller)
     _check_present(grads, caller)
     _check_kinds(grads, caller)
+    _check_graphs(grads, caller)
     _check_alike(grads, caller)
 
 
@@ -51,7 +60,10 @@ def check_reduced(
 
     Raises:
       ValueError: ``reduced`` is not [K][N].
+      TypeError: ``grads`` is no list of lists.
     """
+    check_text("check_reduced", caller=caller)
+    check_nested(grads, f"{caller} (check_reduced)")
     want = [len(tower) for tower in grads]
     try:
         got = [len(tower) for tower in reduced]
@@ -62,6 +74,31 @@ def check_reduced(
         raise ValueError(
             f"{caller}: the reducer must return one list a tower, as long as it came, "
             f"of lengths {want}; got {came}. A reducer is [K][N] -> [K][N] tensors."
+        )
+
+
+def check_addable(
+    grads: TowerTensors, *, caller: str, dtypes: Sequence[str] = ADDABLE
+) -> None:
+    """Refuses dtypes that cannot be added, naming their positions.
+
+    Args:
+      grads: [K][N], checked.
+      caller: who refuses; opens the message.
+      dtypes: names of those that can.
+
+    Raises:
+      TypeError: another dtype.
+    """
+    unfit = [
+        f"{n} ({tensor.dtype.name})"
+        for n, tensor in enumerate(grads[0])
+        if tensor.dtype.name not in dtypes
+    ]
+    if unfit:
+        raise TypeError(
+            f"{caller}: it adds {', '.join(dtypes)}; got others at positions "
+            f"{', '.join(unfit)}. Cast them, or leave them out."
         )
 
 
@@ -92,12 +129,29 @@ def map_dense(fn: Callable[[tf.Tensor], tf.Tensor], tensor: Tensorlike) -> Tenso
     return tf.IndexedSlices(changed, tensor.indices, tensor.dense_shape)
 
 
-def _check_rectangular(grads: TowerTensors, caller: str) -> None:
-    if isinstance(grads, tf.Tensor) or not isinstance(grads, Sequence):
+def check_nested(grads: object, caller: str, *, of: str = "tensors") -> None:
+    """Refuses what is no list with a list per tower."""
+    wanted = f"{caller}: grads must be a list with one list of {of} per tower; got"
+    if not _is_list(grads):
+        raise TypeError(f"{wanted} {type(grads).__name__}.")
+    others = [
+        f"{k} ({type(tower).__name__})"
+        for k, tower in enumerate(cast("Sequence[object]", grads))
+        if not _is_list(tower)
+    ]
+    if others:
         raise TypeError(
-            f"{caller}: grads must be a list with one list of tensors a tower; got "
-            f"{type(grads).__name__}."
+            f"{wanted} something else for towers {', '.join(others)}. One tower is a "
+            "list in a list."
         )
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _check_rectangular(grads: TowerTensors, caller: str) -> None:
+    check_nested(grads, caller)
     if not grads:
         raise ValueError(
             f"{caller}: grads is empty; it must hold one list of tensors a tower."
@@ -160,6 +214,23 @@ def merged_shape(shapes: Sequence[tf.TensorShape | None]) -> tf.TensorShape | No
             return None
         merged = merged.merge_with(shape)
     return merged
+
+
+def _check_graphs(grads: TowerTensors, caller: str) -> None:
+    here = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    if hasattr(here, "outer_graph"):  # a function takes tensors from around it
+        return
+    strangers = [
+        f"grads[{k}][{n}]"
+        for k, tower in enumerate(grads)
+        for n, tensor in enumerate(tower)
+        if getattr(dense_part(tensor), "graph", None) is not here
+    ]
+    if strangers:
+        raise ValueError(
+            f"{caller}: gradients must be of the graph in force, or eager where none "
+            f"is; {', '.join(strangers)} are not. Call it where they were made."
+        )
 
 
 def _check_alike(grads: TowerTensors, caller: str) -> None:
