@@ -21,6 +21,11 @@ class TrainTowerContext(tw_core.TrainTowerContext):
     Entering it freezes that collection in the graph, for all towers to come.
     """
 
+    def __init__(
+        self, ns_name: str, vs_name: str = "", index: int = 0, total: int = 1
+    ) -> None:
+        super().__init__(ns_name, vs_name=vs_name, index=index, total=total)
+
     def __enter__(self) -> Self:
         """Enters the tower; raises as ``tw_core.TrainTowerContext`` does."""
         _freeze_moving_summaries()
@@ -32,6 +37,9 @@ class PredictTowerContext(tw_core.PredictTowerContext):
 
     Entering it freezes that collection in the graph, for all towers to come.
     """
+
+    def __init__(self, ns_name: str, vs_name: str = "") -> None:
+        super().__init__(ns_name, vs_name=vs_name)
 
     def __enter__(self) -> Self:
         """Enters the tower; raises as ``tw_core.PredictTowerContext`` does."""
