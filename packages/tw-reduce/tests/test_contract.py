@@ -405,20 +405,20 @@ def test_static_rows_and_dense_shapes_are_compared(name):
         shape = None if dense_shape is None else tf.constant(dense_shape)
         return tf.IndexedSlices(tf.ones([1, *row]), tf.constant([0]), shape)
 
-    wrong = {
-        r"of rows \(2,\)', '<unknown> of rows \(3,\)'": [slices([2]), slices([3])],
-        r"'\(9, 2\) of rows \(2,\)', '\(5, 2\) of": [
-            slices([2], [9, 2]),
-            slices([2], [5, 2]),
-        ],
-        r"'\(9, 3\) of rows \(2,\)'": [slices([2], [9, 3]), slices([2], [9, 3])],
-        r"'\(9, 2\) of rows \(2,\)', '\(9, 3\)'": [
-            slices([2], [9, 2]),
-            tf.ones([9, 3]),
-        ],
-        r"'<unknown> of rows \(\)', '\(\)'": [slices([]), tf.ones([])],
-    }
     with tf.Graph().as_default():
+        wrong = {
+            r"of rows \(2,\)', '<unknown> of rows \(3,\)'": [slices([2]), slices([3])],
+            r"'\(9, 2\) of rows \(2,\)', '\(5, 2\) of": [
+                slices([2], [9, 2]),
+                slices([2], [5, 2]),
+            ],
+            r"'\(9, 3\) of rows \(2,\)'": [slices([2], [9, 3]), slices([2], [9, 3])],
+            r"'\(9, 2\) of rows \(2,\)', '\(9, 3\)'": [
+                slices([2], [9, 2]),
+                tf.ones([9, 3]),
+            ],
+            r"'<unknown> of rows \(\)', '\(\)'": [slices([]), tf.ones([])],
+        }
         for message, column in wrong.items():
             with pytest.raises(ValueError, match=rf"position 1 has shapes .*{message}"):
                 REDUCERS[name](2)([[tf.ones(3), grad] for grad in column])
@@ -573,7 +573,7 @@ def test_what_is_no_tensor_is_refused(name):
         wanted = r"grads\[0\]\[1\] is float, grads\[1\]\[0\] is str"
         with pytest.raises(TypeError, match=wanted):
             REDUCERS[name](2)([[tf.ones(2), 1.0], ["g", tf.ones(2)]])
-        with pytest.raises(TypeError, match=r"one list of tensors a tower; got "):
+        with pytest.raises(TypeError, match=r"one list of tensors per tower; got "):
             REDUCERS[name](2)(tf.ones([2, 2]))
 
 
