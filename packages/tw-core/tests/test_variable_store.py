@@ -387,6 +387,7 @@ def refused(match, fn, policy=None, error=ValueError):
 
 
 def test_a_name_made_twice_is_refused():
+    v1.get_variable_scope()  # From now on the eager scope around is AUTO_REUSE.
     refused("tower0 makes the variable 'w' twice; use another", lambda: ones("w", "w"))
 
 

@@ -27,6 +27,7 @@ from tw_core import (
     check_replicated_grad_list,
     check_shared_grad_list,
     copy_to_replicas,
+    ensure_gradient_shapes,
     freeze_collections,
     leave_no_summaries,
     map_towers,
@@ -512,6 +513,12 @@ GRADIENTS = [
         ((None,), TypeError, "wants [K][N] (gradient, variable) pairs"),
         (([],), ValueError, "no gradient at all"),
         (([pairs(), pairs()],), ValueError, "is a variable of their own in towers [1]"),
+    ),
+    *rows(
+        "ensure_gradient_shapes",
+        ensure_gradient_shapes,
+        ((None,), TypeError, "wants [K][N] (gradient, variable) pairs"),
+        (([[("g", "w")]],), TypeError, "something else at tower 0 item 0"),
     ),
     *rows(
         "split_grad_list",

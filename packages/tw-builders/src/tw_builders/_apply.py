@@ -10,7 +10,6 @@ from typing import Any
 import tensorflow as tf
 
 from tw_builders._callers import naming
-from tw_builders._gradient_shapes import ensure_gradient_shapes
 from tw_builders._optimizers import (
     as_tf_variable,
     check_optimizer,
@@ -24,6 +23,7 @@ from tw_core import (
     Tower,
     check_replicated_grad_list,
     check_shared_grad_list,
+    ensure_gradient_shapes,
     leave_no_summaries,
     merge_grad_list,
     orders_effects,

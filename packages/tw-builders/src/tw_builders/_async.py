@@ -11,10 +11,9 @@ from tw_builders._data_parallel import (
     check_session_graph,
     check_tower_count,
 )
-from tw_builders._gradient_shapes import ensure_gradient_shapes
 from tw_builders._optimizers import check_optimizer, one_optimizer_per_tower
 from tw_builders._parameter_server import shared_variable_devices
-from tw_core import check_shared_grad_list
+from tw_core import check_shared_grad_list, ensure_gradient_shapes
 from tw_core.checks import check_flag, check_function
 
 _T = TypeVar("_T")

@@ -13,11 +13,11 @@ from tw_builders._data_parallel import (
     check_session_graph,
     check_tower_count,
 )
-from tw_builders._gradient_shapes import ensure_gradient_shapes
 from tw_builders._optimizers import check_optimizer
 from tw_core import (
     LeastLoadedDeviceSetter,
     check_shared_grad_list,
+    ensure_gradient_shapes,
     replica_device_setter,
 )
 from tw_core.checks import check_function

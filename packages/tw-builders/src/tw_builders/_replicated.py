@@ -12,10 +12,14 @@ from tw_builders._data_parallel import (
     check_session_graph,
     check_tower_count,
 )
-from tw_builders._gradient_shapes import ensure_gradient_shapes
 from tw_builders._optimizers import one_optimizer_per_tower
 from tw_builders._sync_variables import build_sync_op
-from tw_core import check_replicated_grad_list, merge_grad_list, split_grad_list
+from tw_core import (
+    check_replicated_grad_list,
+    ensure_gradient_shapes,
+    merge_grad_list,
+    split_grad_list,
+)
 from tw_core.checks import check_flag, check_function
 from tw_reduce import mean, reducer_for_mode
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         merge_grad_list,
         split_grad_list,
     )
+    from tw_core._gradient_shapes import ensure_gradient_shapes
     from tw_core._least_loaded import LeastLoadedDeviceSetter
     from tw_core._local_variables import override_to_local_variable
     from tw_core._mode import (
@@ -92,6 +93,7 @@ __all__ = [
     "check_shared_grad_list",
     "compiles_with_xla",
     "copy_to_replicas",
+    "ensure_gradient_shapes",
     "freeze_collections",
     "get_current_tower_context",
     "leave_no_summaries",
@@ -133,6 +135,7 @@ _HOMES = {
         "check_shared_grad_list",
     ],
     "_grad_lists": ["GradList", "Gradient", "merge_grad_list", "split_grad_list"],
+    "_gradient_shapes": ["ensure_gradient_shapes"],
     "_least_loaded": ["LeastLoadedDeviceSetter"],
     "_local_variables": ["override_to_local_variable"],
     "_mode": [

@@ -89,8 +89,7 @@ def _check(
     allow_none: bool = False,
     ownership: Literal["own", "shared"] | None = None,
 ) -> None:
-    _check_is_nested(grad_list, caller)
-    _check_are_pairs(grad_list, caller)
+    check_are_pairs(grad_list, caller)
     _check_is_not_empty(grad_list, caller)
     problems = list(_problems(grad_list, allow_none=allow_none, ownership=ownership))
     if problems:
@@ -151,7 +150,9 @@ def _check_is_nested(grad_list: object, caller: str) -> None:
         )
 
 
-def _check_are_pairs(grad_list: GradList, caller: str) -> None:
+def check_are_pairs(grad_list: GradList, caller: str) -> None:
+    """Refuses anything but a list of lists of (gradient, variable) pairs."""
+    _check_is_nested(grad_list, caller)
     others = [
         f"tower {k} item {n}"
         for k, tower in enumerate(grad_list)

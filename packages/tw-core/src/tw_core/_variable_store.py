@@ -60,6 +60,9 @@ class VariableStore:
     def scope(self, tower: Tower) -> Iterator[None]:
         """Serves ``get_variable`` calls of ``tower`` made inside.
 
+        ``reuse`` counts where it is set inside: what is set around it may stem from
+        eager code, where TensorFlow has every scope reuse.
+
         Raises:
           RuntimeError: outside of a ``tf.function``.
           ValueError: a device this process does not have.
@@ -77,7 +80,7 @@ class VariableStore:
         v1 = tf.compat.v1
         shares = isinstance(self._policy, Shared)
         with v1.variable_scope(
-            v1.get_variable_scope(),
+            _scope_without_reuse(),
             reuse=True if shares and not tower.is_main else None,
             custom_getter=partial(self._get, tower),
             use_resource=True,
@@ -177,6 +180,26 @@ class VariableStore:
 
     def _served_now(self) -> set[_Key]:
         return self._served.setdefault(outermost_function_graph(), set())
+
+
+def _scope_without_reuse() -> Any:
+    # A trace goes on with the eager scope around it, which is AUTO_REUSE from the
+    # moment that anything has asked for it; names made twice would pass.
+    v1 = tf.compat.v1
+    scope = v1.get_variable_scope()
+    return v1.VariableScope(
+        reuse=False,
+        name=scope.name,
+        name_scope=scope.original_name_scope,
+        initializer=scope.initializer,
+        regularizer=scope.regularizer,
+        caching_device=scope.caching_device,
+        partitioner=scope.partitioner,
+        custom_getter=scope.custom_getter,
+        dtype=scope.dtype,
+        use_resource=scope.use_resource,
+        constraint=scope.constraint,
+    )
 
 
 def _check_same(variable: tf.Variable, tower: Tower, asked: dict[str, Any]) -> None:

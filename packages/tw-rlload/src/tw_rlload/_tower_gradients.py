@@ -4,7 +4,6 @@ The same in both modes. Variables may be shared by the towers or be each tower's
 own; the caller applies tower 0's result, or every tower's.
 """
 
-import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -13,6 +12,7 @@ import tensorflow as tf
 
 from tw_core import (
     check_grad_list,
+    ensure_gradient_shapes,
     merge_grad_list,
     split_grad_list,
     sum_duplicate_rows,
@@ -55,7 +55,7 @@ def combine_gradients(
     """
     kept = _without_missing(grad_list, caller)
     check_grad_list(kept, caller=caller)
-    grads, variables = split_grad_list(_with_known_shapes(kept))
+    grads, variables = split_grad_list(ensure_gradient_shapes(kept))
     if tower_weights is not None:
         grads = _weighted(grads, tower_weights)
     averaged = [_without_duplicate_rows(tower) for tower in reducer(grads)]
@@ -85,37 +85,6 @@ def _without_missing(grad_list: Sequence[Pairs], caller: str) -> list[Pairs]:
             "none of them."
         )
     return [[tower[n] for n in used] for tower in grad_list]
-
-
-def _with_known_shapes(grad_list: Sequence[Pairs]) -> list[Pairs]:
-    """Compares shapes that are not known yet where the gradients are computed.
-
-    Otherwise one of [3, 2] would be added to another tower's of [2, 3] as it lies.
-    """
-    checked = []
-    for k, tower in enumerate(grad_list):
-        names = [f"tower{k}/{variable.name.split(':')[0]}" for _, variable in tower]
-        pairs = zip(tower, names, strict=True)
-        checked.append(
-            [(_with_known_shape(*pair, name), pair[1]) for pair, name in pairs]
-        )
-    return checked
-
-
-def _with_known_shape(grad: Any, variable: Any, name: str) -> Any:
-    shape = tf.TensorShape(variable.shape)
-    if not isinstance(grad, tf.IndexedSlices):
-        return _ensured(grad, shape, name)
-    rows = _ensured(grad.values, tf.TensorShape([None]).concatenate(shape[1:]), name)
-    return tf.IndexedSlices(rows, grad.indices, grad.dense_shape)
-
-
-def _ensured(tensor: tf.Tensor, shape: tf.TensorShape, name: str) -> tf.Tensor:
-    if str(tensor.shape.merge_with(shape)) == str(tensor.shape):
-        return tensor  # Nothing is left to compare.
-    safe = re.sub(r"[^A-Za-z0-9_./-]", "_", name)
-    with tf.device(tensor.device or None):
-        return tf.ensure_shape(tensor, shape, name=f"check_gradient_shape/{safe}")
 
 
 def _has(pair: tuple[Any, Any]) -> bool:

@@ -6,28 +6,34 @@ variable would be added to other towers' as it lies, or shift what is packed beh
 """
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tw_builders._optimizers import as_tf_variable
+from tw_core._autograph import without_autograph
+from tw_core._grad_list_checks import check_are_pairs
+from tw_core._grad_lists import GradList
+from tw_core._variable_kinds import tf_variable
 
 
-def ensure_gradient_shapes(
-    grad_list: Sequence[Sequence[tuple[Any, Any]]],
-) -> list[list[tuple[Any, Any]]]:
+@without_autograph
+def ensure_gradient_shapes(grad_list: GradList) -> list[list[tuple[Any, Any]]]:
     """Gives every gradient the shape of its variable, checked when it is computed.
 
     Args:
-      grad_list: [K][N] (gradient, variable) pairs, checked by ``check_grad_list``.
+      grad_list: [K][N] (gradient, variable) pairs, without None, that
+        ``check_grad_list`` lets pass.
 
     Returns:
       The same pairs. A gradient whose shape is not fully known passes an op named
       after tower and variable, ``check_gradient_shape/tower1/w``, which fails with
       ``InvalidArgumentError`` where the shape is another. Of an ``IndexedSlices`` the
       rows are checked, in any number.
+
+    Raises:
+      TypeError: something that is no list of lists of pairs.
     """
+    check_are_pairs(grad_list, "ensure_gradient_shapes")
     return [
         [(_ensured(grad, variable, tower=k), variable) for grad, variable in pairs]
         for k, pairs in enumerate(grad_list)
@@ -35,7 +41,7 @@ def ensure_gradient_shapes(
 
 
 def _ensured(grad: Any, variable: Any, *, tower: int) -> Any:
-    plain = as_tf_variable(variable)
+    plain = tf_variable(variable)
     name = f"check_gradient_shape/tower{tower}/{plain.name.split(':')[0]}"
     if not isinstance(grad, tf.IndexedSlices):
         return _with_shape(grad, plain.shape, name)
