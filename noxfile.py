@@ -32,6 +32,8 @@ PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.t
 CLIENTS = sorted(path.stem for path in ROOT.glob("integration_tests/clients/*.py"))
 # What packages are installed from -> how the command for it begins in a README.
 SOURCES = {"checkout": "pip install ./packages/", "wheels": "pip install dist/"}
+# No more than two, as each imports TensorFlow; one that is idle takes from the other.
+AT_ONCE = ("--numprocesses", "2", "--dist", "worksteal")
 
 # Without bytecode on disk, TensorFlow takes twice as long to import.
 ENV = {"PYTHONDONTWRITEBYTECODE": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -113,9 +115,9 @@ def tool(
 
 @nox.session(reuse_venv=True)
 def tests(session: nox.Session) -> None:
-    """Runs all packages' tests and doctests, from the checkout, in one process."""
+    """Runs all packages' tests and doctests, from the checkout."""
     session.install(*editable(*PACKAGES), *test_requirements(*PACKAGES))
-    session.run("pytest", "--doctest-modules", *session.posargs, env=ENV)
+    session.run("pytest", "--doctest-modules", *AT_ONCE, *session.posargs, env=ENV)
 
 
 @nox.session(reuse_venv=True)
@@ -151,7 +153,7 @@ def integration(session: nox.Session) -> None:
     needed = (*map(wheel, PACKAGES), *test_requirements(*PACKAGES), *extras)
     session.install(*needed)
     env = {**ENV, "PYTHONPATH": None}
-    session.run("pytest", "integration_tests", *session.posargs, env=env)
+    session.run("pytest", "integration_tests", *AT_ONCE, *session.posargs, env=env)
 
 
 @nox.session(requires=["build"], reuse_venv=False, python=PYTHONS)
@@ -172,7 +174,7 @@ def matrix(session: nox.Session, resolution: str) -> None:
     )
     session.run("uv", "pip", "list")
     env = {**ENV, "PYTHONPATH": None}
-    session.run("pytest", *session.posargs, env=env)
+    session.run("pytest", *AT_ONCE, *session.posargs, env=env)
 
 
 @nox.session(reuse_venv=True)
@@ -203,16 +205,24 @@ def structure(session: nox.Session) -> None:
 
 # A new environment of the standard library's: its pip is what a newcomer has.
 @nox.session(requires=["build"], reuse_venv=False, venv_backend="venv")
-@nox.parametrize("package", PACKAGES, ids=PACKAGES)
 @nox.parametrize("source", list(SOURCES), ids=list(SOURCES))
-def pieces(session: nox.Session, source: str, package: str) -> None:
-    """Installs a package as its README says, and checks that it is enough."""
-    command = install_command(package, source)
-    session.log(command)
+def pieces(session: nox.Session, source: str) -> None:
+    """Installs each package as its README says, and checks that it is enough.
+
+    The packages, or those named as in ``-- tw-core``, come and go one after the other;
+    TensorFlow stays, so all of them must need the same third parties.
+    """
     # Compiling all of TensorFlow would take as long as the rest; its import does it.
     env = {"PYTHONPATH": None, "PIP_COMPILE": "0"}
-    session.run("sh", "-c", command, env=env, external=True, silent=True)
-    tool(session, "pieces", *closure(package))
+    everywhere = third_parties(PACKAGES[0])
+    for package in session.posargs or PACKAGES:
+        if (needed := third_parties(*closure(package))) != everywhere:
+            session.error(f"{package} needs {needed}; {PACKAGES[0]} {everywhere}")
+        command = install_command(package, source)
+        session.log(command)
+        session.run("sh", "-c", command, env=env, external=True, silent=True)
+        tool(session, "pieces", *closure(package))
+        session.run("pip", "uninstall", "--yes", *closure(package), silent=True)
 
 
 @nox.session(reuse_venv=True)
