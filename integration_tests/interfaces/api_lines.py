@@ -1,14 +1,16 @@
 """A package's public interface as lines, one a public name, read from the source.
 
-Public is what a module lists in ``__all__``, and without one what it defines without
-an underscore; modules with an underscore are private. What a public name shows in its
+Public is what a module lists in ``__all__``, or what the stub beside it imports as
+itself (``import name as name``), and without either what it defines without an
+underscore; modules with an underscore are private. What a public name shows in its
 turn, a class's methods, properties and fields, has lines of its own, those that it
 inherits within its package included.
 
-Nothing is imported: exports that load on first use are followed through the imports
-under TYPE_CHECKING.
+Nothing is imported: exports that load on first use are followed through the stub, or
+through imports under TYPE_CHECKING.
 """
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +80,12 @@ def _module_lines(module: griffe.Module) -> Iterator[str]:
 
 
 def _exported(module: griffe.Module) -> list[str]:
+    source = module.filepath
+    stub = source.with_suffix(".pyi") if isinstance(source, Path) else None
+    if stub is not None and stub.exists():
+        imports = ast.parse(stub.read_text()).body
+        aliases = [a for n in imports if isinstance(n, ast.ImportFrom) for a in n.names]
+        return [alias.name for alias in aliases if alias.asname == alias.name]
     if module.exports is not None:
         return [str(name) for name in module.exports]
     return [

@@ -1,0 +1,10 @@
+from ._optimizer import Optimizer as Optimizer
+from ._scale_rules import DoublingScale as DoublingScale
+from ._scale_rules import GradualScale as GradualScale
+from ._scale_rules import NoScale as NoScale
+from ._scale_rules import ScaleRule as ScaleRule
+from ._scale_rules import StaticScale as StaticScale
+from ._simple_adam import SimpleAdam as SimpleAdam
+from ._statistics_hook import StatisticsHook as StatisticsHook
+from ._statistics_writer import StatisticsWriter as StatisticsWriter
+from ._tower_optimizer import TowerOptimizer as TowerOptimizer

@@ -1,0 +1,120 @@
+"""Old public names that go on working for one version, with a warning.
+
+Each package has one table of them, its module ``_renamed``. Does not import TensorFlow.
+"""
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, ParamSpec, TypeVar
+
+__all__ = ["answer_renamed", "renamed_arguments", "renamed_attribute", "warn_renamed"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def answer_renamed(
+    module: str, table: Mapping[str, str], getattr_: Callable[[str], object]
+) -> Callable[[str], object]:
+    """Makes a module's ``__getattr__`` answer old names as well.
+
+    Args:
+      module: the module's name.
+      table: old name -> where the object is now, such as
+        ``"tw_core.contexts.PredictTowerContext"``.
+      getattr_: answers all other names, and raises ``AttributeError``.
+
+    Returns:
+      The new ``__getattr__``. An old name gives the new object and a
+      ``DeprecationWarning`` at the caller's line.
+    """
+
+    def __getattr__(name: str) -> object:
+        if name not in table:
+            return getattr_(name)
+        warn_renamed(f"{module}.{name}", table[name])
+        home, _, new = table[name].rpartition(".")
+        return getattr(import_module(home), new)
+
+    return __getattr__
+
+
+def renamed_arguments(**table: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Makes a function take old keyword arguments under their new names.
+
+    Args:
+      **table: old keyword -> new keyword.
+
+    Returns:
+      A decorator. An old keyword gives a ``DeprecationWarning`` at the caller's line;
+      one given with its new name is a ``TypeError``.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        name = function.__qualname__.removesuffix(".__init__")
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> _R:
+            for old in table.keys() & kwargs.keys():
+                new = table[old]
+                warn_renamed(f"{name}({old}=...)", f"{name}({new}=...)")
+                if _is_given(function, new, args, kwargs):
+                    raise TypeError(
+                        f"{name}: got both {new} and {old}, its old name; pass {new}."
+                    )
+                kwargs[new] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    return decorate
+
+
+def _is_given(
+    function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Any
+) -> bool:
+    position = list(inspect.signature(function).parameters).index(name)
+    is_positional = inspect.signature(function).parameters[name].kind in (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    )
+    return name in kwargs or (is_positional and position < len(args))
+
+
+def renamed_attribute(new: str) -> Any:
+    """Makes a property of the old name that reads the attribute ``new``.
+
+    Reading it gives a ``DeprecationWarning`` at the caller's line.
+    """
+    return _RenamedAttribute(new)
+
+
+class _RenamedAttribute:
+    def __init__(self, new: str) -> None:
+        self._new = new
+        self._old = ""
+        self.__doc__ = f"Old name of ``{new}``."
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._old = name
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        if instance is None:
+            return self
+        warn_renamed(f"{owner.__name__}.{self._old}", f"{owner.__name__}.{self._new}")
+        return getattr(instance, self._new)
+
+
+def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
+    """Warns that ``old`` is now ``new`` and works for this version only.
+
+    Args:
+      old: the name that was used, such as ``tw_core.PredictTowerContext``.
+      new: what to use.
+      stacklevel: frames between this function and the line to name, itself included.
+    """
+    message = f"{old} is deprecated and will be removed in 0.3; use {new}."
+    warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)

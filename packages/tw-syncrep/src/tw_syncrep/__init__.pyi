@@ -1,0 +1,11 @@
+from . import cluster as cluster
+from ._bounded_session import TrainingSession as TrainingSession
+from ._errors import ChiefLostError as ChiefLostError
+from ._errors import ReplicaTimeoutError as ReplicaTimeoutError
+from ._errors import ServerLostError as ServerLostError
+from ._errors import StartTimeoutError as StartTimeoutError
+from ._errors import SyncTimeoutError as SyncTimeoutError
+from ._hook import SyncReplicasHook as SyncReplicasHook
+from ._optimizer import SyncReplicasOptimizer as SyncReplicasOptimizer
+from ._status import Status as Status
+from ._training_session import training_session as training_session
