@@ -57,11 +57,19 @@ def test_it_goes_on_before_the_others_give_it_up(victim, caplog, tmp_path):
         if replica == victim:
             with Thief(replica, model):
                 session.run(model.train)
+        else:  # The last to arrive may see the round's end without reading a token.
+            wait_for_arrival(model.opt, session)
         at = int(session.run(model.step))
         while at < STEPS:
             session.run(model.train)
             at = int(session.run(model.step))
         return at, session.run(model.values)
+
+    def wait_for_arrival(opt, session):
+        deadline = time.monotonic() + 30
+        while victim not in opt.status(session).arrived:
+            assert time.monotonic() < deadline, f"replica {victim} has not arrived"
+            time.sleep(0.05)
 
     for step, (value,) in run_replicas(2, build, drive, folder=tmp_path):
         assert step == STEPS
