@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tw_core import canonical_device
-from tw_core._device_names import parse_device
+from tw_core.devices._names import parse_device
 
 LOCAL = ["", "/job:localhost", "/job:localhost/replica:0/task:0", "/replica:0/task:0"]
 

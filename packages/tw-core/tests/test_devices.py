@@ -5,7 +5,8 @@ import logging
 import pytest
 import tensorflow as tf
 
-from tw_core import _devices, available_devices, check_devices, use_logical_cpus
+from tw_core import available_devices, check_devices, use_logical_cpus
+from tw_core.devices import _known
 from tw_core.testing import CPUS, NUM_CPUS
 
 HAS_GPU = bool(tf.config.list_physical_devices("GPU"))
@@ -13,7 +14,7 @@ HAS_GPU = bool(tf.config.list_physical_devices("GPU"))
 
 def pretend(monkeypatch, **counts):
     monkeypatch.setattr(
-        _devices, "count_logical_devices", lambda kind: counts.get(kind, 0)
+        _known, "count_logical_devices", lambda kind: counts.get(kind, 0)
     )
 
 
@@ -100,12 +101,12 @@ def test_what_is_no_device_string_is_refused_by_the_caller():
 
 def test_devices_with_several_towers_are_said_in_the_log(caplog):
     with caplog.at_level(logging.WARNING, logger="tw_core"):
-        _devices.say_duplicates(["/cpu:0", "/gpu:0", "CPU:0", "/cpu:1"], caller="me")
+        _known.say_duplicates(["/cpu:0", "/gpu:0", "CPU:0", "/cpu:1"], caller="me")
     assert caplog.messages == [
         "me: several towers on one device: /device:CPU:0 (2 towers)"
     ]
 
 
 def test_devices_with_a_tower_each_are_not_worth_a_word(caplog):
-    _devices.say_duplicates(["/cpu:0", "/cpu:1"], caller="me")
+    _known.say_duplicates(["/cpu:0", "/cpu:1"], caller="me")
     assert caplog.messages == []

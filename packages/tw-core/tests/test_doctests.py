@@ -2,18 +2,18 @@
 
 import doctest
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
 import pytest
 
 import tw_core
 
-MODULES = sorted(module.name for module in iter_modules(tw_core.__path__))
+MODULES = sorted(m.name for m in walk_packages(tw_core.__path__, "tw_core."))
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 def run_examples(name):
-    return doctest.testmod(import_module(f"tw_core.{name}"), optionflags=OPTIONS)
+    return doctest.testmod(import_module(name), optionflags=OPTIONS)
 
 
 @pytest.mark.parametrize("name", MODULES)

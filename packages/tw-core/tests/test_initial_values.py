@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_core._initial_values import initial_value
+from tw_core._records.initial_values import initial_value
 
 v1 = tf.compat.v1
 F32, F64, I32 = tf.float32, tf.float64, tf.int32

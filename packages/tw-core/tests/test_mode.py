@@ -8,7 +8,7 @@ from tw_core import (
     orders_effects,
     traces_function,
 )
-from tw_core._mode import outermost_function_graph
+from tw_core._tf_compat import outermost_function_graph
 
 
 def ask(answers):

@@ -9,7 +9,7 @@ from tw_core import (
     freeze_collections,
     leave_no_summaries,
 )
-from tw_core._tower_collections import TowerCollections
+from tw_core._records.collections import TowerCollections
 
 KEYS = tf.compat.v1.GraphKeys
 add = tf.compat.v1.add_to_collection

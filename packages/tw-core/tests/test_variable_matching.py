@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tw_core._variable_matching import base_name, owning_tower, variable_mismatches
+from tw_core._records.matching import base_name, owning_tower, variable_mismatches
 
 
 @dataclass(eq=False)

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from tw_core._variable_ops import device_of_variable, hands_on, refuse_reference_op
+from tw_core._variable_kinds import device_of_variable, hands_on, refuse_reference_op
 
 v1 = tf.compat.v1
 

@@ -12,3 +12,11 @@ def in_xla_context(graph: tf.Graph) -> bool:
 def set_initializer(variable: tf.Variable, initializer: tf.Operation) -> None:
     """Has ``variable.initializer``, which initialisers run, be another op."""
     variable._initializer_op = initializer
+
+
+def outermost_function_graph() -> tf.Graph:
+    """Returns the graph of the trace in progress, whatever body is being built."""
+    graph = tf.compat.v1.get_default_graph()
+    while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
+        graph = graph.outer_graph
+    return graph

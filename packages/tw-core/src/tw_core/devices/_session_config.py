@@ -7,8 +7,8 @@ reproducible; ``docs/design/tensorflow.md`` has the figures.
 
 import tensorflow as tf
 
-from tw_core._devices import count_logical_devices
 from tw_core.checks import check_flag, check_whole_number
+from tw_core.devices._known import count_logical_devices
 
 
 def session_config(

@@ -11,10 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core._base_tower_context import BaseTowerContext
-from tw_core._tower_collections import frozen_keys
-from tw_core._tower_variables import record_scope
+from tw_core._records.collections import frozen_keys
+from tw_core._records.origins import record_scope
 from tw_core.checks import check_flag, check_whole_number
+from tw_core.contexts._base import BaseTowerContext
 
 
 class TrainTowerContext(BaseTowerContext):

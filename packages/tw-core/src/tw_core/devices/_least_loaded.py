@@ -9,14 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core._byte_loads import ByteLoads, bytes_of, bytes_of_op
-from tw_core._device_names import canonical_device, parse_device
-from tw_core._variable_ops import (
+from tw_core._variable_kinds import (
     check_operation,
     device_of_variable,
     refuse_reference_op,
 )
 from tw_core.checks import check_function
+from tw_core.devices._byte_loads import ByteLoads, bytes_of, bytes_of_op
+from tw_core.devices._names import canonical_device, parse_device
 
 
 class LeastLoadedDeviceSetter:

@@ -1,24 +1,57 @@
 """Entering a tower: its names, variables and collections, and leaving it clean.
 
 What training and inference towers share, in a session graph and inside a
-``tf.function``. Everything that is opened is put back, an exception inside or not.
+``tf.function``. Everything that is opened is put back, also after an exception.
+
+The current tower is no module global: two threads may build two graphs, and one thread
+may open a second graph inside a tower of the first. The bodies of ``tf.cond``,
+``tf.while_loop`` and functions belong to the graph around them.
 """
 
 import re
+import threading
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
 import tensorflow as tf
 
-from tw_core._current_tower import current_tower, get_current_tower_context
-from tw_core._new_variables import NewVariables
-from tw_core._tower_collections import TowerCollections
-from tw_core._tower_names import tower_name_scope
+from tw_core._records.collections import TowerCollections
+from tw_core._variable_kinds import refuse_reference_variables
 from tw_core.checks import check_text
+from tw_core.modes import without_autograph
 
 _SCOPE = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
+
+
+class _Entered(threading.local):
+    """The towers that this thread has entered, with their graphs."""
+
+    towers: "tuple[tuple[tf.Graph, BaseTowerContext], ...]" = ()
+
+
+_entered = _Entered()
+
+
+@without_autograph
+def get_current_tower_context() -> "BaseTowerContext | None":
+    """Returns the tower entered in this thread for the graph being built.
+
+    Inside the body of a ``tf.cond``, ``tf.while_loop`` or ``tf.function`` that
+    a tower builds, it is that tower.
+
+    Returns:
+      The context, or None outside of towers.
+    """
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None:
+        for entered_graph, tower in _entered.towers:
+            if entered_graph is graph:
+                return tower
+        graph = getattr(graph, "outer_graph", None)
+    return None
 
 
 class BaseTowerContext(ABC):
@@ -50,7 +83,7 @@ class BaseTowerContext(ABC):
         self._graph: tf.Graph | None = None
         self._collections: TowerCollections | None = None
         self._scopes = ExitStack()
-        self._new_variables = NewVariables(caller=repr(self))
+        self._new_trainable: list[str] = []
         self._check_names()
 
     @property
@@ -117,10 +150,10 @@ class BaseTowerContext(ABC):
         with ExitStack() as scopes:
             scopes.callback(collections.close)
             scopes.enter_context(self._variable_scope())
-            scopes.enter_context(tower_name_scope(graph, self._name, caller=repr(self)))
-            scopes.enter_context(tf.variable_creator_scope(self._new_variables))
+            scopes.enter_context(self._name_scope(graph))
+            scopes.enter_context(tf.variable_creator_scope(self._note))
             scopes.enter_context(self._recording())
-            scopes.enter_context(current_tower(graph, self))
+            scopes.enter_context(self._as_current(graph))
             self._scopes = scopes.pop_all()
         self._graph, self._collections = graph, collections
         return self
@@ -137,7 +170,7 @@ class BaseTowerContext(ABC):
           ValueError: the tower made trainable variables and may not.
         """
         self._scopes.__exit__(kind, error, trace)
-        new = self._new_variables.trainable
+        new = self._new_trainable
         if kind is None and new and not self.has_own_variables:
             raise ValueError(
                 f"{self}: may not make trainable variables, since it reuses those "
@@ -172,6 +205,53 @@ class BaseTowerContext(ABC):
             auxiliary_name_scope=False,
         )
         return scope  # type: ignore[no-any-return]
+
+    @contextmanager
+    def _name_scope(self, graph: tf.Graph) -> Iterator[None]:
+        """Opens the name scope that is exactly the tower's name.
+
+        TensorFlow would silently make the name unique, or put it below an open scope;
+        handles would then look for tensors under a name that nothing has. The scope
+        that is open already, as in ``Tower.scope()``, is used as it is.
+        """
+        open_scope = graph.get_name_scope()
+        if self._name == open_scope:
+            yield
+            return
+        if not self._name:
+            raise ValueError(
+                f"{self}: a tower without a name cannot be entered in the name scope "
+                f"{open_scope!r}, which its tensors' names would begin with; enter it "
+                "outside, or name it."
+            )
+        with graph.name_scope(None):
+            unique = graph.unique_name(self._name, mark_as_used=False)
+            if unique != self._name:
+                raise ValueError(
+                    f"{self}: the graph has something named {self._name!r} already, so "
+                    f"that the tower's ops would be named {unique!r}; give the tower "
+                    "another name."
+                )
+            with graph.name_scope(self._name):
+                yield
+
+    def _note(
+        self, next_creator: Callable[..., tf.Variable], **kwargs: Any
+    ) -> tf.Variable:
+        # A creator, since a tf.function has no collections to read afterwards.
+        variable = next_creator(**kwargs)
+        refuse_reference_variables([variable], caller=repr(self))
+        if variable.trainable:
+            self._new_trainable.append(variable.name)
+        return variable
+
+    @contextmanager
+    def _as_current(self, graph: tf.Graph) -> Iterator[None]:
+        _entered.towers = (*_entered.towers, (graph, self))
+        try:
+            yield
+        finally:
+            _entered.towers = tuple(t for t in _entered.towers if t[1] is not self)
 
     def _check_names(self) -> None:
         if self._vs_name and not self._name:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tw_core._initial_values import initial_value, regularize
+from tw_core._records.collections import TowerCollections
+from tw_core._records.initial_values import initial_value, regularize
 from tw_core._tf_compat import set_initializer
-from tw_core._tower_collections import TowerCollections
 
 _KEYS = tf.compat.v1.GraphKeys
 

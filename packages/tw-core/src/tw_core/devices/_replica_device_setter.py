@@ -12,14 +12,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core._byte_loads import ByteLoads
-from tw_core._device_names import parse_device
-from tw_core._variable_ops import (
+from tw_core._variable_kinds import (
     check_operation,
     device_of_variable,
     refuse_reference_op,
 )
 from tw_core.checks import check_flag, check_list, check_text, check_whole_number
+from tw_core.devices._byte_loads import ByteLoads
+from tw_core.devices._names import parse_device
 
 _CALLER = "replica_device_setter"
 

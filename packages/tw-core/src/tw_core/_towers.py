@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tw_core._autograph import without_autograph
-from tw_core._device_names import parse_device
-from tw_core._devices import check_known_devices, say_duplicates
-from tw_core._tower_variables import record_scope
+from tw_core._records.origins import record_scope
 from tw_core.checks import check_function, check_list, check_whole_number
+from tw_core.devices._known import check_known_devices, say_duplicates
+from tw_core.devices._names import parse_device
+from tw_core.modes import without_autograph
 
 _T = TypeVar("_T")
 
@@ -130,6 +130,25 @@ def map_towers(
         with tower.scope():
             results.append(fn(tower, *items))
     return results
+
+
+@contextmanager
+def record_variables(tower: Tower) -> Iterator[None]:
+    """Records the variables made inside as ``tower``'s own.
+
+    For code that makes variables for a tower outside of its context, such as an
+    optimizer's state. Names below ``tower<k>/`` are compared with tower 0's without it.
+
+    Args:
+      tower: whose they are.
+
+    Raises:
+      TypeError: ``tower`` is no ``Tower``.
+    """
+    check_tower("record_variables", tower)
+    scope = "" if tower.is_main else tower.name
+    with record_scope(tower.index, ns_name=scope, vs_name=scope):
+        yield
 
 
 @without_autograph

@@ -1,4 +1,4 @@
-"""Which mode is being built where this is asked: the one answer for all packages.
+"""Which mode is being built: the one answer for all packages.
 
 A session graph is a ``tf.Graph`` that a session will run. A function graph is
 being traced for a ``tf.function``, at any depth of nested functions, unless the
@@ -10,11 +10,29 @@ Whether effects take place by themselves is a question of its own: inside a
 ``tf.function`` TensorFlow orders the assignments of a trace, while in a session
 graph (its branches and loops included) and in ``wrap_function`` only what is fetched
 or depended on runs.
+
+AutoGraph rewrites every function that a ``tf.function`` calls, library code included:
+needlessly, and at the cost of seconds in the first trace. ``without_autograph`` leaves
+a function as it is written.
 """
+
+from collections.abc import Callable
+from typing import TypeVar, cast
 
 import tensorflow as tf
 
 from tw_core._tf_compat import in_xla_context
+from tw_core.checks import check_function
+
+__all__ = [
+    "builds_session_graph",
+    "compiles_with_xla",
+    "orders_effects",
+    "traces_function",
+    "without_autograph",
+]
+
+_F = TypeVar("_F", bound=Callable[..., object])
 
 
 def builds_session_graph() -> bool:
@@ -57,14 +75,6 @@ def orders_effects() -> bool:
     return bool(getattr(graph, "_add_control_dependencies", False))
 
 
-def outermost_function_graph() -> tf.Graph:
-    """Returns the graph of the trace in progress, whatever body is being built."""
-    graph = tf.compat.v1.get_default_graph()
-    while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
-        graph = graph.outer_graph
-    return graph
-
-
 def compiles_with_xla() -> bool:
     """Tells whether ops made now are part of a ``jit_compile=True`` function.
 
@@ -76,3 +86,20 @@ def compiles_with_xla() -> bool:
     if tf.executing_eagerly():
         return False
     return in_xla_context(tf.compat.v1.get_default_graph())
+
+
+def without_autograph(function: _F) -> _F:
+    """Marks a function that AutoGraph shall not convert, nor what it calls.
+
+    Args:
+      function: library code. It must not call functions of the user's, which AutoGraph
+        would then leave alone as well.
+
+    Returns:
+      A function that does the same.
+
+    Raises:
+      TypeError: ``function`` cannot be called.
+    """
+    check_function("without_autograph", function=function)
+    return cast(_F, tf.autograph.experimental.do_not_convert(function))

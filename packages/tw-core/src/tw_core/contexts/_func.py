@@ -7,9 +7,9 @@ several towers, its handles find what each of them made.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tw_core._current_tower import get_current_tower_context
-from tw_core._tower_handles import TowerHandle, TowerHandles
 from tw_core.checks import check_list
+from tw_core.contexts._base import get_current_tower_context
+from tw_core.contexts._handles import TowerHandle, TowerHandles
 
 
 class TowerFunc:

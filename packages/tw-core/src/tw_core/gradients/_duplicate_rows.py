@@ -11,8 +11,7 @@ Nadam, Ftrl, Adafactor and Lamb do not.
 
 import tensorflow as tf
 
-from tw_core._autograph import without_autograph
-from tw_core._mode import compiles_with_xla
+from tw_core.modes import compiles_with_xla, without_autograph
 
 
 @without_autograph

@@ -10,8 +10,8 @@ from typing import Any, overload
 
 import tensorflow as tf
 
-from tw_core._base_tower_context import BaseTowerContext
 from tw_core.checks import check_list, check_text
+from tw_core.contexts._base import BaseTowerContext
 
 
 class TowerHandle:

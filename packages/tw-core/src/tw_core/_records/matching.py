@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core._tower_variables import has_record, recorded_origin
+from tw_core._records.origins import has_record, recorded_origin
 from tw_core._variable_kinds import tf_variable
 
 _TOWER = re.compile(r"(^|/)tower\d+(?=/)")

@@ -13,12 +13,13 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
-from tw_core._devices import check_devices
-from tw_core._initial_values import InitialValue, initial_value, regularize
-from tw_core._least_loaded import LeastLoadedDeviceSetter
-from tw_core._mode import outermost_function_graph, traces_function
-from tw_core._tower import Tower, check_tower, check_towers
-from tw_core._variable_policies import Replicated, Shared
+from tw_core._records.initial_values import InitialValue, initial_value, regularize
+from tw_core._tf_compat import outermost_function_graph
+from tw_core._towers import Tower, check_tower, check_towers
+from tw_core.devices._known import check_devices
+from tw_core.devices._least_loaded import LeastLoadedDeviceSetter
+from tw_core.modes import traces_function
+from tw_core.variables._policies import Replicated, Shared
 
 _Key = tuple[int, str]
 

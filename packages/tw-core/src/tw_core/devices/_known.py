@@ -11,10 +11,9 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from tw_core._autograph import without_autograph
-from tw_core._device_names import canonical_device, parse_device
-from tw_core._mode import builds_session_graph
 from tw_core.checks import check_whole_number
+from tw_core.devices._names import canonical_device, parse_device
+from tw_core.modes import builds_session_graph, without_autograph
 
 _log = logging.getLogger("tw_core")
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core._autograph import without_autograph
-from tw_core._grad_list_checks import check_are_pairs
-from tw_core._grad_lists import GradList
 from tw_core._variable_kinds import tf_variable
+from tw_core.gradients._checks import check_are_pairs
+from tw_core.gradients._lists import GradList
+from tw_core.modes import without_autograph
 
 
 @without_autograph

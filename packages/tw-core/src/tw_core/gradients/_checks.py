@@ -5,19 +5,19 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from tw_core._autograph import without_autograph
-from tw_core._grad_lists import GradList, split_grad_list
+from tw_core._records.matching import (
+    base_name,
+    shared_variables,
+    variable_mismatches,
+)
 from tw_core._variable_kinds import (
     is_variable,
     reference_variables_named,
     tf_variable,
 )
-from tw_core._variable_matching import (
-    base_name,
-    shared_variables,
-    variable_mismatches,
-)
 from tw_core.checks import check_flag
+from tw_core.gradients._lists import GradList, split_grad_list
+from tw_core.modes import without_autograph
 
 
 @without_autograph

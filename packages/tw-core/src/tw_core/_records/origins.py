@@ -14,18 +14,16 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
-from tw_core._failed_builds import Leftover, take_over, undo
-from tw_core._mode import orders_effects, outermost_function_graph, traces_function
-from tw_core._tower_collections import TowerCollections
+from tw_core._records.collections import TowerCollections
+from tw_core._records.failed_builds import Leftover, take_over, undo
+from tw_core._tf_compat import outermost_function_graph
 from tw_core._variable_kinds import is_variable
 from tw_core.checks import check_flag
-
-if TYPE_CHECKING:
-    from tw_core._tower import Tower
+from tw_core.modes import orders_effects, traces_function
 
 # No string: TensorFlow then leaves the collection out of exported graphs.
 _KEY = ("tw_core/tower_variables",)
@@ -82,31 +80,8 @@ def has_record(variable: Any) -> bool:
 
 
 @contextmanager
-def record_variables(tower: "Tower") -> Iterator[None]:
-    """Records the variables made inside as ``tower``'s own.
-
-    For code that makes variables for a tower outside of its context, such as an
-    optimizer's state. Names below ``tower<k>/`` are compared with tower 0's without it.
-
-    Args:
-      tower: whose they are.
-
-    Raises:
-      TypeError: ``tower`` is no ``Tower``.
-    """
-    if not hasattr(tower, "is_main"):
-        raise TypeError(
-            f"record_variables: tower must be a tw_core.Tower; got {tower!r}. Make "
-            "them with tw_core.towers(devices)."
-        )
-    scope = "" if tower.is_main else tower.name
-    with record_scope(tower.index, ns_name=scope, vs_name=scope):
-        yield
-
-
-@contextmanager
 def record_scope(index: int, *, ns_name: str, vs_name: str) -> Iterator[None]:
-    """As ``record_variables``, for a tower whose names begin with other scopes.
+    """Records the variables made inside as a tower's own.
 
     Args:
       index: of the tower.

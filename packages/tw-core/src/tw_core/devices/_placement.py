@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tw_core._device_names import canonical_device
-from tw_core._variable_kinds import is_variable, tf_variable
-from tw_core._variable_ops import hands_on
+from tw_core._variable_kinds import hands_on, is_variable, tf_variable
 from tw_core.checks import check_list
+from tw_core.devices._names import canonical_device
 
 _NO_WORK = ("Const", "NoOp", "Placeholder", "VarHandleOp")
 

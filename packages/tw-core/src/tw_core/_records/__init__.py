@@ -1,0 +1,1 @@
+"""What a graph remembers of its towers: their variables and their collections."""

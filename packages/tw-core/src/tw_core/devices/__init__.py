@@ -1,0 +1,31 @@
+"""Devices: naming and checking them, placing variables, and reading a placement."""
+
+from tw_core.devices._known import (
+    available_devices,
+    check_devices,
+    check_known_devices,
+    use_logical_cpus,
+)
+from tw_core.devices._least_loaded import LeastLoadedDeviceSetter
+from tw_core.devices._names import canonical_device
+from tw_core.devices._placement import Placement, Transfer, placement
+from tw_core.devices._replica_device_setter import (
+    LeastLoadedTask,
+    replica_device_setter,
+)
+from tw_core.devices._session_config import session_config
+
+__all__ = [
+    "LeastLoadedDeviceSetter",
+    "LeastLoadedTask",
+    "Placement",
+    "Transfer",
+    "available_devices",
+    "canonical_device",
+    "check_devices",
+    "check_known_devices",
+    "placement",
+    "replica_device_setter",
+    "session_config",
+    "use_logical_cpus",
+]

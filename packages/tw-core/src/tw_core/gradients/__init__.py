@@ -1,0 +1,30 @@
+"""Gradient lists, ``[K][N]`` (gradient, variable) pairs, and sparse gradients.
+
+K towers, N variables, always in that order.
+"""
+
+from tw_core.gradients._checks import (
+    check_grad_list,
+    check_replicated_grad_list,
+    check_shared_grad_list,
+)
+from tw_core.gradients._duplicate_rows import sum_duplicate_rows
+from tw_core.gradients._lists import (
+    Gradient,
+    GradList,
+    merge_grad_list,
+    split_grad_list,
+)
+from tw_core.gradients._shapes import ensure_gradient_shapes
+
+__all__ = [
+    "GradList",
+    "Gradient",
+    "check_grad_list",
+    "check_replicated_grad_list",
+    "check_shared_grad_list",
+    "ensure_gradient_shapes",
+    "merge_grad_list",
+    "split_grad_list",
+    "sum_duplicate_rows",
+]

@@ -1,0 +1,26 @@
+"""The variables of towers: shared or replicated, kept over traces, and whose they are.
+
+``Shared`` and ``Replicated`` serve ``get_variable`` code, ``replicate`` serves modules.
+"""
+
+from tw_core._records.origins import VariableOrigin, tower_build, variable_origin
+from tw_core._towers import record_variables
+from tw_core._variable_kinds import is_variable, tf_variable
+from tw_core.variables._policies import Replicated, Shared, override_to_local_variable
+from tw_core.variables._replicas import copy_to_replicas, replicate
+from tw_core.variables._store import VariableStore
+
+__all__ = [
+    "Replicated",
+    "Shared",
+    "VariableOrigin",
+    "VariableStore",
+    "copy_to_replicas",
+    "is_variable",
+    "override_to_local_variable",
+    "record_variables",
+    "replicate",
+    "tf_variable",
+    "tower_build",
+    "variable_origin",
+]
