@@ -28,10 +28,13 @@ from tw_core import (
     check_shared_grad_list,
     copy_to_replicas,
     ensure_gradient_shapes,
+    flat_packs,
     freeze_collections,
+    gradients,
     leave_no_summaries,
     map_towers,
     merge_grad_list,
+    optimizers,
     override_to_local_variable,
     placement,
     record_variables,
@@ -553,6 +556,59 @@ GRADIENTS = [
     ),
 ]
 
+OF_GRADIENT_VALUES = rows(
+    "scale",
+    gradients.scale,
+    ((tf.constant([1, 2]), 0.5), TypeError, "must be floating"),
+)
+OF_GRADIENT_VALUES_EXEMPT = {
+    # Called for each gradient: what is no tensor goes through, or fails in TensorFlow.
+    "map_values",
+    "values_of",
+    "with_unique_rows",
+}
+
+OF_FLAT_PACKS = [
+    *rows("join", flat_packs.join, (([],), ValueError, "pass at least one tensor")),
+    *rows(
+        "cut",
+        partial(flat_packs.cut, tf.zeros([3])),
+        (([],), ValueError, "got 0, unknown: none"),
+        (([(1,), [None], None],), ValueError, "1 is (None,), 2 is <unknown>"),
+    ),
+    *rows(
+        "unpack",
+        flat_packs.unpack,
+        (
+            ([], flat_packs.PackPlan(((0, 1),), (2,)), [(), (), ()]),
+            ValueError,
+            "1 packs and 1 other tensors; got 0",
+        ),
+    ),
+]
+OF_FLAT_PACKS_EXEMPT = {
+    # Plain data, and what makes it of any keys; ``pack`` calls ``join``.
+    "PackPlan",
+    "PackPlan.packed_shapes",
+    "pack",
+    "plan_packs",
+}
+
+OF_OPTIMIZERS = rows(
+    "check_optimizer",
+    lambda optimizer: optimizers.check_optimizer("check_optimizer", optimizer),
+    ((None,), TypeError, "got NoneType"),
+    ((v1.train.AdamOptimizer,), TypeError, "got the class AdamOptimizer"),
+    (("adam",), TypeError, "with apply_gradients(pairs)"),
+)
+OF_OPTIMIZERS_EXEMPT = {
+    # The kind of anything can be asked for; the others call the optimizer itself.
+    "OptimizerKind",
+    "apply_pairs",
+    "create_slots",
+    "kind_of",
+}
+
 WRONG_CALLS = [*DEVICES, *CONTEXTS, *VARIABLES, *GRADIENTS]
 EXEMPT = {
     # Abstract: TrainTowerContext and PredictTowerContext are called.
@@ -586,7 +642,9 @@ OF_TESTS_EXEMPT = {
 
 
 @pytest.mark.parametrize(
-    "row", [*WRONG_CALLS, *OF_TESTS], ids=lambda row: f"{row.name} {row.says[:40]}"
+    "row",
+    [*WRONG_CALLS, *OF_TESTS, *OF_GRADIENT_VALUES, *OF_FLAT_PACKS, *OF_OPTIMIZERS],
+    ids=lambda row: f"{row.name} {row.says[:40]}",
 )
 def test_a_wrong_call_is_refused_in_a_sentence(row, graph):
     check_wrong_call(row)
@@ -595,3 +653,9 @@ def test_a_wrong_call_is_refused_in_a_sentence(row, graph):
 def test_every_public_name_has_wrong_calls():
     assert names_without_wrong_calls(tw_core, WRONG_CALLS, exempt=EXEMPT) == []
     assert names_without_wrong_calls(testing, OF_TESTS, exempt=OF_TESTS_EXEMPT) == []
+    for module, table, exempt in [
+        (gradients, [*GRADIENTS, *OF_GRADIENT_VALUES], OF_GRADIENT_VALUES_EXEMPT),
+        (flat_packs, OF_FLAT_PACKS, OF_FLAT_PACKS_EXEMPT),
+        (optimizers, OF_OPTIMIZERS, OF_OPTIMIZERS_EXEMPT),
+    ]:
+        assert names_without_wrong_calls(module, table, exempt=exempt) == []

@@ -1,4 +1,3 @@
-from ._optimizer_like import OptimizerLike as OptimizerLike
 from ._towers import Tower as Tower
 from ._towers import map_towers as map_towers
 from ._towers import towers as towers
@@ -38,6 +37,7 @@ from .modes import compiles_with_xla as compiles_with_xla
 from .modes import orders_effects as orders_effects
 from .modes import traces_function as traces_function
 from .modes import without_autograph as without_autograph
+from .optimizers import OptimizerLike as OptimizerLike
 from .variables import Replicated as Replicated
 from .variables import Shared as Shared
 from .variables import VariableOrigin as VariableOrigin

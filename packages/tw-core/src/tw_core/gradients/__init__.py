@@ -16,6 +16,7 @@ from tw_core.gradients._lists import (
     split_grad_list,
 )
 from tw_core.gradients._shapes import ensure_gradient_shapes
+from tw_core.gradients._values import map_values, scale, values_of, with_unique_rows
 
 __all__ = [
     "GradList",
@@ -24,7 +25,11 @@ __all__ = [
     "check_replicated_grad_list",
     "check_shared_grad_list",
     "ensure_gradient_shapes",
+    "map_values",
     "merge_grad_list",
+    "scale",
     "split_grad_list",
     "sum_duplicate_rows",
+    "values_of",
+    "with_unique_rows",
 ]

@@ -1,0 +1,168 @@
+"""Many small tensors as one flat tensor, and back.
+
+A small tensor costs its dispatch or its message and not its bytes: joined, many of
+them cost one. Which tensors to join is decided before, by those who know what a copy
+costs them; ``PackPlan`` holds the decision as plain data.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core.modes import without_autograph
+
+__all__ = ["PackPlan", "cut", "join", "pack", "plan_packs", "unpack"]
+
+
+@dataclass(frozen=True)
+class PackPlan:
+    """Which of N tensors travel together.
+
+    Attributes:
+      packs: positions of the tensors in each pack, in their order.
+      alone: positions that stay as they are.
+    """
+
+    packs: tuple[tuple[int, ...], ...]
+    alone: tuple[int, ...]
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The packs, and each position that stays alone as a group of one.
+
+        In the order of their first positions.
+        """
+        return tuple(sorted([*self.packs, *((n,) for n in self.alone)]))
+
+    def packed_shapes(
+        self, shapes: Sequence[Sequence[int]]
+    ) -> tuple[tuple[int, ...], ...]:
+        """Returns the shapes that ``pack`` makes of tensors of ``shapes``.
+
+        >>> PackPlan(packs=((0, 2),), alone=(1,)).packed_shapes([(2,), (7, 5), ()])
+        ((3,), (7, 5))
+        """
+        flat = tuple((sum(prod(shapes[n]) for n in own),) for own in self.packs)
+        return flat + tuple(tuple(shapes[n]) for n in self.alone)
+
+
+def plan_packs(keys: Sequence[Hashable | None]) -> PackPlan:
+    """Puts the tensors of equal keys into a pack.
+
+    Args:
+      keys: [N], what the tensors of a pack must have in common, such as a dtype, or
+        dtype and server; None for a tensor that stays alone.
+
+    Returns:
+      The plan, with every position in one place of it. Packs come in the order of
+      their first positions; a key that only one tensor has leaves it alone.
+
+    >>> plan_packs(["float32", None, "float16", "float32"])
+    PackPlan(packs=((0, 3),), alone=(1, 2))
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for n, key in enumerate(keys):
+        if key is not None:
+            groups.setdefault(key, []).append(n)
+    packs = tuple(tuple(group) for group in groups.values() if len(group) > 1)
+    packed = {n for own in packs for n in own}
+    return PackPlan(packs, tuple(n for n in range(len(keys)) if n not in packed))
+
+
+@without_autograph
+def join(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Joins dense tensors, in their order, into one of rank 1.
+
+    Args:
+      tensors: of one dtype and of any shapes, known or not; at least one.
+
+    Returns:
+      [elements of all], on the device in scope. A single tensor of rank 1 is
+      returned as it is.
+
+    Raises:
+      ValueError: no tensor.
+    """
+    if not tensors:
+        raise ValueError("join: tensors is empty; pass at least one tensor.")
+    flat = [t if t.shape.rank == 1 else tf.reshape(t, [-1]) for t in tensors]
+    return flat[0] if len(flat) == 1 else tf.concat(flat, axis=0)
+
+
+@without_autograph
+def cut(flat: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
+    """Cuts a flat tensor into tensors of given shapes; undoes ``join``.
+
+    Args:
+      flat: of rank 1; as many elements as the shapes have, which need not be known
+        before it is computed.
+      shapes: fully known, in the order in which the tensors were joined; tuples or
+        ``tf.TensorShape``.
+
+    Returns:
+      One tensor per shape, on the device in scope.
+
+    Raises:
+      ValueError: no shape, or some that are not fully known; they are named.
+    """
+    known = [tf.TensorShape(shape) for shape in shapes]
+    unknown = [f"{n} is {s}" for n, s in enumerate(known) if not s.is_fully_defined()]
+    if unknown or not known:
+        raise ValueError(
+            f"cut: shapes must be known, and at least one; got {len(known)}, unknown: "
+            f"{', '.join(unknown) or 'none'}. Leave tensors of unknown shape alone."
+        )
+    sizes = [shape.num_elements() for shape in known]
+    parts = [flat] if len(known) == 1 else tf.split(flat, sizes)
+    return [
+        part if shape.rank == 1 and len(known) > 1 else tf.reshape(part, shape)
+        for part, shape in zip(parts, known, strict=True)
+    ]
+
+
+@without_autograph
+def pack(tensors: Sequence[Any], plan: PackPlan) -> list[Any]:
+    """Joins tensors as a plan says.
+
+    Args:
+      tensors: [N]; those in packs are dense.
+      plan: which to join.
+
+    Returns:
+      The packs, then the tensors that stay alone, in the plan's order; packs are on
+      the device in scope.
+    """
+    joined = [join([tensors[n] for n in own]) for own in plan.packs]
+    return [*joined, *(tensors[n] for n in plan.alone)]
+
+
+@without_autograph
+def unpack(packed: Sequence[Any], plan: PackPlan, shapes: Sequence[Any]) -> list[Any]:
+    """Cuts packs up again; undoes ``pack``.
+
+    Args:
+      packed: what ``pack`` returned, or tensors of the same shapes.
+      plan: by which it was packed.
+      shapes: [N] of all tensors; those in packs are fully known.
+
+    Returns:
+      [N] tensors in their first order.
+
+    Raises:
+      ValueError: another number of tensors than the plan makes, or a packed tensor's
+        shape that is not known.
+    """
+    expected = len(plan.packs) + len(plan.alone)
+    if len(packed) != expected:
+        raise ValueError(
+            f"unpack: packed must hold {len(plan.packs)} packs and {len(plan.alone)} "
+            f"other tensors; got {len(packed)}."
+        )
+    found: dict[int, Any] = {}
+    for own, flat in zip(plan.packs, packed, strict=False):
+        found.update(zip(own, cut(flat, [shapes[n] for n in own]), strict=True))
+    found.update(zip(plan.alone, packed[len(plan.packs) :], strict=True))
+    return [found[n] for n in range(len(found))]

@@ -1,0 +1,266 @@
+"""Optimizers of every kind: telling them apart, making their slots, applying gradients.
+
+Programs bring TensorFlow's v1 optimizers, tf_keras's new and legacy ones, Keras 3's,
+and classes that follow the v1 interface. They differ in the variables they take, in
+whether they add rows of a sparse gradient that share an index, in how they make their
+slots, and in whether their update is an op that a session can run.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, Protocol, runtime_checkable
+
+import tensorflow as tf
+
+from tw_core._variable_kinds import tf_variable
+from tw_core.gradients._values import with_unique_rows
+from tw_core.modes import orders_effects, without_autograph
+
+__all__ = [
+    "OptimizerKind",
+    "OptimizerLike",
+    "apply_pairs",
+    "check_optimizer",
+    "create_slots",
+    "kind_of",
+]
+
+
+@runtime_checkable
+class OptimizerLike(Protocol):
+    """The optimizer that every package takes: TensorFlow's v1 interface, as a type.
+
+    ``tf.compat.v1.train.Optimizer`` and its subclasses have it, tf_keras's legacy
+    optimizers do not; ``tw-ampopt``'s has it too, and so fits wherever a v1
+    optimizer does.
+    """
+
+    def compute_gradients(
+        self, loss: Any, var_list: Sequence[tf.Variable] | None = None
+    ) -> list[tuple[Any, tf.Variable]]:
+        """Returns [N] (gradient or None, variable) pairs of a scalar loss."""
+        ...
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Any,
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+    ) -> Any:
+        """Returns the op that applies [N] (gradient, variable) pairs."""
+        ...
+
+    def get_slot(self, var: tf.Variable, name: str) -> tf.Variable | None:
+        """Returns the slot ``name`` of ``var``, or None."""
+        ...
+
+    def get_slot_names(self) -> list[str]:
+        """Returns the names of the slots."""
+        ...
+
+    def variables(self) -> list[tf.Variable]:
+        """Returns the optimizer's own variables, slots included."""
+        ...
+
+
+class OptimizerKind(Enum):
+    """The families of optimizers.
+
+    Attributes:
+      V1: ``tf.compat.v1.train.Optimizer`` and its subclasses.
+      LIKE_V1: another class that has the interface ``OptimizerLike``.
+      KERAS_3: an optimizer of Keras 3.
+      TF_KERAS: a new optimizer of tf_keras; it updates nothing in a session graph.
+      TF_KERAS_LEGACY: one of ``tf_keras.optimizers.legacy``.
+      OTHER: none of these.
+    """
+
+    V1 = "tf.compat.v1.train"
+    LIKE_V1 = "tw_core.OptimizerLike"
+    KERAS_3 = "keras"
+    TF_KERAS = "tf_keras"
+    TF_KERAS_LEGACY = "tf_keras.optimizers.legacy"
+    OTHER = "other"
+
+
+def kind_of(optimizer: object) -> OptimizerKind:
+    """Returns an optimizer's kind, without importing Keras or tf_keras.
+
+    What is no object of a known family, a class among them, is ``OTHER``.
+    """
+    if isinstance(optimizer, type):
+        return OptimizerKind.OTHER
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        return OptimizerKind.V1
+    homes = [base.__module__ for base in type(optimizer).__mro__]
+    if any(home.split(".")[0] == "keras" for home in homes):
+        return OptimizerKind.KERAS_3
+    if any(home.split(".")[0] == "tf_keras" for home in homes):
+        is_legacy = any(".legacy" in home for home in homes)
+        return OptimizerKind.TF_KERAS_LEGACY if is_legacy else OptimizerKind.TF_KERAS
+    if isinstance(optimizer, OptimizerLike):
+        return OptimizerKind.LIKE_V1
+    return OptimizerKind.OTHER
+
+
+_WITHOUT_OP = {
+    OptimizerKind.KERAS_3: (
+        "a Keras 3 optimizer, does not work in a session graph; use one of "
+        "tf.compat.v1.train, a tf_keras legacy optimizer, or tw_ampopt.Optimizer, "
+        "which wraps it; or train in a tf.function."
+    ),
+    OptimizerKind.TF_KERAS: (
+        "an optimizer of tf_keras, updates nothing in a session graph; use the one of "
+        "the same name in tf_keras.optimizers.legacy, or one of tf.compat.v1.train."
+    ),
+}
+
+
+def check_optimizer(caller: str, optimizer: Any) -> None:
+    """Refuses what is no optimizer, or one that a session graph cannot use.
+
+    Args:
+      caller: the public name that was called; opens the message.
+      optimizer: what was given.
+
+    Raises:
+      TypeError: a class, an object without ``apply_gradients``, or, where ops are
+        built for a session to run, an optimizer whose update is no op: one of
+        Keras 3, or a new one of tf_keras.
+    """
+    is_class = isinstance(optimizer, type)
+    if is_class or not callable(getattr(optimizer, "apply_gradients", None)):
+        got = (
+            f"the class {optimizer.__name__}" if is_class else type(optimizer).__name__
+        )
+        raise TypeError(
+            f"{caller}: optimizer must be an object with apply_gradients(pairs), as "
+            f"tf.compat.v1.train.AdamOptimizer() is; got {got}."
+        )
+    # A function that a session graph calls orders effects; a branch of it does not.
+    if not orders_effects() and (advice := _WITHOUT_OP.get(kind_of(optimizer))):
+        raise TypeError(f"{caller}: {type(optimizer).__name__}, {advice}")
+
+
+@without_autograph
+def create_slots(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Makes an optimizer's state before its first update.
+
+    Left to the first update, the state would be made inside the step: a
+    ``tf.function`` is traced a second time for it, and in a loop or branch it cannot
+    be made. It is made outside of whatever function, branch or loop is being built,
+    on the device and under the name scope where this is called. Nothing is updated,
+    and a session graph gets no other ops than those of the state.
+
+    Args:
+      optimizer: of any kind. One of Keras that is built already is left as it is.
+      variables: [N] that it will update, those of Keras included.
+
+    Raises:
+      ValueError: a Keras optimizer that cannot name its slots in a session graph.
+    """
+    kind = kind_of(optimizer)
+    with tf.init_scope():
+        if kind in (OptimizerKind.KERAS_3, OptimizerKind.TF_KERAS):
+            _build_keras(optimizer, variables, kind)
+        elif kind is OptimizerKind.V1 and _applies_as_v1(optimizer):
+            # It has no public method for it; this one is what subclasses override.
+            optimizer._create_slots([tf_variable(v) for v in variables])
+        else:
+            _trace_unused_update(optimizer, variables)
+
+
+def _applies_as_v1(optimizer: Any) -> bool:
+    v1 = tf.compat.v1.train.Optimizer
+    return type(optimizer).apply_gradients is v1.apply_gradients
+
+
+def _build_keras(optimizer: Any, variables: Sequence[Any], kind: OptimizerKind) -> None:
+    if kind is OptimizerKind.TF_KERAS:
+        optimizer.build([tf_variable(variable) for variable in variables])
+        return
+    if optimizer.built:
+        return
+    try:
+        optimizer.build(list(variables))
+    except ValueError as error:
+        if "scope name" not in str(error):
+            raise
+        # Adafactor calls a slot what its variable is called.
+        raise ValueError(
+            f"create_slots: {type(optimizer).__name__} names slots after variables, "
+            f"and a session graph takes no names such as {variables[0].name!r}. Pass "
+            "keras.Variable objects, whose names have no colon, or train in a "
+            "tf.function."
+        ) from error
+
+
+def _trace_unused_update(optimizer: Any, variables: Sequence[Any]) -> None:
+    scope = tf.get_current_name_scope()
+
+    def update() -> None:
+        # A traced function starts without a scope; names say whose state it is.
+        with tf.name_scope(f"{scope}/" if scope else ""):
+            plain = [tf_variable(variable) for variable in variables]
+            optimizer.apply_gradients([(tf.zeros_like(v), v) for v in plain])
+
+    tf.function(update, autograph=False).get_concrete_function()
+
+
+@without_autograph
+def apply_pairs(
+    optimizer: Any, pairs: Sequence[tuple[Any, Any]], *, name: str | None = None
+) -> Any:
+    """Applies gradients the way the optimizer's kind wants it.
+
+    A Keras 3 optimizer gets rows that share an index as their sum, as most of these
+    take a square or the like of each row; in a session graph it is called in a
+    function. All others get ``tf.Variable`` objects. Gradients that were made outside
+    of the branch or loop being built are brought into it, where Keras wants them.
+
+    Args:
+      optimizer: of any kind.
+      pairs: [N] (gradient or None, variable).
+      name: of the update's op; None for the optimizer's own. Keras 3 takes none.
+
+    Returns:
+      What an op must depend on for the update to have happened; None where it
+      happens by itself.
+    """
+    kind = kind_of(optimizer)
+    if kind is OptimizerKind.KERAS_3:
+        return _apply_keras_3(optimizer, pairs)
+    plain = [(grad, tf_variable(variable)) for grad, variable in pairs]
+    if kind is not OptimizerKind.V1:
+        plain = [(_in_this_graph(grad), variable) for grad, variable in plain]
+    named = {} if name is None else {"name": name}
+    return optimizer.apply_gradients(plain, **named)
+
+
+def _apply_keras_3(optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
+    def update() -> tf.Tensor:
+        optimizer.apply_gradients(
+            [(_in_this_graph(with_unique_rows(grad)), v) for grad, v in pairs]
+        )
+        return tf.constant(True)
+
+    if orders_effects():
+        update()
+        return None
+    return tf.function(update, autograph=False)()
+
+
+def _in_this_graph(grad: Any) -> Any:
+    """Returns a gradient, sparse or None too, as tensors of the graph being built."""
+    if grad is None or tf.executing_eagerly():
+        return grad
+    graph = tf.compat.v1.get_default_graph()
+
+    def brought_in(tensor: Any) -> Any:
+        is_here = getattr(tensor, "graph", None) is graph
+        return tensor if is_here else tf.identity(tensor)
+
+    if not isinstance(grad, tf.IndexedSlices):
+        return brought_in(grad)
+    parts = (grad.values, grad.indices, grad.dense_shape)
+    return tf.IndexedSlices(*(p if p is None else brought_in(p) for p in parts))

@@ -1,0 +1,97 @@
+"""What is done to values is the same for a dense gradient and for a sparse one."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_core.gradients import map_values, scale, values_of, with_unique_rows
+from tw_core.testing import SparseRows, run_eagerly, run_in_function, run_in_graph
+
+DENSE = np.array([[1, 2], [3, -4], [0, 8]], np.float32)
+ROWS = SparseRows(
+    np.array([[1, 2], [3, -4], [5, 6]], np.float32),
+    np.array([2, 0, 2], np.int32),
+    np.array([3, 2], np.int32),
+)
+each_mode = pytest.mark.parametrize("run", [run_eagerly, run_in_function, run_in_graph])
+each_dtype = pytest.mark.parametrize(
+    "dtype", [np.float16, tf.bfloat16.as_numpy_dtype, np.float32, np.float64]
+)
+
+
+@each_mode
+@each_dtype
+@pytest.mark.parametrize("as_tensor", [True, False])
+def test_a_dense_gradient_is_scaled_as_numpy_does_it(run, dtype, as_tensor):
+    def scaled(grad):
+        return scale(grad, tf.constant(0.25) if as_tensor else 0.25)
+
+    got = run(scaled, DENSE.astype(dtype))
+    assert got.dtype == dtype
+    np.testing.assert_array_equal(got, DENSE.astype(dtype) * dtype(0.25))
+
+
+@each_mode
+@each_dtype
+@pytest.mark.parametrize("dense_shape", [None, ROWS.dense_shape])
+def test_a_sparse_gradient_keeps_its_rows(run, dtype, dense_shape):
+    rows = ROWS._replace(values=ROWS.values.astype(dtype), dense_shape=dense_shape)
+    got = run(lambda grad: scale(grad, -0.5), rows)
+    assert got.values.dtype == dtype
+    np.testing.assert_array_equal(got.values, rows.values * dtype(-0.5))
+    np.testing.assert_array_equal(got.indices, rows.indices)
+    if dense_shape is None:
+        assert got.dense_shape is None
+    else:
+        np.testing.assert_array_equal(got.dense_shape, dense_shape)
+
+
+def test_a_number_is_rounded_to_the_gradients_dtype_only():
+    assert scale(tf.constant(3.0, tf.float64), 1 / 3).numpy() == 3.0 * (1 / 3)
+
+
+@pytest.mark.parametrize("grad", [tf.constant(DENSE), tf.IndexedSlices(DENSE, [0])])
+def test_no_factor_leaves_the_gradient_as_it_is(grad):
+    assert scale(grad, None) is grad
+
+
+def test_an_integer_gradient_is_not_scaled_to_zero():
+    with pytest.raises(TypeError, match=r"^scale: grad must be floating.*got int32\."):
+        scale(tf.constant([1, 2]), 0.5)
+
+
+@each_mode
+def test_a_function_is_called_on_the_values(run):
+    got = run(lambda *g: [map_values(tf.square, grad) for grad in g], DENSE, ROWS)
+    np.testing.assert_array_equal(got[0], DENSE**2)
+    np.testing.assert_array_equal(got[1].values, ROWS.values**2)
+    np.testing.assert_array_equal(got[1].indices, ROWS.indices)
+
+
+def test_the_values_may_be_of_unknown_shape():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        dense = tf.compat.v1.placeholder(tf.float32, None)
+        values = tf.compat.v1.placeholder(tf.float32, [None, 2])
+        sparse = tf.IndexedSlices(values, tf.constant([0, 1]))
+        feeds = {dense: [1.0, 2.0], values: [[1.0, 2.0], [3.0, 4.0]]}
+        scaled = [scale(dense, 2.0), scale(sparse, 2.0).values]
+        got = session.run(scaled, feeds)
+    np.testing.assert_array_equal(got[0], [2, 4])
+    np.testing.assert_array_equal(got[1], [[2, 4], [6, 8]])
+
+
+def test_the_values_of_a_dense_gradient_are_itself():
+    dense, rows = tf.constant(DENSE), tf.constant(ROWS.values)
+    assert values_of(dense) is dense
+    assert values_of(tf.IndexedSlices(rows, [2, 0, 2])) is rows
+
+
+@each_mode
+def test_only_sparse_gradients_have_rows_to_add(run):
+    dense, sparse, none = run(
+        lambda *g: [with_unique_rows(grad) for grad in g], DENSE, ROWS, None
+    )
+    np.testing.assert_array_equal(dense, DENSE)
+    np.testing.assert_array_equal(sparse.indices, [2, 0])
+    np.testing.assert_array_equal(sparse.to_dense(), ROWS.to_dense())
+    assert none is None

@@ -1,0 +1,402 @@
+"""Every kind of optimizer is known, gets its slots early, and applies as on its own."""
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tw_core import OptimizerLike
+from tw_core.optimizers import (
+    OptimizerKind,
+    apply_pairs,
+    check_optimizer,
+    create_slots,
+    kind_of,
+)
+from tw_core.testing import SparseRows, run_eagerly, run_in_function, run_in_graph
+
+v1 = tf.compat.v1.train
+legacy = tf_keras.optimizers.legacy
+
+
+class FollowsV1:
+    """Plain momentum behind the interface of v1, which only knows dense gradients."""
+
+    def __init__(self):
+        self._slots = {}
+
+    def compute_gradients(self, loss, var_list=None):
+        return list(zip(tf.gradients(loss, var_list), var_list, strict=True))
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        done = []
+        with tf.name_scope(name or "FollowsV1"):
+            for grad, variable in grads_and_vars:
+                slot = self._slot_of(variable)
+                speed = slot * 0.5 + tf.convert_to_tensor(grad)
+                done.append(slot.assign(speed, read_value=False))
+                done.append(variable.assign_sub(0.25 * speed, read_value=False))
+        return tf.group(*done)
+
+    def get_slot(self, var, name):
+        return self._slots.get(id(var))
+
+    def get_slot_names(self):
+        return ["speed"]
+
+    def variables(self):
+        return list(self._slots.values())
+
+    def _slot_of(self, variable):
+        if id(variable) not in self._slots:
+            with tf.init_scope():
+                self._slots[id(variable)] = tf.Variable(
+                    tf.zeros(variable.shape), trainable=False, name="speed"
+                )
+        return self._slots[id(variable)]
+
+
+class Forwards(v1.Optimizer):
+    """A v1 optimizer whose state is in another one, which it calls."""
+
+    def __init__(self, inner):
+        super().__init__(use_locking=False, name="Forwards")
+        self.inner = inner
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        return self.inner.apply_gradients(grads_and_vars, global_step, name)
+
+    def variables(self):
+        return self.inner.variables()
+
+
+V1 = {
+    "Adadelta": v1.AdadeltaOptimizer,
+    "AdagradDA": lambda: v1.AdagradDAOptimizer(0.1, tf.Variable(0, dtype=tf.int64)),
+    "Adagrad": lambda: v1.AdagradOptimizer(0.1),
+    "Adam": v1.AdamOptimizer,
+    "Ftrl": lambda: v1.FtrlOptimizer(0.1),
+    "GradientDescent": lambda: v1.GradientDescentOptimizer(0.1),
+    "Momentum": lambda: v1.MomentumOptimizer(0.1, 0.9),
+    "ProximalAdagrad": lambda: v1.ProximalAdagradOptimizer(0.1),
+    "ProximalGradientDescent": lambda: v1.ProximalGradientDescentOptimizer(0.1),
+    "RMSProp": lambda: v1.RMSPropOptimizer(0.1),
+}
+OPTIMIZERS = {
+    "v1 Adam": V1["Adam"],
+    "v1 Momentum": V1["Momentum"],
+    "v1 without slots": V1["GradientDescent"],
+    "v1 around another": lambda: Forwards(v1.AdamOptimizer()),
+    "like v1": FollowsV1,
+    "Keras 3 Adam": keras.optimizers.Adam,
+    "Keras 3 SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.5),
+    "tf_keras Adam": tf_keras.optimizers.Adam,
+    "legacy Adam": legacy.Adam,
+    "legacy SGD": lambda: legacy.SGD(0.1, momentum=0.5),
+}
+IN_SESSIONS = {n: make for n, make in OPTIMIZERS.items() if n != "tf_keras Adam"}
+METHODS = [
+    "compute_gradients",
+    "apply_gradients",
+    "get_slot",
+    "get_slot_names",
+    "variables",
+]
+GRADS = (
+    np.array([1, -2, 4], np.float32),
+    np.array([[1, 2], [3, 4], [-5, 6]], np.float32),
+)
+# A lookup may use a row several times; dense it is the second of GRADS.
+ROWS = SparseRows(
+    np.array([[1, 1], [-5, 6], [0, 1], [3, 4]], np.float32),
+    np.array([0, 2, 0, 1], np.int64),
+    np.array([3, 2], np.int64),
+)
+each_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
+each_in_sessions = pytest.mark.parametrize("name", IN_SESSIONS)
+
+
+def variables_of(optimizer):
+    listed = optimizer.variables
+    return list(listed() if callable(listed) else listed)
+
+
+def two_variables():
+    return [tf.Variable(tf.ones([3]), name="a"), tf.Variable(tf.ones([3, 2]), name="b")]
+
+
+def train_eagerly(make, grads, *, steps=3):
+    """Calls the optimizer as its documentation has it, with dense gradients."""
+    variables, optimizer = two_variables(), make()
+    pairs = list(zip(map(tf.constant, grads), variables, strict=True))
+    for _ in range(steps):
+        optimizer.apply_gradients(pairs)
+    return [variable.numpy() for variable in variables]
+
+
+def assert_close(got, want):
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_allclose(g, w, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", V1)
+def test_every_v1_optimizer_fits_the_protocol(name):
+    assert isinstance(V1[name](), OptimizerLike)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_v1_optimizer_takes_the_arguments_of_the_protocol(method):
+    ours = inspect.signature(getattr(OptimizerLike, method)).parameters
+    theirs = inspect.signature(getattr(v1.Optimizer, method)).parameters
+    assert set(ours) <= set(theirs)
+    assert all(theirs[name].default == ours[name].default for name in ours)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_without_one_of_the_methods_nothing_fits_the_protocol(method):
+    members = {name: lambda self: None for name in METHODS if name != method}
+    assert not isinstance(type("Almost", (), members)(), OptimizerLike)
+
+
+def test_a_keras_optimizer_does_not_fit_the_protocol():
+    assert not isinstance(keras.optimizers.SGD(0.1), OptimizerLike)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        *((make, OptimizerKind.V1) for make in V1.values()),
+        (lambda: Forwards(None), OptimizerKind.V1),
+        (FollowsV1, OptimizerKind.LIKE_V1),
+        (keras.optimizers.Adam, OptimizerKind.KERAS_3),
+        (type("Own", (keras.optimizers.SGD,), {}), OptimizerKind.KERAS_3),
+        (tf_keras.optimizers.Adam, OptimizerKind.TF_KERAS),
+        (legacy.Adam, OptimizerKind.TF_KERAS_LEGACY),
+        (type("Own", (legacy.SGD,), {}), OptimizerKind.TF_KERAS_LEGACY),
+        (object, OptimizerKind.OTHER),
+        (lambda: v1.AdamOptimizer, OptimizerKind.OTHER),
+    ],
+)
+def test_an_optimizer_is_of_one_kind(make, kind):
+    assert kind_of(make()) is kind
+
+
+@each_optimizer
+def test_applying_pairs_updates_as_the_optimizer_alone_does(name):
+    make = OPTIMIZERS[name]
+    variables, optimizer = two_variables(), make()
+
+    @tf.function(autograph=False)
+    def step(grads):
+        apply_pairs(optimizer, list(zip(grads, variables, strict=True)))
+
+    create_slots(optimizer, variables)
+    for _ in range(3):
+        step([tf.constant(grad) for grad in GRADS])
+    assert step.experimental_get_tracing_count() == 1
+    assert_close([v.numpy() for v in variables], train_eagerly(make, GRADS))
+
+
+@each_optimizer
+def test_eager_updates_happen_where_pairs_are_applied(name):
+    make = OPTIMIZERS[name]
+    variables, optimizer = two_variables(), make()
+    for _ in range(3):
+        pairs = zip(map(tf.constant, GRADS), variables, strict=True)
+        apply_pairs(optimizer, list(pairs))
+    assert_close([v.numpy() for v in variables], train_eagerly(make, GRADS))
+
+
+@each_in_sessions
+@pytest.mark.parametrize("early", [True, False])
+def test_a_session_updates_by_running_what_applying_pairs_returns(name, early):
+    make = IN_SESSIONS[name]
+    with tf.Graph().as_default():
+        variables, optimizer = two_variables(), make()
+        if early or name.startswith("Keras 3"):
+            create_slots(optimizer, variables)
+        pairs = list(zip(map(tf.constant, GRADS), variables, strict=True))
+        done = apply_pairs(optimizer, pairs)
+        with tf.control_dependencies([done]):
+            train_op = tf.no_op()
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            for _ in range(3):
+                session.run(train_op)
+            got = session.run(variables)
+    assert_close(got, train_eagerly(make, GRADS))
+
+
+@pytest.mark.parametrize("mode", [run_eagerly, run_in_function, run_in_graph])
+@each_optimizer
+def test_rows_of_one_index_count_as_their_sum(mode, name):
+    if mode is run_in_graph and name not in IN_SESSIONS:
+        pytest.skip("updates nothing in a session graph")
+    made = []
+
+    def step(rows):
+        if not made:
+            with tf.init_scope():
+                made.extend([OPTIMIZERS[name](), tf.Variable(tf.ones([3, 2]))])
+                create_slots(made[0], [made[1]])
+        optimizer, variable = made
+        done = apply_pairs(optimizer, [(rows, variable)])
+        with tf.control_dependencies([] if done is None else [done]):
+            return variable.read_value()
+
+    got = mode(step, ROWS)
+    want = train_eagerly(OPTIMIZERS[name], GRADS, steps=1)[1]
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dense_shape", [None, ROWS.dense_shape])
+@each_in_sessions
+def test_gradients_from_outside_of_a_branch_are_applied_in_it(name, dense_shape):
+    with tf.Graph().as_default():
+        optimizer, variables = IN_SESSIONS[name](), two_variables()
+        create_slots(optimizer, variables)
+        if name.startswith("Keras 3"):  # which cannot do without
+            dense_shape = ROWS.dense_shape
+        outside = tf.constant(GRADS[0])
+        shape = None if dense_shape is None else tf.constant(dense_shape)
+        rows = tf.IndexedSlices(tf.constant(ROWS.values), ROWS.indices, shape)
+        if name == "like v1":  # which makes them dense
+            rows = tf.constant(GRADS[1])
+
+        def update():
+            inside = tf.constant(GRADS[0]) * 0.0 + outside
+            pairs = [(inside, variables[0]), (rows, variables[1])]
+            with tf.control_dependencies([apply_pairs(optimizer, pairs)]):
+                return tf.constant(True)
+
+        updated = tf.cond(tf.constant(True), update, lambda: tf.constant(False))
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            assert session.run(updated)
+            got = session.run(variables)
+    assert_close(got, train_eagerly(IN_SESSIONS[name], GRADS, steps=1))
+
+
+@each_optimizer
+def test_keras_variables_are_applied_to(name):
+    variable, optimizer = keras.Variable(np.ones(3, np.float32)), OPTIMIZERS[name]()
+    create_slots(optimizer, [variable])
+    apply_pairs(optimizer, [(tf.constant(GRADS[0]), variable)])
+    want = train_eagerly(OPTIMIZERS[name], GRADS, steps=1)[0]
+    np.testing.assert_allclose(variable.numpy(), want, rtol=1e-6)
+
+
+def test_the_update_gets_the_name_that_is_asked_for():
+    with tf.Graph().as_default():
+        variable = tf.Variable(1.0)
+        pairs = [(tf.constant(2.0), variable)]
+        assert apply_pairs(v1.AdamOptimizer(), pairs, name="step").name == "step"
+        assert apply_pairs(v1.AdamOptimizer(), pairs).name == "Adam"
+
+
+def test_a_gradient_of_the_same_graph_is_not_copied():
+    with tf.Graph().as_default() as graph:
+        optimizer, variable = FollowsV1(), tf.Variable(1.0)
+        apply_pairs(optimizer, [(tf.constant(2.0), variable)])
+        taken = [o for o in graph.get_operations() if o.type == "Identity"]
+        assert [op.inputs[0].op.type for op in taken] == ["ReadVariableOp"] * len(taken)
+
+
+@each_optimizer
+def test_state_is_made_early_and_changes_nothing(name):
+    variables, optimizer = two_variables(), OPTIMIZERS[name]()
+    create_slots(optimizer, variables)
+    made = [v.name for v in variables_of(optimizer)]
+    create_slots(optimizer, variables)
+    apply_pairs(optimizer, list(zip(map(tf.constant, GRADS), variables, strict=True)))
+    assert [v.name for v in variables_of(optimizer)] == made
+    untouched = two_variables()
+    create_slots(OPTIMIZERS[name](), untouched)
+    assert_close([v.numpy() for v in untouched], [np.ones(3), np.ones([3, 2])])
+
+
+@each_in_sessions
+def test_state_is_named_as_the_first_update_names_it(name):
+    if name.startswith("Keras 3"):
+        pytest.skip("names its state itself, and needs it before the update")
+
+    def names(early):
+        with tf.Graph().as_default() as graph, tf.name_scope("outer"):
+            variables, optimizer = two_variables(), IN_SESSIONS[name]()
+            if early:
+                create_slots(optimizer, variables)
+                made = {o.type for o in graph.get_operations()}
+                assert not {t for t in made if t.startswith("ResourceApply")}
+            pairs = zip(map(tf.constant, GRADS), variables, strict=True)
+            apply_pairs(optimizer, list(pairs))
+            return [v.name for v in variables_of(optimizer)]
+
+    assert names(early=True) == names(early=False)
+
+
+@pytest.mark.parametrize("name", ["v1 Adam", "like v1", "Keras 3 Adam", "legacy Adam"])
+def test_state_is_made_outside_of_a_branch_and_on_the_device_in_scope(name):
+    with tf.Graph().as_default():
+        variables, optimizer = two_variables(), IN_SESSIONS[name]()
+
+        def branch():
+            with tf.device("/cpu:2"):
+                create_slots(optimizer, variables)
+            return tf.constant(True)
+
+        tf.cond(tf.constant(True), branch, lambda: tf.constant(False))
+        listed = variables_of(optimizer)
+        state = [v if isinstance(v, tf.Variable) else v.value for v in listed]
+        with tf.compat.v1.Session(
+            config=tf.compat.v1.ConfigProto(device_count={"CPU": 8})
+        ) as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(state)
+
+
+@pytest.mark.parametrize("name", ["v1 Adam", "like v1", "legacy Adam"])
+def test_state_is_below_the_name_scope_where_it_is_made(name):
+    with tf.Graph().as_default(), tf.name_scope("tower1/"):
+        optimizer = IN_SESSIONS[name]()
+        create_slots(optimizer, [tf.Variable(1.0, name="w")])
+    assert all(v.name.startswith("tower1/") for v in variables_of(optimizer))
+
+
+def test_an_optimizer_that_was_built_keeps_its_state():
+    optimizer, variables = keras.optimizers.Adam(), two_variables()
+    optimizer.build(variables)
+    before = list(map(id, optimizer.variables))
+    create_slots(optimizer, variables)
+    assert list(map(id, optimizer.variables)) == before
+
+
+def test_slots_that_a_session_graph_cannot_name_are_explained():
+    with tf.Graph().as_default():
+        variable = tf.Variable(tf.ones([3, 2]), name="w")
+        with pytest.raises(ValueError, match=r"create_slots: Adafactor.*'w:0'.*colon"):
+            create_slots(keras.optimizers.Adafactor(), [variable])
+
+
+@each_optimizer
+def test_every_optimizer_is_accepted_where_effects_are_ordered(name):
+    optimizer = OPTIMIZERS[name]()
+    for run in (run_eagerly, run_in_function):
+        assert run(lambda: check_optimizer("train", optimizer)) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (keras.optimizers.Adam, "train: Adam, a Keras 3 optimizer, does not work in a"),
+        (tf_keras.optimizers.SGD, "train: SGD, an optimizer of tf_keras, updates noth"),
+        (lambda: v1.AdamOptimizer, "train: optimizer must.*got the class AdamOptimiz"),
+        (lambda: None, "train: optimizer must.*got NoneType"),
+        (dict, "train: optimizer must be an object with apply_gradients.*got dict"),
+    ],
+)
+def test_what_a_session_graph_cannot_use_is_refused(make, says, graph):
+    with pytest.raises(TypeError, match=says):
+        check_optimizer("train", make())
