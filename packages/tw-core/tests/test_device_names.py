@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tw_core import canonical_device
+from tw_core.devices import host_of, repeated_devices
 from tw_core.devices._names import parse_device
 
 LOCAL = ["", "/job:localhost", "/job:localhost/replica:0/task:0", "/replica:0/task:0"]
@@ -56,3 +57,24 @@ def test_what_tensorflow_cannot_read_is_refused_by_name(device):
         parse_device(device, caller="asker")
     with pytest.raises(ValueError, match=r"^canonical_device: .*write e.g. '/gpu:0'"):
         canonical_device(device)
+
+
+@pytest.mark.parametrize(
+    ("device", "host"),
+    [
+        ("/gpu:3", "/device:CPU:0"),
+        ("/cpu:3", "/device:CPU:0"),
+        ("", "/device:CPU:0"),
+        (None, "/device:CPU:0"),
+        ("/job:ps/task:2/gpu:1", "/job:ps/task:2/device:CPU:0"),
+        ("/job:ps/task:2", "/job:ps/task:2/device:CPU:0"),
+    ],
+)
+def test_the_host_of_a_device_is_its_tasks_first_cpu(device, host):
+    assert host_of(device) == host
+
+
+def test_devices_are_repeated_in_whatever_spelling():
+    devices = ["/gpu:1", "cpu:0", "/device:GPU:1", "/job:ps/cpu:0", "/CPU:0"]
+    assert repeated_devices(devices) == ["/device:CPU:0", "/device:GPU:1"]
+    assert repeated_devices(devices[:2]) == []

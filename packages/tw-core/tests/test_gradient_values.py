@@ -1,10 +1,17 @@
 """What is done to values is the same for a dense gradient and for a sparse one."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_core.gradients import map_values, scale, values_of, with_unique_rows
+from tw_core.gradients import (
+    check_any_gradient,
+    map_values,
+    scale,
+    values_of,
+    with_unique_rows,
+)
 from tw_core.testing import SparseRows, run_eagerly, run_in_function, run_in_graph
 
 DENSE = np.array([[1, 2], [3, -4], [0, 8]], np.float32)
@@ -95,3 +102,12 @@ def test_only_sparse_gradients_have_rows_to_add(run):
     np.testing.assert_array_equal(sparse.indices, [2, 0])
     np.testing.assert_array_equal(sparse.to_dense(), ROWS.to_dense())
     assert none is None
+
+
+def test_one_gradient_is_enough():
+    variables = [tf.Variable(0.0, name="a"), keras.Variable(0.0, name="b")]
+    check_any_gradient("train", [None, tf.constant(0.0)], variables)
+    check_any_gradient("train", [None, tf.IndexedSlices([1.0], [0])], variables)
+    says = r"^train: no gradient for any variable; got \['a:0', 'b'\]\. Does the loss"
+    with pytest.raises(ValueError, match=says):
+        check_any_gradient("train", [None, None], variables)

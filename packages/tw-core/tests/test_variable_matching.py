@@ -2,11 +2,15 @@
 
 from dataclasses import dataclass
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tw_core._records.matching import base_name, owning_tower, variable_mismatches
+from tw_core.variables import repeated_variables
 
 
 @dataclass(eq=False)
@@ -171,3 +175,11 @@ def test_a_variable_left_out_is_always_named(names, data):
 def test_every_other_order_is_found(order):
     towers = [list("abcd"), [f"tower1/{n}" for n in order]]
     assert bool(variable_mismatches(lists(*towers))) == (list(order) != list("abcd"))
+
+
+def test_a_variable_is_repeated_under_keras_too():
+    held = keras.Variable(np.zeros(2), name="held")
+    first, other = tf.Variable(0.0), tf.Variable(1.0)
+    assert repeated_variables([held, other, first, held.value, first]) == [held, first]
+    assert repeated_variables([first, other, held]) == []
+    assert repeated_variables([]) == []

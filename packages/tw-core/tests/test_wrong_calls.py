@@ -26,7 +26,9 @@ from tw_core import (
     check_known_devices,
     check_replicated_grad_list,
     check_shared_grad_list,
+    check_towers,
     copy_to_replicas,
+    devices,
     ensure_gradient_shapes,
     flat_packs,
     freeze_collections,
@@ -48,6 +50,7 @@ from tw_core import (
     towers,
     use_logical_cpus,
     variable_origin,
+    variables,
     without_autograph,
 )
 from tw_core.testing import CPUS, WrongCall, check_wrong_call, names_without_wrong_calls
@@ -165,6 +168,11 @@ DEVICES = [
         ((print, OURS, [1]), ValueError, "got lengths [1] for 2 towers"),
     ),
     *rows("map_towers", lambda ours: map_towers(print, ours), *no_towers()),
+    *rows(
+        "check_towers",
+        lambda ours: check_towers(ours, caller="check_towers"),
+        *no_towers(),
+    ),
     *rows("use_logical_cpus", use_logical_cpus, *not_whole("count")),
     *rows(
         "use_logical_cpus", use_logical_cpus, ((0,), ValueError, "at least 1; got 0")
@@ -556,11 +564,33 @@ GRADIENTS = [
     ),
 ]
 
-OF_GRADIENT_VALUES = rows(
-    "scale",
-    gradients.scale,
-    ((tf.constant([1, 2]), 0.5), TypeError, "must be floating"),
-)
+OF_GRADIENT_VALUES = [
+    *rows(
+        "scale",
+        gradients.scale,
+        ((tf.constant([1, 2]), 0.5), TypeError, "must be floating"),
+    ),
+    *rows(
+        "check_any_gradient",
+        partial(gradients.check_any_gradient, "check_any_gradient"),
+        (([None], [v1.get_variable("a", [])]), ValueError, "any variable; got ['a"),
+        (([], []), ValueError, "got []"),
+    ),
+]
+OF_DEVICES = [
+    *rows("host_of", devices.host_of, *no_device()[1:]),
+    *rows(
+        "repeated_devices", lambda one: devices.repeated_devices([one]), *no_device()
+    ),
+]
+OF_VARIABLES_EXEMPT = {
+    "VariableOrigin",  # a record
+    # They compare; only the caller knows what would be wrong.
+    "is_variable",
+    "repeated_variables",
+    "shared_variables",
+    "tf_variable",
+}
 OF_GRADIENT_VALUES_EXEMPT = {
     # Called for each gradient: what is no tensor goes through, or fails in TensorFlow.
     "map_values",
@@ -643,7 +673,14 @@ OF_TESTS_EXEMPT = {
 
 @pytest.mark.parametrize(
     "row",
-    [*WRONG_CALLS, *OF_TESTS, *OF_GRADIENT_VALUES, *OF_FLAT_PACKS, *OF_OPTIMIZERS],
+    [
+        *WRONG_CALLS,
+        *OF_TESTS,
+        *OF_DEVICES,
+        *OF_GRADIENT_VALUES,
+        *OF_FLAT_PACKS,
+        *OF_OPTIMIZERS,
+    ],
     ids=lambda row: f"{row.name} {row.says[:40]}",
 )
 def test_a_wrong_call_is_refused_in_a_sentence(row, graph):
@@ -654,6 +691,8 @@ def test_every_public_name_has_wrong_calls():
     assert names_without_wrong_calls(tw_core, WRONG_CALLS, exempt=EXEMPT) == []
     assert names_without_wrong_calls(testing, OF_TESTS, exempt=OF_TESTS_EXEMPT) == []
     for module, table, exempt in [
+        (devices, [*DEVICES, *OF_DEVICES], {"Placement", "Transfer"}),
+        (variables, [*VARIABLES, *CONTEXTS], OF_VARIABLES_EXEMPT),
         (gradients, [*GRADIENTS, *OF_GRADIENT_VALUES], OF_GRADIENT_VALUES_EXEMPT),
         (flat_packs, OF_FLAT_PACKS, OF_FLAT_PACKS_EXEMPT),
         (optimizers, OF_OPTIMIZERS, OF_OPTIMIZERS_EXEMPT),

@@ -1,4 +1,5 @@
 from ._towers import Tower as Tower
+from ._towers import check_towers as check_towers
 from ._towers import map_towers as map_towers
 from ._towers import towers as towers
 from .contexts import BaseTowerContext as BaseTowerContext

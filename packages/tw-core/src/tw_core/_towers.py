@@ -153,7 +153,17 @@ def record_variables(tower: Tower) -> Iterator[None]:
 
 @without_autograph
 def check_towers(towers: Sequence[Tower], *, caller: str) -> None:
-    """Refuses an empty list and, where they can be known, unknown devices."""
+    """Refuses what is no list of towers and, where they can be known, unknown devices.
+
+    Args:
+      towers: K towers, at least one.
+      caller: who asks; opens the message.
+
+    Raises:
+      TypeError: no list, or something in it that is no tower.
+      ValueError: an empty list; or, in eager mode, in ``tf.function`` and where the
+        graph has a default session, a device this process does not have.
+    """
     check_list(caller, towers=towers, of="tw_core.Tower", empty=True)
     if not towers:
         raise ValueError(

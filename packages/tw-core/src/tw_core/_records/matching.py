@@ -56,6 +56,17 @@ def _tower_in_name(variable: Any) -> int:
     return int(found[0].rpartition("tower")[2]) if found else 0
 
 
+def repeated_variables(variables: Sequence[Any]) -> list[Any]:
+    """Returns the variables that occur more than once, each once.
+
+    A Keras variable and the ``tf.Variable`` in it are the same.
+    """
+    found: dict[int, list[Any]] = {}
+    for variable in variables:
+        found.setdefault(id(tf_variable(variable)), []).append(variable)
+    return [same[0] for same in found.values() if len(same) > 1]
+
+
 def shared_variables(variables: Sequence[Sequence[Any]]) -> list[tuple[str, list[int]]]:
     """Finds the variables that several towers have in common.
 

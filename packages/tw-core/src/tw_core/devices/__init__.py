@@ -7,7 +7,7 @@ from tw_core.devices._known import (
     use_logical_cpus,
 )
 from tw_core.devices._least_loaded import LeastLoadedDeviceSetter
-from tw_core.devices._names import canonical_device
+from tw_core.devices._names import canonical_device, host_of, repeated_devices
 from tw_core.devices._placement import Placement, Transfer, placement
 from tw_core.devices._replica_device_setter import (
     LeastLoadedTask,
@@ -24,7 +24,9 @@ __all__ = [
     "canonical_device",
     "check_devices",
     "check_known_devices",
+    "host_of",
     "placement",
+    "repeated_devices",
     "replica_device_setter",
     "session_config",
     "use_logical_cpus",

@@ -5,6 +5,9 @@ of this process, the same with ``/job:localhost/replica:0/task:0`` before it; op
 and variables answer in any of these.
 """
 
+from collections import Counter
+from collections.abc import Iterable
+
 import tensorflow as tf
 
 
@@ -50,12 +53,41 @@ def canonical_device(device: str) -> str:
     >>> canonical_device("/job:ps/task:1/cpu:0")
     '/job:ps/task:1/device:CPU:0'
     """
-    spec = parse_device(device, caller="canonical_device")
+    return _canonical(device, "canonical_device")
+
+
+def _canonical(device: str, caller: str) -> str:
+    spec = parse_device(device, caller=caller)
     if _is_of_this_process(spec):
         spec = tf.DeviceSpec(
             device_type=spec.device_type, device_index=spec.device_index
         )
     return str(spec.to_string())
+
+
+def host_of(device: str | None) -> str:
+    """Names the first CPU of the task that a device belongs to.
+
+    Args:
+      device: any spelling TensorFlow takes; ``""`` or None for no device.
+
+    >>> host_of("/job:worker/task:1/gpu:3")
+    '/job:worker/task:1/device:CPU:0'
+    >>> host_of("")
+    '/device:CPU:0'
+    """
+    spec = parse_device(device or "", caller="host_of")
+    return str(spec.replace(device_type="CPU", device_index=0).to_string())
+
+
+def repeated_devices(devices: Iterable[str]) -> list[str]:
+    """Returns the devices that occur more than once, spelt canonically and sorted.
+
+    >>> repeated_devices(["/gpu:1", "/cpu:0", "/device:GPU:1"])
+    ['/device:GPU:1']
+    """
+    counts = Counter(_canonical(device, "repeated_devices") for device in devices)
+    return sorted(device for device, count in counts.items() if count > 1)
 
 
 def _is_of_this_process(spec: tf.DeviceSpec) -> bool:

@@ -4,6 +4,7 @@ K towers, N variables, always in that order.
 """
 
 from tw_core.gradients._checks import (
+    check_any_gradient,
     check_grad_list,
     check_replicated_grad_list,
     check_shared_grad_list,
@@ -21,6 +22,7 @@ from tw_core.gradients._values import map_values, scale, values_of, with_unique_
 __all__ = [
     "GradList",
     "Gradient",
+    "check_any_gradient",
     "check_grad_list",
     "check_replicated_grad_list",
     "check_shared_grad_list",

@@ -1,6 +1,6 @@
 """Checks that all towers bring the same gradients, and names all that do not."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -80,6 +80,27 @@ def check_shared_grad_list(
       TypeError: something that is no list of lists of pairs.
     """
     _check(grad_list, caller, ownership="shared")
+
+
+def check_any_gradient(
+    caller: str, grads: Iterable[Any], variables: Iterable[Any]
+) -> None:
+    """Refuses gradients that are all None.
+
+    Args:
+      caller: the public name that was called; opens the message.
+      grads: the gradients of one tower or of several.
+      variables: to be named.
+
+    Raises:
+      ValueError: no gradient, or all are None.
+    """
+    if all(grad is None for grad in grads):
+        names = [getattr(v, "path", None) or v.name for v in variables]
+        raise ValueError(
+            f"{caller}: no gradient for any variable; got {names}. Does the loss "
+            "depend on them?"
+        )
 
 
 def _check(

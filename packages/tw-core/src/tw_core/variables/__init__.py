@@ -3,6 +3,7 @@
 ``Shared`` and ``Replicated`` serve ``get_variable`` code, ``replicate`` serves modules.
 """
 
+from tw_core._records.matching import repeated_variables, shared_variables
 from tw_core._records.origins import VariableOrigin, tower_build, variable_origin
 from tw_core._towers import record_variables
 from tw_core._variable_kinds import is_variable, tf_variable
@@ -19,7 +20,9 @@ __all__ = [
     "is_variable",
     "override_to_local_variable",
     "record_variables",
+    "repeated_variables",
     "replicate",
+    "shared_variables",
     "tf_variable",
     "tower_build",
     "variable_origin",
