@@ -6,23 +6,23 @@ from functools import partial
 import tensorflow as tf
 
 from tw_core.checks import check_function, check_whole_number
-from tw_reduce._around import Dealt
 from tw_reduce._auto_plan import AutoPlan, plan_auto
-from tw_reduce._check_devices import check_one_device_per_tower, check_reduce_devices
 from tw_reduce._checked_towers import checked_towers
-from tw_reduce._collective_keys import CollectiveKeys, check_keys
-from tw_reduce._nccl import sum_nccl
-from tw_reduce._packed import DEFAULT_BELOW, packed
-from tw_reduce._routed import routed
-from tw_reduce._sum_balanced import sum_balanced
-from tw_reduce._sum_on_device import sum_on_device
-from tw_reduce._tensor_info import TensorInfo, describe_columns
-from tw_reduce._tower_tensors import (
+from tw_reduce._combinators.combinator import Dealt
+from tw_reduce._combinators.packed import DEFAULT_BELOW, packed
+from tw_reduce._combinators.partition import routed
+from tw_reduce._devices import check_one_device_per_tower, check_reduce_devices
+from tw_reduce._reducer import (
     Reducer,
     Tensorlike,
     TowerTensors,
     check_addable,
 )
+from tw_reduce._sums.collective_keys import CollectiveKeys, check_keys
+from tw_reduce._sums.nccl import sum_nccl
+from tw_reduce._sums.sum_balanced import sum_balanced
+from tw_reduce._sums.sum_on_device import sum_on_device
+from tw_reduce._tensor_info import TensorInfo, describe_columns
 
 
 def auto(

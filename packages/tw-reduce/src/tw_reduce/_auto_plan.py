@@ -13,10 +13,10 @@ import tensorflow as tf
 
 import tw_core
 from tw_core.checks import check_whole_number
-from tw_reduce._check_devices import check_device_strings
-from tw_reduce._nccl import NCCL_DTYPES
-from tw_reduce._packed import DEFAULT_BELOW, plan_packs
-from tw_reduce._sum_balanced import plan_balanced
+from tw_reduce._combinators.packed import DEFAULT_BELOW, plan_packs
+from tw_reduce._devices import check_device_strings
+from tw_reduce._sums.nccl import NCCL_DTYPES
+from tw_reduce._sums.sum_balanced import plan_balanced
 from tw_reduce._tensor_info import TensorInfo, check_infos
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 import tensorflow as tf
 
 from tw_core import compiles_with_xla
-from tw_reduce._add_columns import host_of
-from tw_reduce._tower_tensors import (
+from tw_reduce._devices import host_of
+from tw_reduce._reducer import (
     Tensorlike,
     TowerTensors,
     check_tower_tensors,

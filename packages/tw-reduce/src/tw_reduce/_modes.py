@@ -6,15 +6,15 @@ Source: tensorpack 0.11, ``SyncMultiGPUReplicatedBuilder``.
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from tw_reduce._check_devices import check_reduce_devices
-from tw_reduce._collective import sum_collective
-from tw_reduce._collective_keys import CollectiveKeys, check_keys
-from tw_reduce._hierarchical import EIGHT_GPU_CROSS, hierarchical
-from tw_reduce._nccl import check_one_gpu_per_tower, sum_nccl
-from tw_reduce._packed import packed
-from tw_reduce._sum_balanced import sum_balanced
-from tw_reduce._sum_on_device import sum_on_device
-from tw_reduce._tower_tensors import Reducer
+from tw_reduce._combinators.packed import packed
+from tw_reduce._devices import check_reduce_devices
+from tw_reduce._reducer import Reducer
+from tw_reduce._sums.collective import sum_collective
+from tw_reduce._sums.collective_keys import CollectiveKeys, check_keys
+from tw_reduce._sums.hierarchical import EIGHT_GPU_CROSS, hierarchical
+from tw_reduce._sums.nccl import check_one_gpu_per_tower, sum_nccl
+from tw_reduce._sums.sum_balanced import sum_balanced
+from tw_reduce._sums.sum_on_device import sum_on_device
 
 
 def reducer_for_mode(

@@ -7,7 +7,7 @@ from math import prod
 import tensorflow as tf
 
 from tw_core.checks import check_flag, check_list, check_text, check_whole_number
-from tw_reduce._tower_tensors import (
+from tw_reduce._reducer import (
     Tensorlike,
     TowerTensors,
     check_tower_tensors,

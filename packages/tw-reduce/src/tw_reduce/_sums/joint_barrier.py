@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tw_core import compiles_with_xla
-from tw_reduce._add_columns import host_of
+from tw_reduce._devices import host_of
 
 
 def all_together(sums: Sequence[tf.Tensor], devices: Sequence[str]) -> list[tf.Tensor]:

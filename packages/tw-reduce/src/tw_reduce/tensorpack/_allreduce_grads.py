@@ -11,15 +11,10 @@ import tensorflow as tf
 
 from tw_core import without_autograph
 from tw_core.checks import check_flag
-from tw_reduce._add_columns import add_columns
-from tw_reduce._check_devices import check_device_strings, check_reduce_devices
 from tw_reduce._checked_towers import checked_towers
-from tw_reduce._collective import sum_collective
-from tw_reduce._collective_keys import CollectiveKeys, check_keys
-from tw_reduce._hierarchical import EIGHT_GPU_CROSS, hierarchical
-from tw_reduce._mean import mean
-from tw_reduce._nccl import sum_nccl
-from tw_reduce._tower_tensors import (
+from tw_reduce._combinators.mean import mean
+from tw_reduce._devices import check_device_strings, check_reduce_devices
+from tw_reduce._reducer import (
     Reducer,
     Tensorlike,
     TowerTensors,
@@ -27,6 +22,11 @@ from tw_reduce._tower_tensors import (
     columns,
     dense_part,
 )
+from tw_reduce._sums.add_n import add_columns
+from tw_reduce._sums.collective import sum_collective
+from tw_reduce._sums.collective_keys import CollectiveKeys, check_keys
+from tw_reduce._sums.hierarchical import EIGHT_GPU_CROSS, hierarchical
+from tw_reduce._sums.nccl import sum_nccl
 
 
 @without_autograph

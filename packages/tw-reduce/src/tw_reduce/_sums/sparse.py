@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tw_reduce._tower_tensors import Tensorlike, dense_part
+from tw_reduce._reducer import Tensorlike, dense_part
 from tw_reduce._widening import arrived
 
 

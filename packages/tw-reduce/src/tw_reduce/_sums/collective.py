@@ -16,18 +16,18 @@ from tw_core import (
     without_autograph,
 )
 from tw_core.checks import check_number
-from tw_reduce._check_devices import check_distinct, check_one_device_per_tower
 from tw_reduce._checked_towers import checked_towers
-from tw_reduce._collective_keys import CollectiveKeys, check_keys
+from tw_reduce._devices import check_distinct, check_one_device_per_tower
 from tw_reduce._flat import join
-from tw_reduce._sparse import densify_column
-from tw_reduce._together import after, check_traced, in_turn
-from tw_reduce._tower_tensors import (
+from tw_reduce._reducer import (
     TowerTensors,
     check_addable,
     columns,
     rows,
 )
+from tw_reduce._sums.collective_keys import CollectiveKeys, check_keys
+from tw_reduce._sums.joint_barrier import after, check_traced, in_turn
+from tw_reduce._sums.sparse import densify_column
 
 _DTYPES = ("bfloat16", "float16", "float32", "float64", "int32", "int64")
 

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tw_core import compiles_with_xla
-from tw_reduce._sparse import add_rows, num_dense_rows, to_dense
-from tw_reduce._tower_tensors import Tensorlike
+from tw_reduce._devices import host_of
+from tw_reduce._reducer import Tensorlike
+from tw_reduce._sums.sparse import add_rows, num_dense_rows, to_dense
 from tw_reduce._widening import arrived
 
 
@@ -47,16 +48,6 @@ def add_columns(
         with tf.device(device):
             sums.append(_add(column, flat_shapes[host]))
     return sums
-
-
-def host_of(device: str | None) -> str:
-    """Names the first CPU of the task that a device belongs to.
-
-    >>> host_of("/job:worker/task:1/gpu:3")
-    '/job:worker/task:1/device:CPU:0'
-    """
-    spec = tf.DeviceSpec.from_string(device or "")
-    return str(spec.replace(device_type="CPU", device_index=0).to_string())
 
 
 def _flat_shape(host: str) -> tf.Tensor | None:

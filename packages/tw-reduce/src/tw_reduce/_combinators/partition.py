@@ -7,15 +7,15 @@ from functools import partial
 import tensorflow as tf
 
 from tw_core.checks import check_function
-from tw_reduce._around import Dealt
 from tw_reduce._checked_towers import CheckedTowers, checked_towers
-from tw_reduce._tensor_info import TensorInfo, describe_columns
-from tw_reduce._tower_tensors import (
+from tw_reduce._combinators.combinator import Dealt
+from tw_reduce._reducer import (
     Reducer,
     Tensorlike,
     TowerTensors,
     check_reduced,
 )
+from tw_reduce._tensor_info import TensorInfo, describe_columns
 
 _SCOPE = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")
 

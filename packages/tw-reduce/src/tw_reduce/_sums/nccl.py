@@ -9,20 +9,20 @@ import tensorflow as tf
 
 import tw_core
 from tw_core import without_autograph
-from tw_reduce._check_devices import (
+from tw_reduce._checked_towers import checked_towers
+from tw_reduce._devices import (
     check_device_strings,
     check_distinct,
     check_one_device_per_tower,
 )
-from tw_reduce._checked_towers import checked_towers
-from tw_reduce._collective_keys import CollectiveKeys, check_keys
-from tw_reduce._sparse import densify_column
-from tw_reduce._together import after, all_together, check_traced
-from tw_reduce._tower_tensors import (
+from tw_reduce._reducer import (
     TowerTensors,
     columns,
     rows,
 )
+from tw_reduce._sums.collective_keys import CollectiveKeys, check_keys
+from tw_reduce._sums.joint_barrier import after, all_together, check_traced
+from tw_reduce._sums.sparse import densify_column
 
 NCCL_DTYPES = ("float16", "float32", "float64", "int32", "int64")
 _ALTERNATIVES = (

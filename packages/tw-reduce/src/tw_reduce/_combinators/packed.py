@@ -11,16 +11,16 @@ from functools import partial
 import tensorflow as tf
 
 from tw_core.checks import check_function, check_whole_number
-from tw_reduce._around import Around
 from tw_reduce._checked_towers import CheckedTowers, checked_towers
+from tw_reduce._combinators.combinator import Around
 from tw_reduce._flat import cut, join
-from tw_reduce._tensor_info import TensorInfo, check_infos, describe_columns
-from tw_reduce._tower_tensors import (
+from tw_reduce._reducer import (
     Reducer,
     Tensorlike,
     TowerTensors,
     check_reduced,
 )
+from tw_reduce._tensor_info import TensorInfo, check_infos, describe_columns
 
 DEFAULT_BELOW = 4_096  # elements; from here on a pack costs more than it saves
 

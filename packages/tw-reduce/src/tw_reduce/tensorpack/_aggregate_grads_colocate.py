@@ -12,12 +12,11 @@ import tensorflow as tf
 
 from tw_core import without_autograph
 from tw_core.checks import check_flag
-from tw_reduce._add_columns import add_columns
 from tw_reduce._checked_towers import checked_towers
-from tw_reduce._mean import check_divisible, mean
-from tw_reduce._packed import packed
-from tw_reduce._routed import routed
-from tw_reduce._tower_tensors import (
+from tw_reduce._combinators.mean import check_divisible, mean
+from tw_reduce._combinators.packed import packed
+from tw_reduce._combinators.partition import routed
+from tw_reduce._reducer import (
     Reducer,
     Tensorlike,
     TowerTensors,
@@ -26,6 +25,7 @@ from tw_reduce._tower_tensors import (
     check_tower_tensors,
     columns,
 )
+from tw_reduce._sums.add_n import add_columns
 
 
 @without_autograph

@@ -16,10 +16,9 @@ import tensorflow as tf
 
 from tw_core import without_autograph
 from tw_core.checks import check_list, check_whole_number
-from tw_reduce._add_columns import add_columns
-from tw_reduce._check_devices import check_reduce_devices
 from tw_reduce._checked_towers import checked_towers
-from tw_reduce._tower_tensors import (
+from tw_reduce._devices import check_reduce_devices
+from tw_reduce._reducer import (
     Reducer,
     Tensorlike,
     TowerTensors,
@@ -28,6 +27,7 @@ from tw_reduce._tower_tensors import (
     dense_part,
     rows,
 )
+from tw_reduce._sums.add_n import add_columns
 
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
 """Towers by index, each in one group; e.g. those that share a fast link."""

@@ -14,11 +14,11 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from tw_core.checks import check_list, check_whole_number
-from tw_reduce._check_devices import check_reduce_devices
 from tw_reduce._checked_towers import with_shape
+from tw_reduce._devices import check_reduce_devices
 from tw_reduce._flat import cut, join
+from tw_reduce._reducer import Tensorlike, TowerTensors, check_tower_tensors
 from tw_reduce._tensor_info import TensorInfo, check_infos, describe
-from tw_reduce._tower_tensors import Tensorlike, TowerTensors, check_tower_tensors
 
 _log = logging.getLogger("tw_reduce")
 _LEAST_ELEMENTS = 1024

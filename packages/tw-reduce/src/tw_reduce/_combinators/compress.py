@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from tw_core import without_autograph
 from tw_core.checks import check_function
-from tw_reduce._around import Around
 from tw_reduce._checked_towers import CheckedTowers, checked_towers
-from tw_reduce._tower_tensors import (
+from tw_reduce._combinators.combinator import Around
+from tw_reduce._reducer import (
     HALF_DTYPES,
     Reducer,
     Tensorlike,

@@ -12,16 +12,16 @@ import tensorflow as tf
 
 from tw_core import without_autograph
 from tw_core.checks import check_list, check_whole_number
-from tw_reduce._add_columns import add_columns
-from tw_reduce._check_devices import check_device_strings, check_reduce_devices
 from tw_reduce._checked_towers import checked_towers
-from tw_reduce._tensor_info import describe_columns
-from tw_reduce._tower_tensors import (
+from tw_reduce._devices import check_device_strings, check_reduce_devices
+from tw_reduce._reducer import (
     Tensorlike,
     TowerTensors,
     check_addable,
     columns,
 )
+from tw_reduce._sums.add_n import add_columns
+from tw_reduce._tensor_info import describe_columns
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 
+import tensorflow as tf
+
 import tw_core
 
 
@@ -57,3 +59,13 @@ def check_distinct(devices: Sequence[str], *, caller: str) -> None:
             f"{caller}: every tower needs a device of its own; several are on "
             f"{shared}. Use sum_balanced, which adds wherever the towers are."
         )
+
+
+def host_of(device: str | None) -> str:
+    """Names the first CPU of the task that a device belongs to.
+
+    >>> host_of("/job:worker/task:1/gpu:3")
+    '/job:worker/task:1/device:CPU:0'
+    """
+    spec = tf.DeviceSpec.from_string(device or "")
+    return str(spec.replace(device_type="CPU", device_index=0).to_string())

@@ -7,9 +7,9 @@ them, which is cut up there, instead of every small gradient by itself.
 import tensorflow as tf
 
 from tw_core.checks import check_function
-from tw_reduce._around import Around
 from tw_reduce._checked_towers import checked_towers
-from tw_reduce._tower_tensors import (
+from tw_reduce._combinators.combinator import Around
+from tw_reduce._reducer import (
     Reducer,
     Tensorlike,
     TowerTensors,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tw_core import without_autograph
-from tw_reduce._tower_tensors import Reducer, Tensorlike, TowerTensors
+from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors
 
 
 @dataclass(frozen=True, eq=False)

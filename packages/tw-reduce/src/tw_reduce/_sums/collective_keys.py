@@ -11,7 +11,7 @@ from threading import Lock
 
 import tw_core
 from tw_core.checks import check_whole_number
-from tw_reduce._check_devices import check_device_strings
+from tw_reduce._devices import check_device_strings
 
 # TensorFlow's own strategies count upwards from 1.
 _LOWEST = 1 << 20

@@ -1,0 +1,1 @@
+"""Reducers around others: they pack, copy, compress, deal out, or take the mean."""
