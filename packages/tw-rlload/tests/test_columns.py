@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_rlload._column_specs import make_spec
-from tw_rlload._columns import check_lengths, read_columns
+from tw_rlload._loading.columns import check_lengths, read_columns
+from tw_rlload._loading.specs import make_spec
 
 
 def specs_of(**columns):

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tw_core import towers
 from tw_core.testing import CPUS
 from tw_rlload import DeviceBatch, EpochFunction
-from tw_rlload._data_variables import EagerWriter
+from tw_rlload._loading.variables import EagerWriter
 
 SPECS = {"x": tf.TensorSpec([None, 3]), "y": tf.TensorSpec([None])}
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 from rlload_pulled import Loss, X, descent, make, session
 
 from tw_rlload import LocalSyncParallelOptimizer
-from tw_rlload._session_losses import check_shared
+from tw_rlload._session.losses import check_shared
 
 v1 = tf.compat.v1
 pytestmark = pytest.mark.usefixtures("graph")

@@ -6,9 +6,9 @@ import threading
 import numpy as np
 import pytest
 
-from tw_rlload._column_specs import ColumnSpec
-from tw_rlload._loading import LoadOptions
-from tw_rlload._stacks import Stacks
+from tw_rlload._loading.buffers import Stacks
+from tw_rlload._loading.load import LoadOptions
+from tw_rlload._loading.specs import ColumnSpec
 
 SPEC = ColumnSpec("x", np.dtype(np.float32), (), is_state=False)
 ROWS = np.arange(8, dtype=np.float32)

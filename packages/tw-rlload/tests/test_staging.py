@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tw_rlload._column_specs import ColumnSpec
-from tw_rlload._columns import Column
-from tw_rlload._staging import StagingPool, copy_rows, pad_rows
+from tw_rlload._loading.columns import Column
+from tw_rlload._loading.specs import ColumnSpec
+from tw_rlload._loading.staging import StagingPool, copy_rows, pad_rows
 
 FLOAT = np.dtype(np.float32)
 

@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from tw_core import towers
 from tw_core.testing import CPUS
-from tw_rlload import DeviceBatch, EpochFunction, _stacks
+from tw_rlload import DeviceBatch, EpochFunction
+from tw_rlload._loading import buffers
 
 pytestmark = pytest.mark.timeout(120)
 DEADLINE_S = 60
@@ -68,13 +69,13 @@ def rows(value):
 @pytest.fixture
 def held_writes(monkeypatch):
     """A gate that holds up the copying of rows."""
-    gate, fill = Gate(), _stacks.fill_stack
+    gate, fill = Gate(), buffers.fill_stack
 
     def held(*args):
         gate.hold()
         fill(*args)
 
-    monkeypatch.setattr(_stacks, "fill_stack", held)
+    monkeypatch.setattr(buffers, "fill_stack", held)
     return gate
 
 

@@ -1,12 +1,12 @@
-from ._device_batch import DeviceBatch as DeviceBatch
-from ._epoch_function import EpochFunction as EpochFunction
-from ._epoch_order import EpochOrder as EpochOrder
-from ._epoch_order import epoch_order as epoch_order
-from ._epoch_result import EpochResult as EpochResult
-from ._load_plan import LoadPlan as LoadPlan
-from ._load_plan import plan_load as plan_load
-from ._load_report import LoadReport as LoadReport
-from ._local_sync_parallel_optimizer import (
+from ._function.batch import DeviceBatch as DeviceBatch
+from ._function.epochs import EpochFunction as EpochFunction
+from ._loading.plan import LoadPlan as LoadPlan
+from ._loading.plan import plan_load as plan_load
+from ._loading.report import LoadReport as LoadReport
+from ._session.optimizer import (
     LocalSyncParallelOptimizer as LocalSyncParallelOptimizer,
 )
+from ._training.order import EpochOrder as EpochOrder
+from ._training.order import epoch_order as epoch_order
+from ._training.result import EpochResult as EpochResult
 from ._weighted_mean import weighted_mean as weighted_mean

@@ -13,9 +13,9 @@ from tw_core import Tower, map_towers
 from tw_core.checks import check_list
 from tw_reduce import Reducer
 from tw_rlload._check_towers import check_optimizer
-from tw_rlload._column_specs import ColumnSpec
-from tw_rlload._loading import WEIGHTS
-from tw_rlload._tower_gradients import Pairs, combine_gradients
+from tw_rlload._loading.load import WEIGHTS
+from tw_rlload._loading.specs import ColumnSpec
+from tw_rlload._training.gradients import Pairs, combine_gradients
 
 _NAME = "EpochFunction"
 

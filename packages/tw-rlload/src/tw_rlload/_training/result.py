@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tw_rlload._epoch_order import EpochOrder
-from tw_rlload._step_scalars import ScalarLayout
+from tw_rlload._training.order import EpochOrder
+from tw_rlload._training.scalars import ScalarLayout
 
 
 @dataclass(frozen=True, eq=False)

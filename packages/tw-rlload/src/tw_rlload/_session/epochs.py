@@ -8,15 +8,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_rlload._epoch_loop import LoopFeeds, LoopInputs, loop_feeds, loop_over_steps
-from tw_rlload._epoch_order import EpochOrder
-from tw_rlload._progress import Packed
-from tw_rlload._session_calls import SessionCalls
-from tw_rlload._session_step import SessionStep
-from tw_rlload._stacks import Loaded
-from tw_rlload._step_scalars import lay_out
-from tw_rlload._subgraph import copy_into_body, extract
-from tw_rlload._tower_loss import loss_of, operations_of, scalars_of
+from tw_rlload._loading.buffers import Loaded
+from tw_rlload._session.calls import SessionCalls
+from tw_rlload._session.step import SessionStep
+from tw_rlload._session.subgraph import copy_into_body, extract
+from tw_rlload._session.tower_loss import loss_of, operations_of, scalars_of
+from tw_rlload._training.loop import LoopFeeds, LoopInputs, loop_feeds, loop_over_steps
+from tw_rlload._training.order import EpochOrder
+from tw_rlload._training.progress import Packed
+from tw_rlload._training.scalars import lay_out
 
 
 class SessionEpochs:

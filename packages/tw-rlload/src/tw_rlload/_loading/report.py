@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tw_rlload._load_plan import LoadPlan
+from tw_rlload._loading.plan import LoadPlan
 
 
 @dataclass(frozen=True)

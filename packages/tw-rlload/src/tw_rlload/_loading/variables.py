@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from tw_core import Tower, check_devices, map_towers
-from tw_rlload._casts import Array
-from tw_rlload._column_specs import ColumnSpec
-from tw_rlload._session_calls import SessionCalls
+from tw_rlload._loading.casts import Array
+from tw_rlload._loading.specs import ColumnSpec
+from tw_rlload._session.calls import SessionCalls
 
 # [stacks][K][C]
 DataVariables: TypeAlias = "list[list[list[tf.Variable]]]"

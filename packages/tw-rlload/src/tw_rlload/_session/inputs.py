@@ -7,11 +7,11 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import Tower, map_towers
-from tw_rlload._column_specs import ColumnSpec
-from tw_rlload._cuts import Cut, pick_branch, slice_rows
-from tw_rlload._data_variables import DataVariables
-from tw_rlload._loading import WEIGHTS
-from tw_rlload._stacks import Loaded
+from tw_rlload._loading.buffers import Loaded
+from tw_rlload._loading.load import WEIGHTS
+from tw_rlload._loading.specs import ColumnSpec
+from tw_rlload._loading.variables import DataVariables
+from tw_rlload._training.slices import Cut, pick_branch, slice_rows
 
 
 class StepInputs:

@@ -8,14 +8,14 @@ from tw_core import Tower
 from tw_core.checks import check_flag
 from tw_rlload._check_mode import check_eager
 from tw_rlload._check_towers import check_distinct, check_towers
-from tw_rlload._column_specs import specs_of_mappings
-from tw_rlload._columns import Columns
-from tw_rlload._data_variables import EagerWriter, make_data_variables
-from tw_rlload._epoch_loop import LoopInputs
-from tw_rlload._load_plan import Tail, check_options
-from tw_rlload._load_report import LoadReport
-from tw_rlload._loading import LoadOptions
-from tw_rlload._stacks import Stacks
+from tw_rlload._loading.buffers import Stacks
+from tw_rlload._loading.columns import Columns
+from tw_rlload._loading.load import LoadOptions
+from tw_rlload._loading.plan import Tail, check_options
+from tw_rlload._loading.report import LoadReport
+from tw_rlload._loading.specs import specs_of_mappings
+from tw_rlload._loading.variables import EagerWriter, make_data_variables
+from tw_rlload._training.loop import LoopInputs
 
 _NAME = "DeviceBatch"
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tw_core.checks import check_whole_number
-from tw_rlload._load_plan import LoadPlan
+from tw_rlload._loading.plan import LoadPlan
 
 Shuffle: TypeAlias = Literal["minibatches", "rows"]
 

@@ -11,15 +11,15 @@ from tw_core.checks import check_function
 from tw_reduce import Reducer
 from tw_rlload._check_mode import check_eager
 from tw_rlload._check_towers import check_clipping, check_reducer
-from tw_rlload._device_batch import DeviceBatch
-from tw_rlload._epoch_loop import LoopFeeds, loop_feeds, loop_over_steps
-from tw_rlload._epoch_order import EpochOrder, Shuffle, epoch_order
-from tw_rlload._epoch_result import EpochResult, make_result
-from tw_rlload._function_step import FunctionStep, LossFn
-from tw_rlload._progress import Packed, run_with_progress
-from tw_rlload._stacks import Loaded, step_start
-from tw_rlload._step_scalars import ScalarLayout, lay_out
-from tw_rlload._tower_gradients import default_reducer
+from tw_rlload._function.batch import DeviceBatch
+from tw_rlload._function.step import FunctionStep, LossFn
+from tw_rlload._loading.buffers import Loaded, step_start
+from tw_rlload._training.gradients import default_reducer
+from tw_rlload._training.loop import LoopFeeds, loop_feeds, loop_over_steps
+from tw_rlload._training.order import EpochOrder, Shuffle, epoch_order
+from tw_rlload._training.progress import Packed, run_with_progress
+from tw_rlload._training.result import EpochResult, make_result
+from tw_rlload._training.scalars import ScalarLayout, lay_out
 
 _NAME = "EpochFunction"
 _SIGNATURE = LoopFeeds(

@@ -11,18 +11,18 @@ import tensorflow as tf
 
 from tw_core import Tower
 from tw_reduce import Reducer
-from tw_rlload._session_calls import SessionCalls
-from tw_rlload._session_losses import (
+from tw_rlload._loading.buffers import Loaded
+from tw_rlload._session.calls import SessionCalls
+from tw_rlload._session.inputs import StepInputs
+from tw_rlload._session.losses import (
     BuiltLosses,
     build_losses,
     check_shared,
     sum_weights,
     with_weights,
 )
-from tw_rlload._stacks import Loaded
-from tw_rlload._step_inputs import StepInputs
-from tw_rlload._tower_gradients import combine_gradients
-from tw_rlload._tower_loss import feeds_of, fetches_of
+from tw_rlload._session.tower_loss import feeds_of, fetches_of
+from tw_rlload._training.gradients import combine_gradients
 
 _NAME = "LocalSyncParallelOptimizer"
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tw_core.checks import check_flag
-from tw_rlload._epoch_order import EpochOrder
+from tw_rlload._training.order import EpochOrder
 
 Packed = npt.NDArray[np.float64]
 

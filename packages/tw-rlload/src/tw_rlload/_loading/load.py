@@ -9,11 +9,11 @@ from typing import Protocol
 
 import numpy as np
 
-from tw_rlload._casts import Array
-from tw_rlload._column_specs import ColumnSpec
-from tw_rlload._columns import Column, Columns, check_lengths, read_columns
-from tw_rlload._load_plan import LoadPlan, Tail, plan_load
-from tw_rlload._staging import StagingPool, copy_rows, pad_rows
+from tw_rlload._loading.casts import Array
+from tw_rlload._loading.columns import Column, Columns, check_lengths, read_columns
+from tw_rlload._loading.plan import LoadPlan, Tail, plan_load
+from tw_rlload._loading.specs import ColumnSpec
+from tw_rlload._loading.staging import StagingPool, copy_rows, pad_rows
 
 WEIGHTS = ColumnSpec("weights", np.dtype(np.float32), (), is_state=False)
 

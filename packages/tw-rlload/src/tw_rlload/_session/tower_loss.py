@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tw_rlload._tower_gradients import Pairs
+from tw_rlload._training.gradients import Pairs
 
 
 class TowerLoss(Protocol):

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tw_core.checks import check_list
-from tw_rlload._casts import DType
+from tw_rlload._loading.casts import DType
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tw_core.checks import check_number, check_whole_number
-from tw_rlload._columns import Columns
-from tw_rlload._load_plan import LoadPlan
-from tw_rlload._load_report import LoadReport, make_report
-from tw_rlload._loading import LoadOptions, PreparedLoad, Writer, fill_stack, prepare
-from tw_rlload._staging import StagingPool
+from tw_rlload._loading.columns import Columns
+from tw_rlload._loading.load import (
+    LoadOptions,
+    PreparedLoad,
+    Writer,
+    fill_stack,
+    prepare,
+)
+from tw_rlload._loading.plan import LoadPlan
+from tw_rlload._loading.report import LoadReport, make_report
+from tw_rlload._loading.staging import StagingPool
 
 _log = logging.getLogger(__name__)
 

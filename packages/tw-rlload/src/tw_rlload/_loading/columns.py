@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from tw_rlload._casts import Array, DType, cast_fault
-from tw_rlload._column_specs import ColumnSpec
+from tw_rlload._loading.casts import Array, DType, cast_fault
+from tw_rlload._loading.specs import ColumnSpec
 
 Columns: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
 

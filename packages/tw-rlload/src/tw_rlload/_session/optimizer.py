@@ -20,22 +20,22 @@ from tw_rlload._check_towers import (
     check_reducer,
     check_session_optimizer,
 )
-from tw_rlload._column_specs import specs_of_placeholders
-from tw_rlload._columns import Columns
-from tw_rlload._data_variables import SessionWriter, make_data_variables
-from tw_rlload._epoch_loop import LoopInputs
-from tw_rlload._epoch_order import Shuffle, epoch_order
-from tw_rlload._epoch_result import EpochResult, make_result
-from tw_rlload._load_plan import Tail, check_options
-from tw_rlload._load_report import LoadReport
-from tw_rlload._loading import LoadOptions
-from tw_rlload._progress import run_with_progress
-from tw_rlload._session_calls import SessionCalls
-from tw_rlload._session_epochs import build_epochs
-from tw_rlload._session_step import SessionStep, Update
-from tw_rlload._stacks import Stacks, step_start
-from tw_rlload._step_inputs import StepInputs
-from tw_rlload._tower_gradients import default_reducer
+from tw_rlload._loading.buffers import Stacks, step_start
+from tw_rlload._loading.columns import Columns
+from tw_rlload._loading.load import LoadOptions
+from tw_rlload._loading.plan import Tail, check_options
+from tw_rlload._loading.report import LoadReport
+from tw_rlload._loading.specs import specs_of_placeholders
+from tw_rlload._loading.variables import SessionWriter, make_data_variables
+from tw_rlload._session.calls import SessionCalls
+from tw_rlload._session.epochs import build_epochs
+from tw_rlload._session.inputs import StepInputs
+from tw_rlload._session.step import SessionStep, Update
+from tw_rlload._training.gradients import default_reducer
+from tw_rlload._training.loop import LoopInputs
+from tw_rlload._training.order import Shuffle, epoch_order
+from tw_rlload._training.progress import run_with_progress
+from tw_rlload._training.result import EpochResult, make_result
 
 _NAME = "LocalSyncParallelOptimizer"
 

@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import Tower, map_towers
-from tw_rlload._tower_gradients import Pairs
-from tw_rlload._tower_loss import gradients_of
+from tw_rlload._session.tower_loss import gradients_of
+from tw_rlload._training.gradients import Pairs
 
 BuildLoss = Callable[[list[tf.Tensor]], Any]
 

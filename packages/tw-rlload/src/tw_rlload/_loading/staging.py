@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from tw_rlload._casts import Array, DType
-from tw_rlload._columns import Column
+from tw_rlload._loading.casts import Array, DType
+from tw_rlload._loading.columns import Column
 
 _ALIGNMENT = 64
 

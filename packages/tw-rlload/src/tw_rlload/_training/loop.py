@@ -13,12 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from tw_core import Tower, map_towers
-from tw_rlload._column_specs import ColumnSpec
-from tw_rlload._cuts import Cut, gather_rows, slice_rows
-from tw_rlload._data_variables import DataVariables
-from tw_rlload._epoch_order import EpochOrder
-from tw_rlload._load_plan import LoadPlan
-from tw_rlload._step_scalars import pack_scalars
+from tw_rlload._loading.plan import LoadPlan
+from tw_rlload._loading.specs import ColumnSpec
+from tw_rlload._loading.variables import DataVariables
+from tw_rlload._training.order import EpochOrder
+from tw_rlload._training.scalars import pack_scalars
+from tw_rlload._training.slices import Cut, gather_rows, slice_rows
 
 # [K][C] rows -> operations to run, and M scalars to bring out.
 Step: TypeAlias = Callable[

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tw_rlload._column_specs import ColumnSpec
+from tw_rlload._loading.specs import ColumnSpec
 
 
 class Cut(NamedTuple):

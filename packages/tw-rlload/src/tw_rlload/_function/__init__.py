@@ -1,0 +1,1 @@
+"""``DeviceBatch`` and ``EpochFunction``: eager loads, training in ``tf.function``."""

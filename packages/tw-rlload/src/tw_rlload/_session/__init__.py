@@ -1,0 +1,1 @@
+"""``LocalSyncParallelOptimizer``: loading and training through a session graph."""
