@@ -8,7 +8,7 @@ from typing import Any
 
 import syncrep_programs
 
-from tw_syncrep._ports import find_free_ports
+from tw_syncrep.cluster._ports import find_free_ports
 
 DEADLINE_S = 60
 

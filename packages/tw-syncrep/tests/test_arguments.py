@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tw_syncrep import SyncReplicasOptimizer, cluster
-from tw_syncrep._board import ReplicaField, replica_keys
-from tw_syncrep._device_filters import with_device_filters
+from tw_syncrep._protocol.run_table import ReplicaField, replica_keys
+from tw_syncrep.cluster._device_filters import with_device_filters
 
 v1 = tf.compat.v1
 

@@ -15,7 +15,7 @@ from syncrep_given import make, vector
 from syncrep_tasks import eventually
 from syncrep_threads import run_replicas
 
-from tw_syncrep._tokens import Waiting
+from tw_syncrep._protocol.wake_queues import Waiting
 
 # Replicas 0 and 2 make the first step. All that is brought to it later is wasted:
 # replica 1's first gradient, and the second one of each, as their tokens say step 0.

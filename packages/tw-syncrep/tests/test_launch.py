@@ -14,10 +14,14 @@ import warnings
 
 import pytest
 
-from tw_syncrep._listening import ExposedServerWarning, is_exposed, warn_if_exposed
-from tw_syncrep._ports import find_free_ports
-from tw_syncrep._task_plan import plan_tasks
+from tw_syncrep.cluster._network_exposure import (
+    ExposedServerWarning,
+    is_exposed,
+    warn_if_exposed,
+)
+from tw_syncrep.cluster._ports import find_free_ports
 from tw_syncrep.launch import main
+from tw_syncrep.launch._task_plan import plan_tasks
 
 HEAD = """
 import json, os, signal, socket, sys, time

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tw_syncrep._decision import quotas
-from tw_syncrep._push_plan import Piece, plan_packs, servers_of
+from tw_syncrep._protocol.decision import quotas
+from tw_syncrep._transfer.packs import Piece, plan_packs, servers_of
 
 PIECES = st.lists(
     st.builds(

@@ -8,7 +8,7 @@ import tensorflow as tf
 from syncrep_given import make, vector
 from syncrep_threads import new_container, start_by_hand
 
-from tw_syncrep._tokens import Token
+from tw_syncrep._protocol.wake_queues import Token
 
 
 @pytest.fixture

@@ -17,13 +17,13 @@ from tw_syncrep import (
     ServerLostError,
     StartTimeoutError,
 )
-from tw_syncrep._board import RING, Field, ReplicaField
-from tw_syncrep._call_thread import AbandonedError, CallThread
-from tw_syncrep._guard import Guard, heartbeat_interval, judge_wait
-from tw_syncrep._lost_reply import overdue_s
-from tw_syncrep._server_probe import find_fault, find_faults
-from tw_syncrep._status import format_status, read_status
-from tw_syncrep._watch import ServerWatch
+from tw_syncrep._protocol.run_table import RING, Field, ReplicaField
+from tw_syncrep._session.call_thread import AbandonedError, CallThread
+from tw_syncrep._timeouts.lost_reply import overdue_s
+from tw_syncrep._timeouts.server_monitor import ServerWatch
+from tw_syncrep._timeouts.server_probe import find_fault, find_faults
+from tw_syncrep._timeouts.status import format_status, read_status
+from tw_syncrep._timeouts.watchdog import Guard, heartbeat_interval, judge_wait
 
 NOW = 1_000_000_000
 EPOCH = NOW - 60_000_000

@@ -10,8 +10,8 @@ import tensorflow as tf
 from tw_core import builds_session_graph
 from tw_core.checks import check_flag, check_text, check_whole_number
 from tw_syncrep._call_checks import check_methods, check_timeouts
-from tw_syncrep._gradients import SPARSE_MEANS
-from tw_syncrep._sync_graph import SyncOptions
+from tw_syncrep._protocol.graph import SyncOptions
+from tw_syncrep._transfer.gradients import SPARSE_MEANS
 
 _CLASS = "SyncReplicasOptimizer"
 _APPLY = f"{_CLASS}.apply_gradients"

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_syncrep._tf_config import TaskConfig
+from tw_syncrep.cluster._tf_config import TaskConfig
 
 
 def check_timeouts(caller: str, **given: Any) -> None:

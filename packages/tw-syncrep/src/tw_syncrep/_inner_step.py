@@ -6,8 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import sum_duplicate_rows
-from tw_syncrep._chief_side import Apply
-from tw_syncrep._on_device import on_device
+from tw_syncrep._exact_device_scope import on_device
+from tw_syncrep._protocol.chief import Apply
 
 
 def inner_step(

@@ -25,15 +25,15 @@ from tw_syncrep._arguments import (
     timeouts,
 )
 from tw_syncrep._call_checks import check_session
-from tw_syncrep._gradient_shapes import fitting_gradients
-from tw_syncrep._hook import SyncReplicasHook
-from tw_syncrep._initial_tokens import send_initial_tokens
 from tw_syncrep._inner_step import inner_step
-from tw_syncrep._mirrors import SMALL, copies_for, with_masters
-from tw_syncrep._queue_runner import make_queue_runner
+from tw_syncrep._protocol.graph import SyncGraph, build_sync_graph
+from tw_syncrep._protocol.initial_tokens import send_initial_tokens
+from tw_syncrep._protocol.queue_runner import make_queue_runner
 from tw_syncrep._replica_index import check_index, find_replica_index
-from tw_syncrep._status import Status, format_status, read_status
-from tw_syncrep._sync_graph import SyncGraph, build_sync_graph
+from tw_syncrep._session.hook import SyncReplicasHook
+from tw_syncrep._timeouts.status import Status, format_status, read_status
+from tw_syncrep._transfer.gradient_shapes import fitting_gradients
+from tw_syncrep._transfer.parameter_cache import SMALL, copies_for, with_masters
 
 _WHEN_LEAVING = ("continue", "end")
 

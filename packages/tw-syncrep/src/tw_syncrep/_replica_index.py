@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.checks import check_whole_number
-from tw_syncrep._tf_config import find_tf_config
+from tw_syncrep.cluster._tf_config import find_tf_config
 
 
 def check_index(given: Any) -> None:

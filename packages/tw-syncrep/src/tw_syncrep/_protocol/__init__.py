@@ -1,0 +1,4 @@
+"""How replicas make a step together: what they share on the servers, and who does what.
+
+Built into the graph once; nothing here runs Python while training goes on.
+"""

@@ -1,0 +1,1 @@
+"""What runs the graph: the hook of a session, and a session with bounded calls."""

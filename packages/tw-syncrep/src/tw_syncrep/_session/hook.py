@@ -1,0 +1,275 @@
+"""The hook: starts a replica's part, watches its waits, ends it in order."""
+
+import contextlib
+import logging
+from functools import partial
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from tw_core.checks import check_flag, check_whole_number
+from tw_syncrep._call_checks import check_methods, check_session
+from tw_syncrep._protocol.graph import SyncGraph
+from tw_syncrep._protocol.initial_tokens import initial_tokens
+from tw_syncrep._protocol.wake_queues import Token
+from tw_syncrep._session.chief_loop import ChiefLoop
+from tw_syncrep._session.training_fetch import TrainingFetch
+from tw_syncrep._timeouts.errors import SyncTimeoutError
+from tw_syncrep._timeouts.start_barrier import StartBarrier
+from tw_syncrep._timeouts.status import Status
+from tw_syncrep._timeouts.watchdog import Guard, judge_wait
+
+_log = logging.getLogger("tw_syncrep")
+
+# Plain numbers are compared many times faster, and this is done every step.
+_CLOSED, _GUARD = int(Token.CLOSED), int(Token.GUARD)
+_ENDING_MS = 10_000
+
+
+class _Optimizer(Protocol):
+    """What the hook needs of the optimizer."""
+
+    wait_timeout_s: float | None
+    start_timeout_s: float | None
+
+    @property
+    def sync_graph(self) -> SyncGraph: ...
+
+
+class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Made by ``SyncReplicasOptimizer.make_session_run_hook``."""
+
+    def __init__(
+        self,
+        optimizer: _Optimizer,
+        is_chief: bool,
+        num_tokens: int = -1,
+        *,
+        ends_all: bool = False,
+    ) -> None:
+        """Keeps the arguments; the graph is looked at in ``begin``.
+
+        Args:
+          optimizer: whose hook it is.
+          is_chief: whether this replica runs the rounds.
+          num_tokens: as for ``get_init_tokens_op``.
+          ends_all: whether the run ends when this replica leaves.
+
+        Raises:
+          TypeError: an argument is of another type.
+        """
+        if not hasattr(type(optimizer), "sync_graph"):
+            raise TypeError(
+                "SyncReplicasHook: optimizer must be a SyncReplicasOptimizer; got "
+                f"{optimizer!r}."
+            )
+        check_flag("SyncReplicasHook", is_chief=is_chief)
+        check_whole_number("SyncReplicasHook", num_tokens=num_tokens)
+        check_flag("SyncReplicasHook", ends_all=ends_all)
+        self._optimizer = optimizer
+        self._is_chief = is_chief
+        self._num_tokens = num_tokens
+        self._ends_all = ends_all
+        self._guard: Guard | None = None
+        self._loop: ChiefLoop | None = None
+        self._failure: Exception | None = None
+        self._is_started = False
+        self._waits = False
+        self._session: Any = None
+        self._begun: SyncGraph | None = None
+
+    @property
+    def wait_timeout_s(self) -> float | None:
+        """Longest wait for a step, in seconds."""
+        return self._optimizer.wait_timeout_s
+
+    @property
+    def start_timeout_s(self) -> float | None:
+        """Longest wait for the others' start, in seconds."""
+        return self._optimizer.start_timeout_s
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether the server is silent though a wait has taken too long."""
+        return self._guard is not None and self._guard.is_unanswered
+
+    def begin(self) -> None:
+        """Gets the ops.
+
+        Raises:
+          ValueError: the optimizer has built none yet, or too few tokens.
+        """
+        try:
+            self._begun = self._optimizer.sync_graph
+        except ValueError:
+            raise ValueError(
+                "SyncReplicasOptimizer.apply_gradient should be called before using "
+                "the hook: call apply_gradients() or minimize() first."
+            ) from None
+        self._training = TrainingFetch(self._graph.train_op)
+        if self._is_chief:
+            meeting = self._graph.meeting
+            self._initial = initial_tokens(
+                self._num_tokens, aggregate=meeting.aggregate, total=meeting.replicas
+            )
+
+    def after_create_session(
+        self, session: tf.compat.v1.Session, coord: tf.train.Coordinator
+    ) -> None:
+        """Joins the run; the chief opens it and starts its thread.
+
+        Raises:
+          RuntimeError: variables have no value; all are named.
+          TypeError: ``session`` is none, or ``coord`` no coordinator.
+          ValueError: the session is one of another graph.
+        """
+        caller = "SyncReplicasHook.after_create_session"
+        check_session(caller, session, self._graph.train_op.graph)
+        check_methods(caller, ["request_stop"], "a tf.train.Coordinator", coord=coord)
+        self._stop_threads()
+        self._check_initialized(session)
+        ops = self._graph.ops
+        self._failure = None
+        self._session = session
+        self._barrier = StartBarrier(self._graph)
+        self._is_started = False
+        if not self._is_chief:
+            self._barrier.join(session, ops.join)
+        else:
+            self._barrier.join(session, ops.open, {ops.initial: self._initial})
+            self._loop = ChiefLoop(session, self._graph.round_op, self._fail)
+        if self.wait_timeout_s is not None:
+            self._guard = Guard(
+                session,
+                ops,
+                self._judge,
+                replica=self._graph.replica.index,
+                timeout_s=self.wait_timeout_s,
+                renew=partial(self._renew, session, coord),
+            )
+
+    def before_run(self, run_context: Any) -> Any:
+        """Waits for the others before the first step, and begins a wait.
+
+        Raises:
+          RuntimeError: called before ``after_create_session``.
+          TypeError: ``run_context`` is none of a session's.
+        """
+        self._check_started("before_run")
+        if not hasattr(run_context, "original_args"):
+            raise TypeError(
+                "SyncReplicasHook.before_run: run_context must be a session's; got "
+                f"{run_context!r}."
+            )
+        self._waits = self._training.is_in(run_context.original_args.fetches)
+        if not self._waits:
+            return None
+        if self._failure is not None:
+            raise self._failure
+        if not self._is_started:
+            self._barrier.wait(run_context.session, timeout_s=self.start_timeout_s)
+            self._is_started = True
+        if self._guard is not None:
+            self._guard.begin_wait()
+        return tf.compat.v1.train.SessionRunArgs(self._graph.reply)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Raises what ended the wait, or has the session stop.
+
+        Raises:
+          RuntimeError: called before ``after_create_session``.
+        """
+        self._check_started("after_run")
+        if not self._waits:
+            return
+        error = self._failure
+        if self._guard is not None:
+            error = error or self._guard.error
+            self._guard.end_wait()
+        token = int(run_values.results[-1])
+        if token == _CLOSED:
+            run_context.request_stop()
+        elif token == _GUARD and error is not None:
+            raise error
+
+    def end(self, session: tf.compat.v1.Session) -> None:
+        """Leaves in order; the chief ends the run for all.
+
+        Raises:
+          RuntimeError: called before ``after_create_session``.
+          TypeError: ``session`` is none.
+          ValueError: it is one of another graph.
+        """
+        self._check_started("end")
+        check_session("SyncReplicasHook.end", session, self._graph.train_op.graph)
+        self._stop_threads()
+        ops = self._graph.ops
+        farewell = [ops.close] if self._is_chief or self._ends_all else [ops.leave]
+        try:
+            session.run(farewell, options=_soon(_ENDING_MS))
+        except tf.errors.OpError as error:
+            _log.warning("Could not leave in order; others will wait: %s", error)
+
+    @property
+    def _graph(self) -> SyncGraph:
+        """What ``begin`` has got."""
+        if self._begun is None:
+            raise RuntimeError(_out_of_order("after_create_session", "begin"))
+        return self._begun
+
+    def _check_started(self, called: str) -> None:
+        if self._session is None:
+            raise RuntimeError(_out_of_order(called, "after_create_session"))
+
+    def _judge(self, status: Status) -> SyncTimeoutError | None:
+        return judge_wait(
+            status,
+            self._graph.replica.index,
+            timeout_s=self.wait_timeout_s or 0.0,
+            needed=self._graph.meeting.aggregate,
+        )
+
+    def _renew(
+        self, session: tf.compat.v1.Session, coord: tf.train.Coordinator, reason: str
+    ) -> None:
+        """Has a call that will not return fail as if its server had restarted."""
+        _log.warning("%s", reason)
+        if self._loop is not None:
+            self._loop.stop()
+        error = tf.errors.AbortedError(None, None, reason)
+        # Of an error that was not raised, the coordinator wants all three parts.
+        coord.request_stop((type(error), error, None))
+        session.close()
+
+    def _fail(self, error: Exception) -> None:
+        """Has the training op raise what the chief's thread could not do."""
+        self._failure = error
+        # Where the server is lost, the training op fails without being woken.
+        with contextlib.suppress(tf.errors.OpError, RuntimeError):
+            self._session.run(self._graph.ops.wake, options=_soon(_ENDING_MS))
+
+    def _stop_threads(self) -> None:
+        for thread in (self._loop, self._guard):
+            if thread is not None:
+                thread.stop()
+        self._loop = self._guard = None
+
+    def _check_initialized(self, session: tf.compat.v1.Session) -> None:
+        names = [name.decode() for name in session.run(self._graph.uninitialized)]
+        if names:
+            raise RuntimeError(
+                "SyncReplicasOptimizer: the model is not ready: these variables have "
+                f"no value: {', '.join(names)}. Add them to the init_op, or make them "
+                "before the session."
+            )
+
+
+def _out_of_order(called: str, missing: str) -> str:
+    return (
+        f"SyncReplicasHook.{called}: called before {missing}(). A session calls them "
+        "in order: give the hook to training_session(hooks=[...])."
+    )
+
+
+def _soon(milliseconds: int) -> Any:
+    return tf.compat.v1.RunOptions(timeout_in_ms=milliseconds)

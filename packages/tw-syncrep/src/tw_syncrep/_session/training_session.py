@@ -1,0 +1,217 @@
+"""``training_session``: TensorFlow's arguments, and bounds from cluster and hooks."""
+
+import os
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core.checks import check_flag, check_number, check_text
+from tw_syncrep._call_checks import (
+    check_config,
+    check_kind,
+    check_methods,
+    check_timeouts,
+)
+from tw_syncrep._session.bounded_session import TrainingSession
+from tw_syncrep._session.hook import SyncReplicasHook
+from tw_syncrep._session.session_creator import ReadySessionCreator
+from tw_syncrep.cluster._device_filters import with_device_filters
+from tw_syncrep.cluster._tf_config import TaskConfig, find_tf_config
+
+_DEFAULT_TIMEOUT_S = 600.0
+_AS_TENSORFLOW: Any = object()
+_CALLER = "training_session"
+_NUMBERS = (
+    "save_checkpoint_secs",
+    "save_checkpoint_steps",
+    "save_summaries_secs",
+    "save_summaries_steps",
+    "log_step_count_steps",
+)
+
+
+def training_session(
+    master: str = "",
+    is_chief: bool = True,
+    checkpoint_dir: str | None = None,
+    scaffold: Any = None,
+    hooks: Iterable[Any] | None = None,
+    chief_only_hooks: Iterable[Any] | None = None,
+    save_checkpoint_secs: Any = _AS_TENSORFLOW,
+    save_summaries_steps: Any = _AS_TENSORFLOW,
+    save_summaries_secs: Any = _AS_TENSORFLOW,
+    config: Any = None,
+    stop_grace_period_secs: float = 120,
+    log_step_count_steps: Any = _AS_TENSORFLOW,
+    max_wait_secs: float = 7200,
+    save_checkpoint_steps: Any = _AS_TENSORFLOW,
+    summary_dir: str | None = None,
+    save_graph_def: bool = True,
+    *,
+    cluster: TaskConfig | None = None,
+    wait_timeout_s: float | None = None,
+    start_timeout_s: float | None = None,
+) -> TrainingSession:
+    """Makes a ``MonitoredTrainingSession`` that does not wait in silence.
+
+    The first 16 arguments are those of
+    ``tf.compat.v1.train.MonitoredTrainingSession``.
+
+    Args:
+      master: target of this task's server.
+      is_chief: whether to initialise variables and write checkpoints.
+      checkpoint_dir: where; the chief restores from there.
+      scaffold: as TensorFlow's.
+      hooks: the optimizer's hook among them.
+      chief_only_hooks: as TensorFlow's.
+      save_checkpoint_secs: as TensorFlow's.
+      save_summaries_steps: as TensorFlow's.
+      save_summaries_secs: as TensorFlow's.
+      config: as TensorFlow's; without ``device_filters`` in it, a replica sees
+        the parameter servers and itself, so that no other replica's death
+        concerns its session.
+      stop_grace_period_secs: as TensorFlow's.
+      log_step_count_steps: as TensorFlow's.
+      max_wait_secs: longest wait for the chief's initialisation;
+        ``start_timeout_s`` where that is less.
+      save_checkpoint_steps: as TensorFlow's.
+      summary_dir: as TensorFlow's.
+      save_graph_def: as TensorFlow's.
+      cluster: tasks and their addresses; by default TF_CONFIG's.
+      wait_timeout_s: how long parameter servers may be silent; by default the
+        hook's, else 600. Without any bound where the hook has None.
+      start_timeout_s: how long creating the session may take; by default the
+        hook's.
+
+    Returns:
+      The session, created.
+
+    Raises:
+      TypeError: an argument is of another type.
+      ValueError: a timeout is not above 0, or a number is NaN.
+      StartTimeoutError: it could not be created in time.
+      ServerLostError: parameter servers did not answer in time.
+    """
+    check_flag(_CALLER, is_chief=is_chief)
+    check_kind(_CALLER, TaskConfig, "a cluster.TaskConfig, or None", cluster=cluster)
+    check_timeouts(
+        _CALLER, wait_timeout_s=wait_timeout_s, start_timeout_s=start_timeout_s
+    )
+    arguments = {
+        "master": master,
+        "checkpoint_dir": _read_folder(checkpoint_dir=checkpoint_dir),
+        "scaffold": scaffold,
+        "hooks": _read_hooks(hooks=hooks),
+        "chief_only_hooks": _read_hooks(chief_only_hooks=chief_only_hooks),
+        "save_checkpoint_secs": save_checkpoint_secs,
+        "save_summaries_steps": save_summaries_steps,
+        "save_summaries_secs": save_summaries_secs,
+        "config": config,
+        "stop_grace_period_secs": stop_grace_period_secs,
+        "log_step_count_steps": log_step_count_steps,
+        "max_wait_secs": max_wait_secs,
+        "save_checkpoint_steps": save_checkpoint_steps,
+        "summary_dir": _read_folder(summary_dir=summary_dir),
+        "save_graph_def": save_graph_def,
+    }
+    _check_arguments(arguments)
+    cluster = cluster or find_tf_config()
+    arguments["config"] = with_device_filters(config, cluster)
+    if not is_chief:
+        arguments["chief_only_hooks"] = []
+    ours = _our_hooks(arguments)
+    start_s = _timeout(start_timeout_s, [hook.start_timeout_s for hook in ours])
+    return TrainingSession(
+        partial(_create, arguments, is_chief=is_chief, start_s=start_s),
+        servers=_servers(cluster),
+        wait_timeout_s=_timeout(wait_timeout_s, [h.wait_timeout_s for h in ours]),
+        start_timeout_s=start_s,
+        unanswered=lambda: any(hook.is_unanswered for hook in ours),
+    )
+
+
+def _read_folder(**given: Any) -> str | None:
+    """Returns the path of a folder, if there is one, as TensorFlow takes it."""
+    ((_, folder),) = given.items()
+    check_kind(_CALLER, (str, os.PathLike), "the path of a folder", **given)
+    return None if folder is None else os.fspath(folder)
+
+
+def _read_hooks(**given: Any) -> list[Any]:
+    """Returns the hooks of one argument, each of which has a hook's methods."""
+    ((name, hooks),) = given.items()
+    if hooks is None:
+        return []
+    if isinstance(hooks, str) or not isinstance(hooks, Iterable):
+        raise TypeError(f"{_CALLER}: {name} must be a list of hooks; got {hooks!r}.")
+    found = list(hooks)
+    for hook in found:
+        check_methods(
+            _CALLER,
+            ["begin", "after_create_session", "before_run", "after_run", "end"],
+            "hooks such as tf.compat.v1.train.SessionRunHook",
+            **{name: hook},
+        )
+    return found
+
+
+def _check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuses what TensorFlow's session would stumble over later."""
+    check_text(_CALLER, master=arguments["master"], empty=True)
+    check_config(_CALLER, arguments["config"])
+    check_kind(
+        _CALLER,
+        tf.compat.v1.train.Scaffold,
+        "a tf.compat.v1.train.Scaffold",
+        scaffold=arguments["scaffold"],
+    )
+    for name in _NUMBERS:
+        if arguments[name] not in (None, _AS_TENSORFLOW):
+            check_number(_CALLER, finite=False, **{name: arguments[name]})
+    for name in ("stop_grace_period_secs", "max_wait_secs"):
+        check_number(_CALLER, at_least=0, finite=False, **{name: arguments[name]})
+    check_flag(_CALLER, save_graph_def=arguments["save_graph_def"])
+
+
+def _our_hooks(arguments: Mapping[str, Any]) -> list[SyncReplicasHook]:
+    hooks = [*arguments["hooks"], *arguments["chief_only_hooks"]]
+    return [hook for hook in hooks if isinstance(hook, SyncReplicasHook)]
+
+
+def _create(
+    arguments: Mapping[str, Any], *, is_chief: bool, start_s: float | None
+) -> Any:
+    """Creates the session; a replica that is not the chief looks more often."""
+    given = {
+        name: value for name, value in arguments.items() if value is not _AS_TENSORFLOW
+    }
+    if is_chief:
+        return tf.compat.v1.train.MonitoredTrainingSession(is_chief=True, **given)
+    longest = given["max_wait_secs"]
+    creator = ReadySessionCreator(
+        given["scaffold"],
+        given["master"],
+        given["config"],
+        max_wait_s=longest if start_s is None else min(longest, start_s),
+    )
+    return tf.compat.v1.train.MonitoredSession(
+        creator,
+        hooks=given["hooks"],
+        stop_grace_period_secs=given["stop_grace_period_secs"],
+    )
+
+
+def _servers(cluster: TaskConfig | None) -> dict[str, str]:
+    addresses = cluster.addresses.get("ps", ()) if cluster is not None else ()
+    return {f"ps {index}": address for index, address in enumerate(addresses)}
+
+
+def _timeout(given: float | None, of_hooks: list[float | None]) -> float | None:
+    if given is not None:
+        return given
+    if not of_hooks:
+        return _DEFAULT_TIMEOUT_S
+    bounds = [seconds for seconds in of_hooks if seconds is not None]
+    return max(bounds) if len(bounds) == len(of_hooks) else None

@@ -1,0 +1,1 @@
+"""What travels between workers and parameter servers, and in which packs."""

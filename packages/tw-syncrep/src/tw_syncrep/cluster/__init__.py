@@ -1,0 +1,18 @@
+"""A cluster's TF_CONFIG, servers and devices, and parameters that are pulled in packs.
+
+.. code-block:: python
+
+    task = cluster.read_tf_config()
+    server = cluster.start_server(task)
+    if task.job == "ps":
+        server.join()
+    with (
+        tf.compat.v1.device(cluster.device_setter(task)),
+        cluster.pulled_together(task),
+    ):
+        model()
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,14 @@
+from ._device_filters import with_device_filters as with_device_filters
+from ._network_exposure import ExposedServerWarning as ExposedServerWarning
+from ._network_exposure import is_exposed as is_exposed
+from ._servers import LocalCluster as LocalCluster
+from ._servers import cluster_spec as cluster_spec
+from ._servers import device_setter as device_setter
+from ._servers import mirrors as mirrors
+from ._servers import pulled_together as pulled_together
+from ._servers import start_local as start_local
+from ._servers import start_server as start_server
+from ._servers import variable_getter as variable_getter
+from ._tf_config import TaskConfig as TaskConfig
+from ._tf_config import find_tf_config as find_tf_config
+from ._tf_config import read_tf_config as read_tf_config

@@ -1,0 +1,100 @@
+"""The command line of ``tw-launch``."""
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+
+from tw_core.checks import check_list, check_text
+from tw_syncrep.cluster._ports import find_free_ports
+from tw_syncrep.launch._isolation import isolate
+from tw_syncrep.launch._supervisor import Launcher
+from tw_syncrep.launch._task_plan import plan_tasks
+from tw_syncrep.launch._task_process import TaskProcess, say
+
+_CANNOT_START = 2
+_COUNTS = (
+    ("--ps", 1, "parameter servers"),
+    ("--workers", 2, "replicas; the first is chief"),
+    ("--evaluators", 0, "0 or 1, outside the cluster"),
+    ("--max-restarts", 0, "of each task that fails"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs ``tw-launch``.
+
+    Args:
+      arguments: of the command line; by default this process's.
+
+    Returns:
+      The exit status: 0, the status of the first task that failed for good, 128
+      plus a signal's number, or 2 where nothing could be started.
+
+    Raises:
+      TypeError: ``arguments`` are no strings.
+    """
+    if arguments is not None:
+        for argument in check_list("main", arguments=arguments, empty=True):
+            check_text("main", argument=argument, empty=True)
+    options = _parse(arguments)
+    try:
+        if options.isolate:
+            isolate()
+        plans = plan_tasks(
+            ps=options.ps,
+            workers=options.workers,
+            evaluators=options.evaluators,
+            ports=find_free_ports(options.ps + options.workers),
+        )
+        tasks = [TaskProcess(plan, options.command) for plan in plans]
+        launcher = Launcher(
+            tasks, max_restarts=options.max_restarts, grace_s=options.grace
+        )
+        return launcher.run()
+    except (OSError, RuntimeError, ValueError) as error:
+        say(sys.stderr, f"[tw-launch] {error}\n")
+        return _CANNOT_START
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="tw-launch",
+        description="Starts the tasks of a TensorFlow cluster on this machine.",
+        epilog="Example: tw-launch --ps 1 --workers 2 -- python train.py",
+    )
+    for name, default, meaning in _COUNTS:
+        parser.add_argument(
+            name, type=_count, default=default, help=f"{meaning} ({default})"
+        )
+    parser.add_argument(
+        "--grace",
+        type=_seconds,
+        default=10.0,
+        help="seconds between asking a task to end and killing it (10)",
+    )
+    parser.add_argument(
+        "--isolate",
+        action="store_true",
+        help="run in a network namespace, out of other machines' reach",
+    )
+    parser.add_argument(
+        "command", nargs="+", help="what every task runs, after --", metavar="COMMAND"
+    )
+    return parser.parse_args(arguments)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be 0 or more; got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be seconds, 0 or more; got {text!r}")
+    return value
