@@ -8,7 +8,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tw_core.devices._byte_loads import ByteLoads, bytes_of
+from tw_core.devices._least_loaded import ByteLoads, bytes_of
 
 
 @dataclass

@@ -5,7 +5,7 @@ import logging
 import pytest
 import tensorflow as tf
 
-from tw_core import available_devices, check_devices, use_logical_cpus
+from tw_core import available_devices, check_devices, towers, use_logical_cpus
 from tw_core.devices import _known
 from tw_core.testing import CPUS, NUM_CPUS
 
@@ -101,12 +101,12 @@ def test_what_is_no_device_string_is_refused_by_the_caller():
 
 def test_devices_with_several_towers_are_said_in_the_log(caplog):
     with caplog.at_level(logging.WARNING, logger="tw_core"):
-        _known.say_duplicates(["/cpu:0", "/gpu:0", "CPU:0", "/cpu:1"], caller="me")
+        towers(["/cpu:0", "/gpu:0", "CPU:0", "/cpu:1"])
     assert caplog.messages == [
-        "me: several towers on one device: /device:CPU:0 (2 towers)"
+        "towers: several towers on one device: /device:CPU:0 (2 towers)"
     ]
 
 
 def test_devices_with_a_tower_each_are_not_worth_a_word(caplog):
-    _known.say_duplicates(["/cpu:0", "/cpu:1"], caller="me")
+    towers(["/cpu:0", "/cpu:1"])
     assert caplog.messages == []

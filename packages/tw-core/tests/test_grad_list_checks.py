@@ -380,7 +380,7 @@ def test_reference_variables_are_named(graph, reference_variables):
     "grad_list", [None, 3, [None], [3, 4], {}, zip([1], [2], strict=True)]
 )
 def test_what_is_no_list_of_lists_is_refused(grad_list):
-    want = r"wants \[K\]\[N\] \(gradient, variable\) pairs, a list a tower; got .*One"
+    want = r"\[K\]\[N\] \(gradient, variable\) pairs, one list per tower; got .*One"
     with pytest.raises(TypeError, match=want):
         check_grad_list(grad_list)
 
@@ -398,7 +398,7 @@ def test_one_towers_pairs_without_a_list_around_them_are_refused():
 def test_what_is_no_pair_is_refused_by_its_place(pair):
     good = tower()
     with pytest.raises(
-        TypeError, match=r"wants pairs of a .* else at tower 1 item 1.$"
+        TypeError, match=r"must hold pairs of a .* else at tower 1 item 1.$"
     ):
         check_grad_list([good, [good[0], pair]])
 

@@ -500,10 +500,10 @@ GRADIENTS = [
     *rows(
         "check_grad_list",
         check_grad_list,
-        ((None,), TypeError, "wants [K][N] (gradient, variable) pairs"),
+        ((None,), TypeError, "[K][N] (gradient, variable) pairs"),
         ((3,), TypeError, "got int"),
         (([],), ValueError, "no gradient at all"),
-        (([3],), TypeError, "a list a tower"),
+        (([3],), TypeError, "one list per tower"),
         (([[("g", "w")]],), TypeError, "something else at tower 0 item 0"),
     ),
     *rows(
@@ -514,21 +514,21 @@ GRADIENTS = [
     *rows(
         "check_replicated_grad_list",
         check_replicated_grad_list,
-        ((None,), TypeError, "wants [K][N] (gradient, variable) pairs"),
+        ((None,), TypeError, "[K][N] (gradient, variable) pairs"),
         (([],), ValueError, "no gradient at all"),
         (([pairs()] * 2,), ValueError, "is one variable in towers [0, 1]"),
     ),
     *rows(
         "check_shared_grad_list",
         check_shared_grad_list,
-        ((None,), TypeError, "wants [K][N] (gradient, variable) pairs"),
+        ((None,), TypeError, "[K][N] (gradient, variable) pairs"),
         (([],), ValueError, "no gradient at all"),
         (([pairs(), pairs()],), ValueError, "is a variable of their own in towers [1]"),
     ),
     *rows(
         "ensure_gradient_shapes",
         ensure_gradient_shapes,
-        ((None,), TypeError, "wants [K][N] (gradient, variable) pairs"),
+        ((None,), TypeError, "[K][N] (gradient, variable) pairs"),
         (([[("g", "w")]],), TypeError, "something else at tower 0 item 0"),
     ),
     *rows(

@@ -3,6 +3,8 @@
 The same three names serve a graph with a session and a ``tf.function``.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,12 +14,19 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tw_core._records.origins import record_scope
-from tw_core.checks import check_function, check_list, check_whole_number
-from tw_core.devices._known import check_known_devices, say_duplicates
-from tw_core.devices._names import parse_device
+from tw_core.checks import (
+    check_function,
+    check_list,
+    check_whole_number,
+    named_caller,
+    naming,
+)
+from tw_core.devices._known import check_known_devices
+from tw_core.devices._names import canonical_device, parse_device
 from tw_core.modes import without_autograph
 
 _T = TypeVar("_T")
+_log = logging.getLogger("tw_core")
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class Tower:
     def __post_init__(self) -> None:
         check_whole_number("Tower", index=self.index)
         check_whole_number("Tower", total=self.total)
-        parse_device(self.device, caller="Tower")
+        parse_device(self.device, caller=named_caller("Tower"))
         if not 0 <= self.index < self.total:
             raise ValueError(
                 f"Tower: index must be 0 or more and below total; got index="
@@ -98,8 +107,13 @@ def towers(devices: Sequence[int | str]) -> tuple[Tower, ...]:
             "['/cpu:0'] or tw_core.available_devices()."
         )
     names = [_device_name(device) for device in devices]
-    say_duplicates(names, caller="towers")
-    return tuple(Tower(k, name, len(names)) for k, name in enumerate(names))
+    with naming("towers"):
+        made = tuple(Tower(k, name, len(names)) for k, name in enumerate(names))
+    counts = Counter(canonical_device(name) for name in names)
+    shared = [f"{device} ({n} towers)" for device, n in counts.items() if n > 1]
+    if shared:
+        _log.warning("towers: several towers on one device: %s", ", ".join(shared))
+    return made
 
 
 def map_towers(
@@ -216,7 +230,6 @@ def _device_name(device: int | str) -> str:
             f"towers: a device is an int (GPU number) or a string; got {device!r}."
         )
     if isinstance(device, str):
-        parse_device(device, caller="towers")
         return device
     if device < 0:
         raise ValueError(f"towers: a GPU number is 0 or more; got {device}.")

@@ -3,10 +3,16 @@
 Each takes the public name that was called, then the argument by its own name, as in
 ``check_whole_number("packed", below=below, at_least=0)``, and returns the value. The
 message says who refuses, what came, and what was wanted. Nothing here needs TensorFlow.
+
+A public check that other public functions call, such as
+``tw_core.gradients.check_grad_list``, is to name the function that the user called:
+that function calls it under ``naming``, and the check asks ``named_caller``.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from numbers import Integral, Real
 from typing import Any
 
@@ -17,7 +23,41 @@ __all__ = [
     "check_number",
     "check_text",
     "check_whole_number",
+    "named_caller",
+    "naming",
 ]
+
+_caller: ContextVar[str | None] = ContextVar("caller", default=None)
+
+
+@contextmanager
+def naming(caller: str) -> Iterator[None]:
+    """Has the checks called inside name ``caller`` in their errors, not themselves.
+
+    Under several, the outermost counts: it is the function that the user called. Do not
+    call users' functions inside.
+
+    >>> with naming("build"):
+    ...     named_caller("check_grad_list")
+    'build'
+    """
+    token = _caller.set(named_caller(caller))
+    try:
+        yield
+    finally:
+        _caller.reset(token)
+
+
+def named_caller(own: str) -> str:
+    """Returns the name that opens a check's error.
+
+    Args:
+      own: the check's own public name.
+
+    Returns:
+      The name given to the outermost ``naming``; ``own`` outside of any.
+    """
+    return _caller.get() or own
 
 
 def check_whole_number(
@@ -40,7 +80,7 @@ def check_whole_number(
     >>> check_whole_number("packed", below=4096, at_least=0)
     4096
     """
-    name, value = _single(argument)
+    ((name, value),) = argument.items()
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(
             f"{caller}: {name} must be a whole number; got {_described(value)}."
@@ -80,7 +120,7 @@ def check_number(
     >>> check_number("join", timeout_s=0.5, at_least=0)
     0.5
     """
-    name, value = _single(argument)
+    ((name, value),) = argument.items()
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{caller}: {name} must be a number; got {_described(value)}.")
     number = float(value)
@@ -112,7 +152,7 @@ def check_flag(caller: str, /, **argument: Any) -> bool:
     >>> check_flag("build", average=True)
     True
     """
-    name, value = _single(argument)
+    ((name, value),) = argument.items()
     # NumPy's bools are of a class of their own, known by name to spare the import.
     if not isinstance(value, bool) and type(value).__name__ not in ("bool", "bool_"):
         raise TypeError(
@@ -131,7 +171,7 @@ def check_function(caller: str, /, **argument: Any) -> Callable[..., Any]:
     Raises:
       TypeError: not callable.
     """
-    name, value = _single(argument)
+    ((name, value),) = argument.items()
     if not callable(value):
         raise TypeError(
             f"{caller}: {name} must be a function; got {_described(value)}."
@@ -154,7 +194,7 @@ def check_text(caller: str, /, *, empty: bool = False, **argument: Any) -> str:
     >>> check_text("TowerOptimizer", name="Train")
     'Train'
     """
-    name, value = _single(argument)
+    ((name, value),) = argument.items()
     if not isinstance(value, str):
         raise TypeError(f"{caller}: {name} must be a string; got {_described(value)}.")
     if not value and not empty:
@@ -180,7 +220,7 @@ def check_list(
     >>> check_list("AsyncRunner", steps=[print], of="callables") == [print]
     True
     """
-    name, value = _single(argument)
+    ((name, value),) = argument.items()
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise TypeError(
             f"{caller}: {name} must be a list of {of}; got {_described(value)}."
@@ -190,11 +230,6 @@ def check_list(
             f"{caller}: {name} must hold at least one of {of}; got an empty list."
         )
     return value
-
-
-def _single(argument: dict[str, Any]) -> tuple[str, Any]:
-    ((name, value),) = argument.items()
-    return name, value
 
 
 def _described(value: Any) -> str:

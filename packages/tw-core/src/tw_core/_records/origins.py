@@ -1,25 +1,22 @@
-"""Which tower made which variable of a graph, and what tower 0 calls its own.
+"""Recording which tower makes which variable of a graph, and asking for it.
 
-Names do not tell: a model may have scopes called ``tower1`` of its own, and Keras and
-TensorFlow number what they name. So contexts, policies and builders record what each
-tower makes, through a variable creator, with the graph that it is made in. Slots and
-moving averages that are made outside of towers follow the variable that they are named
-after.
+Contexts, policies and builders record what each tower makes, through a variable
+creator, with the graph that it is made in.
 
 Graphs that a session runs have such a record, and those of ``wrap_function``; a graph
 that was imported has none.
 """
 
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
 from tw_core._records.collections import TowerCollections
-from tw_core._records.failed_builds import Leftover, take_over, undo
+from tw_core._records.failed_builds import take_over, undo
+from tw_core._records.record import Record, VariableOrigin
 from tw_core._tf_compat import outermost_function_graph
 from tw_core._variable_kinds import is_variable
 from tw_core.checks import check_flag
@@ -27,23 +24,6 @@ from tw_core.modes import orders_effects, traces_function
 
 # No string: TensorFlow then leaves the collection out of exported graphs.
 _KEY = ("tw_core/tower_variables",)
-_TOWER = re.compile(r"tower\d+(_\d+)?")
-_NUMBER = re.compile(r"_?\d+(_\d+)*(?=/|$)")
-
-
-@dataclass(frozen=True)
-class VariableOrigin:
-    """Who made a variable of a graph.
-
-    Attributes:
-      tower: index of the tower that made it, or that made the variable whose slot or
-        moving average it is.
-      original: name of tower 0's variable of which it is the copy, without ``":0"``;
-        its own name in tower 0, and where tower 0 has none.
-    """
-
-    tower: int
-    original: str
 
 
 def variable_origin(variable: Any) -> VariableOrigin | None:
@@ -96,7 +76,8 @@ def record_scope(index: int, *, ns_name: str, vs_name: str) -> Iterator[None]:
             # get_variable closes name scopes; what is made otherwise is named by them.
             is_below = f"{scope}/".startswith(f"{ns_name}/")
             prefix = ns_name if ns_name and is_below else vs_name
-            _record_for(variable).add(variable, index, prefix)
+            record = _make_record(getattr(variable, "graph", None) or _building_graph())
+            record.add(variable, index, prefix)
         return variable
 
     with tf.variable_creator_scope(note):
@@ -126,173 +107,50 @@ def tower_build(*, undo_on_error: bool = False) -> Iterator[None]:
     record.build = record.builds
     collections = TowerCollections(graph)
     try:
-        with record.leftovers_found() if undo_on_error else nullcontext():
+        with _leftovers_found(record) if undo_on_error else nullcontext():
             yield
     except BaseException:
         if undo_on_error:
-            record.forget(undo(graph, collections))
+            for name, leftover in undo(graph, collections).items():
+                record.leftovers[name] = leftover, record.forget(leftover.variable)
         raise
     finally:
         record.build = outer
 
 
-@dataclass(eq=False)
-class _Made:
-    """A variable that a tower made.
+@contextmanager
+def _leftovers_found(record: Record) -> Iterator[None]:
+    """Lets ``get_variable`` find the variables of failed builds."""
 
-    Attributes:
-      likely: names that tower 0's may have, the likeliest first.
-      loose: its name without towers and numbers.
-    """
-
-    variable: tf.Variable
-    tower: int
-    build: int
-    likely: tuple[str, ...]
-    loose: str
-
-    @property
-    def name(self) -> str:
-        return _plain_name(self.variable)
-
-
-@dataclass(eq=False)
-class _Record:
-    """What the towers of one graph made, in order."""
-
-    made: dict[int, _Made] = field(default_factory=dict)
-    builds: int = 0
-    build: int = 0
-    _leftovers: dict[str, tuple[Leftover, _Made | None]] = field(default_factory=dict)
-    _originals: dict[int, str] | None = None
-    _by_name: dict[str, _Made] = field(default_factory=dict)
-
-    def add(self, variable: tf.Variable, tower: int, prefix: str) -> None:
-        likely, loose = _names_in_tower_0(_plain_name(variable), prefix)
-        self._add(_Made(variable, tower, self.build, likely, loose))
-
-    def _add(self, made: _Made) -> None:
-        self.made[id(made.variable)] = self._by_name[made.name] = made
-        self._originals = None
-
-    def forget(self, leftovers: dict[str, Leftover]) -> None:
-        """Forgets who made the variables of a failed build, until they are found."""
-        for name, leftover in leftovers.items():
-            made = self.made.pop(id(leftover.variable), None)
-            self._by_name.pop(name, None)
-            self._leftovers[name] = (leftover, made)
-        self._originals = None
-
-    @contextmanager
-    def leftovers_found(self) -> Iterator[None]:
-        """Lets ``get_variable`` find the variables of failed builds."""
-
-        def find(getter: Callable[..., Any], name: str, **asked: Any) -> Any:
-            if name not in self._leftovers:
-                return getter(name, **asked)
-            leftover, made = self._leftovers[name]
-            variable = take_over(leftover, getter, name, asked)
-            del self._leftovers[name]
-            if made is not None:
-                self._add(replace(made, build=self.build))
-            return variable
-
-        v1 = tf.compat.v1
-        with v1.variable_scope(
-            v1.get_variable_scope(), custom_getter=find, auxiliary_name_scope=False
-        ):
-            yield
-
-    def origin(self, variable: tf.Variable) -> VariableOrigin | None:
-        made = self.made.get(id(variable))
+    def find(getter: Callable[..., Any], name: str, **asked: Any) -> Any:
+        if name not in record.leftovers:
+            return getter(name, **asked)
+        leftover, made = record.leftovers[name]
+        variable = take_over(leftover, getter, name, asked)
+        del record.leftovers[name]
         if made is not None:
-            return VariableOrigin(made.tower, self._original(made))
-        return self._origin_of_slot(_plain_name(variable))
+            record.put_back(replace(made, build=record.build))
+        return variable
 
-    def _origin_of_slot(self, name: str) -> VariableOrigin | None:
-        # Named after its variable, as w/Momentum or Adam/w/m: the longest name counts.
-        parts = name.split("/")
-        for length in range(len(parts) - 1, 0, -1):
-            for i in range(len(parts) - length):
-                made = self._by_name.get("/".join(parts[i : i + length]))
-                if made is not None:
-                    kept = [*parts[:i], self._original(made), *parts[i + length :]]
-                    return VariableOrigin(made.tower, "/".join(kept))
-        return None
-
-    def _original(self, made: _Made) -> str:
-        if self._originals is None:
-            self._originals = _originals(list(self.made.values()))
-        return self._originals.get(id(made.variable), made.name)
+    v1 = tf.compat.v1
+    with v1.variable_scope(
+        v1.get_variable_scope(), custom_getter=find, auxiliary_name_scope=False
+    ):
+        yield
 
 
-def _originals(made: Sequence[_Made]) -> dict[int, str]:
-    """Finds tower 0's variable for each copy, by its place among those named alike."""
-    alike: dict[tuple[int, str], dict[int, list[_Made]]] = {}
-    for one in made:
-        towers = alike.setdefault((one.build, one.loose), {})
-        towers.setdefault(one.tower, []).append(one)
-    return {
-        id(copy.variable): original.name
-        for towers in alike.values()
-        for tower, copies in towers.items()
-        if tower != 0
-        for original, copy in _matches(towers.get(0, []), copies)
-    }
-
-
-def _matches(
-    originals: Sequence[_Made], copies: Sequence[_Made]
-) -> list[tuple[_Made, _Made]]:
-    by_name = {original.name: original for original in originals}
-    exact = [
-        (by_name[name], copy)
-        for copy in copies
-        for name in [next((n for n in copy.likely if n in by_name), None)]
-        if name is not None
-    ]
-    is_one_to_one = len({id(original) for original, _ in exact}) == len(copies)
-    if not is_one_to_one and len(originals) == len(copies):
-        return list(zip(originals, copies, strict=True))
-    return exact
-
-
-def _names_in_tower_0(name: str, prefix: str) -> tuple[tuple[str, ...], str]:
-    """Lists likely names of tower 0's variable, and what is left without numbers."""
-    outer, _, scope = prefix.rpartition("/")
-    if not prefix or not name.startswith(f"{prefix}/"):
-        likely: tuple[str, ...] = (name,)
-    else:
-        rest = name.removeprefix(f"{prefix}/")
-        main = re.sub(r"^tower\d+", "tower0", scope)
-        likely = (_join(outer, rest), _join(outer, main, rest))
-    parts = likely[0].split("/")
-    kept = [part for part in parts if not _TOWER.fullmatch(part)]
-    return likely, _NUMBER.sub("", "/".join(kept))
-
-
-def _join(*parts: str) -> str:
-    return "/".join(part for part in parts if part)
-
-
-def _plain_name(variable: Any) -> str:
-    return str(variable.name).split(":")[0]
-
-
-def _record_of(variable: Any) -> _Record | None:
-    graph = _graph_of(variable)
+def _record_of(variable: Any) -> Record | None:
+    graph = getattr(variable, "graph", None)
+    if graph is None and traces_function():  # whose variables are of no graph
+        graph = outermost_function_graph()
     found = graph.get_collection(_KEY) if graph is not None else []
     return found[0] if found else None
 
 
-def _record_for(variable: tf.Variable) -> _Record:
-    return _make_record(_graph_of(variable) or _building_graph())
-
-
-def _make_record(graph: tf.Graph) -> _Record:
-    records: list[_Record] = graph.get_collection_ref(_KEY)
+def _make_record(graph: tf.Graph) -> Record:
+    records: list[Record] = graph.get_collection_ref(_KEY)
     if not records:
-        records.append(_Record())
+        records.append(Record())
     return records[0]
 
 
@@ -302,11 +160,3 @@ def _building_graph() -> tf.Graph:
         return outermost_function_graph()
     with tf.init_scope():
         return tf.compat.v1.get_default_graph()
-
-
-def _graph_of(variable: Any) -> tf.Graph | None:
-    """Returns a variable's graph; a function's variables are of no graph themselves."""
-    graph = getattr(variable, "graph", None)
-    if graph is None and traces_function():
-        return outermost_function_graph()
-    return graph

@@ -4,6 +4,7 @@ from tw_core.devices._known import (
     available_devices,
     check_devices,
     check_known_devices,
+    session_config,
     use_logical_cpus,
 )
 from tw_core.devices._least_loaded import LeastLoadedDeviceSetter
@@ -13,7 +14,6 @@ from tw_core.devices._replica_device_setter import (
     LeastLoadedTask,
     replica_device_setter,
 )
-from tw_core.devices._session_config import session_config
 
 __all__ = [
     "LeastLoadedDeviceSetter",

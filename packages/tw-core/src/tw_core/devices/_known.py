@@ -1,21 +1,17 @@
-"""Which devices this process has, and making logical CPUs.
+"""Which devices this process has, and how its sessions are configured.
 
 Asking TensorFlow for its logical devices starts the eager context, which on a
 GPU takes memory before a session's own configuration is read. So the devices
 are counted from the physical ones and their configuration.
 """
 
-import logging
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from tw_core.checks import check_whole_number
-from tw_core.devices._names import canonical_device, parse_device
+from tw_core.checks import check_flag, check_whole_number, named_caller
+from tw_core.devices._names import parse_device
 from tw_core.modes import builds_session_graph, without_autograph
-
-_log = logging.getLogger("tw_core")
 
 
 def available_devices() -> list[str]:
@@ -54,6 +50,39 @@ def use_logical_cpus(count: int) -> list[str]:
     return [f"/cpu:{i}" for i in range(count)]
 
 
+def session_config(
+    *, num_cpus: int | None = None, soft_placement: bool = True
+) -> tf.compat.v1.ConfigProto:
+    """Makes the configuration recommended for sessions that run towers.
+
+    In it, sums over towers keep their speed and their bits: TensorFlow's memory pass
+    rewrites large sums into temporaries and single additions, which on CPU devices take
+    twice the time and are not reproducible (``docs/design/tensorflow.md``).
+
+    Args:
+      num_cpus: logical CPU devices of the session; None leaves TensorFlow's
+        own number, which is 1 unless ``use_logical_cpus`` said otherwise.
+      soft_placement: whether an op without a kernel for its device may move
+        to another one, as v1 code with integer variables on GPUs needs.
+
+    Returns:
+      A fresh ``ConfigProto``: memory pass off, GPU memory taken as needed.
+
+    Raises:
+      ValueError: ``num_cpus`` is below 1.
+      TypeError: ``num_cpus`` is no whole number, or ``soft_placement`` no bool.
+    """
+    if num_cpus is not None:
+        check_whole_number("session_config", num_cpus=num_cpus, at_least=1)
+    check_flag("session_config", soft_placement=soft_placement)
+    config = tf.compat.v1.ConfigProto(allow_soft_placement=soft_placement)
+    config.gpu_options.allow_growth = True
+    rewrites = config.graph_options.rewrite_options
+    rewrites.memory_optimization = rewrites.NO_MEM_OPT
+    config.device_count["CPU"] = num_cpus or count_logical_devices("CPU")
+    return config
+
+
 @without_autograph
 def check_devices(
     devices: Iterable[str],
@@ -78,21 +107,11 @@ def check_devices(
         the string.
       TypeError: ``devices`` is no list, or ``session`` no session.
     """
-    names = _listed(devices, caller)
+    caller = named_caller(caller)
+    specs = _specs(devices, caller)
     if session is not None and not callable(getattr(session, "list_devices", None)):
         raise TypeError(f"{caller}: session must be a session; got {session!r}.")
-    known = _configured_devices() if session is None else _session_devices(session)
-    unknown = [
-        device
-        for device in dict.fromkeys(names)
-        if not _is_known(parse_device(device, caller=caller), known)
-    ]
-    if unknown:
-        raise ValueError(
-            f"{caller}: unknown devices {unknown}; known are {known}. Name known "
-            "ones, or call tw_core.use_logical_cpus(n) before TensorFlow starts "
-            "to have n logical CPUs."
-        )
+    _check_known(specs, session, caller)
 
 
 @without_autograph
@@ -110,19 +129,12 @@ def check_known_devices(devices: Iterable[str], *, caller: str) -> None:
       ValueError: one or more devices are unknown, or TensorFlow cannot read
         the string.
     """
-    names = _listed(devices, caller)
+    caller = named_caller(caller)
+    specs = _specs(devices, caller)
     if not builds_session_graph():
-        check_devices(names, caller=caller)
+        _check_known(specs, None, caller)
     elif session := _session_at_hand():
-        check_devices(names, caller=caller, session=session)
-
-
-def say_duplicates(devices: Sequence[str], *, caller: str) -> None:
-    """Logs which devices hold several towers; allowed, but rarely meant."""
-    counts = Counter(canonical_device(device) for device in devices)
-    shared = [f"{device} ({n} towers)" for device, n in counts.items() if n > 1]
-    if shared:
-        _log.warning("%s: several towers on one device: %s", caller, ", ".join(shared))
+        _check_known(specs, session, caller)
 
 
 def count_logical_devices(device_type: str) -> int:
@@ -152,15 +164,27 @@ def _configure_cpus(count: int) -> None:
         ) from error
 
 
-def _listed(devices: Iterable[str], caller: str) -> list[str]:
+def _specs(devices: Iterable[str], caller: str) -> dict[str, tf.DeviceSpec]:
     if isinstance(devices, str) or not isinstance(devices, Iterable):
         raise TypeError(
             f"{caller}: devices must be a list of device strings; got {devices!r}."
         )
-    listed = list(devices)
-    for device in listed:
-        parse_device(device, caller=caller)
-    return listed
+    return {device: parse_device(device, caller=caller) for device in devices}
+
+
+def _check_known(
+    specs: dict[str, tf.DeviceSpec],
+    session: tf.compat.v1.Session | None,
+    caller: str,
+) -> None:
+    known = _configured_devices() if session is None else _session_devices(session)
+    unknown = [device for device, spec in specs.items() if not _is_known(spec, known)]
+    if unknown:
+        raise ValueError(
+            f"{caller}: unknown devices {unknown}; known are {known}. Name known "
+            "ones, or call tw_core.use_logical_cpus(n) before TensorFlow starts "
+            "to have n logical CPUs."
+        )
 
 
 def _session_at_hand() -> tf.compat.v1.Session | None:

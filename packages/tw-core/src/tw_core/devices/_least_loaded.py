@@ -2,8 +2,13 @@
 
 A variable is a ``VarHandleOp`` today; its output has shape ``()``, so its size
 is read from its attributes. Ops that use a variable run where it lives.
+
+TensorFlow asks a device function about a variable first and moves the variable to
+another one's device afterwards, where the two are colocated, as an optimizer's slots
+are. So each variable is counted where it ended up, when the next one comes.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,8 +20,9 @@ from tw_core._variable_kinds import (
     refuse_reference_op,
 )
 from tw_core.checks import check_function
-from tw_core.devices._byte_loads import ByteLoads, bytes_of, bytes_of_op
 from tw_core.devices._names import canonical_device, parse_device
+
+_log = logging.getLogger("tw_core")
 
 
 class LeastLoadedDeviceSetter:
@@ -87,7 +93,7 @@ class LeastLoadedDeviceSetter:
             )
         refuse_reference_op(op, caller=caller)
         device = self._least_loaded()
-        self._loads.add(device, bytes_of_op(op))
+        self._loads.add(device, _bytes_of_op(op))
         return device
 
     def __call__(self, op: tf.Operation) -> str:
@@ -134,3 +140,76 @@ class LeastLoadedDeviceSetter:
     def _place_of(self, device: str) -> int | None:
         name = canonical_device(device)
         return self.ps_devices.index(name) if name in self.ps_devices else None
+
+
+class ByteLoads:
+    """Counts the bytes of variables on each of several devices or tasks, the places."""
+
+    def __init__(self, places: int, place_of: Callable[[str], int | None]) -> None:
+        """Starts with nothing on any place.
+
+        Args:
+          places: how many there are.
+          place_of: takes a device string and returns the number of its place,
+            or None for a device that is none of them.
+        """
+        self._bytes = [0] * places
+        self._place_of = place_of
+        self._last: tuple[tf.Operation, int] | None = None
+
+    @property
+    def bytes(self) -> list[int]:
+        """Bytes on each place."""
+        self._count_last()
+        return list(self._bytes)
+
+    def least(self) -> int:
+        """Returns the number of the first place with the fewest bytes."""
+        self._count_last()
+        return self._bytes.index(min(self._bytes))
+
+    def note(self, handle: tf.Operation) -> None:
+        """Remembers a ``VarHandleOp``; it counts for the device that it ends on."""
+        self._count_last()
+        self._last = handle, _bytes_of_op(handle)
+
+    def add(self, device: str, num_bytes: int) -> None:
+        """Counts ``num_bytes`` for the place of ``device``."""
+        place = self._place_of(device)
+        if place is not None:
+            self._bytes[place] += num_bytes
+
+    def _count_last(self) -> None:
+        if self._last is not None:
+            (handle, num_bytes), self._last = self._last, None
+            self.add(handle.device, num_bytes)
+
+
+def _bytes_of_op(op: tf.Operation) -> int:
+    """Counts the bytes of the variable that a handle is of, or of an op's output."""
+    if op.type != "VarHandleOp":
+        return bytes_of(op.name, op.outputs[0].shape, op.outputs[0].dtype)
+    shape = tf.TensorShape(op.get_attr("shape"))
+    return bytes_of(op.name, shape, tf.as_dtype(op.get_attr("dtype")))
+
+
+def bytes_of(name: str, shape: tf.TensorShape, dtype: tf.DType) -> int:
+    """Counts the bytes of a variable, and says so where its shape is not fully known.
+
+    Args:
+      name: of the variable, for the log.
+      shape: an unknown dimension counts as 1, an unknown rank as a scalar.
+      dtype: of one element.
+    """
+    count = int(dtype.size)
+    for size in shape.as_list() if shape.rank else []:
+        count *= 1 if size is None else int(size)
+    if not shape.is_fully_defined():
+        _log.warning(
+            "variable %s has the shape %s, not fully known; counted as %d bytes, each "
+            "unknown dimension as 1.",
+            name,
+            shape,
+            count,
+        )
+    return count

@@ -13,10 +13,10 @@ from tw_core.gradients._duplicate_rows import sum_duplicate_rows
 from tw_core.gradients._lists import (
     Gradient,
     GradList,
+    ensure_gradient_shapes,
     merge_grad_list,
     split_grad_list,
 )
-from tw_core.gradients._shapes import ensure_gradient_shapes
 from tw_core.gradients._values import map_values, scale, values_of, with_unique_rows
 
 __all__ = [

@@ -11,12 +11,11 @@ from tw_core._records.matching import (
     variable_mismatches,
 )
 from tw_core._variable_kinds import (
-    is_variable,
     reference_variables_named,
     tf_variable,
 )
-from tw_core.checks import check_flag
-from tw_core.gradients._lists import GradList, split_grad_list
+from tw_core.checks import check_flag, named_caller
+from tw_core.gradients._lists import GradList, check_are_pairs
 from tw_core.modes import without_autograph
 
 
@@ -42,7 +41,6 @@ def check_grad_list(
         offender is named.
       TypeError: something that is no list of lists of pairs.
     """
-    check_flag(caller, allow_none=allow_none)
     _check(grad_list, caller, allow_none=allow_none)
 
 
@@ -110,6 +108,8 @@ def _check(
     allow_none: bool = False,
     ownership: Literal["own", "shared"] | None = None,
 ) -> None:
+    caller = named_caller(caller)
+    check_flag(caller, allow_none=allow_none)
     check_are_pairs(grad_list, caller)
     _check_is_not_empty(grad_list, caller)
     problems = list(_problems(grad_list, allow_none=allow_none, ownership=ownership))
@@ -124,7 +124,7 @@ def _check(
 def _problems(
     grad_list: GradList, *, allow_none: bool, ownership: str | None
 ) -> Iterator[str]:
-    _, variables = split_grad_list(grad_list)
+    variables = [[variable for _, variable in tower] for tower in grad_list]
     yield from reference_variables_named(v for tower in variables for v in tower)
     if not allow_none:
         yield from _none_gradients(grad_list)
@@ -158,41 +158,6 @@ def _not_shared(variables: Sequence[Sequence[Any]]) -> Iterator[str]:
                 f"{base_name(column[0])} is a variable of their own in towers "
                 f"{others}, where all towers must use tower 0's"
             )
-
-
-def _check_is_nested(grad_list: object, caller: str) -> None:
-    if not isinstance(grad_list, Sequence) or not all(
-        isinstance(tower, Sequence) for tower in grad_list
-    ):
-        raise TypeError(
-            f"{caller}: wants [K][N] (gradient, variable) pairs, a list a tower; got "
-            f"{type(grad_list).__name__}: {str(grad_list)[:80]}. One tower is a list "
-            "in a list."
-        )
-
-
-def check_are_pairs(grad_list: GradList, caller: str) -> None:
-    """Refuses anything but a list of lists of (gradient, variable) pairs."""
-    _check_is_nested(grad_list, caller)
-    others = [
-        f"tower {k} item {n}"
-        for k, tower in enumerate(grad_list)
-        for n, pair in enumerate(tower)
-        if not _is_pair(pair)
-    ]
-    if others:
-        raise TypeError(
-            f"{caller}: wants pairs of a gradient (tensor, IndexedSlices or None) and "
-            f"its variable; got something else at {', '.join(others)}."
-        )
-
-
-def _is_pair(pair: object) -> bool:
-    if not isinstance(pair, Sequence) or len(pair) != 2:
-        return False
-    grad, variable = pair
-    is_grad = grad is None or hasattr(grad, "shape") or tf.is_tensor(grad)
-    return is_grad and is_variable(variable)
 
 
 def _check_is_not_empty(grad_list: GradList, caller: str) -> None:

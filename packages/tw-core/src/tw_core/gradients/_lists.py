@@ -1,14 +1,16 @@
-"""Lists of gradients: [K][N] (gradient, variable) pairs, split and merged.
+"""Lists of gradients: [K][N] (gradient, variable) pairs, split, merged and shaped.
 
 K towers, N variables, always in that order. A gradient is a tensor, an
 ``IndexedSlices`` or None.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from tw_core._variable_kinds import is_variable, tf_variable
 from tw_core.checks import check_list
 from tw_core.modes import without_autograph
 
@@ -20,7 +22,7 @@ GradList: TypeAlias = "Sequence[Sequence[tuple[Gradient, tf.Variable]]]"
 def split_grad_list(
     grad_list: GradList,
 ) -> tuple[list[list[Gradient]], list[list[tf.Variable]]]:
-    """Takes pairs apart.
+    """Separates gradients and variables.
 
     Args:
       grad_list: [K][N] (gradient, variable) pairs.
@@ -36,14 +38,10 @@ def split_grad_list(
     """
     for k, tower in enumerate(_lists("split_grad_list", grad_list=grad_list)):
         for n, pair in enumerate(tower):
-            if (
-                isinstance(pair, str)
-                or not isinstance(pair, Sequence)
-                or len(pair) != 2
-            ):
+            if not _has_two(pair):
                 raise TypeError(
-                    "split_grad_list: wants (gradient, variable) pairs; got "
-                    f"{pair!r} at tower {k} item {n}."
+                    "split_grad_list: grad_list must hold (gradient, variable) pairs; "
+                    f"got {pair!r} at tower {k} item {n}."
                 )
     grads = [[grad for grad, _ in tower] for tower in grad_list]
     variables = [[variable for _, variable in tower] for tower in grad_list]
@@ -77,12 +75,97 @@ def merge_grad_list(
     if grads != variables:
         raise ValueError(
             f"merge_grad_list: gradients and variables must have the same lengths; "
-            f"got {grads} gradients and {variables} variables a tower."
+            f"got {grads} gradients and {variables} variables per tower."
         )
     return [
         list(zip(grads, variables, strict=True))
         for grads, variables in zip(all_grads, all_vars, strict=True)
     ]
+
+
+@without_autograph
+def ensure_gradient_shapes(grad_list: GradList) -> list[list[tuple[Any, Any]]]:
+    """Gives every gradient the shape of its variable, checked when it is computed.
+
+    A gradient that reads a placeholder, a ``py_function`` or a ``tf.function``'s free
+    dimension may have a shape that is known only in part. With another shape than its
+    variable's, it would be added to other towers' gradients as it lies in memory, or
+    shift what is packed behind it.
+
+    Args:
+      grad_list: [K][N] (gradient, variable) pairs, without None, that
+        ``check_grad_list`` lets pass.
+
+    Returns:
+      The same pairs. A gradient whose shape is not fully known passes an op named
+      after tower and variable, ``check_gradient_shape/tower1/w``, which fails with
+      ``InvalidArgumentError`` where the shape is another. Of an ``IndexedSlices`` the
+      rows are checked, in any number.
+
+    Raises:
+      TypeError: something that is no list of lists of pairs.
+    """
+    check_are_pairs(grad_list, "ensure_gradient_shapes")
+    return [
+        [(_ensured(grad, variable, tower=k), variable) for grad, variable in pairs]
+        for k, pairs in enumerate(grad_list)
+    ]
+
+
+def _ensured(grad: Any, variable: Any, *, tower: int) -> Any:
+    plain = tf_variable(variable)
+    name = f"check_gradient_shape/tower{tower}/{plain.name.split(':')[0]}"
+    if not isinstance(grad, tf.IndexedSlices):
+        return _with_shape(grad, plain.shape, name)
+    rows = tf.TensorShape([None]).concatenate(plain.shape[1:])
+    values = _with_shape(grad.values, rows, name)
+    return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
+
+
+def _with_shape(tensor: tf.Tensor, shape: tf.TensorShape, name: str) -> tf.Tensor:
+    if str(tensor.shape.merge_with(shape)) == str(tensor.shape):
+        return tensor  # The variable's shape tells nothing more.
+    # On the gradient's device, whatever device is being built on.
+    with tf.device(tensor.device or None):
+        return tf.ensure_shape(
+            tensor, shape, name=re.sub(r"[^A-Za-z0-9_.\\/-]", "_", name)
+        )
+
+
+def check_are_pairs(grad_list: GradList, caller: str) -> None:
+    """Refuses anything but a list of lists of (gradient, variable) pairs."""
+    if not isinstance(grad_list, Sequence) or not all(
+        isinstance(tower, Sequence) for tower in grad_list
+    ):
+        raise TypeError(
+            f"{caller}: grad_list must be [K][N] (gradient, variable) pairs, one list "
+            f"per tower; got {type(grad_list).__name__}: {str(grad_list)[:80]}. One "
+            "tower is a list in a list."
+        )
+    others = [
+        f"tower {k} item {n}"
+        for k, tower in enumerate(grad_list)
+        for n, pair in enumerate(tower)
+        if not _is_pair(pair)
+    ]
+    if others:
+        raise TypeError(
+            f"{caller}: grad_list must hold pairs of a gradient (tensor, IndexedSlices "
+            f"or None) and its variable; got something else at {', '.join(others)}."
+        )
+
+
+def _has_two(pair: Any) -> bool:
+    is_sequence = isinstance(pair, Sequence) and not isinstance(pair, str)
+    return is_sequence and len(pair) == 2
+
+
+def _is_pair(pair: Any) -> bool:
+    if not _has_two(pair):
+        return False
+    grad, variable = pair
+    is_grad = grad is None or hasattr(grad, "shape") or tf.is_tensor(grad)
+    return is_grad and is_variable(variable)
 
 
 def _lists(caller: str, /, **argument: Any) -> Sequence[Sequence[Any]]:

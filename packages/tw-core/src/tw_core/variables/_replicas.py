@@ -54,9 +54,9 @@ def replicate(towers: Sequence[Tower], factory: Callable[[Tower], _T]) -> list[_
     with tower_build():
         replicas = [_make_replica(tower, factory) for tower in towers]
     variable_lists = [_variables_to_copy(replica) for replica in replicas]
-    check_replicas(variable_lists, caller="replicate")
+    _check_replicas(variable_lists, caller="replicate")
     if not builds_session_graph():
-        copy_to_replicas(variable_lists)
+        _copy(variable_lists)
     return replicas
 
 
@@ -70,17 +70,14 @@ def _own_names(tower: Tower) -> Iterator[None]:
     if not builds_session_graph():
         yield
         return
-    if tower.is_main:
-        with Replicated().scope(tower):
+    with Replicated().scope(tower):
+        if tower.is_main:
             yield
-        return
-    scope = tf.compat.v1.get_default_graph().get_name_scope()
-    # Ending in a slash, the name stays free for a tower context.
-    with (
-        Replicated().scope(tower),
-        tf.name_scope(f"{scope}/{tower.name}/" if scope else f"{tower.name}/"),
-    ):
-        yield
+            return
+        scope = tf.compat.v1.get_default_graph().get_name_scope()
+        # Ending in a slash, the name stays free for a tower context.
+        with tf.name_scope(f"{scope}/{tower.name}/" if scope else f"{tower.name}/"):
+            yield
 
 
 def _variables_to_copy(replica: Any) -> list[Any]:
@@ -125,7 +122,12 @@ def copy_to_replicas(
         variable in two towers, or a reference variable.
       TypeError: something that is no variable.
     """
-    check_replicas(variable_lists, caller="copy_to_replicas")
+    _check_replicas(variable_lists, caller="copy_to_replicas")
+    return _copy(variable_lists)
+
+
+@without_autograph
+def _copy(variable_lists: Sequence[Sequence[Any]]) -> tf.Operation | None:
     lists = [[tf_variable(v) for v in variables] for variables in variable_lists]
     assigns = []
     for source, *copies in zip(*lists, strict=True):
@@ -139,35 +141,31 @@ def copy_to_replicas(
     return tf.group(*assigns, name="copy_to_replicas")
 
 
-def check_replicas(variable_lists: Sequence[Sequence[Any]], *, caller: str) -> None:
+def _check_replicas(variable_lists: Sequence[Sequence[Any]], *, caller: str) -> None:
     """Refuses lists that are no [K][M] copies of each other, naming every offender."""
     check_list(caller, variable_lists=variable_lists, of="lists", empty=True)
     if not variable_lists:
         raise ValueError(
-            f"{caller}: no tower's variables were given; pass [K][M] variables, a list "
-            "a tower."
+            f"{caller}: no tower's variables were given; pass [K][M] variables, one "
+            "list per tower."
         )
     for variables in variable_lists:
         check_list(caller, variables_of_a_tower=variables, of="variables", empty=True)
-    _check_are_variables(variable_lists, caller)
-    refuse_reference_variables((v for vs in variable_lists for v in vs), caller=caller)
-    _check_counts(variable_lists, caller)
-    _check_none_is_shared(variable_lists, caller)
-    _check_shapes_and_dtypes(variable_lists, caller)
-
-
-def _check_are_variables(variable_lists: Sequence[Sequence[Any]], caller: str) -> None:
-    strangers = [
+    others = [
         f"tower {k} number {m}: {type(v).__name__}"
         for k, variables in enumerate(variable_lists)
         for m, v in enumerate(variables)
         if not is_variable(v)
     ]
-    if strangers:
+    if others:
         raise TypeError(
-            f"{caller}: wants [K][M] TensorFlow or Keras variables; got "
-            f"{', '.join(strangers)}."
+            f"{caller}: variable_lists must be [K][M] TensorFlow or Keras variables; "
+            f"got {', '.join(others)}."
         )
+    refuse_reference_variables((v for vs in variable_lists for v in vs), caller=caller)
+    _check_counts(variable_lists, caller)
+    _check_none_is_shared(variable_lists, caller)
+    _check_shapes_and_dtypes(variable_lists, caller)
 
 
 def _check_counts(variable_lists: Sequence[Sequence[Any]], caller: str) -> None:

@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from tw_core._records.initial_values import InitialValue, initial_value, regularize
 from tw_core._tf_compat import outermost_function_graph
-from tw_core._towers import Tower, check_tower, check_towers
+from tw_core._towers import Tower, check_tower
+from tw_core.checks import naming
 from tw_core.devices._known import check_devices
 from tw_core.devices._least_loaded import LeastLoadedDeviceSetter
 from tw_core.modes import traces_function
@@ -76,8 +77,8 @@ class VariableStore:
                 "a session graph keeps its variables itself: use Shared().scope or "
                 "Replicated().scope there."
             )
-        check_towers([tower], caller="VariableStore.scope")
-        check_devices(self._devices, caller="VariableStore.scope")
+        with naming("VariableStore.scope"):
+            check_devices([tower.device, *self._devices])
         v1 = tf.compat.v1
         shares = isinstance(self._policy, Shared)
         with v1.variable_scope(
@@ -92,12 +93,15 @@ class VariableStore:
     def variables(self, tower: Tower) -> list[tf.Variable]:
         """Lists the variables that ``tower`` uses, in the order of making."""
         check_tower("VariableStore.variables", tower)
-        return list(self._sets.get(self._owner(tower), {}).values())
+        return self._variables_of(tower)
 
     def trainable_variables(self, tower: Tower) -> list[tf.Variable]:
         """Lists the trainable ones among ``variables(tower)``."""
         check_tower("VariableStore.trainable_variables", tower)
-        return [v for v in self.variables(tower) if v.trainable]
+        return [v for v in self._variables_of(tower) if v.trainable]
+
+    def _variables_of(self, tower: Tower) -> list[tf.Variable]:
+        return list(self._sets.get(self._owner(tower), {}).values())
 
     def _owner(self, tower: Tower) -> int:
         return 0 if isinstance(self._policy, Shared) else tower.index
