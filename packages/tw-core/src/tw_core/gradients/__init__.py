@@ -9,7 +9,6 @@ from tw_core.gradients._checks import (
     check_replicated_grad_list,
     check_shared_grad_list,
 )
-from tw_core.gradients._duplicate_rows import sum_duplicate_rows
 from tw_core.gradients._lists import (
     Gradient,
     GradList,
@@ -17,7 +16,13 @@ from tw_core.gradients._lists import (
     merge_grad_list,
     split_grad_list,
 )
-from tw_core.gradients._values import map_values, scale, values_of, with_unique_rows
+from tw_core.gradients._values import (
+    map_values,
+    scale,
+    sum_duplicate_rows,
+    values_of,
+    with_unique_rows,
+)
 
 __all__ = [
     "GradList",

@@ -1,7 +1,12 @@
 """Gradients that are dense or sparse, treated alike.
 
 A sparse gradient, a ``tf.IndexedSlices``, has its numbers in ``values``: one row per
-lookup, so that an index may occur many times.
+lookup, so that an index may occur many times; a sum over towers has the rows of all of
+them. The gradient it stands for is the sum of the rows that share an index. Whoever
+uses the rows for anything but that sum must add them first: a norm, a square (Adam's
+second moment), an assignment to rows. The optimizers of ``tf.compat.v1.train`` do so
+themselves; of Keras 3, RMSprop, Adam, AdamW, Adadelta, Adagrad, Adamax, Nadam, Ftrl,
+Adafactor and Lamb do not.
 """
 
 from collections.abc import Callable
@@ -9,8 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.gradients._duplicate_rows import sum_duplicate_rows
-from tw_core.modes import without_autograph
+from tw_core.modes import compiles_with_xla, without_autograph
 
 
 def values_of(grad: Any) -> tf.Tensor:
@@ -65,6 +69,36 @@ def scale(grad: Any, factor: float | tf.Tensor | None) -> Any:
 
 
 @without_autograph
+def sum_duplicate_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Adds rows with the same index, so that each index occurs once.
+
+    Args:
+      slices: ``[R, ...]`` values of a numeric dtype, ``[R]`` indices in any
+        order; ``dense_shape`` may be None.
+
+    Returns:
+      The same gradient with one row per distinct index, in the order of first
+      occurrence, on the device of the values. In a ``jit_compile=True``
+      function, which needs a static number of rows, R rows in the order of
+      indices: the spare ones are zeros at the smallest index.
+
+    Raises:
+      TypeError: something else than an ``IndexedSlices``.
+    """
+    if not isinstance(slices, tf.IndexedSlices):
+        raise TypeError(
+            f"sum_duplicate_rows: slices must be a tf.IndexedSlices; got "
+            f"{type(slices).__name__}. Use a dense gradient as it is."
+        )
+    with tf.name_scope("sum_duplicate_rows"), tf.device(slices.values.device):
+        if compiles_with_xla():
+            values, indices = _sum_sorted(slices)
+        else:
+            values, indices = _sum_unique(slices)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+@without_autograph
 def with_unique_rows(grad: Any) -> Any:
     """Adds the rows of a sparse gradient that share an index.
 
@@ -75,3 +109,24 @@ def with_unique_rows(grad: Any) -> Any:
       As ``sum_duplicate_rows`` for an ``IndexedSlices``; anything else as it is.
     """
     return sum_duplicate_rows(grad) if isinstance(grad, tf.IndexedSlices) else grad
+
+
+def _sum_unique(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
+    indices, rows = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, rows, tf.size(indices))
+    return values, indices
+
+
+def _sum_sorted(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
+    # XLA refuses Unique, whose result has as many elements as the data say.
+    order = tf.argsort(slices.indices, stable=True)
+    ordered = tf.gather(slices.indices, order)
+    previous = tf.roll(ordered, 1, axis=0)
+    # Not `!=`, which compares objects where version 2 behaviour is off.
+    is_new = tf.cast(tf.not_equal(ordered, previous), tf.int32)
+    rows = tf.cumsum(is_new) - is_new[:1]
+    num_rows = tf.size(order)
+    values = tf.gather(slices.values, order)
+    values = tf.math.unsorted_segment_sum(values, rows, num_rows)
+    indices = tf.math.unsorted_segment_max(ordered, rows, num_rows)
+    return values, tf.maximum(indices, tf.reduce_min(ordered))
