@@ -178,6 +178,7 @@ def check_towers(towers: Sequence[Tower], *, caller: str) -> None:
       ValueError: an empty list; or, in eager mode, in ``tf.function`` and where the
         graph has a default session, a device this process does not have.
     """
+    caller = named_caller(caller)
     check_list(caller, towers=towers, of="tw_core.Tower", empty=True)
     if not towers:
         raise ValueError(
