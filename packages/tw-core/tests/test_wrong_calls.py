@@ -162,7 +162,7 @@ DEVICES = [
         "map_towers",
         map_towers,
         ((None, OURS), TypeError, "fn must be a function; got None"),
-        ((print, OURS, None), TypeError, "one item a tower; got [None]"),
+        ((print, OURS, None), TypeError, "one item per tower; got [None]"),
         ((print, OURS, 3), TypeError, "got [3]"),
         ((print, OURS, "ab"), TypeError, "got ['ab']"),
         ((print, OURS, [1]), ValueError, "got lengths [1] for 2 towers"),
@@ -353,7 +353,7 @@ CONTEXTS = [
     *rows(
         "TowerFunc.__call__",
         in_tower(lambda context, *args: TowerFunc(print, SPEC)(*args)),
-        ((), ValueError, "one input a name of the signature, ['x']; got 0"),
+        ((), ValueError, "one input per name of the signature, ['x']; got 0"),
         ((1, 2), ValueError, "got 2"),
     ),
     *rows(

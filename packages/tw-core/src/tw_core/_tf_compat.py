@@ -5,7 +5,7 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 
 def in_xla_context(graph: tf.Graph) -> bool:
-    """Tells whether ``graph``, or a graph around it, is being compiled by XLA."""
+    """Returns whether ``graph``, or a graph around it, is being compiled by XLA."""
     return bool(GraphOrParentsInXlaContext(graph))
 
 

@@ -1,6 +1,6 @@
-"""A tower: one copy of a model on one device, and doing the same on each.
+"""A tower: one copy of a model on one device.
 
-The same three names serve a graph with a session and a ``tf.function``.
+The same names serve session graphs and ``tf.function``.
 """
 
 import logging
@@ -41,7 +41,7 @@ class Tower:
     Raises:
       ValueError: index and total do not fit, or a device string TensorFlow cannot
         read.
-      TypeError: index or total is no whole number.
+      TypeError: index or total is not a whole number.
     """
 
     index: int
@@ -80,18 +80,18 @@ class Tower:
 
 
 def towers(devices: Sequence[int | str]) -> tuple[Tower, ...]:
-    """Makes one tower a device, in the order given.
+    """Makes one tower per device, in the order given.
 
     Args:
       devices: an int k means ``"/gpu:k"``; a string is itself. A device may
-        come several times (said in the log).
+        occur several times, which is logged as a warning.
 
     Returns:
       K towers.
 
     Raises:
       ValueError: no device, a negative int, or a string TensorFlow cannot read.
-      TypeError: something that is neither int nor string.
+      TypeError: an item that is neither an int nor a string.
 
     >>> towers([0, "/cpu:0"])[0]
     Tower(index=0, device='/gpu:0', total=2)
@@ -133,8 +133,8 @@ def map_towers(
       ValueError: no tower; a sequence of another length than K; or, in eager
         mode, in ``tf.function`` and where the graph has a default session, a
         device this process does not have.
-      TypeError: something that is no ``Tower``; ``fn`` is no function; or what is no
-        sequence.
+      TypeError: an item of ``towers`` that is not a ``Tower``, ``fn`` is not a
+        function, or an item of ``per_tower`` is not a sequence.
     """
     # Not marked without_autograph: fn may need it.
     check_towers(towers, caller="map_towers")
@@ -157,7 +157,7 @@ def record_variables(tower: Tower) -> Iterator[None]:
       tower: whose they are.
 
     Raises:
-      TypeError: ``tower`` is no ``Tower``.
+      TypeError: ``tower`` is not a ``Tower``.
     """
     check_tower("record_variables", tower)
     scope = "" if tower.is_main else tower.name
@@ -167,7 +167,7 @@ def record_variables(tower: Tower) -> Iterator[None]:
 
 @without_autograph
 def check_towers(towers: Sequence[Tower], *, caller: str) -> None:
-    """Refuses what is no list of towers and, where they can be known, unknown devices.
+    """Refuses anything but a list of towers, and devices that are known not to exist.
 
     Args:
       towers: K towers, at least one.
@@ -184,10 +184,10 @@ def check_towers(towers: Sequence[Tower], *, caller: str) -> None:
         raise ValueError(
             f"{caller}: towers is empty; make some with tw_core.towers(devices)."
         )
-    strangers = [tower for tower in towers if not isinstance(tower, Tower)]
-    if strangers:
+    others = [tower for tower in towers if not isinstance(tower, Tower)]
+    if others:
         raise TypeError(
-            f"{caller}: towers must hold tw_core.Tower; got {strangers}. Make them "
+            f"{caller}: towers must hold tw_core.Tower; got {others}. Make them "
             "with tw_core.towers(devices)."
         )
     check_known_devices([tower.device for tower in towers], caller=caller)
@@ -201,12 +201,13 @@ def _check_calls(
     others = [items for items in per_tower if not _has_items(items)]
     if others:
         raise TypeError(
-            f"map_towers: wants a sequence with one item a tower; got {others!r}."
+            "map_towers: per_tower must hold sequences with one item per tower; got "
+            f"{others!r}."
         )
     lengths = [len(items) for items in per_tower]
     if any(length != len(towers) for length in lengths):
         raise ValueError(
-            f"map_towers: every sequence must hold one item a tower; got lengths "
+            f"map_towers: every sequence must hold one item per tower; got lengths "
             f"{lengths} for {len(towers)} towers."
         )
 
@@ -217,7 +218,7 @@ def _has_items(items: object) -> bool:
 
 
 def check_tower(caller: str, tower: object) -> None:
-    """Refuses what is no ``Tower``."""
+    """Refuses what is not a ``Tower``."""
     if not isinstance(tower, Tower):
         raise TypeError(
             f"{caller}: tower must be a tw_core.Tower; got {tower!r}. Make them with "

@@ -17,8 +17,8 @@ from typing import Any
 import tensorflow as tf
 
 REFERENCE_ADVICE = (
-    "only resource variables work: call tf.compat.v1.enable_resource_variables() "
-    "before making it"
+    "only resource variables are supported: call "
+    "tf.compat.v1.enable_resource_variables() before making it"
 )
 
 # These hand a variable's handle to a function's body, and run anywhere.
@@ -37,7 +37,7 @@ _CALLS = frozenset(
 
 
 def is_variable(value: object) -> bool:
-    """Tells whether ``value`` is a TensorFlow variable or holds one, as Keras's do."""
+    """Returns whether ``value`` is a TensorFlow variable or a Keras variable."""
     held = getattr(value, "value", None)
     return isinstance(value, tf.Variable) or isinstance(held, tf.Variable)
 
@@ -48,7 +48,7 @@ def tf_variable(variable: Any) -> tf.Variable:
 
 
 def is_reference_variable(variable: Any) -> bool:
-    """Tells whether a variable is of the kind that came before resources."""
+    """Returns whether a variable is of the kind that came before resources."""
     return str(getattr(variable.dtype, "name", variable.dtype)).endswith("_ref")
 
 
@@ -74,7 +74,7 @@ def refuse_reference_variables(variables: Iterable[Any], *, caller: str) -> None
 
 
 def hands_on(op: tf.Operation) -> bool:
-    """Tells whether ``op`` passes variables to a body, rather than using them."""
+    """Returns whether ``op`` passes variables to a body, rather than using them."""
     return op.type in _CALLS
 
 
@@ -87,7 +87,7 @@ def device_of_variable(op: tf.Operation) -> str:
 
 
 def check_operation(caller: str, op: object) -> None:
-    """Refuses what is no operation; for device functions."""
+    """Refuses what is not an operation; for device functions."""
     if not isinstance(op, tf.Operation):
         raise TypeError(f"{caller}: op must be a tf.Operation; got {op!r}.")
 

@@ -63,7 +63,7 @@ def named_caller(own: str) -> str:
 def check_whole_number(
     caller: str, /, *, at_least: int | None = None, **argument: Any
 ) -> int:
-    """Refuses anything but a whole number; a bool is none.
+    """Refuses anything but a whole number, bools included.
 
     Args:
       caller: the public name that was called; opens the message.
@@ -74,7 +74,7 @@ def check_whole_number(
       The value as an int.
 
     Raises:
-      TypeError: not a whole number; 2.0 is none.
+      TypeError: not a whole number, as 2.0 is not.
       ValueError: below ``at_least``.
 
     >>> check_whole_number("packed", below=4096, at_least=0)
@@ -100,7 +100,7 @@ def check_number(
     finite: bool = True,
     **argument: Any,
 ) -> float:
-    """Refuses anything but a real number; NaN and bools are none.
+    """Refuses anything but a real number, NaN and bools included.
 
     Args:
       caller: the public name that was called; opens the message.
@@ -205,7 +205,7 @@ def check_text(caller: str, /, *, empty: bool = False, **argument: Any) -> str:
 def check_list(
     caller: str, /, *, of: str = "items", empty: bool = False, **argument: Any
 ) -> Sequence[Any]:
-    """Refuses anything but a sequence; a string is none.
+    """Refuses anything but a sequence, strings included.
 
     Args:
       caller: the public name that was called; opens the message.

@@ -36,7 +36,7 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 
 def builds_session_graph() -> bool:
-    """Tells whether ops made now end in a graph that a session runs.
+    """Returns whether ops made now end in a graph that a session runs.
 
     Returns:
       True in a ``tf.Graph``, in the branches and loops of its ``tf.cond`` and
@@ -46,7 +46,7 @@ def builds_session_graph() -> bool:
 
 
 def traces_function() -> bool:
-    """Tells whether a function called from eager code is being traced.
+    """Returns whether a function called from eager code is being traced.
 
     Returns:
       True in a ``tf.function`` or ``wrap_function``, and in the branches, loops and
@@ -59,7 +59,7 @@ def traces_function() -> bool:
 
 
 def orders_effects() -> bool:
-    """Tells whether assignments made now take place by themselves, in program order.
+    """Returns whether assignments made now take place by themselves, in program order.
 
     Returns:
       True in eager mode and in the body of a ``tf.function``, its branches and loops
@@ -76,7 +76,7 @@ def orders_effects() -> bool:
 
 
 def compiles_with_xla() -> bool:
-    """Tells whether ops made now are part of a ``jit_compile=True`` function.
+    """Returns whether ops made now are part of a ``jit_compile=True`` function.
 
     True at any depth within it, in functions that it calls and in bodies of
     ``tf.cond`` and ``tf.while_loop``. What XLA compiles by itself

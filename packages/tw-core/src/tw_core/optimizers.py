@@ -86,7 +86,7 @@ class OptimizerKind(Enum):
 def kind_of(optimizer: object) -> OptimizerKind:
     """Returns an optimizer's kind, without importing Keras or tf_keras.
 
-    What is no object of a known family, a class among them, is ``OTHER``.
+    What is not an object of a known family, a class among them, is ``OTHER``.
     """
     if isinstance(optimizer, type):
         return OptimizerKind.OTHER
@@ -117,7 +117,7 @@ _WITHOUT_OP = {
 
 
 def check_optimizer(caller: str, optimizer: Any) -> None:
-    """Refuses what is no optimizer, or one that a session graph cannot use.
+    """Refuses what is not an optimizer, or one that a session graph cannot use.
 
     Args:
       caller: the public name that was called; opens the message.
@@ -211,12 +211,12 @@ def _trace_unused_update(optimizer: Any, variables: Sequence[Any]) -> None:
 def apply_pairs(
     optimizer: Any, pairs: Sequence[tuple[Any, Any]], *, name: str | None = None
 ) -> Any:
-    """Applies gradients the way the optimizer's kind wants it.
+    """Applies gradients in the way that the optimizer's kind requires.
 
     A Keras 3 optimizer gets rows that share an index as their sum, as most of these
     take a square or the like of each row; in a session graph it is called in a
     function. All others get ``tf.Variable`` objects. Gradients that were made outside
-    of the branch or loop being built are brought into it, where Keras wants them.
+    of the branch or loop being built are brought into it, where Keras requires them.
 
     Args:
       optimizer: of any kind.

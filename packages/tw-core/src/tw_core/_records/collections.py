@@ -1,12 +1,12 @@
 """What a tower adds to its graph's collections, and what it may not leave there.
 
-A graph's collections are lists that everybody appends to. Their contents are
+A graph's collections are lists that any code appends to. Their contents are
 noted when the tower opens; when it closes, what came in between is kept and the
 frozen ones are put back. Threads that build towers of one graph at the same time
 see each other's additions; one graph is built by one thread.
 
-Which collections are frozen beside the summaries is written into the graph, in a
-collection of its own: graphs do not share it, and a graph that is exported keeps it.
+Which collections are frozen in addition to the summaries is recorded in the graph, in a
+collection of its own: graphs do not share it, and an exported graph keeps it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -36,7 +36,7 @@ def freeze_collections(*keys: str, graph: tf.Graph | None = None) -> None:
 
     Raises:
       ValueError: no key.
-      TypeError: a key that is no string.
+      TypeError: a key that is not a string.
       RuntimeError: in eager mode, without a graph.
     """
     if not keys:
@@ -83,7 +83,7 @@ def leave_no_summaries(enable: bool = True) -> Iterator[None]:
       enable: False does nothing.
 
     Raises:
-      TypeError: ``enable`` is no bool.
+      TypeError: ``enable`` is not a bool.
     """
     check_flag("leave_no_summaries", enable=enable)
     if not enable or tf.executing_eagerly():

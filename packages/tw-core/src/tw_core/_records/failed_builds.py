@@ -2,7 +2,7 @@
 
 Ops cannot be taken out of a graph, but they can be taken out of its collections: what
 failed is then not initialised, saved, summarised or run with UPDATE_OPS. A variable of
-``get_variable`` keeps its name for ever; the next build that asks for that name gets
+``get_variable`` keeps its name for good; the next build that asks for that name gets
 the variable that is there, with the initial value and regularizer it asks for.
 """
 

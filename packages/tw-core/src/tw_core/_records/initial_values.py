@@ -41,7 +41,7 @@ def initial_value(
 
     Raises:
       ValueError: no default for the dtype; a shape that is needed and not
-        known, or given beside a value; a tensor of the ``tf.function``.
+        known, or given together with a value; a tensor of the ``tf.function``.
     """
     if initializer is None:
         initializer = _default_initializer(name, dtype)

@@ -1,8 +1,8 @@
-"""Which variables of one tower are which of another's, by name where names tell.
+"""Matches the variables of one tower with those of another, by name where possible.
 
 Variables that towers share have one name. A graph records what each of its towers
-made; elsewhere replicas are called ``tower1/w``. Models that were built apart are named
-by whoever built them, and Keras numbers their layers on: ``dense/kernel`` in one,
+made; elsewhere replicas are called ``tower1/w``. Models that were built separately have
+names of their own, in which Keras numbers layers: ``dense/kernel`` in one model,
 ``dense_1/kernel`` in the next.
 """
 
@@ -33,7 +33,7 @@ def base_name(variable: Any) -> str:
 
 
 def owning_tower(variable: Any) -> int:
-    """Tells whose a variable of a graph is: tower 0's where no other tower made it."""
+    """Returns the index of the tower that owns a variable: 0 where none made it."""
     origin = recorded_origin(variable)
     if origin is None and _may_be_a_replica(variable):
         return _tower_in_name(variable)
@@ -71,7 +71,7 @@ def shared_variables(variables: Sequence[Sequence[Any]]) -> list[tuple[str, list
     """Finds the variables that several towers have in common.
 
     Args:
-      variables: [K][N] variables, N perhaps of each tower its own.
+      variables: [K][N] variables, N may differ between towers.
 
     Returns:
       The name of each variable that more than one tower has, and these towers.
@@ -87,11 +87,11 @@ def variable_mismatches(variables: Sequence[Sequence[Any]]) -> list[str]:
     """Describes how towers differ in their variables.
 
     Args:
-      variables: [K][N] variables, N perhaps of each tower its own.
+      variables: [K][N] variables, N may differ between towers.
 
     Returns:
-      One sentence a variable that some towers lack or call by another number, and
-      one a tower whose order differs from tower 0's; nothing where all match.
+      One sentence for each variable that some towers lack or number differently, and
+      one for each tower whose order differs from tower 0's; nothing where all match.
     """
     names = _comparable_names(variables)
     if names is None:

@@ -27,7 +27,7 @@ _KEY = ("tw_core/tower_variables",)
 
 
 def variable_origin(variable: Any) -> VariableOrigin | None:
-    """Tells which tower made a variable, and of which variable it is a copy.
+    """Returns which tower made a variable, and of which variable it is a copy.
 
     Args:
       variable: a TensorFlow or Keras variable.
@@ -37,7 +37,7 @@ def variable_origin(variable: Any) -> VariableOrigin | None:
       and in an imported graph.
 
     Raises:
-      TypeError: ``variable`` is none.
+      TypeError: ``variable`` is not one.
     """
     if not is_variable(variable):
         raise TypeError(
@@ -55,7 +55,7 @@ def recorded_origin(variable: Any) -> VariableOrigin | None:
 
 
 def has_record(variable: Any) -> bool:
-    """Tells whether the graph of ``variable`` records what its towers made."""
+    """Returns whether the graph of ``variable`` records what its towers made."""
     return _record_of(variable) is not None
 
 
@@ -94,7 +94,7 @@ def tower_build(*, undo_on_error: bool = False) -> Iterator[None]:
         ``undo_on_error`` take over the variables that it made with ``get_variable``.
 
     Raises:
-      TypeError: ``undo_on_error`` is no bool.
+      TypeError: ``undo_on_error`` is not a bool.
     """
     check_flag("tower_build", undo_on_error=undo_on_error)
     if orders_effects():

@@ -3,8 +3,8 @@
 What training and inference towers share, in a session graph and inside a
 ``tf.function``. Everything that is opened is put back, also after an exception.
 
-The current tower is no module global: two threads may build two graphs, and one thread
-may open a second graph inside a tower of the first. The bodies of ``tf.cond``,
+The current tower is not a module global: two threads may build two graphs, and one
+thread may open a second graph inside a tower of the first. The bodies of ``tf.cond``,
 ``tf.while_loop`` and functions belong to the graph around them.
 """
 
@@ -69,12 +69,12 @@ class BaseTowerContext(ABC):
         Args:
           ns_name: name scope of the tower's ops; may be empty for none.
           vs_name: variable scope of the tower's own variables; empty to use
-            the scope in force.
+            the current scope.
 
         Raises:
           ValueError: a ``vs_name`` without a ``ns_name``, or a name that ends
             in ``/``.
-          TypeError: a name that is no string.
+          TypeError: a name that is not a string.
         """
         check_text(type(self).__name__, ns_name=ns_name, empty=True)
         check_text(type(self).__name__, vs_name=vs_name, empty=True)
@@ -130,7 +130,7 @@ class BaseTowerContext(ABC):
 
         Raises:
           RuntimeError: the tower has not been entered yet.
-          TypeError: ``key`` is no string.
+          TypeError: ``key`` is not a string.
         """
         check_text(f"{type(self).__name__}.get_collection_in_tower", key=key)
         if self._collections is None:
@@ -142,8 +142,8 @@ class BaseTowerContext(ABC):
 
         Raises:
           RuntimeError: in eager mode.
-          ValueError: inside another tower, a second time, where the variable
-            scope in force does not fit, or where the name is taken.
+          ValueError: inside another tower, a second time, where the current
+            variable scope does not fit, or where the name is taken.
         """
         graph = self._check_can_enter()
         collections = TowerCollections(graph, self._frozen_keys(graph))
@@ -187,14 +187,14 @@ class BaseTowerContext(ABC):
         """Lists the collections that the tower leaves as they were."""
 
     @abstractmethod
-    def _see_scope_in_force(self) -> None:
-        """Notes or refuses the variable scope that the tower is entered in."""
+    def _check_current_scope(self) -> None:
+        """Notes or refuses the current variable scope."""
 
     def _recording(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def _reuse(self) -> bool | None:
-        return None  # as the scope in force
+        return None  # as in the current scope
 
     def _variable_scope(self) -> AbstractContextManager[Any]:
         # A scope object, rather than nothing, so that scopes with a default name
@@ -284,5 +284,5 @@ class BaseTowerContext(ABC):
                 f"{self}: {unfit} cannot name scopes of a graph; take letters, digits, "
                 "'_', '.', '-' and '/', beginning with a letter, a digit or '.'."
             )
-        self._see_scope_in_force()
+        self._check_current_scope()
         return tf.compat.v1.get_default_graph()

@@ -30,11 +30,11 @@ class TowerFunc:
         Args:
           tower_fn: builds the model from its inputs; called under a tower
             context.
-          input_signature: one object with a ``name`` an input, such as
+          input_signature: one object with a ``name`` per input, such as
             ``tf.TensorSpec``.
 
         Raises:
-          TypeError: ``tower_fn`` cannot be called, or ``input_signature`` is no list.
+          TypeError: ``tower_fn`` is not callable, or ``input_signature`` not a list.
           ValueError: an input without a name, two of one name, or a name with
             a colon, a slash or a blank.
         """
@@ -72,7 +72,7 @@ class TowerFunc:
         names = [spec.name for spec in self._input_signature]
         if len(args) != len(names):
             raise ValueError(
-                f"TowerFunc: wants one input a name of the signature, {names}; got "
+                f"TowerFunc: takes one input per name of the signature, {names}; got "
                 f"{len(args)}."
             )
         outputs = self._tower_fn(*args)

@@ -33,7 +33,7 @@ class TowerHandle:
           input_names: names under which ``get_tensor`` finds ``inputs``.
 
         Raises:
-          TypeError: ``context`` is no tower context, or inputs or names no list.
+          TypeError: ``context`` is not a tower context, or inputs or names no list.
         """
         if not isinstance(context, BaseTowerContext):
             raise TypeError(
@@ -82,7 +82,7 @@ class TowerHandle:
 
         Raises:
           KeyError: the tower has no such tensor.
-          TypeError: ``name`` is no string.
+          TypeError: ``name`` is not a string.
         """
         check_text("TowerHandle.get_tensor", name=name)
         if name.removesuffix(":0") in self._by_input_name:
@@ -113,7 +113,7 @@ class TowerHandle:
         Raises:
           KeyError: no such variable, or several, as separately built models
             have outside of session graphs.
-          TypeError: ``name`` is no string.
+          TypeError: ``name`` is not a string.
         """
         check_text("TowerHandle.get_variable", name=name)
         full_name = _join(self.vs_name, _with_output(name))
@@ -150,7 +150,7 @@ class TowerHandle:
 
         Raises:
           ValueError: neither or both were given.
-          TypeError: a collection's name that is no string.
+          TypeError: a collection's name that is not a string.
         """
         given = [k for k in (key, name) if k is not None]
         if len(given) != 1:
@@ -172,7 +172,7 @@ class TowerHandles(Sequence[TowerHandle]):
         """Holds ``handles``.
 
         Raises:
-          TypeError: something that is no ``TowerHandle``.
+          TypeError: something that is not a ``TowerHandle``.
         """
         check_list("TowerHandles", handles=handles, of="TowerHandle", empty=True)
         others = [h for h in handles if not isinstance(h, TowerHandle)]
@@ -185,7 +185,7 @@ class TowerHandles(Sequence[TowerHandle]):
         return len(self._handles)
 
     def __contains__(self, which: object) -> bool:
-        """Tells whether there is such a handle, or a tower of such a name."""
+        """Returns whether there is such a handle, or a tower of such a name."""
         return any(which in (handle, handle.ns_name) for handle in self._handles)
 
     @overload

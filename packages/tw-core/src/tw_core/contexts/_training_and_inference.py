@@ -20,7 +20,7 @@ from tw_core.contexts._base import BaseTowerContext
 class TrainTowerContext(BaseTowerContext):
     """A training tower.
 
-    Tower 0 makes the variables. Further towers reuse them, or make their own
+    Tower 0 makes the variables. The other towers reuse them, or make their own
     below ``vs_name``; they leave no summaries, and nothing in the collections that
     ``freeze_collections`` names.
 
@@ -45,7 +45,7 @@ class TrainTowerContext(BaseTowerContext):
         Raises:
           ValueError: index and total do not fit, a variable scope is open, or
             own variables are asked for under ``reuse=True``.
-          TypeError: a name that is no string, or index or total no whole number.
+          TypeError: a name that is not a string, or index or total no whole number.
         """
         super().__init__(ns_name, vs_name)
         check_whole_number("TrainTowerContext", index=index)
@@ -58,7 +58,7 @@ class TrainTowerContext(BaseTowerContext):
         self.index = int(index)
         self.total = int(total)
         if not tf.executing_eagerly():
-            self._see_scope_in_force()
+            self._check_current_scope()
 
     @property
     def is_main_training_tower(self) -> bool:
@@ -70,7 +70,7 @@ class TrainTowerContext(BaseTowerContext):
         """Whether the tower makes variables: tower 0, and towers with vs_name."""
         return self.is_main_training_tower or bool(self._vs_name)
 
-    def _see_scope_in_force(self) -> None:
+    def _check_current_scope(self) -> None:
         scope = tf.compat.v1.get_variable_scope()
         if scope.name:
             raise ValueError(
@@ -79,7 +79,7 @@ class TrainTowerContext(BaseTowerContext):
             )
         if self.has_own_variables and scope.reuse is True:
             raise ValueError(
-                f"{self}: makes its own variables, but the variable scope in force "
+                f"{self}: makes its own variables, but the current variable scope "
                 "has reuse=True. Leave that scope first."
             )
 
@@ -115,7 +115,7 @@ class PredictTowerContext(BaseTowerContext):
         super().__init__(ns_name, vs_name)
         self._reuses_variables = False
         if not tf.executing_eagerly():
-            self._see_scope_in_force()
+            self._check_current_scope()
 
     @property
     def is_main_training_tower(self) -> bool:
@@ -127,7 +127,7 @@ class PredictTowerContext(BaseTowerContext):
         """Whether variables are not reused (``True`` or ``AUTO_REUSE``) around it."""
         return not self._reuses_variables
 
-    def _see_scope_in_force(self) -> None:
+    def _check_current_scope(self) -> None:
         self._reuses_variables = bool(tf.compat.v1.get_variable_scope().reuse)
 
     def _frozen_keys(self, graph: tf.Graph) -> list[str]:
@@ -145,7 +145,7 @@ def TowerContext(
       vs_name: as in ``TrainTowerContext`` and ``PredictTowerContext``.
 
     Raises:
-      TypeError: ``is_training`` is no bool; else as the two.
+      TypeError: ``is_training`` is not a bool; else as the two.
     """
     check_flag("TowerContext", is_training=is_training)
     if is_training:

@@ -40,7 +40,7 @@ def use_logical_cpus(count: int) -> list[str]:
       Their device strings, ``["/cpu:0", ...]``.
 
     Raises:
-      TypeError: ``count`` is no whole number.
+      TypeError: ``count`` is not a whole number.
       ValueError: ``count`` is below 1.
       RuntimeError: TensorFlow has already started with another number.
     """
@@ -70,7 +70,7 @@ def session_config(
 
     Raises:
       ValueError: ``num_cpus`` is below 1.
-      TypeError: ``num_cpus`` is no whole number, or ``soft_placement`` no bool.
+      TypeError: ``num_cpus`` is not a whole number, or ``soft_placement`` no bool.
     """
     if num_cpus is not None:
         check_whole_number("session_config", num_cpus=num_cpus, at_least=1)
@@ -92,9 +92,8 @@ def check_devices(
 ) -> None:
     """Refuses devices that this process does not have, naming those it has.
 
-    TensorFlow's soft placement would move their work to another device without
-    a word. Strings with a job are not checked: the cluster knows them, this
-    process does not.
+    TensorFlow's soft placement would silently move their work to another device.
+    Strings with a job are not checked: the cluster knows them, this process does not.
 
     Args:
       devices: device strings.
@@ -105,7 +104,7 @@ def check_devices(
     Raises:
       ValueError: one or more devices are unknown, or TensorFlow cannot read
         the string.
-      TypeError: ``devices`` is no list, or ``session`` no session.
+      TypeError: ``devices`` is not a list, or ``session`` no session.
     """
     caller = named_caller(caller)
     specs = _specs(devices, caller)

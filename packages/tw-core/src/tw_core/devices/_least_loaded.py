@@ -72,7 +72,7 @@ class LeastLoadedDeviceSetter:
     def place_with_balance(self, op: tf.Operation) -> str:
         """Chooses the least loaded device for something as large as ``op``.
 
-        A further name of tensorpack's, for what is no variable of its own, such as
+        A name of tensorpack's as well, for what is not itself a variable, such as
         the sum of a variable's gradients; variables are placed by calling the setter.
 
         Args:
@@ -83,7 +83,7 @@ class LeastLoadedDeviceSetter:
 
         Raises:
           ValueError: ``op`` is a reference variable.
-          TypeError: ``op`` is no operation, or one without outputs.
+          TypeError: ``op`` is not an operation, or one without outputs.
         """
         caller = "LeastLoadedDeviceSetter.place_with_balance"
         if not isinstance(op, tf.Operation) or not op.outputs:
@@ -151,7 +151,7 @@ class ByteLoads:
         Args:
           places: how many there are.
           place_of: takes a device string and returns the number of its place,
-            or None for a device that is none of them.
+            or None for any other device.
         """
         self._bytes = [0] * places
         self._place_of = place_of

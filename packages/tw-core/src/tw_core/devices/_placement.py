@@ -1,6 +1,6 @@
 """Where a graph's variables and operations live, and what moves between devices.
 
-Read from the graph alone, so it tells what was asked for: an op without a
+Read from the graph alone, so it shows what was asked for: an op without a
 device appears under ``""``, and soft placement may still move one. An op that
 works on a variable is counted where the variable lives, since it runs there
 whatever was asked for.
@@ -89,8 +89,8 @@ def placement(
       nested functions, loops and conditions are not counted.
 
     Raises:
-      TypeError: ``graph`` is no graph, ``fetches`` holds something else than tensors
-        and operations, or ``variables`` than variables.
+      TypeError: ``graph`` is not a graph, ``fetches`` holds something other than
+        tensors and operations, or ``variables`` something other than variables.
       ValueError: a fetch of another graph.
     """
     if not isinstance(graph, tf.Graph):
@@ -100,9 +100,9 @@ def placement(
         )
     _check_fetches(graph, fetches)
     check_list("placement", variables=variables, of="variables", empty=True)
-    strangers = [v for v in variables if not is_variable(v)]
-    if strangers:
-        raise TypeError(f"placement: variables must hold variables; got {strangers}.")
+    others = [v for v in variables if not is_variable(v)]
+    if others:
+        raise TypeError(f"placement: variables must hold variables; got {others}.")
     handles = _handles(graph, variables)
     operations = _needed_for(fetches) if fetches else graph.get_operations()
     where = {op: _device_of(op, handles) for op in operations}

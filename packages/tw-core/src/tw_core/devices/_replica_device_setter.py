@@ -142,7 +142,7 @@ class LeastLoadedTask:
 
         Raises:
           ValueError: ``ps_tasks`` is below 1.
-          TypeError: it is no whole number.
+          TypeError: it is not a whole number.
         """
         check_whole_number("LeastLoadedTask", ps_tasks=ps_tasks, at_least=1)
         self._tasks = ps_tasks

@@ -39,7 +39,7 @@ def check_grad_list(
       ValueError: no tower, no gradient, or towers that differ in number,
         variables, order, shape or dtype; a None; a reference variable. Every
         offender is named.
-      TypeError: something that is no list of lists of pairs.
+      TypeError: something that is not a list of lists of pairs.
     """
     _check(grad_list, caller, allow_none=allow_none)
 
@@ -58,7 +58,7 @@ def check_replicated_grad_list(
 
     Raises:
       ValueError: as ``check_grad_list``; or a variable that towers share.
-      TypeError: something that is no list of lists of pairs.
+      TypeError: something that is not a list of lists of pairs.
     """
     _check(grad_list, caller, ownership="own")
 
@@ -75,7 +75,7 @@ def check_shared_grad_list(
 
     Raises:
       ValueError: as ``check_grad_list``; or a variable that is not tower 0's.
-      TypeError: something that is no list of lists of pairs.
+      TypeError: something that is not a list of lists of pairs.
     """
     _check(grad_list, caller, ownership="shared")
 
@@ -116,7 +116,7 @@ def _check(
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems)
         raise ValueError(
-            f"{caller}: every tower must bring one gradient a variable, with the "
+            f"{caller}: every tower must bring one gradient per variable, with the "
             f"same variables, shapes and dtypes in the same order; got:\n{listed}"
         )
 
@@ -143,8 +143,8 @@ def _problems(
 def _shared(variables: Sequence[Sequence[Any]]) -> list[str]:
     return [
         f"{name} is one variable in towers {towers}, and would be updated once for "
-        "each; make it, or the model that has it, anew in every tower, or share all "
-        "variables as with a parameter server"
+        "each; make a new one, or a new model, in every tower, or share all variables "
+        "as with a parameter server"
         for name, towers in shared_variables(variables)
     ]
 
@@ -208,7 +208,7 @@ def _graphs_being_built() -> Iterator[tf.Graph]:
 
 
 def _differences(pairs: Sequence[Any]) -> Iterator[str]:
-    """Compares one variable's gradients, a pair a tower."""
+    """Compares one variable's gradients, one pair per tower."""
     name, where = base_name(pairs[0][1]), f"in towers 0..{len(pairs) - 1}"
     variables = [tf_variable(variable) for _, variable in pairs]
     shape, kept_in = variables[0].shape, [v.shape for v in variables]

@@ -31,7 +31,7 @@ def split_grad_list(
       [K][N] gradients and [K][N] variables.
 
     Raises:
-      TypeError: something that is no list of lists of pairs.
+      TypeError: something that is not a list of lists of pairs.
 
     >>> split_grad_list([[("g0", "v0"), ("g1", "v1")]])
     ([['g0', 'g1']], [['v0', 'v1']])
@@ -64,7 +64,7 @@ def merge_grad_list(
 
     Raises:
       ValueError: the two differ in K or N.
-      TypeError: one is no list of lists.
+      TypeError: one is not a list of lists.
 
     >>> merge_grad_list([["g0", "g1"]], [["v0", "v1"]])
     [[('g0', 'v0'), ('g1', 'v1')]]
@@ -103,7 +103,7 @@ def ensure_gradient_shapes(grad_list: GradList) -> list[list[tuple[Any, Any]]]:
       rows are checked, in any number.
 
     Raises:
-      TypeError: something that is no list of lists of pairs.
+      TypeError: something that is not a list of lists of pairs.
     """
     check_are_pairs(grad_list, "ensure_gradient_shapes")
     return [
@@ -124,7 +124,7 @@ def _ensured(grad: Any, variable: Any, *, tower: int) -> Any:
 
 def _with_shape(tensor: tf.Tensor, shape: tf.TensorShape, name: str) -> tf.Tensor:
     if str(tensor.shape.merge_with(shape)) == str(tensor.shape):
-        return tensor  # The variable's shape tells nothing more.
+        return tensor  # The variable's shape adds nothing.
     # On the gradient's device, whatever device is being built on.
     with tf.device(tensor.device or None):
         return tf.ensure_shape(

@@ -83,7 +83,7 @@ def sum_duplicate_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
       indices: the spare ones are zeros at the smallest index.
 
     Raises:
-      TypeError: something else than an ``IndexedSlices``.
+      TypeError: something other than an ``IndexedSlices``.
     """
     if not isinstance(slices, tf.IndexedSlices):
         raise TypeError(

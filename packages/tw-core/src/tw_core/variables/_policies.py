@@ -34,10 +34,10 @@ class Shared:
 
     Attributes:
       devices: where they live, the least loaded device by bytes first; empty
-        for the device in force where tower 0 makes them.
+        for the current device where tower 0 makes them.
 
     Raises:
-      TypeError: ``devices`` is no tuple.
+      TypeError: ``devices`` is not a tuple.
       ValueError: a device string TensorFlow cannot read.
     """
 
@@ -59,7 +59,7 @@ class Shared:
 
         Raises:
           RuntimeError: in eager mode.
-          TypeError: ``tower`` is no ``Tower``.
+          TypeError: ``tower`` is not a ``Tower``.
         """
         check_tower("Shared.scope", tower)
         _check_builds_a_graph(self)
@@ -96,7 +96,7 @@ class Replicated:
 
         Raises:
           RuntimeError: in eager mode.
-          TypeError: ``tower`` is no ``Tower``.
+          TypeError: ``tower`` is not a ``Tower``.
         """
         check_tower("Replicated.scope", tower)
         _check_builds_a_graph(self)
@@ -117,8 +117,8 @@ class Replicated:
     def trainable_variables(self, tower: Tower) -> list[tf.Variable]:
         """Lists the graph's trainable variables that are ``tower``'s own.
 
-        Those that no tower made are tower 0's. In an imported graph, which does not
-        tell who made a variable, local ones go by the ``tower<k>`` in their name.
+        Those that no tower made are tower 0's. In an imported graph, which has no
+        record, local ones belong to the ``tower<k>`` in their name.
         """
         check_tower("Replicated.trainable_variables", tower)
         variables = tf.compat.v1.trainable_variables()
@@ -155,7 +155,7 @@ def override_to_local_variable(enable: bool = True) -> Iterator[None]:
 
     Raises:
       ValueError: a reference variable is made inside.
-      TypeError: ``enable`` is no bool.
+      TypeError: ``enable`` is not a bool.
     """
     check_flag("override_to_local_variable", enable=enable)
     if not enable:

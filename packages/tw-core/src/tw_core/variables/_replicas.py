@@ -41,7 +41,7 @@ def replicate(towers: Sequence[Tower], factory: Callable[[Tower], _T]) -> list[_
       RuntimeError: inside a ``tf.function``, where variables must not be made.
       ValueError: no tower, an unknown device, a Keras model without its
         variables yet, copies that share variables or whose variables differ.
-      TypeError: ``factory`` is no function, or returns something without
+      TypeError: ``factory`` is not a function, or returns something without
         ``variables``.
     """
     check_towers(towers, caller="replicate")
@@ -120,7 +120,7 @@ def copy_to_replicas(
     Raises:
       ValueError: no tower, lists that differ in length, shapes or dtypes, one
         variable in two towers, or a reference variable.
-      TypeError: something that is no variable.
+      TypeError: something that is not a variable.
     """
     _check_replicas(variable_lists, caller="copy_to_replicas")
     return _copy(variable_lists)

@@ -1,7 +1,7 @@
 """Keeps the variables of ``get_variable`` code in a ``tf.function``.
 
-TensorFlow's own store lives in the graph, and a ``tf.function`` builds a new
-graph a trace. This one lives with the caller, lifts variables out of the trace,
+TensorFlow's own store lives in the graph, and every trace of a ``tf.function``
+builds a new graph. This one lives with the caller, lifts variables out of the trace,
 and finds them again in every later one, through a public ``custom_getter``.
 """
 
@@ -39,8 +39,8 @@ class VariableStore:
 
         Args:
           policy: ``Shared()``: one set for all towers, on tower 0's device or
-            spread over ``Shared(devices=...)``. ``Replicated()``: a set a tower
-            on its device; further towers' variables start with the present
+            spread over ``Shared(devices=...)``. ``Replicated()``: one set per tower,
+            on its device; the other towers' variables start with the present
             values of tower 0's.
 
         Raises:
@@ -68,7 +68,7 @@ class VariableStore:
         Raises:
           RuntimeError: outside of a ``tf.function``.
           ValueError: a device this process does not have.
-          TypeError: ``tower`` is no ``Tower``.
+          TypeError: ``tower`` is not a ``Tower``.
         """
         check_tower("VariableStore.scope", tower)
         if not traces_function():
@@ -173,7 +173,7 @@ class VariableStore:
             yield
 
     def _serve_first(self, tower: Tower, name: str, regularizer: Any) -> None:
-        # A loss a variable and trace, where a session graph adds it once it is made.
+        # One loss per variable and trace; a session graph adds it with the variable.
         served = self._served_now()
         shares = isinstance(self._policy, Shared)
         is_first = not any(
