@@ -1,5 +1,7 @@
 """Resource, Keras and reference variables are told apart."""
 
+# Private import: how reference variables are named and refused, for all callers.
+
 import keras
 import numpy as np
 import pytest

@@ -1,5 +1,7 @@
 """Ops that use a variable are found, and ops that make a reference variable refused."""
 
+# Private import: what the device functions ask of an op.
+
 import pytest
 import tensorflow as tf
 

@@ -1,5 +1,7 @@
 """Bytes are counted on the place where a variable ends up."""
 
+# Private import: counting by place, which two public setters share.
+
 import logging
 from dataclasses import dataclass
 

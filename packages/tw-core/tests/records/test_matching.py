@@ -1,5 +1,7 @@
 """Variables of towers are matched by name where names tell, else by position."""
 
+# Private import: pure functions on names, tested without TensorFlow's variables.
+
 from dataclasses import dataclass
 
 import keras

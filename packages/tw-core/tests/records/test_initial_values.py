@@ -1,5 +1,7 @@
 """Every form of ``initializer`` that ``get_variable`` takes gives a first value."""
 
+# Private import: twenty forms of an initializer, without a store around each.
+
 import functools
 
 import keras

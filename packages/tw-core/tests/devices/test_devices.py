@@ -1,5 +1,7 @@
 """Devices are counted without starting TensorFlow, made, checked and listed."""
 
+# Private import: its count of devices is replaced, to pretend to have GPUs.
+
 import logging
 
 import pytest

@@ -1,5 +1,7 @@
 """The two ways to run are told apart, in bodies of any depth."""
 
+# Private import: it finds the graph that a store and a record belong to.
+
 import tensorflow as tf
 
 from tw_core import (

@@ -1,5 +1,7 @@
 """Device strings are read, spelled one way, or refused by name."""
 
+# Private import: the reader of device strings that all public functions call.
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

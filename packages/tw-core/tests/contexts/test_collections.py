@@ -1,5 +1,7 @@
 """What a tower adds to collections is told apart, and frozen ones are put back."""
 
+# Private import: the difference that contexts and builds take, without a tower.
+
 import pytest
 import tensorflow as tf
 
