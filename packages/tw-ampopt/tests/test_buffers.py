@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tw_ampopt._buffer_plan import plan_buffers
-from tw_ampopt._buffers import divided, pack, scaled, unpack
+from tw_ampopt._update.buffer_plan import plan_buffers
+from tw_ampopt._update.buffers import divided, pack, scaled, unpack
 from tw_core.testing import SparseRows, run_in_function, run_in_graph
 
 SHAPES = st.lists(st.lists(st.integers(0, 5), max_size=3), min_size=1, max_size=12)

@@ -140,7 +140,7 @@ def test_bad_settings_are_refused(tmp_path):
 
 
 def test_counts_that_were_reset_start_a_new_interval():
-    from tw_ampopt._overflow_interval import OverflowInterval
+    from tw_ampopt._summaries.overflow_interval import OverflowInterval
 
     interval = OverflowInterval({"updates": 10, "skipped_updates": 5})
     closed = interval.close(

@@ -1,0 +1,1 @@
+"""Checks of what callers bring, made once, in the public methods."""

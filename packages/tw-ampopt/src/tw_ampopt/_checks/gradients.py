@@ -1,0 +1,226 @@
+"""Gradients held against their variables: kind, dtype, shape.
+
+Shapes that are known while the step is built are compared then, the others when the
+step runs: small gradients are packed, and one of another length would move elements
+from variable to variable without a word.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from tw_ampopt._checks.graphs import check_same_graph
+from tw_ampopt._variables import host_of, name_of
+from tw_core import compiles_with_xla
+
+_KINDS = (tf.Tensor, tf.Variable, tf.IndexedSlices, np.ndarray, np.generic)
+
+_Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+# Where a gradient comes from: its tower's number, itself, and its variable.
+_Place: TypeAlias = tuple[int, Any, Any]
+
+
+def check_gradients(
+    towers: Sequence[Sequence[Any]], lists: Sequence[Sequence[Any]], *, caller: str
+) -> list[list[_Gradient | None]]:
+    """Checks gradients against their variables.
+
+    Args:
+      towers: [K][N] gradients: tensors, arrays, ``IndexedSlices`` and None.
+      lists: [K][N] variables.
+      caller: who asks; opens the message.
+
+    Returns:
+      [K][N] tensors, ``IndexedSlices`` and None. One whose shape is unknown raises
+      ``tf.errors.InvalidArgumentError`` when it is not the variable's.
+
+    Raises:
+      TypeError: no gradient, or one of a dtype that is not floating.
+      ValueError: other shapes than the variables', or tensors of another graph.
+    """
+    places = [
+        (k, _as_tensors(grad), variable)
+        for k, (tower, own) in enumerate(zip(towers, lists, strict=True))
+        for grad, variable in zip(tower, own, strict=True)
+        if grad is not None
+    ]
+    _check_kinds(places, caller)
+    check_same_graph(
+        {f"the gradient of {name_of(v)} in tower {k}": grad for k, grad, v in places},
+        caller=caller,
+    )
+    _check_dtypes(places, caller)
+    _check_shapes(places, caller)
+    checked = iter([_of_known_shape(place, caller) for place in places])
+    return [
+        [None if grad is None else next(checked) for grad in tower] for tower in towers
+    ]
+
+
+def check_still_usable(
+    towers: Sequence[Sequence[Sequence[Any]]],
+    lists: Sequence[Sequence[Any]],
+    *,
+    caller: str,
+) -> None:
+    """Checks that gradients that were kept belong to what is being built now.
+
+    Args:
+      towers: [K][N][calls] gradients and None.
+      lists: [K][N] variables.
+      caller: who asks; opens the message.
+
+    Raises:
+      ValueError: some belong elsewhere.
+    """
+    values = {
+        f"the gradient of {name_of(variable)} in tower {k}": grad
+        for k, (tower, own) in enumerate(zip(towers, lists, strict=True))
+        for calls, variable in zip(tower, own, strict=True)
+        for grad in calls
+        if grad is not None
+    }
+    check_same_graph(values, caller=caller)
+
+
+def _as_tensors(grad: Any) -> Any:
+    if not isinstance(grad, tf.IndexedSlices):
+        return grad
+    shape = grad.dense_shape
+    return tf.IndexedSlices(
+        tf.convert_to_tensor(grad.values),
+        tf.convert_to_tensor(grad.indices),
+        None if shape is None else tf.convert_to_tensor(shape),
+    )
+
+
+def _check_kinds(places: Sequence[_Place], caller: str) -> None:
+    wrong = [
+        f"{grad!r} for {name_of(variable)} in tower {k}"
+        for k, grad, variable in places
+        if not isinstance(grad, _KINDS)
+    ]
+    if wrong:
+        raise TypeError(
+            f"{caller}: a gradient is a tensor, an IndexedSlices, or None; got "
+            f"{'; '.join(wrong)}."
+        )
+
+
+def _check_dtypes(places: Sequence[_Place], caller: str) -> None:
+    wrong = [
+        f"{tf.as_dtype(grad.dtype).name} for {name_of(variable)} in tower {k}"
+        for k, grad, variable in places
+        if not tf.as_dtype(grad.dtype).is_floating
+    ]
+    wrong += [
+        f"indices of {grad.indices.dtype.name} for {name_of(variable)} in tower {k}"
+        for k, grad, variable in places
+        if isinstance(grad, tf.IndexedSlices)
+        and grad.indices.dtype not in (tf.int32, tf.int64)
+    ]
+    if wrong:
+        raise TypeError(
+            f"{caller}: gradients must be of a floating dtype, indices int32 or int64; "
+            f"got {', '.join(wrong)}. Cast them where you compute them."
+        )
+
+
+def _check_shapes(places: Sequence[_Place], caller: str) -> None:
+    wrong = [
+        f"{name_of(variable)} {variable.shape} has a gradient of shape {_shown(grad)} "
+        f"in tower {k}"
+        for k, grad, variable in places
+        if not _fits(grad, variable)
+    ]
+    if wrong:
+        raise ValueError(
+            f"{caller}: gradients must have their variables' shapes, in the variables' "
+            f"order; got: {'; '.join(wrong)}."
+        )
+
+
+def _fits(grad: Any, variable: Any) -> bool:
+    shape = tf.TensorShape(variable.shape)
+    if not isinstance(grad, tf.IndexedSlices):
+        return bool(shape.is_compatible_with(grad.shape))
+    if shape.rank == 0:
+        return False
+    rows, places = grad.values.shape, grad.indices.shape
+    return bool(
+        shape.is_compatible_with(grad.shape)
+        and shape[1:].is_compatible_with(rows[1:])
+        and rows[:1].is_compatible_with(places)
+    )
+
+
+def _shown(grad: Any) -> str:
+    if not isinstance(grad, tf.IndexedSlices):
+        return str(grad.shape)
+    return (
+        f"{grad.shape} with values {grad.values.shape} for indices {grad.indices.shape}"
+    )
+
+
+def _of_known_shape(place: _Place, caller: str) -> _Gradient:
+    _, grad, variable = place
+    shape = tf.TensorShape(variable.shape)
+    if not shape.is_fully_defined():  # refused where the state is made
+        return grad
+    if not isinstance(grad, tf.IndexedSlices):
+        return _compared(tf.convert_to_tensor(grad), shape, place, caller)
+    dense_shape = grad.dense_shape
+    if not grad.shape.is_fully_defined():
+        dense_shape = tf.constant(shape.as_list(), grad.indices.dtype)
+    rows = _compared(grad.values, shape[1:], place, caller, skip=1)
+    return tf.IndexedSlices(rows, grad.indices, dense_shape)
+
+
+def _compared(
+    value: tf.Tensor,
+    wanted: tf.TensorShape,
+    place: _Place,
+    caller: str,
+    *,
+    skip: int = 0,
+) -> tf.Tensor:
+    """Has a tensor compared when it runs, from dimension ``skip`` on."""
+    if value.shape.rank is not None and value.shape[skip:].is_fully_defined():
+        return value
+    if compiles_with_xla():  # which leaves out what asserts
+        return tf.ensure_shape(value, [None] * skip + wanted.as_list())
+    with tf.device(value.device or None):
+        check = _shape_check(tf.shape(value)[skip:], wanted, place, caller)
+    sizes = tf.constant([-1] * skip + wanted.as_list(), tf.int32)
+    with tf.device(host_of(value.device) or None):
+        # TensorFlow takes a shape for known that an op further on demands, and would
+        # remove the check; not across a reshape to a shape that it cannot know.
+        hidden = tf.raw_ops.PlaceholderWithDefault(input=sizes, shape=sizes.shape)
+    with tf.device(value.device or None), tf.control_dependencies([check]):
+        value = tf.reshape(value, hidden)
+    value.set_shape([None] * skip + wanted.as_list())
+    return value
+
+
+def _shape_check(
+    got: tf.Tensor, wanted: tf.TensorShape, place: _Place, caller: str
+) -> tf.Operation:
+    k, grad, variable = place
+    sizes = wanted.as_list()
+    # Of another rank, shapes may be equal by broadcasting.
+    same = tf.logical_and(
+        tf.equal(tf.size(got), len(sizes)),
+        tf.reduce_all(
+            tf.raw_ops.Equal(
+                x=got, y=tf.constant(sizes, tf.int32), incompatible_shape_error=False
+            )
+        ),
+    )
+    what = "rows of shape" if isinstance(grad, tf.IndexedSlices) else "shape"
+    message = (
+        f"{caller}: the gradient of {name_of(variable)} in tower {k} must have {what} "
+        f"{sizes}, as its variable has, in the variables' order; got:"
+    )
+    return tf.debugging.Assert(same, [message, got])

@@ -1,0 +1,1 @@
+"""The two optimizers, for session graphs and for ``tf.function``."""

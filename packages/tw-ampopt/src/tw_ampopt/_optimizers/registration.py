@@ -1,0 +1,184 @@
+"""The gradients registered with an optimizer in a session graph, by device."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tw_ampopt._checks.arguments import check_loss, check_variables
+from tw_ampopt._update.buffers import Buffer
+from tw_ampopt._variables import as_tf_variable, name_of
+from tw_core import canonical_device, check_grad_list
+
+
+@dataclass
+class DeviceGradients:
+    """What one device has registered.
+
+    Attributes:
+      device: the device string as the losses have it.
+      variables: in the order of first registration.
+      calls: by the identity of a variable, a gradient (or None) a call.
+    """
+
+    device: str
+    variables: list[Any] = field(default_factory=list)
+    calls: dict[int, list[Buffer | None]] = field(default_factory=dict)
+
+    def add(self, variables: Sequence[Any], grads: Sequence[Buffer | None]) -> None:
+        """Adds the gradients of one call."""
+        for variable, grad in zip(variables, grads, strict=True):
+            if id(variable) not in self.calls:
+                self.variables.append(variable)
+                self.calls[id(variable)] = []
+            self.calls[id(variable)].append(grad)
+
+    def in_order(self) -> list[list[Buffer | None]]:
+        """Returns [N][calls] gradients."""
+        return [self.calls[id(variable)] for variable in self.variables]
+
+    def has_gradient(self) -> bool:
+        """Tells whether any loss reaches any variable."""
+        return any(grad is not None for calls in self.in_order() for grad in calls)
+
+
+class Registered:
+    """All devices' gradients, until an op takes them.
+
+    Attributes:
+      by_device: what each device registered, by its canonical name.
+    """
+
+    def __init__(self, caller: str) -> None:
+        """Starts empty; ``caller`` opens messages."""
+        self.by_device: dict[str, DeviceGradients] = {}
+        self._caller = caller
+        self._taken = False
+
+    def check(self, loss: Any, trainable_vars: Any) -> list[Any]:
+        """Checks one registration and returns its variables as a list.
+
+        Raises:
+          RuntimeError: the gradients were taken before.
+          TypeError: no tensor, or no list or dict of variables.
+          ValueError: no variable, one that comes twice, or one on another device
+            than the loss.
+        """
+        caller = f"{self._caller}.register_gradients"
+        if self._taken:
+            raise RuntimeError(
+                f"{caller}: comes after apply_updates, whose op would not see these "
+                "gradients; register all of them first."
+            )
+        return check_call(loss, trainable_vars, caller=caller)
+
+    def add(
+        self, device: str, variables: Sequence[Any], grads: Sequence[Buffer | None]
+    ) -> None:
+        """Adds the gradients of one call."""
+        key = canonical_device(device)
+        self.by_device.setdefault(key, DeviceGradients(device)).add(variables, grads)
+
+    def take(self, *, allow_none: bool) -> list[DeviceGradients]:
+        """Returns what the devices brought, once.
+
+        Args:
+          allow_none: whether no gradient at all is allowed; it gives ``[]``.
+
+        Raises:
+          RuntimeError: the second time.
+          ValueError: no gradients, or devices that differ in their variables.
+        """
+        caller = f"{self._caller}.apply_updates"
+        if self._taken:
+            raise RuntimeError(
+                f"{caller}: was called before; keep the op that it returned."
+            )
+        towers = list(self.by_device.values())
+        if allow_none and not any(tower.has_gradient() for tower in towers):
+            self._taken = True
+            return []
+        if not towers:
+            raise ValueError(
+                f"{caller}: no gradients were registered; call register_gradients, or "
+                "pass allow_no_op=True."
+            )
+        check_towers(towers, caller=caller)
+        self._taken = True
+        return towers
+
+
+def check_call(loss: Any, trainable_vars: Any, *, caller: str) -> list[Any]:
+    """Checks one registration.
+
+    Returns:
+      The variables as a list.
+
+    Raises:
+      TypeError: no loss, or no list or dict of variables that can be trained.
+      ValueError: a loss that is no scalar, no variable, one that comes twice, is on
+        another device than the loss, or belongs to another graph.
+    """
+    check_loss(loss, caller=caller)
+    if isinstance(trainable_vars, dict):
+        trainable_vars = list(trainable_vars.values())
+    if not isinstance(trainable_vars, list | tuple):
+        raise TypeError(
+            f"{caller}: trainable_vars must be a list or dict of variables; got "
+            f"{trainable_vars!r}."
+        )
+    variables = list(trainable_vars)
+    if not variables:
+        raise ValueError(
+            f"{caller}: trainable_vars is empty; pass the variables that the loss "
+            f"{loss.name!r} trains."
+        )
+    check_variables(variables, caller=caller)
+    _check_once(variables, caller)
+    _check_device(loss, variables, caller)
+    return variables
+
+
+def check_towers(towers: Sequence[DeviceGradients], *, caller: str) -> None:
+    """Checks that every device brings the same variables, and any gradient at all.
+
+    Raises:
+      ValueError: variables that differ between devices, or no gradient anywhere.
+    """
+    lists = [
+        [(None, as_tf_variable(variable)) for variable in tower.variables]
+        for tower in towers
+    ]
+    devices = ", ".join(f"tower {k} is {t.device!r}" for k, t in enumerate(towers))
+    check_grad_list(lists, caller=f"{caller} ({devices})", allow_none=True)
+    if not any(tower.has_gradient() for tower in towers):
+        names = sorted({name_of(v) for tower in towers for v in tower.variables})
+        raise ValueError(
+            f"{caller}: no registered loss depends on any of its variables {names}; "
+            "check what the losses are computed from, or pass allow_no_op=True."
+        )
+
+
+def _check_once(variables: Sequence[Any], caller: str) -> None:
+    counts = Counter(id(variable) for variable in variables)
+    twice = sorted({name_of(v) for v in variables if counts[id(v)] > 1})
+    if twice:
+        raise ValueError(
+            f"{caller}: trainable_vars holds {twice} more than once; each variable has "
+            "one gradient a call. To add up losses, register them one by one."
+        )
+
+
+def _check_device(loss: Any, variables: Sequence[Any], caller: str) -> None:
+    device = canonical_device(loss.device)
+    elsewhere = [
+        f"{name_of(variable)} on {as_tf_variable(variable).device!r}"
+        for variable in variables
+        if canonical_device(as_tf_variable(variable).device) != device
+    ]
+    if elsewhere:
+        raise ValueError(
+            f"{caller}: variables must be on their loss's device; the loss "
+            f"{loss.name!r} is on {loss.device!r}, but {', '.join(elsewhere)}. Compute "
+            "the loss where its variables are: with tf.device(variable.device)."
+        )

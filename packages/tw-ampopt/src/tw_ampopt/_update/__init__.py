@@ -1,0 +1,1 @@
+"""One update of all towers: clean, accumulate, reduce, test, apply."""

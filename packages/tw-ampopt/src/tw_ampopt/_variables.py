@@ -1,0 +1,75 @@
+"""State variables: where they live, and made alike in both modes."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core import canonical_device, override_to_local_variable
+
+_LOCAL = tf.compat.v1.GraphKeys.LOCAL_VARIABLES
+
+
+def host_of(device: str) -> str:
+    """Names the CPU beside a device, where scalars that steer the step live.
+
+    Args:
+      device: any device string; may be empty.
+
+    Returns:
+      The device itself where it is a CPU or says nothing of its kind.
+
+    >>> host_of("/gpu:3")
+    '/device:CPU:0'
+    >>> host_of("/cpu:1")
+    '/device:CPU:1'
+    """
+    spec = tf.DeviceSpec.from_string(canonical_device(device))
+    if spec.device_type in (None, "CPU"):
+        return str(spec.to_string())
+    return str(spec.replace(device_type="CPU", device_index=0).to_string())
+
+
+def make_state(
+    initial: float | int | Callable[[], tf.Tensor],
+    *,
+    name: str,
+    device: str,
+    local: bool = False,
+) -> tf.Variable:
+    """Makes one variable of state, outside of any control flow being built.
+
+    Args:
+      initial: a float (kept as float32), an int (int64), or a function that
+        makes the initial tensor.
+      name: the variable's.
+      device: where it lives; empty for wherever it is made.
+      local: whether a session graph's saver leaves it out.
+    """
+    dtype = {int: tf.int64, float: tf.float32}.get(type(initial))
+    with tf.init_scope(), tf.device(device or None), override_to_local_variable(local):
+        return tf.Variable(initial, trainable=False, name=name, dtype=dtype)
+
+
+def are_local(variables: Sequence[Any]) -> bool:
+    """Tells whether all variables are local ones of a session graph: copies."""
+    graphs = [g for v in variables if (g := getattr(v, "graph", None)) is not None]
+    if not graphs or len(graphs) < len(variables):
+        return False
+    local = {id(variable) for variable in graphs[0].get_collection(_LOCAL)}
+    return all(id(variable) in local for variable in variables)
+
+
+def as_tf_variable(variable: Any) -> Any:
+    """Returns the ``tf.Variable`` of a Keras variable, or the variable itself."""
+    return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def identity(variable: Any) -> int:
+    """Returns what a Keras variable and the ``tf.Variable`` in it have in common."""
+    return id(as_tf_variable(variable))
+
+
+def name_of(variable: Any) -> str:
+    """Names a variable in messages: a Keras variable by its path."""
+    return str(getattr(variable, "path", None) or variable.name)

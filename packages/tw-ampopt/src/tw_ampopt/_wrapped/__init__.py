@@ -1,0 +1,1 @@
+"""The optimizers that are wrapped: one per tower, and one interface to all families."""

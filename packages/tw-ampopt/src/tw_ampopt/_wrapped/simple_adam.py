@@ -1,0 +1,208 @@
+"""Adam without frills, as StyleGAN2's ``dnnlib/tflib/optimizer.py`` has it.
+
+It follows Kingma and Ba, "Adam" (2015), in the form with the bias correction in the
+learning rate. Where TensorFlow's op fuses the update, this one spells it out in
+ordinary ops, and so runs wherever those run.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_ampopt._checks.arguments import (
+    check_counter,
+    check_loss,
+    check_name,
+    check_options,
+    check_slot,
+)
+from tw_ampopt._checks.gradients import check_gradients
+from tw_ampopt._checks.pairs import check_pairs, trained_variables
+from tw_ampopt._variables import make_state
+from tw_ampopt._wrapped.learning_rate import check_learning_rate
+from tw_core import without_autograph
+from tw_core.checks import check_number
+
+_SLOTS = ("m", "v")
+
+
+class SimpleAdam:
+    """A v1-style Adam for session graphs and ``tf.function``."""
+
+    def __init__(
+        self,
+        name: str = "Adam",
+        learning_rate: float | tf.Tensor | Callable[[], Any] = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+    ) -> None:
+        """Keeps the settings; state is made when variables are known.
+
+        Args:
+          name: prefix of the state's names.
+          learning_rate: number, scalar tensor, or function of no arguments.
+          beta1: decay of the mean gradient, in [0, 1).
+          beta2: decay of the mean squared gradient, in [0, 1).
+          epsilon: added to the root of the mean square.
+
+        Raises:
+          TypeError: an argument of the wrong kind.
+          ValueError: a decay outside of [0, 1), a negative epsilon, a learning rate
+            that is not finite or no scalar, or a name that names no scope.
+        """
+        check_name(name, caller="SimpleAdam")
+        _check_rate(learning_rate)
+        check_number("SimpleAdam", at_least=0, below=1, beta1=beta1)
+        check_number("SimpleAdam", at_least=0, below=1, beta2=beta2)
+        check_number("SimpleAdam", at_least=0, epsilon=epsilon)
+        self.name = name
+        self.learning_rate = learning_rate
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.epsilon = epsilon
+        self._powers: list[tf.Variable] = []
+        self._slots: dict[int, dict[str, tf.Variable]] = {}
+
+    @without_autograph
+    def compute_gradients(
+        self,
+        loss: tf.Tensor,
+        var_list: Sequence[tf.Variable] | None = None,
+        **options: Any,
+    ) -> list[tuple[Any, tf.Variable]]:
+        """Returns [N] (gradient or None, variable) pairs of a scalar loss.
+
+        Args:
+          loss: scalar tensor of a graph.
+          var_list: by default all trainable variables of the graph.
+          **options: as ``tf.compat.v1.gradients`` takes them.
+
+        Raises:
+          RuntimeError: in eager mode.
+          TypeError: no loss, variables or options.
+          ValueError: no variables, a loss that is no scalar, or another graph's.
+        """
+        caller = "SimpleAdam.compute_gradients"
+        if tf.executing_eagerly():
+            raise RuntimeError(
+                f"{caller}: needs a graph; call it inside a tf.function, or use a "
+                "GradientTape and apply_gradients."
+            )
+        check_loss(loss, caller=caller)
+        check_options(tf.compat.v1.gradients, options, caller=caller)
+        variables = trained_variables(
+            var_list, tf.compat.v1.trainable_variables(), caller=caller
+        )
+        grads = tf.compat.v1.gradients(loss, variables, **options)
+        return list(zip(grads, variables, strict=True))
+
+    @without_autograph
+    def apply_gradients(
+        self,
+        grads_and_vars: Sequence[tuple[Any, tf.Variable]],
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+    ) -> tf.Operation:
+        """Returns the op that applies [N] pairs; None gradients are left out.
+
+        Raises:
+          TypeError: something that is no pair, gradient, variable or counter.
+          ValueError: no gradient at all, a variable that comes twice, or a gradient
+            whose shape is not its variable's.
+        """
+        pairs = _checked_pairs(grads_and_vars, global_step, name)
+        with tf.name_scope(name or self.name):
+            ops, rate = self._advance(pairs[0][1])
+            for grad, var in pairs:
+                with tf.device(var.device):
+                    ops.append(self._apply_one(tf.convert_to_tensor(grad), var, rate))
+            if global_step is not None:
+                with tf.control_dependencies(ops):
+                    ops.append(global_step.assign_add(1, read_value=False))
+            return tf.group(*ops)
+
+    def variables(self) -> list[tf.Variable]:
+        """Lists the powers of the betas and the slots, in the order of making."""
+        slots = [slots[key] for slots in self._slots.values() for key in _SLOTS]
+        return [*self._powers, *slots]
+
+    def get_slot(self, var: tf.Variable, name: str) -> tf.Variable | None:
+        """Returns the slot ``"m"`` or ``"v"`` of ``var``, or None."""
+        check_slot(var, name, caller="SimpleAdam.get_slot")
+        return self._slots.get(id(var), {}).get(name)
+
+    def get_slot_names(self) -> list[str]:
+        """Returns the names of the slots."""
+        return list(_SLOTS)
+
+    def _advance(self, var: tf.Variable) -> tuple[list[Any], tf.Tensor]:
+        if not self._powers:
+            self._powers = [
+                make_state(1.0, name=f"{self.name}/{key}", device=var.device)
+                for key in ("b1pow", "b2pow")
+            ]
+        with tf.device(var.device):
+            rate = self.learning_rate
+            rate = tf.cast(rate() if callable(rate) else rate, tf.float32)
+            b1, b2 = (
+                power.read_value() * beta
+                for power, beta in zip(
+                    self._powers, (self.beta1, self.beta2), strict=True
+                )
+            )
+            ops = [
+                power.assign(value, read_value=False)
+                for power, value in zip(self._powers, (b1, b2), strict=True)
+            ]
+            return ops, rate * tf.sqrt(1.0 - b2) / (1.0 - b1)
+
+    def _apply_one(self, grad: tf.Tensor, var: tf.Variable, rate: tf.Tensor) -> Any:
+        slots = self._slots_of(var)
+        grad = tf.cast(grad, tf.float32)
+        mean = _blend(slots["m"].read_value(), grad, self.beta1)
+        square = _blend(slots["v"].read_value(), tf.square(grad), self.beta2)
+        step = rate * mean / (tf.sqrt(square) + self.epsilon)
+        return tf.group(
+            slots["m"].assign(mean, read_value=False),
+            slots["v"].assign(square, read_value=False),
+            var.assign_sub(tf.cast(step, var.dtype), read_value=False),
+        )
+
+    def _slots_of(self, var: tf.Variable) -> dict[str, tf.Variable]:
+        if id(var) not in self._slots:
+            self._slots[id(var)] = {
+                key: make_state(
+                    lambda: tf.zeros(var.shape, tf.float32),
+                    name=f"{self.name}/{var.name.split(':')[0]}/{key}",
+                    device=var.device,
+                )
+                for key in _SLOTS
+            }
+        return self._slots[id(var)]
+
+
+def _checked_pairs(
+    grads_and_vars: Any, global_step: Any, name: Any
+) -> list[tuple[Any, tf.Variable]]:
+    """Returns the pairs that have a gradient."""
+    caller = "SimpleAdam.apply_gradients"
+    check_counter(global_step, caller=caller)
+    if name is not None:
+        check_name(name, caller=caller)
+    pairs = check_pairs(grads_and_vars, caller=caller)
+    variables = [variable for _, variable in pairs]
+    [grads] = check_gradients([[grad for grad, _ in pairs]], [variables], caller=caller)
+    checked = zip(grads, variables, strict=True)
+    return [(grad, variable) for grad, variable in checked if grad is not None]
+
+
+def _check_rate(rate: Any) -> None:
+    if callable(rate) and not isinstance(rate, tf.Variable | tf.Tensor):
+        return
+    check_learning_rate(rate, caller="SimpleAdam")
+
+
+def _blend(old: tf.Tensor, new: tf.Tensor, keep: float) -> tf.Tensor:
+    return old * keep + new * (1.0 - keep)
