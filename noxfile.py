@@ -146,14 +146,26 @@ def unit(session: nox.Session, package: str) -> None:
     session.run("pytest", f"packages/{package}/tests", *session.posargs, env=env)
 
 
-@nox.session(requires=["build"], reuse_venv=False)
-def integration(session: nox.Session) -> None:
-    """Runs the integration tests on the built wheels of all packages."""
+def run_on_wheels(session: nox.Session, path: str, **env: str) -> None:
+    """Runs integration tests on the built wheels of all packages."""
     extras = (*group("examples"), *group("rl"), *group("release"))
     needed = (*map(wheel, PACKAGES), *test_requirements(*PACKAGES), *extras)
     session.install(*needed)
-    env = {**ENV, "PYTHONPATH": None}
-    session.run("pytest", "integration_tests", *AT_ONCE, *session.posargs, env=env)
+    variables = {**ENV, "PYTHONPATH": None, **env}
+    session.run("pytest", path, *AT_ONCE, *session.posargs, env=variables)
+
+
+@nox.session(requires=["build"], reuse_venv=False)
+def integration(session: nox.Session) -> None:
+    """Runs the integration tests, the conformance table in short."""
+    run_on_wheels(session, "integration_tests")
+
+
+@nox.session(requires=["build"], reuse_venv=False)
+def conformance(session: nox.Session) -> None:
+    """Trains all that the conformance table lists."""
+    table = "integration_tests/test_conformance.py"
+    run_on_wheels(session, table, TOWERS_CONFORMANCE="full")
 
 
 @nox.session(requires=["build"], reuse_venv=False, python=PYTHONS)
@@ -234,19 +246,26 @@ def api(session: nox.Session, package: str) -> None:
 
 
 def run_planned(session: nox.Session, planner: str, package: str) -> None:
-    """Has a tool choose and build released wheels, and runs the tests that it names."""
-    session.install(*group("build"))
+    """Has a tool choose and build released wheels, and runs the tests that it names.
+
+    Third parties are today's: they are installed first, and no sibling replaces them.
+    """
+    session.install(*group("siblings"))
     folder = Path(session.create_tmp()).resolve() / "planned"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    tool(session, planner, package, "--dist", DIST, "--into", folder)
+    tool(session, "siblings", planner, package, "--dist", DIST, "--into", folder)
     runs = json.loads((folder / "runs.json").read_text())
     if not runs:
         session.skip("nothing to prove, as said above")
+    session.install(*third_parties(*closure(package)))
+    freeze = ("python", "-m", "uv", "pip", "freeze", "--quiet")
+    todays = folder / "third-parties.txt"
+    todays.write_text(session.run(*freeze, silent=True) or "")
     for run in runs:
         root = Path(run["root"])
         needed = test_requirements(run["package"], root=root)
-        session.install(*run["wheels"], *needed)
+        session.install("--constraint", str(todays), *run["wheels"], *needed)
         command = ("pytest", f"packages/{run['package']}/tests", *session.posargs)
         with session.chdir(root):
             session.run(*command, env={**ENV, "PYTHONPATH": None})
@@ -266,19 +285,37 @@ def forward(session: nox.Session, package: str) -> None:
     run_planned(session, "forward", package)
 
 
+@nox.session(requires=["build"], reuse_venv=False)
+def released(session: nox.Session) -> None:
+    """Runs READMEs, migration guides and tests of names as the last release had them.
+
+    The packages are those of now, whatever the release's bounds: what it used may warn,
+    and must work.
+    """
+    session.install(*group("release"))
+    tree = Path(session.create_tmp()).resolve() / "tree"
+    shutil.rmtree(tree, ignore_errors=True)
+    tool(session, "released", tree)
+    names = ("test_exports.py", "test_wrong_calls.py")
+    tests = [path for name in names for path in tree.glob(f"packages/*/tests/{name}")]
+    session.install(*map(wheel, PACKAGES), *test_requirements(*PACKAGES, root=tree))
+    env = {**ENV, "PYTHONPATH": None}
+    own = ("-W", "default", *session.posargs)
+    with session.chdir(tree):
+        pages = ("integration_tests/test_readmes.py", "-k", "README or migration")
+        session.run("pytest", *own, *pages, env=env)
+        # Where an export lies is no promise.
+        public = ("-k", "not lazy_table and not loads_from_its_module")
+        session.run("pytest", *own, *public, *map(str, tests), env=env)
+
+
 @nox.session(reuse_venv=True)
 def release(session: nox.Session) -> None:
     """Releases packages, as in: -- tw-core minor. Publishes nothing."""
     session.install(*group("release"))
-    plan = Path(session.create_tmp()).resolve() / "plan.json"
-    tool(session, "release_plan", "--to", plan, "--", *session.posargs)
-    targets = json.loads(plan.read_text())["targets"]
-    compats = [f"compat({target['package']})" for target in targets]
-    checks = ("-m", "nox", "-s", *compats, "integration")
-    # After Ctrl-C the tool removes its working tree, and takes its tags back.
+    # After Ctrl-C the tool removes its clone.
     ending: dict[str, Any] = {"interrupt_timeout": 60, "terminate_timeout": 10}
-    session.run(sys.executable, *checks, external=True, **ending)
-    tool(session, "release_apply", plan, **ending)
+    tool(session, "release", "--nox", sys.executable, "--", *session.posargs, **ending)
 
 
 def build_site(session: nox.Session) -> None:
@@ -294,6 +331,14 @@ def docs(session: nox.Session) -> None:
     build_site(session)
     doctest = ("-b", "doctest", "docs", "out/doctest")
     session.run("sphinx-build", "-W", "--keep-going", *doctest, env=ENV)
+
+
+@nox.session(reuse_venv=True)
+def links(session: nox.Session) -> None:
+    """Asks the addresses outside that the documentation names; needs a network."""
+    session.install(*editable(*PACKAGES), *group("docs"))
+    linkcheck = ("-b", "linkcheck", "docs", "out/links")
+    session.run("sphinx-build", "-W", "--keep-going", *linkcheck, env=ENV)
 
 
 @nox.session(requires=["build"], reuse_venv=False)

@@ -6,14 +6,14 @@ import shlex
 
 import pytest
 from docs_blocks import PAGES, READMES, ROOT, blocks, name
-from interfaces.manifest import read_manifests
+from interfaces.manifest import needed_by, read_manifests
 
 SHELL = {"sh", "bash", "console"}
 TEXTS = [*READMES, *PAGES]
 PACKAGES = {path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")}
 SESSION = re.compile(r"nox(?: -R)? -s ((?:\"[^\"]+\" ?|\w[\w-]* ?)+)")
 MODULES = {
-    "tw-launch": ["packages/tw-syncrep/src/tw_syncrep/launch.py"],
+    "tw-launch": ["packages/tw-syncrep/src/tw_syncrep/launch/*.py"],
     "train": ["docs/examples/train_digits.py"],
     "train-rl": ["docs/examples/ppo/train.py"],
     "bench": ["integration_tests/benchmarks/run.py"],
@@ -47,7 +47,8 @@ def commands(path):
 
 def options_of(program):
     """What a program's source says about options: ``--x`` or a field ``x``."""
-    return "\n".join((ROOT / path).read_text() for path in MODULES[program])
+    files = [file for path in MODULES[program] for file in ROOT.glob(path)]
+    return "\n".join(file.read_text() for file in files)
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name)
@@ -93,6 +94,17 @@ def test_the_paths_in_a_pages_commands_exist(path):
             assert list(ROOT.glob(word)), f"{path}: {word} does not exist"
 
 
+SPAN = re.compile(r"`((?:packages|docs|integration_tests)/[\w./*-]+)`")
+TO_WRITE = re.compile(r"tw-x|/x\.md|NAME|_idea|largest|\+\w")  # examples of new files
+
+
+def test_the_files_that_contributing_names_exist():
+    named = SPAN.findall((ROOT / "docs" / "CONTRIBUTING.md").read_text())
+    kept = [path for path in named if not TO_WRITE.search(path)]
+    assert len(kept) > 10
+    assert [path for path in kept if not list(ROOT.glob(path))] == []
+
+
 MANIFESTS = read_manifests(ROOT)  # a package stands after all that it needs
 ROW = re.compile(r"^\| \[`([\w-]+)`\]\(packages/\1\) \|.*\| (.*) \|$", re.MULTILINE)
 BY_NAME = re.compile(r"pip install[^`\n]*?[\s\"'](tw[-_]\w+)")
@@ -100,11 +112,7 @@ BY_NAME = re.compile(r"pip install[^`\n]*?[\s\"'](tw[-_]\w+)")
 
 def install_commands(package):
     """What installs a package and those that it needs, as its pyproject.toml says."""
-    needed, left = {package}, [package]
-    while left:
-        more = MANIFESTS[left.pop()].needs.keys() - needed
-        needed |= more
-        left += more
+    needed = {package, *needed_by(package, MANIFESTS.values())}
     ours = [one for one in MANIFESTS.values() if one.name in needed]
     folders = [f"./packages/{one.name}" for one in ours]
     wheels = [f"dist/{one.module}-*.whl" for one in ours]
@@ -151,8 +159,8 @@ def test_the_shell_blocks_are_seen():
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?!https?:|#|mailto:)([^)#\s]+)(?:#[^)]*)?\)")
 
 
-@pytest.mark.parametrize("path", TEXTS, ids=name)
-def test_the_links_of_a_page_lead_somewhere(path):
+@pytest.mark.parametrize("path", READMES, ids=name)  # Sphinx checks the pages'
+def test_the_links_of_a_readme_lead_somewhere(path):
     text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
     broken = [link for link in LINK.findall(text) if not (path.parent / link).exists()]
     assert not broken, f"{path}: {broken}"

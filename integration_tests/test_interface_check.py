@@ -1,4 +1,4 @@
-"""The check of an interface fails when it should, on a repository with a release."""
+"""A change of an interface demands its file and its version, by what it breaks."""
 
 import os
 import subprocess
@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from interfaces.api import check
+from interfaces.api import change_between, check, complaint, difference, due_part
+from interfaces.api_lines import load
 from interfaces.manifest import read_manifests
 from interfaces.toy_repository import WORK, ToyRepository
+from packaging.version import Version
 
 CHANGES = {
     "a removed function": ("", "0.2.0"),
@@ -29,11 +31,13 @@ def toy(tmp_path):
 
 
 def change(repository, source):
-    folder = repository.root / "packages" / "tw-a" / "src" / "tw_a"
+    """Rewrites tw-a's module, and the stub that exports its functions."""
+    repository.write_work("tw-a", source or "\n")
     names = [name for name in ("work", "more") if f"def {name}(" in source]
-    (folder / "_work.py").write_text(source or "\n")
-    init = f"from tw_a._work import {', '.join(names)}\n" if names else ""
-    (folder / "__init__.py").write_text(f"{init}__all__ = {names}\n")
+    lines = [f"from tw_a._work import {name} as {name}\n" for name in names]
+    folder = repository.root / "packages" / "tw-a" / "src" / "tw_a"
+    (folder / "__init__.pyi").write_text("".join(lines))
+    (folder / "__init__.py").write_text("")
 
 
 def checked(repository):
@@ -41,27 +45,19 @@ def checked(repository):
     return check(repository.root, manifest)
 
 
-def test_a_release_agrees_with_itself(toy):
-    assert checked(toy) == ""
-
-
 @pytest.mark.parametrize("what", CHANGES)
-def test_code_that_its_file_does_not_have_is_a_fault(toy, what):
-    change(toy, CHANGES[what][0])
+def test_a_change_needs_its_line_in_the_file_and_the_version_that_is_due(toy, what):
+    assert checked(toy) == ""
+    source, due = CHANGES[what]
+    change(toy, source)
     said = checked(toy)
     assert "tw-a: api.txt (-) and the code (+) differ" in said
     assert 'nox -s "api(tw-a)" -- --write' in said
     assert [line for line in said.splitlines() if line.startswith(("- def", "+ def"))]
-
-
-@pytest.mark.parametrize("what", CHANGES)
-def test_a_change_in_the_file_too_needs_the_version_that_is_due(toy, what):
-    source, due = CHANGES[what]
-    change(toy, source)
     toy.freeze("tw-a")
-    assert f"the version must be {due} or higher" in checked(toy)
+    assert f"the version must be {due} (part " in checked(toy)
     toy.commit("Change")
-    assert f"the version must be {due} or higher" in checked(toy)
+    assert f"the version must be {due} (part " in checked(toy)
     toy.package("tw-a", due)
     assert checked(toy) == ""
 
@@ -70,9 +66,10 @@ def test_a_breaking_change_is_not_content_with_a_patch(toy):
     change(toy, CHANGES["a removed function"][0])
     toy.freeze("tw-a")
     toy.package("tw-a", "0.1.1")
-    assert "- def tw_a.work(size: int = 1) -> int" in checked(toy)
-    said = "must be 0.2.0 or higher; got 0.1.1. Raise it in pyproject.toml."
-    assert said in checked(toy)
+    said = checked(toy)
+    assert "- def tw_a.work(size: int = 1) -> int" in said
+    assert "griffe: `work`: *Public object was removed*" in said
+    assert "must be 0.2.0 (part minor) or higher; got 0.1.1." in said
 
 
 def test_the_last_release_counts_and_not_the_first(toy):
@@ -90,28 +87,23 @@ def test_without_an_earlier_release_there_is_nothing_to_compare(tmp_path, capsys
     assert "tw-a: no earlier release to compare with." in capsys.readouterr().out
 
 
-@pytest.fixture(params=["a shallow clone", "an archive", "an archive in another"])
-def without_history(toy, tmp_path, request):
+@pytest.mark.parametrize("kind", ["shallow clone", "archive", "archive in another"])
+def test_without_history_the_file_alone_is_compared(toy, tmp_path, kind, capsys):
     toy.commit("Later")
     outer = tmp_path
-    if "in another" in request.param:
+    if "in another" in kind:
         outer = ToyRepository.create(tmp_path / "another").root
     copy = ToyRepository(outer / "copy")
-    if "archive" in request.param:
+    if "archive" in kind:
         toy.export("HEAD", copy.root)
     else:
-        source = toy.root.as_uri()
-        toy.git("clone", "--quiet", "--depth", "1", source, str(copy.root))
-    return copy
-
-
-def test_without_history_the_file_alone_is_compared(without_history, capsys):
-    assert checked(without_history) == ""
+        toy.git("clone", "--quiet", "--depth", "1", toy.root.as_uri(), copy.root)
+    assert checked(copy) == ""
     said = capsys.readouterr().out
     assert said.startswith("tw-a: NOT compared with a release: ")
     assert "git fetch --unshallow" in said or "not a git repository" in said
-    change(without_history, CHANGES["a changed default"][0])
-    assert "the code (+) differ" in checked(without_history)
+    change(copy, CHANGES["a changed default"][0])
+    assert "the code (+) differ" in checked(copy)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +113,7 @@ def test_without_history_the_file_alone_is_compared(without_history, capsys):
         (["tw-b"], 1, "no package 'tw-b'; it must be one of tw-a"),
     ],
 )
-def test_the_command_tells_by_its_status(toy, arguments, status, said):
+def test_the_command_fails_where_the_check_does(toy, arguments, status, said):
     done = subprocess.run(
         [sys.executable, "-m", "interfaces.api", *arguments],
         cwd=toy.root,
@@ -135,13 +127,85 @@ def test_the_command_tells_by_its_status(toy, arguments, status, said):
     assert said in done.stdout + done.stderr
 
 
-def test_the_command_writes_the_file(toy):
-    change(toy, CHANGES["an addition"][0])
-    toy.package("tw-a", "0.1.1")
-    assert checked(toy)
-    toy.freeze("tw-a")
-    text = (toy.root / "packages" / "tw-a" / "api.txt").read_text()
-    assert text.endswith(
-        "def tw_a.more() -> None\ndef tw_a.work(size: int = 1) -> int\n"
-    )
-    assert checked(toy) == ""
+PREAMBLE = """
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias, overload
+"""
+OVERLOADS = "@overload\ndef work(a: {}): ...\n@overload\ndef work(a: str): ...\n"
+OVERLOADS += "def work(a): ..."
+SETTER = " @f.setter\n def f(self, v): ..."
+PROPERTY = "class work:\n @property\n def f(self): ...\n{}"
+CLASS = "{}class work{}:\n a: int\n{}"
+# What changes -> before, after, and whether griffe, too, calls it breaking.
+BREAKING = {
+    "required argument": ("def work(a=1): ...", "def work(b, a=1): ...", True),
+    "optional argument": ("def work(a=1): ...", "def work(a=1, b=2): ...", False),
+    "default's constant": ("L=1\ndef work(a=L): ...", "L=2\ndef work(a=L): ...", False),
+    "argument's type": ("def work(a: int): ...", "def work(a: str): ...", False),
+    "overload": (OVERLOADS.format("int"), OVERLOADS.format("bytes"), False),
+    "kind": ("def work(): ...", "class work: ...", True),
+    "value": ("work = 3", "work = 4", False),
+    "alias": ("work: TypeAlias = 'int'", "work: TypeAlias = 'str'", False),
+    "other base": ("class work(ValueError): ...", "class work(KeyError): ...", False),
+    "field": (
+        CLASS.format("@dataclass\n", "", ""),
+        CLASS.format("@dataclass\n", "", " b: int"),
+        True,
+    ),
+    "tuple's field": (
+        CLASS.format("", "(NamedTuple)", ""),
+        CLASS.format("", "(NamedTuple)", " b: int"),
+        False,
+    ),
+    "frozen": (
+        CLASS.format("@dataclass(frozen=True)\n", "", ""),
+        CLASS.format("@dataclass\n", "", ""),
+        False,
+    ),
+    "inherited method": (
+        "class _B:\n def f(self): ...\nclass work(_B): ...",
+        "class _B: ...\nclass work(_B): ...",
+        True,
+    ),
+    "setter": (PROPERTY.format(SETTER), PROPERTY.format(""), False),
+}
+
+
+@pytest.mark.parametrize("what", BREAKING)
+def test_what_may_break_a_caller_demands_a_minor_version(what, tmp_path):
+    *sources, is_seen_by_griffe = BREAKING[what]
+    packages = []
+    for folder, source in zip(("old", "new"), sources, strict=True):
+        package = tmp_path / folder / "toy"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+        (package / "__init__.pyi").write_text("from toy._work import work as work\n")
+        (package / "_work.py").write_text(f"{PREAMBLE}\n{source}\n")
+        packages.append(load("toy", package.parent))
+    change = change_between(*packages)
+    assert due_part(Version("0.1.0"), change) == "minor"
+    assert any(line.startswith("griffe") for line in change) == is_seen_by_griffe
+    assert change_between(packages[0], packages[0]) == []
+
+
+@pytest.mark.parametrize(
+    ("last", "change", "due", "too_low"),
+    [
+        ("0.1.0", [], "0.1.0", "0.0.9"),
+        ("0.1.0", ["+ a"], "0.1.1", "0.1.0"),
+        ("0.1.4", ["- a", "+ b"], "0.2.0", "0.1.5"),
+        ("0.1.4", ["griffe: a"], "0.2.0", "0.1.9"),
+        ("1.2.3", ["+ a"], "1.2.4", "1.2.3"),
+        ("1.2.3", ["- a"], "2.0.0", "1.3.0"),
+    ],
+)
+def test_a_version_below_the_one_that_is_due_is_refused(last, change, due, too_low):
+    assert complaint(Version(last), Version(due), change) == ""
+    said = complaint(Version(last), Version(too_low), change)
+    assert f"{too_low}, which is below" in said or f"must be {due} (part " in said
+    assert all(line in said for line in change)
+
+
+def test_the_difference_names_every_line_that_only_one_side_has():
+    assert difference(["a", "b", "d"], ["b", "c", "d"]) == ["- a", "+ c"]
+    assert difference(["a"], ["a"]) == []

@@ -10,17 +10,6 @@ import pytest
 from interfaces import pieces
 
 
-@pytest.fixture
-def importable(monkeypatch):
-    """Has imports report what a module would that is slow, or loads TensorFlow."""
-
-    def report(seconds, loads):
-        said = json.dumps([seconds, loads])
-        monkeypatch.setattr(subprocess, "check_output", lambda command: said)
-
-    return report
-
-
 @pytest.mark.parametrize(
     ("seconds", "loads", "said"),
     [
@@ -30,9 +19,10 @@ def importable(monkeypatch):
     ],
 )
 def test_a_slow_import_and_one_of_tensorflow_are_faults(
-    importable, seconds, loads, said
+    monkeypatch, seconds, loads, said
 ):
-    importable(seconds, loads)
+    answer = json.dumps([seconds, loads])
+    monkeypatch.setattr(subprocess, "check_output", lambda command: answer)
     faults = pieces.check_import("tw_core")
     assert len(faults) == len(said)
     assert all(part in fault for part, fault in zip(said, faults, strict=True))
@@ -54,7 +44,7 @@ def install(tmp_path, monkeypatch):
     return leave
 
 
-def test_an_environment_with_more_or_less_than_wanted_is_a_fault(install):
+def test_what_is_there_beside_or_missing_or_of_an_index_is_a_fault(install):
     install("tw-core")
     install("numpy", from_file=False)
     assert pieces.check_installed(["tw-core"]) == []
@@ -62,13 +52,9 @@ def test_an_environment_with_more_or_less_than_wanted_is_a_fault(install):
     assert "must hold exactly ['tw-core', 'tw-lost']; got ['tw-core']." in fault
     [fault] = pieces.check_installed([])
     assert "must hold exactly []; got ['tw-core']." in fault
-
-
-def test_a_package_that_an_index_gave_is_a_fault(install):
-    install("tw-core", from_file=False)
-    install("tw-reduce")
+    install("tw-reduce", from_file=False)
     [fault] = pieces.check_installed(["tw-core", "tw-reduce"])
-    assert "an index was asked for ['tw-core']; name their files" in fault
+    assert "an index was asked for ['tw-reduce']; name their files" in fault
 
 
 def test_an_example_that_fails_is_a_fault_with_what_it_said(tmp_path):
@@ -80,28 +66,22 @@ def test_an_example_that_fails_is_a_fault_with_what_it_said(tmp_path):
     assert pieces.check_example(readme) == []
 
 
-def test_a_readme_that_launches_its_example_has_it_launched(tmp_path):
+def test_a_readme_has_all_programs_that_it_launches_launched(tmp_path):
     readme = tmp_path / "README.md"
-    readme.write_text(
-        "    tw-launch --ps 1 -- python train.py\n\n```python\nx = 1\n```\n"
-    )
+    one, two = "x = 1\n", "# two.py\nx = 2\n"
+    launch = "    tw-launch --ps 1 -- python one.py\n"
+    readme.write_text(f"{launch}\n```python\n{one}```\n")
     [command] = pieces.example_commands(readme, tmp_path)
     assert command[1:] == [
         *("-m", "tw_syncrep.launch", "--ps", "1"),
-        *("--", sys.executable, "train.py"),
+        *("--", sys.executable, "one.py"),
     ]
-    assert (tmp_path / "train.py").read_text() == "x = 1\n"
-
-
-def test_a_readme_with_several_programs_has_all_of_them_launched(tmp_path):
-    readme = tmp_path / "README.md"
-    readme.write_text(
-        "```python\n# one.py\nx = 1\n```\n\n```python\n# two.py\nx = 2\n```\n\n"
-        "    tw-launch --ps 1 -- python one.py\n    tw-launch -- python two.py\n"
-    )
+    assert (tmp_path / "one.py").read_text() == one
+    text = f"{launch}    tw-launch -- python two.py\n```python\n# one.py\n{one}```\n"
+    readme.write_text(f"{text}\n```python\n{two}```\n")
     commands = pieces.example_commands(readme, tmp_path)
     assert [command[-1] for command in commands] == ["one.py", "two.py"]
-    assert (tmp_path / "two.py").read_text() == "# two.py\nx = 2\n"
+    assert (tmp_path / "two.py").read_text() == two
 
 
 def test_a_readme_without_example_is_a_fault(tmp_path):

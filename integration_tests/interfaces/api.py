@@ -1,17 +1,29 @@
-"""Checks or writes a package's frozen interface file; the session ``api``."""
+"""Checks or writes a package's frozen interface file; the session ``api``.
+
+The file, a line per public name, must agree with the code: a review sees by it what a
+change does to users. Against the last release the change decides which version is due.
+Breaking is what griffe finds between both sources. It passes over annotations, values,
+replaced bases, decorators, overloads and the fields of named tuples, so a line that
+goes or changes is breaking too; one that comes is an addition.
+"""
 
 import argparse
+import difflib
 import sys
+import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+import griffe
 from packaging.version import Version
 
-from interfaces import api_file
-from interfaces.api_lines import interface_lines
-from interfaces.manifest import Manifest, known, read_manifests
-from interfaces.released import find_releases
+from interfaces.api_lines import interface_lines, load
+from interfaces.manifest import Manifest, find_releases, known, read_manifests
 from interfaces.repository import Repository
-from interfaces.versions import complaint, due_part, interface_change
+
+FILE = "api.txt"
+PARTS = ("patch", "minor", "major")
 
 
 def main() -> int:
@@ -25,15 +37,33 @@ def main() -> int:
         manifest = known(read_manifests(root), options.package)
         if options.write:
             write(root, manifest)
-        return report(check(root, manifest))
+        fault = check(root, manifest)
     except (RuntimeError, ValueError) as error:
-        return report(f"{options.package}: {error}")
+        fault = f"{options.package}: {error}"
+    sys.stderr.write(fault and f"{fault}\n")
+    return 1 if fault else 0
 
 
 def write(root: Path, manifest: Manifest) -> None:
     """Rewrites the interface file from the code."""
-    text = api_file.render(manifest.name, code_lines(root, manifest))
-    file_of(root, manifest).write_text(text)
+    head = (
+        f"# The public interface of {manifest.name}, a line a name. Made from the code "
+        f'by\n#   nox -s "api({manifest.name})" -- --write\n'
+    )
+    lines = "".join(f"{line}\n" for line in interface_lines(package(root, manifest)))
+    (root / manifest.folder / FILE).write_text(head + lines)
+
+
+def parse(text: str) -> list[str]:
+    """Reads the lines of a file, comments and empty ones left out."""
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def difference(before: Sequence[str], after: Sequence[str]) -> list[str]:
+    """Lists the lines that only one side has, ``-`` or ``+`` before them."""
+    compared = difflib.unified_diff(before, after, n=0, lineterm="")
+    changed = [line for line in compared if line[0] in "-+"]
+    return [f"{line[0]} {line[1:]}" for line in changed[2:]]  # after the head
 
 
 def check(root: Path, manifest: Manifest) -> str:
@@ -45,66 +75,92 @@ def check(root: Path, manifest: Manifest) -> str:
     fault = check_file(root, manifest)
     if fault:
         return fault
-    if lack := Repository(root).lack_of_history():
+    try:
+        releases = find_releases(Repository(root), manifest.name)
+    except RuntimeError as lack:
         sys.stdout.write(f"{manifest.name}: NOT compared with a release: {lack}\n")
         return ""
-    fault = check_version(root, manifest, manifest.version)[0]
-    return fault and f"{fault} Raise it in pyproject.toml."
+    return check_version(root, manifest, manifest.version, releases)
 
 
 def check_file(root: Path, manifest: Manifest) -> str:
     """Says how the interface file and the code differ, or nothing."""
-    differs = api_file.difference(frozen(root, manifest), code_lines(root, manifest))
-    return differs and (
-        f"{differs}\n{manifest.name}: {api_file.NAME} (-) and the code (+) differ; "
-        f'if the code is right, run nox -s "api({manifest.name})" -- --write'
+    file = root / manifest.folder / FILE
+    frozen = parse(file.read_text()) if file.exists() else []
+    differs = difference(frozen, interface_lines(package(root, manifest)))
+    said = (
+        f"{manifest.name}: {FILE} (-) and the code (+) differ; if the code is right, "
+        f'run nox -s "api({manifest.name})" -- --write'
     )
+    return "\n".join([*differs, said]) if differs else ""
 
 
-def check_version(root: Path, manifest: Manifest, version: Version) -> tuple[str, str]:
-    """Compares the interface file with that of the last release.
-
-    Returns:
-      Why ``version`` does not suit the change since then, or nothing; and the part
-      that the change raises at least, or nothing.
-    """
-    repository = Repository(root)
-    releases = find_releases(repository, manifest.name)
+def check_version(
+    root: Path, manifest: Manifest, version: Version, releases: Sequence[Manifest]
+) -> str:
+    """Says why ``version`` does not suit the change since the last release, if so."""
     if not releases:
         sys.stdout.write(f"{manifest.name}: no earlier release to compare with.\n")
-        return "", ""
+        return ""
     last = releases[-1]
-    path = file_of(Path(), manifest).as_posix()
-    promised = api_file.parse(repository.read(last.commit, path) or "")
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Repository(root).export(last.commit, Path(folder) / "t", last.folder)
+        change = change_between(package(tree, manifest), package(root, manifest))
     sys.stdout.write(f"{manifest.name}: compared with {last}.\n")
-    change = interface_change(promised, frozen(root, manifest))
     fault = complaint(last.version, version, change)
-    fault = fault and f"{manifest.name}, against its last release:\n{fault}"
-    return fault, due_part(last.version, change)
+    return fault and f"{manifest.name}, against its last release:\n{fault}"
 
 
-def frozen(root: Path, manifest: Manifest) -> list[str]:
-    """Reads the lines of the interface file; none where there is no file."""
-    file = file_of(root, manifest)
-    return api_file.parse(file.read_text()) if file.exists() else []
+def package(root: Path, manifest: Manifest) -> Any:
+    """Reads the source of a package in a tree."""
+    return load(manifest.module, root / manifest.folder / "src")
 
 
-def code_lines(root: Path, manifest: Manifest) -> list[str]:
-    """Reads the interface from the code of a checkout."""
-    sources = root / "packages" / manifest.name / "src"
-    return interface_lines(manifest.module, sources)
+def change_between(old: Any, new: Any) -> list[str]:
+    """Compares two sources: a diff of their lines, then what griffe calls breaking."""
+    style = griffe.ExplanationStyle.MARKDOWN  # the others colour what they say
+    found = griffe.find_breaking_changes(old, new)
+    said = [breakage.explain(style).removeprefix("- ") for breakage in found]
+    differs = difference(interface_lines(old), interface_lines(new))
+    return [*differs, *(f"griffe: {line}" for line in said)]
 
 
-def file_of(root: Path, manifest: Manifest) -> Path:
-    """Returns where the frozen interface lies."""
-    return root / "packages" / manifest.name / api_file.NAME
+def due_part(last: Version, change: Iterable[str]) -> str:
+    """Returns the part of ``last`` that a change raises at least; empty for none.
+
+    Before 1.0 what breaks raises the minor version, from 1.0 on the major one; an
+    addition raises the patch version.
+    """
+    signs = {line[0] for line in change}
+    if signs <= {"+"}:
+        return "patch" if signs else ""
+    return "major" if last.major else "minor"
 
 
-def report(fault: str) -> int:
-    """Prints a fault, if any, and returns the exit status that tells of it."""
-    if fault:
-        sys.stderr.write(f"{fault}\n")
-    return 1 if fault else 0
+def bump(version: Version, part: str) -> Version:
+    """Raises one part of a version and clears those behind it."""
+    major, minor, patch = version.release[:3]
+    raised = {
+        "patch": (major, minor, patch + 1),
+        "minor": (major, minor + 1, 0),
+        "major": (major + 1, 0, 0),
+    }
+    return Version(".".join(map(str, raised[part])))
+
+
+def complaint(last: Version, now: Version, change: Sequence[str]) -> str:
+    """Says what is wrong with the version ``now``, or nothing where it will do."""
+    if now < last:
+        return f"the version is {now}, which is below the last release, {last}."
+    part = due_part(last, change)
+    if not part or now >= bump(last, part):
+        return ""
+    what = "adds to" if part == "patch" else "changes or removes"
+    said = (
+        f"This {what} what {last} promised, so that the version must be "
+        f"{bump(last, part)} (part {part}) or higher; got {now}."
+    )
+    return "\n".join([*change, said])
 
 
 if __name__ == "__main__":

@@ -1,28 +1,17 @@
-"""A package's public interface as lines, one a public name, read from the source.
+"""A package's public interface as lines, one per public name, read from the source.
 
-Public is what a module lists in ``__all__``, or what the stub beside it imports as
-itself (``import name as name``), and without either what it defines without an
-underscore; modules with an underscore are private. What a public name shows in its
-turn, a class's methods, properties and fields, has lines of its own, those that it
-inherits within its package included.
-
-Nothing is imported: exports that load on first use are followed through the stub, or
-through imports under TYPE_CHECKING.
+What is public, what a class inherits and how a signature is written is griffe's to say.
+Nothing is imported: exports that load on first use are those of the stub beside the
+module, whose ``from home import name as name`` makes a name public.
 """
 
 import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import griffe
-
-from interfaces.signatures import (
-    annotation_text,
-    field_parameters,
-    parameter_list,
-    unquoted,
-)
 
 # What these decorators do can be seen by a caller; of others only the result counts.
 _SHOWN = (
@@ -36,133 +25,142 @@ _SHOWN = (
 _HIDDEN_MAGIC = ("__init__", "__new__", "__post_init__", "__repr__", "__str__")
 
 
-def interface_lines(module: str, sources: Path) -> list[str]:
-    """Reads the interface of the top-level ``module`` in the folder ``sources``.
+class StubExports(griffe.Extension):
+    """Has griffe take for public what the stubs beside modules export."""
+
+    def on_package(self, *, pkg: Any, **_: Any) -> None:
+        """Reads the stubs of a package and of all modules in it."""
+        stub = Path(pkg.filepath).with_suffix(".pyi")
+        if stub.exists():
+            nodes = ast.parse(stub.read_text()).body
+            names = [a for n in nodes if isinstance(n, ast.ImportFrom) for a in n.names]
+            pkg.exports = [one.name for one in names if one.asname == one.name]
+        for module in pkg.modules.values():
+            self.on_package(pkg=module)
+
+
+def load(module: str, sources: Path) -> Any:
+    """Reads the source of a package, ``module``, in the folder ``sources``."""
+    extensions = griffe.load_extensions(StubExports)
+    options: dict[str, Any] = {"allow_inspection": False, "extensions": extensions}
+    return griffe.load(module, search_paths=[sources], **options)
+
+
+def interface_lines(package: griffe.Module) -> list[str]:
+    """Writes the interface of a package.
 
     Returns:
       Lines as ``def tw_core.map_towers(fn: ...) -> ...``, sorted by name.
 
     Raises:
-      ValueError: names in ``__all__`` that nothing in the source defines.
+      ValueError: exported names that nothing in the source defines.
     """
-    package = griffe.load(module, search_paths=[sources], allow_inspection=False)
-    if not isinstance(package, griffe.Module):
-        raise ValueError(f"interface_lines: {module} is no module; name a package.")
-    lines = {
-        line for public in _public_modules(package) for line in _module_lines(public)
-    }
-    return sorted(lines, key=lambda line: (_name(line), line))
+    lines = set(_lines(package.path, package))
+    return sorted(lines, key=lambda line: (re.split(r"[ (:]", line)[1], line))
 
 
-def _name(line: str) -> str:
-    """Reads which name a line is about: the word behind its kind."""
-    return re.split(r"[ (:]", line)[1]
-
-
-def _public_modules(module: griffe.Module) -> Iterator[griffe.Module]:
-    yield module
-    for name, member in module.members.items():
-        if isinstance(member, griffe.Module) and not name.startswith("_"):
-            yield from _public_modules(member)
-
-
-def _module_lines(module: griffe.Module) -> Iterator[str]:
-    yield f"module {module.path}"
-    names = _exported(module)
-    missing = [name for name in names if name not in module.members]
-    if missing:
-        raise ValueError(
-            f"{module.path}: __all__ lists {missing}, which nothing there defines or "
-            f"imports; import them under TYPE_CHECKING too, or drop them."
-        )
-    for name in names:
-        yield from _member_lines(f"{module.path}.{name}", module.members[name])
-
-
-def _exported(module: griffe.Module) -> list[str]:
-    source = module.filepath
-    stub = source.with_suffix(".pyi") if isinstance(source, Path) else None
-    if stub is not None and stub.exists():
-        imports = ast.parse(stub.read_text()).body
-        aliases = [a for n in imports if isinstance(n, ast.ImportFrom) for a in n.names]
-        return [alias.name for alias in aliases if alias.asname == alias.name]
-    if module.exports is not None:
-        return [str(name) for name in module.exports]
-    return [
-        name
-        for name, member in module.members.items()
-        if not name.startswith("_") and not member.is_alias and not member.is_module
-    ]
-
-
-def _member_lines(path: str, member: griffe.Object | griffe.Alias) -> Iterator[str]:
-    target = _target(member) if isinstance(member, griffe.Alias) else member
-    if isinstance(target, griffe.Class):
-        yield from _class_lines(path, target)
-    elif isinstance(target, griffe.Function):
-        yield from _function_lines(path, target)
-    elif isinstance(target, griffe.Attribute):
-        yield _attribute_line(path, target)
-    elif isinstance(member, griffe.Alias) and target is None:
-        yield f"alias {path} = {member.target_path}"
-
-
-def _target(alias: griffe.Alias) -> griffe.Object | None:
-    """Follows an alias; None where it leads out of the package."""
+def _lines(path: str, member: Any) -> Iterator[str]:
+    """Writes what is public as ``path``, and what it shows in its turn."""
     try:
-        return alias.final_target
+        target = member.final_target if member.is_alias else member
     except (griffe.AliasResolutionError, griffe.CyclicAliasError):
-        return None
+        yield f"alias {path} = {member.target_path}"  # it leads out of the package
+        return
+    yield from (f"{kind} {path}{text}" for kind, text in _forms(target))
+    if target.is_module or target.is_class:
+        for name, inner in target.all_members.items():
+            if inner.is_public and not _is_hidden(name, inner):
+                yield from _lines(f"{path}.{name}", inner)
 
 
-def _class_lines(path: str, owner: griffe.Class) -> Iterator[str]:
-    bases = ", ".join(str(base) for base in owner.bases)
-    is_tuple = bases == "NamedTuple"
-    parameters = field_parameters(owner) if is_tuple else _constructor(owner)
-    line = f"class {path}({parameter_list(parameters)})"
-    yield line + (f" of {bases}" if bases else "") + _decorators(owner)
-    for name, member in sorted(owner.all_members.items()):
-        if _is_public(name, member):
-            yield from _member_lines(f"{path}.{name}", member)
+def _is_hidden(name: str, member: Any) -> bool:
+    is_magic = name.startswith("__")
+    return is_magic and (name in _HIDDEN_MAGIC or not member.is_function)
 
 
-def _constructor(owner: griffe.Class) -> list[griffe.Parameter]:
-    """Lists what a class is called with; ``__new__`` tells it without ``__init__``."""
+def _forms(member: Any) -> Iterator[tuple[str, str]]:
+    """Writes the kind of a name, and what stands behind it; of overloads each."""
+    if member.is_module:
+        missing = set(map(str, member.exports or ())) - member.members.keys()
+        if missing:
+            raise ValueError(
+                f"{member.path} exports {sorted(missing)}, which nothing there defines "
+                f"or imports."
+            )
+        yield "module", ""
+    elif member.is_class:
+        bases = " of " * bool(member.bases) + ", ".join(map(str, member.bases))
+        yield "class", _constructor(member) + bases + _decorators(member)
+    elif member.is_function:
+        for one in member.overloads or [member]:
+            text = _signature(one.parameters) + _text(" -> ", one.returns)
+            yield "def", text + _decorators(member)
+    elif "property" in member.labels:
+        setter = " @setter" if "writable" in member.labels else ""
+        yield "property", _text(" -> ", member.annotation) + setter
+    else:
+        is_shared = member.labels & {"module-attribute", "class-attribute"}
+        value = f" = {member.value}" if is_shared and member.value is not None else ""
+        if str(member.annotation) == "TypeAlias":
+            value = _text(" = ", member.value)
+        yield "value", _text(": ", member.annotation) + value
+
+
+def _constructor(owner: griffe.Class) -> str:
+    """Writes what a class is called with."""
     members = owner.all_members
-    new = None if "__init__" in members else members.get("__new__")
-    function = _target(new) if isinstance(new, griffe.Alias) else new
-    if isinstance(function, griffe.Function):
-        return list(function.parameters)[1:]
-    return list(owner.parameters)[1:]
+    if "__init__" not in members and "__new__" in members:
+        parameters: Any = list(members["__new__"].parameters)[1:]  # type: ignore[union-attr]
+    elif [str(base) for base in owner.bases] == ["NamedTuple"]:
+        kind = griffe.ParameterKind.positional_or_keyword
+        parameters = [
+            griffe.Parameter(n, annotation=m.annotation, kind=kind, default=m.value)
+            for n, m in owner.members.items()
+            if isinstance(m, griffe.Attribute) and m.annotation is not None
+        ]
+    else:
+        parameters = list(owner.parameters)[1:]
+    return _signature(parameters)
 
 
-def _is_public(name: str, member: griffe.Object | griffe.Alias) -> bool:
-    if name.startswith("__") and name.endswith("__"):
-        return member.is_function and name not in _HIDDEN_MAGIC
-    return not name.startswith("_")
+def _signature(parameters: Any) -> str:
+    # A function without a class around it, so that griffe leaves `self` in.
+    written = [
+        griffe.Parameter(
+            one.name,
+            annotation=_text("", one.annotation) or None,
+            kind=one.kind,
+            default=one.default and _constant(one.default),
+        )
+        for one in parameters
+    ]
+    function = griffe.Function("", parameters=griffe.Parameters(*written))
+    return function.signature()
 
 
-def _function_lines(path: str, function: griffe.Function) -> Iterator[str]:
-    for variant in function.overloads or [function]:
-        parameters = parameter_list(variant.parameters)
-        returns = annotation_text(variant.returns, before=" -> ")
-        yield f"def {path}({parameters}){returns}{_decorators(function)}"
+def _text(before: str, expression: Any) -> str:
+    """Writes an expression behind ``before``, late names without their quotes."""
+    text = str(expression)
+    late = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    return "" if expression is None else before + (text[1:-1] if late else text)
 
 
-def _attribute_line(path: str, attribute: griffe.Attribute) -> str:
-    if "property" in attribute.labels:
-        returns = annotation_text(attribute.annotation, before=" -> ")
-        setter = " @setter" if "writable" in attribute.labels else ""
-        return f"property {path}{returns}{setter}"
-    line = f"value {path}{annotation_text(attribute.annotation, before=': ')}"
-    if "module-attribute" in attribute.labels or "class-attribute" in attribute.labels:
-        is_alias = str(attribute.annotation) == "TypeAlias"
-        value = unquoted(attribute.value) if is_alias else str(attribute.value)
-        return line if attribute.value is None else f"{line} = {value}"
-    return line
+def _constant(value: Any) -> str:
+    """Writes a default, and for a constant of the package what it stands for.
+
+    Otherwise the constant could change, and the line would not.
+    """
+    try:
+        named: Any = value.resolved if isinstance(value, griffe.ExprName) else None
+        named = named.final_target if named and named.is_alias else named
+    except (AttributeError, KeyError, griffe.GriffeError):
+        named = None  # a builtin, or of elsewhere
+    if named and named.is_attribute and named.value is not None:
+        return _constant(named.value)
+    return str(value)
 
 
-def _decorators(owner: griffe.Class | griffe.Function) -> str:
-    texts = [str(decorator.value) for decorator in owner.decorators]
+def _decorators(owner: Any) -> str:
+    texts = [str(one.value) for one in getattr(owner, "decorators", ())]
     shown = [text for text in texts if text.split("(")[0].rsplit(".", 1)[-1] in _SHOWN]
     return "".join(f" @{text}" for text in sorted(shown))

@@ -1,17 +1,24 @@
-"""What a package's pyproject.toml says of it: name, version, needed siblings."""
+"""A package of the checkout, or a release of it, as its pyproject.toml says.
+
+A release is a section of the changelog that has a date. Its commit is the one that the
+tag ``tw-core-v0.1.0`` names, and in a clone without that tag the first one that has the
+section.
+"""
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-_PREFIX = "tw-"
-_VERSION_LINE = re.compile(r'^version = "([^"]+)"$', re.MULTILINE)
+from interfaces.repository import Repository
+
+PREFIX = "tw-"
+_DATED = re.compile(r"^## (\S+) \(\d{4}-\d{2}-\d{2}\)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -21,49 +28,54 @@ class Manifest:
     Attributes:
       name: as in ``tw-core``.
       version: the one that stands in the file.
-      needs: which versions of which siblings it can use.
+      needs: the names of what it declares to need, siblings and others.
+      commit: that released it; empty for the checkout's.
     """
 
     name: str
     version: Version
-    needs: Mapping[str, SpecifierSet]
+    needs: frozenset[str]
+    commit: str = ""
 
     @property
     def module(self) -> str:
         """The module that is imported, as in ``tw_core``."""
         return self.name.replace("-", "_")
 
+    @property
+    def folder(self) -> str:
+        """Where the package lies in a tree."""
+        return f"packages/{self.name}"
 
-def parse_manifest(text: str) -> Manifest:
+    @property
+    def tag(self) -> str:
+        """The tag of its release, as in ``tw-core-v0.1.0``."""
+        return f"{self.name}-v{self.version}"
+
+    def __str__(self) -> str:
+        """Names the version and where it comes from."""
+        source = f"commit {self.commit[:9]}" if self.commit else "the checkout"
+        return f"{self.name} {self.version} ({source})"
+
+
+def parse_manifest(text: str, commit: str = "") -> Manifest:
     """Reads the text of a package's pyproject.toml."""
     project = tomllib.loads(text)["project"]
-    needs = [Requirement(line) for line in project.get("dependencies", ())]
-    return Manifest(
-        name=project["name"],
-        version=Version(project["version"]),
-        needs={
-            need.name: need.specifier for need in needs if need.name.startswith(_PREFIX)
-        },
-    )
+    needs = frozenset(Requirement(one).name for one in project.get("dependencies", ()))
+    return Manifest(project["name"], Version(project["version"]), needs, commit)
 
 
 def read_manifests(root: Path) -> dict[str, Manifest]:
-    """Reads the packages of a checkout.
-
-    Returns:
-      By name, a package after all those that it needs.
-    """
+    """Reads the packages of a checkout; by name, each after all those that it needs."""
     paths = sorted(root.glob("packages/*/pyproject.toml"))
     found = {path.parent.name: parse_manifest(path.read_text()) for path in paths}
-    return {name: found[name] for name in _needed_first(found)}
+    needs = {name: sorted(found[name].needs) for name in found}
+    ordered = TopologicalSorter(needs).static_order()
+    return {name: found[name] for name in ordered if name in found}
 
 
 def known(manifests: Mapping[str, Manifest], name: str) -> Manifest:
-    """Finds a package by name.
-
-    Raises:
-      ValueError: there is no such package.
-    """
+    """Finds a package by name; ``ValueError`` where there is none."""
     if name not in manifests:
         raise ValueError(
             f"there is no package {name!r}; it must be one of {', '.join(manifests)}."
@@ -71,31 +83,41 @@ def known(manifests: Mapping[str, Manifest], name: str) -> Manifest:
     return manifests[name]
 
 
-def with_version(text: str, version: Version) -> str:
-    """Writes another version into the text of a pyproject.toml.
+def needed_by(name: str, states: Iterable[Manifest]) -> set[str]:
+    """Lists the siblings that a package needs, by others too, in any of ``states``."""
+    states, names = list(states), {name}
+    while more := {n for one in states if one.name in names for n in one.needs} - names:
+        names |= more
+    return {one for one in names if one.startswith(PREFIX)} - {name}
+
+
+def find_releases(repository: Repository, *packages: str) -> list[Manifest]:
+    """Finds the releases up to HEAD: of each package, the lowest version first.
 
     Raises:
-      ValueError: the text has no line for the version, or several.
+      RuntimeError: a tag is missing, and the clone is shallow; or there is no
+        repository.
     """
-    found = len(_VERSION_LINE.findall(text))
-    if found != 1:
-        raise ValueError(
-            f"pyproject.toml must set the version on one line; got {found} such lines."
+    releases = []
+    for name in packages:
+        changelog = repository.root / "packages" / name / "CHANGELOG.md"
+        for version in sorted(map(Version, _DATED.findall(changelog.read_text()))):
+            commit = _commit_of(repository, name, version)
+            text = repository.git("show", f"{commit}:packages/{name}/pyproject.toml")
+            releases.append(parse_manifest(text, commit))
+    return releases
+
+
+def _commit_of(repository: Repository, name: str, version: Version) -> str:
+    if repository.git("tag", "--list", f"{name}-v{version}"):
+        return repository.git("rev-parse", f"{name}-v{version}^{{commit}}")
+    if repository.git("rev-parse", "--is-shallow-repository") == "true":
+        raise RuntimeError(
+            f"{repository.root}: this clone is shallow, so that the commits of earlier "
+            f"releases are missing; fetch them with git fetch --unshallow, or their "
+            f"tags with git fetch --tags."
         )
-    return _VERSION_LINE.sub(f'version = "{version}"', text)
-
-
-def _needed_first(manifests: Mapping[str, Manifest]) -> list[str]:
-    ordered: list[str] = []
-    while len(ordered) < len(manifests):
-        ready = [
-            name
-            for name, manifest in manifests.items()
-            if name not in ordered
-            and all(need in ordered for need in manifest.needs if need in manifests)
-        ]
-        if not ready:
-            rest = sorted(set(manifests) - set(ordered))
-            raise ValueError(f"packages need each other in a circle: {rest}.")
-        ordered += ready
-    return ordered
+    section = rf"^## {re.escape(str(version))} \([0-9]"
+    file = f"packages/{name}/CHANGELOG.md"
+    order = ("--topo-order", "--reverse", "--format=%H", "--extended-regexp")
+    return repository.git("log", *order, f"-G{section}", "HEAD", "--", file).split()[0]

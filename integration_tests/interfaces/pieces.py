@@ -16,9 +16,9 @@ import tempfile
 from importlib.metadata import distributions
 from pathlib import Path
 
-from docs_blocks import Block, files, launches, python_blocks
+from docs_blocks import files, launches, python_blocks
 
-ATTEMPTS = 5
+ATTEMPTS = 3
 IMPORT_LIMIT_S = 0.1
 EXAMPLE_DEADLINE_S = 240
 
@@ -100,17 +100,12 @@ def example_commands(readme: Path, folder: Path) -> list[list[str]]:
         (folder / name).write_text(code)
     if launched := launches(readme):
         return [launch.command for launch in launched]
-    blocks = python_blocks(readme)
-    program = _one_after_the_other(blocks)
-    return [[sys.executable, "-c", program]] if blocks else []
-
-
-def _one_after_the_other(blocks: list[Block]) -> str:
-    """Writes a program in which every block starts with nothing defined."""
-    return "\n".join(
+    # One program, in which every block starts with nothing defined.
+    program = "\n".join(
         f"exec(compile({block.code!r}, 'README block {i}', 'exec'), {{}})"
-        for i, block in enumerate(blocks, start=1)
+        for i, block in enumerate(python_blocks(readme), start=1)
     )
+    return [[sys.executable, "-c", program]] if program else []
 
 
 def _fault_of(command: list[str], folder: str) -> str:

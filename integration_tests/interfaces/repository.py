@@ -1,27 +1,72 @@
-"""What is asked of git: commits, files as they were, and whether all of it is there."""
+"""What is asked of git and of other tools, free of the hook that may run this."""
 
 import io
 import os
 import subprocess
+import sys
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-# What git tells a hook of the repository that runs it, and takes before any folder.
-_OF_HOOKS = (
-    "GIT_COMMON_DIR",
-    "GIT_DIR",
-    "GIT_INDEX_FILE",
-    "GIT_OBJECT_DIRECTORY",
-    "GIT_PREFIX",
-    "GIT_WORK_TREE",
-)
+Words = str | Path
 
 
-def environment_outside_hooks() -> dict[str, str]:
-    """Returns this process's variables, without those that bind git to a hook's."""
-    return {name: os.environ[name] for name in os.environ if name not in _OF_HOOKS}
+@cache
+def _of_hooks() -> list[str]:
+    """Lists what git tells a hook, and takes before any folder."""
+    command = ["git", "rev-parse", "--local-env-vars"]
+    return subprocess.run(command, stdout=subprocess.PIPE).stdout.decode().split()
+
+
+def run(
+    *command: Words, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> bytes:
+    """Runs a command and returns what it prints.
+
+    Raises:
+      RuntimeError: it fails; the message holds all that it said.
+    """
+    # Not only git: tools call it too.
+    outside = {name: os.environ[name] for name in os.environ.keys() - _of_hooks()}
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env={**outside, **(env or {})},
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        words = " ".join(map(str, command))
+        said = (done.stdout + done.stderr).decode(errors="replace")
+        raise RuntimeError(f"{words} failed with status {done.returncode}:\n{said}")
+    return done.stdout
+
+
+def run_module(
+    module: str,
+    *arguments: Words,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> str:
+    """Runs ``python -m module`` with this interpreter; as ``run``."""
+    return run(sys.executable, "-m", module, *arguments, cwd=cwd, env=env).decode()
+
+
+def build(source: Path, into: Path, *options: str, epoch: str = "") -> None:
+    """Has uv build archives of a package's folder, with what is installed here.
+
+    Args:
+      source: the package's folder.
+      into: where the archives are left.
+      *options: of ``uv build``; without any it makes a wheel from an sdist.
+      epoch: the time that all files in them get, in seconds since 1970.
+    """
+    clock = {"SOURCE_DATE_EPOCH": epoch} if epoch else {}
+    here = ("--no-build-isolation", "--python", sys.executable, "--out-dir", into)
+    options = ("--no-create-gitignore", *options)
+    run_module("uv", "build", *here, *options, source, env=clock)
 
 
 @dataclass(frozen=True)
@@ -30,80 +75,19 @@ class Repository:
 
     root: Path
 
-    def git(self, *arguments: str, env: Mapping[str, str] | None = None) -> str:
-        """Runs git and returns what it prints.
+    def git(self, *arguments: Words) -> str:
+        """Runs git and returns what it prints; ``RuntimeError`` where it fails."""
+        return self._run(*arguments).decode().strip()
 
-        Args:
-          *arguments: of git.
-          env: variables to set for it.
-
-        Raises:
-          RuntimeError: git fails; the message is its own.
-        """
-        return self._run(*arguments, env=env).decode().strip()
-
-    def commits(self, *paths: str) -> list[str]:
-        """Lists the commits up to HEAD that changed one of ``paths``, oldest first.
-
-        Raises:
-          RuntimeError: the clone is shallow, so that older ones are not there.
-        """
-        self.check_complete()
-        order = ("--topo-order", "--reverse", "--format=%H")
-        return self.git("log", *order, "HEAD", "--", *paths).split()
-
-    def read(self, commit: str, path: str) -> str | None:
-        """Reads a file as of ``commit``; None where there was none."""
-        if not self.git("ls-tree", "--name-only", commit, "--", path):
-            return None
-        return self._run("cat-file", "blob", f"{commit}:{path}").decode()
-
-    def export(self, commit: str, into: Path) -> Path:
-        """Writes the files of ``commit`` into a new folder, without git's own."""
+    def export(self, commit: str, into: Path, *paths: str) -> Path:
+        """Writes files of ``commit``, by default all, into a new folder."""
         into.mkdir(parents=True)
-        archive = self._run("archive", "--format=tar", commit)
+        archive = self._run("archive", "--format=tar", commit, "--", *paths)
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             tar.extractall(into, filter="data")
         return into
 
-    def check_complete(self) -> None:
-        """Refuses a clone whose history was cut off.
-
-        Raises:
-          RuntimeError: the clone is shallow, or there is no repository.
-        """
-        if lack := self.lack_of_history():
-            raise RuntimeError(lack)
-
-    def lack_of_history(self) -> str:
-        """Says why earlier commits cannot be read, or nothing."""
-        try:
-            is_shallow = self.git("rev-parse", "--is-shallow-repository") == "true"
-        except RuntimeError as error:
-            return str(error)
-        if not is_shallow:
-            return ""
-        return (
-            f"{self.root}: this clone is shallow, so that the commits of earlier "
-            f"releases are missing; fetch them with git fetch --unshallow."
-        )
-
-    def changes(self) -> list[str]:
-        """Lists what the working tree has that HEAD has not, ignored files left out."""
-        return self._run("status", "--porcelain").decode().splitlines()
-
-    def _own_only(self) -> dict[str, str]:
-        """Has git take no repository around an unpacked archive for its own."""
-        return {"GIT_CEILING_DIRECTORIES": str(self.root.resolve().parent)}
-
-    def _run(self, *arguments: str, env: Mapping[str, str] | None = None) -> bytes:
-        done = subprocess.run(
-            ["git", "-C", str(self.root), *arguments],
-            env={**environment_outside_hooks(), **self._own_only(), **(env or {})},
-            capture_output=True,
-            check=False,
-        )
-        if done.returncode:
-            said = done.stderr.decode().strip()
-            raise RuntimeError(f"git {arguments[0]} in {self.root} failed: {said}")
-        return done.stdout
+    def _run(self, *arguments: Words) -> bytes:
+        # Git is to take no repository around an unpacked archive for its own.
+        ceiling = {"GIT_CEILING_DIRECTORIES": str(self.root.resolve().parent)}
+        return run("git", "-C", self.root, *arguments, env=ceiling)

@@ -24,22 +24,6 @@ dependencies = [{needs}]
 packages = ["src/{module}"]
 """
 
-_INIT = """\
-from importlib import import_module
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from {module}._work import work
-
-__all__ = ["work"]
-
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(name)
-    return getattr(import_module("{module}._work"), name)
-"""
-
 WORK = "def work(size: int = 1) -> int:\n    return size\n"
 
 
@@ -47,8 +31,8 @@ class ToyRepository(Repository):
     """A git repository below a temporary folder; every change is told explicitly."""
 
     @classmethod
-    def create(cls, root: Path, towncrier: str = "") -> "ToyRepository":
-        """Starts one with a settings file and no package."""
+    def create(cls, root: Path, settings: str = "") -> "ToyRepository":
+        """Starts one with a pyproject.toml and no package."""
         root.mkdir()
         made = cls(root)
         made.git("init", "--quiet", "--initial-branch", "main")
@@ -56,7 +40,7 @@ class ToyRepository(Repository):
         made.git("config", "user.email", "developer@example.org")
         made.git("config", "commit.gpgSign", "false")
         made.git("config", "tag.gpgSign", "false")
-        (root / "pyproject.toml").write_text(towncrier)
+        (root / "pyproject.toml").write_text(settings)
         made.commit("Start")
         return made
 
@@ -66,19 +50,27 @@ class ToyRepository(Repository):
         """Writes a package with one function, or rewrites its pyproject.toml."""
         folder = self.root / "packages" / name
         module = name.replace("-", "_")
-        lines = ", ".join(f'"{n}{bound}"' for n, bound in (needs or {}).items())
-        source = folder / "src" / module
-        if not source.exists():
-            source.mkdir(parents=True)
+        if not folder.exists():
+            (folder / "src" / module).mkdir(parents=True)
             (folder / "README.md").write_text(f"# {name}\n\nA toy.\n")
             (folder / "CHANGELOG.md").write_text("# Changelog\n\n<!-- releases -->\n")
-            (source / "__init__.py").write_text(_INIT.format(module=module))
-            (source / "_work.py").write_text(WORK)
+            stub = f"from {module}._work import work as work\n"
+            (folder / "src" / module / "__init__.pyi").write_text(stub)
+            init = f'{stub}__all__ = ["work"]\n'
+            (folder / "src" / module / "__init__.py").write_text(init)
+            self.write_work(name, WORK)
+        lines = ", ".join(f'"{n}{bound}"' for n, bound in (needs or {}).items())
         text = _PYPROJECT.format(name=name, module=module, version=version, needs=lines)
         (folder / "pyproject.toml").write_text(text)
         return folder
 
-    def fragment(self, name: str, text: str = "Something.") -> None:
+    def write_work(self, name: str, source: str) -> None:
+        """Writes the module of a package that holds its function."""
+        module = name.replace("-", "_")
+        path = self.root / "packages" / name / "src" / module / "_work.py"
+        path.write_text(source)
+
+    def fragment(self, name: str, text: str) -> None:
         """Leaves a line for the next section of a changelog."""
         folder = self.root / "packages" / name / "changelog.d"
         folder.mkdir(exist_ok=True)
@@ -98,11 +90,9 @@ class ToyRepository(Repository):
         self, name: str, version: str, needs: Mapping[str, str] | None = None
     ) -> str:
         """Commits a release of a package, as the tool would; returns the commit."""
-        folder = self.package(name, version, needs)
+        changelog = self.package(name, version, needs) / "CHANGELOG.md"
         self.freeze(name)
-        changelog = folder / "CHANGELOG.md"
-        section = f"<!-- releases -->\n\n## {version} (2025-01-01)\n"
-        changelog.write_text(
-            changelog.read_text().replace("<!-- releases -->\n", section)
-        )
+        mark = "<!-- releases -->\n"
+        section = f"{mark}\n## {version} (2025-01-01)\n"
+        changelog.write_text(changelog.read_text().replace(mark, section))
         return self.commit(f"Release {name} {version}")

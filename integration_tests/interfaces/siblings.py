@@ -1,0 +1,183 @@
+"""Tests with siblings of other releases; the sessions ``compat`` and ``forward``.
+
+Wheels of releases are built from history, and uv's resolver chooses among them and
+those of the checkout. It sees no index, where others may have our names, and leaves
+third parties out: the session installs those of today first, and holds them.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from interfaces.manifest import (
+    PREFIX,
+    Manifest,
+    find_releases,
+    known,
+    needed_by,
+    read_manifests,
+)
+from interfaces.repository import Repository, build, run_module
+
+Wheels = dict[Path, Manifest]
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """Tests of a package, in the tree ``root``, with all wheels that they need."""
+
+    package: str
+    root: str
+    wheels: tuple[str, ...]
+
+
+def main() -> int:
+    """Leaves runs.json for the session; returns 1 where nothing can be planned."""
+    plans = {"compat": compat, "forward": forward}
+    parser = argparse.ArgumentParser(prog="siblings", description=__doc__)
+    parser.add_argument("session", choices=plans)
+    parser.add_argument("package")
+    parser.add_argument("--dist", type=Path, required=True)
+    parser.add_argument("--into", type=Path, required=True)
+    options = parser.parse_args()
+    plan = plans[options.session]
+    try:
+        runs = plan(Path.cwd(), options.package, dist=options.dist, into=options.into)
+    except (RuntimeError, ValueError) as error:
+        sys.stderr.write(f"{options.session}({options.package}): {error}\n")
+        return 1
+    (options.into / "runs.json").write_text(json.dumps([asdict(run) for run in runs]))
+    return 0
+
+
+def compat(root: Path, package: str, *, dist: Path, into: Path) -> list[PlannedRun]:
+    """Plans a package's tests with the oldest sibling releases that its bounds allow.
+
+    A sibling of which no release is in the bounds is taken from the checkout; there is
+    nothing to run where that is so of all. ``ValueError`` where nothing goes together.
+    """
+    manifests = read_manifests(root)
+    own = known(manifests, package)
+    releases = find_releases(Repository(root), *manifests)
+    needed = needed_by(package, [*manifests.values(), *releases])
+    old = build_wheels(root, (one for one in releases if one.name in needed), into)
+    current = (one for one in manifests.values() if one.name in {package, *needed})
+    chosen = choose(built_wheels(current, dist) | old, [own], resolution="lowest")
+    if not old.keys() & chosen.keys():
+        why = "no earlier release of a sibling is in its bounds"
+        sys.stdout.write(f"{package}: {why if needed else 'needs no sibling'}.\n")
+        return []
+    return [_planned(own, chosen, root)]
+
+
+def forward(root: Path, package: str, *, dist: Path, into: Path) -> list[PlannedRun]:
+    """Plans the tests of a package's last released dependents with the package of now.
+
+    A dependent is tested by the tests of its own release, with the newest sibling
+    releases that go with it, and with the checkout's where those do not; one whose
+    bounds exclude the package of now is named and left out.
+    """
+    manifests = read_manifests(root)
+    own = known(manifests, package)
+    others = [name for name in manifests if name != package]
+    releases = find_releases(Repository(root), *others)
+    last = {one.name: one for one in releases}.values()
+    dependents = [one for one in last if package in needed_by(one.name, last)]
+    if not dependents:
+        sys.stdout.write(f"{package}: no released package needs it.\n")
+        return []
+    old, here = build_wheels(root, releases, into), built_wheels([own], dist)
+    every = built_wheels(manifests.values(), dist) | old
+    runs = []
+    for one in dependents:
+        chosen = _chosen(here | old, [own, one]) or _chosen(every, [own, one])
+        if chosen:
+            tree = Repository(root).export(one.commit, into / one.name)
+            runs.append(_planned(one, chosen, tree))
+        else:
+            what = f"{own.name} {own.version}; nothing to prove"
+            sys.stdout.write(f"{one}: no set of releases goes with it and {what}.\n")
+    return runs
+
+
+def _chosen(wheels: Mapping[Path, Manifest], pins: Sequence[Manifest]) -> Wheels:
+    try:
+        return choose(wheels, pins)
+    except ValueError:
+        return {}
+
+
+def _planned(tested: Manifest, chosen: Wheels, root: Path) -> PlannedRun:
+    beside = [str(one) for one in chosen.values() if one != tested]
+    sys.stdout.write(f"{tested} is tested with {', '.join(beside)}.\n")
+    return PlannedRun(tested.name, str(root), tuple(map(str, chosen)))
+
+
+def build_wheels(root: Path, releases: Iterable[Manifest], into: Path) -> Wheels:
+    """Builds the wheels of releases from the files of their commits."""
+    built = list(releases)
+    for one in built:
+        with tempfile.TemporaryDirectory() as folder:
+            tree = Repository(root).export(one.commit, Path(folder) / "tree")
+            build(tree / one.folder, into, "--wheel")
+    return built_wheels(built, into)
+
+
+def built_wheels(manifests: Iterable[Manifest], folder: Path) -> Wheels:
+    """Finds the wheels of packages; ``RuntimeError`` where one is missing."""
+    found = {}
+    for one in manifests:
+        paths = list(folder.glob(f"{one.module}-{one.version}-*.whl"))
+        if len(paths) != 1:
+            raise RuntimeError(
+                f"{folder} must hold one wheel of {one}; got {paths}. The session "
+                f"build leaves those of the checkout in dist/."
+            )
+        found[paths[0]] = one
+    return found
+
+
+def choose(
+    wheels: Mapping[Path, Manifest],
+    pins: Sequence[Manifest],
+    resolution: str = "highest",
+) -> Wheels:
+    """Has uv choose wheels that go together, ``pins`` and all siblings that they need.
+
+    Args:
+      wheels: what there is; of two with the same version the later one counts.
+      pins: what must be chosen, in this very version.
+      resolution: which versions uv prefers, ``highest`` or ``lowest``.
+
+    Raises:
+      ValueError: nothing goes together; the message is uv's.
+    """
+    by_line = {f"{one.name}=={one.version}": path for path, one in wheels.items()}
+    needs = {need for one in wheels.values() for need in one.needs}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for wheel in by_line.values():
+            shutil.copy(wheel, folder)
+        wanted, left_out = folder / "wanted.txt", folder / "left_out.txt"
+        wanted.write_text("\n".join(f"{one.name}=={one.version}" for one in pins))
+        left_out.write_text("\n".join(n for n in needs if not n.startswith(PREFIX)))
+        try:
+            said = run_module(
+                *("uv", "pip", "compile", "--quiet", wanted, "--excludes", left_out),
+                *("--no-index", "--find-links", folder, "--resolution", resolution),
+                *("--prerelease", "allow", "--no-header", "--no-annotate"),
+            )
+        except RuntimeError as error:
+            if "No solution found" in str(error):
+                raise ValueError(f"nothing goes together.\n{error}") from None
+            raise
+    return {by_line[line]: wheels[by_line[line]] for line in said.split()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+"""Tests with siblings of other releases are planned from history, by uv's resolver."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from interfaces.manifest import Manifest, find_releases, needed_by
+from interfaces.repository import build
+from interfaces.siblings import build_wheels, choose, compat, forward
+from interfaces.toy_repository import ToyRepository
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+
+@pytest.fixture
+def wheels(tmp_path):
+    """Writes wheels that hold nothing but their metadata; one per line."""
+
+    def write(*lines):
+        found = {}
+        for line in lines:
+            name, version, *needs = line.split()
+            stem = f"{name.replace('-', '_')}-{version}"
+            path = tmp_path / f"{stem}-py3-none-any.whl"
+            text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            text += "".join(f"Requires-Dist: {need}\n" for need in needs)
+            with zipfile.ZipFile(path, "w") as archive:
+                archive.writestr(f"{stem}.dist-info/METADATA", text)
+                archive.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\n")
+                archive.writestr(f"{stem}.dist-info/RECORD", "")
+            names = frozenset(Requirement(need).name for need in needs)
+            found[path] = Manifest(name, Version(version), names)
+        return found
+
+    return write
+
+
+TOP = Manifest("tw-top", Version("0.1.0"), frozenset())
+
+
+def stems(paths):
+    return sorted(Path(path).name.split("-py3")[0] for path in paths)
+
+
+def test_an_old_sibling_that_refuses_another_gives_way_to_a_newer_one(wheels):
+    every = wheels(
+        "tw-top 0.1.0 tw-core>=0.2 tw-reduce>=0.1",
+        *(f"tw-core {version}" for version in ("0.1.0", "0.2.0", "0.3.0")),
+        "tw-reduce 0.1.0 tw-core<0.2",
+        "tw-reduce 0.1.1 tw-core<0.3",
+        "tw-reduce 0.2.0 tw-core>=0.2",
+    )
+    chosen = choose(every, [TOP], "lowest")
+    assert stems(chosen) == ["tw_core-0.2.0", "tw_reduce-0.1.1", "tw_top-0.1.0"]
+    chosen = choose(every, [TOP])
+    assert stems(chosen) == ["tw_core-0.3.0", "tw_reduce-0.2.0", "tw_top-0.1.0"]
+
+
+def test_third_parties_and_prereleases_do_not_stand_in_the_way(wheels):
+    every = wheels(
+        "tw-top 0.1.0 tw-core>=0.1.dev0 no-such-thing>=1", "tw-core 0.2.0.dev1"
+    )
+    assert stems(choose(every, [TOP])) == ["tw_core-0.2.0.dev1", "tw_top-0.1.0"]
+
+
+def test_an_index_is_not_asked_for_a_sibling_that_is_missing(wheels):
+    every = wheels("tw-top 0.1.0 tw-core packaging")
+    with pytest.raises(ValueError, match="tw-core was not found in the provided"):
+        choose(every, [TOP])
+
+
+def test_what_a_package_needs_through_others_in_any_state_is_needed():
+    states = [
+        TOP,
+        Manifest("tw-top", Version("0.2"), frozenset({"tw-reduce"})),
+        Manifest("tw-reduce", Version("0.1"), frozenset({"tw-core"})),
+    ]
+    assert needed_by("tw-top", states) == {"tw-core", "tw-reduce"}
+    assert needed_by("tw-core", states) == needed_by("tw-top", [TOP]) == set()
+
+
+@pytest.fixture
+def toy(tmp_path):
+    """Has tw-a 0.1.0 and 0.1.1, and tw-b 0.1.0 that needs it, each a version ahead."""
+    repository = ToyRepository.create(tmp_path / "toy")
+    repository.released("tw-a", "0.1.0")
+    repository.released("tw-a", "0.1.1")
+    repository.released("tw-b", "0.1.0", {"tw-a": ">=0.1,<0.2"})
+    work = repository.root / "packages" / "tw-b" / "tests"
+    work.mkdir()
+    (work / "test_b.py").write_text("def test_b(): pass\n")
+    repository.package("tw-a", "0.1.2")
+    repository.package("tw-b", "0.1.1", {"tw-a": ">=0.1,<0.2"})
+    repository.commit("Work on")
+    return repository
+
+
+@pytest.fixture
+def folders(toy, tmp_path):
+    """Returns the folders ``dist``, with wheels of the checkout, and ``into``."""
+    found = {"dist": tmp_path / "dist", "into": tmp_path / "into"}
+    found["into"].mkdir()
+    build_now(toy, found["dist"], "tw-a", "tw-b")
+    return found
+
+
+def build_now(toy, dist, *names):
+    for name in names:
+        build(toy.root / "packages" / name, dist, "--wheel")
+
+
+OLDEST = "tw-b 0.1.1 (the checkout) is tested with tw-a 0.1.0 (commit"
+# What happens -> session, package, what the checkout raised, wheels, what is said.
+PLANS = {
+    "oldest": (compat, "tw-b", {}, ["tw_a-0.1.0", "tw_b-0.1.1"], OLDEST),
+    "no sibling": (compat, "tw-a", {}, [], "tw-a: needs no sibling."),
+    "none in bounds": (
+        *(compat, "tw-b", {"tw-b": ("0.1.1", {"tw-a": ">=0.1.2"})}, []),
+        "tw-b: no earlier release of a sibling is in its bounds.",
+    ),
+    "last dependent": (
+        *(forward, "tw-a", {}, ["tw_a-0.1.2", "tw_b-0.1.0"]),
+        "is tested with tw-a 0.1.2 (the checkout)",
+    ),
+    "excluded": (
+        *(forward, "tw-a", {"tw-a": ("0.2.0", {})}, []),
+        "no set of releases goes with it and tw-a 0.2.0; nothing to prove.",
+    ),
+    "no dependent": (forward, "tw-b", {}, [], "tw-b: no released package needs it."),
+}
+
+
+@pytest.mark.parametrize("what", PLANS)
+def test_a_session_runs_what_it_says_or_says_why_it_has_nothing_to_prove(
+    toy, folders, what, capsys
+):
+    plan, package, raised, wheels, said = PLANS[what]
+    for name, state in raised.items():
+        toy.package(name, *state)
+        build_now(toy, folders["dist"], name)
+    runs = plan(toy.root, package, **folders)
+    assert [stems(run.wheels) for run in runs] == [wheels] * bool(wheels)
+    assert said in capsys.readouterr().out
+    for tree in (Path(run.root) for run in runs):
+        # Of a release its own tests count: tw-b had none.
+        assert (tree / "packages" / "tw-b" / "tests").exists() == (plan is compat)
+
+
+def test_bounds_that_nothing_meets_are_told_with_all_that_there_was(toy, folders):
+    toy.package("tw-b", "0.1.1", {"tw-a": ">=0.3"})
+    build_now(toy, folders["dist"], "tw-b")
+    with pytest.raises(
+        ValueError, match=r"only tw-a<=0\.1\.2 is available.* tw-a>=0\.3"
+    ):
+        compat(toy.root, "tw-b", **folders)
+
+
+def test_forward_prefers_released_siblings_to_those_of_the_checkout(toy, folders):
+    needs = {"tw-a": ">=0.1", "tw-b": ">=0.1"}
+    toy.released("tw-c", "0.1.0", needs)
+    toy.package("tw-c", "0.1.1", needs)
+    build_now(toy, folders["dist"], "tw-c")
+    _, run = forward(toy.root, "tw-a", **folders)
+    assert stems(run.wheels) == ["tw_a-0.1.2", "tw_b-0.1.0", "tw_c-0.1.0"]
+    toy.package("tw-a", "0.2.0")  # which the released tw-b excludes
+    toy.package("tw-b", "0.2.0", {"tw-a": ">=0.2"})
+    build_now(toy, folders["dist"], "tw-a", "tw-b")
+    shutil.rmtree(folders["into"])
+    [run] = forward(toy.root, "tw-a", **folders)
+    assert stems(run.wheels) == ["tw_a-0.2.0", "tw_b-0.2.0", "tw_c-0.1.0"]
+
+
+def test_the_wheel_of_a_release_holds_what_its_commit_held(toy, tmp_path):
+    work = toy.root / "packages" / "tw-a" / "src" / "tw_a" / "_work.py"
+    then = work.read_text()
+    work.write_text("broken now")
+    [wheel] = build_wheels(toy.root, find_releases(toy, "tw-a")[:1], tmp_path)
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("tw_a/_work.py").decode() == then
+
+
+def test_a_wheel_of_the_checkout_that_is_missing_is_named(toy, folders):
+    next(folders["dist"].glob("tw_b-*")).unlink()
+    with pytest.raises(RuntimeError, match=r"one wheel of tw-b 0\.1\.1 \(the checkout"):
+        compat(toy.root, "tw-b", **folders)
+
+
+@pytest.mark.parametrize("session", ["compat", "forward"])
+@pytest.mark.parametrize("depth", [(), ("--depth", "1")], ids=["whole", "shallow"])
+def test_a_clone_without_tags_is_enough_and_a_shallow_one_is_not(
+    toy, folders, tmp_path, session, depth
+):
+    clone, into = tmp_path / "clone", folders["into"]
+    toy.git("clone", "--quiet", "--no-tags", *depth, toy.root.as_uri(), clone)
+    package = {"compat": "tw-b", "forward": "tw-a"}[session]
+    command = [sys.executable, "-m", "interfaces.siblings", session, package]
+    done = subprocess.run(
+        [*command, "--dist", folders["dist"], "--into", into],
+        cwd=clone,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == bool(depth), done.stderr
+    assert bool(depth) == ("git fetch --unshallow" in done.stderr)
+    runs = json.loads((into / "runs.json").read_text()) if not depth else []
+    assert [run["package"] for run in runs] == ["tw-b"] * (not depth)
