@@ -14,8 +14,6 @@ import tensorflow as tf
 
 from tw_core.testing import CPUS
 from tw_reduce import (
-    aggregate_grads_colocate,
-    allreduce_grads_naive,
     auto,
     hierarchical,
     packed,
@@ -23,6 +21,7 @@ from tw_reduce import (
     sum_on_device,
     sum_round_robin,
 )
+from tw_reduce.tensorpack import aggregate_grads_colocate, allreduce_grads_naive
 
 LARGE = 16_000_000  # float32: four of them fill a device
 
@@ -37,7 +36,7 @@ OURS = {
     "sum_round_robin": partial(sum_round_robin, devices=CPUS[:1]),
     "sum_balanced": partial(sum_balanced, devices=CPUS[:1]),
     "hierarchical": hierarchical([[0, 1, 2, 3]], devices=CPUS[:1] * 4),
-    "packed": packed(on_first, below=LARGE + 1),
+    "packed": packed(on_first, below_bytes=4 * (LARGE + 1)),
     "auto": auto(CPUS[:1] * 4),
     "naive": lambda grads: [allreduce_grads_naive(grads, average=False)],
 }
@@ -74,7 +73,7 @@ def ops_in_session(reducer):
 
 
 def ops_in_function(reducer, tmp_path):
-    """The same in a tf.function, whose graphs the summary writer tells."""
+    """The same in a tf.function, whose graphs the summary writer records."""
 
     @tf.function(autograph=False)
     def fn(factor):

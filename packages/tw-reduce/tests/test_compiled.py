@@ -8,23 +8,25 @@ import tensorflow as tf
 
 from tw_core.testing import CPUS, SparseRows, run_in_function
 from tw_reduce import (
-    CollectiveKeys,
-    GradientPacker,
-    aggregate_grads_colocate,
-    allreduce_grads_naive,
+    accumulate_as,
     auto,
-    cast_during,
+    broadcast,
+    compress,
     hierarchical,
     mean,
     packed,
-    reduce_as,
-    routed,
-    spread,
+    partition,
     sum_balanced,
     sum_collective,
     sum_nccl,
     sum_on_device,
     sum_round_robin,
+)
+from tw_reduce.reducers import CollectiveKeys
+from tw_reduce.tensorpack import (
+    GradientPacker,
+    aggregate_grads_colocate,
+    allreduce_grads_naive,
 )
 
 KEYS = CollectiveKeys()
@@ -35,10 +37,10 @@ REDUCERS = {
     "balanced": BALANCED,
     "hierarchical": hierarchical([[0], [1]], devices=CPUS[:2]),
     "packed": packed(BALANCED),
-    "packed spread": packed(spread(BALANCED)),
-    "cast during": cast_during(BALANCED, tf.bfloat16),
-    "reduce as": reduce_as(BALANCED, tf.float64),
-    "routed": routed(
+    "packed broadcast": packed(broadcast(BALANCED)),
+    "compress": compress(BALANCED, tf.bfloat16),
+    "accumulate as": accumulate_as(BALANCED, tf.float64),
+    "partition": partition(
         lambda info: info.dtype, {"float32": BALANCED, "float16": BALANCED}
     ),
     "auto": auto(CPUS[:2]),
@@ -108,7 +110,7 @@ def test_a_compiled_reducer_gives_the_plain_ones_results(where, devices, change,
 
 
 @each_reducer
-def test_a_reducer_is_traced_anew_for_a_plain_function(name):
+def test_a_reducer_is_traced_again_for_a_plain_function(name):
     reduce = tf.function(REDUCERS[name], autograph=False)
     grads = [[tf.ones([3]), tf.ones([5_000])] for _ in range(2)]
     plain = reduce(grads)

@@ -9,20 +9,20 @@ import tensorflow as tf
 
 from tw_core.testing import CPUS, SparseRows, run_in_function, run_in_graph
 from tw_reduce import (
-    CollectiveKeys,
+    accumulate_as,
     auto,
-    cast_during,
+    broadcast,
+    compress,
     hierarchical,
     mean,
     packed,
-    reduce_as,
-    routed,
-    spread,
+    partition,
     sum_balanced,
     sum_collective,
     sum_on_device,
     sum_round_robin,
 )
+from tw_reduce.reducers import CollectiveKeys
 
 KEYS = CollectiveKeys()  # one object for all reducers of the process
 WAIT_S = 60.0
@@ -39,13 +39,13 @@ def balanced(k):
 
 
 def collective(k):
-    return partial(sum_collective, devices=CPUS[:k], keys=KEYS, timeout_seconds=WAIT_S)
+    return partial(sum_collective, devices=CPUS[:k], keys=KEYS, timeout_s=WAIT_S)
 
 
 def by_kind(k):
-    return routed(
+    return partition(
         lambda info: "sparse" if info.is_sparse else "dense",
-        {"sparse": balanced(k), "dense": packed(balanced(k), below=10)},
+        {"sparse": balanced(k), "dense": packed(balanced(k), below_bytes=40)},
     )
 
 
@@ -56,15 +56,15 @@ REDUCERS = {
     "balanced": balanced,
     "hierarchical": lambda k: hierarchical(groups_of(k), devices=CPUS[:k]),
     "collective": collective,
-    "packed balanced": lambda k: packed(balanced(k), below=10),
-    "packed spread": lambda k: packed(spread(balanced(k))),
-    "spread": lambda k: spread(balanced(k)),
+    "packed balanced": lambda k: packed(balanced(k), below_bytes=40),
+    "packed broadcast": lambda k: packed(broadcast(balanced(k))),
+    "broadcast": lambda k: broadcast(balanced(k)),
     "packed collective": lambda k: packed(collective(k)),
     "on own devices": lambda k: hierarchical(groups_of(k)),
     "packed hierarchical": lambda k: packed(REDUCERS["hierarchical"](k)),
-    "cast during": lambda k: packed(cast_during(balanced(k), tf.bfloat16)),
-    "reduce as": lambda k: reduce_as(balanced(k), tf.float64),
-    "routed": by_kind,
+    "compress": lambda k: packed(compress(balanced(k), tf.bfloat16)),
+    "accumulate as": lambda k: accumulate_as(balanced(k), tf.float64),
+    "partition": by_kind,
     "auto": lambda k: auto(CPUS[:k]),
 }
 STAY_SPARSE = [name for name in REDUCERS if "collective" not in name]
@@ -233,12 +233,12 @@ def test_a_column_sparse_in_one_tower_only_becomes_dense(mode, name):
 @each_mode
 @pytest.mark.parametrize("wire", [tf.float16, tf.bfloat16])
 @pytest.mark.parametrize("name", ["on one device", "balanced", "packed balanced"])
-def test_cast_during_rounds_on_the_wire_and_adds_in_float32(mode, wire, name):
+def test_compress_rounds_on_the_wire_and_adds_in_float32(mode, wire, name):
     random = np.random.default_rng(1)
     towers = [[random.standard_normal(50).astype(np.float32)] for _ in range(4)]
     rounded = [own[0].astype(wire.as_numpy_dtype).astype(np.float32) for own in towers]
     want = np.sum(rounded, axis=0)
-    for [value] in reduce(mode, name, towers, partial(cast_during, dtype=wire)):
+    for [value] in reduce(mode, name, towers, partial(compress, dtype=wire)):
         assert value.dtype == np.float32
         np.testing.assert_allclose(value, want, rtol=1e-6, atol=1e-6)
         assert not np.allclose(value, np.sum([t[0] for t in towers], axis=0), rtol=1e-6)
@@ -514,7 +514,7 @@ def test_operations_grow_linearly_with_towers_and_variables(name):
     assert count(8, 40) <= 14 * 8 * 40
 
 
-@pytest.mark.parametrize("name", ["spread", "packed spread", "collective"])
+@pytest.mark.parametrize("name", ["broadcast", "packed broadcast", "collective"])
 def test_results_lie_on_each_towers_device(name):
     with tf.Graph().as_default():
         grads = []
@@ -534,7 +534,7 @@ def test_one_device_and_round_robin_add_where_they_say():
         assert [tensor.device[-1] for tensor in turns] == ["1", "2", "1"]
 
 
-def test_balanced_spreads_bytes_largest_first():
+def test_sum_balanced_places_the_largest_first():
     with tf.Graph().as_default():
         grads = [[tf.ones([size]) for size in (10, 1000, 400, 500)] for _ in range(2)]
         [sums, _] = sum_balanced(grads, devices=CPUS[:2])
@@ -595,7 +595,7 @@ def test_integers_have_no_mean(name):
 
 
 @pytest.mark.parametrize(
-    "wrap", [mean, packed, spread, partial(cast_during, dtype=tf.float16)]
+    "wrap", [mean, packed, broadcast, partial(compress, dtype=tf.float16)]
 )
 def test_a_reducer_that_returns_another_shape_of_list_is_refused(wrap):
     def loses_one(grads):
@@ -606,3 +606,17 @@ def test_a_reducer_that_returns_another_shape_of_list_is_refused(wrap):
         pytest.raises(ValueError, match=r"lists of lengths \[0, 0\]|\[1, 1\]"),
     ):
         wrap(loses_one)([[tf.ones(2), tf.ones(3)]] * 2)
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+def test_a_reducer_says_whether_it_averages(name):
+    assert not getattr(REDUCERS[name](2), "averages", False)
+    assert mean(REDUCERS[name](2)).averages
+
+
+def test_what_is_around_means_averages():
+    means = mean(balanced(2))
+    for around in (packed, broadcast, partial(accumulate_as, dtype=tf.float64)):
+        assert around(means).averages
+    assert partition(lambda _: "a", {"a": means, "b": means}).averages
+    assert not partition(lambda _: "a", {"a": means, "b": balanced(2)}).averages

@@ -15,24 +15,26 @@ from tw_core.testing import (
     run_in_graph,
 )
 from tw_reduce import (
-    CollectiveKeys,
-    aggregate_grads_colocate,
-    allreduce_grads,
-    allreduce_grads_hierarchical,
-    allreduce_grads_naive,
+    accumulate_as,
     auto,
-    cast_during,
+    broadcast,
+    compress,
     hierarchical,
     mean,
     packed,
-    reduce_as,
+    partition,
     reducer_for_mode,
-    routed,
-    spread,
     sum_balanced,
     sum_collective,
     sum_on_device,
     sum_round_robin,
+)
+from tw_reduce.reducers import CollectiveKeys
+from tw_reduce.tensorpack import (
+    aggregate_grads_colocate,
+    allreduce_grads,
+    allreduce_grads_hierarchical,
+    allreduce_grads_naive,
 )
 
 KEYS = CollectiveKeys()
@@ -66,11 +68,11 @@ MEANS = {
     "hierarchical": lambda k: mean(hierarchical([range(k)], devices=CPUS[:k])),
     "packed": lambda k: mean(packed(balanced(k))),
     "packed around the mean": lambda k: packed(mean(balanced(k))),
-    "spread": lambda k: mean(packed(spread(balanced(k)))),
-    "cast during": lambda k: mean(cast_during(balanced(k), tf.float16)),
-    "reduce as float64": lambda k: mean(reduce_as(balanced(k), tf.float64)),
-    "routed by dtype": lambda k: mean(
-        routed(
+    "broadcast": lambda k: mean(packed(broadcast(balanced(k)))),
+    "compress": lambda k: mean(compress(balanced(k), tf.float16)),
+    "accumulate as float64": lambda k: mean(accumulate_as(balanced(k), tf.float64)),
+    "partition by dtype": lambda k: mean(
+        partition(
             lambda info: info.dtype,
             {"float16": balanced(k), "bfloat16": packed(balanced(k))},
         )
@@ -78,7 +80,7 @@ MEANS = {
     "auto": lambda k: mean(auto(CPUS[:k])),
     "one's own": lambda k: mean(lambda grads: balanced(k)(grads)),
     "collective": lambda k: mean(
-        partial(sum_collective, devices=CPUS[:k], keys=KEYS, timeout_seconds=60)
+        partial(sum_collective, devices=CPUS[:k], keys=KEYS, timeout_s=60)
     ),
     "mode cpu": lambda k: mean(reducer_for_mode("cpu", CPUS[:k])),
     "allreduce_grads": lambda k: partial(
@@ -157,7 +159,7 @@ def test_eight_towers_in_two_groups_keep_their_mean(run):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
 def test_float16_sums_of_a_mean_are_divided_first(mode, dtype):
     towers = [[np.full(3, 20_000, dtype), np.full(4_096, 32, dtype)]] * 4
-    reducer = mean(packed(reduce_as(balanced(4), tf.float16)))
+    reducer = mean(packed(accumulate_as(balanced(4), tf.float16)))
     for row in MODES[mode](partial(on_towers, reducer), towers):
         for value, wanted in zip(row, towers[0], strict=True):
             assert value.dtype == dtype

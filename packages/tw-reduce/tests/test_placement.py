@@ -9,27 +9,27 @@ import tensorflow as tf
 from tw_core import canonical_device
 from tw_core.testing import CPUS, run_in_function, run_in_graph
 from tw_reduce import (
-    EIGHT_GPU_CROSS,
-    CollectiveKeys,
-    allreduce_grads_naive,
+    accumulate_as,
     auto,
-    cast_during,
+    compress,
     hierarchical,
     packed,
-    reduce_as,
     reducer_for_mode,
     sum_balanced,
     sum_collective,
     sum_nccl,
     sum_on_device,
 )
+from tw_reduce.plans import EIGHT_GPU_CROSS
+from tw_reduce.reducers import CollectiveKeys
+from tw_reduce.tensorpack import allreduce_grads_naive
 
 GPUS = [f"/job:worker/task:0/gpu:{k}" for k in range(8)]
 
 
 @pytest.fixture
 def graph():
-    """A fresh graph, in force during the test."""
+    """A fresh graph, the default one during the test."""
     with tf.Graph().as_default() as graph:
         yield graph
 
@@ -74,7 +74,7 @@ def test_packs_are_joined_on_each_tower_added_once_and_cut_up_once(graph):
 
 
 def test_a_threshold_of_zero_packs_nothing(graph):
-    packed(partial(sum_on_device, device=CPUS[0]), below=0)(towers(CPUS[:2]))
+    packed(partial(sum_on_device, device=CPUS[0]), below_bytes=0)(towers(CPUS[:2]))
     assert not ops(graph, "ConcatV2")
     assert len(ops(graph, "AddN")) == 2
 
@@ -91,12 +91,12 @@ def test_one_tower_is_returned_untouched(graph):
 @pytest.mark.parametrize(
     "combine",
     [
-        lambda reducer, wire: cast_during(reducer, wire),
-        lambda reducer, wire: packed(cast_during(reducer, wire)),
-        lambda reducer, wire: cast_during(packed(reducer), wire),
+        lambda reducer, wire: compress(reducer, wire),
+        lambda reducer, wire: packed(compress(reducer, wire)),
+        lambda reducer, wire: compress(packed(reducer), wire),
     ],
 )
-def test_cast_during_lets_nothing_wide_cross(graph, wire, combine):
+def test_compress_lets_nothing_wide_cross(graph, wire, combine):
     grads = towers(CPUS[:3], [(20,), (7,), (20_000,)])
     combine(partial(sum_on_device, device=CPUS[4]), wire)(grads)
     floats = [(t, to) for t, _, to in crossing(graph) if t.dtype.is_floating]
@@ -105,8 +105,8 @@ def test_cast_during_lets_nothing_wide_cross(graph, wire, combine):
     assert {op.inputs[0].dtype for op in ops(graph, "AddN")} == {tf.float32}
 
 
-def test_reduce_as_adds_in_the_other_dtype(graph):
-    reducer = reduce_as(partial(sum_on_device, device=CPUS[0]), tf.float16)
+def test_accumulate_as_adds_in_the_other_dtype(graph):
+    reducer = accumulate_as(partial(sum_on_device, device=CPUS[0]), tf.float16)
     [first, _] = reducer(towers(CPUS[:2]))
     assert {op.inputs[0].dtype for op in ops(graph, "AddN")} == {tf.float16}
     assert {tensor.dtype for tensor in first} == {tf.float32}

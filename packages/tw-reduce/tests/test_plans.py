@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tw_reduce import (
+from tw_reduce.plans import (
     EIGHT_GPU_CROSS,
     TensorInfo,
     plan_auto,
@@ -61,9 +61,9 @@ def test_an_unknown_size_counts_as_the_mean_of_the_known_ones():
     assert plan_balanced([10, None, 30], ["a", "b"]).loads == (30, 30)
 
 
-@given(infos(), st.integers(0, 5000))
-def test_every_gradient_is_packed_once_or_alone(infos, below):
-    plan = plan_packs(infos, below=below)
+@given(infos(), st.integers(0, 20_000))
+def test_every_gradient_is_packed_once_or_alone(infos, below_bytes):
+    plan = plan_packs(infos, below_bytes=below_bytes)
     everywhere = [n for pack in plan.packs for n in pack] + list(plan.alone)
     assert sorted(everywhere) == list(range(len(infos)))
     for pack in plan.packs:
@@ -71,14 +71,14 @@ def test_every_gradient_is_packed_once_or_alone(infos, below):
         assert len({infos[n].dtype for n in pack}) == 1
         for n in pack:
             assert not infos[n].is_sparse
-            assert infos[n].num_elements < below
+            assert infos[n].num_bytes < below_bytes
 
 
 def test_a_threshold_below_zero_is_refused():
     with pytest.raises(
-        ValueError, match="plan_packs: below must be at least 0; got -1"
+        ValueError, match="plan_packs: below_bytes must be at least 0; got -1"
     ):
-        plan_packs([], below=-1)
+        plan_packs([], below_bytes=-1)
 
 
 @st.composite
@@ -162,6 +162,6 @@ def test_auto_counts_every_known_byte_on_the_device_that_adds_it(infos, devices)
         assert load == sum(info.num_bytes or 0 for info in placed)
 
 
-def test_auto_wants_a_device():
+def test_auto_needs_a_device():
     with pytest.raises(ValueError, match="devices is empty"):
         plan_auto([], [])

@@ -7,18 +7,17 @@ import tensorflow as tf
 
 from tw_core.testing import CPUS
 from tw_reduce import (
-    CollectiveKeys,
-    GradientPacker,
-    allreduce_grads,
+    accumulate_as,
     auto,
     hierarchical,
     packed,
-    reduce_as,
-    routed,
+    partition,
     sum_balanced,
     sum_nccl,
     sum_on_device,
 )
+from tw_reduce.reducers import CollectiveKeys
+from tw_reduce.tensorpack import GradientPacker, allreduce_grads
 
 KEYS = CollectiveKeys()
 ON_FIRST = partial(sum_on_device, device="/cpu:0")
@@ -26,7 +25,7 @@ ON_FIRST = partial(sum_on_device, device="/cpu:0")
 
 @pytest.fixture(autouse=True)
 def graph():
-    """A fresh graph, in force during the test."""
+    """A fresh graph, the default one during the test."""
     with tf.Graph().as_default() as graph:
         yield graph
 
@@ -55,7 +54,7 @@ def test_groups_name_what_is_missing_twice_unknown_and_empty():
 def test_nccl_names_dtypes_it_cannot_add():
     gpus = [f"/job:worker/task:0/gpu:{k}" for k in range(2)]
     grads = ones(2, tf.bfloat16, tf.float32, tf.int8)
-    with refused(r"others at positions 0 \(bfloat16\), 2 \(int8\)\. Wrap it in reduce"):
+    with refused(r"others at positions 0 \(bfloat16\), 2 \(int8\)\. Wrap it in acc"):
         sum_nccl(grads, devices=gpus, keys=KEYS)
 
 
@@ -64,9 +63,9 @@ def test_nccl_names_devices_that_are_no_gpus():
         sum_nccl(ones(2, tf.float32), devices=["/gpu:0", "/cpu:0"], keys=KEYS)
 
 
-def test_nccl_wants_a_gpu_a_tower():
+def test_nccl_needs_one_gpu_per_tower():
     gpu = "/job:worker/task:0/gpu:0"
-    with refused("one device a tower; got 1 for 2 towers"):
+    with refused("one device per tower; got 1 for 2 towers"):
         sum_nccl(ones(2, tf.float32), devices=[gpu], keys=KEYS)
     with refused("a device of its own"):
         sum_nccl(ones(2, tf.float32), devices=[gpu, gpu], keys=KEYS)
@@ -89,23 +88,23 @@ def test_a_session_tells_which_devices_it_lacks():
         sum_on_device(ones(2, tf.float32), device="/cpu:5")
 
 
-def test_auto_wants_as_many_towers_as_devices():
-    with refused("auto: devices must hold one device a tower; got 2 for 3 towers"):
+def test_auto_needs_as_many_towers_as_devices():
+    with refused("auto: devices must hold one device per tower; got 2 for 3 towers"):
         auto(CPUS[:2])(ones(3, tf.float32))
 
 
 def test_thresholds_below_zero_are_refused_at_once():
-    with refused("below must be at least 0; got -1"):
-        packed(ON_FIRST, below=-1)
-    with refused("auto: below must be at least 0; got -5"):
-        auto(CPUS[:2], below=-5)
+    with refused("packed: below_bytes must be at least 0; got -1"):
+        packed(ON_FIRST, below_bytes=-1)
+    with refused("auto: below_bytes must be at least 0; got -5"):
+        auto(CPUS[:2], below_bytes=-5)
 
 
 @pytest.mark.parametrize(
     "wrap",
     [
-        partial(reduce_as, dtype=tf.float64),
-        lambda reducer: routed(lambda _: "a", {"a": reducer}),
+        partial(accumulate_as, dtype=tf.float64),
+        lambda reducer: partition(lambda _: "a", {"a": reducer}),
     ],
 )
 @pytest.mark.parametrize(
@@ -116,18 +115,18 @@ def test_a_reducer_that_returns_something_else_is_named(wrap, result, came):
         wrap(lambda grads: result)(ones(2, tf.float32))
 
 
-def test_reduce_as_wants_a_floating_dtype():
-    with refused("reduce_as: dtype must be floating; got int32"):
-        reduce_as(ON_FIRST, tf.int32)
+def test_accumulate_as_takes_floating_dtypes_only():
+    with refused("accumulate_as: dtype must be floating; got int32"):
+        accumulate_as(ON_FIRST, tf.int32)
 
 
 def test_a_route_names_the_reducers_there_are():
-    reducer = routed(lambda info: f"r{info.index}", {"r0": ON_FIRST})
+    reducer = partition(lambda info: f"r{info.index}", {"r0": ON_FIRST})
     with refused(r"one of \['r0'\].*at 1 \('r1'\), 2 \('r2'\)\. Add a reducer"):
         reducer(ones(2, *[tf.float32] * 3))
 
 
-def test_allreduce_grads_wants_a_towers_gradients_on_one_device():
+def test_allreduce_grads_needs_a_towers_gradients_on_one_device():
     rows = []
     for k in range(2):
         with tf.device(CPUS[k]):
@@ -144,9 +143,9 @@ def test_the_packer_counts_pieces_and_devices():
     assert packer.compute_strategy(grads)
     with refused("unpack: tensors must be pieces as pack gives them; there are 1 ins"):
         packer.unpack([tf.ones([4000])])
-    with refused("pack_all: one device a tower is needed; got 2 devices for 1 towers"):
+    with refused("pack_all: one device per tower is needed; got 2 devices for 1"):
         packer.pack_all([grads], CPUS[:2])
-    with refused("unpack_all: one device a tower"):
+    with refused("unpack_all: one device per tower"):
         packer.unpack_all([packer.pack(grads)], CPUS[:2])
     with refused(r"saw; 0 is float32 \(3,\) instead of float32 \(4000,\)"):
         packer.pack([tf.ones([3])])

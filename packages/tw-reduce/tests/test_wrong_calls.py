@@ -8,34 +8,40 @@ import tensorflow as tf
 import tw_reduce
 from tw_core.testing import CPUS, WrongCall, check_wrong_call, names_without_wrong_calls
 from tw_reduce import (
-    CollectiveKeys,
-    GradientPacker,
-    aggregate_grads_colocate,
-    allreduce_grads,
-    allreduce_grads_hierarchical,
-    allreduce_grads_naive,
+    accumulate_as,
     auto,
-    cast_during,
-    check_reduced,
-    check_tower_tensors,
-    describe,
+    broadcast,
+    compress,
     hierarchical,
     mean,
     packed,
-    plan_auto,
-    plan_balanced,
-    plan_hierarchy,
-    plan_packs,
-    plan_splits,
-    reduce_as,
+    partition,
+    plans,
     reducer_for_mode,
-    routed,
-    spread,
+    reducers,
     sum_balanced,
     sum_collective,
     sum_nccl,
     sum_on_device,
     sum_round_robin,
+    tensorpack,
+)
+from tw_reduce.plans import (
+    TensorInfo,
+    describe,
+    plan_auto,
+    plan_balanced,
+    plan_hierarchy,
+    plan_packs,
+    plan_splits,
+)
+from tw_reduce.reducers import CollectiveKeys, check_reduced, check_tower_tensors
+from tw_reduce.tensorpack import (
+    GradientPacker,
+    aggregate_grads_colocate,
+    allreduce_grads,
+    allreduce_grads_hierarchical,
+    allreduce_grads_naive,
 )
 
 TWO = list(CPUS[:2])
@@ -44,12 +50,15 @@ KEYS = CollectiveKeys()
 EAGER = tf.constant([1.0])
 NAN = float("nan")
 # What planners and `auto` give out; their attributes are documented, not checked.
-PLANS = ["AutoPlan", "BalancePlan", "Choice", "HierarchyPlan", "PackPlan", "SplitPlan"]
+PLANS = [
+    *("AutoPlan", "BalancePlan", "Choice", "HierarchyPlan", "PackPlan", "SplitPlan"),
+    "PackPlan.packed_shapes",  # tw-core's
+]
 
 
 @pytest.fixture(autouse=True)
 def graph():
-    """A fresh graph, in force during the test."""
+    """A fresh graph, the default one during the test."""
     with tf.Graph().as_default() as graph:
         yield graph
 
@@ -115,8 +124,8 @@ def wrong_lists(wrong):
         (lambda: [[tf.ones([2])], [None]], ValueError, "is None for tower 1 at [0]"),
         (lambda: [[tf.ones([2])], [2.0]], TypeError, "grads[1][0] is float"),
         (lambda: [[tf.Variable(1.0)]], TypeError, "Variable. Convert it"),
-        (of_another_graph, ValueError, "grads[0][0], grads[1][0] are not"),
-        (eager, ValueError, "of the graph in force"),
+        (of_another_graph, ValueError, "grads[0][0], grads[1][0] do not"),
+        (eager, ValueError, "belong to the current graph"),
         (contradictory, ValueError, "'(None,)', '(3,)', '(4,)'"),
         (scalar_beside_rows, ValueError, "position 0 has shapes"),
         (lambda: [ones()[0], ones(tf.int32)[0]], ValueError, "['float32', 'int32']"),
@@ -169,6 +178,11 @@ def not_whole(name, least):
         ),
         ((least - 1,), ValueError, f"{name} must be at least {least}; got {least - 1}"),
     ]
+
+
+def threshold():
+    """The cases of ``below_bytes``, of which None is none."""
+    return not_whole("below_bytes", 0)[1:]
 
 
 def no_keys():
@@ -248,10 +262,10 @@ SUMS = {
 AROUND = {
     "mean": mean,
     "packed": packed,
-    "spread": spread,
-    "cast_during": partial(cast_during, dtype=tf.bfloat16),
-    "reduce_as": partial(reduce_as, dtype=tf.float64),
-    "routed": lambda reducer: routed(lambda _: "a", {"a": reducer}),
+    "broadcast": broadcast,
+    "compress": partial(compress, dtype=tf.bfloat16),
+    "accumulate_as": partial(accumulate_as, dtype=tf.float64),
+    "partition": lambda reducer: partition(lambda _: "a", {"a": reducer}),
 }
 LISTS = [
     *(row for name, call in SUMS.items() for row in list_rows(name, call)),
@@ -294,7 +308,7 @@ REDUCERS = [
         "sum_collective",
         lambda devices: sum_collective(ones(), devices=devices, keys=KEYS),
         *no_devices(),
-        ((TWO[:1],), ValueError, "one device a tower; got 1 for 2 towers"),
+        ((TWO[:1],), ValueError, "one device per tower; got 1 for 2 towers"),
         ((TWO[:1] * 2,), ValueError, "a device of its own"),
     ),
     *rows(
@@ -311,11 +325,10 @@ REDUCERS = [
     ),
     *rows(
         "sum_collective",
-        lambda s: sum_collective(ones(), devices=TWO, keys=KEYS, timeout_seconds=s),
-        ((None,), TypeError, "timeout_seconds must be a number; got None"),
-        (("1",), TypeError, "timeout_seconds must be a number; got '1'"),
-        ((-1,), ValueError, "timeout_seconds must be at least 0; got -1"),
-        ((NAN,), ValueError, "timeout_seconds must be finite; got nan"),
+        lambda s: sum_collective(ones(), devices=TWO, keys=KEYS, timeout_s=s),
+        (("1",), TypeError, "timeout_s must be a number; got '1'"),
+        ((0,), ValueError, "timeout_s must be above 0; got 0"),
+        ((NAN,), ValueError, "timeout_s must be finite; got nan"),
     ),
     *rows(
         "sum_nccl",
@@ -336,7 +349,7 @@ REDUCERS = [
         ((tf.bool,), ValueError, "positions 0 (bool)"),
     ),
     *rows("auto", auto, *no_devices()),
-    *rows("auto", lambda below: auto(TWO, below=below), *not_whole("below", 0)),
+    *rows("auto", lambda n: auto(TWO, below_bytes=n), *threshold()),
     *rows("auto", lambda keys: auto(TWO, keys=keys), *no_keys()),
     *rows(
         "auto", lambda explain: auto(TWO, explain=explain), *no_function("explain")[1:]
@@ -369,11 +382,9 @@ COMBINATORS = [
             (([[]],), ValueError, "got lists of lengths [0]"),
         )
     ),
-    *rows(
-        "packed", lambda below: packed(on_first, below=below), *not_whole("below", 0)
-    ),
-    *rows("cast_during", partial(cast_during, on_first), *no_dtype()),
-    *rows("reduce_as", partial(reduce_as, on_first), *no_dtype()),
+    *rows("packed", lambda n: packed(on_first, below_bytes=n), *threshold()),
+    *rows("compress", partial(compress, on_first), *no_dtype()),
+    *rows("accumulate_as", partial(accumulate_as, on_first), *no_dtype()),
     *rows(
         "mean",
         lambda dtype: mean(on_first)(ones(dtype)),
@@ -381,11 +392,13 @@ COMBINATORS = [
         ((tf.bool,), TypeError, "got others at positions 0 (bool)"),
     ),
     *rows(
-        "routed", lambda route: routed(route, {"a": on_first}), *no_function("route")
+        "partition",
+        lambda route: partition(route, {"a": on_first}),
+        *no_function("route"),
     ),
     *rows(
-        "routed",
-        partial(routed, lambda _: "a"),
+        "partition",
+        partial(partition, lambda _: "a"),
         ((None,), TypeError, "must be a dict of reducers by name; got NoneType"),
         (([on_first],), TypeError, "by name; got list"),
         (({},), ValueError, "reducers is empty"),
@@ -393,18 +406,18 @@ COMBINATORS = [
         (({"": on_first},), ValueError, "got ['']"),
     ),
     *rows(
-        "routed",
-        lambda name: routed(lambda _: name, {"a": on_first})(ones()),
+        "partition",
+        lambda name: partition(lambda _: name, {"a": on_first})(ones()),
         ((None,), ValueError, "named others for the gradients at 0 (None)"),
         ((["a"],), ValueError, "at 0 (['a'])"),
     ),
 ]
 PLANNERS = [
-    *rows("plan_packs", partial(plan_packs, below=10), *no_infos()),
-    *rows("plan_packs", lambda n: plan_packs((), below=n), *not_whole("below", 0)),
+    *rows("plan_packs", plan_packs, *no_infos()),
+    *rows("plan_packs", lambda n: plan_packs((), below_bytes=n), *threshold()),
     *rows("plan_auto", lambda own: plan_auto(own, TWO), *no_infos()),
     *rows("plan_auto", lambda devices: plan_auto(infos(), devices), *no_devices()),
-    *rows("plan_auto", lambda n: plan_auto((), TWO, below=n), *not_whole("below", 0)),
+    *rows("plan_auto", lambda n: plan_auto((), TWO, below_bytes=n), *threshold()),
     *rows("plan_splits", partial(plan_splits, num_split=2), *no_infos()),
     *rows(
         "plan_splits",
@@ -511,6 +524,7 @@ OLDER = [
             "tower 0 at 0 (tuple)",
         ),
         ((lambda: [[(tf.ones([2]),)], [3]],), TypeError, "tower 1 at 0 (int)"),
+        ((lambda: [[], []],), ValueError, "all_grads holds no gradient"),
         ((lambda: [[pair("v")], [pair()]],), ValueError, "they differ at positions 0"),
     ),
 ]
@@ -589,7 +603,7 @@ CLASSES = [
     ),
     *rows(
         "TensorInfo",
-        lambda *args: tw_reduce.TensorInfo(*args),
+        lambda *args: TensorInfo(*args),
         (
             (None, (2,), "float32", 4),
             TypeError,
@@ -611,4 +625,10 @@ def test_a_wrong_call_is_refused_in_a_sentence(row):
 
 
 def test_no_public_name_goes_without_wrong_calls():
-    assert not names_without_wrong_calls(tw_reduce, ROWS, exempt=PLANS)
+    modules = (tw_reduce, plans, reducers, tensorpack)
+    lacking = {
+        name
+        for module in modules
+        for name in names_without_wrong_calls(module, ROWS, exempt=())
+    }
+    assert lacking == set(PLANS)

@@ -1,29 +1,31 @@
 """Checking what a reducer gets once, while it is built and where needed in the run.
 
 Shapes that TensorFlow knows while building are compared there and cost the step
-nothing. What it does not know, by a batch of any size or a fed tensor, could add
-up in silence to something else: sums are made flat, and packs are cut at tower
-0's boundaries. Those shapes, and only those, are compared when the step runs.
+nothing. Unknown ones, of a batch of any size or a fed tensor, could silently add up
+to something else: sums are made flat, and packs are cut at tower 0's boundaries.
+Those shapes, and only those, are compared when the step runs.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tw_core import compiles_with_xla
-from tw_reduce._devices import host_of
+from tw_core.devices import host_of
+from tw_core.gradients import values_of
+from tw_core.modes import compiles_with_xla
 from tw_reduce._reducer import (
+    ADDABLE,
     Tensorlike,
     TowerTensors,
+    check_addable,
     check_tower_tensors,
     columns,
-    dense_part,
     map_dense,
     merged_shape,
     rows,
     static_shape,
 )
-from tw_reduce._widening import narrow_source
+from tw_reduce._travel import narrow_source
 
 
 class CheckedTowers(list[list[Tensorlike]]):
@@ -36,34 +38,38 @@ class CheckedTowers(list[list[Tensorlike]]):
 
     def __init__(
         self,
-        towers: Iterable[Sequence[Tensorlike]],
+        towers: Sequence[list[Tensorlike]],
         tests: Sequence[tf.Operation] = (),
     ) -> None:
-        super().__init__(list(tower) for tower in towers)
+        super().__init__(towers)
         self.tests = tuple(tests)
 
 
-def checked_towers(
-    grads: TowerTensors, *, caller: str, names: Sequence[str] | None = None
-) -> CheckedTowers:
+def checked_towers(grads: TowerTensors, *, caller: str) -> CheckedTowers:
     """Refuses what no reducer can add, and compares unknown shapes in the run.
 
+    What another reducer has checked is returned as it is.
+    """
+    if isinstance(grads, CheckedTowers):
+        return grads
+    check_tower_tensors(grads, caller=caller)
+    return compared_towers(grads, caller=caller)
+
+
+def compared_towers(
+    grads: TowerTensors, *, caller: str, names: Sequence[str] | None = None
+) -> CheckedTowers:
+    """Compares unknown shapes in the run.
+
     Args:
-      grads: [K][N]; what the user passed, or another reducer has checked.
-      caller: who refuses; opens the message.
+      grads: [K][N], which ``check_tower_tensors`` lets pass.
+      caller: the public function; opens the message of the run.
       names: [N] what the gradients are for; None where that is not known.
 
     Returns:
       [K][N] the same tensors; those whose shape is not fully known wait for the
       comparison of their position, and have what all towers know of the shape.
-
-    Raises:
-      ValueError: as ``check_tower_tensors``.
-      TypeError: as ``check_tower_tensors``.
     """
-    if isinstance(grads, CheckedTowers):
-        return grads
-    check_tower_tensors(grads, caller=caller)
     by_variable: list[Sequence[Tensorlike]] = list(columns(grads))
     tests: list[tf.Operation] = []
     for n, column in enumerate(by_variable):
@@ -73,8 +79,17 @@ def checked_towers(
     return CheckedTowers(rows(by_variable, len(grads)), tests)
 
 
+def addable_towers(
+    grads: TowerTensors, *, caller: str, dtypes: Sequence[str] = ADDABLE
+) -> CheckedTowers:
+    """As ``checked_towers``; also refuses dtypes that cannot be added."""
+    checked = checked_towers(grads, caller=caller)
+    check_addable(checked, caller=caller, dtypes=dtypes)
+    return checked
+
+
 def with_shape(tensor: tf.Tensor, shape: tf.TensorShape, *, refusal: str) -> tf.Tensor:
-    """Gives a dense tensor the shape it must have, which the run compares.
+    """Sets the shape that a dense tensor must have, compared in the run.
 
     Args:
       tensor: of a static shape that is compatible with ``shape``.
@@ -90,15 +105,15 @@ def with_shape(tensor: tf.Tensor, shape: tf.TensorShape, *, refusal: str) -> tf.
         return tf.ensure_shape(tensor, shape)
     wanted = tf.constant(shape.as_list(), tf.int64)
     shapes = [("wanted:", wanted), ("got:", tf.shape(tensor, tf.int64))]
-    test = compare_shapes(shapes, refusal=refusal, device=tensor.device)
+    test = _compare_shapes(shapes, refusal=refusal, device=tensor.device)
     with tf.control_dependencies([test]), tf.device(tensor.device):
         return _wait(tensor, shape)
 
 
-def compare_shapes(
+def _compare_shapes(
     shapes: Sequence[tuple[str, tf.Tensor]], *, refusal: str, device: str
 ) -> tf.Operation:
-    """Makes the op that fails the step where shapes differ.
+    """Returns the op that fails the step where shapes differ.
 
     Args:
       shapes: what is compared with the first, each with a name for the message:
@@ -107,10 +122,10 @@ def compare_shapes(
       device: one of the task that compares.
     """
     with tf.device(host_of(device)):
-        told = [item for named in shapes for item in named]
+        named_shapes = [item for pair in shapes for item in pair]
         return tf.raw_ops.Assert(
             condition=_all_alike([shape for _, shape in shapes]),
-            data=[refusal, *told],
+            data=[refusal, *named_shapes],
             summarize=16,
         )
 
@@ -118,8 +133,8 @@ def compare_shapes(
 def _is_known(tensor: Tensorlike) -> bool:
     if isinstance(tensor, tf.IndexedSlices):
         rows_known = tensor.values.shape[1:].is_fully_defined()
-        says_nothing_more = tensor.dense_shape is None
-        return rows_known and (says_nothing_more or tensor.shape.is_fully_defined())
+        no_dense_shape = tensor.dense_shape is None
+        return rows_known and (no_dense_shape or tensor.shape.is_fully_defined())
     return bool(tensor.shape.is_fully_defined())
 
 
@@ -127,7 +142,7 @@ def _compared(
     column: Sequence[Tensorlike], who: str, tests: list[tf.Operation]
 ) -> list[Tensorlike]:
     shape = merged_shape([static_shape(tensor) for tensor in column])
-    dense = [dense_part(tensor) for tensor in column]
+    dense = [values_of(tensor) for tensor in column]
     with tf.name_scope("same_shapes"):
         if compiles_with_xla():  # which knows all shapes when it compiles
             return [_of_shape(tensor, shape, tf.ensure_shape) for tensor in column]
@@ -136,7 +151,7 @@ def _compared(
             "its variables in the same order. Tensors "
             f"{', '.join(tensor.name for tensor in dense)} came with"
         )
-        test = compare_shapes(
+        test = _compare_shapes(
             _run_time_shapes(column), refusal=refusal, device=dense[0].device
         )
         tests.append(test)
@@ -164,8 +179,8 @@ def _wait(dense: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
 def _run_time_shapes(column: Sequence[Tensorlike]) -> list[tuple[str, tf.Tensor]]:
     whole, of_rows = [], []
     for k, tensor in enumerate(column):
-        with tf.device(dense_part(tensor).device):
-            shape = tf.shape(dense_part(tensor), tf.int64)
+        with tf.device(values_of(tensor).device):
+            shape = tf.shape(values_of(tensor), tf.int64)
             if not isinstance(tensor, tf.IndexedSlices):
                 whole.append((f"tower {k}:", shape))
                 continue

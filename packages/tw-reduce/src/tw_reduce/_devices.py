@@ -1,33 +1,29 @@
-"""Refusing devices that cannot add: none, not a string, or not there."""
+"""Refusing devices to add on: none, not a string, unknown, or shared."""
 
-from collections import Counter
 from collections.abc import Sequence
 
-import tensorflow as tf
-
-import tw_core
+from tw_core.devices import check_known_devices, repeated_devices
 
 
-def check_reduce_devices(devices: Sequence[str], *, caller: str) -> None:
-    """Refuses an empty list and, where it can be known, unknown devices.
+def check_devices(
+    devices: Sequence[str], *, caller: str, num_towers: int | None = None
+) -> None:
+    """Refuses an empty list and, where devices can be known, unknown ones.
 
     In a graph only a session knows its devices; without a default session they
-    are not checked there.
-
-    Args:
-      devices: where a reducer shall work.
-      caller: who refuses; opens the message.
-
-    Raises:
-      ValueError: no device, or an unknown one.
-      TypeError: ``devices`` is one string, or holds something else.
+    are not checked there. With ``num_towers`` there must be as many.
     """
     check_device_strings(devices, caller=caller)
-    tw_core.check_known_devices(devices, caller=caller)
+    check_known_devices(devices, caller=caller)
+    if num_towers is not None and len(devices) != num_towers:
+        raise ValueError(
+            f"{caller}: devices must hold one device per tower; got {len(devices)} for "
+            f"{num_towers} towers. Pass the towers' devices, tower 0 first."
+        )
 
 
 def check_device_strings(devices: Sequence[str], *, caller: str) -> None:
-    """Refuses an empty list, and what is no list of strings."""
+    """Refuses an empty list, and anything but a list of strings."""
     listed = isinstance(devices, Sequence) and not isinstance(devices, str)
     if not listed or not all(isinstance(device, str) for device in devices):
         raise TypeError(
@@ -38,34 +34,11 @@ def check_device_strings(devices: Sequence[str], *, caller: str) -> None:
         raise ValueError(f"{caller}: devices is empty; pass e.g. ['/cpu:0'].")
 
 
-def check_one_device_per_tower(
-    devices: Sequence[str], num_towers: int, *, caller: str
-) -> None:
-    """Refuses another number of devices than towers; else as above."""
-    check_reduce_devices(devices, caller=caller)
-    if len(devices) != num_towers:
-        raise ValueError(
-            f"{caller}: devices must hold one device a tower; got {len(devices)} for "
-            f"{num_towers} towers. Pass the towers' devices, tower 0 first."
-        )
-
-
 def check_distinct(devices: Sequence[str], *, caller: str) -> None:
     """Refuses two towers on one device, where devices talk to each other."""
-    counts = Counter(tw_core.canonical_device(device) for device in devices)
-    shared = sorted(device for device, count in counts.items() if count > 1)
+    shared = repeated_devices(devices)
     if shared:
         raise ValueError(
             f"{caller}: every tower needs a device of its own; several are on "
             f"{shared}. Use sum_balanced, which adds wherever the towers are."
         )
-
-
-def host_of(device: str | None) -> str:
-    """Names the first CPU of the task that a device belongs to.
-
-    >>> host_of("/job:worker/task:1/gpu:3")
-    '/job:worker/task:1/device:CPU:0'
-    """
-    spec = tf.DeviceSpec.from_string(device or "")
-    return str(spec.replace(device_type="CPU", device_index=0).to_string())

@@ -7,20 +7,22 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from tw_reduce._combinators.packed import packed
-from tw_reduce._devices import check_reduce_devices
+from tw_reduce._devices import check_devices
 from tw_reduce._reducer import Reducer
-from tw_reduce._sums.collective import sum_collective
-from tw_reduce._sums.collective_keys import CollectiveKeys, check_keys
+from tw_reduce._sums.collectives import (
+    check_one_gpu_per_tower,
+    sum_collective,
+    sum_nccl,
+)
 from tw_reduce._sums.hierarchical import EIGHT_GPU_CROSS, hierarchical
-from tw_reduce._sums.nccl import check_one_gpu_per_tower, sum_nccl
-from tw_reduce._sums.sum_balanced import sum_balanced
-from tw_reduce._sums.sum_on_device import sum_on_device
+from tw_reduce._sums.one_device import sum_balanced, sum_on_device
+from tw_reduce._sums.rendezvous import CollectiveKeys, check_keys
 
 
 def reducer_for_mode(
     mode: str, devices: Sequence[str], *, keys: CollectiveKeys | None = None
 ) -> Reducer:
-    """Gives the reducer that an older mode name stands for.
+    """Returns the reducer that an older mode name stands for.
 
     Args:
       mode: ``"cpu"`` adds on the first CPU; ``"gpu"`` on the towers' devices,
@@ -33,38 +35,30 @@ def reducer_for_mode(
       A reducer of sums, not means.
 
     Raises:
-      TypeError: ``keys`` are no CollectiveKeys.
+      TypeError: ``keys`` are not a CollectiveKeys.
       ValueError: an unknown mode (the known ones are listed), no device,
         ``"hierarchical"`` with other than eight devices, ``"nccl"`` without a
         GPU for each of several towers.
     """
-    makers: dict[str, Callable[[Sequence[str], CollectiveKeys], Reducer]] = {
-        "collective": _by_collective,
-        "cpu": _on_cpu,
-        "gpu": _on_towers,
-        "hierarchical": _by_groups,
-        "nccl": _by_nccl,
-    }
     if keys is not None:
         check_keys(keys, caller="reducer_for_mode")
+    makers: dict[str, Callable[[Sequence[str], CollectiveKeys], Reducer]] = {
+        "collective": lambda own, keys: partial(sum_collective, devices=own, keys=keys),
+        "cpu": lambda own, keys: partial(sum_on_device, device="/cpu:0"),
+        "gpu": lambda own, keys: partial(sum_balanced, devices=own),
+        "hierarchical": lambda own, keys: _in_two_groups(own),
+        "nccl": _by_nccl,
+    }
     if mode not in list(makers):
         raise ValueError(
             f"reducer_for_mode: unknown mode {mode!r}; known are {sorted(makers)}. "
             "Or pass a reducer, such as auto(devices)."
         )
-    check_reduce_devices(devices, caller=f"reducer_for_mode: mode {mode!r}")
+    check_devices(devices, caller=f"reducer_for_mode: mode {mode!r}")
     return makers[mode](tuple(devices), keys or CollectiveKeys())
 
 
-def _on_cpu(devices: Sequence[str], keys: CollectiveKeys) -> Reducer:
-    return partial(sum_on_device, device="/cpu:0")
-
-
-def _on_towers(devices: Sequence[str], keys: CollectiveKeys) -> Reducer:
-    return partial(sum_balanced, devices=devices)
-
-
-def _by_groups(devices: Sequence[str], keys: CollectiveKeys) -> Reducer:
+def _in_two_groups(devices: Sequence[str]) -> Reducer:
     if len(devices) != 8:
         raise ValueError(
             "reducer_for_mode: mode 'hierarchical' means eight towers; got "
@@ -78,7 +72,3 @@ def _by_nccl(devices: Sequence[str], keys: CollectiveKeys) -> Reducer:
     if len(devices) > 1:
         check_one_gpu_per_tower(devices, len(devices))
     return partial(sum_nccl, devices=devices, keys=keys)
-
-
-def _by_collective(devices: Sequence[str], keys: CollectiveKeys) -> Reducer:
-    return partial(sum_collective, devices=devices, keys=keys)

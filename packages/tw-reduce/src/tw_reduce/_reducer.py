@@ -1,15 +1,17 @@
-"""What a reducer takes and gives: K lists of N tensors, and what is refused.
+"""What a reducer takes and returns, K lists of N tensors, and what it refuses.
 
-A reducer is any callable ``[K][N] -> [K][N]``. All of them check their input
-here, so that each problem is told in one way, with every tower and position.
+A reducer is any callable ``[K][N] -> [K][N]``. All of them check their gradients here,
+so that a problem is reported in one way, with every tower and position. ``caller`` is
+the public function that refuses; it opens the message.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias, cast
 
 import tensorflow as tf
 
 from tw_core.checks import check_text
+from tw_core.gradients import map_values, values_of
 
 Tensorlike: TypeAlias = tf.Tensor | tf.IndexedSlices
 """A dense or a sparse gradient; None is refused before any algorithm."""
@@ -18,7 +20,7 @@ TowerTensors: TypeAlias = Sequence[Sequence[Tensorlike]]
 """[K][N]: tower k's tensor for variable n."""
 
 Reducer: TypeAlias = Callable[[TowerTensors], list[list[Tensorlike]]]
-"""Gives every tower the sum (or what else it says) over all towers."""
+"""Adds over all towers; every tower gets the sums."""
 
 HALF_DTYPES = (tf.float16, tf.bfloat16)
 ADDABLE = (
@@ -30,15 +32,18 @@ ADDABLE = (
 def check_tower_tensors(grads: TowerTensors, *, caller: str) -> None:
     """Refuses what no reducer can add, naming every tower and position.
 
+    What only the run can show of shapes, it does not see; the reducers of this package
+    compare that in the run.
+
     Args:
       grads: [K][N]; what the user passed.
-      caller: who refuses; opens the message.
+      caller: the function that refuses; opens the message.
 
     Raises:
       ValueError: no tower, towers of unequal length, a gradient that is None or
         of another graph, dtypes or static shapes that differ between towers.
-      TypeError: something that is neither tensor nor ``IndexedSlices``, or no
-        list of lists.
+      TypeError: something that is neither a tensor nor an ``IndexedSlices``, or not
+        a list of lists.
     """
     check_text("check_tower_tensors", caller=caller)
     _check_rectangular(grads, caller)
@@ -56,49 +61,60 @@ def check_reduced(
     Args:
       reduced: what the reducer returned.
       grads: [K][N]; what it was given.
-      caller: who refuses; opens the message.
+      caller: the function that refuses; opens the message.
 
     Raises:
       ValueError: ``reduced`` is not [K][N].
-      TypeError: ``grads`` is no list of lists.
+      TypeError: ``grads`` is not a list of lists.
     """
     check_text("check_reduced", caller=caller)
     check_nested(grads, f"{caller} (check_reduced)")
-    want = [len(tower) for tower in grads]
-    try:
-        got = [len(tower) for tower in reduced]
-    except TypeError:
-        got = None
-    if got != want:
-        came = type(reduced).__name__ if got is None else f"lists of lengths {got}"
-        raise ValueError(
-            f"{caller}: the reducer must return one list a tower, as long as it came, "
-            f"of lengths {want}; got {came}. A reducer is [K][N] -> [K][N] tensors."
-        )
+    _check_lengths(reduced, grads, caller)
+
+
+def reduced_by(
+    reducer: Reducer, grads: TowerTensors, *, caller: str
+) -> list[list[Tensorlike]]:
+    """Calls another's reducer, and refuses a result that is not [K][N]."""
+    reduced = reducer(grads)
+    _check_lengths(reduced, grads, caller)
+    return reduced
 
 
 def check_addable(
     grads: TowerTensors, *, caller: str, dtypes: Sequence[str] = ADDABLE
 ) -> None:
-    """Refuses dtypes that cannot be added, naming their positions.
+    """Refuses dtypes that cannot be added, naming their positions."""
+    if unfit := positions_of(grads, lambda dtype: dtype.name not in dtypes):
+        raise TypeError(
+            f"{caller}: only {', '.join(dtypes)} can be added; got others at positions "
+            f"{unfit}. Cast them, or leave them out."
+        )
 
-    Args:
-      grads: [K][N], checked.
-      caller: who refuses; opens the message.
-      dtypes: names of those that can.
 
-    Raises:
-      TypeError: another dtype.
-    """
-    unfit = [
+def positions_of(grads: TowerTensors, is_unfit: Callable[[tf.DType], bool]) -> str:
+    """Lists the positions of some dtypes, such as ``0 (bool), 2 (string)``."""
+    return ", ".join(
         f"{n} ({tensor.dtype.name})"
         for n, tensor in enumerate(grads[0])
-        if tensor.dtype.name not in dtypes
+        if is_unfit(tensor.dtype)
+    )
+
+
+def check_nested(grads: object, caller: str, *, of: str = "tensors") -> None:
+    """Refuses what is not a list with one list per tower."""
+    wanted = f"{caller}: grads must be a list with one list of {of} per tower; got"
+    if not _is_list(grads):
+        raise TypeError(f"{wanted} {type(grads).__name__}.")
+    others = [
+        f"{k} ({type(tower).__name__})"
+        for k, tower in enumerate(cast("Sequence[object]", grads))
+        if not _is_list(tower)
     ]
-    if unfit:
+    if others:
         raise TypeError(
-            f"{caller}: it adds {', '.join(dtypes)}; got others at positions "
-            f"{', '.join(unfit)}. Cast them, or leave them out."
+            f"{wanted} something else for towers {', '.join(others)}. A single tower "
+            "is a list in a list."
         )
 
 
@@ -114,47 +130,81 @@ def rows(
     return [[column[k] for column in columns] for k in range(num_towers)]
 
 
-def dense_part(tensor: Tensorlike) -> tf.Tensor:
-    """Gives the tensor itself, or the values of an ``IndexedSlices``."""
-    return tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor
-
-
 def map_dense(fn: Callable[[tf.Tensor], tf.Tensor], tensor: Tensorlike) -> Tensorlike:
-    """Changes a dense tensor, or the values of an ``IndexedSlices``, where it lies."""
-    dense = dense_part(tensor)
-    with tf.device(dense.device):
-        changed = fn(dense)
+    """As ``map_values``, on the tensor's own device."""
+    with tf.device(values_of(tensor).device):
+        return map_values(fn, tensor)
+
+
+def map_results(
+    fn: Callable[[Tensorlike, Tensorlike], Tensorlike],
+    results: TowerTensors,
+    grads: TowerTensors,
+) -> list[list[Tensorlike]]:
+    """Changes [K][N] results, those that towers share only once.
+
+    Args:
+      fn: takes a result and a gradient that it is the result of.
+      results: [K][N].
+      grads: [K][N], reduced to ``results``.
+    """
+    changed: dict[int, Tensorlike] = {}
+    for row, tower in zip(results, grads, strict=True):
+        for result, grad in zip(row, tower, strict=True):
+            if id(result) not in changed:
+                changed[id(result)] = fn(result, grad)
+    return [[changed[id(result)] for result in row] for row in results]
+
+
+def static_shape(tensor: Tensorlike) -> tf.TensorShape | None:
+    """Returns the shape of the dense array, as far as it is known while building.
+
+    Returns:
+      Of an ``IndexedSlices`` what its rows and its ``dense_shape`` say; None if
+      they contradict each other.
+    """
     if not isinstance(tensor, tf.IndexedSlices):
-        return changed
-    return tf.IndexedSlices(changed, tensor.indices, tensor.dense_shape)
+        return tensor.shape
+    own_rows = tf.TensorShape([None]).concatenate(tensor.values.shape[1:])
+    return merged_shape([tensor.shape, own_rows])
 
 
-def check_nested(grads: object, caller: str, *, of: str = "tensors") -> None:
-    """Refuses what is no list with a list per tower."""
-    wanted = f"{caller}: grads must be a list with one list of {of} per tower; got"
-    if not _is_list(grads):
-        raise TypeError(f"{wanted} {type(grads).__name__}.")
-    others = [
-        f"{k} ({type(tower).__name__})"
-        for k, tower in enumerate(cast("Sequence[object]", grads))
-        if not _is_list(tower)
-    ]
-    if others:
-        raise TypeError(
-            f"{wanted} something else for towers {', '.join(others)}. One tower is a "
-            "list in a list."
-        )
+def merged_shape(shapes: Sequence[tf.TensorShape | None]) -> tf.TensorShape | None:
+    """Combines what several shapes know of one; None if they contradict."""
+    merged = tf.TensorShape(None)
+    for shape in shapes:
+        if shape is None or not merged.is_compatible_with(shape):
+            return None
+        merged = merged.merge_with(shape)
+    return merged
 
 
 def _is_list(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
+def _check_lengths(
+    reduced: Sequence[Sequence[Tensorlike]], grads: TowerTensors, caller: str
+) -> None:
+    expected = [len(tower) for tower in grads]
+    try:
+        got = [len(tower) for tower in reduced]
+    except TypeError:
+        got = None
+    if got != expected:
+        found = type(reduced).__name__ if got is None else f"lists of lengths {got}"
+        raise ValueError(
+            f"{caller}: the reducer must return a list per tower, as long as the one "
+            f"that it was given, of lengths {expected}; got {found}. A reducer is "
+            "[K][N] -> [K][N] tensors."
+        )
+
+
 def _check_rectangular(grads: TowerTensors, caller: str) -> None:
     check_nested(grads, caller)
     if not grads:
         raise ValueError(
-            f"{caller}: grads is empty; it must hold one list of tensors a tower."
+            f"{caller}: grads is empty; it must hold one list of tensors per tower."
         )
     lengths = [len(tower) for tower in grads]
     if len(set(lengths)) > 1:
@@ -180,56 +230,34 @@ def _check_present(grads: TowerTensors, caller: str) -> None:
 
 
 def _check_kinds(grads: TowerTensors, caller: str) -> None:
-    strangers = [
+    others = [
         f"grads[{k}][{n}] is {type(tensor).__name__}"
         for k, tower in enumerate(grads)
         for n, tensor in enumerate(tower)
         if not isinstance(tensor, tf.Tensor | tf.IndexedSlices)
     ]
-    if strangers:
+    if others:
         raise TypeError(
             f"{caller}: every gradient must be a tf.Tensor or tf.IndexedSlices; "
-            f"{', '.join(strangers)}. Convert it with tf.convert_to_tensor."
+            f"{', '.join(others)}. Convert it with tf.convert_to_tensor."
         )
-
-
-def static_shape(tensor: Tensorlike) -> tf.TensorShape | None:
-    """Gives the shape of the dense array, as far as it is known while building.
-
-    Returns:
-      Of an ``IndexedSlices`` what its rows and its ``dense_shape`` tell; None if
-      they contradict each other.
-    """
-    if not isinstance(tensor, tf.IndexedSlices):
-        return tensor.shape
-    rows = tf.TensorShape([None]).concatenate(tensor.values.shape[1:])
-    return merged_shape([tensor.shape, rows])
-
-
-def merged_shape(shapes: Sequence[tf.TensorShape | None]) -> tf.TensorShape | None:
-    """Puts together what several shapes know of one; None if they contradict."""
-    merged = tf.TensorShape(None)
-    for shape in shapes:
-        if shape is None or not merged.is_compatible_with(shape):
-            return None
-        merged = merged.merge_with(shape)
-    return merged
 
 
 def _check_graphs(grads: TowerTensors, caller: str) -> None:
     here = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     if hasattr(here, "outer_graph"):  # a function takes tensors from around it
         return
-    strangers = [
+    others = [
         f"grads[{k}][{n}]"
         for k, tower in enumerate(grads)
         for n, tensor in enumerate(tower)
-        if getattr(dense_part(tensor), "graph", None) is not here
+        if getattr(values_of(tensor), "graph", None) is not here
     ]
-    if strangers:
+    if others:
         raise ValueError(
-            f"{caller}: gradients must be of the graph in force, or eager where none "
-            f"is; {', '.join(strangers)} are not. Call it where they were made."
+            f"{caller}: gradients must belong to the current graph, or be eager "
+            f"outside of graphs; {', '.join(others)} do not. Call it where they were "
+            "made."
         )
 
 
@@ -237,7 +265,7 @@ def _check_alike(grads: TowerTensors, caller: str) -> None:
     problems = [
         f"position {n} has {problem}"
         for n, column in enumerate(columns(grads))
-        for problem in _differences(column)
+        if (problem := _difference(column))
     ]
     if problems:
         raise ValueError(
@@ -247,19 +275,18 @@ def _check_alike(grads: TowerTensors, caller: str) -> None:
         )
 
 
-def _differences(column: Sequence[Tensorlike]) -> Iterator[str]:
+def _difference(column: Sequence[Tensorlike]) -> str:
     dtypes = [tensor.dtype.name for tensor in column]
     if len(set(dtypes)) > 1:
-        yield f"dtypes {dtypes}"
-        return
-    shapes = [static_shape(tensor) for tensor in column]
-    merged = merged_shape(shapes)
+        return f"dtypes {dtypes}"
+    merged = merged_shape([static_shape(tensor) for tensor in column])
     is_sparse = any(isinstance(tensor, tf.IndexedSlices) for tensor in column)
     if merged is None or (is_sparse and merged.rank == 0):
-        yield f"shapes {[_told(tensor) for tensor in column]}"
+        return f"shapes {[_described_shape(tensor) for tensor in column]}"
+    return ""
 
 
-def _told(tensor: Tensorlike) -> str:
+def _described_shape(tensor: Tensorlike) -> str:
     if not isinstance(tensor, tf.IndexedSlices):
         return str(tensor.shape)
     return f"{tensor.shape} of rows {tensor.values.shape[1:]}"

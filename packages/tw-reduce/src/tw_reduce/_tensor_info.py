@@ -1,4 +1,4 @@
-"""What a plan may know of a tensor: plain values, so that plans need no TensorFlow."""
+"""What a plan knows of a tensor: plain values, so that plans need no TensorFlow."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,11 +7,12 @@ from math import prod
 import tensorflow as tf
 
 from tw_core.checks import check_flag, check_list, check_text, check_whole_number
+from tw_core.gradients import values_of
 from tw_reduce._reducer import (
     Tensorlike,
     TowerTensors,
     check_tower_tensors,
-    dense_part,
+    columns,
 )
 
 
@@ -28,7 +29,7 @@ class TensorInfo:
       is_sparse: whether it is an ``IndexedSlices``.
 
     Raises:
-      TypeError: something of another type.
+      TypeError: a value of another type.
       ValueError: a negative number.
     """
 
@@ -39,7 +40,7 @@ class TensorInfo:
     is_sparse: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses what no planner can count with."""
+        """Refuses values that no planner can count with."""
         check_whole_number("TensorInfo", index=self.index, at_least=0)
         check_whole_number("TensorInfo", itemsize=self.itemsize, at_least=0)
         check_text("TensorInfo", dtype=self.dtype)
@@ -69,18 +70,35 @@ class TensorInfo:
 
 
 def describe(tensors: Sequence[Tensorlike]) -> tuple[TensorInfo, ...]:
-    """Notes what planners need of one tower's N tensors.
+    """Returns what planners need to know of one tower's N tensors.
 
     Raises:
       ValueError: a tensor is None.
-      TypeError: something that is no tensor.
+      TypeError: something that is not a tensor.
     """
     check_tower_tensors([tensors], caller="describe")
-    return _describe(tensors)
+    return tuple(_describe(n, tensor) for n, tensor in enumerate(tensors))
+
+
+def describe_columns(grads: TowerTensors) -> tuple[TensorInfo, ...]:
+    """Describes the N gradients of checked towers; sparse where any tower's is."""
+    return tuple(
+        _describe(n, _typical(column)) for n, column in enumerate(columns(grads))
+    )
+
+
+def num_bytes_of_columns(grads: TowerTensors) -> list[int | None]:
+    """Returns ``num_bytes`` of what ``describe_columns`` describes."""
+    dense = [values_of(_typical(column)) for column in columns(grads)]
+    counts = [tensor.shape.num_elements() for tensor in dense]
+    return [
+        None if count is None else count * tensor.dtype.size
+        for count, tensor in zip(counts, dense, strict=True)
+    ]
 
 
 def check_infos(infos: Sequence[TensorInfo], *, caller: str) -> None:
-    """Refuses what is no list of ``TensorInfo``."""
+    """Refuses anything but a list of ``TensorInfo``."""
     check_list(caller, infos=infos, of="TensorInfo", empty=True)
     others = [
         f"{n} ({type(info).__name__})"
@@ -89,26 +107,20 @@ def check_infos(infos: Sequence[TensorInfo], *, caller: str) -> None:
     ]
     if others:
         raise TypeError(
-            f"{caller}: infos must hold TensorInfo, as describe gives them; got others "
-            f"at {', '.join(others)}."
+            f"{caller}: infos must hold TensorInfo, as describe returns them; got "
+            f"others at {', '.join(others)}."
         )
 
 
-def _describe(tensors: Sequence[Tensorlike]) -> tuple[TensorInfo, ...]:
-    return tuple(_describe_one(n, tensor) for n, tensor in enumerate(tensors))
+def _typical(column: Sequence[Tensorlike]) -> Tensorlike:
+    for tensor in column:
+        if isinstance(tensor, tf.IndexedSlices):
+            return tensor
+    return column[0]
 
 
-def describe_columns(grads: TowerTensors) -> tuple[TensorInfo, ...]:
-    """Describes the N gradients; sparse where any tower's is sparse."""
-    by_tower = [_describe(tower) for tower in grads]
-    return tuple(
-        next((info for info in column if info.is_sparse), column[0])
-        for column in zip(*by_tower, strict=True)
-    )
-
-
-def _describe_one(index: int, tensor: Tensorlike) -> TensorInfo:
-    dense = dense_part(tensor)
+def _describe(index: int, tensor: Tensorlike) -> TensorInfo:
+    dense = values_of(tensor)
     shape = None if dense.shape.rank is None else tuple(dense.shape.as_list())
     return TensorInfo(
         index=index,

@@ -7,21 +7,16 @@ them, which is cut up there, instead of every small gradient by itself.
 import tensorflow as tf
 
 from tw_core.checks import check_function
-from tw_reduce._checked_towers import checked_towers
-from tw_reduce._combinators.combinator import Around
-from tw_reduce._reducer import (
-    Reducer,
-    Tensorlike,
-    TowerTensors,
-    check_reduced,
-    dense_part,
-)
+from tw_core.gradients import values_of
+from tw_reduce._checked_towers import CheckedTowers
+from tw_reduce._combinators.mean import Combinator
+from tw_reduce._reducer import Reducer, Tensorlike, reduced_by
 
 
-def spread(reducer: Reducer) -> Reducer:
+def broadcast(reducer: Reducer) -> Reducer:
     """Makes a reducer whose results lie on each tower's own device.
 
-    ``packed(spread(sum_balanced))`` suits replicated training with many small
+    ``packed(broadcast(sum_balanced))`` suits replicated training with many small
     variables.
 
     Args:
@@ -32,21 +27,20 @@ def spread(reducer: Reducer) -> Reducer:
       on one device share it.
 
     Raises:
-      TypeError: ``reducer`` is no function.
+      TypeError: ``reducer`` is not a function.
+      ValueError: when called, ``reducer`` returns another shape of list.
     """
-    check_function("spread", reducer=reducer)
-    return Around(reducer, _reduce_and_spread)
+    check_function("broadcast", reducer=reducer)
+    return Combinator("broadcast", reducer, _reduce_and_copy)
 
 
-def _reduce_and_spread(reducer: Reducer, grads: TowerTensors) -> list[list[Tensorlike]]:
-    grads = checked_towers(grads, caller="spread")
-    reduced = reducer(grads)
-    check_reduced(reduced, grads, caller="spread")
+def _reduce_and_copy(reducer: Reducer, grads: CheckedTowers) -> list[list[Tensorlike]]:
+    reduced = reduced_by(reducer, grads, caller="broadcast")
     copies: dict[tuple[int, str], Tensorlike] = {}
-    with tf.name_scope("spread"):
+    with tf.name_scope("spread"):  # graphs keep the combinator's first name
         return [
             [
-                _copy(tensor, dense_part(own).device, copies)
+                _copy(tensor, values_of(own).device, copies)
                 for tensor, own in zip(row, tower, strict=True)
             ]
             for row, tower in zip(reduced, grads, strict=True)
@@ -56,7 +50,7 @@ def _reduce_and_spread(reducer: Reducer, grads: TowerTensors) -> list[list[Tenso
 def _copy(
     tensor: Tensorlike, device: str, copies: dict[tuple[int, str], Tensorlike]
 ) -> Tensorlike:
-    if dense_part(tensor).device == device:
+    if values_of(tensor).device == device:
         return tensor
     key = (id(tensor), device)
     if key not in copies:

@@ -1,31 +1,30 @@
 """Sending gradients in fewer bits, or adding them in another dtype.
 
-Two different things: ``cast_during`` rounds what travels and adds in the
-gradient's own dtype; ``reduce_as`` also adds in the other dtype, which is what
-a library that adds while it sends (NCCL, collectives) needs.
+Two different things: ``compress`` rounds what travels and adds in the gradient's
+own dtype; ``accumulate_as`` also adds in the other dtype, which is what a library
+that adds while it sends (NCCL, collectives) needs.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 
 import tensorflow as tf
 
-from tw_core import without_autograph
 from tw_core.checks import check_function
-from tw_reduce._checked_towers import CheckedTowers, checked_towers
-from tw_reduce._combinators.combinator import Around
+from tw_reduce._checked_towers import CheckedTowers
+from tw_reduce._combinators.mean import Combinator
 from tw_reduce._reducer import (
     HALF_DTYPES,
     Reducer,
     Tensorlike,
-    TowerTensors,
-    check_reduced,
     map_dense,
+    map_results,
+    reduced_by,
 )
 
 
-def cast_during(reducer: Reducer, dtype: tf.DType) -> Reducer:
-    """Makes a reducer whose gradients travel as ``dtype`` and add as they came.
+def compress(reducer: Reducer, dtype: tf.DType) -> Reducer:
+    """Makes a reducer whose gradients travel as ``dtype`` and are added in their own.
 
     Each gradient is rounded to ``dtype`` on its tower's device and widened
     where it is added: by the one-device, round-robin, balanced and hierarchical
@@ -43,17 +42,17 @@ def cast_during(reducer: Reducer, dtype: tf.DType) -> Reducer:
       are; of sparse ones the values are rounded.
 
     Raises:
-      TypeError: ``reducer`` is no function, or ``dtype`` no dtype.
+      TypeError: ``reducer`` is not a function, or ``dtype`` not a dtype.
       ValueError: ``dtype`` is not a floating dtype; when called, ``reducer``
         returns another shape of list.
     """
-    check_function("cast_during", reducer=reducer)
-    wire = _check_floating(dtype, caller="cast_during")
-    return Around(reducer, partial(_reduce_rounded, wire))
+    check_function("compress", reducer=reducer)
+    wire = _floating(dtype, caller="compress")
+    return Combinator("compress", reducer, partial(_reduce_rounded, wire))
 
 
-def reduce_as(reducer: Reducer, dtype: tf.DType) -> Reducer:
-    """Makes a reducer that adds in ``dtype`` and gives back the own dtypes.
+def accumulate_as(reducer: Reducer, dtype: tf.DType) -> Reducer:
+    """Makes a reducer that adds in ``dtype`` and returns the gradients' own dtypes.
 
     Args:
       reducer: [K][N] -> [K][N]; sees floating gradients as ``dtype``.
@@ -64,76 +63,43 @@ def reduce_as(reducer: Reducer, dtype: tf.DType) -> Reducer:
       A reducer; integers pass as they are; of sparse ones the values are cast.
 
     Raises:
-      TypeError: ``reducer`` is no function, or ``dtype`` no dtype.
+      TypeError: ``reducer`` is not a function, or ``dtype`` not a dtype.
       ValueError: ``dtype`` is not a floating dtype; when called, ``reducer``
         returns another shape of list.
     """
-    check_function("reduce_as", reducer=reducer)
-    inner = _check_floating(dtype, caller="reduce_as")
-    return ReducesAs(reducer, inner)
+    check_function("accumulate_as", reducer=reducer)
+    wide = _floating(dtype, caller="accumulate_as")
+    move = partial(_reduce_cast, wide, lambda tensor, _: tensor)
+    if wide != tf.float16:
+        return Combinator("accumulate_as", reducer, move, commutes=False)
+    # The sum may be out of float16's range where the mean is not.
+    divided = partial(_reduce_cast, wide, _divide)
+    return Combinator("accumulate_as", reducer, move, mean_move=divided)
 
 
-@dataclass(frozen=True, eq=False)
-class ReducesAs:
-    """What ``reduce_as`` makes.
-
-    Attributes:
-      inner: adds.
-      dtype: what ``inner`` adds floating gradients in.
-      divides: whether the result is the mean: gradients are divided before
-        they are cast, since their sum may be out of the dtype's range.
-    """
-
-    inner: Reducer
-    dtype: tf.DType
-    divides: bool = False
-
-    @without_autograph
-    def __call__(self, grads: TowerTensors) -> list[list[Tensorlike]]:
-        """Reduces [K][N] gradients."""
-        grads = checked_towers(grads, caller="reduce_as")
-        parts = len(grads) if self.divides else 1
-        with tf.name_scope("reduce_as"):
-            cast = CheckedTowers(
-                (
-                    [
-                        _cast_float(_divide(tensor, parts), self.dtype)
-                        for tensor in tower
-                    ]
-                    for tower in grads
-                ),
-                grads.tests,
-            )
-        sums = self.inner(cast)
-        check_reduced(sums, grads, caller="reduce_as")
-        return _cast_back(sums, grads)
+# Graphs keep the combinators' first names as scopes, `reduce_as` and `cast_during`.
+def _reduce_cast(
+    dtype: tf.DType,
+    prepare: Callable[[Tensorlike, int], Tensorlike],
+    reducer: Reducer,
+    grads: CheckedTowers,
+) -> list[list[Tensorlike]]:
+    with tf.name_scope("reduce_as"):
+        cast = [
+            [_cast_float(prepare(tensor, len(grads)), dtype) for tensor in tower]
+            for tower in grads
+        ]
+    sums = reduced_by(reducer, CheckedTowers(cast, grads.tests), caller="accumulate_as")
+    with tf.name_scope("reduce_as"):
+        return map_results(lambda own, like: _cast_float(own, like.dtype), sums, grads)
 
 
 def _reduce_rounded(
-    wire: tf.DType, reducer: Reducer, grads: TowerTensors
+    wire: tf.DType, reducer: Reducer, grads: CheckedTowers
 ) -> list[list[Tensorlike]]:
-    grads = checked_towers(grads, caller="cast_during")
     with tf.name_scope("cast_during"):
-        rounded = CheckedTowers(
-            ([_round(tensor, wire) for tensor in tower] for tower in grads),
-            grads.tests,
-        )
-    sums = reducer(rounded)
-    check_reduced(sums, grads, caller="cast_during")
-    return sums
-
-
-def _cast_back(
-    sums: list[list[Tensorlike]], grads: TowerTensors
-) -> list[list[Tensorlike]]:
-    unique = {
-        id(total): (total, like.dtype)
-        for row, tower in zip(sums, grads, strict=True)
-        for total, like in zip(row, tower, strict=True)
-    }
-    with tf.name_scope("reduce_as"):
-        back = {key: _cast_float(total, own) for key, (total, own) in unique.items()}
-    return [[back[id(total)] for total in row] for row in sums]
+        rounded = [[_round(tensor, wire) for tensor in tower] for tower in grads]
+    return reduced_by(reducer, CheckedTowers(rounded, grads.tests), caller="compress")
 
 
 def _round(tensor: Tensorlike, wire: tf.DType) -> Tensorlike:
@@ -156,16 +122,16 @@ def _cast_float(tensor: Tensorlike, dtype: tf.DType) -> Tensorlike:
     return map_dense(lambda dense: tf.cast(dense, dtype), tensor)
 
 
-def _check_floating(dtype: tf.DType, *, caller: str) -> tf.DType:
+def _floating(dtype: tf.DType, *, caller: str) -> tf.DType:
     try:
-        wanted = tf.as_dtype(dtype)
+        floating = tf.as_dtype(dtype)
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"{caller}: dtype must be a tf.DType; got {dtype!r}. Pass e.g. tf.bfloat16."
         ) from error
-    if not wanted.is_floating:
+    if not floating.is_floating:
         raise ValueError(
-            f"{caller}: dtype must be floating; got {wanted.name}. Pass e.g. "
+            f"{caller}: dtype must be floating; got {floating.name}. Pass e.g. "
             "tf.bfloat16."
         )
-    return wanted
+    return floating

@@ -5,109 +5,104 @@ addition serve all of them; a large tensor would only be copied twice more.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import tensorflow as tf
 
+from tw_core import flat_packs
 from tw_core.checks import check_function, check_whole_number
-from tw_reduce._checked_towers import CheckedTowers, checked_towers
-from tw_reduce._combinators.combinator import Around
-from tw_reduce._flat import cut, join
-from tw_reduce._reducer import (
-    Reducer,
-    Tensorlike,
-    TowerTensors,
-    check_reduced,
-)
+from tw_core.flat_packs import PackPlan
+from tw_reduce._checked_towers import CheckedTowers
+from tw_reduce._combinators.mean import Combinator
+from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, reduced_by
+from tw_reduce._renamed import Elements, takes_old_below
 from tw_reduce._tensor_info import TensorInfo, check_infos, describe_columns
+from tw_reduce._travel import cut, join
 
-DEFAULT_BELOW = 4_096  # elements; from here on a pack costs more than it saves
-
-
-@dataclass(frozen=True)
-class PackPlan:
-    """Which gradients travel together.
-
-    Attributes:
-      packs: positions of the gradients in each pack, in their order; all of
-        one dtype, dense and of known size.
-      alone: positions that stay as they are.
-    """
-
-    packs: tuple[tuple[int, ...], ...]
-    alone: tuple[int, ...]
+_BELOW = Elements(4_096)  # from here on a pack costs more than it saves
 
 
-def plan_packs(infos: Sequence[TensorInfo], *, below: int) -> PackPlan:
+@takes_old_below
+def plan_packs(
+    infos: Sequence[TensorInfo], *, below_bytes: int | None = None
+) -> PackPlan:
     """Groups the small dense gradients by dtype; a group of one stays alone.
 
     Args:
       infos: [N] of one tower.
-      below: elements; gradients with fewer are packed.
+      below_bytes: gradients of fewer bytes are packed; None for those of fewer
+        than 4,096 elements.
 
     Returns:
       The plan; every position is in exactly one place of it.
 
     Raises:
-      TypeError: ``below`` is no whole number; ``infos`` hold something else.
-      ValueError: ``below`` is negative.
+      TypeError: ``below_bytes`` is not a whole number; ``infos`` hold something else.
+      ValueError: ``below_bytes`` is negative.
     """
-    check_whole_number("plan_packs", below=below, at_least=0)
+    check_below_bytes(below_bytes, caller="plan_packs")
     check_infos(infos, caller="plan_packs")
-    groups: dict[str, list[int]] = {}
-    for info in infos:
-        size = info.num_elements
-        if size is not None and size < below and not info.is_sparse:
-            groups.setdefault(info.dtype, []).append(info.index)
-    packs = tuple(tuple(group) for group in groups.values() if len(group) > 1)
-    packed_ones = {n for pack in packs for n in pack}
-    alone = tuple(info.index for info in infos if info.index not in packed_ones)
-    return PackPlan(packs, alone)
+    plan = packs_of(infos, below_bytes)
+    index_of = [info.index for info in infos]
+    packs = tuple(tuple(index_of[n] for n in pack) for pack in plan.packs)
+    return PackPlan(packs, tuple(index_of[n] for n in plan.alone))
 
 
-def packed(reducer: Reducer, *, below: int = DEFAULT_BELOW) -> Reducer:
+def check_below_bytes(below_bytes: int | None, *, caller: str) -> None:
+    """Refuses a threshold that is neither None nor a number of bytes."""
+    if below_bytes is not None:
+        check_whole_number(caller, below_bytes=below_bytes, at_least=0)
+
+
+def packs_of(infos: Sequence[TensorInfo], below_bytes: int | None) -> PackPlan:
+    """As ``plan_packs``, of checked arguments; positions are those in ``infos``."""
+    below = _BELOW if below_bytes is None else below_bytes
+    return flat_packs.plan_packs(
+        [info.dtype if _is_small(info, below) else None for info in infos]
+    )
+
+
+@takes_old_below
+def packed(reducer: Reducer, *, below_bytes: int | None = None) -> Reducer:
     """Makes a reducer that joins small gradients before ``reducer`` sees them.
 
     Args:
       reducer: [K][N] -> [K][N]; gets the packs first, one flat tensor each,
         then the gradients that stay alone.
-      below: elements; dense gradients with fewer travel packed, by dtype.
-        Sparse ones and those of unknown size stay alone.
+      below_bytes: dense gradients of fewer bytes travel packed, by dtype; None for
+        those of fewer than 4,096 elements. Sparse ones and those of unknown size
+        stay alone. Under ``mean``, float16 counts as the float32 that it is added in.
 
     Returns:
       A reducer. Packing happens on the device of the pack's first gradient,
       unpacking where the reduced pack lies; once, if all towers share it.
 
     Raises:
-      TypeError: ``reducer`` is no function, ``below`` no whole number.
-      ValueError: ``below`` is negative; when called, ``reducer`` returns
+      TypeError: ``reducer`` is not a function, ``below_bytes`` not a whole number.
+      ValueError: ``below_bytes`` is negative; when called, ``reducer`` returns
         another shape of list.
     """
     check_function("packed", reducer=reducer)
-    check_whole_number("packed", below=below, at_least=0)
-    return Around(reducer, partial(_reduce_packed, below))
+    check_below_bytes(below_bytes, caller="packed")
+    return Combinator("packed", reducer, partial(_reduce_packed, below_bytes))
+
+
+def _is_small(info: TensorInfo, below: int) -> bool:
+    size = info.num_elements if isinstance(below, Elements) else info.num_bytes
+    return size is not None and size < below and not info.is_sparse
 
 
 def _reduce_packed(
-    below: int, reducer: Reducer, grads: TowerTensors
+    below_bytes: int | None, reducer: Reducer, grads: CheckedTowers
 ) -> list[list[Tensorlike]]:
-    grads = checked_towers(grads, caller="packed")
-    plan = plan_packs(describe_columns(grads), below=below)
+    plan = packs_of(describe_columns(grads), below_bytes)
     if len(grads) == 1 or not plan.packs:
-        return _reduce_as_is(reducer, grads)
+        return reduced_by(reducer, grads, caller="packed")
     with tf.name_scope("pack"):
-        joined = CheckedTowers((_pack(tower, plan) for tower in grads), grads.tests)
-    reduced = reducer(joined)
-    check_reduced(reduced, joined, caller="packed")
+        joined = [_pack(tower, plan) for tower in grads]
+    reduced = reduced_by(reducer, CheckedTowers(joined, grads.tests), caller="packed")
     with tf.name_scope("unpack"):
         return _unpack_towers(reduced, grads, plan)
-
-
-def _reduce_as_is(reducer: Reducer, grads: TowerTensors) -> list[list[Tensorlike]]:
-    reduced = reducer(grads)
-    check_reduced(reduced, grads, caller="packed")
-    return reduced
 
 
 def _pack(tensors: Sequence[Tensorlike], plan: PackPlan) -> list[Tensorlike]:

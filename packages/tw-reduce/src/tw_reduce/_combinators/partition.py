@@ -1,34 +1,29 @@
 """Sending each gradient to the reducer that suits it."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import tensorflow as tf
 
 from tw_core.checks import check_function
-from tw_reduce._checked_towers import CheckedTowers, checked_towers
-from tw_reduce._combinators.combinator import Dealt
-from tw_reduce._reducer import (
-    Reducer,
-    Tensorlike,
-    TowerTensors,
-    check_reduced,
-)
+from tw_reduce._checked_towers import CheckedTowers
+from tw_reduce._combinators.mean import Dealer
+from tw_reduce._reducer import Reducer, Tensorlike, reduced_by
 from tw_reduce._tensor_info import TensorInfo, describe_columns
 
 _SCOPE = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")
 
 
-def routed(
+def partition(
     route: Callable[[TensorInfo], str], reducers: Mapping[str, Reducer]
 ) -> Reducer:
-    """Makes a reducer that deals the gradients out to several.
+    """Makes a reducer that deals the gradients out to several others.
 
     For example sparse gradients to ``sum_balanced`` and dense ones to
     ``sum_collective``::
 
-        routed(
+        partition(
             lambda info: "sparse" if info.is_sparse else "dense",
             {"sparse": balanced, "dense": collective},
         )
@@ -42,48 +37,53 @@ def routed(
       A reducer.
 
     Raises:
-      TypeError: ``route`` or a reducer is no function, ``reducers`` no mapping.
-      ValueError: no reducers, or a name that TensorFlow does not take for a
-        scope; when called, ``route`` gives an unknown name or
-        a reducer returns another shape of list.
+      TypeError: ``route`` or a reducer is not a function, ``reducers`` not a mapping.
+      ValueError: no reducers, or a name that TensorFlow does not take for a scope;
+        when called, ``route`` returns an unknown name, or a reducer another shape of
+        list.
     """
-    check_function("routed", route=route)
+    check_function("partition", route=route)
     _check_reducers(reducers)
-    return Dealt(dict(reducers), partial(_reduce_routed, route))
+    return Dealer("partition", dict(reducers), partial(_reduce_partition, route))
 
 
-def _reduce_routed(
-    route: Callable[[TensorInfo], str],
-    reducers: Mapping[str, Reducer],
-    grads: TowerTensors,
+def deal_out(
+    names: Sequence[str], reducers: Mapping[str, Reducer], grads: CheckedTowers
 ) -> list[list[Tensorlike]]:
-    grads = checked_towers(grads, caller="routed")
-    names = [route(info) for info in describe_columns(grads)]
-    _check_names(names, reducers)
+    """Reduces gradient n by ``reducers[names[n]]``, in a scope of that name."""
     results: list[dict[int, Tensorlike]] = [{} for _ in grads]
     for name, reducer in reducers.items():
         positions = [n for n, own in enumerate(names) if own == name]
         if not positions:
             continue
-        part = CheckedTowers(
-            ([tower[n] for n in positions] for tower in grads), grads.tests
-        )
+        part = [[tower[n] for n in positions] for tower in grads]
         with tf.name_scope(name):
-            reduced = reducer(part)
-        check_reduced(reduced, part, caller=f"routed: {name}")
+            reduced = reduced_by(
+                reducer, CheckedTowers(part, grads.tests), caller=f"partition: {name}"
+            )
         for row, tower in zip(results, reduced, strict=True):
             row.update(zip(positions, tower, strict=True))
     return [[row[n] for n in range(len(names))] for row in results]
 
 
+def _reduce_partition(
+    route: Callable[[TensorInfo], str],
+    reducers: Mapping[str, Reducer],
+    grads: CheckedTowers,
+) -> list[list[Tensorlike]]:
+    names = [route(info) for info in describe_columns(grads)]
+    _check_names(names, reducers)
+    return deal_out(names, reducers, grads)
+
+
 def _check_reducers(reducers: Mapping[str, Reducer]) -> None:
     if not isinstance(reducers, Mapping):
         raise TypeError(
-            f"routed: reducers must be a dict of reducers by name; got "
+            f"partition: reducers must be a dict of reducers by name; got "
             f"{type(reducers).__name__}."
         )
     if not reducers:
-        raise ValueError("routed: reducers is empty; pass at least one by name.")
+        raise ValueError("partition: reducers is empty; pass at least one by name.")
     unfit = [
         name
         for name in reducers
@@ -91,11 +91,11 @@ def _check_reducers(reducers: Mapping[str, Reducer]) -> None:
     ]
     if unfit:
         raise ValueError(
-            f"routed: names must be strings of letters, digits and ._-, which name "
+            f"partition: names must be strings of letters, digits and ._-, which name "
             f"scopes of the graph; got {unfit}."
         )
     for reducer in reducers.values():
-        check_function("routed", reducer=reducer)
+        check_function("partition", reducer=reducer)
 
 
 def _check_names(names: list[str], reducers: Mapping[str, Reducer]) -> None:
@@ -104,6 +104,6 @@ def _check_names(names: list[str], reducers: Mapping[str, Reducer]) -> None:
     ]
     if unknown:
         raise ValueError(
-            f"routed: route must name one of {sorted(reducers)}; it named others for "
-            f"the gradients at {', '.join(unknown)}. Add a reducer of that name."
+            f"partition: route must name one of {sorted(reducers)}; it named others "
+            f"for the gradients at {', '.join(unknown)}. Add a reducer of that name."
         )

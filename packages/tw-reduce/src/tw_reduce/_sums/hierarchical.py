@@ -1,7 +1,7 @@
 """All-reduce in two levels: within groups of near devices, then between them.
 
-Which device adds what turns with the variable, so that all devices and links
-share the work. Two groups of four give the layout that tensorpack's
+The device that adds changes from variable to variable, so that all devices and
+links share the work. Two groups of four give the layout that tensorpack's
 ``allreduce_grads_hierarchical`` has for eight GPUs; any groups that hold every
 tower once will do.
 """
@@ -14,17 +14,16 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from tw_core import without_autograph
 from tw_core.checks import check_list, check_whole_number
-from tw_reduce._checked_towers import checked_towers
-from tw_reduce._devices import check_reduce_devices
+from tw_core.gradients import values_of
+from tw_core.modes import without_autograph
+from tw_reduce._checked_towers import addable_towers
+from tw_reduce._devices import check_devices
 from tw_reduce._reducer import (
     Reducer,
     Tensorlike,
     TowerTensors,
-    check_addable,
     columns,
-    dense_part,
     rows,
 )
 from tw_reduce._sums.add_n import add_columns
@@ -64,7 +63,7 @@ def plan_hierarchy(groups: Groups, index: int) -> HierarchyPlan:
       one in the lead's place; the group after the lead's adds the total.
 
     Raises:
-      TypeError: something else than whole numbers in groups.
+      TypeError: something other than whole numbers in groups.
       ValueError: no tower, an empty group, or a negative index.
 
     >>> plan_hierarchy(((0, 1), (2, 3)), 3)
@@ -72,14 +71,18 @@ def plan_hierarchy(groups: Groups, index: int) -> HierarchyPlan:
     """
     _check_nested(groups, "plan_hierarchy")
     check_whole_number("plan_hierarchy", index=index, at_least=0)
-    places = [
-        (g, place) for g, group in enumerate(groups) for place in range(len(group))
-    ]
     if not groups or not all(groups):
         raise ValueError(
             f"plan_hierarchy: groups must hold towers, none be empty; got {groups}. "
             "Pass e.g. ((0, 1), (2, 3))."
         )
+    return _plan(groups, index)
+
+
+def _plan(groups: Groups, index: int) -> HierarchyPlan:
+    places = [
+        (g, place) for g, group in enumerate(groups) for place in range(len(group))
+    ]
     lead, place = places[index % len(places)]
     members = tuple(groups[lead:]) + tuple(groups[:lead])
     mains = tuple(group[place % len(group)] for group in members)
@@ -101,18 +104,18 @@ def hierarchical(
       Sparse stays sparse.
 
     Raises:
-      TypeError: something else than whole numbers in groups.
-      ValueError: a group is empty, or a tower comes twice; when called, groups
+      TypeError: something other than whole numbers in groups.
+      ValueError: a group is empty, or a tower occurs twice; when called, groups
         that do not hold each tower once.
     """
     _check_nested(groups, "hierarchical")
     settled = tuple(tuple(group) for group in groups)
     if devices is None:
         num_towers = sum(len(group) for group in settled)
-        _check_groups(settled, num_towers, came="their own size")
+        _check_groups(settled, num_towers, by="their own size")
     else:
-        check_reduce_devices(devices, caller="hierarchical")
-        _check_groups(settled, len(devices), came="the devices")
+        check_devices(devices, caller="hierarchical")
+        _check_groups(settled, len(devices), by="the devices")
     return partial(_sum_hierarchical, settled, devices)
 
 
@@ -120,16 +123,15 @@ def hierarchical(
 def _sum_hierarchical(
     groups: Groups, devices: Sequence[str] | None, grads: TowerTensors
 ) -> list[list[Tensorlike]]:
-    grads = checked_towers(grads, caller="hierarchical")
-    check_addable(grads, caller="hierarchical")
-    _check_groups(groups, len(grads), came="the gradient lists")
+    grads = addable_towers(grads, caller="hierarchical")
+    _check_groups(groups, len(grads), by="the gradient lists")
     places = [
-        [dense_part(tensor).device for tensor in column]
+        [values_of(tensor).device for tensor in column]
         if devices is None
         else list(devices)
         for column in columns(grads)
     ]
-    plans = [plan_hierarchy(groups, n) for n in range(len(grads[0]))]
+    plans = [_plan(groups, n) for n in range(len(grads[0]))]
     with tf.name_scope("hierarchical"):
         totals = _add_levels(columns(grads), plans, places)
         shared = list(map(_copy_down, totals, plans, places))
@@ -176,7 +178,7 @@ def _check_nested(groups: Sequence[Sequence[int]], caller: str) -> None:
             check_whole_number(caller, index=index)
 
 
-def _check_groups(groups: Groups, num_towers: int, *, came: str) -> None:
+def _check_groups(groups: Groups, num_towers: int, *, by: str) -> None:
     counts = Counter(k for group in groups for k in group)
     twice = sorted(k for k, count in counts.items() if count > 1)
     missing = sorted(set(range(num_towers)) - set(counts))
@@ -185,6 +187,6 @@ def _check_groups(groups: Groups, num_towers: int, *, came: str) -> None:
     if twice or missing or unknown or empty or not groups:
         raise ValueError(
             f"hierarchical: groups must hold each of the {num_towers} towers "
-            f"(by {came}) once; got {groups}: missing {missing}, twice {twice}, "
+            f"(by {by}) once; got {groups}: missing {missing}, twice {twice}, "
             f"unknown {unknown}, empty groups {empty}. Write e.g. [[0, 1], [2, 3]]."
         )

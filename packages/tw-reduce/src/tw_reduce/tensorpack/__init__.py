@@ -1,7 +1,7 @@
 """tensorpack's functions that add gradients, with their arguments and results."""
 
-from tw_reduce.tensorpack._aggregate_grads_colocate import aggregate_grads_colocate
-from tw_reduce.tensorpack._allreduce_grads import (
+from tw_reduce.tensorpack._allreduce import (
+    aggregate_grads_colocate,
     allreduce_grads,
     allreduce_grads_hierarchical,
     allreduce_grads_naive,

@@ -7,18 +7,18 @@ does not wait. Beyond the original: gradients of several dtypes.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from tw_core.checks import check_list, check_whole_number
 from tw_reduce._checked_towers import with_shape
-from tw_reduce._devices import check_reduce_devices
-from tw_reduce._flat import cut, join
+from tw_reduce._devices import check_devices
 from tw_reduce._reducer import Tensorlike, TowerTensors, check_tower_tensors
-from tw_reduce._tensor_info import TensorInfo, check_infos, describe
+from tw_reduce._tensor_info import TensorInfo, check_infos, describe_columns
+from tw_reduce._travel import cut, join
 
 _log = logging.getLogger("tw_reduce")
 _LEAST_ELEMENTS = 1024
@@ -49,40 +49,29 @@ def plan_splits(
 
     Args:
       infos: [N] dense, of known sizes.
-      num_split: pieces a dtype, at least 1; one piece for a dtype with fewer
-        than 1,024 elements a piece, as long as another one is cut.
+      num_split: pieces per dtype, at least 1; one piece for a dtype with fewer
+        than 1,024 elements per piece, as long as another one is cut.
 
     Returns:
-      A plan a dtype; none where no dtype has enough elements.
+      A plan per dtype; none where no dtype has enough elements.
 
     Raises:
-      TypeError: ``num_split`` is no whole number; ``infos`` hold something else.
+      TypeError: ``num_split`` is not a whole number; ``infos`` hold something else.
       ValueError: ``num_split`` below 1.
     """
     check_infos(infos, caller="plan_splits")
     check_whole_number("plan_splits", num_split=num_split, at_least=1)
-    groups: dict[str, list[TensorInfo]] = {}
-    for info in infos:
-        groups.setdefault(info.dtype, []).append(info)
-    totals = [
-        sum(info.num_elements or 0 for info in group) for group in groups.values()
-    ]
-    if not any(total / num_split >= _LEAST_ELEMENTS for total in totals):
-        return ()
-    return tuple(
-        SplitPlan(tuple(info.index for info in group), _cut_evenly(total, num_split))
-        for group, total in zip(groups.values(), totals, strict=True)
-    )
+    return _plan(infos, num_split)
 
 
 class GradientPacker:
     """Joins a tower's gradients and cuts them into ``num_split`` equal tensors.
 
     Args:
-      num_split: pieces a dtype.
+      num_split: pieces per dtype.
 
     Raises:
-      TypeError: ``num_split`` is no whole number.
+      TypeError: ``num_split`` is not a whole number.
       ValueError: ``num_split`` below 1.
     """
 
@@ -101,12 +90,12 @@ class GradientPacker:
         Returns:
           Whether they can be packed. False (and a line in the log) for a shape
           that is not fully known, for an ``IndexedSlices``, and for fewer than
-          1,024 elements a piece.
+          1,024 elements per piece.
 
         Raises:
-          RuntimeError: called before.
+          RuntimeError: called a second time.
           ValueError: a gradient is None.
-          TypeError: something that is no tensor.
+          TypeError: something that is not a tensor.
         """
         if self._specs is not None:
             raise RuntimeError(
@@ -114,15 +103,17 @@ class GradientPacker:
                 "GradientPacker for other gradients."
             )
         check_tower_tensors([grads], caller="GradientPacker.compute_strategy")
-        infos = describe(grads)
+        infos = describe_columns([grads])
         self._specs = [(tensor.shape, tensor.dtype) for tensor in grads]
         unfit = [i.index for i in infos if i.is_sparse or i.num_elements is None]
         if unfit:
             _log.warning("GradientPacker: sparse or of unknown shape: %s", unfit)
             return False
-        self._plans = plan_splits(infos, num_split=self._num_split)
+        self._plans = _plan(infos, self._num_split)
         if not self._plans:
-            _log.info("GradientPacker: fewer than 1,024 elements a piece; not packed.")
+            _log.info(
+                "GradientPacker: fewer than 1,024 elements per piece; not packed."
+            )
         return bool(self._plans)
 
     def pack(self, grads: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -138,7 +129,7 @@ class GradientPacker:
         Raises:
           RuntimeError: ``compute_strategy`` was not called, or returned False.
           ValueError: other shapes or dtypes, or another number.
-          TypeError: something that is no dense tensor.
+          TypeError: something that is not a dense tensor.
         """
         grads = _settled("pack", grads, self._check_ready("pack"))
         pieces: list[tf.Tensor] = []
@@ -160,15 +151,15 @@ class GradientPacker:
         Raises:
           RuntimeError: ``compute_strategy`` was not called, or returned False.
           ValueError: pieces of other sizes or dtypes, or another number.
-          TypeError: something that is no dense tensor.
+          TypeError: something that is not a dense tensor.
         """
         specs = self._check_ready("unpack")
-        wanted = [
+        specs_of_pieces = [
             (tf.TensorShape([size]), specs[plan.positions[0]][1])
             for plan in self._plans
             for size in plan.sizes
         ]
-        pieces = iter(_settled("unpack", grad_packs, wanted))
+        pieces = iter(_settled("unpack", grad_packs, specs_of_pieces))
         grads: dict[int, tf.Tensor] = {}
         with tf.name_scope("GradientPacker"):
             for plan in self._plans:
@@ -186,12 +177,7 @@ class GradientPacker:
           all_grads: [K][N].
           devices: [K].
         """
-        _check_lengths("pack_all", all_grads, devices)
-        packs = []
-        for device, grads in zip(devices, all_grads, strict=True):
-            with tf.device(device):
-                packs.append(self.pack(grads))
-        return packs
+        return _on_devices("pack_all", self.pack, all_grads, devices)
 
     def unpack_all(
         self, all_packed: Sequence[Sequence[tf.Tensor]], devices: Sequence[str]
@@ -202,12 +188,7 @@ class GradientPacker:
           all_packed: K lists of pieces.
           devices: [K].
         """
-        _check_lengths("unpack_all", all_packed, devices)
-        grads = []
-        for device, pieces in zip(devices, all_packed, strict=True):
-            with tf.device(device):
-                grads.append(self.unpack(pieces))
-        return grads
+        return _on_devices("unpack_all", self.unpack, all_packed, devices)
 
     def _check_ready(self, method: str) -> list[_Spec]:
         if self._specs is None or not self._plans:
@@ -216,6 +197,21 @@ class GradientPacker:
                 "compute_strategy first, and pack only if it returns True."
             )
         return self._specs
+
+
+def _plan(infos: Sequence[TensorInfo], num_split: int) -> tuple[SplitPlan, ...]:
+    groups: dict[str, list[TensorInfo]] = {}
+    for info in infos:
+        groups.setdefault(info.dtype, []).append(info)
+    totals = [
+        sum(info.num_elements or 0 for info in group) for group in groups.values()
+    ]
+    if not any(total / num_split >= _LEAST_ELEMENTS for total in totals):
+        return ()
+    return tuple(
+        SplitPlan(tuple(info.index for info in group), _cut_evenly(total, num_split))
+        for group, total in zip(groups.values(), totals, strict=True)
+    )
 
 
 def _cut_evenly(total: int, num_split: int) -> tuple[int, ...]:
@@ -262,19 +258,27 @@ def _check_dense(method: str, tensors: Sequence[tf.Tensor]) -> None:
     ]
     if others:
         raise TypeError(
-            f"GradientPacker.{method}: wants dense tensors; got others at positions "
+            f"GradientPacker.{method}: tensors must be dense; got others at positions "
             f"{', '.join(others)}."
         )
 
 
-def _check_lengths(
-    method: str, lists: Sequence[Sequence[tf.Tensor]], devices: Sequence[str]
-) -> None:
+def _on_devices(
+    method: str,
+    change: Callable[[Any], list[tf.Tensor]],
+    lists: Sequence[Sequence[Tensorlike]],
+    devices: Sequence[str],
+) -> list[list[tf.Tensor]]:
     caller = f"GradientPacker.{method}"
     check_list(caller, towers=lists, of="lists of tensors")
-    check_reduce_devices(devices, caller=caller)
+    check_devices(devices, caller=caller)
     if len(lists) != len(devices):
         raise ValueError(
-            f"{caller}: one device a tower is needed; got "
+            f"{caller}: one device per tower is needed; got "
             f"{len(devices)} devices for {len(lists)} towers."
         )
+    changed = []
+    for device, tensors in zip(devices, lists, strict=True):
+        with tf.device(device):
+            changed.append(change(tensors))
+    return changed

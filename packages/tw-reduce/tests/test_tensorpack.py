@@ -10,23 +10,25 @@ import tensorflow as tf
 
 from tw_core.testing import CPUS, SparseRows, run_in_function, run_in_graph
 from tw_reduce import (
-    CollectiveKeys,
-    GradientPacker,
-    aggregate_grads_colocate,
-    allreduce_grads,
-    allreduce_grads_hierarchical,
-    allreduce_grads_naive,
     auto,
-    cast_during,
+    compress,
     hierarchical,
     packed,
+    partition,
     reducer_for_mode,
-    routed,
     sum_balanced,
     sum_collective,
     sum_nccl,
     sum_on_device,
     sum_round_robin,
+)
+from tw_reduce.reducers import CollectiveKeys
+from tw_reduce.tensorpack import (
+    GradientPacker,
+    aggregate_grads_colocate,
+    allreduce_grads,
+    allreduce_grads_hierarchical,
+    allreduce_grads_naive,
 )
 
 EIGHT = list(CPUS)
@@ -96,7 +98,7 @@ def test_allreduce_grads_hierarchical_adds_eight_towers(run, average):
     assert_rows(got, [total / (8 if average else 1) for total in sums(towers)])
 
 
-def test_allreduce_grads_hierarchical_wants_eight():
+def test_allreduce_grads_hierarchical_needs_eight_towers():
     with pytest.raises(ValueError, match=r"eight devices.*got 4 and 4.*hierarchical\("):
         allreduce_grads_hierarchical([[tf.ones(2)]] * 4, EIGHT[:4])
 
@@ -152,7 +154,7 @@ def test_aggregate_grads_colocate_keeps_sparse_gradients_sparse():
     )
 
 
-def test_aggregate_grads_colocate_wants_shared_variables_and_floats():
+def test_aggregate_grads_colocate_needs_shared_variables_and_floats():
     one, other = tf.Variable([1.0], name="one"), tf.Variable([1.0], name="other")
     grad = tf.ones(1)
     with pytest.raises(ValueError, match=r"differ at positions 0.*one:0.*other:0"):
@@ -242,7 +244,7 @@ def test_the_packer_compares_in_the_run_what_it_does_not_know(mode):
 
 
 def steps(mode, graph, fn, specs):
-    """Gives a function of arrays that runs ``fn``, built on tensors of these specs."""
+    """Returns a function of arrays that runs ``fn`` on tensors of these specs."""
     if mode == "function":
         return tf.function(fn, specs, autograph=False)
     with graph.as_default():
@@ -289,7 +291,7 @@ def test_the_packer_refuses_a_wrong_order_and_other_shapes():
         packer.pack([tf.ones(2001, tf.float16), tf.ones(3)])
     with pytest.raises(ValueError, match=r"unpack: .*0 is float32 \(3,\) instead of "):
         packer.unpack([tf.ones(3)])
-    with pytest.raises(TypeError, match=r"pack: wants dense tensors.*0 \(NoneType\)"):
+    with pytest.raises(TypeError, match=r"pack: tensors must be dense.*0 \(NoneType\)"):
         packer.pack([None])
 
 
@@ -359,15 +361,15 @@ def test_one_device_for_two_collective_towers_is_refused():
         sum_collective([[tf.ones(2)]] * 2, devices=["/cpu:0", "/cpu:0"], keys=KEYS)
 
 
-def test_cast_during_wants_a_floating_dtype():
+def test_compress_takes_floating_dtypes_only():
     with pytest.raises((TypeError, ValueError), match="int32"):
-        cast_during(partial(sum_on_device, device="/cpu:0"), tf.int32)
+        compress(partial(sum_on_device, device="/cpu:0"), tf.int32)
 
 
 def test_a_route_to_nowhere_is_refused():
     with pytest.raises(ValueError, match="reducers is empty"):
-        routed(lambda info: "a", {})
-    reducer = routed(lambda info: "b", {"a": packed(auto(CPUS[:2]))})
+        partition(lambda info: "a", {})
+    reducer = partition(lambda info: "b", {"a": packed(auto(CPUS[:2]))})
     with tf.Graph().as_default(), pytest.raises(ValueError, match=r"'b'|b"):
         reducer([[tf.ones(2)]] * 2)
 
@@ -388,7 +390,7 @@ def test_auto_explains_itself():
     reducer = auto(CPUS[:2], explain=plans.append)
     assert_rows(run_in_graph(partial(placed, reducer), towers), sums(towers))
     assert [choice.tensor.index for choice in plans[0].choices] == [0, 1, 2]
-    assert "bytes a tower" in str(plans[0])
+    assert "bytes per tower" in str(plans[0])
 
 
 def test_gradients_of_keras_variables_are_added_where_those_are():

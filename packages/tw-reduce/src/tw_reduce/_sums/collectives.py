@@ -1,0 +1,264 @@
+"""All-reduce by collective ops, one op per device and gradient.
+
+``sum_collective`` takes TensorFlow's own. The first version of the op is used on
+purpose: the second one deadlocks in a ``tf.function`` unless ordered by tokens, the
+third crashes on CPUs. On CPUs this is several times slower than adding; it is for
+devices with their own links, and for tensors too large to meet in one place.
+
+``sum_nccl`` takes NVIDIA's NCCL, for towers that each own a GPU.
+"""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tw_core.checks import check_number
+from tw_core.devices import canonical_device
+from tw_core.modes import builds_session_graph, orders_effects, without_autograph
+from tw_reduce._checked_towers import CheckedTowers, checked_towers
+from tw_reduce._devices import check_device_strings, check_devices, check_distinct
+from tw_reduce._reducer import (
+    TowerTensors,
+    check_addable,
+    columns,
+    positions_of,
+    rows,
+)
+from tw_reduce._renamed import converted_argument
+from tw_reduce._sums.add_n import densify_column
+from tw_reduce._sums.rendezvous import (
+    CollectiveKeys,
+    after,
+    all_together,
+    check_keys,
+    check_traced,
+    in_turn,
+)
+from tw_reduce._travel import join
+
+NCCL_DTYPES = ("float16", "float32", "float64", "int32", "int64")
+_DTYPES = ("bfloat16", *NCCL_DTYPES)
+_ALTERNATIVES = (
+    "On other devices use sum_balanced, hierarchical(groups) or sum_collective "
+    "(by mode: 'cpu', 'gpu', 'hierarchical' or 'collective')."
+)
+
+
+@without_autograph
+@converted_argument("timeout_seconds", "timeout_s", lambda s: s or None, stacklevel=4)
+def sum_collective(
+    grads: TowerTensors,
+    *,
+    devices: Sequence[str],
+    keys: CollectiveKeys,
+    timeout_s: float | None = None,
+) -> list[list[tf.Tensor]]:
+    """Adds the gradients of all towers in a ring over their devices.
+
+    A reduction waits until all towers have joined. Using any result makes all
+    towers join with all of their gradients; what can still keep one away, forever
+    or until ``timeout_s``, is a gradient that never comes, or a step that runs in
+    parts. After a timeout TensorFlow refuses collectives: in a session until it is
+    closed, in a ``tf.function`` until the process ends.
+
+    Several threads may run the step at the same time: they reduce one at a time,
+    each when all of its gradients are there.
+
+    Args:
+      grads: [K][N]; ``IndexedSlices`` become dense, for which one tower's must
+        know its ``dense_shape``.
+      devices: [K] the towers' devices, no two alike.
+      keys: the caller's; one object for all reducers of the process.
+      timeout_s: seconds that one reduction may take before the step fails; None
+        for no bound. With a bound TensorFlow keeps a sleeping thread per tower and
+        reduction until the bound has passed, even after the reduction: pack, and
+        take a few seconds.
+
+    Returns:
+      [K][N] sums, not means, each tower's on its device. One tower is returned
+      as it is.
+
+    Raises:
+      ValueError: a bad list of gradients; devices that are not one per tower,
+        distinct and known; an ``IndexedSlices`` of unknown dense shape; a
+        ``timeout_s`` of 0 or less.
+      TypeError: something that is not a tensor; a dtype that collectives do not
+        add; ``keys`` that are not a CollectiveKeys.
+      RuntimeError: called eagerly, in a ``jit_compile=True`` function, or in a
+        ``tf.function`` that a session graph calls.
+    """
+    grads = checked_towers(grads, caller="sum_collective")
+    check_keys(keys, caller="sum_collective")
+    if timeout_s is not None:
+        check_number("sum_collective", timeout_s=timeout_s, above=0)
+    if len(grads) == 1:
+        return [list(grads[0])]
+    check_traced(caller="sum_collective")
+    check_addable(grads, caller="sum_collective", dtypes=_DTYPES)
+    _check_reachable()
+    check_devices(devices, caller="sum_collective", num_towers=len(grads))
+    check_distinct(devices, caller="sum_collective")
+    with tf.name_scope("sum_collective"):
+        dense = _dense_columns(grads, devices, caller="sum_collective")
+        # An empty sum is at hand; sending it crashes TensorFlow.
+        sent = [n for n, own in enumerate(dense) if own[0].shape.num_elements() != 0]
+        sums = _reduce_in_turn([dense[n] for n in sent], devices, keys, timeout_s or 0)
+    results = dict(enumerate(dense)) | dict(zip(sent, sums, strict=True))
+    return rows([results[n] for n in range(len(dense))], len(grads))
+
+
+@without_autograph
+def sum_nccl(
+    grads: TowerTensors, *, devices: Sequence[str], keys: CollectiveKeys
+) -> list[list[tf.Tensor]]:
+    """Adds the gradients of all towers over the GPUs' own links.
+
+    A reduction waits until all towers have joined. Using any tower's result
+    makes all of them join.
+
+    Args:
+      grads: [K][N] of float16, float32, float64, int32 or int64;
+        ``IndexedSlices`` become dense, for which one tower's must know its
+        ``dense_shape``.
+      devices: [K] the towers' GPUs, no two alike.
+      keys: the caller's; one object for all reducers of the process.
+
+    Returns:
+      [K][N] sums, not means, each tower's on its GPU. One tower is returned as
+      it is.
+
+    Raises:
+      ValueError: a bad list of gradients; devices that are not one GPU per
+        tower, distinct and present; a dtype NCCL cannot add.
+      TypeError: something that is not a tensor.
+      RuntimeError: called eagerly, or in a ``jit_compile=True`` function.
+    """
+    grads = checked_towers(grads, caller="sum_nccl")
+    check_keys(keys, caller="sum_nccl")
+    if len(grads) == 1:
+        return [list(grads[0])]
+    check_traced(caller="sum_nccl")
+    check_one_gpu_per_tower(devices, len(grads))
+    _check_nccl_dtypes(grads)
+    with tf.name_scope("sum_nccl"):
+        # Found by a shared name; the run's number is part of the key.
+        sums = [
+            _reduce_by_nccl(column, devices, f"tw_reduce_{keys.instance()}")
+            for column in _dense_columns(grads, devices, caller="sum_nccl")
+        ]
+    return rows(sums, len(grads))
+
+
+def check_one_gpu_per_tower(devices: Sequence[str], num_towers: int) -> None:
+    """Refuses devices that NCCL cannot serve, and names what can.
+
+    Devices of another job are taken to be there.
+    """
+    check_device_strings(devices, caller="sum_nccl")
+    specs = [tf.DeviceSpec.from_string(canonical_device(device)) for device in devices]
+    others = [
+        device
+        for device, spec in zip(devices, specs, strict=True)
+        if spec.device_type != "GPU"
+    ]
+    if others:
+        raise ValueError(
+            f"sum_nccl: NCCL adds between GPUs only; got {others}. {_ALTERNATIVES}"
+        )
+    here = any(spec.job is None for spec in specs)
+    if here and not tf.config.get_visible_devices("GPU"):
+        raise ValueError(
+            f"sum_nccl: this process has no GPU; got {list(devices)}. {_ALTERNATIVES}"
+        )
+    check_devices(devices, caller="sum_nccl", num_towers=num_towers)
+    check_distinct(devices, caller="sum_nccl")
+
+
+def _check_nccl_dtypes(grads: TowerTensors) -> None:
+    if unfit := positions_of(grads, lambda dtype: dtype.name not in NCCL_DTYPES):
+        raise ValueError(
+            f"sum_nccl: NCCL adds {', '.join(NCCL_DTYPES)}; got others at positions "
+            f"{unfit}. Wrap it in accumulate_as(sum_nccl, tf.float32), or use "
+            "sum_balanced."
+        )
+
+
+def _check_reachable() -> None:
+    # There TensorFlow has no collective executor for a function's operations.
+    if builds_session_graph() and orders_effects():
+        raise RuntimeError(
+            "sum_collective: called in a tf.function that a session graph calls, in "
+            "which TensorFlow runs no collectives. Call it in the graph itself, or use "
+            "sum_balanced."
+        )
+
+
+def _dense_columns(
+    grads: CheckedTowers, devices: Sequence[str], *, caller: str
+) -> list[list[tf.Tensor]]:
+    dense = [densify_column(column, caller=caller) for column in columns(grads)]
+    if not grads.tests:
+        return dense
+    # A step that fails on the way takes TensorFlow's collectives with it.
+    return [after(column, devices, grads.tests) for column in dense]
+
+
+def _reduce_in_turn(
+    dense: Sequence[Sequence[tf.Tensor]],
+    devices: Sequence[str],
+    keys: CollectiveKeys,
+    timeout_s: float,
+) -> list[list[tf.Tensor]]:
+    group = keys.group(devices)
+    instances = [keys.instance() for _ in dense]
+
+    def reduce(n: int, column: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return _reduce(column, devices, (group, instances[n]), timeout_s)
+
+    if not dense:
+        return []
+    lock = f"tw_reduce_{group}_{instances[0]}"
+    return in_turn(reduce, dense, devices, lock=lock)
+
+
+def _reduce(
+    dense: Sequence[tf.Tensor],
+    devices: Sequence[str],
+    key: tuple[int, int],
+    timeout_s: float,
+) -> list[tf.Tensor]:
+    is_filled = dense[0].shape.num_elements() is not None
+    sums = []
+    for tensor, device in zip(dense, devices, strict=True):
+        with tf.device(device):
+            # What may be empty is sent with one more element.
+            sent = tensor if is_filled else join([tensor, tf.zeros([1], tensor.dtype)])
+            total = tf.raw_ops.CollectiveReduce(
+                input=sent,
+                group_size=len(devices),
+                group_key=key[0],
+                instance_key=key[1],
+                merge_op="Add",
+                final_op="Id",
+                subdiv_offsets=[0],
+                timeout_seconds=timeout_s,
+            )
+            whole = total if is_filled else tf.reshape(total[:-1], tf.shape(tensor))
+            sums.append(whole)
+    return sums
+
+
+def _reduce_by_nccl(
+    dense: Sequence[tf.Tensor], devices: Sequence[str], shared_name: str
+) -> list[tf.Tensor]:
+    sums = []
+    for tensor, device in zip(dense, devices, strict=True):
+        with tf.device(device):
+            total = tf.raw_ops.NcclAllReduce(
+                input=tensor,
+                reduction="sum",
+                num_devices=len(devices),
+                shared_name=shared_name,
+            )
+        sums.append(total)
+    return all_together(sums, devices)

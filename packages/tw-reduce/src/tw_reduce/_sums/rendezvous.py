@@ -1,0 +1,164 @@
+"""How the devices of one reduction find each other, and wait for each other.
+
+They find each other by keys. A key that was used must not be used for another
+reduction, in this graph or any later one of the process: TensorFlow remembers its
+shape. Only the caller knows what belongs together, so the caller owns the object
+that counts.
+
+A reduction waits until every device has joined, while TensorFlow runs only what leads
+to a used result, in a session and in a ``tf.function``; so each tower's result is made
+to wait for all of the same reduction.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from threading import Lock
+
+import tensorflow as tf
+
+from tw_core.checks import check_whole_number
+from tw_core.devices import canonical_device, host_of
+from tw_core.modes import compiles_with_xla
+from tw_reduce._devices import check_device_strings
+
+# TensorFlow's own strategies count upwards from 1.
+_LOWEST = 1 << 20
+_HIGHEST = 1 << 30
+
+
+class CollectiveKeys:
+    """Hands out keys, each once; one object serves any number of reducers.
+
+    Args:
+      start: the first key. None draws one at random, so that independent
+        objects do not collide; processes that build one graph together must give
+        the same number.
+
+    Raises:
+      TypeError: ``start`` is not a whole number.
+      ValueError: ``start`` is not between 1 and 2**30.
+    """
+
+    def __init__(self, start: int | None = None) -> None:
+        if start is None:
+            start = random.SystemRandom().randrange(_LOWEST, _HIGHEST)
+        check_whole_number("CollectiveKeys", start=start)
+        if not 1 <= start <= _HIGHEST:
+            raise ValueError(
+                f"CollectiveKeys: start must be between 1 and 2**30; got {start}. "
+                "Leave it out to have one drawn."
+            )
+        self._next = start
+        self._groups: dict[tuple[str, ...], int] = {}
+        self._lock = Lock()
+
+    def instance(self) -> int:
+        """Returns the key of one new reduction."""
+        with self._lock:
+            return self._take()
+
+    def group(self, devices: Sequence[str]) -> int:
+        """Returns the key of a set of devices; the same for the same devices.
+
+        Args:
+          devices: in any spelling and order.
+
+        Raises:
+          TypeError: not a list of strings.
+          ValueError: no device.
+        """
+        check_device_strings(devices, caller="CollectiveKeys.group")
+        members = tuple(sorted(canonical_device(d) for d in devices))
+        with self._lock:
+            if members not in self._groups:
+                self._groups[members] = self._take()
+            return self._groups[members]
+
+    def _take(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+
+def check_keys(keys: CollectiveKeys, *, caller: str) -> None:
+    """Refuses anything but a ``CollectiveKeys``."""
+    if not isinstance(keys, CollectiveKeys):
+        raise TypeError(
+            f"{caller}: keys must be a CollectiveKeys; got {keys!r}. Make one "
+            "CollectiveKeys() for all reducers of the process."
+        )
+
+
+def all_together(sums: Sequence[tf.Tensor], devices: Sequence[str]) -> list[tf.Tensor]:
+    """Returns the sums, each of which waits for all of them.
+
+    Args:
+      sums: [K] results of one reduction.
+      devices: [K] where they lie.
+    """
+    with tf.device(host_of(devices[0])):
+        barrier = tf.group(*sums)
+    return after(sums, devices, [barrier])
+
+
+def in_turn(
+    reduce: Callable[[int, Sequence[tf.Tensor]], list[tf.Tensor]],
+    columns: Sequence[Sequence[tf.Tensor]],
+    devices: Sequence[str],
+    *,
+    lock: str,
+) -> list[list[tf.Tensor]]:
+    """Reduces, so that steps in several threads do so one at a time.
+
+    They share the graph's keys. In functions the towers of one call would meet
+    those of another, and TensorFlow would end all collectives of the process;
+    the runs of a session it keeps apart, but not while their devices meet for the
+    first time.
+
+    Args:
+      reduce: takes n and column n, and returns the K results of their reduction.
+      columns: [N][K] dense tensors.
+      devices: [K] where they lie.
+      lock: a name that nothing but these reductions has.
+
+    Returns:
+      [N][K] sums, each of which waits for all of them.
+    """
+    inputs = [tensor for column in columns for tensor in column]
+    with tf.device(host_of(devices[0])):
+        mutex = tf.raw_ops.MutexV2(shared_name=lock)
+        # Not before all gradients are there: who holds the lock waits for nothing.
+        with tf.control_dependencies(inputs):
+            held = tf.raw_ops.MutexLock(mutex=mutex)
+    waiting = [after(column, devices, [held]) for column in columns]
+    sums = [reduce(n, column) for n, column in enumerate(waiting)]
+    done = [total for column in sums for total in column]
+    with tf.device(host_of(devices[0])), tf.control_dependencies(done):
+        released = tf.raw_ops.ConsumeMutexLock(mutex_lock=held)
+    return [after(column, devices, [released]) for column in sums]
+
+
+def after(
+    tensors: Sequence[tf.Tensor], devices: Sequence[str], before: Sequence[object]
+) -> list[tf.Tensor]:
+    """Returns [K] tensors, each on its device, that wait for some ops."""
+    tied = []
+    for tensor, device in zip(tensors, devices, strict=True):
+        with tf.device(device), tf.control_dependencies(before):
+            tied.append(tf.identity(tensor))
+    return tied
+
+
+def check_traced(*, caller: str) -> None:
+    """Refuses modes in which the towers cannot wait for each other: eager, and XLA."""
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            f"{caller}: called eagerly, where towers run one after the other and the "
+            "first would wait forever. Call it in a tf.function, or use sum_balanced."
+        )
+    if compiles_with_xla():
+        raise RuntimeError(
+            f"{caller}: called in a function with jit_compile=True, which XLA compiles "
+            "for one device, without the ops that join several. Leave jit_compile out "
+            "of the function that reduces (the towers' own may have it), or use "
+            "sum_balanced."
+        )

@@ -1,0 +1,35 @@
+"""What the reducers decide, as data, and the pure functions that decide it.
+
+The planners take no tensors: ``describe`` notes what they need to know of them.
+"""
+
+from tw_core.flat_packs import PackPlan
+from tw_reduce._auto import AutoPlan, Choice, plan_auto
+from tw_reduce._combinators.packed import plan_packs
+from tw_reduce._sums.hierarchical import (
+    EIGHT_GPU_CROSS,
+    Groups,
+    HierarchyPlan,
+    plan_hierarchy,
+)
+from tw_reduce._sums.one_device import BalancePlan, plan_balanced
+from tw_reduce._tensor_info import TensorInfo, describe
+from tw_reduce.tensorpack._gradient_packer import SplitPlan, plan_splits
+
+__all__ = [
+    "AutoPlan",
+    "BalancePlan",
+    "Choice",
+    "EIGHT_GPU_CROSS",
+    "Groups",
+    "HierarchyPlan",
+    "PackPlan",
+    "SplitPlan",
+    "TensorInfo",
+    "describe",
+    "plan_auto",
+    "plan_balanced",
+    "plan_hierarchy",
+    "plan_packs",
+    "plan_splits",
+]

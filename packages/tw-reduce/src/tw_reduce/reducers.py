@@ -1,0 +1,21 @@
+"""For those who write reducers, or share collectives: types, checks and keys.
+
+A reducer adds: it takes [K][N] tensors, a list per tower, and returns [K][N] sums.
+``mean(reducer)`` makes means of them.
+"""
+
+from tw_reduce._reducer import (
+    Tensorlike,
+    TowerTensors,
+    check_reduced,
+    check_tower_tensors,
+)
+from tw_reduce._sums.rendezvous import CollectiveKeys
+
+__all__ = [
+    "CollectiveKeys",
+    "Tensorlike",
+    "TowerTensors",
+    "check_reduced",
+    "check_tower_tensors",
+]

@@ -1,0 +1,258 @@
+"""tensorpack's all-reduce functions, with their arguments and results.
+
+Source: tensorpack 0.11, ``tensorpack/graph_builder/utils.py``. What was an
+assert there is a ValueError here.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core.checks import check_flag
+from tw_core.gradients import values_of
+from tw_core.modes import without_autograph
+from tw_reduce._checked_towers import addable_towers, checked_towers, compared_towers
+from tw_reduce._combinators.mean import check_divisible, mean
+from tw_reduce._combinators.packed import packed
+from tw_reduce._combinators.partition import deal_out
+from tw_reduce._devices import check_device_strings, check_devices
+from tw_reduce._reducer import (
+    Reducer,
+    Tensorlike,
+    TowerTensors,
+    check_addable,
+    check_nested,
+    check_tower_tensors,
+    columns,
+)
+from tw_reduce._sums.add_n import add_columns
+from tw_reduce._sums.collectives import sum_collective, sum_nccl
+from tw_reduce._sums.hierarchical import EIGHT_GPU_CROSS, hierarchical
+from tw_reduce._sums.rendezvous import CollectiveKeys, check_keys
+
+
+@without_autograph
+def allreduce_grads(
+    all_grads: TowerTensors,
+    average: bool,
+    mode: str = "nccl",
+    *,
+    keys: CollectiveKeys | None = None,
+) -> list[list[Tensorlike]]:
+    """Adds or averages the gradients between the devices that they lie on.
+
+    Args:
+      all_grads: [K][N]; tower k's gradients lie on its device.
+      average: means instead of sums.
+      mode: ``"nccl"`` or ``"collective"``.
+      keys: the caller's collective keys; None makes an object for this call.
+
+    Returns:
+      [K][N], each tower's on its device; one tower is returned as it is.
+
+    Raises:
+      ValueError: another mode; what ``sum_nccl`` or ``sum_collective`` refuse;
+        a tower whose gradients lie on several devices.
+      TypeError: something that is not a tensor; integers with ``average``.
+    """
+    reducers = {"nccl": sum_nccl, "collective": sum_collective}
+    check_flag("allreduce_grads", average=average)
+    if keys is not None:
+        check_keys(keys, caller="allreduce_grads")
+    if mode not in list(reducers):
+        raise ValueError(
+            f"allreduce_grads: mode must be one of {sorted(reducers)}; got {mode!r}. "
+            "For other ways take a reducer, such as sum_balanced."
+        )
+    all_grads = checked_towers(all_grads, caller="allreduce_grads")
+    if len(all_grads) == 1 or not all_grads[0]:
+        return [list(tower) for tower in all_grads]
+    reducer = partial(
+        reducers[mode], devices=_own_devices(all_grads), keys=keys or CollectiveKeys()
+    )
+    return _averaged(reducer, average)(all_grads)
+
+
+@without_autograph
+def allreduce_grads_hierarchical(
+    all_grads: TowerTensors, devices: Sequence[str], average: bool = False
+) -> list[list[Tensorlike]]:
+    """Adds or averages the gradients of eight towers in two groups of four.
+
+    Args:
+      all_grads: [8][N].
+      devices: the eight towers' devices.
+      average: means instead of sums.
+
+    Returns:
+      [8][N], each tower's on its device.
+
+    Raises:
+      ValueError: other than eight towers or devices.
+      TypeError: something that is not a tensor; integers with ``average``.
+    """
+    check_flag("allreduce_grads_hierarchical", average=average)
+    check_device_strings(devices, caller="allreduce_grads_hierarchical")
+    all_grads = checked_towers(all_grads, caller="allreduce_grads_hierarchical")
+    if len(devices) != 8 or len(all_grads) != 8:
+        raise ValueError(
+            f"allreduce_grads_hierarchical: eight devices and towers are needed; got "
+            f"{len(devices)} and {len(all_grads)}. For other numbers use "
+            "hierarchical(groups), e.g. hierarchical([[0, 1], [2, 3]])."
+        )
+    reducer = hierarchical(EIGHT_GPU_CROSS, devices=devices)
+    return _averaged(reducer, average)(all_grads)
+
+
+@without_autograph
+def allreduce_grads_naive(
+    all_grads: TowerTensors,
+    devices: Sequence[str] | None = None,
+    average: bool = True,
+) -> list[Tensorlike]:
+    """Adds or averages each gradient on one device, taken in turn from the last.
+
+    Args:
+      all_grads: [K][N].
+      devices: where to add; the last gradient goes to the first device. None
+        leaves it to the caller's device scope.
+      average: means instead of sums.
+
+    Returns:
+      [N], one result for all towers.
+
+    Raises:
+      ValueError: a bad list of gradients; no device or an unknown one.
+      TypeError: something that is not a tensor; integers with ``average``.
+    """
+    all_grads = addable_towers(all_grads, caller="allreduce_grads_naive")
+    check_flag("allreduce_grads_naive", average=average)
+    if devices is not None:
+        check_devices(devices, caller="allreduce_grads_naive")
+    if len(all_grads) == 1:
+        return list(all_grads[0])
+    turns: Sequence[str | None] = devices or [None]
+    last = len(all_grads[0]) - 1
+    places = [turns[(last - n) % len(turns)] for n in range(len(all_grads[0]))]
+    with tf.name_scope("allreduce_grads_naive"):
+        return _averaged(partial(_sum_at, places=places), average)(all_grads)[0]
+
+
+@without_autograph
+def aggregate_grads_colocate(
+    all_grads: Sequence[Sequence[tuple[Tensorlike, Any]]], average: bool = True
+) -> list[tuple[Tensorlike, Any]]:
+    """Adds the towers' gradients of each variable on the variable's device.
+
+    Args:
+      all_grads: [K][N] (gradient, variable) pairs; the variables are shared by
+        the towers.
+      average: means instead of sums.
+
+    Returns:
+      [N] (gradient, variable) pairs, with tower 0's variables. Sparse
+      gradients stay sparse.
+
+    Raises:
+      ValueError: no tower, no gradient, towers of unequal length, None, differing
+        dtypes or shapes, towers that do not share their variables.
+      TypeError: something other than pairs of a gradient and its variable, or
+        than numbers; integers with ``average``.
+    """
+    check_flag("aggregate_grads_colocate", average=average)
+    _check_pairs(all_grads)
+    grads = [[grad for grad, _ in tower] for tower in all_grads]
+    check_tower_tensors(grads, caller="aggregate_grads_colocate")
+    variables = [variable for _, variable in all_grads[0]]
+    if not variables:
+        raise ValueError(
+            "aggregate_grads_colocate: all_grads holds no gradient; pass at least one "
+            "(gradient, variable) pair per tower."
+        )
+    _check_shared(all_grads)
+    checked = compared_towers(
+        grads,
+        caller="aggregate_grads_colocate",
+        names=[str(variable.name) for variable in variables],
+    )
+    check_addable(checked, caller="aggregate_grads_colocate")
+    homes = [_home(variable) for variable in variables]
+    if average:
+        check_divisible(checked, caller="aggregate_grads_colocate")
+    names = {home: f"device{i}" for i, home in enumerate(dict.fromkeys(homes))}
+    # A pack per tower and device travels faster than each small gradient alone.
+    reducers = {
+        name: _averaged(packed(partial(_sum_on, device=home or None)), average)
+        for home, name in names.items()
+    }
+    with tf.name_scope("aggregate_grads_colocate"):
+        reduced = deal_out([names[home] for home in homes], reducers, checked)
+    return list(zip(reduced[0], variables, strict=True))
+
+
+def _averaged(reducer: Reducer, average: bool) -> Reducer:
+    return mean(reducer) if average else reducer
+
+
+def _sum_on(grads: TowerTensors, *, device: str | None) -> list[list[Tensorlike]]:
+    return _sum_at(grads, places=[device] * len(grads[0]))
+
+
+def _sum_at(
+    grads: TowerTensors, *, places: Sequence[str | None]
+) -> list[list[Tensorlike]]:
+    sums = add_columns(columns(grads), places)
+    return [list(sums) for _ in grads]
+
+
+def _own_devices(grads: TowerTensors) -> list[str]:
+    by_tower = [
+        sorted({values_of(tensor).device for tensor in tower}) for tower in grads
+    ]
+    if any(len(devices) > 1 for devices in by_tower):
+        raise ValueError(
+            "allreduce_grads: all gradients of a tower must lie on its device; got "
+            f"{by_tower} (tower 0 first). Compute them under tf.device, or pass the "
+            "devices to sum_collective."
+        )
+    return [devices[0] for devices in by_tower]
+
+
+def _home(variable: Any) -> str:
+    # A Keras variable holds the one of TensorFlow that has a device.
+    inner = variable if hasattr(variable, "device") else variable.value
+    return str(inner.device or "")
+
+
+def _check_pairs(all_grads: Sequence[Sequence[tuple[Tensorlike, Any]]]) -> None:
+    check_nested(all_grads, "aggregate_grads_colocate", of="(gradient, variable) pairs")
+    others = [
+        f"tower {k} at {n} ({type(pair).__name__})"
+        for k, tower in enumerate(all_grads)
+        for n, pair in enumerate(tower)
+        if not isinstance(pair, Sequence)
+        or len(pair) != 2
+        or not hasattr(pair[1], "assign")
+    ]
+    if others:
+        raise TypeError(
+            "aggregate_grads_colocate: every tower must bring pairs of a gradient and "
+            f"its variable; got something else from {', '.join(others)}."
+        )
+
+
+def _check_shared(all_grads: Sequence[Sequence[tuple[Tensorlike, Any]]]) -> None:
+    others = [
+        f"{n} ({[variable.name for _, variable in column]})"
+        for n, column in enumerate(zip(*all_grads, strict=True))
+        if len({id(variable) for _, variable in column}) > 1
+    ]
+    if others:
+        raise ValueError(
+            "aggregate_grads_colocate: all towers must bring the same variables in "
+            f"the same order; they differ at positions {', '.join(others)}. For "
+            "towers with variables of their own take a reducer and "
+            "tw_core.merge_grad_list."
+        )
