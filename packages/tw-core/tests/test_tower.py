@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tw_core import Tower, canonical_device, map_towers, towers
+from tw_core.checks import naming
 from tw_core.testing import run_eagerly, run_in_function, run_in_graph
 
 
@@ -169,3 +170,29 @@ def test_an_exception_leaves_no_scope_open(graph):
         map_towers(fail, towers(["/cpu:3"]))
     x = tf.constant(0)
     assert (x.name, x.device) == ("Const:0", "")
+
+
+def test_towers_are_taken_as_they_are():
+    made = towers(["/cpu:0", "/cpu:1"])
+    assert towers(made) == made
+    assert towers(list(made)) == made
+
+
+@pytest.mark.parametrize("pick", [(0,), (1, 0), (0, 0), (0, 1, 1)])
+def test_some_of_the_towers_are_refused(pick):
+    made = towers(["/cpu:0", "/cpu:1"])
+    with pytest.raises(ValueError, match="towers must be all that one call of tw_core"):
+        towers([made[k] for k in pick])
+
+
+def test_towers_among_devices_are_refused():
+    with pytest.raises(TypeError, match="or only towers; got"):
+        towers([*towers(["/cpu:0"]), "/cpu:1"])
+
+
+def test_a_caller_may_lend_its_name():
+    with (
+        naming("Trainer"),
+        pytest.raises(ValueError, match=r"^Trainer: devices is empt"),
+    ):
+        towers([])

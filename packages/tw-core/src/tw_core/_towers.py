@@ -79,35 +79,41 @@ class Tower:
             yield self
 
 
-def towers(devices: Sequence[int | str]) -> tuple[Tower, ...]:
+def towers(devices: Sequence[int | str | Tower]) -> tuple[Tower, ...]:
     """Makes one tower per device, in the order given.
 
     Args:
       devices: an int k means ``"/gpu:k"``; a string is itself. A device may
-        occur several times, which is logged as a warning.
+        occur several times, which is logged as a warning. The towers that an
+        earlier call made are taken as they are, so that what takes devices may
+        take towers as well.
 
     Returns:
       K towers.
 
     Raises:
-      ValueError: no device, a negative int, or a string TensorFlow cannot read.
+      ValueError: no device, a negative int, a string TensorFlow cannot read, or
+        some towers only, or in another order.
       TypeError: an item that is neither an int nor a string.
 
     >>> towers([0, "/cpu:0"])[0]
     Tower(index=0, device='/gpu:0', total=2)
     """
+    caller = named_caller("towers")
     if isinstance(devices, str) or not isinstance(devices, Sequence):
         raise TypeError(
-            f"towers: devices must be a list of ints and device strings; got "
+            f"{caller}: devices must be a list of ints and device strings; got "
             f"{devices!r}. Write e.g. [0, 1] or ['/cpu:0', '/cpu:1']."
         )
     if not devices:
         raise ValueError(
-            "towers: devices is empty; at least one tower is needed, e.g. "
+            f"{caller}: devices is empty; at least one tower is needed, e.g. "
             "['/cpu:0'] or tw_core.available_devices()."
         )
-    names = [_device_name(device) for device in devices]
-    with naming("towers"):
+    if any(isinstance(device, Tower) for device in devices):
+        return _whole(devices, caller)
+    names = [_device_name(device, caller) for device in devices]
+    with naming(caller):
         made = tuple(Tower(k, name, len(names)) for k, name in enumerate(names))
     counts = Counter(canonical_device(name) for name in names)
     shared = [f"{device} ({n} towers)" for device, n in counts.items() if n > 1]
@@ -226,13 +232,30 @@ def check_tower(caller: str, tower: object) -> None:
         )
 
 
-def _device_name(device: int | str) -> str:
+def _whole(towers: Sequence[Any], caller: str) -> tuple[Tower, ...]:
+    """Returns the towers of an earlier call, all of them in their order."""
+    if not all(isinstance(tower, Tower) for tower in towers):
+        raise TypeError(
+            f"{caller}: devices must hold ints and device strings, or only towers; got "
+            f"{list(towers)}."
+        )
+    if [(t.index, t.total) for t in towers] != [
+        (k, len(towers)) for k in range(len(towers))
+    ]:
+        raise ValueError(
+            f"{caller}: towers must be all that one call of tw_core.towers made, in "
+            f"their order; got {list(towers)}."
+        )
+    return tuple(towers)
+
+
+def _device_name(device: int | str | Tower, caller: str) -> str:
     if isinstance(device, bool) or not isinstance(device, Integral | str):
         raise TypeError(
-            f"towers: a device is an int (GPU number) or a string; got {device!r}."
+            f"{caller}: a device is an int (GPU number) or a string; got {device!r}."
         )
     if isinstance(device, str):
         return device
     if device < 0:
-        raise ValueError(f"towers: a GPU number is 0 or more; got {device}.")
-    return f"/gpu:{device}"
+        raise ValueError(f"{caller}: a GPU number is 0 or more; got {device}.")
+    return f"/gpu:{int(device)}"

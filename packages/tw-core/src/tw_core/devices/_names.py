@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
+from tw_core.checks import named_caller
+
 
 def parse_device(device: str, *, caller: str) -> tf.DeviceSpec:
     """Reads a device string.
@@ -53,7 +55,7 @@ def canonical_device(device: str) -> str:
     >>> canonical_device("/job:ps/task:1/cpu:0")
     '/job:ps/task:1/device:CPU:0'
     """
-    return _canonical(device, "canonical_device")
+    return _canonical(device, named_caller("canonical_device"))
 
 
 def _canonical(device: str, caller: str) -> str:
