@@ -1,4 +1,8 @@
-"""Towers that apply their own gradients: in one op, and truly asynchronously."""
+"""Towers that apply their own gradients: in one op, and truly asynchronously.
+
+Reaches into the runner's private parts to shorten its wait after Ctrl-C, and to see
+when it waits.
+"""
 
 import signal
 import sys
@@ -326,7 +330,7 @@ def test_ctrl_c_while_joining_stops_the_towers(in_with_statement):
 
 @pytest.mark.usefixtures("raises_on_ctrl_c")
 def test_ctrl_c_does_not_wait_for_a_tower_that_hangs(monkeypatch):
-    monkeypatch.setattr("tw_builders._async_runner._SECONDS_AFTER_CTRL_C", 0.01)
+    monkeypatch.setattr("tw_builders._runner._SECONDS_AFTER_CTRL_C", 0.01)
     release = threading.Event()
     runner = AsyncRunner([lambda: release.wait(WAIT_S)]).start()
     presser = press_ctrl_c_in_join(runner)
@@ -363,6 +367,27 @@ def test_a_tower_that_does_not_end_is_named():
         runner.join(0.2)
     blocked.set()
     assert runner.join(WAIT_S) == [1, 1]
+
+
+def test_joining_without_a_bound_waits_until_all_towers_have_ended():
+    blocked = threading.Event()
+    runner = AsyncRunner([lambda: None, lambda: blocked.wait(WAIT_S)], max_steps=1)
+    runner.start()
+    threading.Timer(0.1, blocked.set).start()
+    assert runner.join(None) == [1, 1]
+
+
+@pytest.mark.usefixtures("raises_on_ctrl_c")
+def test_ctrl_c_ends_a_join_without_a_bound(monkeypatch):
+    monkeypatch.setattr("tw_builders._runner._SECONDS_AFTER_CTRL_C", 0.01)
+    release = threading.Event()
+    runner = AsyncRunner([lambda: release.wait(WAIT_S)]).start()
+    presser = press_ctrl_c_in_join(runner)
+    with pytest.raises(KeyboardInterrupt):
+        runner.join(None)
+    release.set()
+    presser.join(WAIT_S)
+    assert runner.join(WAIT_S) == [1]
 
 
 def test_the_runner_refuses_wrong_arguments_and_orders():

@@ -205,7 +205,7 @@ def test_in_a_function_that_a_session_graph_calls(expect, shared, optimizer):
 @each_sharing
 def test_a_keras_3_optimizer_is_refused_wherever_it_would_do_nothing(place, shared):
     def build():
-        with pytest.raises(TypeError, match="Keras 3 optimizer SGD does not work"):
+        with pytest.raises(TypeError, match="SGD, a Keras 3 optimizer, does not work"):
             step()
         return None
 

@@ -285,3 +285,26 @@ def test_operations_grow_linearly_with_towers_and_variables(builder):
     per_tower_and_variable = np.diff(np.diff(counts, axis=0), axis=1) / (2 * 12)
     assert np.unique(per_tower_and_variable).size == 1
     assert per_tower_and_variable.max() <= 8
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ours: SyncMultiGPUParameterServerBuilder(ours, ps_device="cpu"),
+        lambda ours: SyncMultiGPUReplicatedBuilder(ours, average=True, mode="cpu"),
+    ],
+)
+def test_a_builder_takes_devices_or_towers(make):
+    def tower():
+        w = v1.get_variable("w", initializer=[3.0, -2.0])
+        return [(tf.gradients(tf.reduce_sum(w**2), w)[0], w)]
+
+    def graph_of(ours):
+        with tf.Graph().as_default() as graph:
+            builder = make(ours)
+            assert builder.devices == list(CPUS[:2])
+            grads = builder.call_for_each_tower(tower)
+            builder.build(grads, lambda: v1.train.GradientDescentOptimizer(0.1))
+            return graph.as_graph_def()
+
+    assert graph_of(towers(list(CPUS[:2]))) == graph_of(list(CPUS[:2]))

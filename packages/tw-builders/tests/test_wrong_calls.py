@@ -46,6 +46,14 @@ def rows(name, call, *cases):
     ]
 
 
+def averaging(grads):
+    """Stands for a reducer that gives means, and says so."""
+    return grads
+
+
+averaging.averages = True
+
+
 def no_flag(name):
     return [
         ((value,), TypeError, f"{name} must be True or False; got {value!r}")
@@ -73,17 +81,21 @@ def no_devices():
 
 def no_optimizer():
     return [
-        ((lambda: None,), TypeError, "got NoneType where an optimizer was wanted"),
-        ((lambda: "adam",), TypeError, "got str where an optimizer was wanted"),
+        (
+            (lambda: None,),
+            TypeError,
+            "with apply_gradients(pairs), as tf.compat.v1",
+        ),
+        ((lambda: "adam",), TypeError, "AdamOptimizer() is; got str"),
         (
             (lambda: v1.train.AdamOptimizer,),
             TypeError,
-            "got the class AdamOptimizer where an optimizer was wanted",
+            "got the class AdamOptimizer",
         ),
         (
             (lambda: tf.keras.optimizers.SGD(0.1),),
             TypeError,
-            "the Keras 3 optimizer SGD does not work in a session graph",
+            "SGD, a Keras 3 optimizer, does not work in a session graph",
         ),
     ]
 
@@ -195,7 +207,7 @@ CALLS = [
         "devices",
         ((3,), TypeError, "devices must be a list"),
         (("ab",), TypeError, "got 'ab'"),
-        ((TWO[:1],), ValueError, "one item a tower, 2; got {'devices': 1}"),
+        ((TWO[:1],), ValueError, "one item per tower, 2; got {'devices': 1}"),
         (([3, None],), TypeError, "device strings and functions; got [3, None]"),
         ((["cpu zero", None],), ValueError, "is no TensorFlow device string"),
     ),
@@ -236,6 +248,7 @@ CLASSES = [
         ((None,), TypeError, "mode must be a name or a reducer; got None"),
         ((3,), TypeError, "got 3"),
         (("ring",), ValueError, "unknown mode 'ring'"),
+        ((averaging,), ValueError, "mode averages already"),
     ),
     *rows(
         "AsyncMultiGPUBuilder",
@@ -284,9 +297,9 @@ FUNCTIONS = [
         row
         for name, wanted in {
             "towers": "a list of tw_core.Tower",
-            "grads": "a list of one item a tower",
-            "replicas": "a list of one item a tower",
-            "optimizers": "a list of one item a tower",
+            "grads": "a list of one item per tower",
+            "replicas": "a list of one item per tower",
+            "optimizers": "a list of one item per tower",
         }.items()
         for row in rows(
             "apply_gradients",
@@ -294,7 +307,7 @@ FUNCTIONS = [
             ((None,), TypeError, f"{name} must be {wanted}; got None"),
             (("ab",), TypeError, "got 'ab'"),
             ((3,), TypeError, "got 3"),
-            (([],), ValueError, "wants one of each a tower"),
+            (([],), ValueError, "must hold one item per tower"),
         )
     ],
     *rows(
@@ -319,8 +332,12 @@ FUNCTIONS = [
     *rows(
         "apply_gradients",
         lambda optimizers: applied(optimizers=optimizers),
-        (([None, None],), TypeError, "got NoneType where an optimizer was wanted"),
-        ((["adam"] * 2,), TypeError, "got str where"),
+        (
+            ([None, None],),
+            TypeError,
+            "with apply_gradients(pairs), as tf.compat.v1",
+        ),
+        ((["adam"] * 2,), TypeError, "AdamOptimizer() is; got str"),
         (([descend()] * 2,), ValueError, "towers 0 and 1 got the same"),
         (([v1.train.AdamOptimizer] * 2,), TypeError, "got the class AdamOptimizer"),
     ),
@@ -334,7 +351,11 @@ FUNCTIONS = [
     *rows(
         "apply_shared_gradients",
         shared,
-        ((None,), TypeError, "got NoneType where an optimizer was wanted"),
+        (
+            (None,),
+            TypeError,
+            "with apply_gradients(pairs), as tf.compat.v1",
+        ),
         ((v1.train.AdamOptimizer,), TypeError, "got the class AdamOptimizer"),
     ),
     *rows(
@@ -346,7 +367,7 @@ FUNCTIONS = [
         "make_optimizers",
         lambda ours: make_optimizers(ours, descend),
         ((None,), TypeError, "towers must be a list of tw_core.Tower; got None"),
-        (([],), ValueError, "at least one of tw_core.Tower"),
+        (([],), ValueError, "towers is empty"),
         ((TWO,), TypeError, "must hold tw_core.Tower; got ['/cpu:0', '/cpu:1']"),
     ),
     *rows(
@@ -357,7 +378,7 @@ FUNCTIONS = [
         "make_optimizers",
         partial(make_optimizers, OURS, descend),
         ((3,), TypeError, "replicas must be a list of models; got 3"),
-        (([[]],), ValueError, "wants one replica a tower; got 1 for 2 towers"),
+        (([[]],), ValueError, "one model per tower; got 1 for 2 towers"),
         (([None, None],), TypeError, "or have trainable_variables; got NoneType"),
         (([["w"], ["w"]],), TypeError, "must hold variables; got ['w']"),
     ),
@@ -386,7 +407,6 @@ FUNCTIONS = [
     *rows(
         "AsyncRunner.join",
         AsyncRunner([print], max_steps=0).join,
-        ((None,), TypeError, "timeout_s must be a number; got None"),
         (("60",), TypeError, "got '60'"),
         ((-1,), ValueError, "at least 0; got -1"),
         ((NAN,), ValueError, "must be finite; got nan"),

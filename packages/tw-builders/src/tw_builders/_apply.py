@@ -1,40 +1,56 @@
 """Applying reduced gradients: once to shared variables, or in every replica.
 
-The same functions serve a session graph (they return the op) and a
-``tf.function`` (the update happens where they are called).
+The same functions serve a session graph (they return the op) and a ``tf.function``
+(the update happens where they are called).
+
+Replicas need one optimizer object each. One object over several would advance its own
+state (such as Adam's ``beta1_power``) several times per step, and the replicas would
+drift apart.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tw_builders._callers import naming
-from tw_builders._optimizers import (
-    as_tf_variable,
-    check_optimizer,
-    check_optimizers,
-    check_towers,
-    is_keras_optimizer,
-    tower_name_scope,
-    trainable_variables,
-)
-from tw_core import (
-    Tower,
+from tw_core import Tower, check_towers
+from tw_core.checks import check_flag, check_function, check_list, naming
+from tw_core.contexts import leave_no_summaries
+from tw_core.gradients import (
+    GradList,
     check_replicated_grad_list,
     check_shared_grad_list,
     ensure_gradient_shapes,
-    leave_no_summaries,
     merge_grad_list,
-    orders_effects,
+)
+from tw_core.modes import orders_effects, without_autograph
+from tw_core.optimizers import (
+    OptimizerKind,
+    apply_pairs,
+    check_optimizer,
+    create_slots,
+    kind_of,
+)
+from tw_core.variables import (
+    is_variable,
     override_to_local_variable,
     record_variables,
-    sum_duplicate_rows,
+    tf_variable,
     tower_build,
-    without_autograph,
 )
-from tw_core.checks import check_flag, check_list
-from tw_reduce import aggregate_grads_colocate
+from tw_reduce.tensorpack import aggregate_grads_colocate
+
+_T = TypeVar("_T")
+Pairs = Sequence[tuple[Any, Any]]
+
+# The others may need a session graph, or make their state as they like.
+_MADE_EARLY = (
+    OptimizerKind.V1,
+    OptimizerKind.KERAS_3,
+    OptimizerKind.TF_KERAS,
+    OptimizerKind.TF_KERAS_LEGACY,
+)
 
 
 @without_autograph
@@ -62,32 +78,24 @@ def apply_gradients(
       ValueError: lengths other than K or N, gradients that are None or differ
         between towers, a variable that several towers share, or the same optimizer
         twice.
-      TypeError: something that is no optimizer, or a Keras 3 one in a session
-        graph; what is no tower, gradient, replica or list of them.
+      TypeError: something that is not an optimizer, or a Keras 3 one in a session
+        graph; something that is not a tower, gradient, replica or list of them.
     """
     _check_counts(towers, grads, replicas, optimizers)
     check_towers(towers, caller="apply_gradients")
-    check_optimizers(optimizers, caller="apply_gradients")
-    variables = [trainable_variables(r, caller="apply_gradients") for r in replicas]
+    _check_optimizers(optimizers, caller="apply_gradients")
+    variables = [_trainable_variables(r, caller="apply_gradients") for r in replicas]
     for own in grads:
         check_list("apply_gradients", grads_of_a_tower=own, of="gradients", empty=True)
-    pairs = merge_grad_list(grads, variables)
-    check_replicated_grad_list(pairs, caller="apply_gradients")
-    ensured = ensure_gradient_shapes(pairs)
-    with tower_build():
-        ops = [
-            _apply_in_tower(tower, optimizer, own)
-            for tower, optimizer, own in zip(towers, optimizers, ensured, strict=True)
-        ]
-    return None if orders_effects() else tf.group(*ops, name="train_op")
+    grad_list = merge_grad_list(grads, variables)
+    with naming("apply_gradients"):
+        check_replicated_grad_list(grad_list)
+    return apply_to_replicas(towers, ensure_gradient_shapes(grad_list), optimizers)
 
 
 @without_autograph
 def apply_shared_gradients(
-    grad_list: Sequence[Sequence[tuple[Any, Any]]],
-    optimizer: Any,
-    *,
-    average: bool = True,
+    grad_list: GradList, optimizer: Any, *, average: bool = True
 ) -> Any:
     """Adds all towers' gradients where each variable lives and applies them once.
 
@@ -101,54 +109,190 @@ def apply_shared_gradients(
 
     Raises:
       ValueError: towers that bring different gradients or variables, or None.
-      TypeError: something that is no optimizer, or a Keras 3 one in a session
+      TypeError: something that is not an optimizer, or a Keras 3 one in a session
         graph; integer gradients with ``average``.
     """
     check_flag("apply_shared_gradients", average=average)
-    check_shared_grad_list(grad_list, caller="apply_shared_gradients")
-    check_optimizer(optimizer, caller="apply_shared_gradients")
-    own = [variable for _, variable in grad_list[0]]
-    ensured = ensure_gradient_shapes(grad_list)
-    plain = [[(grad, as_tf_variable(v)) for grad, v in tower] for tower in ensured]
+    check_optimizer("apply_shared_gradients", optimizer)
     with naming("apply_shared_gradients"):
-        reduced = aggregate_grads_colocate(plain, average=average)
-    pairs = [(grad, v) for (grad, _), v in zip(reduced, own, strict=True)]
+        check_shared_grad_list(grad_list)
+    pairs = reduce_shared(grad_list, average=average, caller="apply_shared_gradients")
     op = apply_pairs(optimizer, pairs, name="train_op")
     return None if orders_effects() else op
 
 
-def apply_pairs(
-    optimizer: Any, pairs: Sequence[tuple[Any, Any]], *, name: str | None = None
-) -> Any:
-    """Calls an optimizer with the kind of variables and of rows that it takes.
+def make_optimizers(
+    towers: Sequence[Tower],
+    get_opt_fn: Callable[[], _T],
+    replicas: Sequence[Any] | None = None,
+) -> list[_T]:
+    """Calls ``get_opt_fn`` once per tower.
 
-    Keras optimizers get rows of one index as their sum: most of them take a
-    square or the like of every row by itself.
+    In a session graph, variables that it makes with ``get_variable`` are shared
+    between the calls, and those that it makes otherwise are local ones from
+    tower 1 on; of its summaries only those of the first call are kept. Outside of
+    graphs, optimizers of Keras and of ``tf.compat.v1.train`` make their state at
+    once, on their tower's device, where ``replicas`` is given: inside a
+    ``tf.function`` that would trace it twice.
+
+    Args:
+      towers: K towers.
+      get_opt_fn: returns a new optimizer.
+      replicas: K models or lists of variables, as for ``apply_gradients``.
 
     Returns:
-      What ``optimizer.apply_gradients`` returned.
+      K optimizers.
+
+    Raises:
+      ValueError: two calls returned the same object, or another number of replicas
+        than towers.
+      TypeError: a call did not return an optimizer, or in a session graph a Keras 3
+        optimizer; something that is not a tower, function or replica.
     """
-    if is_keras_optimizer(optimizer):
-        return optimizer.apply_gradients([(_rows_once(g), v) for g, v in pairs])
-    plain = [(grad, as_tf_variable(variable)) for grad, variable in pairs]
-    return optimizer.apply_gradients(plain, name=name)
+    check_towers(towers, caller="make_optimizers")
+    check_function("make_optimizers", get_opt_fn=get_opt_fn)
+    variables = _variables_of(replicas, len(towers))
+    optimizers = one_optimizer_per_tower(towers, get_opt_fn, caller="make_optimizers")
+    if tf.executing_eagerly():
+        for tower, optimizer, own in zip(towers, optimizers, variables, strict=False):
+            if kind_of(optimizer) in _MADE_EARLY:
+                with tf.device(tower.device), _name_scope_of(tower):
+                    create_slots(optimizer, own)
+    return optimizers
 
 
-def _rows_once(grad: Any) -> Any:
-    return sum_duplicate_rows(grad) if isinstance(grad, tf.IndexedSlices) else grad
+def one_optimizer_per_tower(
+    towers: Sequence[Tower], get_opt_fn: Callable[[], _T], *, caller: str
+) -> list[_T]:
+    """Makes the optimizers of ``make_optimizers``, without their state."""
+    with tower_build():
+        optimizers = [_make(tower, get_opt_fn) for tower in towers]
+    _check_optimizers(optimizers, caller=caller)
+    return optimizers
 
 
-def _apply_in_tower(tower: Tower, optimizer: Any, pairs: Sequence[Any]) -> Any:
-    # Without a name scope each, the beta1_power of two Adams would collide in a
+def apply_to_replicas(
+    towers: Sequence[Tower], grad_list: GradList, optimizers: Sequence[Any]
+) -> tf.Operation | None:
+    """Applies [K][N] checked pairs, tower by tower; returns as ``apply_gradients``."""
+    with tower_build():
+        ops = [
+            _apply_in_tower(tower, optimizer, pairs)
+            for tower, optimizer, pairs in zip(
+                towers, optimizers, grad_list, strict=True
+            )
+        ]
+    return None if orders_effects() else tf.group(*ops, name="train_op")
+
+
+def reduce_shared(
+    grad_list: GradList, *, average: bool, caller: str
+) -> list[tuple[Any, Any]]:
+    """Reduces [K][N] checked pairs where each variable lives, to [N] pairs.
+
+    The variables are tower 0's, as they came (Keras's or TensorFlow's).
+    """
+    plain = [
+        [(grad, tf_variable(variable)) for grad, variable in pairs]
+        for pairs in ensure_gradient_shapes(grad_list)
+    ]
+    with prefixed(caller):
+        reduced = aggregate_grads_colocate(plain, average=average)
+    return [(grad, v) for (grad, _), (_, v) in zip(reduced, grad_list[0], strict=True)]
+
+
+@contextmanager
+def prefixed(caller: str) -> Iterator[None]:
+    """Puts ``caller`` before the message of a TypeError or ValueError inside.
+
+    For reducers, which name themselves.
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        # A subclass may take other arguments than a message.
+        if type(error) not in (TypeError, ValueError) or str(error).startswith(caller):
+            raise
+        raise type(error)(f"{caller}: {error}") from error
+
+
+def _apply_in_tower(tower: Tower, optimizer: Any, pairs: Pairs) -> Any:
+    # Without a name scope for each, the beta1_power of two Adams would collide in a
     # tf.function, and have another name than tower 0's in a session graph.
     with (
         tf.device(tower.device),
-        tower_name_scope(tower),
+        _name_scope_of(tower),
         override_to_local_variable(enable=not tower.is_main),
         leave_no_summaries(enable=not tower.is_main),
         record_variables(tower),
     ):
         return apply_pairs(optimizer, pairs, name="apply_grad")
+
+
+def _make(tower: Tower, get_opt_fn: Callable[[], _T]) -> _T:
+    if tf.executing_eagerly():
+        with tf.device(tower.device):
+            return get_opt_fn()
+    v1 = tf.compat.v1
+    with (
+        v1.variable_scope(
+            v1.get_variable_scope(), reuse=v1.AUTO_REUSE, auxiliary_name_scope=False
+        ),
+        override_to_local_variable(enable=not tower.is_main),
+        leave_no_summaries(enable=not tower.is_main),
+        _name_scope_of(tower),
+        record_variables(tower),
+    ):
+        return get_opt_fn()
+
+
+def _name_scope_of(tower: Tower) -> AbstractContextManager[Any]:
+    """Re-enters a tower's name scope, from tower 1 on.
+
+    Variables that an optimizer makes there (``tower1/beta1_power``) are then named as
+    tower 0's, behind the tower's name.
+    """
+    return nullcontext() if tower.is_main else tf.name_scope(f"{tower.name}/")
+
+
+def _check_optimizers(optimizers: Sequence[Any], *, caller: str) -> None:
+    for k, optimizer in enumerate(optimizers):
+        check_optimizer(caller, optimizer)
+        same = [j for j in range(k) if optimizers[j] is optimizer]
+        if same:
+            raise ValueError(
+                f"{caller}: towers {same[0]} and {k} got the same "
+                f"{type(optimizer).__name__} object; every tower needs an optimizer "
+                "of its own, or the replicas drift apart. Make a new one in each "
+                "call of get_opt_fn."
+            )
+
+
+def _variables_of(replicas: Sequence[Any] | None, total: int) -> list[list[Any]]:
+    if replicas is None:
+        return []
+    check_list("make_optimizers", replicas=replicas, of="models", empty=True)
+    if len(replicas) != total:
+        raise ValueError(
+            f"make_optimizers: replicas must hold one model per tower; got "
+            f"{len(replicas)} for {total} towers."
+        )
+    return [_trainable_variables(r, caller="make_optimizers") for r in replicas]
+
+
+def _trainable_variables(replica: Any, *, caller: str) -> list[Any]:
+    """Lists a replica's trainable variables, as they are (Keras's or TensorFlow's)."""
+    is_list = isinstance(replica, Sequence) and not isinstance(replica, str)
+    variables = replica if is_list else getattr(replica, "trainable_variables", None)
+    if not isinstance(variables, Sequence):
+        raise TypeError(
+            f"{caller}: a replica must be a list of variables, or have "
+            f"trainable_variables; got {type(replica).__name__}."
+        )
+    others = [v for v in variables if not is_variable(v)]
+    if others:
+        raise TypeError(f"{caller}: a replica must hold variables; got {others}.")
+    return list(variables)
 
 
 def _check_counts(
@@ -161,10 +305,10 @@ def _check_counts(
     check_list("apply_gradients", towers=towers, of="tw_core.Tower", empty=True)
     for name, items in given.items():
         one = {name: items}
-        check_list("apply_gradients", of="one item a tower", empty=True, **one)
+        check_list("apply_gradients", of="one item per tower", empty=True, **one)
     counts = {name: len(items) for name, items in given.items()}
     if not towers or any(count != len(towers) for count in counts.values()):
         raise ValueError(
-            f"apply_gradients: wants one of each a tower; got {counts} for "
-            f"{len(towers)} towers."
+            "apply_gradients: grads, replicas and optimizers must hold one item per "
+            f"tower; got {counts} for {len(towers)} towers."
         )

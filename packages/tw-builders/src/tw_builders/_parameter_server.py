@@ -5,23 +5,18 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tw_builders._apply import apply_pairs
-from tw_builders._callers import naming
-from tw_builders._data_parallel import (
+from tw_builders._apply import reduce_shared
+from tw_builders._base import (
     DataParallelBuilder,
     Device,
     check_session_graph,
     check_tower_count,
 )
-from tw_builders._optimizers import check_optimizer
-from tw_core import (
-    LeastLoadedDeviceSetter,
-    check_shared_grad_list,
-    ensure_gradient_shapes,
-    replica_device_setter,
-)
-from tw_core.checks import check_function
-from tw_reduce import aggregate_grads_colocate
+from tw_core import Tower
+from tw_core.checks import check_function, naming
+from tw_core.devices import LeastLoadedDeviceSetter, replica_device_setter
+from tw_core.gradients import GradList, check_shared_grad_list
+from tw_core.optimizers import apply_pairs, check_optimizer
 
 _T = TypeVar("_T")
 
@@ -35,11 +30,12 @@ class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
       grads: after ``build``, [N] (mean gradient, variable) pairs.
     """
 
-    def __init__(self, towers: Sequence[int | str], ps_device: str) -> None:
+    def __init__(self, towers: Sequence[int | str | Tower], ps_device: str) -> None:
         """Chooses where variables live.
 
         Args:
-          towers: ints (GPU numbers) and device strings.
+          towers: ints (GPU numbers) and device strings, or what ``tw_core.towers``
+            gives.
           ps_device: ``"cpu"`` or ``"gpu"``.
 
         Raises:
@@ -74,7 +70,7 @@ class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
 
     def build(
         self,
-        grad_list: Sequence[Sequence[tuple[Any, tf.Variable]]],
+        grad_list: GradList,
         get_opt_fn: Callable[[], Any],
     ) -> tf.Operation:
         """Builds the update from the towers' gradients.
@@ -88,25 +84,24 @@ class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
 
         Raises:
           ValueError: towers that bring different gradients or variables, or None.
-          TypeError: no optimizer, or a Keras 3 one.
+          TypeError: something that is not an optimizer, or a Keras 3 one.
           RuntimeError: in eager mode or a ``tf.function``.
         """
         caller = "SyncMultiGPUParameterServerBuilder.build"
         check_session_graph(caller)
         check_tower_count(grad_list, len(self.towers), caller=caller)
-        check_shared_grad_list(grad_list, caller=caller)
-        check_function(caller, get_opt_fn=get_opt_fn)
-        ensured = ensure_gradient_shapes(grad_list)
         with naming(caller):
-            self.grads = aggregate_grads_colocate(ensured, average=True)
+            check_shared_grad_list(grad_list)
+        check_function(caller, get_opt_fn=get_opt_fn)
+        self.grads = reduce_shared(grad_list, average=True, caller=caller)
         optimizer = get_opt_fn()
-        check_optimizer(optimizer, caller=caller)
+        check_optimizer(caller, optimizer)
         with tf.device("/cpu:0" if self.ps_device == "cpu" else None):
             return apply_pairs(optimizer, self.grads, name="train_op")
 
 
 def shared_variable_devices(devices: Sequence[str], ps_device: str) -> list[Device]:
-    """Makes one device function a tower, for variables that all towers share.
+    """Makes one device function per tower, for variables that all towers share.
 
     Args:
       devices: the towers' devices.

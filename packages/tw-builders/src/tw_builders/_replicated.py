@@ -5,26 +5,25 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tw_builders._apply import apply_gradients
-from tw_builders._callers import naming
-from tw_builders._data_parallel import (
+from tw_builders._apply import apply_to_replicas, one_optimizer_per_tower, prefixed
+from tw_builders._base import (
     DataParallelBuilder,
     check_session_graph,
     check_tower_count,
 )
-from tw_builders._optimizers import one_optimizer_per_tower
 from tw_builders._sync_variables import build_sync_op
-from tw_core import (
+from tw_core import Tower
+from tw_core.checks import check_flag, check_function, naming
+from tw_core.gradients import (
+    GradList,
     check_replicated_grad_list,
     ensure_gradient_shapes,
     merge_grad_list,
     split_grad_list,
 )
-from tw_core.checks import check_flag, check_function
-from tw_reduce import mean, reducer_for_mode
+from tw_reduce import Reducer, mean, reducer_for_mode
 
 _T = TypeVar("_T")
-Reducer = Callable[[Sequence[Sequence[Any]]], list[list[Any]]]
 
 
 class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
@@ -35,25 +34,27 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
     """
 
     def __init__(
-        self, towers: Sequence[int | str], average: bool, mode: str | Reducer
+        self, towers: Sequence[int | str | Tower], average: bool, mode: str | Reducer
     ) -> None:
         """Chooses the reduction.
 
         Args:
-          towers: ints (GPU numbers) and device strings.
+          towers: ints (GPU numbers) and device strings, or what ``tw_core.towers``
+            gives.
           average: whether towers apply the mean of the gradients, or their sum.
-          mode: a reducer of ``tw_reduce`` (it shall add; with ``average`` this
-            class divides), or one of the older names ``"cpu"``, ``"gpu"``,
+          mode: a reducer of ``tw_reduce`` that adds (with ``average`` this class
+            divides), or one of the older names ``"cpu"``, ``"gpu"``,
             ``"nccl"``, ``"hierarchical"``, ``"collective"``.
 
         Raises:
-          ValueError: an unknown mode, one that does not fit the towers, or as
-            ``DataParallelBuilder``.
-          TypeError: a mode that is neither name nor function, or ``average`` no bool.
+          ValueError: an unknown mode, one that does not fit the towers, one that
+            averages while ``average`` is True, or as ``DataParallelBuilder``.
+          TypeError: a mode that is neither a name nor a function, or an ``average``
+            that is not a bool.
         """
         super().__init__(towers)
         check_flag("SyncMultiGPUReplicatedBuilder", average=average)
-        with naming("SyncMultiGPUReplicatedBuilder"):
+        with prefixed("SyncMultiGPUReplicatedBuilder"):
             reducer = (
                 reducer_for_mode(mode, self.devices) if isinstance(mode, str) else mode
             )
@@ -62,6 +63,13 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
                 "SyncMultiGPUReplicatedBuilder: mode must be a name or a reducer; got "
                 f"{mode!r}."
             )
+        if average and getattr(reducer, "averages", False):
+            raise ValueError(
+                "SyncMultiGPUReplicatedBuilder: mode averages already, and would be "
+                "divided again; pass the reducer without tw_reduce.mean, or "
+                "average=False."
+            )
+        self._reducer_is_given = not isinstance(mode, str)
         self._reduce: Reducer = mean(reducer) if average else reducer
         self.grads: list[list[tuple[Any, tf.Variable]]] | None = None
 
@@ -90,14 +98,14 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
 
     def build(
         self,
-        grad_list: Sequence[Sequence[tuple[Any, tf.Variable]]],
+        grad_list: GradList,
         get_opt_fn: Callable[[], Any],
     ) -> tuple[tf.Operation, tf.Operation | None]:
         """Builds reduction and updates from the towers' gradients.
 
         Args:
           grad_list: [K][N] (gradient, variable) pairs.
-          get_opt_fn: returns a new optimizer; called once a tower. Variables
+          get_opt_fn: returns a new optimizer; called once per tower. Variables
             that it makes with ``get_variable`` are shared between the calls.
 
         Returns:
@@ -110,20 +118,23 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
           ValueError: towers that bring different gradients, or None; a variable
             that several towers share; a function that returns the same optimizer
             twice.
-          TypeError: no optimizer, or a Keras 3 one.
+          TypeError: something that is not an optimizer, or a Keras 3 one.
           RuntimeError: in eager mode or a ``tf.function``.
         """
         caller = "SyncMultiGPUReplicatedBuilder.build"
         check_session_graph(caller)
         check_tower_count(grad_list, len(self.towers), caller=caller)
-        check_replicated_grad_list(grad_list, caller=caller)
+        with naming(caller):
+            check_replicated_grad_list(grad_list)
         check_function(caller, get_opt_fn=get_opt_fn)
         all_grads, all_vars = split_grad_list(ensure_gradient_shapes(grad_list))
-        with naming(caller):
-            reduced = self._reduce(all_grads)
-        self.grads = merge_grad_list(reduced, all_vars)
+        with prefixed(caller):
+            self.grads = merge_grad_list(self._reduce(all_grads), all_vars)
+        if self._reducer_is_given:
+            with naming(f"{caller}: from the reducer"):
+                check_replicated_grad_list(self.grads)
         optimizers = one_optimizer_per_tower(self._towers, get_opt_fn, caller=caller)
-        train_op = apply_gradients(self._towers, reduced, all_vars, optimizers)
+        train_op = apply_to_replicas(self._towers, self.grads, optimizers)
         post_init_op = build_sync_op(all_vars) if len(self.towers) > 1 else None
         return train_op, post_init_op
 
@@ -132,8 +143,8 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
         """Builds the op that copies tower 0's variables to the replicas.
 
         Variables are matched by which tower made them. Those that cannot be copied are
-        named in the log. In an imported graph, which does not tell who made them, local
-        variables are matched by name and said so in the log.
+        named in the log. An imported graph has no record of that: there local variables
+        are matched by name, and the log says so.
 
         Raises:
           ValueError: a trainable variable that cannot be copied.

@@ -1,20 +1,130 @@
 """Copying every variable of tower 0 to the replicas, optimizer state included.
 
 Run it once after the initialisers and after a checkpoint is restored: then all
-replicas hold the same, and equal updates keep them equal.
+replicas hold the same values, and equal updates keep them equal.
+
+A graph records which tower made a variable. A graph that was imported has no such
+record; there local variables go by their names, and no others, since the model itself
+may have a scope called ``tower1``, and its variables are global.
 """
 
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from tw_builders._optimizers import as_tf_variable
-from tw_builders._sync_plan import VariableFacts, originals_by_name, plan_sync
-from tw_core import variable_origin
+from tw_core.variables import tf_variable, variable_origin
 
 _log = logging.getLogger("tw_builders")
+_COPY_PART = re.compile(r"tower[1-9]\d*")
+_TOWER_PART = re.compile(r"tower\d+")
+
+
+@dataclass(frozen=True)
+class VariableFacts:
+    """The properties of a variable that decide whether and from where it is copied.
+
+    Attributes:
+      name: without ``":0"``.
+      shape: as text, such as ``"(3, 4)"``.
+      dtype: name of the dtype.
+      original: name of the variable that it is a copy of; None if it is not a copy.
+    """
+
+    name: str
+    shape: str
+    dtype: str
+    original: str | None = None
+
+
+@dataclass(frozen=True)
+class SyncPlan:
+    """Positions in the list of variables that the plan was made from.
+
+    Attributes:
+      copies: (from, to) pairs.
+      unmatched: copies without an original of that name, shape and dtype.
+    """
+
+    copies: tuple[tuple[int, int], ...]
+    unmatched: tuple[int, ...]
+
+
+def plan_sync(variables: Sequence[VariableFacts]) -> SyncPlan:
+    """Finds the original of every copy.
+
+    >>> w, b = VariableFacts("w", "()", "int64"), VariableFacts("b", "()", "int64")
+    >>> plan_sync([w, b, VariableFacts("tower1/w", "()", "int64", original="w")])
+    SyncPlan(copies=((0, 2),), unmatched=())
+    """
+    originals = {v.name: i for i, v in enumerate(variables) if v.original is None}
+    copies, unmatched = [], []
+    for i, facts in enumerate(variables):
+        if facts.original is None:
+            continue
+        source = originals.get(facts.original)
+        if source is not None and _alike(variables[source], facts):
+            copies.append((source, i))
+        else:
+            unmatched.append(i)
+    return SyncPlan(tuple(copies), tuple(unmatched))
+
+
+def originals_by_name(
+    global_names: Sequence[str], local_names: Sequence[str]
+) -> Mapping[str, str]:
+    """Guesses originals where the graph has no record of which tower made what.
+
+    A copy is local and has a ``tower<k>`` part, k >= 1, in its name. Its original is
+    global and has the same name without that part, or is the only one that has the
+    same name without any ``tower<k>``. Where no local variable is a copy, global ones
+    of such names are copies without an original.
+
+    Args:
+      global_names: names of the global variables, without ``":0"``.
+      local_names: names of the local ones.
+
+    Returns:
+      Copy -> original; its own name where there is none.
+
+    >>> originals_by_name(["w", "tower1/w"], ["tower1/w_1", "tower1/tower1/w"])
+    {'tower1/w_1': 'tower1/w_1', 'tower1/tower1/w': 'tower1/w'}
+    """
+    copies = [name for name in local_names if _copy_part(name) is not None]
+    if not copies:
+        return {name: name for name in global_names if _copy_part(name) is not None}
+    alike: dict[str, list[str]] = {}
+    for name in global_names:
+        alike.setdefault(_without_towers(name), []).append(name)
+    return {name: _likely_original(name, set(global_names), alike) for name in copies}
+
+
+def _likely_original(
+    name: str, known: set[str], alike: Mapping[str, Sequence[str]]
+) -> str:
+    parts = name.split("/")
+    exact = "/".join(part for i, part in enumerate(parts) if i != _copy_part(name))
+    others = alike.get(_without_towers(name), ())
+    if exact in known:
+        return exact
+    return others[0] if len(others) == 1 else name
+
+
+def _copy_part(name: str) -> int | None:
+    parts = name.split("/")
+    found = (i for i, part in enumerate(parts) if _COPY_PART.fullmatch(part))
+    return next(found, None)
+
+
+def _without_towers(name: str) -> str:
+    return "/".join(p for p in name.split("/") if not _TOWER_PART.fullmatch(p))
+
+
+def _alike(one: VariableFacts, other: VariableFacts) -> bool:
+    return (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
 def build_sync_op(replicas: Sequence[Sequence[Any]] = ()) -> tf.Operation:
@@ -47,7 +157,7 @@ def build_sync_op(replicas: Sequence[Sequence[Any]] = ()) -> tf.Operation:
 
 
 class SyncVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Runs the sync op whenever a session was made or recovered.
+    """Runs the sync op whenever a session is created or recovered.
 
     For ``tf.compat.v1.train.MonitoredTrainingSession``, which initialises or
     restores variables first.
@@ -73,7 +183,7 @@ class SyncVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc
         """Copies tower 0's variables to the replicas.
 
         Raises:
-          TypeError: ``session`` is no session.
+          TypeError: ``session`` is not a session.
         """
         if not callable(getattr(session, "run", None)):
             raise TypeError(
@@ -103,8 +213,8 @@ def _guessed_originals() -> dict[int, str]:
     originals = originals_by_name(list(known), list(local))
     if originals:
         _log.warning(
-            "sync_variables: this graph does not tell which tower made a variable, as "
-            "one that was imported does not; replicas go by their names: %s.",
+            "sync_variables: this graph has no record of which tower made a variable "
+            "(an imported one has none); replicas are matched by name: %s.",
             dict(originals),
         )
     named = known | local
@@ -112,7 +222,7 @@ def _guessed_originals() -> dict[int, str]:
 
 
 def _originals_among(replicas: Sequence[Sequence[Any]]) -> dict[int, str]:
-    plain = [[as_tf_variable(v) for v in variables] for variables in replicas]
+    plain = [[tf_variable(v) for v in variables] for variables in replicas]
     return {
         id(copy): _plain_name(original)
         for copies in plain[1:]

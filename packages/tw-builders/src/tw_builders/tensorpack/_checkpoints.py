@@ -63,8 +63,8 @@ def _read_specs(checkpoint: str) -> dict[str, tf.TensorSpec]:
         reader = tf.train.load_checkpoint(checkpoint)
     except (ValueError, tf.errors.OpError) as error:
         raise ValueError(
-            f"assignment_map: {checkpoint!r} is no checkpoint, nor a folder with one; "
-            "pass e.g. 'train_log/model-1000', without '.index'."
+            f"assignment_map: {checkpoint!r} is neither a checkpoint nor a folder with "
+            "one; pass e.g. 'train_log/model-1000', without '.index'."
         ) from error
     dtypes = reader.get_variable_to_dtype_map()
     shapes = reader.get_variable_to_shape_map()

@@ -1,36 +1,31 @@
 """tensorpack's names, for programs that come from tensorpack 0.11.
 
-All that these packages carry on of ``tensorpack.graph_builder`` and
-``tensorpack.tfutils.tower`` can be imported from here, under the names that it has
-there: most are those of ``tw_core``, ``tw_reduce`` and ``tw_builders`` themselves.
-Asked for a builder that was not carried on, this module says what to use instead.
+Everything that these packages carry on of ``tensorpack.graph_builder`` and
+``tensorpack.tfutils.tower`` can be imported from here under its name there; most are
+``tw_core``'s, ``tw_reduce``'s and ``tw_builders``'s own. For a builder that was not
+carried on, the error says what to use instead.
 """
 
-from tw_builders._async import AsyncMultiGPUBuilder
-from tw_builders._caching_device import OverrideCachingDevice
-from tw_builders._data_parallel import DataParallelBuilder
-from tw_builders._parameter_server import SyncMultiGPUParameterServerBuilder
-from tw_builders._replicated import SyncMultiGPUReplicatedBuilder
-from tw_builders._tensorpack_checkpoints import assignment_map
-from tw_builders._tensorpack_towers import (
+from tw_builders._asynchronous import AsyncMultiGPUBuilder
+from tw_builders._base import DataParallelBuilder
+from tw_builders._contexts import (
     MOVING_SUMMARY_OPS_KEY,
     PredictTowerContext,
     TowerContext,
     TrainTowerContext,
 )
-from tw_core import (
-    BaseTowerContext,
-    LeastLoadedDeviceSetter,
-    TowerFunc,
-    get_current_tower_context,
-    merge_grad_list,
-    override_to_local_variable,
-    split_grad_list,
-)
-from tw_core import TowerFunc as TowerFuncWrapper
-from tw_core import TowerHandle as TowerTensorHandle
-from tw_core import TowerHandles as TowerTensorHandles
-from tw_reduce import (
+from tw_builders._parameter_server import SyncMultiGPUParameterServerBuilder
+from tw_builders._replicated import SyncMultiGPUReplicatedBuilder
+from tw_builders.tensorpack._caching_device import OverrideCachingDevice
+from tw_builders.tensorpack._checkpoints import assignment_map
+from tw_core.contexts import BaseTowerContext, TowerFunc, get_current_tower_context
+from tw_core.contexts import TowerFunc as TowerFuncWrapper
+from tw_core.contexts import TowerHandle as TowerTensorHandle
+from tw_core.contexts import TowerHandles as TowerTensorHandles
+from tw_core.devices import LeastLoadedDeviceSetter
+from tw_core.gradients import merge_grad_list, split_grad_list
+from tw_core.variables import override_to_local_variable
+from tw_reduce.tensorpack import (
     GradientPacker,
     aggregate_grads_colocate,
     allreduce_grads,

@@ -1,4 +1,4 @@
-"""Reading each large variable once a step, on the least loaded of several devices.
+"""Reading each large variable once per step, on the least loaded of several devices.
 
 Source of the idea: tf_cnn_benchmarks' ``OverrideCachingDevice``, which tensorpack
 0.11 carried on (``tensorpack/graph_builder/utils.py``).
@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core import canonical_device
 from tw_core.checks import check_function, check_list, check_whole_number
+from tw_core.devices import canonical_device
 
 
 class OverrideCachingDevice:
@@ -100,7 +100,7 @@ def _check_devices(devices: Sequence[Any]) -> None:
     unreadable = [device for device in devices if not _is_device(device)]
     if unreadable:
         raise ValueError(
-            f"OverrideCachingDevice: {unreadable} are no TensorFlow device strings; "
+            f"OverrideCachingDevice: {unreadable} are not TensorFlow device strings; "
             "write e.g. '/gpu:0' or '/cpu:0'."
         )
 

@@ -5,19 +5,25 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tw_builders._apply import apply_pairs
-from tw_builders._data_parallel import (
+from tw_builders._apply import Pairs, one_optimizer_per_tower
+from tw_builders._base import (
     DataParallelBuilder,
     check_session_graph,
     check_tower_count,
 )
-from tw_builders._optimizers import check_optimizer, one_optimizer_per_tower
 from tw_builders._parameter_server import shared_variable_devices
-from tw_core import check_shared_grad_list, ensure_gradient_shapes
-from tw_core.checks import check_flag, check_function
+from tw_core import Tower
+from tw_core.checks import check_flag, check_function, naming
+from tw_core.gradients import (
+    GradList,
+    check_shared_grad_list,
+    ensure_gradient_shapes,
+    scale,
+    values_of,
+)
+from tw_core.optimizers import apply_pairs, check_optimizer
 
 _T = TypeVar("_T")
-_Pairs = Sequence[tuple[Any, tf.Variable]]
 
 _TOWERS_FOR_CPU = 4
 
@@ -27,17 +33,18 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
 
     ``build`` gives the one training op of the older system, in which the towers
     compute together and apply one after the other. ``build_tower_ops`` gives
-    an op a tower, for towers that do not wait for each other: run each in a
-    thread of its own, with ``AsyncRunner``.
+    one op per tower, for towers that do not wait for each other: run each in its
+    own thread, with ``AsyncRunner``.
     """
 
     def __init__(
-        self, towers: Sequence[int | str], scale_gradient: bool = True
+        self, towers: Sequence[int | str | Tower], scale_gradient: bool = True
     ) -> None:
         """Chooses the towers.
 
         Args:
-          towers: ints (GPU numbers) and device strings.
+          towers: ints (GPU numbers) and device strings, or what ``tw_core.towers``
+            gives.
           scale_gradient: whether gradients are multiplied by 1/K, so that the
             learning rate means what it does in synchronous training.
         """
@@ -64,14 +71,12 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
         devices = shared_variable_devices(self.devices, ps_device)
         return DataParallelBuilder.build_on_towers(self.towers, tower_fn, devices)
 
-    def build(
-        self, grad_list: Sequence[_Pairs], get_opt_fn: Callable[[], Any]
-    ) -> tf.Operation:
+    def build(self, grad_list: GradList, get_opt_fn: Callable[[], Any]) -> tf.Operation:
         """Builds one op in which every tower applies its own gradients once.
 
         The applies follow each other: parallel ones lose updates of state that
         an optimizer shares between variables, such as Adam's ``beta1_power``,
-        which advances K times a step here.
+        which advances K times per step here.
 
         Args:
           grad_list: [K][N] (gradient, variable) pairs.
@@ -82,13 +87,13 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
 
         Raises:
           ValueError: towers that bring different gradients or variables, or None.
-          TypeError: no optimizer, or a Keras 3 one.
+          TypeError: something that is not an optimizer, or a Keras 3 one.
           RuntimeError: in eager mode or a ``tf.function``.
         """
         scaled = self._prepare(grad_list, caller="AsyncMultiGPUBuilder.build")
         check_function("AsyncMultiGPUBuilder.build", get_opt_fn=get_opt_fn)
         optimizer = get_opt_fn()
-        check_optimizer(optimizer, caller="AsyncMultiGPUBuilder.build")
+        check_optimizer("AsyncMultiGPUBuilder.build", optimizer)
         previous: list[tf.Operation] = []
         for k, pairs in enumerate(scaled):
             with tf.control_dependencies(previous):
@@ -97,19 +102,19 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
 
     def build_tower_ops(
         self,
-        grad_list: Sequence[_Pairs],
+        grad_list: GradList,
         get_opt_fn: Callable[[], Any],
         *,
         share_optimizer: bool = False,
     ) -> list[tf.Operation]:
-        """Builds one op a tower, each to be run by a thread of its own.
+        """Builds one op per tower, each to be run by its own thread.
 
         Args:
           grad_list: [K][N] (gradient, variable) pairs.
-          get_opt_fn: returns a new optimizer; called once a tower, or once.
-          share_optimizer: False: an optimizer and its slots a tower, and nothing
-            waits. True: one optimizer, whose applies wait for each other
-            (computing gradients never does).
+          get_opt_fn: returns a new optimizer; called once per tower, or once.
+          share_optimizer: False: every tower has an optimizer and its slots, and
+            nothing waits. True: one optimizer, whose applies exclude each other
+            (computing gradients never waits).
 
         Returns:
           K ops.
@@ -117,7 +122,7 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
         Raises:
           ValueError: towers that bring different gradients or variables, or None;
             without ``share_optimizer`` a function that returns the same object twice.
-          TypeError: no optimizer, or a Keras 3 one.
+          TypeError: something that is not an optimizer, or a Keras 3 one.
           RuntimeError: in eager mode or a ``tf.function``.
         """
         caller = "AsyncMultiGPUBuilder.build_tower_ops"
@@ -135,45 +140,35 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
                 )
             ]
         optimizer = get_opt_fn()
-        check_optimizer(optimizer, caller=caller)
+        check_optimizer(caller, optimizer)
         section = tf.CriticalSection(name="shared_optimizer")
         return [
             _apply_in_section(section, optimizer, pairs, name=f"apply_grad_{k}")
             for k, pairs in enumerate(scaled)
         ]
 
-    def _prepare(self, grad_list: Sequence[_Pairs], *, caller: str) -> list[_Pairs]:
+    def _prepare(self, grad_list: GradList, *, caller: str) -> list[Pairs]:
         check_session_graph(caller)
         check_tower_count(grad_list, len(self.towers), caller=caller)
-        check_shared_grad_list(grad_list, caller=caller)
+        with naming(caller):
+            check_shared_grad_list(grad_list)
         ensured = ensure_gradient_shapes(grad_list)
         if not self._scale_gradient or len(grad_list) == 1:
             return list(ensured)
         factor = 1.0 / len(grad_list)
         return [
-            [(_scaled(grad, factor), variable) for grad, variable in pairs]
+            [(scale(grad, factor), variable) for grad, variable in pairs]
             for pairs in ensured
         ]
 
 
 def _apply_in_section(
-    section: tf.CriticalSection, optimizer: Any, pairs: _Pairs, *, name: str
+    section: tf.CriticalSection, optimizer: Any, pairs: Pairs, *, name: str
 ) -> tf.Operation:
     def apply() -> tf.Tensor:
         with tf.control_dependencies([apply_pairs(optimizer, pairs, name=name)]):
             return tf.constant(0)
 
-    # The section opens once its inputs are there: gradients are computed outside.
-    with tf.control_dependencies([_trigger(grad) for grad, _ in pairs]):
+    # The section is entered once its inputs are there: gradients are computed outside.
+    with tf.control_dependencies([values_of(grad) for grad, _ in pairs]):
         return section.execute(apply).op
-
-
-def _trigger(grad: Any) -> tf.Tensor:
-    return grad.values if isinstance(grad, tf.IndexedSlices) else grad
-
-
-def _scaled(grad: Any, factor: float) -> Any:
-    if isinstance(grad, tf.IndexedSlices):
-        values = grad.values * tf.cast(factor, grad.values.dtype)
-        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
-    return grad * tf.cast(factor, grad.dtype)

@@ -1,8 +1,8 @@
-"""A thread a tower, none of which waits for another.
+"""One thread per tower, none of which waits for another.
 
 One session call or ``tf.function`` that holds all towers is not asynchronous:
-it ends when the slowest tower does. Here every tower has a callable of its own,
-such as ``sess.make_callable(op)`` or a ``tf.function``.
+it ends when the slowest tower does. Here every tower has its own callable, such as
+``sess.make_callable(op)`` or a ``tf.function``.
 """
 
 import threading
@@ -42,7 +42,7 @@ class TowerError(RuntimeError):
 class AsyncRunner:
     """Runs one step function per tower over and over, each in its own thread.
 
-    When a tower raises, the others stop after their present step.
+    When a tower raises, the others stop after their current step.
 
     Attributes:
       steps_done: finished steps of each tower, so far.
@@ -51,22 +51,24 @@ class AsyncRunner:
     def __init__(
         self, steps: Sequence[Callable[[], Any]], *, max_steps: int | None = None
     ) -> None:
-        """Takes the towers' work; nothing runs before ``start``.
+        """Keeps the towers' steps; nothing runs before ``start``.
 
         Args:
           steps: K callables without arguments, tower 0's first. StopIteration
-            and ``tf.errors.OutOfRangeError`` end a tower in order: its data are
+            and ``tf.errors.OutOfRangeError`` end a tower normally: its data are
             used up.
           max_steps: steps of each tower; None runs until ``stop``.
 
         Raises:
           ValueError: no callable, or ``max_steps`` below 0.
-          TypeError: an item that cannot be called, ``steps`` is no list, or
-            ``max_steps`` no whole number.
+          TypeError: an item that cannot be called, ``steps`` that are not a list, or
+            ``max_steps`` that is not a whole number.
         """
         check_list("AsyncRunner", steps=steps, of="callables", empty=True)
         if not steps:
-            raise ValueError("AsyncRunner: steps is empty; pass one callable a tower.")
+            raise ValueError(
+                "AsyncRunner: steps is empty; pass one callable per tower."
+            )
         if not all(callable(step) for step in steps):
             raise TypeError(f"AsyncRunner: steps must be callables; got {list(steps)}.")
         if max_steps is not None:
@@ -80,7 +82,7 @@ class AsyncRunner:
         self.steps_done = [0] * len(steps)
         self._errors: dict[str, BaseException] = {}
         self._stopping = threading.Event()
-        # A thread whose join was interrupted says that it has ended (bpo-46726).
+        # A thread whose join was interrupted reports that it has ended (bpo-46726).
         self._ended: dict[str, threading.Event] = {}
 
     def start(self) -> "AsyncRunner":
@@ -108,17 +110,17 @@ class AsyncRunner:
         self._ended[name] = ended
 
     def stop(self) -> None:
-        """Asks every tower to end after its present step; does not wait."""
+        """Asks every tower to end after its current step; does not wait."""
         self._stopping.set()
 
-    def join(self, timeout_s: float = 60.0) -> list[int]:
+    def join(self, timeout_s: float | None = 60.0) -> list[int]:
         """Waits until every tower has ended.
 
-        Ctrl-C stops the towers, waits at most 5 seconds for their present steps, and is
-        raised then.
+        Ctrl-C stops the towers, waits at most 5 seconds for their current steps, and is
+        then raised.
 
         Args:
-          timeout_s: seconds to wait, for all towers together.
+          timeout_s: seconds to wait, for all towers together; None for no bound.
 
         Returns:
           Finished steps of each tower.
@@ -129,17 +131,19 @@ class AsyncRunner:
             thread cannot be ended from outside: call ``stop`` and ``join``
             again, or end what it waits for.
           RuntimeError: it was not started.
-          TypeError: ``timeout_s`` is no number.
+          TypeError: ``timeout_s`` is not a number.
           ValueError: it is below 0, infinite or NaN.
         """
-        check_number("AsyncRunner.join", timeout_s=timeout_s, at_least=0)
+        if timeout_s is not None:
+            check_number("AsyncRunner.join", timeout_s=timeout_s, at_least=0)
         if not self._ended:
             raise RuntimeError("AsyncRunner.join: was not started; call start() first.")
         try:
             self._wait(timeout_s)
         except BaseException:  # Ctrl-C: nobody will be there to stop them
             self.stop()
-            self._wait(min(timeout_s, _SECONDS_AFTER_CTRL_C))
+            bound = _SECONDS_AFTER_CTRL_C
+            self._wait(bound if timeout_s is None else min(timeout_s, bound))
             raise
         running = [name for name, ended in self._ended.items() if not ended.is_set()]
         if running:
@@ -173,7 +177,11 @@ class AsyncRunner:
         else:
             self._wait(60.0)
 
-    def _wait(self, timeout_s: float) -> None:
+    def _wait(self, timeout_s: float | None) -> None:
+        if timeout_s is None:
+            for ended in self._ended.values():
+                ended.wait()
+            return
         deadline = time.monotonic() + timeout_s
         for ended in self._ended.values():
             ended.wait(max(0.0, deadline - time.monotonic()))
@@ -209,7 +217,7 @@ def locked_step(
       lock: the same for all towers.
 
     Raises:
-      TypeError: what is no function or no lock.
+      TypeError: something that is not a function or a lock.
     """
     check_function("locked_step", compute=compute)
     check_function("locked_step", apply=apply)

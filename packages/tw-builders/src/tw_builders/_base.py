@@ -12,18 +12,13 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tw_builders._callers import naming
-from tw_builders._tensorpack_towers import TrainTowerContext
-from tw_core import (
-    Tower,
-    builds_session_graph,
-    canonical_device,
-    check_known_devices,
-    override_to_local_variable,
-    tower_build,
-)
+from tw_builders._contexts import TrainTowerContext
+from tw_core import Tower
 from tw_core import towers as make_towers
-from tw_core.checks import check_flag, check_function, check_list
+from tw_core.checks import check_flag, check_function, check_list, naming
+from tw_core.devices import canonical_device, check_known_devices
+from tw_core.modes import builds_session_graph
+from tw_core.variables import override_to_local_variable, tower_build
 
 _T = TypeVar("_T")
 _log = logging.getLogger("tw_builders")
@@ -32,21 +27,22 @@ Device = str | Callable[[tf.Operation], str | None]
 
 
 class DataParallelBuilder:
-    """What every builder has: a list of towers, and building on all of them.
+    """A list of towers, and building on all of them.
 
     Attributes:
       towers: the ints (GPU numbers) and device strings given.
     """
 
-    def __init__(self, towers: Sequence[int | str]) -> None:
-        """Takes one device a tower.
+    def __init__(self, towers: Sequence[int | str | Tower]) -> None:
+        """Makes one tower per device.
 
         Args:
-          towers: ints (k is ``"/gpu:k"``) and device strings, at least one.
+          towers: ints (k is ``"/gpu:k"``) and device strings, at least one; or what
+            ``tw_core.towers`` gives.
 
         Raises:
           ValueError: no tower, or a string TensorFlow cannot read.
-          TypeError: something that is neither int nor string.
+          TypeError: something of another type.
         """
         with naming(type(self).__name__):
             self._towers = make_towers(towers)
@@ -54,12 +50,12 @@ class DataParallelBuilder:
 
     @property
     def devices(self) -> list[str]:
-        """One device string a tower."""
+        """The towers' device strings."""
         return [tower.device for tower in self._towers]
 
     @staticmethod
     def call_for_each_tower(
-        towers: Sequence[int | str],
+        towers: Sequence[int | str | Tower],
         func: Callable[[], _T],
         devices: Sequence[Device] | None = None,
         use_vs: Sequence[bool] | None = None,
@@ -68,12 +64,12 @@ class DataParallelBuilder:
 
         A graph may be built on several times. The ops of a further build are in the
         name scopes ``tower0_1``, ``tower1_1``, …; the variable scopes are the same. A
-        build that fails leaves the graph's collections as they were.
+        failed build leaves the graph's collections as they were.
 
         Args:
-          towers: K ints and device strings.
-          func: builds one tower; ``tw_core.get_current_tower_context()`` tells
-            it which.
+          towers: K ints and device strings, or K towers.
+          func: builds one tower; ``tw_core.get_current_tower_context()`` says
+            which one.
           devices: K device strings or device functions; the towers' own
             devices by default.
           use_vs: K flags; a tower with True makes its own variables below
@@ -86,21 +82,20 @@ class DataParallelBuilder:
         Raises:
           ValueError: no tower, ``devices`` or ``use_vs`` of another length, or
             a device that the default session does not have.
-          TypeError: ``func`` is no function, ``devices`` holds something else than
-            strings and functions, or ``use_vs`` than bools.
+          TypeError: ``func`` is not a function, ``devices`` holds anything but
+            strings and functions, or ``use_vs`` anything but bools.
           RuntimeError: in eager mode or a ``tf.function``.
         """
-        with naming("DataParallelBuilder.call_for_each_tower"):
+        caller = "DataParallelBuilder.call_for_each_tower"
+        with naming(caller):
             built = make_towers(towers)
-        check_function("DataParallelBuilder.call_for_each_tower", func=func)
+        check_function(caller, func=func)
         _check_lengths(len(built), devices=devices, use_vs=use_vs)
         _check_devices(devices or ())
         for flag in use_vs or ():
-            check_flag("DataParallelBuilder.call_for_each_tower", use_vs=flag)
-        check_session_graph("DataParallelBuilder.call_for_each_tower")
-        check_known_devices(
-            [tower.device for tower in built], caller="call_for_each_tower"
-        )
+            check_flag(caller, use_vs=flag)
+        check_session_graph(caller)
+        check_known_devices([tower.device for tower in built], caller=caller)
         results = []
         names = _free_names(len(built))
         with tower_build(undo_on_error=True):
@@ -118,7 +113,7 @@ class DataParallelBuilder:
 
     @staticmethod
     def build_on_towers(
-        towers: Sequence[int | str],
+        towers: Sequence[int | str | Tower],
         func: Callable[[], _T],
         devices: Sequence[Device] | None = None,
         use_vs: Sequence[bool] | None = None,
@@ -128,10 +123,10 @@ class DataParallelBuilder:
 
 
 def check_session_graph(caller: str) -> None:
-    """Refuses eager mode and ``tf.function``, which builders do not serve."""
+    """Refuses eager mode and ``tf.function``, which builders do not support."""
     if not builds_session_graph():
         raise RuntimeError(
-            f"{caller}: builds a session graph; got eager mode or a tf.function. Use "
+            f"{caller}: builds a session graph; got eager mode or a tf.function. Call "
             "it under tf.Graph().as_default(), or compose tw_core.map_towers, a "
             "reducer and tw_builders.apply_gradients in the tf.function."
         )
@@ -142,7 +137,7 @@ def check_tower_count(grad_list: Sequence[Any], total: int, *, caller: str) -> N
     check_list(caller, grad_list=grad_list, of="lists of pairs", empty=True)
     if len(grad_list) != total:
         raise ValueError(
-            f"{caller}: grad_list must hold one list a tower; got {len(grad_list)} "
+            f"{caller}: grad_list must hold one list per tower; got {len(grad_list)} "
             f"lists for {total} towers."
         )
 
@@ -159,17 +154,17 @@ def _tower_context(
 
 
 def _free_names(total: int) -> list[str]:
-    """Names the towers' ops, with one number for all where a graph has towers already.
+    """Names the towers' name scopes, numbered alike where the graph has towers already.
 
-    Variables are named without it: a checkpoint does not depend on what was built
-    before.
+    Variables are named without the number: a checkpoint does not depend on what was
+    built before.
     """
     graph = tf.compat.v1.get_default_graph()
     numbered = (
         [f"tower{k}_{number}" if number else f"tower{k}" for k in range(total)]
         for number in itertools.count()
     )
-    with graph.name_scope(None):  # whatever scope is open
+    with graph.name_scope(None):  # the graph's root, whatever scope is open
         return next(
             names
             for names in numbered
@@ -194,7 +189,7 @@ def _check_lengths(total: int, **per_tower: Sequence[Any] | None) -> None:
     for name, items in per_tower.items():
         if items is not None:
             one = {name: items}
-            check_list("call_for_each_tower", of="one a tower", empty=True, **one)
+            check_list("call_for_each_tower", of="items", empty=True, **one)
     wrong = {
         name: len(items)
         for name, items in per_tower.items()
@@ -202,5 +197,5 @@ def _check_lengths(total: int, **per_tower: Sequence[Any] | None) -> None:
     }
     if wrong:
         raise ValueError(
-            f"call_for_each_tower: must have one item a tower, {total}; got {wrong}."
+            f"call_for_each_tower: wanted one item per tower, {total}; got {wrong}."
         )

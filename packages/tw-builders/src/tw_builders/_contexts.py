@@ -9,16 +9,16 @@ from typing import Self
 
 import tensorflow as tf
 
-import tw_core
-from tw_core import freeze_collections
+import tw_core.contexts
 
 MOVING_SUMMARY_OPS_KEY = "MOVING_SUMMARY_OPS"
 
 
-class TrainTowerContext(tw_core.TrainTowerContext):
-    """``tw_core.TrainTowerContext``, and ``MOVING_SUMMARY_OPS`` is the main tower's.
+class TrainTowerContext(tw_core.contexts.TrainTowerContext):
+    """A training tower; only the main one adds to ``MOVING_SUMMARY_OPS``.
 
-    Entering it freezes that collection in the graph, for all towers to come.
+    As ``tw_core.contexts.TrainTowerContext`` otherwise. Entering it freezes that
+    collection in the graph, for all later towers.
     """
 
     def __init__(
@@ -27,35 +27,36 @@ class TrainTowerContext(tw_core.TrainTowerContext):
         super().__init__(ns_name, vs_name=vs_name, index=index, total=total)
 
     def __enter__(self) -> Self:
-        """Enters the tower; raises as ``tw_core.TrainTowerContext`` does."""
+        """Enters the tower; raises as its base class does."""
         _freeze_moving_summaries()
         return super().__enter__()
 
 
-class PredictTowerContext(tw_core.PredictTowerContext):
-    """``tw_core.PredictTowerContext``, which leaves no ``MOVING_SUMMARY_OPS`` either.
+class PredictTowerContext(tw_core.contexts.PredictTowerContext):
+    """An inference tower, which adds nothing to ``MOVING_SUMMARY_OPS`` either.
 
-    Entering it freezes that collection in the graph, for all towers to come.
+    As ``tw_core.contexts.PredictTowerContext`` otherwise. Entering it freezes that
+    collection in the graph, for all later towers.
     """
 
     def __init__(self, ns_name: str, vs_name: str = "") -> None:
         super().__init__(ns_name, vs_name=vs_name)
 
     def __enter__(self) -> Self:
-        """Enters the tower; raises as ``tw_core.PredictTowerContext`` does."""
+        """Enters the tower; raises as its base class does."""
         _freeze_moving_summaries()
         return super().__enter__()
 
 
 def TowerContext(
     tower_name: str, is_training: bool, vs_name: str = ""
-) -> tw_core.BaseTowerContext:
+) -> tw_core.contexts.BaseTowerContext:
     """Makes the only training tower, or an inference tower.
 
     Args:
       tower_name: name scope; may be empty.
       is_training: which of the two.
-      vs_name: as in ``tw_core.TrainTowerContext`` and ``PredictTowerContext``.
+      vs_name: as in ``tw_core.contexts.TrainTowerContext`` and ``PredictTowerContext``.
     """
     kind = TrainTowerContext if is_training else PredictTowerContext
     return kind(tower_name, vs_name=vs_name)
@@ -63,4 +64,4 @@ def TowerContext(
 
 def _freeze_moving_summaries() -> None:
     if not tf.executing_eagerly():  # where no tower can be entered, as that one says
-        freeze_collections(MOVING_SUMMARY_OPS_KEY)
+        tw_core.contexts.freeze_collections(MOVING_SUMMARY_OPS_KEY)
