@@ -27,7 +27,7 @@ from syncrep_works import (
     checked_value,
 )
 
-from tw_syncrep.cluster._ports import find_free_ports
+from tw_syncrep.cluster._network_exposure import find_free_ports
 
 BLOCK_S = 0.25
 

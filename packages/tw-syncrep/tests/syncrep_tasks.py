@@ -8,7 +8,7 @@ from typing import Any
 
 import syncrep_programs
 
-from tw_syncrep.cluster._ports import find_free_ports
+from tw_syncrep.cluster._network_exposure import find_free_ports
 
 DEADLINE_S = 60
 
@@ -84,7 +84,7 @@ class Tasks:
         self.workers = [self.start("worker", i, "train", spec) for i in range(count)]
         for worker in self.workers:
             worker.expect("built")
-        # The chief first: who joins before it has begun an epoch joins again later.
+        # The chief first: a worker that joins before the incarnation joins again.
         for worker in self.workers:
             worker.pipe.send(("go", None))
             worker.expect("created")

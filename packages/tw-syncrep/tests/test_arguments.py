@@ -7,8 +7,11 @@ import pytest
 import tensorflow as tf
 
 from tw_syncrep import SyncReplicasOptimizer, cluster
-from tw_syncrep._protocol.run_table import ReplicaField, replica_keys
-from tw_syncrep.cluster._device_filters import with_device_filters
+from tw_syncrep._protocol.run_table import (
+    ReplicaField,
+    make_run_table,
+    replica_keys,
+)
 
 v1 = tf.compat.v1
 
@@ -43,7 +46,7 @@ def step():
         ({"sparse_mean": "rows"}, "sparse_mean must be one of replicas, per_row"),
         ({"when_replica_leaves": "x"}, "must be one of continue, end; got 'x'"),
         ({"wait_timeout_s": 0}, "seconds above 0, or None .* wait_timeout_s=0"),
-        ({"fuse_below": -1}, "fuse_below must be at least 0; got -1"),
+        ({"fuse_below_bytes": -1}, "fuse_below_bytes must be at least 0; got -1"),
     ],
 )
 def test_wrong_settings_are_refused(settings, message):
@@ -89,13 +92,15 @@ def test_gradients_of_an_unknown_kind_are_named():
 def test_variables_of_unknown_shape_are_named():
     v = v1.get_variable("u", initializer=tf.zeros([2]), validate_shape=False)
     v = tf.Variable(tf.zeros([2]), shape=[None], name="u2") if v.shape.rank else v
-    with pytest.raises(ValueError, match="fully known shapes; these have not: u2"):
+    with pytest.raises(ValueError, match="fully known shapes; got u2"):
         make().apply_gradients([(tf.ones([2]), v)], global_step=step())
 
 
 def test_reference_variables_are_named():
     v = v1.get_variable("ref", [2], use_resource=False)
-    with pytest.raises(TypeError, match=r"only resource variables work.*ref:0"):
+    with pytest.raises(
+        TypeError, match=r"only resource variables are supported; got ref:0"
+    ):
         make().apply_gradients([(tf.ones([2]), v)], global_step=step())
 
 
@@ -113,7 +118,7 @@ def test_the_hook_is_refused_before_the_graph():
 def test_counts_may_be_numpys():
     opt = make(np.int64(2), total_num_replicas=np.int32(3), replica_index=0)
     opt.apply_gradients([pair()], global_step=step())
-    assert opt.sync_graph.meeting.replicas == 3
+    assert opt.sync_graph.replicas == 3
 
 
 @pytest.mark.parametrize(
@@ -126,8 +131,8 @@ def test_initial_tokens_are_as_many_as_asked_for_or_needed(
     opt = make(aggregate, total_num_replicas=total, replica_index=0)
     opt.apply_gradients([pair()], global_step=step())
     give = opt.get_init_tokens_op(given)
-    board = opt.sync_graph.meeting.board
-    tokens = board.read(replica_keys(total, ReplicaField.INITIAL))
+    table = make_run_table("", shared_name="sync_replicas/board")
+    tokens = table.read(replica_keys(total, ReplicaField.INITIAL))
     with v1.Session() as session:
         session.run(give)
         np.testing.assert_array_equal(session.run(tokens), want)
@@ -154,12 +159,14 @@ def test_uninitialised_variables_are_named():
 
 def test_a_session_sees_the_servers_and_its_own_task_only():
     task = cluster.TaskConfig({"worker": ("a:1", "b:1"), "ps": ("c:1",)}, "worker", 1)
-    config = with_device_filters(v1.ConfigProto(log_device_placement=True), task)
+    config = cluster.with_device_filters(
+        v1.ConfigProto(log_device_placement=True), task
+    )
     assert list(config.device_filters) == ["/job:ps", "/job:worker/task:1"]
     assert config.log_device_placement
     own = v1.ConfigProto(device_filters=["/job:x"])
-    assert with_device_filters(own, task) is own
-    assert with_device_filters(None, None) is None
+    assert cluster.with_device_filters(own, task) is own
+    assert cluster.with_device_filters(None, None) is None
 
 
 def test_an_evaluator_has_no_server():

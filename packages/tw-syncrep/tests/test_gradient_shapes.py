@@ -85,7 +85,7 @@ def fails_in_its_step(pairs_of, message):
     """Has a replica that is alone in its run take a step, and hears what it says."""
 
     def build(task):
-        return make(task, lambda _: pairs_of(), aggregate=1, fuse_below=BELOW)
+        return make(task, lambda _: pairs_of(), aggregate=1, fuse_below_bytes=BELOW)
 
     model, session = start_by_hand(0, build, container=new_container())
     session.run(model.opt.chief_init_op)
@@ -172,7 +172,7 @@ def test_shapes_that_only_a_run_knows_give_what_known_ones_give(inner):
             return [*dense, (rows, variable("table", [4, 2]))]
 
         def build(task):
-            return make(task, pairs, inner=OPTIMIZERS[inner](), fuse_below=BELOW)
+            return make(task, pairs, inner=OPTIMIZERS[inner](), fuse_below_bytes=BELOW)
 
         def drive(replica, model, session):
             for _ in range(3):

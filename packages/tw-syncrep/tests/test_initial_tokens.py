@@ -15,7 +15,7 @@ from syncrep_given import make, vector
 from syncrep_tasks import eventually
 from syncrep_threads import run_replicas
 
-from tw_syncrep._protocol.wake_queues import Waiting
+from tw_syncrep._protocol.wake_queues import WakeQueues
 
 # Replicas 0 and 2 make the first step. All that is brought to it later is wasted:
 # replica 1's first gradient, and the second one of each, as their tokens say step 0.
@@ -59,21 +59,21 @@ def test_three_replicas_with_a_backup_have_tensorflows_steps(make_cluster):
 @pytest.fixture
 def slow_to_look(monkeypatch):
     """Has replica 2 look at the board when a round that it has part in is over."""
-    wait = Waiting.wait
+    wait = WakeQueues.wait
 
-    def wait_late(self, replica, place, *args, **settings):
+    def wait_late(self, replica, position, *args, **settings):
         if replica != 2:
-            return wait(self, replica, place, *args, **settings)
-        with tf.device(self.board.device):
+            return wait(self, replica, position, *args, **settings)
+        with tf.device(self.table.device):
             late = tf.numpy_function(
-                lambda x: (time.sleep(0.3), x)[1], [place], tf.int64
+                lambda x: (time.sleep(0.3), x)[1], [position], tf.int64
             )
             with tf.control_dependencies([late]):
                 return wait(
                     self, replica, tf.ensure_shape(late, [2]), *args, **settings
                 )
 
-    monkeypatch.setattr(Waiting, "wait", wait_late)
+    monkeypatch.setattr(WakeQueues, "wait", wait_late)
 
 
 @pytest.mark.usefixtures("slow_to_look")

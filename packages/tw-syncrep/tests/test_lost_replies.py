@@ -17,7 +17,10 @@ STEPS = 4
 def build(task):
     grad = tf.fill([3], 2.0 * task.replica_index + 1)
     model = make(task, lambda _: [(grad, vector())], wait_timeout_s=16)
-    queue = model.opt.sync_graph.meeting.waiting.queues[task.replica_index]
+    with tf.device(model.step.device):
+        queue = tf.queue.FIFOQueue(
+            -1, [tf.int64], [[3]], shared_name=f"sync_replicas/tokens_{task.index}"
+        )
     model.take, model.size = queue.dequeue(), queue.size()
     return model
 
@@ -75,4 +78,4 @@ def test_it_goes_on_before_the_others_give_it_up(victim, caplog, tmp_path):
         assert step == STEPS
         np.testing.assert_array_equal(value, [-2.0 * STEPS] * 3)
     (warning,) = [r for r in caplog.records if r.name == "tw_syncrep"]
-    assert f"replica {victim} has not heard of the end of round" in warning.message
+    assert f"replica {victim} was not told of the end of round" in warning.message

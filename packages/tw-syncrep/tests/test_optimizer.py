@@ -46,7 +46,7 @@ def test_gradients_of_many_sizes_servers_and_dtypes_arrive_where_they_belong():
         return pairs
 
     for below in (0, 16, 1 << 20):
-        _, values, _ = run(grads, fuse_below=below)
+        _, values, _ = run(grads, fuse_below_bytes=below)
         for n, value in enumerate(values):
             np.testing.assert_array_equal(value, -(np.arange(n + 1) + 10 * n + 1))
 

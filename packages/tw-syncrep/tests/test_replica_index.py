@@ -22,7 +22,7 @@ def built_replica(**settings):
     opt = SyncReplicasOptimizer(inner, 2, **settings)
     pairs = [(tf.ones([2]), v1.get_variable("v", [2]))]
     opt.apply_gradients(pairs, global_step=v1.train.get_or_create_global_step())
-    return opt.sync_graph.replica.index
+    return opt.sync_graph.replica
 
 
 def test_the_replica_is_what_the_caller_says():
@@ -30,7 +30,7 @@ def test_the_replica_is_what_the_caller_says():
         assert built_replica(replica_index=1) == 1
 
 
-def test_the_replica_is_the_task_of_the_device_in_force(monkeypatch):
+def test_the_replica_is_the_task_of_the_current_device(monkeypatch):
     with tf.device("/job:worker/task:1"):
         assert built_replica() == 1
 
@@ -51,7 +51,7 @@ def test_the_replica_is_tf_configs_task_at_last(monkeypatch):
 
 
 def test_an_unknown_replica_is_refused():
-    with pytest.raises(ValueError, match="cannot tell which replica this is"):
+    with pytest.raises(ValueError, match="cannot determine which replica this is"):
         built_replica()
 
 

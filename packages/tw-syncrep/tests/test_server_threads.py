@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tw_syncrep.cluster._server_threads import server_config, shares_processors
+from tw_syncrep.cluster._servers import server_config, shares_processors
 
 LOCAL = {"ps": ("localhost:1",), "worker": ("localhost:2", "localhost:3")}
 SPREAD = {"ps": ("a:1",), "worker": ("b:1", "b:2", "c:1")}

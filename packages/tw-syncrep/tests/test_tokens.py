@@ -8,7 +8,7 @@ import tensorflow as tf
 from syncrep_given import make, vector
 from syncrep_threads import new_container, start_by_hand
 
-from tw_syncrep._protocol.wake_queues import Token
+from tw_syncrep._protocol.wake_queues import WakeReason
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ class Waiting:
 
     def open(self):
         self.session.run(self.graph.ops.open)
-        self.place = self.session.run(self.graph.replica.place)
+        self.position = self.session.run(self.graph.position)
 
     def begin(self):
         self._thread = threading.Thread(target=self._wait, daemon=True)
@@ -46,27 +46,29 @@ class Waiting:
     def _wait(self):
         self.reply = self.session.run(self.graph.reply)
 
-    def wake(self, place):
+    def wake(self, position):
         ops = self.graph.ops
-        feed = {} if place is None else {ops.place: place}
+        feed = {} if position is None else {ops.position: position}
         self.session.run(ops.wake, feed)
 
 
-@pytest.mark.parametrize("later", [(1, 0), (0, 1)], ids=["round", "epoch"])
+@pytest.mark.parametrize("later", [(1, 0), (0, 1)], ids=["round", "incarnation"])
 def test_what_was_to_end_an_earlier_wait_does_not_end_a_later_one(waiting, later):
-    waiting.wake(waiting.place - np.array(later))
+    waiting.wake(waiting.position - np.array(later))
     waiting.begin()
     assert not waiting.has_ended(within_s=1)
-    waiting.wake(waiting.place)
+    waiting.wake(waiting.position)
     assert waiting.has_ended(within_s=20)
-    np.testing.assert_array_equal(waiting.reply, [*waiting.place, 0, Token.GUARD])
+    np.testing.assert_array_equal(
+        waiting.reply, [*waiting.position, 0, WakeReason.WATCHDOG]
+    )
 
 
 def test_a_wait_is_woken_at_the_replicas_own_place(waiting):
     waiting.begin()
     waiting.wake(None)
     assert waiting.has_ended(within_s=20)
-    assert waiting.reply[-1] == Token.GUARD
+    assert waiting.reply[-1] == WakeReason.WATCHDOG
 
 
 def test_an_initial_token_that_comes_late_ends_a_wait_once(waiting):
@@ -74,17 +76,19 @@ def test_an_initial_token_that_comes_late_ends_a_wait_once(waiting):
     assert not waiting.has_ended(within_s=1)
     waiting.session.run(waiting.model.give_token)
     assert waiting.has_ended(within_s=20)
-    np.testing.assert_array_equal(waiting.reply, [*waiting.place, 0, Token.LOOK])
+    np.testing.assert_array_equal(
+        waiting.reply, [*waiting.position, 0, WakeReason.TABLE_CHANGED]
+    )
     waiting.begin()
     assert not waiting.has_ended(within_s=1)
-    waiting.wake(waiting.place)
+    waiting.wake(waiting.position)
     assert waiting.has_ended(within_s=20)
 
 
-def test_initial_tokens_of_an_older_epoch_are_void(waiting):
+def test_initial_tokens_of_an_older_incarnation_are_void(waiting):
     waiting.session.run(waiting.model.give_token)
     waiting.open()
     waiting.begin()
     assert not waiting.has_ended(within_s=1)
-    waiting.wake(waiting.place)
+    waiting.wake(waiting.position)
     assert waiting.has_ended(within_s=20)

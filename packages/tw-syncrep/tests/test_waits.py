@@ -1,4 +1,8 @@
-"""Who is waited for too long, told from a status; when a call is given up."""
+"""Which waits are too long and for whom; when a call is given up.
+
+Private modules are imported because deadlines of real clusters take minutes: here
+the clock, the servers and the run table are fakes.
+"""
 
 import dataclasses
 import socket
@@ -17,26 +21,33 @@ from tw_syncrep import (
     ServerLostError,
     StartTimeoutError,
 )
-from tw_syncrep._protocol.run_table import RING, Field, ReplicaField
-from tw_syncrep._session.call_thread import AbandonedError, CallThread
-from tw_syncrep._timeouts.lost_reply import overdue_s
-from tw_syncrep._timeouts.server_monitor import ServerWatch
-from tw_syncrep._timeouts.server_probe import find_fault, find_faults
+from tw_syncrep._protocol.run_table import RING, ReplicaField, RunField
+from tw_syncrep._session.bounded_session import AbandonedError, CallThread
+from tw_syncrep._timeouts.server_monitor import ServerMonitor, find_fault, find_faults
 from tw_syncrep._timeouts.status import format_status, read_status
-from tw_syncrep._timeouts.watchdog import Guard, heartbeat_interval, judge_wait
+from tw_syncrep._timeouts.watchdog import (
+    Watchdog,
+    heartbeat_interval,
+    judge_wait,
+    overdue_s,
+)
 
 NOW = 1_000_000_000
-EPOCH = NOW - 60_000_000
+INCARNATION = NOW - 60_000_000
 
 
 def parts(replicas=3):
-    """A board on which replicas 0 and 1 have waited for 10 seconds for 2."""
-    run = np.zeros(len(Field) + 2, np.int64)
-    run[[Field.ROUND, Field.EPOCH, Field.DROPPED]] = 7, NOW - 60_000_000, 4
+    """A run table on which replicas 0 and 1 have waited for 10 seconds for 2."""
+    run = np.zeros(len(RunField) + 2, np.int64)
+    run[[RunField.ROUND, RunField.INCARNATION, RunField.DROPPED]] = (
+        7,
+        NOW - 60_000_000,
+        4,
+    )
     run[-2:] = NOW, 37
     rows = np.zeros([len(ReplicaField) + 1, replicas], np.int64)
     rows[ReplicaField.ARRIVED_ROUND] = [7, 7, 6]
-    rows[ReplicaField.ARRIVED_EPOCH] = NOW - 60_000_000
+    rows[ReplicaField.ARRIVED_INCARNATION] = NOW - 60_000_000
     rows[[ReplicaField.ARRIVALS, -1]] = 1
     rows[ReplicaField.ARRIVED_AT] = [
         NOW - 10_000_000,
@@ -54,7 +65,7 @@ def status(**changes):
     return dataclasses.replace(read_status(parts()), **changes)
 
 
-def test_a_status_is_read_from_the_board():
+def test_a_status_is_read_from_the_run_table():
     read = status()
     assert (read.step, read.round_number, read.dropped) == (37, 7, 4)
     assert (read.arrived, read.missing, read.joined) == ((0, 1), (2,), (0, 1, 2))
@@ -70,9 +81,9 @@ def test_the_line_tells_all_of_it():
     )
 
 
-def test_arrivals_of_an_older_epoch_do_not_count():
+def test_arrivals_of_an_older_incarnation_do_not_count():
     run, rows, ring = parts()
-    rows[ReplicaField.ARRIVED_EPOCH, 1] -= 1
+    rows[ReplicaField.ARRIVED_INCARNATION, 1] -= 1
     assert read_status([run, rows, ring]).arrived == (0,)
 
 
@@ -136,9 +147,9 @@ def test_heartbeats_come_several_times_a_timeout():
 class Answering:
     """A session in which the first call of ``slow`` takes too long."""
 
-    def __init__(self, slow=None, place=(7, EPOCH)):
+    def __init__(self, slow=None, position=(7, INCARNATION)):
         self.slow = slow
-        self.place = np.array(place)
+        self.position = np.array(position)
         self.parts = parts
         self.calls = []
 
@@ -146,39 +157,50 @@ class Answering:
         self.calls.append((fetches, feed_dict, time.monotonic()))
         if fetches == [self.slow] and len(self.of(fetches)) == 1:
             raise tf.errors.DeadlineExceededError(None, None, "slow")
-        return [self.place, *self.parts()] if fetches == ["place", "status"] else [None]
+        return (
+            [self.position, *self.parts()]
+            if fetches == ["position", "status"]
+            else [None]
+        )
 
     def of(self, fetches):
         return [call for call in self.calls if call[0] == fetches]
 
 
 OPS = SimpleNamespace(
-    heartbeat="heartbeat", wake="wake", place="place", status=["status"]
+    heartbeat="heartbeat", wake="wake", position="position", status=["status"]
 )
 
 
-def guard_of(session, judge, *, replica=0, renew=pytest.fail):
-    return Guard(session, OPS, judge, replica=replica, timeout_s=2.0, renew=renew)
+def watchdog_of(session, judge, *, replica=0, replace_session=pytest.fail):
+    return Watchdog(
+        session,
+        OPS,
+        judge,
+        replica=replica,
+        timeout_s=2.0,
+        replace_session=replace_session,
+    )
 
 
 def test_a_wake_that_did_not_arrive_is_sent_again_soon():
     session = Answering(slow="wake")
     overdue = ReplicaTimeoutError("overdue")
-    guard = guard_of(session, lambda _: overdue)
-    guard.begin_wait()
+    watchdog = watchdog_of(session, lambda _: overdue)
+    watchdog.begin_wait()
     eventually(lambda: len(session.of(["wake"])) == 2, within_s=10)
-    guard.stop()
+    watchdog.stop()
     (_, feed, first), (_, _, second) = session.of(["wake"])
     assert second - first < 1.5
-    assert feed == {"place": (7, NOW - 60_000_000)}
-    assert guard.error is overdue
-    guard.begin_wait()
-    assert guard.error is None
+    assert feed == {"position": (7, NOW - 60_000_000)}
+    assert watchdog.error is overdue
+    watchdog.begin_wait()
+    assert watchdog.error is None
 
 
 def test_a_session_whose_reply_is_lost_is_made_anew_and_judged_no_more():
     # Its gradient for round 6 arrives now and the round ends; then nothing comes.
-    lost = Answering(place=(6, EPOCH))
+    lost = Answering(position=(6, INCARNATION))
 
     def after_a_while():
         run, rows, ring = parts()
@@ -188,42 +210,46 @@ def test_a_session_whose_reply_is_lost_is_made_anew_and_judged_no_more():
 
     lost.parts = after_a_while
     reasons = []
-    guard = guard_of(lost, lambda _: None, replica=2, renew=reasons.append)
-    guard.begin_wait()
+    watchdog = watchdog_of(
+        lost, lambda _: None, replica=2, replace_session=reasons.append
+    )
+    watchdog.begin_wait()
     arrived_at = time.monotonic()
     eventually(lambda: reasons, within_s=10)
     assert len(reasons) == 1
     assert reasons[0].startswith(
-        "SyncReplicasOptimizer: replica 2 has not heard of the end of round 6, 1."
+        "SyncReplicasOptimizer: replica 2 was not told of the end of round 6, 1."
     )
 
 
-PLACES = {
-    "computes for this round": (2, (7, EPOCH), 0.0),
-    "waits in this round": (0, (7, EPOCH), 0.0),
-    "arrived, and the round is over": (2, (6, EPOCH), 3.0),
-    "brought its gradient after the end": (2, (6, EPOCH), 1.0),
-    "computes for a round that is over": (2, (5, EPOCH), 0.0),
-    "computes again for the round it arrived in": (2, (6, EPOCH), 0.0),
-    "arrived in an older epoch": (2, (6, EPOCH - 1), 5.0),
-    "arrived more rounds ago than the board remembers": (2, (6, EPOCH), 12.0),
+POSITIONS = {
+    "computes for this round": (2, (7, INCARNATION), 0.0),
+    "waits in this round": (0, (7, INCARNATION), 0.0),
+    "arrived, and the round is over": (2, (6, INCARNATION), 3.0),
+    "brought its gradient after the end": (2, (6, INCARNATION), 1.0),
+    "computes for a round that is over": (2, (5, INCARNATION), 0.0),
+    "computes again for the round it arrived in": (2, (6, INCARNATION), 0.0),
+    "arrived in an older incarnation": (2, (6, INCARNATION - 1), 5.0),
+    "arrived more rounds ago than the table remembers": (2, (6, INCARNATION), 12.0),
 }
 
 
-@pytest.mark.parametrize("case", PLACES)
+@pytest.mark.parametrize("case", POSITIONS)
 def test_a_reply_is_overdue_from_when_it_could_have_come(case):
-    replica, place, want = PLACES[case]
+    replica, position, want = POSITIONS[case]
     run, rows, ring = parts()
     ring[6] = NOW - 3_000_000
     if case.startswith("brought"):
         rows[ReplicaField.ARRIVED_AT, 2] = NOW - 1_000_000
-    if place[1] != EPOCH:
-        rows[ReplicaField.ARRIVED_EPOCH, 2] = place[1]
-        run[Field.EPOCH] = NOW - 5_000_000
+    if position[1] != INCARNATION:
+        rows[ReplicaField.ARRIVED_INCARNATION, 2] = position[1]
+        run[RunField.INCARNATION] = NOW - 5_000_000
     if "more rounds ago" in case:
-        run[Field.ROUND] = 6 + RING + 1
+        run[RunField.ROUND] = 6 + RING + 1
     running_s = 11.9 if "again" in case else 12.1
-    found = overdue_s([run, rows, ring], np.array(place), replica, running_s=running_s)
+    found = overdue_s(
+        [run, rows, ring], np.array(position), replica, running_s=running_s
+    )
     assert found == pytest.approx(want)
 
 
@@ -235,90 +261,90 @@ class Clock:
         return self.now
 
 
-def watch(faults, **settings):
+def monitor_of(faults, **settings):
     clock = Clock()
     settings = {"servers": {"ps 0": "h:1"}, "timeout_s": 5.0, **settings}
-    return clock, ServerWatch(
+    return clock, ServerMonitor(
         "a step", clock=clock, probe=lambda _: dict(faults), **settings
     )
 
 
 def test_servers_may_be_silent_for_the_timeout_and_no_longer():
     faults = {"ps 0": "ps 0 (h:1) cannot be reached"}
-    clock, looker = watch(faults)
+    clock, monitor = monitor_of(faults)
     clock.now = 20.0
-    assert looker.look() == 0.5
+    assert monitor.check() == 0.5
     clock.now = 24.8
-    assert looker.look() == pytest.approx(0.2)
+    assert monitor.check() == pytest.approx(0.2)
     clock.now = 25.0
     with pytest.raises(
         ServerLostError, match=r"a step has waited 25.0 s.*5.0 s.*h:1"
     ) as e:
-        looker.look()
+        monitor.check()
     assert e.value.servers == ("ps 0 (h:1) cannot be reached",)
 
 
 def test_servers_that_answer_again_get_the_whole_timeout_again():
     faults = {"ps 0": "ps 0 (h:1) cannot be reached"}
-    clock, looker = watch(faults)
-    looker.look()
+    clock, monitor = monitor_of(faults)
+    monitor.check()
     clock.now = 4.0
     text = faults.pop("ps 0")
-    looker.look()
+    monitor.check()
     faults["ps 0"] = text
     clock.now = 6.0
-    assert looker.look() == 0.5
+    assert monitor.check() == 0.5
 
 
 def test_without_addresses_an_unanswered_question_ends_the_wait():
-    _clock, looker = watch({}, servers={}, unanswered=lambda: True)
+    _clock, monitor = monitor_of({}, servers={}, unanswered=lambda: True)
     with pytest.raises(ServerLostError, match="the one that holds the global step"):
-        looker.look()
+        monitor.check()
 
 
 def test_with_addresses_an_unanswered_question_is_a_silence_that_has_to_last():
     is_unanswered = True
-    clock, looker = watch({}, unanswered=lambda: is_unanswered)
+    clock, monitor = monitor_of({}, unanswered=lambda: is_unanswered)
     clock.now = 20.0
-    assert looker.look() == 0.5
+    assert monitor.check() == 0.5
     clock.now = 24.8
-    assert looker.look() == pytest.approx(0.2)
+    assert monitor.check() == pytest.approx(0.2)
     is_unanswered = False
-    looker.look()
+    monitor.check()
     is_unanswered = True
     clock.now = 26.0
-    assert looker.look() == 0.5
+    assert monitor.check() == 0.5
     clock.now = 31.0
     with pytest.raises(ServerLostError, match=r"not answered for 5.0 s.*global step"):
-        looker.look()
+        monitor.check()
 
 
 def test_without_a_timeout_nothing_ends_the_wait():
-    clock, looker = watch({"ps 0": "gone"}, timeout_s=None)
-    looker.look()
+    clock, monitor = monitor_of({"ps 0": "gone"}, timeout_s=None)
+    monitor.check()
     clock.now = 1e6
-    assert looker.look() == 0.5
+    assert monitor.check() == 0.5
 
 
 def test_a_start_is_bounded_though_servers_answer():
-    clock, looker = watch({}, limit_s=3.0)
-    looker.look()
+    clock, monitor = monitor_of({}, limit_s=3.0)
+    monitor.check()
     clock.now = 3.0
     with pytest.raises(StartTimeoutError, match="all parameter servers answer"):
-        looker.look()
+        monitor.check()
 
 
 def test_a_call_that_does_not_return_is_left_behind():
     thread = CallThread(threading.Lock())
     forever = threading.Event()
 
-    def look():
+    def check():
         raise ServerLostError("gone")
 
     with pytest.raises(ServerLostError):
-        thread.run(lambda: forever.wait(20), look)
+        thread.run(lambda: forever.wait(20), check)
     with pytest.raises(AbandonedError, match="was left behind"):
-        thread.run(lambda: 1, look)
+        thread.run(lambda: 1, check)
     forever.set()
 
 

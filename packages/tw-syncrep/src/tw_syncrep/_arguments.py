@@ -1,7 +1,7 @@
-"""What the optimizer's arguments may be, and what is said of wrong ones."""
+"""Which arguments the optimizer takes, and how it refuses others."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -9,20 +9,19 @@ import tensorflow as tf
 
 from tw_core import builds_session_graph
 from tw_core.checks import check_flag, check_text, check_whole_number
-from tw_syncrep._call_checks import check_methods, check_timeouts
-from tw_syncrep._protocol.graph import SyncOptions
-from tw_syncrep._transfer.gradients import SPARSE_MEANS
+from tw_syncrep._checks import check_methods, check_timeouts
+from tw_syncrep._transfer.payload import SPARSE_MEANS, SyncOptions
+from tw_syncrep.cluster._tf_config import find_tf_config
 
 _CLASS = "SyncReplicasOptimizer"
-_APPLY = f"{_CLASS}.apply_gradients"
 _SCOPE_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_./-]*")
 
 
-def sync_options(
+def read_options(
     aggregate: Any,
     total: Any,
     *,
-    fuse_below: int,
+    fuse_below_bytes: int,
     compression: Any,
     sparse_mean: str,
 ) -> SyncOptions:
@@ -31,211 +30,16 @@ def sync_options(
     Args:
       aggregate: gradients that make a step.
       total: replicas; None for as many as gradients.
-      fuse_below: bytes of a tensor that travels in a pack with others.
+      fuse_below_bytes: a smaller tensor travels in a pack with others.
       compression: what wider floats are pushed as, or None.
       sparse_mean: one of SPARSE_MEANS.
 
     Raises:
-      ValueError: a count or a choice is none of the possible ones.
-      TypeError: ``compression`` is no float type, or ``fuse_below`` no number.
+      ValueError: a count or a choice is not a possible one.
+      TypeError: ``compression`` is not a float type, or ``fuse_below_bytes`` not a
+        whole number.
     """
     total = aggregate if total is None else total
-    _check_counts(aggregate, total)
-    check_choice("sparse_mean", sparse_mean, SPARSE_MEANS)
-    fuse_below = check_whole_number(_CLASS, fuse_below=fuse_below, at_least=0)
-    return SyncOptions(
-        aggregate=int(aggregate),
-        total=int(total),
-        below=fuse_below,
-        wire_dtype=_wire_dtype(compression),
-        sparse_mean=sparse_mean,
-    )
-
-
-def check_choice(name: str, got: str, known: Sequence[str]) -> None:
-    """Raises a ValueError unless ``got`` is one of the known words."""
-    if got not in known:
-        raise ValueError(
-            f"{_CLASS}: {name} must be one of {', '.join(known)}; got {got!r}."
-        )
-
-
-def timeouts(
-    wait_timeout_s: float | None, start_timeout_s: float | None
-) -> tuple[float | None, float | None]:
-    """Returns the longest waits for a step and for the others' start, in seconds.
-
-    Args:
-      wait_timeout_s: None waits forever.
-      start_timeout_s: None is as long as ``wait_timeout_s``.
-
-    Raises:
-      TypeError: one is no number.
-      ValueError: one is no time at all; both are named.
-    """
-    start = wait_timeout_s if start_timeout_s is None else start_timeout_s
-    check_timeouts(_CLASS, wait_timeout_s=wait_timeout_s, start_timeout_s=start)
-    return wait_timeout_s, start
-
-
-def check_wrapped(
-    opt: Any, *, variable_averages: Any, variables_to_average: Any, use_locking: Any
-) -> None:
-    """Checks what the optimizer wraps, and what goes with that.
-
-    Raises:
-      TypeError: one is of another kind.
-    """
-    check_methods(
-        _CLASS,
-        ["compute_gradients", "apply_gradients"],
-        "an optimizer as those of tf.compat.v1.train; tw_ampopt.Optimizer makes one of "
-        "a Keras optimizer",
-        opt=opt,
-    )
-    if variable_averages is not None:
-        check_methods(
-            _CLASS,
-            ["apply"],
-            "a tf.train.ExponentialMovingAverage",
-            variable_averages=variable_averages,
-        )
-    if variables_to_average is not None:
-        _check_variables(_CLASS, variables_to_average=variables_to_average)
-    check_flag(_CLASS, use_locking=use_locking)
-
-
-def check_scope_name(caller: str, name: Any) -> None:
-    """Refuses what TensorFlow takes for no name of ops.
-
-    Raises:
-      TypeError: no string.
-      ValueError: an empty one, or one with other characters.
-    """
-    check_text(caller, name=name)
-    if not _SCOPE_NAME.fullmatch(name):
-        raise ValueError(
-            f"{caller}: name must have letters, digits and ./_- only, and begin with a "
-            f"letter, a digit or a dot; got {name!r}."
-        )
-
-
-def check_loss(loss: Any, var_list: Any) -> None:
-    """Checks what gradients are to be computed of.
-
-    Raises:
-      TypeError: a loss is no tensor, or a variable none.
-    """
-    caller = f"{_CLASS}.compute_gradients"
-    if not (tf.is_tensor(loss) or callable(loss)):
-        raise TypeError(
-            f"{caller}: loss must be a tensor, or a function that returns one; got "
-            f"{loss!r}."
-        )
-    if var_list is not None:
-        _check_variables(caller, var_list=var_list)
-
-
-def check_slot(args: Sequence[Any], given: Mapping[str, Any]) -> None:
-    """Checks the variable of which a slot is asked for.
-
-    Raises:
-      TypeError: it is none.
-    """
-    variable = args[0] if args else given.get("var")
-    if not isinstance(variable, tf.Variable):
-        raise TypeError(
-            f"{_CLASS}.get_slot: wants a variable and the name of a slot; got "
-            f"{variable!r} for the variable."
-        )
-
-
-def check_graph() -> None:
-    """Checks that a session's graph is built, and not a branch or a loop of one.
-
-    Raises:
-      RuntimeError: eager mode, a ``tf.function``, or the body of a ``tf.cond`` or
-        ``tf.while_loop``.
-    """
-    found = _where_no_step_is()
-    if found:
-        raise RuntimeError(
-            f"{_APPLY}: builds a step in the graph of a "
-            f"session; got {found}. Call it under tf.Graph().as_default(), outside of "
-            "tf.cond and tf.while_loop, as the chief's rounds go on by themselves; "
-            "whether a replica takes its step is decided by what its session runs."
-        )
-
-
-def _where_no_step_is() -> str | None:
-    if tf.executing_eagerly():
-        return "eager mode"
-    if not builds_session_graph():
-        return "a tf.function"
-    graph = tf.compat.v1.get_default_graph()
-    # A body is a graph of its own or, as of old, a context that cannot be fetched.
-    if hasattr(graph, "outer_graph") or not graph.is_fetchable(tf.no_op(name="here")):
-        return "the body of a tf.cond or tf.while_loop"
-    return None
-
-
-def read_pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
-    """Reads what ``apply_gradients`` is given.
-
-    Raises:
-      ValueError: there is no (gradient, variable) pair.
-      TypeError: there are other things, or variables that are no resource variables;
-        all are named.
-    """
-    tensors = tf.Tensor | tf.IndexedSlices | tf.Variable
-    if isinstance(grads_and_vars, str | tensors) or not isinstance(
-        grads_and_vars, Iterable
-    ):
-        raise TypeError(
-            f"{_APPLY}: grads_and_vars must be a list of (gradient, variable) pairs; "
-            f"got {grads_and_vars!r}."
-        )
-    pairs = list(grads_and_vars)
-    if not pairs:
-        raise ValueError(
-            f"{_APPLY}: Must supply at least one variable; got no (gradient, variable) "
-            "pairs."
-        )
-    others = [p for p in pairs if not (isinstance(p, tuple | list) and len(p) == 2)]
-    if others:
-        raise TypeError(
-            f"{_APPLY}: grads_and_vars must hold (gradient, variable) pairs; got "
-            f"{', '.join(map(repr, others))}."
-        )
-    _check_resources([variable for _, variable in pairs])
-    return [(grad, variable) for grad, variable in pairs]
-
-
-def check_pairs(pairs: Sequence[tuple[Any, Any]], global_step: Any) -> None:
-    """Checks the global step, and that all are of the graph in force.
-
-    Raises:
-      ValueError: there is no global step, it is no whole number, or something is of
-        another graph.
-      TypeError: it is no resource variable.
-    """
-    if global_step is None:
-        raise ValueError(
-            f"{_APPLY}: Global step is required to check staleness; got none, and the "
-            "graph has none. Pass global_step="
-            "tf.compat.v1.train.get_or_create_global_step(), or create it first."
-        )
-    _check_resources([global_step])
-    if not global_step.dtype.is_integer or global_step.shape.rank != 0:
-        raise ValueError(
-            f"{_APPLY}: global_step must be a scalar of whole numbers; got "
-            f"{global_step.name} of {global_step.dtype.name} and shape "
-            f"{global_step.shape}."
-        )
-    _check_graph_of([*pairs, (None, global_step)])
-
-
-def _check_counts(aggregate: Any, total: Any) -> None:
     counts = {"replicas_to_aggregate": aggregate, "total_num_replicas": total}
     wrong = [
         f"{name}={count!r}"
@@ -247,6 +51,16 @@ def _check_counts(aggregate: Any, total: Any) -> None:
             f"{_CLASS}: counts must be whole numbers of at least 1; got "
             f"{', '.join(wrong)}."
         )
+    check_choice("sparse_mean", sparse_mean, SPARSE_MEANS)
+    return SyncOptions(
+        aggregate=int(aggregate),
+        total=int(total),
+        below_bytes=check_whole_number(
+            _CLASS, fuse_below_bytes=fuse_below_bytes, at_least=0
+        ),
+        wire_dtype=_wire_dtype(compression),
+        sparse_mean=sparse_mean,
+    )
 
 
 def _wire_dtype(compression: Any) -> tf.DType | None:
@@ -264,43 +78,188 @@ def _wire_dtype(compression: Any) -> tf.DType | None:
     return dtype
 
 
+def check_choice(name: str, got: str, known: Sequence[str]) -> None:
+    """Raises a ValueError unless ``got`` is one of the known words."""
+    if got not in known:
+        raise ValueError(
+            f"{_CLASS}: {name} must be one of {', '.join(known)}; got {got!r}."
+        )
+
+
+def read_timeouts(
+    wait_timeout_s: float | None, start_timeout_s: float | None
+) -> tuple[float | None, float | None]:
+    """Returns the longest waits for a step and for the others' start, in seconds.
+
+    Args:
+      wait_timeout_s: None for no bound.
+      start_timeout_s: None is as long as ``wait_timeout_s``.
+
+    Raises:
+      TypeError: one is not a number.
+      ValueError: one is not above 0; both are named.
+    """
+    start = wait_timeout_s if start_timeout_s is None else start_timeout_s
+    check_timeouts(_CLASS, wait_timeout_s=wait_timeout_s, start_timeout_s=start)
+    return wait_timeout_s, start
+
+
+def check_wrapped(
+    opt: Any, *, variable_averages: Any, variables_to_average: Any, use_locking: Any
+) -> None:
+    """Checks what the optimizer wraps, and what goes with that.
+
+    Raises:
+      TypeError: an argument is of another kind.
+    """
+    check_methods(
+        _CLASS,
+        ["compute_gradients", "apply_gradients"],
+        "an optimizer such as those of tf.compat.v1.train; tw_ampopt.Optimizer makes "
+        "one of a Keras optimizer",
+        opt=opt,
+    )
+    if variable_averages is not None:
+        check_methods(
+            _CLASS,
+            ["apply"],
+            "a tf.train.ExponentialMovingAverage",
+            variable_averages=variable_averages,
+        )
+    if variables_to_average is not None:
+        _check_variables(_CLASS, variables_to_average=variables_to_average)
+    check_flag(_CLASS, use_locking=use_locking)
+
+
+def check_scope_name(caller: str, name: Any) -> None:
+    """Refuses what TensorFlow does not take for a name of ops.
+
+    Raises:
+      TypeError: not a string.
+      ValueError: an empty one, or one with other characters.
+    """
+    check_text(caller, name=name)
+    if not _SCOPE_NAME.fullmatch(name):
+        raise ValueError(
+            f"{caller}: name must have letters, digits and ./_- only, and begin with a "
+            f"letter, a digit or a dot; got {name!r}."
+        )
+
+
+def check_loss(loss: Any, var_list: Any) -> None:
+    """Checks what gradients are to be computed of.
+
+    Raises:
+      TypeError: ``loss`` is not a tensor, or ``var_list`` holds no variables.
+    """
+    caller = f"{_CLASS}.compute_gradients"
+    if not (tf.is_tensor(loss) or callable(loss)):
+        raise TypeError(
+            f"{caller}: loss must be a tensor, or a function that returns one; got "
+            f"{loss!r}."
+        )
+    if var_list is not None:
+        _check_variables(caller, var_list=var_list)
+
+
+def check_slot(args: Sequence[Any], given: Mapping[str, Any]) -> None:
+    """Checks the variable whose slot is asked for.
+
+    Raises:
+      TypeError: it is not a variable.
+    """
+    variable = args[0] if args else given.get("var")
+    if not isinstance(variable, tf.Variable):
+        raise TypeError(
+            f"{_CLASS}.get_slot: the first argument must be a variable, the second the "
+            f"name of a slot; got {variable!r} for the variable."
+        )
+
+
 def _check_variables(caller: str, **given: Any) -> None:
-    """Refuses what is no list of variables, nor one variable."""
+    """Refuses what is neither a variable nor a list of them."""
     ((name, value),) = given.items()
-    strange = [v for v in tf.nest.flatten(value) if not isinstance(v, tf.Variable)]
-    if strange:
+    others = [v for v in tf.nest.flatten(value) if not isinstance(v, tf.Variable)]
+    if others:
         raise TypeError(
             f"{caller}: {name} must be a list of variables; got "
-            f"{', '.join(map(repr, strange))}."
+            f"{', '.join(map(repr, others))}."
         )
 
 
-def _check_resources(variables: Sequence[Any]) -> None:
-    strange = [
-        str(getattr(variable, "name", variable))
-        for variable in variables
-        if not hasattr(variable, "handle")
-    ]
-    if strange:
-        raise TypeError(
-            f"{_APPLY}: only resource variables work; these are none: "
-            f"{', '.join(strange)}. Call tf.compat.v1.enable_resource_variables() "
-            "before building the model; of a Keras variable, pass its value."
-        )
+def check_session_graph() -> None:
+    """Checks that a session's graph is built, and not a branch or a loop of one.
+
+    Raises:
+      RuntimeError: eager mode, a ``tf.function``, or the body of a ``tf.cond`` or
+        ``tf.while_loop``.
+    """
+    if tf.executing_eagerly():
+        found = "eager mode"
+    elif not builds_session_graph():
+        found = "a tf.function"
+    elif _is_in_body():
+        found = "the body of a tf.cond or tf.while_loop"
+    else:
+        return
+    raise RuntimeError(
+        f"{_CLASS}.apply_gradients: builds a step in the graph of a session; got "
+        f"{found}. Call it under tf.Graph().as_default(), outside tf.cond and "
+        "tf.while_loop, as the chief's rounds run independently of them; whether a "
+        "replica takes its step is decided by what its session runs."
+    )
 
 
-def _check_graph_of(pairs: Sequence[tuple[Any, Any]]) -> None:
+def _is_in_body() -> bool:
     graph = tf.compat.v1.get_default_graph()
-    parts = [
-        (variable.name, part)
-        for pair in pairs
-        for variable, part in ((pair[1], pair[0]), (pair[1], pair[1].handle))
-        if isinstance(part, tf.Tensor | tf.IndexedSlices)
-    ]
-    # An eager tensor has no graph at all.
-    others = [name for name, part in parts if getattr(part, "graph", None) is not graph]
-    if others:
+    # A body is a graph of its own or, in version 1, a context that cannot be fetched.
+    if hasattr(graph, "outer_graph"):
+        return True
+    return not graph.is_fetchable(tf.no_op(name="here"))
+
+
+def find_replica_index(given: int | None, *, total: int) -> int:
+    """Finds a replica's number.
+
+    Args:
+      given: what the caller passed, if anything.
+      total: number of replicas.
+
+    Returns:
+      ``given``, else the task of the current device, else TF_CONFIG's, else 0
+      where there is one replica.
+
+    Raises:
+      ValueError: there is none, or it is not below ``total``.
+    """
+    index, source = given, "replica_index="
+    if index is None:
+        index, source = _index_of_device(), "the current device"
+    if index is None:
+        config = find_tf_config()
+        index, source = config.replica_index if config else None, "TF_CONFIG"
+    if index is None and total == 1:
+        return 0
+    if index is None:
         raise ValueError(
-            f"{_APPLY}: variables and gradients must be of the graph in force; of "
-            f"another one are those of {', '.join(dict.fromkeys(others))}."
+            f"{_CLASS}: cannot determine which replica this is: replica_index= was not "
+            "given, the current device names no task, and TF_CONFIG names no replica. "
+            "Pass replica_index=, or build under tf.device('/job:worker/task:0')."
         )
+    if not 0 <= index < total:
+        raise ValueError(
+            f"{_CLASS}: replica {index} (from {source}) is not one of the {total} "
+            f"replicas 0..{total - 1}. Correct it, or total_num_replicas."
+        )
+    return index
+
+
+def _index_of_device() -> int | None:
+    """Returns the task of an op that is placed like those of the caller's model."""
+    spec = tf.DeviceSpec.from_string(tf.no_op(name="replica").device or "")
+    if spec.task is None or spec.job in ("ps", "chief"):
+        return None if spec.job == "ps" else spec.task
+    # Where the cluster has a chief, it is the first replica, the workers follow.
+    config = find_tf_config()
+    has_chief = config is not None and bool(config.addresses.get("chief"))
+    return int(spec.task) + (spec.job == "worker" and has_chief)

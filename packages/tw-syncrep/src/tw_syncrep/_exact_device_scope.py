@@ -1,4 +1,4 @@
-"""A device that holds whatever device the caller is in."""
+"""Scopes that override, rather than merge with, what the caller has set."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,8 +7,8 @@ import tensorflow as tf
 
 
 @contextmanager
-def on_device(device: str) -> Iterator[None]:
-    """Places ops on ``device`` alone, not on a mixture with the caller's.
+def exact_device_scope(device: str) -> Iterator[None]:
+    """Places ops on ``device`` alone, whatever device scope the caller is in.
 
     A worker's device function would otherwise complete the name of a parameter
     server with, say, the worker's GPU. An empty name leaves the choice to the
@@ -19,8 +19,8 @@ def on_device(device: str) -> Iterator[None]:
 
 
 @contextmanager
-def apart_from_the_caller() -> Iterator[None]:
-    """Builds ops that inherit neither device nor control inputs.
+def detached_scope() -> Iterator[None]:
+    """Builds ops that inherit neither the device nor the control inputs of the caller.
 
     What the chief runs must not drag along what the caller hung on its training
     op, such as the ops of ``UPDATE_OPS``: they would run a second time.

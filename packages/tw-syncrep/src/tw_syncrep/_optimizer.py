@@ -1,8 +1,8 @@
-"""The optimizer under TensorFlow's name: its arguments, methods and numbers.
+"""The optimizer under TensorFlow's name: its arguments and methods.
 
 TensorFlow's class (``tensorflow/python/training/sync_replicas_optimizer.py``) is
 the reference for what the methods mean. How gradients travel, and how a round is
-decided, is in the modules that this one puts together.
+decided, is in the rooms ``_transfer`` and ``_protocol``, which this module connects.
 """
 
 from collections.abc import Sequence
@@ -12,29 +12,31 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.checks import check_flag, check_whole_number
+from tw_core.renames import renamed_arguments
 from tw_syncrep._arguments import (
     check_choice,
-    check_graph,
     check_loss,
-    check_pairs,
     check_scope_name,
+    check_session_graph,
     check_slot,
     check_wrapped,
-    read_pairs,
-    sync_options,
-    timeouts,
+    find_replica_index,
+    read_options,
+    read_timeouts,
 )
-from tw_syncrep._call_checks import check_session
-from tw_syncrep._inner_step import inner_step
-from tw_syncrep._protocol.graph import SyncGraph, build_sync_graph
-from tw_syncrep._protocol.initial_tokens import send_initial_tokens
-from tw_syncrep._protocol.queue_runner import make_queue_runner
-from tw_syncrep._replica_index import check_index, find_replica_index
+from tw_syncrep._checks import check_session
+from tw_syncrep._gradient_pairs import check_graph_of, fitting_gradients, read_pairs
+from tw_syncrep._protocol.assembly import build_sync_graph
+from tw_syncrep._protocol.chief import apply_with
+from tw_syncrep._protocol.graph import SyncGraph
+from tw_syncrep._protocol.lifecycle import build_initial_tokens_op, make_queue_runner
+from tw_syncrep._protocol.state import SyncState
 from tw_syncrep._session.hook import SyncReplicasHook
 from tw_syncrep._timeouts.status import Status, format_status, read_status
-from tw_syncrep._transfer.gradient_shapes import fitting_gradients
-from tw_syncrep._transfer.parameter_cache import SMALL, copies_for, with_masters
+from tw_syncrep._transfer.packs import SMALL_BYTES
+from tw_syncrep.cluster._parameter_cache import copies_for, with_masters
 
+_CLASS = "SyncReplicasOptimizer"
 _WHEN_LEAVING = ("continue", "end")
 
 
@@ -45,6 +47,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     ``tf.compat.v1.train.SyncReplicasOptimizer``. Graph mode, resource variables.
     """
 
+    @renamed_arguments(fuse_below="fuse_below_bytes")
     def __init__(
         self,
         opt: Any,
@@ -57,7 +60,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         *,
         replica_index: int | None = None,
         sparse_mean: str = "replicas",
-        fuse_below: int = SMALL,
+        fuse_below_bytes: int = SMALL_BYTES,
         compression: tf.DType | None = None,
         wait_timeout_s: float | None = 600.0,
         start_timeout_s: float | None = None,
@@ -70,27 +73,26 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             interface (``tw_core.OptimizerLike``).
           replicas_to_aggregate: gradients that make a step.
           total_num_replicas: replicas; as many as gradients by default. More of
-            them are backups; with fewer, some bring several gradients a step.
+            them are backups; with fewer, some bring several gradients per step.
           variable_averages: a ``tf.train.ExponentialMovingAverage``, applied
-            once a step to ``variables_to_average``.
+            once per step to ``variables_to_average``.
           variables_to_average: for ``variable_averages``.
           use_locking: kept for its place; the wrapped optimizer has its own.
           name: of the ops and queues, the same in all processes.
-          replica_index: this replica's number; by default the task of the device
-            in force in ``apply_gradients``, else TF_CONFIG's.
+          replica_index: this replica's number; by default the task of the current
+            device in ``apply_gradients``, else TF_CONFIG's.
           sparse_mean: "replicas" divides a sparse sum by the number of replicas,
-            "per_row" each row by the replicas that touched it, as TensorFlow.
-          fuse_below: bytes; smaller gradients to one server travel as one.
+            "per_row" each row by the replicas that touched it, like TensorFlow.
+          fuse_below_bytes: smaller gradients to one server travel as one.
           compression: a float type, e.g. ``tf.bfloat16``, that wider gradients
             are cast to on their way.
-          wait_timeout_s: longest wait for a step, in seconds; None waits forever.
-          start_timeout_s: longest wait for the others' start; as
+          wait_timeout_s: longest wait for a step, in seconds; None for no bound.
+          start_timeout_s: longest wait for the others' start; like
             ``wait_timeout_s`` by default.
           when_replica_leaves: "continue" with fewer, or "end" for all.
 
         Raises:
-          ValueError: a count, a choice, a timeout or a name is none of the possible
-            ones.
+          ValueError: a count, a choice, a timeout or a name is not a possible one.
           TypeError: an argument is of another type.
         """
         check_wrapped(
@@ -99,18 +101,19 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             variables_to_average=variables_to_average,
             use_locking=use_locking,
         )
-        check_scope_name("SyncReplicasOptimizer", name)
-        check_index(replica_index)
+        check_scope_name(_CLASS, name)
+        if replica_index is not None:
+            check_whole_number(_CLASS, replica_index=replica_index, at_least=0)
         super().__init__(use_locking, name)
-        self._options = sync_options(
+        self._options = read_options(
             replicas_to_aggregate,
             total_num_replicas,
-            fuse_below=fuse_below,
+            fuse_below_bytes=fuse_below_bytes,
             compression=compression,
             sparse_mean=sparse_mean,
         )
         check_choice("when_replica_leaves", when_replica_leaves, _WHEN_LEAVING)
-        self.wait_timeout_s, self.start_timeout_s = timeouts(
+        self.wait_timeout_s, self.start_timeout_s = read_timeouts(
             wait_timeout_s, start_timeout_s
         )
         self._opt = opt
@@ -119,37 +122,41 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             self._average = partial(variable_averages.apply, variables_to_average)
         self._replica_index = replica_index
         self._ends_all = when_replica_leaves == "end"
-        self._built: SyncGraph | None = None
+        self._built: tuple[SyncState, SyncGraph] | None = None
         self._runner: Any = None
 
     @property
-    def sync_graph(self) -> SyncGraph:
-        """What ``apply_gradients`` built.
+    def sync_graph(self) -> Any:
+        """What ``apply_gradients`` built; its parts may change with any version.
 
         Raises:
           ValueError: it was not called yet.
         """
+        return self._parts[1]
+
+    @property
+    def _parts(self) -> tuple[SyncState, SyncGraph]:
         if self._built is None:
             raise ValueError(
-                "SyncReplicasOptimizer: call apply_gradients() or minimize() first; "
-                "queues and ops exist from then on."
+                f"{_CLASS}: call apply_gradients() or minimize() first; queues and ops "
+                "exist from then on."
             )
         return self._built
 
     @property
     def chief_init_op(self) -> tf.Operation:
         """The op that the chief runs before its first round."""
-        return self.sync_graph.ops.open
+        return self._parts[1].ops.open
 
     @property
     def local_step_init_op(self) -> tf.Operation:
         """The op that a replica runs before its first step."""
-        return self.sync_graph.ops.join
+        return self._parts[1].ops.join
 
     @property
     def ready_for_local_init_op(self) -> tf.Tensor:
         """Names of global variables that have no value yet, string [*]."""
-        return self.sync_graph.uninitialized
+        return self._parts[1].uninitialized
 
     def compute_gradients(
         self,
@@ -161,11 +168,12 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         """Computes gradients with the wrapped optimizer.
 
         Where parameters have copies on the worker, it differentiates with respect
-        to these, and returns the parameters.
+        to the copies, and returns the parameters.
 
         Args:
           loss: scalar.
-          var_list: what to differentiate to; all trainable variables by default.
+          var_list: what to differentiate with respect to; all trainable variables by
+            default.
           *args: for the wrapped optimizer.
           **kwargs: for the wrapped optimizer.
 
@@ -173,7 +181,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
           [N] pairs of this replica's gradient, or None, and the variable.
 
         Raises:
-          TypeError: ``loss`` is no tensor, or ``var_list`` holds no variables.
+          TypeError: ``loss`` is not a tensor, or ``var_list`` holds no variables.
         """
         check_loss(loss, var_list)
         wanted = copies_for(var_list)
@@ -190,7 +198,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         Args:
           grads_and_vars: [N] pairs; a gradient may be dense, sparse or None,
             which goes to the wrapped optimizer as it is.
-          global_step: increased by one a step; by default the graph's own, where
+          global_step: increased by one per step; by default the graph's own, where
             one has been made, since wrappers of optimizers often pass none.
           name: of the ops; by default the optimizer's.
 
@@ -205,29 +213,29 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
           RuntimeError: called in eager mode, in a ``tf.function``, or in the body
             of a ``tf.cond`` or ``tf.while_loop``.
         """
-        check_graph()
+        check_session_graph()
         if name is not None:
-            check_scope_name("SyncReplicasOptimizer.apply_gradients", name)
+            check_scope_name(f"{_CLASS}.apply_gradients", name)
         pairs = with_masters(read_pairs(grads_and_vars))
         if global_step is None:
             global_step = tf.compat.v1.train.get_global_step()
-        check_pairs(pairs, global_step)
+        check_graph_of(pairs, global_step)
+        grads = fitting_gradients(pairs)
+        index = find_replica_index(self._replica_index, total=self._options.total)
         variables = [variable for _, variable in pairs]
         self._built = build_sync_graph(
-            fitting_gradients([grad for grad, _ in pairs], variables),
+            grads,
             variables,
+            self._options,
             global_step=global_step,
-            replica_index=find_replica_index(
-                self._replica_index, total=self._options.total
-            ),
-            options=self._options,
-            apply=inner_step(
+            replica_index=index,
+            apply=apply_with(
                 self._opt, variables, global_step=global_step, then=self._average
             ),
             name=name or self.get_name(),
         )
         self._runner = None
-        return self._built.train_op
+        return self._built[1].train_op
 
     def get_chief_queue_runner(self) -> Any:
         """Returns the ``QueueRunner`` that runs the chief's rounds.
@@ -238,13 +246,13 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         Raises:
           ValueError: called before ``apply_gradients``.
         """
-        built = self.sync_graph
+        state, graph = self._parts
         if self._runner is None:
-            self._runner = make_queue_runner(built.meeting, built.round_op)
+            self._runner = make_queue_runner(state, graph.round_op)
         return self._runner
 
     def get_init_tokens_op(self, num_tokens: int = -1) -> tf.Operation:
-        """Returns the op that lets replicas go on before the first step is over.
+        """Returns the op that lets replicas continue before the first step is over.
 
         Args:
           num_tokens: how many; -1 is as many as are needed, which is 0 unless
@@ -254,7 +262,9 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
           ValueError: called before ``apply_gradients``, or too few tokens.
           TypeError: not a whole number.
         """
-        return send_initial_tokens(self.sync_graph.meeting, num_tokens)
+        state, _ = self._parts
+        check_whole_number(f"{_CLASS}.get_init_tokens_op", num_tokens=num_tokens)
+        return build_initial_tokens_op(state, int(num_tokens))
 
     def make_session_run_hook(
         self, is_chief: bool, num_tokens: int = -1
@@ -268,7 +278,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         Raises:
           TypeError: not True or False, or not a whole number.
         """
-        caller = "SyncReplicasOptimizer.make_session_run_hook"
+        caller = f"{_CLASS}.make_session_run_hook"
         check_flag(caller, is_chief=is_chief)
         check_whole_number(caller, num_tokens=num_tokens)
         return SyncReplicasHook(self, is_chief, num_tokens, ends_all=self._ends_all)
@@ -277,12 +287,12 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         """Reads how the run stands, in any replica's session.
 
         Raises:
-          TypeError: ``session`` is none.
+          TypeError: ``session`` is not a session.
           ValueError: it is one of another graph, or ``apply_gradients`` was not called.
         """
-        built = self.sync_graph
-        check_session("SyncReplicasOptimizer.status", session, built.train_op.graph)
-        return read_status(session.run(built.ops.status))
+        _, graph = self._parts
+        check_session(f"{_CLASS}.status", session, graph.train_op.graph)
+        return read_status(session.run(graph.ops.status))
 
     def status_line(self, session: Any) -> str:
         """Reads how the run stands as one line of text."""
@@ -292,7 +302,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         """Returns a slot of the wrapped optimizer.
 
         Raises:
-          TypeError: the first argument is no variable.
+          TypeError: the first argument is not a variable.
         """
         check_slot(args, kwargs)
         return self._opt.get_slot(*args, **kwargs)

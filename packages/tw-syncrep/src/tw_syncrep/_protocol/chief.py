@@ -1,59 +1,42 @@
-"""What the chief runs over and over: decide, add up, apply, let everyone go on."""
+"""What the chief runs repeatedly: decide, add up, apply, let everyone continue.
 
-from collections.abc import Callable
+Whose gradients make up a round is decided once, on one server, for all variables.
+Arrivals come in one queue. The chief accepts the first ones of the current round and
+incarnation, at most ``quota[replica]`` from a replica, until it has as many as are
+asked for, or as many as the replicas that have not left can bring. It adds up what
+it has while it waits for the next.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from tw_syncrep._exact_device_scope import apart_from_the_caller, on_device
-from tw_syncrep._protocol.decision import Arrivals, decide
-from tw_syncrep._protocol.gradient_queue import Lane
-from tw_syncrep._protocol.run_table import Board, Field, ring_key
-from tw_syncrep._protocol.wake_queues import Waiting
+from tw_core import sum_duplicate_rows
+from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
+from tw_syncrep._protocol.run_table import (
+    NOTICE,
+    TICKET_SIZE,
+    ReplicaField,
+    RunField,
+    replica_keys,
+    ring_key,
+    run_mark,
+)
+from tw_syncrep._protocol.state import SyncState
 
 Apply = Callable[[dict[int, Any]], Any]
 """Takes mean gradients by index; returns the op that has applied them."""
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """Where the replicas of one optimizer meet.
-
-    Attributes:
-      arrivals: where replicas announce themselves; with the gradients of the
-        board's server.
-      waiting: how replicas are woken.
-      lanes: one for each other server that gets gradients.
-    """
-
-    arrivals: Arrivals
-    waiting: Waiting
-    lanes: tuple[Lane, ...]
-
-    @property
-    def board(self) -> Board:
-        """How the run stands."""
-        return self.arrivals.board
-
-    @property
-    def replicas(self) -> int:
-        """How many replicas there are."""
-        return len(self.arrivals.quota)
-
-    @property
-    def aggregate(self) -> int:
-        """Gradients that make a round."""
-        return self.arrivals.aggregate
-
-
 def build_round(
-    meeting: Meeting, apply: Apply, *, global_step: tf.Variable
+    state: SyncState, apply: Apply, *, global_step: tf.Variable
 ) -> tf.Operation:
     """Builds one round of the chief.
 
     Args:
-      meeting: where the gradients are.
+      state: where the gradients are.
       apply: called once, while the graph is built.
       global_step: that it increases.
 
@@ -61,13 +44,13 @@ def build_round(
       The op that waits for a round's gradients, applies their mean and wakes
       the replicas. It runs on the parameter servers alone.
     """
-    board = meeting.board
-    with apart_from_the_caller(), on_device(board.device):
-        dropped_before = board.read([Field.DROPPED])[0]
-        decision = decide(meeting.arrivals)
-        means = meeting.arrivals.payload.means(decision.sums, decision.count)
-        for lane in meeting.lanes:
-            means |= lane.collect(decision.tickets)
+    table = state.table
+    with detached_scope(), exact_device_scope(table.device):
+        dropped_before = table.read([RunField.DROPPED])[0]
+        decision = _decide(state)
+        means = state.arrivals.payload.means(decision.sums, decision.count)
+        for queue in state.gradient_queues:
+            means |= queue.mean_of(decision.tickets)
         # Some optimizers begin without their gradients, as Adam does by decaying
         # the moments of sparse ones; a checkpoint must not catch that.
         with tf.control_dependencies([decision.count]):
@@ -75,11 +58,178 @@ def build_round(
         with tf.control_dependencies([applied]):
             ended = decision.round_number
             rows = [
-                (Field.ROUND, ended + 1),
-                (Field.STEP, global_step.read_value()),
-                (Field.DROPPED, dropped_before + decision.dropped),
-                (ring_key(ended), board.now()),
+                (RunField.ROUND, ended + 1),
+                (RunField.STEP, global_step.read_value()),
+                (RunField.DROPPED, dropped_before + decision.dropped),
+                (ring_key(ended), table.now()),
             ]
-            written = board.write(rows)
+            written = table.write(rows)
         with tf.control_dependencies([written]):
-            return meeting.waiting.end_round()
+            return state.wake_queues.end_round()
+
+
+def apply_with(
+    opt: Any,
+    variables: Sequence[tf.Variable],
+    *,
+    global_step: tf.Variable,
+    then: Callable[[], Any] | None,
+) -> Apply:
+    """Returns a function that applies a round's means with the wrapped optimizer.
+
+    Args:
+      opt: the wrapped optimizer; a variable without a mean gets None.
+      variables: [N].
+      global_step: increased by one; the step is on its server where there is a
+        choice.
+      then: builds what follows the step, such as moving averages; or None.
+    """
+
+    def apply(means: dict[int, Any]) -> Any:
+        # TensorFlow's own class adds rows of one index by itself, others need not.
+        if not isinstance(opt, tf.compat.v1.train.Optimizer):
+            means = {n: _with_rows_added(mean) for n, mean in means.items()}
+        pairs = [(means.get(n), variable) for n, variable in enumerate(variables)]
+        with exact_device_scope(global_step.device), tf.compat.v1.name_scope(""):
+            update = opt.apply_gradients(pairs, global_step)
+            if then is None:
+                return update
+            with tf.control_dependencies([update]):
+                return then()
+
+    return apply
+
+
+def _with_rows_added(mean: Any) -> Any:
+    """Adds the rows of one index that several replicas brought."""
+    if not isinstance(mean, tf.IndexedSlices):
+        return mean
+    with exact_device_scope(mean.values.device):
+        return sum_duplicate_rows(mean)
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """What a round consists of.
+
+    Attributes:
+      count: int32 [], gradients accepted, at least 1.
+      tickets: int64 [count, TICKET_SIZE], in order of arrival; None where no other
+        server needs them.
+      dropped: int64 [], gradients that came too late or were one too many.
+      round_number: int64 [].
+      sums: of the accepted payloads.
+    """
+
+    count: tf.Tensor
+    tickets: tf.Tensor | None
+    dropped: tf.Tensor
+    round_number: tf.Tensor
+    sums: Sequence[tf.Tensor]
+
+
+def _decide(state: SyncState) -> _Decision:
+    """Waits until the gradients of a round have arrived."""
+    payload, keeps_tickets = state.arrivals.payload, bool(state.gradient_queues)
+    now = state.table.read([RunField.ROUND, RunField.INCARNATION, RunField.RUN])
+    slots = tf.constant(state.quota, tf.int64)
+    selection = _Selection(state, now[:2], slots, left_mark=run_mark(now[2]))
+    tickets = [tf.zeros([0, TICKET_SIZE], tf.int64)] * keeps_tickets
+    start = selection.start()
+    count, _, _, dropped, *rest = tf.while_loop(
+        selection.wants_more,
+        selection.take_next,
+        [*start, *tickets, *payload.zeros()],
+        shape_invariants=[
+            *(tensor.shape for tensor in start),
+            *(tf.TensorShape([None, TICKET_SIZE]) for _ in tickets),
+            *payload.sum_shapes(),
+        ],
+        parallel_iterations=1,
+    )
+    kept = rest[0] if keeps_tickets else None
+    sums = rest[len(tickets) :]
+    return _Decision(tf.cast(count, tf.int32), kept, dropped, now[0], sums)
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """Accepts or drops one arrival after the other; its methods are the loop's.
+
+    Attributes:
+      state: where arrivals come from.
+      position: int64 [2], the round and incarnation that are decided.
+      slots: int64 [R], how many gradients each replica may bring.
+      left_mark: int64 [], marks who has left this run.
+    """
+
+    state: SyncState
+    position: tf.Tensor
+    slots: tf.Tensor
+    left_mark: tf.Tensor
+
+    def start(self) -> list[tf.Tensor]:
+        """Returns count, slots filled [R], marks of left [R], and dropped; int64."""
+        nothing = tf.constant(0, tf.int64)
+        filled = tf.zeros([self.state.replicas], tf.int64)
+        return [nothing, filled, self._read_left(), nothing]
+
+    def wants_more(
+        self, count: tf.Tensor, filled: tf.Tensor, left: tf.Tensor, *_: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns whether more gradients are asked for and possible, bool []."""
+        has_left = tf.equal(left, self.left_mark)
+        possible = tf.reduce_sum(tf.where(has_left, filled, self.slots))
+        return count < tf.clip_by_value(possible, 1, self.state.aggregate)
+
+    def take_next(
+        self,
+        count: tf.Tensor,
+        filled: tf.Tensor,
+        _: tf.Tensor,
+        dropped: tf.Tensor,
+        *rest: tf.Tensor,
+    ) -> list[tf.Tensor]:
+        """Waits for an arrival; returns the loop's variables with it."""
+        ticket, *sent = self.state.arrivals.dequeue()
+        with tf.control_dependencies([ticket]):
+            left = self._read_left()
+        is_accepted = self._accepts(ticket, filled)
+        accepted = tf.cast(is_accepted, tf.int64)
+        is_gradient = tf.cast(tf.not_equal(ticket[1], NOTICE), tf.int64)
+        slot = tf.one_hot(ticket[0], self.state.replicas, dtype=tf.int64)
+        return [
+            count + accepted,
+            filled + accepted * slot,
+            left,
+            dropped + is_gradient - accepted,
+            *self._add_if(is_accepted, rest, ticket, sent),
+        ]
+
+    def _accepts(self, ticket: tf.Tensor, filled: tf.Tensor) -> tf.Tensor:
+        is_current = tf.reduce_all(tf.equal(ticket[1:3], self.position))
+        has_slot = tf.gather(filled, ticket[0]) < tf.gather(self.slots, ticket[0])
+        return tf.logical_and(is_current, has_slot)
+
+    def _add_if(
+        self,
+        is_accepted: tf.Tensor,
+        so_far: Sequence[tf.Tensor],
+        ticket: tf.Tensor,
+        sent: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Adds an arrival to the tickets, if they are kept, and to the sums."""
+        if not so_far:
+            return []
+        kept = int(bool(self.state.gradient_queues))
+
+        def add() -> list[tf.Tensor]:
+            more = [tf.concat([t, ticket[tf.newaxis]], axis=0) for t in so_far[:kept]]
+            return more + self.state.arrivals.payload.add(so_far[kept:], sent)
+
+        added = tf.cond(is_accepted, add, lambda: list(so_far))
+        return list(added) if isinstance(added, list | tuple) else [added]
+
+    def _read_left(self) -> tf.Tensor:
+        keys = replica_keys(self.state.replicas, ReplicaField.LEFT)
+        return self.state.table.read(keys)

@@ -1,179 +1,176 @@
-"""Ops around the steps: starting, leaving, closing, being heard, being woken."""
+"""What runs around the steps: joining, leaving, closing, heartbeats and wake-ups."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
-from tw_syncrep._exact_device_scope import apart_from_the_caller, on_device
-from tw_syncrep._protocol.chief import Meeting
+from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
+from tw_syncrep._protocol.graph import LifecycleOps
+from tw_syncrep._protocol.replica import Replica
 from tw_syncrep._protocol.run_table import (
-    Field,
     ReplicaField,
-    mark,
+    RunField,
+    make_notice,
     replica_key,
     replica_keys,
     ring_keys,
+    run_mark,
 )
-from tw_syncrep._protocol.ticket import make_notice
-from tw_syncrep._protocol.wake_queues import Token
-from tw_syncrep._protocol.worker import Replica
+from tw_syncrep._protocol.state import SyncState, share_initial_tokens
 
 
-@dataclass(frozen=True)
-class SessionOps:
-    """What a hook runs.
-
-    Attributes:
-      join: before a replica's first step: it goes on from where the run stands.
-      open: the chief's, before its first round: begins an epoch and joins it.
-      initial: int64 [R], feeds ``open`` with each replica's initial tokens; as it
-        comes, none.
-      leave: a replica's that has no more data.
-      close: ends the run for all; the chief's, at an orderly end.
-      heartbeat: tells the board that a replica lives.
-      wake: wakes the replica's own training op, in the wait that it is fed.
-      place: int64 [2], feeds ``wake`` with the round and epoch of a wait; as it
-        comes, those that the replica computes for.
-      status: int64 vectors that ``read_status`` understands.
-    """
-
-    join: tf.Operation
-    open: tf.Operation
-    initial: tf.Tensor
-    leave: tf.Operation
-    close: tf.Operation
-    heartbeat: tf.Operation
-    wake: tf.Operation
-    place: tf.Tensor
-    status: Sequence[tf.Tensor]
-
-
-def build_session_ops(
-    meeting: Meeting, replica: Replica, *, global_step: tf.Variable
-) -> SessionOps:
-    """Builds them, free of the caller's devices and control inputs."""
-    with apart_from_the_caller(), on_device(meeting.board.device):
-        with on_device(replica.device):
-            own = replica.place.read_value()
-        place = tf.compat.v1.placeholder_with_default(own, [2], name="place")
-        none = tf.zeros([meeting.replicas], tf.int64)
+def build_lifecycle_ops(
+    state: SyncState, replica: Replica, *, global_step: tf.Variable
+) -> LifecycleOps:
+    """Builds the ops, detached from the caller's devices and control inputs."""
+    with detached_scope(), exact_device_scope(state.table.device):
+        with exact_device_scope(replica.device):
+            own = replica.position.read_value()
+        position = tf.compat.v1.placeholder_with_default(own, [2], name="place")
+        none = tf.zeros([state.replicas], tf.int64)
         initial = tf.compat.v1.placeholder_with_default(
-            none, [meeting.replicas], name="initial"
+            none, [state.replicas], name="initial"
         )
-        return SessionOps(
-            join=_join(meeting, replica, global_step),
-            open=_open(meeting, replica, initial, global_step),
+        return LifecycleOps(
+            join=_join(state, replica, global_step),
+            open=_open(state, replica, initial, global_step),
             initial=initial,
-            leave=_leave(meeting, replica),
-            close=_close(meeting, replica),
-            heartbeat=_heartbeat(meeting, replica),
-            wake=meeting.waiting.wake(replica.index, place),
-            place=place,
-            status=_status(meeting, global_step),
+            leave=_leave(state, replica),
+            close=_close(state, replica),
+            heartbeat=_heartbeat(state, replica),
+            wake=state.wake_queues.wake(replica.index, position),
+            position=position,
+            status=_status(state, global_step),
         )
 
 
-def initial_rows(initial: tf.Tensor, replicas: int) -> dict[int, tf.Tensor]:
-    """Returns the rows of the board for each replica's initial tokens, int64 [R]."""
-    keys = replica_keys(replicas, ReplicaField.INITIAL)
-    return dict(zip(keys, tf.unstack(initial, replicas), strict=True))
+def build_initial_tokens_op(state: SyncState, num_tokens: int) -> tf.Operation:
+    """Returns the op that gives out initial tokens; see ``share_initial_tokens``."""
+    counts = share_initial_tokens(
+        num_tokens, aggregate=state.aggregate, replicas=state.replicas
+    )
+    with detached_scope():
+        rows = _initial_rows(tf.constant(counts, tf.int64), state.replicas)
+        with exact_device_scope(state.table.device):
+            given = state.table.write(rows)
+        with tf.control_dependencies([given]):
+            # Replicas that already wait must read the table again.
+            return tf.group(state.wake_queues.wake_all(), name="init_tokens")
 
 
-def _join(meeting: Meeting, replica: Replica, global_step: tf.Variable) -> tf.Operation:
-    board = meeting.board
-    # After a run's end, one is early for the next.
-    run = tf.reduce_sum(board.read([Field.RUN, Field.CLOSED]))
-    here = board.write(
+def make_queue_runner(state: SyncState, round_op: tf.Operation) -> Any:
+    """Makes a ``QueueRunner`` of the chief's rounds; at its end it closes the queues.
+
+    Args:
+      state: of the optimizer.
+      round_op: one round of the chief.
+    """
+    queue = state.arrivals.queue
+    with detached_scope(), exact_device_scope(state.table.device):
+        close = tf.group(queue.close(), state.wake_queues.close())
+    return tf.compat.v1.train.QueueRunner(
+        queue, [round_op], close_op=close, cancel_op=close
+    )
+
+
+def _join(state: SyncState, replica: Replica, global_step: tf.Variable) -> tf.Operation:
+    table = state.table
+    # After a run closes, joiners belong to the next run.
+    run = tf.reduce_sum(table.read([RunField.RUN, RunField.CLOSED]))
+    joined = table.write(
         {
-            replica_key(replica.index, ReplicaField.HEARD): board.now(),
+            replica_key(replica.index, ReplicaField.HEARD): table.now(),
             replica_key(replica.index, ReplicaField.LEFT): 0,
-            replica_key(replica.index, ReplicaField.JOINED): mark(run),
+            replica_key(replica.index, ReplicaField.JOINED): run_mark(run),
         }
     )
-    with tf.control_dependencies([here]):
-        told = _notify(meeting, replica)
-        place = board.read([Field.ROUND, Field.EPOCH])
-        # Of the board's the chief may not have written any yet.
+    with tf.control_dependencies([joined]):
+        notified = _notify_chief(state, replica)
+        position = table.read([RunField.ROUND, RunField.INCARNATION])
+        # The chief may not have written the table's own yet.
         step = tf.cast(global_step.read_value(), tf.int64)
-        stand = tf.concat([place, step[tf.newaxis]], axis=0)
-    return tf.group(told, replica.goes_on_at(stand))
+        progress = tf.concat([position, step[tf.newaxis]], axis=0)
+    return tf.group(notified, replica.continue_at(progress))
 
 
-def _notify(meeting: Meeting, replica: Replica) -> tf.Operation:
-    """Has the chief look at the board again."""
-    ticket, nothing = make_notice(replica.index), meeting.arrivals.payload.of_nothing()
-    return meeting.arrivals.queue.enqueue([ticket, *nothing])
+def _notify_chief(state: SyncState, replica: Replica) -> tf.Operation:
+    """Has the chief read the table again."""
+    ticket = make_notice(replica.index)
+    return state.arrivals.enqueue(ticket, state.arrivals.payload.encode_nothing())
 
 
 def _open(
-    meeting: Meeting, replica: Replica, initial: tf.Tensor, global_step: tf.Variable
+    state: SyncState, replica: Replica, initial: tf.Tensor, global_step: tf.Variable
 ) -> tf.Operation:
-    """Begins an epoch, and another run where the last has ended.
+    """Begins an incarnation, and another run where the last has ended.
 
-    What was interrupted before does not reach into the epoch. Initial tokens are
-    written with it, as replicas begin their steps when they see it.
+    Nothing that was interrupted before reaches into the incarnation. Initial tokens
+    are written with it, as replicas begin their steps when they see it.
     """
-    board = meeting.board
-    payloads = [meeting.arrivals.payload, *(lane.payload for lane in meeting.lanes)]
-    forgotten = [op for payload in payloads for op in payload.forget()]
-    with tf.control_dependencies(forgotten):
-        stand = board.read([Field.ROUND, Field.RUN, Field.CLOSED])
+    table = state.table
+    cleared = [op for payload in state.payloads for op in payload.clear()]
+    with tf.control_dependencies(cleared):
+        before = table.read([RunField.ROUND, RunField.RUN, RunField.CLOSED])
         step = global_step.read_value()
-        opened = board.write(
+        opened = table.write(
             {
-                Field.EPOCH: board.now(),
-                Field.CLOSED: 0,
-                Field.CHIEF: replica.index,
-                Field.FIRST_ROUND: stand[0],
-                Field.RUN: stand[1] + stand[2],
-                Field.STEP: step,
-                Field.FIRST_STEP: step,
-                **initial_rows(initial, meeting.replicas),
+                RunField.INCARNATION: table.now(),
+                RunField.CLOSED: 0,
+                RunField.CHIEF: replica.index,
+                RunField.FIRST_ROUND: before[0],
+                RunField.RUN: before[1] + before[2],
+                RunField.STEP: step,
+                RunField.FIRST_STEP: step,
+                **_initial_rows(initial, state.replicas),
             }
         )
     with tf.control_dependencies([opened]):
         return tf.group(
-            meeting.waiting.send_all(Token.LOOK), _join(meeting, replica, global_step)
+            state.wake_queues.wake_all(), _join(state, replica, global_step)
         )
 
 
-def _leave(meeting: Meeting, replica: Replica) -> tf.Operation:
+def _initial_rows(initial: tf.Tensor, replicas: int) -> dict[Any, Any]:
+    """Returns the table's rows for each replica's initial tokens, int64 [R]."""
+    keys = replica_keys(replicas, ReplicaField.INITIAL)
+    return dict(zip(keys, tf.unstack(initial, replicas), strict=True))
+
+
+def _leave(state: SyncState, replica: Replica) -> tf.Operation:
     """Leaves the run that it joined, which may have ended long ago."""
-    board = meeting.board
-    joined = board.read([replica_key(replica.index, ReplicaField.JOINED)])[0]
-    gone = board.write(
+    table = state.table
+    joined = table.read([replica_key(replica.index, ReplicaField.JOINED)])[0]
+    left = table.write(
         {
-            replica_key(replica.index, ReplicaField.HEARD): board.now(),
+            replica_key(replica.index, ReplicaField.HEARD): table.now(),
             replica_key(replica.index, ReplicaField.LEFT): joined,
         }
     )
-    with tf.control_dependencies([gone]):
-        return _notify(meeting, replica)
+    with tf.control_dependencies([left]):
+        return _notify_chief(state, replica)
 
 
-def _close(meeting: Meeting, replica: Replica) -> tf.Operation:
+def _close(state: SyncState, replica: Replica) -> tf.Operation:
     """Ends the run that it joined, and no later one."""
-    board = meeting.board
     joined = replica_key(replica.index, ReplicaField.JOINED)
-    stand = board.read([joined, Field.RUN, Field.CLOSED])
-    is_own = tf.cast(tf.equal(stand[0], mark(stand[1])), tf.int64)
-    closed = board.write({Field.CLOSED: tf.maximum(is_own, stand[2])})
+    rows = state.table.read([joined, RunField.RUN, RunField.CLOSED])
+    is_own = tf.cast(tf.equal(rows[0], run_mark(rows[1])), tf.int64)
+    closed = state.table.write({RunField.CLOSED: tf.maximum(is_own, rows[2])})
     with tf.control_dependencies([closed]):
-        return meeting.waiting.send_all(Token.LOOK)
+        return state.wake_queues.wake_all()
 
 
-def _heartbeat(meeting: Meeting, replica: Replica) -> tf.Operation:
-    board = meeting.board
-    return board.write({replica_key(replica.index, ReplicaField.HEARD): board.now()})
+def _heartbeat(state: SyncState, replica: Replica) -> tf.Operation:
+    heard = replica_key(replica.index, ReplicaField.HEARD)
+    return state.table.write({heard: state.table.now()})
 
 
-def _status(meeting: Meeting, global_step: tf.Variable) -> list[tf.Tensor]:
-    board, replicas = meeting.board, meeting.replicas
+def _status(state: SyncState, global_step: tf.Variable) -> list[tf.Tensor]:
+    table, replicas = state.table, state.replicas
     step = tf.reshape(tf.cast(global_step.read_value(), tf.int64), [1])
     about_run = tf.concat(
-        [board.read(list(Field)), tf.reshape(board.now(), [1]), step], axis=0
+        [table.read(list(RunField)), tf.reshape(table.now(), [1]), step], axis=0
     )
-    about_replicas = [board.read(replica_keys(replicas, f)) for f in ReplicaField]
-    about_replicas.append(tf.constant(meeting.arrivals.quota, tf.int64))
-    return [about_run, tf.stack(about_replicas), board.read(ring_keys())]
+    about_replicas = [table.read(replica_keys(replicas, f)) for f in ReplicaField]
+    about_replicas.append(tf.constant(state.quota, tf.int64))
+    return [about_run, tf.stack(about_replicas), table.read(ring_keys())]

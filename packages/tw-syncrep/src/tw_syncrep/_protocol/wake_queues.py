@@ -1,13 +1,13 @@
-"""How a replica waits for the end of a round, and what wakes it up.
+"""How a replica waits for the end of a round, and what wakes it.
 
 Every replica has a queue of its own, so that no replica takes what is meant for
-another. A token says why it was sent; where the run stands is read from the
-board afterwards, and never from the token: a replica that was slow goes on at
-the present round, not at the one that followed its own.
+another. A token says why it was sent; how the run stands is read from the run table
+afterwards, and never from the token: a replica that was slow continues with the
+current round, not with the one that followed its own.
 
 A replica does not wait where it has to bring another gradient for the same round:
-where it has several slots, and in an epoch's first round, once for each initial
-token. The latter hold even if that round is over by then, as with TensorFlow's
+where it has several slots and, in the first round of an incarnation, once for each
+initial token. The latter hold even if that round is over by then, as with TensorFlow's
 class, so that what counts does not depend on who was fast.
 """
 
@@ -16,146 +16,164 @@ from enum import IntEnum
 
 import tensorflow as tf
 
-from tw_syncrep._exact_device_scope import on_device
-from tw_syncrep._protocol.run_table import Board, Field, ReplicaField, replica_key
+from tw_syncrep._exact_device_scope import exact_device_scope
+from tw_syncrep._protocol.run_table import (
+    ReplicaField,
+    RunField,
+    RunTable,
+    replica_key,
+)
 
-# Where a replica finds what in the rows of the board that it looks at.
-_NOW, _FIRST, _CLOSED, _INITIAL = slice(0, 3), slice(3, 6), 6, 7
+# Where the rows that a replica reads from the table have what.
+_CURRENT, _FIRST, _CLOSED, _INITIAL = slice(0, 3), slice(3, 6), 6, 7
 _BACKLOG = 4
 """Tokens that a replica may leave unread before it gets no more."""
 
 
-class Token(IntEnum):
-    """Why a replica was woken; in a queue with the round and epoch of a GUARD."""
+class WakeReason(IntEnum):
+    """Why a replica was woken; the first element of a token.
 
-    LOOK = 0  # Something has changed: look at the board.
-    CLOSED = 1  # The chief has ended the run.
-    GUARD = 2  # The replica's own guard has waited long enough.
+    A WATCHDOG's token also has the round and incarnation of the wait that it ends.
+    """
+
+    TABLE_CHANGED = 0
+    RUN_CLOSED = 1
+    WATCHDOG = 2
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """The queues of tokens, int64 [3], one a replica, on the board's server."""
+class WakeQueues:
+    """The queues of tokens, int64 [3], one per replica, on the run table's server."""
 
-    board: Board
+    table: RunTable
     queues: tuple[tf.queue.QueueBase, ...]
 
     def wait(
-        self, replica: int, place: tf.Tensor, count: tf.Tensor, *, quota: int
+        self, replica: int, position: tf.Tensor, count: tf.Tensor, *, quota: int
     ) -> tf.Tensor:
-        """Waits until the replica may go on or a token says otherwise.
+        """Waits until the replica may continue or a token says otherwise.
 
         Args:
           replica: who waits.
-          place: int64 [2], round and epoch of its own gradient, on the server.
-          count: int64 [], its gradients of that round and epoch, this one included.
+          position: int64 [2], round and incarnation of its own gradient, on the
+            server.
+          count: int64 [], its gradients of that round and incarnation, this one
+            included.
           quota: its slots in a round.
 
         Returns:
-          int64 [4]: the round, the epoch and the global step to go on with, and the
-          token.
+          int64 [4]: the round, the incarnation and the global step to continue with,
+          and the ``WakeReason``.
         """
-        with on_device(self.board.device):
 
-            def look() -> tf.Tensor:
-                return self.board.read(_stand_keys(replica))
+        def read_rows() -> tf.Tensor:
+            return self.table.read(_watched_keys(replica))
 
-            def still(stand: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
-                changes = [
-                    tf.reduce_any(tf.not_equal(stand[_NOW][:2], place)),
-                    count < quota,
-                    _repeats(stand, place, count),
-                    stand[_CLOSED] > 0,
-                    tf.not_equal(_reason(token, place), Token.LOOK),
-                ]
-                return tf.logical_not(tf.reduce_any(tf.stack(changes)))
+        def must_wait(rows: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
+            changes = [
+                tf.reduce_any(tf.not_equal(rows[_CURRENT][:2], position)),
+                count < quota,
+                _repeats_first_round(rows, position, count),
+                rows[_CLOSED] > 0,
+                tf.not_equal(_reason(token, position), WakeReason.TABLE_CHANGED),
+            ]
+            return tf.logical_not(tf.reduce_any(tf.stack(changes)))
 
-            def read_token(*_: tf.Tensor) -> list[tf.Tensor]:
-                token = self.queues[replica].dequeue()
-                with tf.control_dependencies([token]):
-                    return [look(), token]
+        def take_token(*_: tf.Tensor) -> list[tf.Tensor]:
+            token = self.queues[replica].dequeue()
+            with tf.control_dependencies([token]):
+                return [read_rows(), token]
 
-            nothing = _plain(Token.LOOK)
-            stand, token = tf.while_loop(
-                still, read_token, [look(), nothing], parallel_iterations=1
+        with exact_device_scope(self.table.device):
+            nothing = _token(WakeReason.TABLE_CHANGED)
+            rows, token = tf.while_loop(
+                must_wait, take_token, [read_rows(), nothing], parallel_iterations=1
             )
-            repeats = _repeats(stand, place, count)
-            goes_on_at = tf.where(repeats, stand[_FIRST], stand[_NOW])
-            closed = tf.constant(Token.CLOSED, tf.int64)
-            reason = tf.where(stand[_CLOSED] > 0, closed, _reason(token, place))
-            return tf.concat([goes_on_at, reason[tf.newaxis]], axis=0)
+            repeats = _repeats_first_round(rows, position, count)
+            progress = tf.where(repeats, rows[_FIRST], rows[_CURRENT])
+            closed = tf.constant(WakeReason.RUN_CLOSED, tf.int64)
+            reason = tf.where(rows[_CLOSED] > 0, closed, _reason(token, position))
+            return tf.concat([progress, reason[tf.newaxis]], axis=0)
 
-    def wake(self, replica: int, place: tf.Tensor) -> tf.Operation:
-        """Returns the op that ends a replica's wait.
+    def wake(self, replica: int, position: tf.Tensor) -> tf.Operation:
+        """Returns the op with which a watchdog ends its replica's wait.
 
         Args:
           replica: who waits.
-          place: int64 [2], the round and epoch that it waits in; another wait,
-            after this one has ended otherwise, goes on.
+          position: int64 [2], the round and incarnation that it waits in; a later
+            wait is not ended.
         """
-        with on_device(self.board.device):
-            guard = tf.constant([Token.GUARD], tf.int64)
-            return self.queues[replica].enqueue([tf.concat([guard, place], axis=0)])
+        with exact_device_scope(self.table.device):
+            reason = tf.constant([WakeReason.WATCHDOG], tf.int64)
+            token = tf.concat([reason, position], axis=0)
+            return self.queues[replica].enqueue([token])
 
-    def send_all(self, token: Token) -> tf.Operation:
-        """Returns the op that sends a token to every replica."""
-        with on_device(self.board.device):
-            return tf.group(*(q.enqueue(_plain(token)) for q in self.queues))
+    def wake_all(self) -> tf.Operation:
+        """Returns the op that has every replica read the table again."""
+        with exact_device_scope(self.table.device):
+            changed = WakeReason.TABLE_CHANGED
+            return tf.group(*(queue.enqueue(_token(changed)) for queue in self.queues))
 
     def end_round(self) -> tf.Operation:
-        """Returns the op that has every replica look at the next round.
+        """Returns the op that has every replica see the next round.
 
-        For one that reads no tokens, being slow or gone, they do not pile up.
+        Tokens do not pile up for one that reads none, being slow or gone.
         """
-        return tf.group(*(self._start(queue) for queue in self.queues))
+        with exact_device_scope(self.table.device):
+            return tf.group(*map(_enqueue_if_room, self.queues))
 
-    def close_queues(self) -> tf.Operation:
+    def close(self) -> tf.Operation:
         """Returns the op after which waiting fails with ``OutOfRangeError``."""
-        with on_device(self.board.device):
+        with exact_device_scope(self.table.device):
             return tf.group(*(queue.close() for queue in self.queues))
 
-    def _start(self, queue: tf.queue.QueueBase) -> tf.Operation:
-        with on_device(self.board.device):
-            has_room = tf.cast(queue.size() < _BACKLOG, tf.int32)
-            return queue.enqueue_many([_plain(Token.LOOK)[tf.newaxis][:has_room]])
 
-
-def _stand_keys(replica: int) -> list[int]:
-    """Returns the rows that a replica looks at; what _NOW, _FIRST, ... find."""
-    return [
-        *(Field.ROUND, Field.EPOCH, Field.STEP),
-        *(Field.FIRST_ROUND, Field.EPOCH, Field.FIRST_STEP),
-        Field.CLOSED,
-        replica_key(replica, ReplicaField.INITIAL),
-    ]
-
-
-def _repeats(stand: tf.Tensor, place: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """Tells whether initial tokens have a replica repeat the first round, bool []."""
-    is_first = tf.reduce_all(tf.equal(stand[_FIRST][:2], place))
-    return tf.logical_and(is_first, count <= stand[_INITIAL])
-
-
-def _plain(token: Token) -> tf.Tensor:
-    """Returns a token for any round and epoch, int64 [3]."""
-    return tf.constant([token, 0, 0], tf.int64)
-
-
-def _reason(token: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
-    """Returns why a replica at ``place`` is to go on, int64 []; or LOOK."""
-    is_for_another = tf.logical_and(
-        tf.equal(token[0], Token.GUARD), tf.reduce_any(tf.not_equal(token[1:], place))
-    )
-    return tf.where(is_for_another, tf.constant(Token.LOOK, tf.int64), token[0])
-
-
-def make_waiting(board: Board, *, replicas: int, shared_name: str) -> Waiting:
+def make_wake_queues(table: RunTable, *, replicas: int, shared_name: str) -> WakeQueues:
     """Makes the queues, which all processes share by their names."""
-    with on_device(board.device):
+    with exact_device_scope(table.device):
         queues = tuple(
             tf.queue.FIFOQueue(
                 -1, [tf.int64], [[3]], shared_name=f"{shared_name}_{r}", name="tokens"
             )
             for r in range(replicas)
         )
-    return Waiting(board, queues)
+    return WakeQueues(table, queues)
+
+
+def _watched_keys(replica: int) -> list[int]:
+    """Returns the keys of what _CURRENT, _FIRST, _CLOSED and _INITIAL find."""
+    return [
+        *(RunField.ROUND, RunField.INCARNATION, RunField.STEP),
+        *(RunField.FIRST_ROUND, RunField.INCARNATION, RunField.FIRST_STEP),
+        RunField.CLOSED,
+        replica_key(replica, ReplicaField.INITIAL),
+    ]
+
+
+def _repeats_first_round(
+    rows: tf.Tensor, position: tf.Tensor, count: tf.Tensor
+) -> tf.Tensor:
+    """Returns whether initial tokens have a replica repeat the first round, bool []."""
+    is_first = tf.reduce_all(tf.equal(rows[_FIRST][:2], position))
+    return tf.logical_and(is_first, count <= rows[_INITIAL])
+
+
+def _token(reason: WakeReason) -> tf.Tensor:
+    """Returns a token for any round and incarnation, int64 [3]."""
+    return tf.constant([reason, 0, 0], tf.int64)
+
+
+def _reason(token: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
+    """Returns why a replica at ``position`` is woken, int64 []."""
+    is_for_another = tf.logical_and(
+        tf.equal(token[0], WakeReason.WATCHDOG),
+        tf.reduce_any(tf.not_equal(token[1:], position)),
+    )
+    changed = tf.constant(WakeReason.TABLE_CHANGED, tf.int64)
+    return tf.where(is_for_another, changed, token[0])
+
+
+def _enqueue_if_room(queue: tf.queue.QueueBase) -> tf.Operation:
+    has_room = tf.cast(queue.size() < _BACKLOG, tf.int32)
+    token = _token(WakeReason.TABLE_CHANGED)
+    return queue.enqueue_many([token[tf.newaxis][:has_room]])

@@ -1,26 +1,118 @@
 """A session whose creation, calls and end are bounded.
 
-A hook cannot do this: it is not asked while a session is made, and cannot
-interrupt a call. The session lives in a thread of its own, and the caller looks
-at the parameter servers while it waits.
+A hook cannot do this: it is not asked while a session is created, and a call that is
+blocked inside TensorFlow reacts to nothing that Python does. So the session lives in
+a thread of its own. The caller waits for its answers, checks the parameter servers now
+and then, and leaves the thread behind when waiting has become pointless.
 """
 
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from tw_core.checks import check_function
-from tw_syncrep._call_checks import check_kind, check_timeouts
-from tw_syncrep._session.call_thread import CallThread
-from tw_syncrep._timeouts.server_monitor import ServerWatch
+from tw_syncrep._checks import check_kind, check_timeouts
+from tw_syncrep._timeouts.server_monitor import CHECK_EVERY_S, ServerMonitor
 
 T = TypeVar("T")
+_Answer = tuple[Any, BaseException | None]
+
+
+class AbandonedError(RuntimeError):
+    """An earlier call was left behind and may still be running."""
+
+
+class CallThread:
+    """One thread that makes one call after the other.
+
+    Attributes:
+      is_abandoned: whether a call was left behind; no other is possible any more.
+      has_ended: whether ``end`` was called; no other is possible either.
+    """
+
+    def __init__(self, surroundings: AbstractContextManager[Any]) -> None:
+        """Starts the thread, which enters ``surroundings``."""
+        self.is_abandoned = False
+        self.has_ended = False
+        self._surroundings = surroundings
+        # Of the ways to hand something to a thread, this one costs least.
+        self._calls: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
+        self._answers: SimpleQueue[_Answer] = SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._serve, name="tw-syncrep-session", daemon=True
+        )
+        self._thread.start()
+
+    def run(self, call: Callable[[], T], check: Callable[[], float]) -> T:
+        """Makes a call and waits for it.
+
+        Args:
+          call: what to do in the thread.
+          check: called while that takes long; raises to leave the call behind, or
+            returns in how many seconds to check again.
+
+        Returns:
+          What ``call`` returned.
+
+        Raises:
+          AbandonedError: an earlier call was left behind.
+          RuntimeError: the thread has ended.
+          BaseException: what ``call`` or ``check`` raised.
+        """
+        if self.is_abandoned:
+            raise AbandonedError(
+                "training_session: an earlier call did not return and was left "
+                "behind; make a new session."
+            )
+        if self.has_ended:
+            raise RuntimeError(
+                "training_session: the session was closed; make a new one."
+            )
+        self._calls.put(call)
+        try:
+            result, error = self._await_answer(check)
+        except BaseException:
+            self.is_abandoned = True
+            raise
+        if error is not None:
+            raise error
+        return result  # type: ignore[no-any-return]
+
+    def end(self) -> None:
+        """Ends the thread, unless a call was left behind in it."""
+        if not (self.is_abandoned or self.has_ended):
+            self.has_ended = True
+            self._calls.put(None)
+
+    def _await_answer(self, check: Callable[[], float]) -> _Answer:
+        wait_s = CHECK_EVERY_S
+        while True:
+            try:
+                return self._answers.get(timeout=wait_s)
+            except Empty:
+                wait_s = check()
+
+    def _serve(self) -> None:
+        with self._surroundings:
+            while (call := self._calls.get()) is not None:
+                self._answers.put(_answer(call))
+                del call  # It may hold a session that is to go.
+
+
+def _answer(call: Callable[[], Any]) -> _Answer:
+    try:
+        return call(), None
+    except BaseException as error:
+        return None, error
 
 
 class TrainingSession:
-    """What ``training_session`` returns; used as a ``MonitoredSession`` is."""
+    """What ``training_session`` returns; used like a ``MonitoredSession``."""
 
     def __init__(
         self,
@@ -36,9 +128,9 @@ class TrainingSession:
         Args:
           create: returns a ``MonitoredSession``.
           servers: "host:port" of parameter servers by task name.
-          wait_timeout_s: how long they may be silent; None for any time.
-          start_timeout_s: how long ``create`` may take; None for any time.
-          unanswered: tells whether a question through the session got no answer.
+          wait_timeout_s: how long they may be silent; None for no bound.
+          start_timeout_s: how long ``create`` may take; None for no bound.
+          unanswered: returns whether a question through the session got no answer.
 
         Raises:
           TypeError: an argument is of another type.
@@ -58,7 +150,13 @@ class TrainingSession:
         self._unanswered = unanswered
         self._graph = tf.compat.v1.get_default_graph()
         self._thread = CallThread(self._graph.as_default())
-        self._session = self._create(create, start_timeout_s)
+        try:
+            self._session = self._call(
+                "creating the session", create, limit_s=start_timeout_s
+            )
+        except BaseException:
+            self._thread.end()
+            raise
 
     @property
     def graph(self) -> tf.Graph:
@@ -122,32 +220,23 @@ class TrainingSession:
         ended = self._end(lambda: self._session.__exit__(kind, error, traceback))
         return bool(ended)
 
-    def _create(self, create: Callable[[], Any], limit_s: float | None) -> Any:
-        watch = self._watch("creating the session", limit_s=limit_s)
-        try:
-            return self._thread.run(create, watch.look)
-        except BaseException:
-            self._thread.end()
-            raise
-
     def _end(self, close: Callable[[], T]) -> T | None:
-        if self._thread.is_abandoned:  # The error that did it is on its way.
-            return None
-        if self._thread.has_ended:
+        # Where a call was abandoned, the error that did it is on its way.
+        if self._thread.is_abandoned or self._thread.has_ended:
             return None
         try:
             return self._call("closing the session", close)
         finally:
             self._thread.end()
 
-    def _call(self, doing: str, call: Callable[[], T]) -> T:
-        return self._thread.run(call, self._watch(doing).look)
-
-    def _watch(self, doing: str, *, limit_s: float | None = None) -> ServerWatch:
-        return ServerWatch(
+    def _call(
+        self, doing: str, call: Callable[[], T], *, limit_s: float | None = None
+    ) -> T:
+        monitor = ServerMonitor(
             doing,
             self._servers,
             self._wait_timeout_s,
             limit_s=limit_s,
             unanswered=self._unanswered,
         )
+        return self._thread.run(call, monitor.check)

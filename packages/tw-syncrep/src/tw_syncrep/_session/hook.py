@@ -1,39 +1,29 @@
-"""The hook: starts a replica's part, watches its waits, ends it in order."""
+"""The hook: starts a replica's part, bounds its waits, ends it in order."""
 
 import contextlib
 import logging
+import threading
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
 from tw_core.checks import check_flag, check_whole_number
-from tw_syncrep._call_checks import check_methods, check_session
+from tw_syncrep._checks import check_methods, check_session
 from tw_syncrep._protocol.graph import SyncGraph
-from tw_syncrep._protocol.initial_tokens import initial_tokens
-from tw_syncrep._protocol.wake_queues import Token
-from tw_syncrep._session.chief_loop import ChiefLoop
-from tw_syncrep._session.training_fetch import TrainingFetch
+from tw_syncrep._protocol.state import share_initial_tokens
+from tw_syncrep._protocol.wake_queues import WakeReason
 from tw_syncrep._timeouts.errors import SyncTimeoutError
 from tw_syncrep._timeouts.start_barrier import StartBarrier
 from tw_syncrep._timeouts.status import Status
-from tw_syncrep._timeouts.watchdog import Guard, judge_wait
+from tw_syncrep._timeouts.watchdog import Watchdog, judge_wait
 
 _log = logging.getLogger("tw_syncrep")
 
 # Plain numbers are compared many times faster, and this is done every step.
-_CLOSED, _GUARD = int(Token.CLOSED), int(Token.GUARD)
+_CLOSED, _WATCHDOG = int(WakeReason.RUN_CLOSED), int(WakeReason.WATCHDOG)
 _ENDING_MS = 10_000
-
-
-class _Optimizer(Protocol):
-    """What the hook needs of the optimizer."""
-
-    wait_timeout_s: float | None
-    start_timeout_s: float | None
-
-    @property
-    def sync_graph(self) -> SyncGraph: ...
 
 
 class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
@@ -41,16 +31,16 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     def __init__(
         self,
-        optimizer: _Optimizer,
+        optimizer: Any,
         is_chief: bool,
         num_tokens: int = -1,
         *,
         ends_all: bool = False,
     ) -> None:
-        """Keeps the arguments; the graph is looked at in ``begin``.
+        """Keeps the arguments; the graph is read in ``begin``.
 
         Args:
-          optimizer: whose hook it is.
+          optimizer: the ``SyncReplicasOptimizer`` whose hook it is.
           is_chief: whether this replica runs the rounds.
           num_tokens: as for ``get_init_tokens_op``.
           ends_all: whether the run ends when this replica leaves.
@@ -70,10 +60,9 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._is_chief = is_chief
         self._num_tokens = num_tokens
         self._ends_all = ends_all
-        self._guard: Guard | None = None
-        self._loop: ChiefLoop | None = None
+        self._watchdog: Watchdog | None = None
+        self._rounds_stopped: threading.Event | None = None
         self._failure: Exception | None = None
-        self._is_started = False
         self._waits = False
         self._session: Any = None
         self._begun: SyncGraph | None = None
@@ -81,17 +70,19 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     @property
     def wait_timeout_s(self) -> float | None:
         """Longest wait for a step, in seconds."""
-        return self._optimizer.wait_timeout_s
+        timeout_s: float | None = self._optimizer.wait_timeout_s
+        return timeout_s
 
     @property
     def start_timeout_s(self) -> float | None:
         """Longest wait for the others' start, in seconds."""
-        return self._optimizer.start_timeout_s
+        timeout_s: float | None = self._optimizer.start_timeout_s
+        return timeout_s
 
     @property
     def is_unanswered(self) -> bool:
         """Whether the server is silent though a wait has taken too long."""
-        return self._guard is not None and self._guard.is_unanswered
+        return self._watchdog is not None and self._watchdog.is_unanswered
 
     def begin(self) -> None:
         """Gets the ops.
@@ -100,17 +91,17 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
           ValueError: the optimizer has built none yet, or too few tokens.
         """
         try:
-            self._begun = self._optimizer.sync_graph
+            graph: SyncGraph = self._optimizer.sync_graph
         except ValueError:
             raise ValueError(
                 "SyncReplicasOptimizer.apply_gradient should be called before using "
                 "the hook: call apply_gradients() or minimize() first."
             ) from None
-        self._training = TrainingFetch(self._graph.train_op)
+        self._begun = graph
+        self._training = _TrainingFetch(graph.train_op)
         if self._is_chief:
-            meeting = self._graph.meeting
-            self._initial = initial_tokens(
-                self._num_tokens, aggregate=meeting.aggregate, total=meeting.replicas
+            self._initial = share_initial_tokens(
+                self._num_tokens, aggregate=graph.aggregate, replicas=graph.replicas
             )
 
     def after_create_session(
@@ -120,7 +111,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
         Raises:
           RuntimeError: variables have no value; all are named.
-          TypeError: ``session`` is none, or ``coord`` no coordinator.
+          TypeError: ``session`` is not a session, or ``coord`` not a coordinator.
           ValueError: the session is one of another graph.
         """
         caller = "SyncReplicasHook.after_create_session"
@@ -132,20 +123,21 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._failure = None
         self._session = session
         self._barrier = StartBarrier(self._graph)
-        self._is_started = False
         if not self._is_chief:
             self._barrier.join(session, ops.join)
         else:
             self._barrier.join(session, ops.open, {ops.initial: self._initial})
-            self._loop = ChiefLoop(session, self._graph.round_op, self._fail)
+            self._rounds_stopped = _start_rounds(
+                session, self._graph.round_op, self._fail
+            )
         if self.wait_timeout_s is not None:
-            self._guard = Guard(
+            self._watchdog = Watchdog(
                 session,
                 ops,
                 self._judge,
-                replica=self._graph.replica.index,
+                replica=self._graph.replica,
                 timeout_s=self.wait_timeout_s,
-                renew=partial(self._renew, session, coord),
+                replace_session=partial(self._replace_session, session, coord),
             )
 
     def before_run(self, run_context: Any) -> Any:
@@ -166,11 +158,10 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             return None
         if self._failure is not None:
             raise self._failure
-        if not self._is_started:
+        if not self._barrier.is_passed:
             self._barrier.wait(run_context.session, timeout_s=self.start_timeout_s)
-            self._is_started = True
-        if self._guard is not None:
-            self._guard.begin_wait()
+        if self._watchdog is not None:
+            self._watchdog.begin_wait()
         return tf.compat.v1.train.SessionRunArgs(self._graph.reply)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
@@ -183,13 +174,13 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if not self._waits:
             return
         error = self._failure
-        if self._guard is not None:
-            error = error or self._guard.error
-            self._guard.end_wait()
-        token = int(run_values.results[-1])
-        if token == _CLOSED:
+        if self._watchdog is not None:
+            error = error or self._watchdog.error
+            self._watchdog.end_wait()
+        reason = int(run_values.results[-1])
+        if reason == _CLOSED:
             run_context.request_stop()
-        elif token == _GUARD and error is not None:
+        elif reason == _WATCHDOG and error is not None:
             raise error
 
     def end(self, session: tf.compat.v1.Session) -> None:
@@ -197,7 +188,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
         Raises:
           RuntimeError: called before ``after_create_session``.
-          TypeError: ``session`` is none.
+          TypeError: ``session`` is not a session.
           ValueError: it is one of another graph.
         """
         self._check_started("end")
@@ -206,7 +197,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         ops = self._graph.ops
         farewell = [ops.close] if self._is_chief or self._ends_all else [ops.leave]
         try:
-            session.run(farewell, options=_soon(_ENDING_MS))
+            session.run(farewell, options=_bounded(_ENDING_MS))
         except tf.errors.OpError as error:
             _log.warning("Could not leave in order; others will wait: %s", error)
 
@@ -224,18 +215,18 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def _judge(self, status: Status) -> SyncTimeoutError | None:
         return judge_wait(
             status,
-            self._graph.replica.index,
+            self._graph.replica,
             timeout_s=self.wait_timeout_s or 0.0,
-            needed=self._graph.meeting.aggregate,
+            needed=self._graph.aggregate,
         )
 
-    def _renew(
+    def _replace_session(
         self, session: tf.compat.v1.Session, coord: tf.train.Coordinator, reason: str
     ) -> None:
         """Has a call that will not return fail as if its server had restarted."""
         _log.warning("%s", reason)
-        if self._loop is not None:
-            self._loop.stop()
+        if self._rounds_stopped is not None:
+            self._rounds_stopped.set()
         error = tf.errors.AbortedError(None, None, reason)
         # Of an error that was not raised, the coordinator wants all three parts.
         coord.request_stop((type(error), error, None))
@@ -246,13 +237,14 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._failure = error
         # Where the server is lost, the training op fails without being woken.
         with contextlib.suppress(tf.errors.OpError, RuntimeError):
-            self._session.run(self._graph.ops.wake, options=_soon(_ENDING_MS))
+            self._session.run(self._graph.ops.wake, options=_bounded(_ENDING_MS))
 
     def _stop_threads(self) -> None:
-        for thread in (self._loop, self._guard):
-            if thread is not None:
-                thread.stop()
-        self._loop = self._guard = None
+        if self._rounds_stopped is not None:
+            self._rounds_stopped.set()
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        self._rounds_stopped = self._watchdog = None
 
     def _check_initialized(self, session: tf.compat.v1.Session) -> None:
         names = [name.decode() for name in session.run(self._graph.uninitialized)]
@@ -264,6 +256,77 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             )
 
 
+def _start_rounds(
+    session: tf.compat.v1.Session,
+    round_op: tf.Operation,
+    on_failure: Callable[[Exception], None],
+) -> threading.Event:
+    """Starts a thread that runs the chief's rounds until its session is closed.
+
+    It is not one of the coordinator's threads: those are waited for at the end, and
+    this one waits for gradients that then do not come.
+
+    Args:
+      session: not wrapped.
+      round_op: one round.
+      on_failure: gets what a round raised, such as the loss of its server, which the
+        replica's own step need not have noticed: the session must be replaced.
+
+    Returns:
+      Once it is set, no further round begins and no failure is reported.
+    """
+    run_round = session.make_callable(round_op)
+    stopped = threading.Event()
+
+    def run() -> None:
+        while not stopped.is_set():
+            try:
+                run_round()
+            except Exception as error:
+                if not stopped.is_set():
+                    on_failure(error)
+                return
+
+    threading.Thread(target=run, name="tw-syncrep-chief", daemon=True).start()
+    return stopped
+
+
+class _TrainingFetch:
+    """Whether a session call runs the training op; remembers answers by fetches.
+
+    A hook may fetch what the training op returned, but only where it runs anyway:
+    fetching it in a call for evaluation would make that call a step.
+    """
+
+    def __init__(self, op: tf.Operation) -> None:
+        self._op = op
+        self._answers: dict[tuple[str, ...], bool] = {}
+
+    def is_in(self, fetches: Any) -> bool:
+        """Returns whether fetching ``fetches`` runs the op."""
+        leaves = tf.nest.flatten(fetches, expand_composites=True)
+        key = tuple(leaf if isinstance(leaf, str) else leaf.name for leaf in leaves)
+        if key not in self._answers:
+            self._answers[key] = self._is_below(leaves)
+        return self._answers[key]
+
+    def _is_below(self, leaves: list[Any]) -> bool:
+        todo = [self._as_op(leaf) for leaf in leaves]
+        seen = set(todo)
+        while todo:
+            op = todo.pop()
+            if op is self._op:
+                return True
+            before = {tensor.op for tensor in op.inputs} | set(op.control_inputs)
+            todo += before - seen
+            seen |= before
+        return False
+
+    def _as_op(self, leaf: Any) -> tf.Operation:
+        element = self._op.graph.as_graph_element(leaf)
+        return element.op if isinstance(element, tf.Tensor) else element
+
+
 def _out_of_order(called: str, missing: str) -> str:
     return (
         f"SyncReplicasHook.{called}: called before {missing}(). A session calls them "
@@ -271,5 +334,5 @@ def _out_of_order(called: str, missing: str) -> str:
     )
 
 
-def _soon(milliseconds: int) -> Any:
+def _bounded(milliseconds: int) -> Any:
     return tf.compat.v1.RunOptions(timeout_in_ms=milliseconds)

@@ -1,4 +1,4 @@
-"""``training_session``: TensorFlow's arguments, and bounds from cluster and hooks."""
+"""``training_session``: TensorFlow's arguments, with bounds from cluster and hooks."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.checks import check_flag, check_number, check_text
-from tw_syncrep._call_checks import (
+from tw_syncrep._checks import (
     check_config,
     check_kind,
     check_methods,
@@ -16,11 +16,12 @@ from tw_syncrep._call_checks import (
 )
 from tw_syncrep._session.bounded_session import TrainingSession
 from tw_syncrep._session.hook import SyncReplicasHook
-from tw_syncrep._session.session_creator import ReadySessionCreator
-from tw_syncrep.cluster._device_filters import with_device_filters
+from tw_syncrep._timeouts.errors import StartTimeoutError
+from tw_syncrep.cluster._servers import with_device_filters
 from tw_syncrep.cluster._tf_config import TaskConfig, find_tf_config
 
 _DEFAULT_TIMEOUT_S = 600.0
+_POLL_S = 1
 _AS_TENSORFLOW: Any = object()
 _CALLER = "training_session"
 _NUMBERS = (
@@ -54,14 +55,14 @@ def training_session(
     wait_timeout_s: float | None = None,
     start_timeout_s: float | None = None,
 ) -> TrainingSession:
-    """Makes a ``MonitoredTrainingSession`` that does not wait in silence.
+    """Makes a ``MonitoredTrainingSession`` whose waits are bounded.
 
     The first 16 arguments are those of
     ``tf.compat.v1.train.MonitoredTrainingSession``.
 
     Args:
       master: target of this task's server.
-      is_chief: whether to initialise variables and write checkpoints.
+      is_chief: whether to initialize variables and write checkpoints.
       checkpoint_dir: where; the chief restores from there.
       scaffold: as TensorFlow's.
       hooks: the optimizer's hook among them.
@@ -74,14 +75,14 @@ def training_session(
         concerns its session.
       stop_grace_period_secs: as TensorFlow's.
       log_step_count_steps: as TensorFlow's.
-      max_wait_secs: longest wait for the chief's initialisation;
+      max_wait_secs: longest wait for the chief's initialization;
         ``start_timeout_s`` where that is less.
       save_checkpoint_steps: as TensorFlow's.
       summary_dir: as TensorFlow's.
       save_graph_def: as TensorFlow's.
       cluster: tasks and their addresses; by default TF_CONFIG's.
       wait_timeout_s: how long parameter servers may be silent; by default the
-        hook's, else 600. Without any bound where the hook has None.
+        hook's, else 600. No bound where the hook has None.
       start_timeout_s: how long creating the session may take; by default the
         hook's.
 
@@ -215,3 +216,46 @@ def _timeout(given: float | None, of_hooks: list[float | None]) -> float | None:
         return _DEFAULT_TIMEOUT_S
     bounds = [seconds for seconds in of_hooks if seconds is not None]
     return max(bounds) if len(bounds) == len(of_hooks) else None
+
+
+class ReadySessionCreator(tf.compat.v1.train.SessionCreator):  # type: ignore[misc]
+    """Makes the sessions of replicas that wait for the chief's variables.
+
+    TensorFlow's own creator looks every 30 seconds whether the chief has initialized
+    them; a restarted worker would idle for that long.
+    """
+
+    def __init__(
+        self, scaffold: Any, master: str, config: Any, *, max_wait_s: float
+    ) -> None:
+        """Keeps the arguments of ``tf.compat.v1.train.WorkerSessionCreator``."""
+        self._scaffold = scaffold or tf.compat.v1.train.Scaffold()
+        self._master = master
+        self._config = config
+        self._max_wait_s = max_wait_s
+
+    def create_session(self) -> tf.compat.v1.Session:
+        """Returns a session whose variables are initialized.
+
+        Raises:
+          StartTimeoutError: they are not, after the longest wait.
+        """
+        self._scaffold.finalize()
+        manager = tf.compat.v1.train.SessionManager(
+            local_init_op=self._scaffold.local_init_op,
+            ready_op=self._scaffold.ready_op,
+            ready_for_local_init_op=self._scaffold.ready_for_local_init_op,
+            graph=tf.compat.v1.get_default_graph(),
+            recovery_wait_secs=_POLL_S,
+        )
+        try:
+            return manager.wait_for_session(
+                self._master, config=self._config, max_wait_secs=self._max_wait_s
+            )
+        except tf.errors.DeadlineExceededError as error:
+            raise StartTimeoutError(
+                "training_session: the chief has not initialized the variables within "
+                f"{self._max_wait_s:g} s, the lesser of start_timeout_s and "
+                f"max_wait_secs: {error.message}. Start it, or raise that.",
+                waited_s=self._max_wait_s,
+            ) from error

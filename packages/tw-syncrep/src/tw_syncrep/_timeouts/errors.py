@@ -1,4 +1,4 @@
-"""What a wait that took too long raises, and whom it names."""
+"""What is raised when a wait reached its deadline, and whom it names."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ class SyncTimeoutError(TimeoutError):
     """A wait has reached its deadline.
 
     Attributes:
-      step: the round that was waited for, None where none had begun.
+      step: the step that was waited for, None where none had begun.
       waited_s: seconds.
-      arrived: numbers of the replicas whose gradients are there.
+      arrived: numbers of the replicas whose gradients have arrived.
       missing: numbers of the replicas that were waited for.
-      heard_s: by replica, seconds since it was last heard; None if it never was.
+      heard_s: by replica, seconds since it was last heard from; None if it never was.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class ReplicaTimeoutError(SyncTimeoutError):
 
 
 class ChiefLostError(SyncTimeoutError):
-    """The chief does not end the round, or is not heard any more."""
+    """The chief does not end the round, or is not heard from any more."""
 
 
 class StartTimeoutError(SyncTimeoutError):

@@ -1,7 +1,14 @@
-"""When a session's call is given up: what a look at the servers decides."""
+"""Whether parameter servers answer, and when a session's call is given up.
 
+Servers are probed without TensorFlow. A dead server refuses the connection. A stopped
+one does not: the kernel takes the connection in its stead. So the probe sends the
+greeting of HTTP/2, which gRPC speaks, and waits for the first bytes of the answer.
+"""
+
+import socket
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from tw_syncrep._timeouts.errors import (
@@ -9,24 +16,70 @@ from tw_syncrep._timeouts.errors import (
     StartTimeoutError,
     SyncTimeoutError,
 )
-from tw_syncrep._timeouts.server_probe import find_faults
 
-LOOK_EVERY_S = 0.5
-"""Seconds between two looks at a call that takes long."""
+CHECK_EVERY_S = 0.5
+"""Seconds between two checks during a call that takes long."""
+_PROBE_S = 0.4
+_GREETING = (
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+)
+
+
+def find_fault(address: str, *, timeout_s: float = _PROBE_S) -> str | None:
+    """Returns what is wrong with the server at ``address`` ("host:port").
+
+    Args:
+      address: of a server.
+      timeout_s: after which a server that sends nothing counts as silent.
+
+    Returns:
+      None where it answers, else a few words.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout_s) as peer:
+            peer.settimeout(timeout_s)
+            peer.sendall(_GREETING)
+            return None if peer.recv(1) else "closes connections"
+    except TimeoutError:
+        return f"does not answer within {timeout_s:g} s"
+    except OSError as error:
+        return f"cannot be reached ({error.strerror or error})"
+
+
+def find_faults(addresses: Mapping[str, str]) -> dict[str, str]:
+    """Probes several servers at the same time.
+
+    Args:
+      addresses: "host:port" by the task's name.
+
+    Returns:
+      "name (address) fault" by name, for those that do not answer.
+    """
+    if not addresses:
+        return {}
+    with ThreadPoolExecutor(min(len(addresses), 16)) as pool:
+        faults = list(pool.map(find_fault, addresses.values()))
+    return {
+        name: f"{name} ({address}) {fault}"
+        for (name, address), fault in zip(addresses.items(), faults, strict=True)
+        if fault
+    }
 
 
 @dataclass
-class ServerWatch:
-    """Looks at the parameter servers during one call.
+class ServerMonitor:
+    """Checks the parameter servers during one call.
 
     Attributes:
       doing: what the call does, for the error.
       servers: "host:port" by task name.
-      timeout_s: how long servers may be silent; None for any time.
-      limit_s: how long the call may take in all; None for any time.
-      unanswered: tells whether a question through the session got no answer,
-        which is a silence as a server's own is.
+      timeout_s: how long servers may be silent; None for no bound.
+      limit_s: how long the call may take in all; None for no bound.
+      unanswered: returns whether a question through the session got no answer,
+        which is a silence like a server's own.
       probe: takes ``servers`` and returns faults by name.
+      clock: seconds.
     """
 
     doing: str
@@ -36,18 +89,18 @@ class ServerWatch:
     unanswered: Callable[[], bool] = lambda: False
     probe: Callable[[Mapping[str, str]], dict[str, str]] = find_faults
     clock: Callable[[], float] = time.monotonic
-    began: float = field(init=False)
+    _began: float = field(init=False)
     _silent_since: float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         """The call begins now."""
-        self.began = self.clock()
+        self._began = self.clock()
 
-    def look(self) -> float:
-        """Looks once.
+    def check(self) -> float:
+        """Checks once.
 
         Returns:
-          Seconds until the next look.
+          Seconds until the next check.
 
         Raises:
           ServerLostError: servers have been silent for too long.
@@ -58,20 +111,20 @@ class ServerWatch:
         if not faults and not self.unanswered():
             self._silent_since = None
             self._check_limit(faults)
-            return LOOK_EVERY_S
+            return CHECK_EVERY_S
         if self._silent_since is None:
             self._silent_since = now
         silent_s = self.clock() - self._silent_since
         if self._is_too_long(silent_s):
             raise self._lost(faults, silent_s)
         self._check_limit(faults)
-        rest = LOOK_EVERY_S if self.timeout_s is None else self.timeout_s - silent_s
-        return max(0.01, min(LOOK_EVERY_S, rest))
+        rest = CHECK_EVERY_S if self.timeout_s is None else self.timeout_s - silent_s
+        return max(0.01, min(CHECK_EVERY_S, rest))
 
     def _is_too_long(self, silent_s: float) -> bool:
         if self.timeout_s is None:
             return False
-        # Without addresses, the guard has already waited before it asked.
+        # Without addresses, the watchdog has already waited before it asked.
         return not self.servers or silent_s >= self.timeout_s
 
     def _lost(self, faults: Mapping[str, str], silent_s: float) -> SyncTimeoutError:
@@ -92,11 +145,11 @@ class ServerWatch:
         raise StartTimeoutError(
             f"training_session: {self.doing} has taken {self._elapsed():.1f} s "
             f"(start_timeout_s is {self.limit_s:g}): {servers}. Where they answer, the "
-            "chief has not initialised the variables, or another task that the "
+            "chief has not initialized the variables, or another task that the "
             "session needs is not there: start it, set device_filters, or raise "
             "start_timeout_s.",
             waited_s=self._elapsed(),
         )
 
     def _elapsed(self) -> float:
-        return self.clock() - self.began
+        return self.clock() - self._began

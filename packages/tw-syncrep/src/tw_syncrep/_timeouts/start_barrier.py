@@ -1,7 +1,7 @@
 """What a replica waits for before its first step: the chief, and enough others.
 
-Who starts before the chief does joins again when the chief has started: only then
-is there an epoch to compute for.
+A replica that starts before the chief joins again once the chief has started: only
+then is there an incarnation to compute for.
 """
 
 import time
@@ -13,27 +13,29 @@ from tw_syncrep._protocol.graph import SyncGraph
 from tw_syncrep._timeouts.errors import StartTimeoutError
 from tw_syncrep._timeouts.status import Status, name_replicas, read_status
 
-_BETWEEN_LOOKS_S = 0.05
+_POLL_S = 0.05
 
 
 class StartBarrier:
-    """The start of one session of a replica."""
+    """The start of one session of a replica.
+
+    Attributes:
+      is_passed: whether ``wait`` has returned.
+    """
 
     def __init__(self, graph: SyncGraph) -> None:
         """Has not joined yet."""
-        self._ops = graph.ops
-        self._place = graph.replica.place
-        self._own = graph.replica.index
-        self._replicas = graph.meeting.replicas
-        self._needed = min(graph.meeting.aggregate, graph.meeting.replicas)
-        self._epoch = 0
+        self.is_passed = False
+        self._graph = graph
+        self._needed = min(graph.aggregate, graph.replicas)
+        self._incarnation = 0
 
     def join(
         self, session: tf.compat.v1.Session, op: tf.Operation, feed: Any = None
     ) -> None:
-        """Joins the run with ``op``, one of the session ops."""
+        """Joins the run with ``op``, the graph's op ``join`` or ``open``."""
         session.run(op, feed)
-        self._epoch = int(session.run(self._place)[1])
+        self._incarnation = int(session.run(self._graph.position)[1])
 
     def wait(self, session: tf.compat.v1.Session, *, timeout_s: float | None) -> None:
         """Waits until the chief and enough replicas have started.
@@ -50,28 +52,31 @@ class StartBarrier:
             if timeout_s is not None and waited_s >= timeout_s:
                 raise self._timeout(status, waited_s, timeout_s)
             if self._is_left_out(status):
-                self.join(session, self._ops.join)
-            time.sleep(_BETWEEN_LOOKS_S)
+                self.join(session, self._graph.ops.join)
+            time.sleep(_POLL_S)
+        self.is_passed = True
 
     def _has_started(self, status: Status) -> bool:
         if status.is_closed:  # If before this replica came, it is for the next run.
-            return self._own in status.joined
+            return self._graph.replica in status.joined
         enough = len(status.joined) + len(status.left) >= self._needed
-        return status.epoch > 0 and enough and not self._is_left_out(status)
+        return status.incarnation > 0 and enough and not self._is_left_out(status)
 
     def _is_left_out(self, status: Status) -> bool:
-        """Tells whether the chief has started since this replica joined."""
-        if not status.epoch or status.is_closed:
+        """Returns whether the chief has started since this replica joined."""
+        if not status.incarnation or status.is_closed:
             return False
-        return status.epoch != self._epoch or self._own not in status.joined
+        is_older = status.incarnation != self._incarnation
+        return is_older or self._graph.replica not in status.joined
 
     def _timeout(
         self, status: Status, waited_s: float, timeout_s: float
     ) -> StartTimeoutError:
-        started = {self._own} if status.is_closed else {self._own, *status.joined}
-        missing = sorted(set(range(self._replicas)) - started)
+        own = self._graph.replica
+        started = {own} if status.is_closed else {own, *status.joined}
+        missing = sorted(set(range(self._graph.replicas)) - started)
         return StartTimeoutError(
-            f"SyncReplicasOptimizer: replica {self._own} waited {waited_s:.1f} s for "
+            f"SyncReplicasOptimizer: replica {own} waited {waited_s:.1f} s for "
             f"the others to start (start_timeout_s is {timeout_s:g}); {self._needed} "
             f"replicas are needed.{_about_chief(status)} Started: "
             f"{name_replicas(status, sorted(started))}. Missing: "
@@ -83,10 +88,10 @@ class StartBarrier:
         )
 
     def _read(self, session: tf.compat.v1.Session) -> Status:
-        return read_status(session.run(self._ops.status))
+        return read_status(session.run(self._graph.ops.status))
 
 
 def _about_chief(status: Status) -> str:
     if status.is_closed:
         return " The chief has ended the run and has not begun another."
-    return "" if status.epoch else " The chief has not started."
+    return "" if status.incarnation else " The chief has not started."

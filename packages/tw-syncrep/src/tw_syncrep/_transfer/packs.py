@@ -1,40 +1,21 @@
-"""Which gradients travel together: packs of small ones, large ones alone.
+"""Packs: which tensors travel together, and how they are joined and cut.
 
-A transfer over gRPC costs about as much as copying a hundred kilobytes, so many
-small tensors to one server are joined. A tensor of a mebibyte and more would be
-copied for nothing, and goes alone. The plan is made from what the graph knows
-before anything runs, and is the same in every worker's process.
+A transfer over gRPC costs about as much as copying a hundred kilobytes, so small
+tensors to one server are joined. A tensor of a mebibyte or more would be copied for
+nothing, and travels alone. The plan follows from what the graph knows before anything
+runs, and is the same in every worker's process.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import tensorflow as tf
 
-@dataclass(frozen=True)
-class Piece:
-    """One dense tensor that travels.
+from tw_core import flat_packs
 
-    Attributes:
-      index: its place in the caller's list.
-      server: device of the parameter server it belongs to, as the graph names it.
-      dtype: name of its element type.
-      shape: its sizes, all known.
-      itemsize: bytes of an element.
-    """
-
-    index: int
-    server: str
-    dtype: str
-    shape: tuple[int, ...]
-    itemsize: int
-
-    @property
-    def size(self) -> int:
-        """Elements."""
-        size = 1
-        for length in self.shape:
-            size *= length
-        return size
+SMALL_BYTES = 1 << 20
+"""From this size on, joining costs more than it saves."""
 
 
 @dataclass(frozen=True)
@@ -42,49 +23,80 @@ class Pack:
     """Tensors of one server and dtype that travel as one.
 
     Attributes:
-      server: where they go.
+      server: device of the parameter server, as the graph names it.
       dtype: name of the element type.
-      pieces: in the caller's order; a pack of one keeps its shape.
+      indices: the tensors' places in the caller's list.
+      shapes: their shapes, in the same order.
     """
 
     server: str
     dtype: str
-    pieces: tuple[Piece, ...]
+    indices: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
 
     @property
-    def is_alone(self) -> bool:
-        """Whether it holds one tensor, which then needs no flattening."""
-        return len(self.pieces) == 1
+    def shape(self) -> tuple[int, ...]:
+        """Shape of what travels: a single tensor keeps its own, several are flat."""
+        return self.shapes[0] if self._is_single else (sum(self._sizes),)
+
+    def join(self, tensors: Mapping[int, tf.Tensor]) -> tf.Tensor:
+        """Joins the pack's tensors, given by index, to what travels."""
+        if self._is_single:
+            return tensors[self.indices[0]]
+        return tf.concat([tf.reshape(tensors[n], [-1]) for n in self.indices], axis=0)
+
+    def cut(self, joined: tf.Tensor) -> dict[int, tf.Tensor]:
+        """Undoes ``join``; the tensors by index, on the current device."""
+        if self._is_single:
+            return {self.indices[0]: joined}
+        parts = tf.split(joined, self._sizes)
+        return {
+            n: tf.reshape(part, shape)
+            for n, part, shape in zip(self.indices, parts, self.shapes, strict=True)
+        }
+
+    @property
+    def _is_single(self) -> bool:
+        return len(self.indices) == 1
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [math.prod(shape) for shape in self.shapes]
 
 
-def plan_packs(pieces: Sequence[Piece], *, below: int) -> tuple[Pack, ...]:
-    """Joins tensors of the same server and dtype.
+def plan_packs(
+    variables: Mapping[int, tf.Variable], *, below_bytes: int
+) -> tuple[Pack, ...]:
+    """Plans which tensors of the variables' sizes are joined, by server and dtype.
 
     Args:
-      pieces: what travels, in the caller's order.
-      below: bytes; a tensor of that many and more travels alone. 0 joins none.
+      variables: by index, in the caller's order; what travels has their device,
+        dtype and (fully known) shape.
+      below_bytes: a tensor of this size or larger travels alone; 0 joins none.
 
     Returns:
-      Packs, those that join first by the first tensor in them, every piece in
-      exactly one.
-
-    Raises:
-      ValueError: ``below`` is negative.
+      Packs in the order of their first tensors, every index in exactly one.
     """
-    if below < 0:
-        raise ValueError(
-            f"plan_packs: below must be 0 (join nothing) or more bytes; got {below}."
-        )
-    joined: dict[object, list[Piece]] = {}
-    for piece in pieces:
-        is_small = piece.size * piece.itemsize < below
-        key = (piece.server, piece.dtype) if is_small else piece.index
-        joined.setdefault(key, []).append(piece)
+    indices = list(variables)
+    keys = [_key_if_small(variables[n], below_bytes) for n in indices]
     return tuple(
-        Pack(group[0].server, group[0].dtype, tuple(group)) for group in joined.values()
+        _make_pack(variables, [indices[place] for place in group])
+        for group in flat_packs.plan_packs(keys).groups
     )
 
 
-def servers_of(packs: Sequence[Pack]) -> tuple[str, ...]:
-    """Returns the servers of the packs, each once, in order of appearance."""
-    return tuple(dict.fromkeys(pack.server for pack in packs))
+def _key_if_small(variable: tf.Variable, below_bytes: int) -> tuple[str, str] | None:
+    """Returns what the tensors of a pack have in common; None for a large one."""
+    dtype = variable.dtype.base_dtype
+    is_small = variable.shape.num_elements() * dtype.size < below_bytes
+    return (variable.device, dtype.name) if is_small else None
+
+
+def _make_pack(variables: Mapping[int, tf.Variable], group: list[int]) -> Pack:
+    first = variables[group[0]]
+    return Pack(
+        first.device,
+        first.dtype.base_dtype.name,
+        tuple(group),
+        tuple(tuple(variables[n].shape.as_list()) for n in group),
+    )

@@ -1,10 +1,10 @@
 """How sparse gradients of several replicas become one: by replicas or by rows.
 
-``"replicas"`` divides the sum by the number of replicas, as dense gradients
-are: a row that one of two replicas touched counts half. ``"per_row"`` divides
-each row by the number of replicas that touched it, as TensorFlow's class does,
-and takes TensorFlow's accumulator for it, so that repeated indices in one
-gradient count as they do there.
+``"replicas"`` divides the sum by the number of replicas, as for dense gradients: a
+row that one of two replicas touched counts half. ``"per_row"`` divides each row by
+the number of replicas that touched it, as TensorFlow's class does, and uses
+TensorFlow's accumulator, so that repeated indices in one gradient count as they do
+there.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
-_ALWAYS = 2**62
-_NEVER = -1
-"""Local steps of gradients that an accumulator never, and always, calls stale."""
+# Local steps of gradients that an accumulator always, and never, takes for fresh.
+_FRESH = 2**62
+_STALE = -1
 
 
 @dataclass(frozen=True)
@@ -23,20 +23,20 @@ class RowSums:
     """One sparse gradient.
 
     While replicas are added, its state is three tensors: the values and the
-    indices of all replicas one after the other, and the rows of each.
+    indices of all replicas, concatenated, and the number of rows of each.
 
     Attributes:
       index: its place in the caller's list.
-      dtype: name of the values' element type.
-      index_dtype: name of the indices' element type.
-      shape: sizes of the variable.
-      slots: replicas that may be added, at most.
-      accumulator: TensorFlow's, where rows are counted one by one, else None.
+      dtype: of the values.
+      index_dtype: of the indices.
+      shape: of the variable.
+      slots: the largest number of replicas that may be added.
+      accumulator: TensorFlow's, where each row is counted by itself, else None.
     """
 
     index: int
-    dtype: str
-    index_dtype: str
+    dtype: tf.DType
+    index_dtype: tf.DType
     shape: tuple[int, ...]
     slots: int
     accumulator: Any = None
@@ -49,8 +49,8 @@ class RowSums:
         """Returns the shapes of the state."""
         return [*self.wire_shapes(), tf.TensorShape([None])]
 
-    def start(self) -> list[tf.Tensor]:
-        """Returns the state of no replica."""
+    def zeros(self) -> list[tf.Tensor]:
+        """Returns the state before the first replica."""
         return [
             tf.zeros([0, *self.shape[1:]], self.dtype),
             tf.zeros([0], self.index_dtype),
@@ -65,16 +65,14 @@ class RowSums:
         return [tf.concat(both, axis=0) for both in zip(state, more, strict=True)]
 
     def mean(self, state: Sequence[tf.Tensor], count: tf.Tensor) -> tf.IndexedSlices:
-        """Returns the mean over ``count`` replicas (int32 []) or over each row's."""
+        """Returns the mean over ``count`` replicas (int32 []), or over each row's."""
         if self.accumulator is not None:
             return self._mean_by_row(state, count)
         values, indices, _ = state
-        return tf.IndexedSlices(
-            values / tf.cast(count, values.dtype), indices, self._dense_shape()
-        )
+        return self._slices(values / tf.cast(count, values.dtype), indices)
 
-    def forget(self) -> list[tf.Operation]:
-        """Returns ops that empty the accumulator."""
+    def clear(self) -> list[tf.Operation]:
+        """Returns the ops that empty the accumulator."""
         if self.accumulator is None:
             return []
         nothing = tf.zeros([1, *self.shape[1:]], self.dtype)
@@ -92,20 +90,49 @@ class RowSums:
             is_filled = slot < count
             begin = ends[tf.minimum(slot, count - 1)]
             end = ends[tf.minimum(slot, count - 1) + 1]
-            step = tf.where(is_filled, tf.constant(_ALWAYS, tf.int64), _NEVER)
+            step = tf.where(is_filled, tf.constant(_FRESH, tf.int64), _STALE)
             with tf.control_dependencies(put):
                 put = [self._put(values[begin:end], indices[begin:end], step)]
         with tf.control_dependencies(put):
             grad = self.accumulator.take_indexed_slices_grad(1)
-        return tf.IndexedSlices(
-            grad.values, tf.cast(grad.indices, self.index_dtype), self._dense_shape()
-        )
+        return self._slices(grad.values, tf.cast(grad.indices, self.index_dtype))
 
     def _put(
-        self, values: tf.Tensor, indices: tf.Tensor, step: Any = _ALWAYS
+        self, values: tf.Tensor, indices: tf.Tensor, step: Any = _FRESH
     ) -> tf.Operation:
         rows = tf.IndexedSlices(values, tf.cast(indices, tf.int64))
         return self.accumulator.apply_indexed_slices_grad(rows, local_step=step)
 
-    def _dense_shape(self) -> tf.Tensor:
-        return tf.constant(self.shape, tf.int64)
+    def _slices(self, values: tf.Tensor, indices: tf.Tensor) -> tf.IndexedSlices:
+        return tf.IndexedSlices(values, indices, tf.constant(self.shape, tf.int64))
+
+
+def make_row_sums(
+    index: int,
+    grad: tf.IndexedSlices,
+    variable: tf.Variable,
+    *,
+    slots: int,
+    accumulator_name: str | None,
+) -> RowSums:
+    """Makes the sums of one sparse gradient.
+
+    Args:
+      index: its place in the caller's list.
+      grad: a replica's own.
+      variable: that it belongs to.
+      slots: the largest number of gradients that are added.
+      accumulator_name: shared name of the accumulator on the variable's server, to
+        be called in ``detached_scope``; None divides by the number of replicas,
+        without an accumulator.
+    """
+    accumulator = None
+    if accumulator_name is not None:
+        with tf.device(variable.device):
+            accumulator = tf.compat.v1.SparseConditionalAccumulator(
+                grad.values.dtype, shape=(), shared_name=accumulator_name, name="rows"
+            )
+    shape = tuple(variable.shape.as_list())
+    return RowSums(
+        index, grad.values.dtype, grad.indices.dtype, shape, slots, accumulator
+    )

@@ -15,4 +15,8 @@
 
 import lazy_loader
 
+from tw_core.renames import answer_renamed
+from tw_syncrep import _renamed
+
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__ = answer_renamed(__name__, _renamed.CLUSTER_NAMES, __getattr__)

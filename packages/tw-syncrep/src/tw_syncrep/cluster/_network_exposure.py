@@ -1,16 +1,31 @@
-"""Says where a server can be reached from, which is wider than it was told.
+"""Ports of servers on this machine, and who else can reach them.
 
-A TensorFlow server listens on all interfaces whatever host it is given, and runs
+A TensorFlow server listens on all interfaces, whatever host it is given, and runs
 whatever graph anyone sends it: no authentication, no encryption.
 """
 
+import contextlib
+import ctypes
+import fcntl
+import os
+import random
 import socket
+import struct
 import warnings
 from pathlib import Path
 
 from tw_core.checks import check_whole_number
 
 _LISTEN = "0A"
+_LOWEST_PORT = 10_000
+_USUAL_EPHEMERAL = 32_768
+_TRIES = 1_000
+_CLONE_NEWUSER = 0x10000000
+_CLONE_NEWNET = 0x40000000
+_SIOCGIFFLAGS = 0x8913
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 0x1
+_REQUEST = "16sh14x"
 
 
 class ExposedServerWarning(UserWarning):
@@ -18,19 +33,19 @@ class ExposedServerWarning(UserWarning):
 
 
 def is_exposed(port: int, *, proc: Path = Path("/proc/net")) -> bool:
-    """Tells whether something listens on ``port`` for other machines.
+    """Returns whether something listens on ``port`` for other machines.
 
     Args:
       port: TCP port.
       proc: where the kernel's tables are.
 
     Returns:
-      Whether it does, as far as the system tells; False on a machine (or in a
+      Whether it does, as far as the system shows; False on a machine (or in a
       network namespace) that has the loopback interface only.
 
     Raises:
-      TypeError: ``port`` is no whole number, or ``proc`` no path.
-      ValueError: ``port`` is none that there can be.
+      TypeError: ``port`` is not a whole number, or ``proc`` not a path.
+      ValueError: ``port`` is not 1 to 65535.
     """
     check_whole_number("is_exposed", port=port)
     if not 0 < port < 65536:
@@ -57,6 +72,77 @@ def warn_if_exposed(port: int) -> None:
             ExposedServerWarning,
             stacklevel=2,
         )
+
+
+def find_free_ports(count: int) -> list[int]:
+    """Finds ports on which nothing listens, all different.
+
+    They are below the range that the system gives to outgoing connections, so that
+    no connection takes the port of a server while it restarts.
+
+    Raises:
+      RuntimeError: there are not as many.
+    """
+    ports: list[int] = []
+    candidates = range(_LOWEST_PORT, _first_ephemeral())
+    with contextlib.ExitStack() as held:
+        for port in random.sample(candidates, min(_TRIES, len(candidates))):
+            if len(ports) == count:
+                break
+            trial = held.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                trial.bind(("", port))
+                ports.append(port)
+    if len(ports) < count:
+        raise RuntimeError(
+            f"find_free_ports: found {len(ports)} of {count} free ports between "
+            f"{candidates.start} and {candidates.stop}; end what listens there."
+        )
+    return ports
+
+
+def isolate() -> None:
+    """Moves this process into a network namespace with a loopback interface.
+
+    It and all its children then have no other interface, so that servers are out of
+    others' reach. By system calls, which Python offers only from 3.12 on.
+
+    Raises:
+      OSError: the system does not allow it.
+    """
+    user, group = os.getuid(), os.getgid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
+        number = ctypes.get_errno()
+        raise OSError(
+            number,
+            f"isolate: the system does not allow a network namespace "
+            f"({os.strerror(number)}); run without --isolate behind a firewall",
+        )
+    # The same user as outside; groups can be mapped once setgroups is given up.
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    _bring_up("lo")
+
+
+def _bring_up(interface: str) -> None:
+    name = interface.encode()
+    with socket.socket() as control:
+        request = struct.pack(_REQUEST, name, 0)
+        answer = fcntl.ioctl(control, _SIOCGIFFLAGS, request)
+        _, flags = struct.unpack(_REQUEST, answer)
+        request = struct.pack(_REQUEST, name, flags | _IFF_UP)
+        fcntl.ioctl(control, _SIOCSIFFLAGS, request)
+
+
+def _first_ephemeral() -> int:
+    try:
+        text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+        first = int(text.split()[0])
+    except (OSError, ValueError, IndexError):
+        return _USUAL_EPHEMERAL
+    return first if first > _LOWEST_PORT + _TRIES else _USUAL_EPHEMERAL
 
 
 def _listening_addresses(table: Path, port: int) -> list[str]:

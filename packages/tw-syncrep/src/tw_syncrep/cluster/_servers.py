@@ -1,7 +1,8 @@
-"""A cluster's servers and devices, and a getter of parameters pulled in packs."""
+"""A cluster's servers, and the devices and sessions of its tasks."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+import ctypes
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,43 +10,23 @@ import tensorflow as tf
 
 from tw_core import replica_device_setter
 from tw_core.checks import check_flag, check_whole_number
-from tw_syncrep._call_checks import check_config, check_task
-from tw_syncrep._transfer.parameter_cache import SMALL, mirrors
-from tw_syncrep._transfer.parameter_cache import variable_getter as _variable_getter
-from tw_syncrep.cluster._device_filters import with_device_filters
-from tw_syncrep.cluster._malloc import keep_freed_memory
-from tw_syncrep.cluster._network_exposure import (
-    ExposedServerWarning,
-    is_exposed,
-    warn_if_exposed,
-)
-from tw_syncrep.cluster._ports import find_free_ports
-from tw_syncrep.cluster._server_threads import server_config
-from tw_syncrep.cluster._tf_config import TaskConfig, find_tf_config, read_tf_config
+from tw_syncrep._checks import check_config
+from tw_syncrep.cluster._network_exposure import find_free_ports, warn_if_exposed
+from tw_syncrep.cluster._tf_config import TaskConfig, check_task
 
-__all__ = [
-    "ExposedServerWarning",
-    "LocalCluster",
-    "TaskConfig",
-    "cluster_spec",
-    "device_setter",
-    "find_tf_config",
-    "is_exposed",
-    "mirrors",
-    "pulled_together",
-    "read_tf_config",
-    "start_local",
-    "start_server",
-    "variable_getter",
-    "with_device_filters",
-]
+_M_TRIM_THRESHOLD = -1
+_M_TOP_PAD = -2
+_M_MMAP_THRESHOLD = -3
+_LARGEST_MMAP_THRESHOLD = 32 << 20
+_NEVER = 2**31 - 1
+_HEAP_BYTES = 64 << 20
 
 
 def cluster_spec(task: TaskConfig) -> tf.train.ClusterSpec:
     """Returns the cluster as TensorFlow takes it.
 
     Raises:
-      TypeError: ``task`` describes none.
+      TypeError: ``task`` is not a description of a task.
     """
     check_task("cluster_spec", task)
     return tf.train.ClusterSpec({job: list(a) for job, a in task.addresses.items()})
@@ -65,7 +46,7 @@ def start_server(
 
     Raises:
       TypeError: an argument is of another type.
-      ValueError: the task is an evaluator outside of the cluster.
+      ValueError: the task is an evaluator outside the cluster.
     """
     check_task("start_server", task)
     check_config("start_server", config)
@@ -92,7 +73,7 @@ def device_setter(task: TaskConfig) -> Callable[[tf.Operation], str] | None:
     For ``tf.compat.v1.device``; None where the cluster has no parameter server.
 
     Raises:
-      TypeError: ``task`` describes none.
+      TypeError: ``task`` is not a description of a task.
     """
     check_task("device_setter", task)
     return replica_device_setter(
@@ -100,53 +81,31 @@ def device_setter(task: TaskConfig) -> Callable[[tf.Operation], str] | None:
     )
 
 
-def variable_getter(
-    task: TaskConfig | str, *, below: int = SMALL
-) -> Callable[..., tf.Variable]:
-    """Makes a getter under which parameters are pulled in packs.
+def with_device_filters(config: Any, cluster: TaskConfig | None) -> Any:
+    """Returns a session config in which a task sees itself and the servers only.
 
-    Under it, ``get_variable`` returns a copy of a trainable parameter on the
-    worker; the training op of ``SyncReplicasOptimizer`` renews all copies with
-    one transfer a server and dtype. Checkpoints hold the parameters, not the
-    copies. To differentiate by hand, use what ``get_variable`` returned.
+    TensorFlow has a session look at every task of the cluster that it may use, so
+    the death of one replica would concern all sessions.
 
     Args:
-      task: this task, or its device.
-      below: bytes; larger parameters are read where they are.
-
-    Returns:
-      A function for ``tf.compat.v1.variable_scope(custom_getter=...)``.
+      config: a ``ConfigProto`` or None; one with filters is returned as it is.
+      cluster: this task; without one nothing is filtered.
 
     Raises:
-      TypeError: ``task`` describes none, or ``below`` is no whole number.
-      ValueError: ``task`` is no device string, or ``below`` negative.
+      TypeError: an argument is of another type.
     """
-    return _make_getter("variable_getter", task, below)
-
-
-@contextlib.contextmanager
-def pulled_together(task: TaskConfig | str, *, below: int = SMALL) -> Iterator[None]:
-    """Has the variables of a model pulled in packs; see ``variable_getter``."""
-    getter = _make_getter("pulled_together", task, below)
-    scope = tf.compat.v1.get_variable_scope()
-    with tf.compat.v1.variable_scope(scope, custom_getter=getter):
-        yield
-
-
-def _make_getter(
-    caller: str, task: TaskConfig | str, below: int
-) -> Callable[..., tf.Variable]:
-    below = check_whole_number(caller, below=below, at_least=0)
-    if not isinstance(task, str):
-        check_task(caller, task)
-        return _variable_getter(f"/job:{task.job}/task:{task.index}", below=below)
-    try:
-        tf.DeviceSpec.from_string(task)
-    except ValueError as error:
-        raise ValueError(
-            f"{caller}: task {task!r} is no device string such as '/job:worker/task:1'."
-        ) from error
-    return _variable_getter(task, below=below)
+    check_config("with_device_filters", config)
+    if cluster is not None:
+        check_task("with_device_filters", cluster)
+    if cluster is None or (config is not None and config.device_filters):
+        return config
+    filtered = tf.compat.v1.ConfigProto()
+    if config is not None:
+        filtered.CopyFrom(config)
+    filtered.device_filters.extend(
+        ["/job:ps", f"/job:{cluster.job}/task:{cluster.index}"]
+    )
+    return filtered
 
 
 @dataclass(frozen=True)
@@ -180,11 +139,7 @@ class LocalCluster:
         return str(self.servers[job, index].target)
 
     def _check_task(self, method: str, job: str, index: int) -> None:
-        known = [
-            f"{job} {i}"
-            for job, tasks in self.addresses.items()
-            for i in range(len(tasks))
-        ]
+        known = [f"{job} {i}" for job, i in _tasks_of(self.addresses)]
         if f"{job} {index}" not in known:
             raise ValueError(
                 f"LocalCluster.{method}: there is no {job!r} {index!r}; known are "
@@ -201,7 +156,7 @@ def start_local(*, ps: int = 1, workers: int = 2, config: Any = None) -> LocalCl
       config: a ``ConfigProto`` for every server; by default ``start_server``'s.
 
     Raises:
-      TypeError: a count is no whole number, or ``config`` no configuration.
+      TypeError: a count is not a whole number, or ``config`` not a configuration.
       ValueError: a count is negative, or there is no worker.
     """
     check_whole_number("start_local", ps=ps)
@@ -218,9 +173,74 @@ def start_local(*, ps: int = 1, workers: int = 2, config: Any = None) -> LocalCl
         for job, count in counts.items()
         if count
     }
-    tasks = [(job, i) for job, listed in addresses.items() for i in range(len(listed))]
     servers = {
         (job, i): start_server(TaskConfig(addresses, job, i), config=config)
-        for job, i in tasks
+        for job, i in _tasks_of(addresses)
     }
     return LocalCluster(addresses, servers)
+
+
+def server_config(
+    addresses: Mapping[str, Sequence[str]], own: str
+) -> tf.compat.v1.ConfigProto:
+    """Returns the settings of a server that the user gave none for.
+
+    TensorFlow's idle threads look for work for a while before they sleep, so that the
+    next op starts at once. Where the tasks of a cluster share a machine that has no
+    more processors than tasks, that takes the time of another task.
+    """
+    config = tf.compat.v1.ConfigProto()
+    if shares_processors(addresses, own, processors=_count_processors()):
+        config.experimental.disable_thread_spinning = True
+    return config
+
+
+def shares_processors(
+    addresses: Mapping[str, Sequence[str]], own: str, *, processors: int
+) -> bool:
+    """Returns whether a machine has no processor to spare for each of its tasks.
+
+    Args:
+      addresses: job to "host:port" strings.
+      own: address of a task on the machine.
+      processors: that it has.
+    """
+    host = own.rpartition(":")[0]
+    listed = [address for tasks in addresses.values() for address in tasks]
+    tasks = sum(address.rpartition(":")[0] == host for address in listed)
+    return tasks > 1 and tasks >= processors
+
+
+def keep_freed_memory() -> bool:
+    """Has the C library keep what is freed; only glibc can.
+
+    The packs of a step are megabytes that are allocated, sent and freed. The C
+    library gives such memory back to the system, and touching it again, a page at a
+    time, can take twenty times as long as copying into memory that was kept. This
+    setting is the process's: memory once used stays with it.
+
+    Returns:
+      Whether it does.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return False
+    settings = (
+        (_M_TRIM_THRESHOLD, _NEVER),
+        (_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD),
+        # A thread's heap that is free as a whole goes back unless this is as large.
+        (_M_TOP_PAD, _HEAP_BYTES),
+    )
+    return all(mallopt(name, value) for name, value in settings)
+
+
+def _count_processors() -> int:
+    """Counts those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _tasks_of(addresses: Mapping[str, Sequence[str]]) -> list[tuple[str, int]]:
+    return [(job, i) for job, listed in addresses.items() for i in range(len(listed))]

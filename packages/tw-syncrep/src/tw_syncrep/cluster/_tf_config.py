@@ -32,7 +32,7 @@ class TaskConfig:
     index: int
 
     def __post_init__(self) -> None:
-        """Refuses what is no task of a cluster.
+        """Refuses what is not a task of a cluster.
 
         Raises:
           TypeError: an attribute is of another type.
@@ -93,8 +93,8 @@ def read_tf_config(text: str | None = None) -> TaskConfig:
       What it says.
 
     Raises:
-      TypeError: ``text`` is no string.
-      ValueError: it is missing, no JSON, or wrong; every fault is named.
+      TypeError: ``text`` is not a string.
+      ValueError: it is missing, not JSON, or wrong; every fault is named.
     """
     if text is not None:
         check_text("read_tf_config", text=text, empty=True)
@@ -116,11 +116,24 @@ def read_tf_config(text: str | None = None) -> TaskConfig:
 
 
 def find_tf_config() -> TaskConfig | None:
-    """Reads TF_CONFIG where it is set; None where it is not, or names no cluster."""
+    """Reads TF_CONFIG; None where it is not set, or names no cluster."""
     text = os.environ.get("TF_CONFIG")
     if not text or _parse(text)[0] in (None, {}):
         return None
     return read_tf_config(text)
+
+
+def check_task(caller: str, task: Any) -> None:
+    """Refuses what is not a description of a task.
+
+    Raises:
+      TypeError: it is not.
+    """
+    if not isinstance(task, TaskConfig):
+        raise TypeError(
+            f"{caller}: task must be a cluster.TaskConfig, as cluster.read_tf_config() "
+            f"returns; got {task!r}."
+        )
 
 
 def _parse(text: str) -> tuple[Any, Any]:

@@ -1,16 +1,14 @@
 """The command line of ``tw-launch``."""
 
 import argparse
+import json
 import math
 import sys
 from collections.abc import Sequence
 
 from tw_core.checks import check_list, check_text
-from tw_syncrep.cluster._ports import find_free_ports
-from tw_syncrep.launch._isolation import isolate
-from tw_syncrep.launch._supervisor import Launcher
-from tw_syncrep.launch._task_plan import plan_tasks
-from tw_syncrep.launch._task_process import TaskProcess, say
+from tw_syncrep.cluster._network_exposure import find_free_ports, isolate
+from tw_syncrep.launch._supervisor import Supervisor, TaskPlan, TaskProcess, say
 
 _CANNOT_START = 2
 _COUNTS = (
@@ -32,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       plus a signal's number, or 2 where nothing could be started.
 
     Raises:
-      TypeError: ``arguments`` are no strings.
+      TypeError: ``arguments`` are not strings.
     """
     if arguments is not None:
         for argument in check_list("main", arguments=arguments, empty=True):
@@ -48,13 +46,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ports=find_free_ports(options.ps + options.workers),
         )
         tasks = [TaskProcess(plan, options.command) for plan in plans]
-        launcher = Launcher(
+        supervisor = Supervisor(
             tasks, max_restarts=options.max_restarts, grace_s=options.grace
         )
-        return launcher.run()
+        return supervisor.run()
     except (OSError, RuntimeError, ValueError) as error:
         say(sys.stderr, f"[tw-launch] {error}\n")
         return _CANNOT_START
+
+
+def plan_tasks(
+    *, ps: int, workers: int, evaluators: int, ports: Sequence[int]
+) -> tuple[TaskPlan, ...]:
+    """Plans a cluster on this machine.
+
+    Args:
+      ps: parameter servers.
+      workers: replicas; the first is the chief.
+      evaluators: tasks outside the cluster, 0 or 1.
+      ports: one per parameter server and worker.
+
+    Returns:
+      The tasks, parameter servers first.
+
+    Raises:
+      ValueError: the counts make no cluster.
+    """
+    if ps < 0 or workers < 1 or evaluators not in (0, 1):
+        raise ValueError(
+            "plan_tasks: needs ps >= 0, workers >= 1 and 0 or 1 evaluator; got "
+            f"{ps}, {workers} and {evaluators}."
+        )
+    addresses = [f"localhost:{port}" for port in ports]
+    cluster = {"ps": addresses[:ps], "worker": addresses[ps : ps + workers]}
+    cluster = {job: listed for job, listed in cluster.items() if listed}
+    counts = {"ps": ps, "worker": workers, "evaluator": evaluators}
+    return tuple(
+        TaskPlan(job, index, _tf_config(cluster, job, index))
+        for job, count in counts.items()
+        for index in range(count)
+    )
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -98,3 +129,7 @@ def _seconds(text: str) -> float:
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"must be seconds, 0 or more; got {text!r}")
     return value
+
+
+def _tf_config(cluster: dict[str, list[str]], job: str, index: int) -> str:
+    return json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})

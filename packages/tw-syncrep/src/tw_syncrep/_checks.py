@@ -1,4 +1,4 @@
-"""What several public functions take alike, and what is said of wrong ones."""
+"""Checks of arguments that several public functions take."""
 
 import math
 from collections.abc import Iterable
@@ -7,14 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_syncrep.cluster._tf_config import TaskConfig
-
 
 def check_timeouts(caller: str, **given: Any) -> None:
-    """Refuses what is no bound in seconds; None is: for ever, or another's bound.
+    """Refuses timeouts that are neither seconds above 0 nor None.
 
     Raises:
-      TypeError: some are no numbers.
+      TypeError: some are not numbers.
       ValueError: some are not above 0, or not finite; all are named.
     """
     wrong = {name: s for name, s in given.items() if s is not None and not _is_time(s)}
@@ -30,7 +28,7 @@ def check_timeouts(caller: str, **given: Any) -> None:
 def check_kind(
     caller: str, kind: type | tuple[type, ...], wanted: str, **given: Any
 ) -> None:
-    """Refuses an argument that is neither None nor of a type, called ``wanted``.
+    """Refuses an argument that is neither None nor of a type, described by ``wanted``.
 
     Raises:
       TypeError: some are not.
@@ -46,10 +44,10 @@ def check_kind(
 def check_methods(
     caller: str, methods: Iterable[str], wanted: str, **given: Any
 ) -> None:
-    """Refuses an argument that is no object with certain methods.
+    """Refuses an argument that is not an object with certain methods.
 
     Raises:
-      TypeError: one lacks some, or is a class.
+      TypeError: an argument lacks some, or is a class.
     """
     for name, value in given.items():
         lacking = [m for m in methods if not callable(getattr(value, m, None))]
@@ -65,24 +63,11 @@ def check_methods(
             )
 
 
-def check_task(caller: str, task: Any) -> None:
-    """Refuses what is no description of a task.
-
-    Raises:
-      TypeError: it is none.
-    """
-    if not isinstance(task, TaskConfig):
-        raise TypeError(
-            f"{caller}: task must be a cluster.TaskConfig, as cluster.read_tf_config() "
-            f"returns; got {task!r}."
-        )
-
-
 def check_config(caller: str, config: Any) -> None:
-    """Refuses what is no configuration of sessions or servers.
+    """Refuses what is neither None nor a configuration of sessions or servers.
 
     Raises:
-      TypeError: it is none, and not None.
+      TypeError: it is neither.
     """
     check_kind(
         caller, tf.compat.v1.ConfigProto, "a tf.compat.v1.ConfigProto", config=config
@@ -93,8 +78,8 @@ def check_session(caller: str, session: Any, graph: tf.Graph) -> None:
     """Refuses what cannot run ops of a graph.
 
     Raises:
-      TypeError: it is no session.
-      ValueError: it is one of another graph.
+      TypeError: it is not a session.
+      ValueError: it is a session of another graph.
     """
     check_methods(caller, ["run"], "a session", session=session)
     launched = getattr(session, "graph", None)

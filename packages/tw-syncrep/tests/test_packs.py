@@ -1,0 +1,84 @@
+"""Plans of what travels together.
+
+Private modules are imported because a plan is made within apply_gradients, and shows
+only in how many transfers a step has.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tw_syncrep import SyncReplicasOptimizer
+from tw_syncrep._protocol.state import share_out
+from tw_syncrep._transfer.packs import plan_packs
+from tw_syncrep._transfer.payload import SyncOptions, make_payloads
+
+SERVERS = ["/job:ps/task:0", "/job:ps/task:1"]
+VARIABLES = st.lists(
+    st.builds(
+        SimpleNamespace,
+        device=st.sampled_from(SERVERS),
+        dtype=st.sampled_from([tf.float32, tf.float64]),
+        shape=st.lists(st.integers(0, 5), max_size=3).map(tf.TensorShape),
+    ),
+    max_size=12,
+).map(lambda made: dict(enumerate(made)))
+
+
+def size_bytes(variable):
+    return variable.shape.num_elements() * variable.dtype.size
+
+
+def kind(variable):
+    return variable.device, variable.dtype.name
+
+
+@given(VARIABLES, st.integers(0, 200))
+def test_every_tensor_is_in_one_pack_of_its_server_and_dtype(variables, below_bytes):
+    packs = plan_packs(variables, below_bytes=below_bytes)
+    assert sorted(n for pack in packs for n in pack.indices) == list(variables)
+    for pack in packs:
+        assert {kind(variables[n]) for n in pack.indices} == {(pack.server, pack.dtype)}
+        assert pack.shapes == tuple(tuple(variables[n].shape) for n in pack.indices)
+
+
+@given(VARIABLES, st.integers(0, 200))
+def test_large_tensors_travel_alone_and_small_ones_never_apart(variables, below_bytes):
+    packs = plan_packs(variables, below_bytes=below_bytes)
+    is_small = {n: size_bytes(v) < below_bytes for n, v in variables.items()}
+    joined = [pack for pack in packs if len(pack.indices) > 1]
+    assert all(is_small[n] for pack in joined for n in pack.indices)
+    small = {kind(v) for n, v in variables.items() if is_small[n]}
+    assert len(packs) == len(small) + list(is_small.values()).count(False)
+
+
+def test_each_server_gets_one_payload():
+    with tf.Graph().as_default():
+        variables = []
+        for n in range(4):
+            with tf.device(SERVERS[n % 2]):
+                variables.append(tf.compat.v1.get_variable(f"v{n}", [1]))
+        grads = [tf.ones([1])] * 4
+        payloads = make_payloads(
+            grads, variables, SyncOptions(1, 1, 0, None, "replicas"), shared_name="x"
+        )
+    assert list(payloads) == SERVERS
+    assert [len(payload.packs) for payload in payloads.values()] == [2, 2]
+
+
+def test_a_negative_threshold_is_refused():
+    inner = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+    with pytest.raises(ValueError, match=r"fuse_below_bytes must be at .* got -1"):
+        SyncReplicasOptimizer(inner, 1, fuse_below_bytes=-1)
+
+
+@given(st.integers(1, 30), st.integers(1, 30))
+def test_slots_are_shared_out_evenly_and_are_enough(aggregate, total):
+    quota = share_out(max(aggregate, total), total)
+    assert len(quota) == total
+    assert sum(quota) == max(aggregate, total)
+    assert max(quota) == max(1, -(-aggregate // total))
+    assert max(quota) - min(quota) <= 1
