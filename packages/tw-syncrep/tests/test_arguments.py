@@ -146,7 +146,7 @@ def test_too_few_tokens_are_refused(aggregate, total, given):
         opt.get_init_tokens_op(given)
 
 
-def test_uninitialised_variables_are_named():
+def test_uninitialized_variables_are_named():
     opt = make()
     opt.apply_gradients([pair("first"), pair("second")], global_step=step())
     hook = opt.make_session_run_hook(True)

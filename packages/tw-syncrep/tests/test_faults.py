@@ -90,4 +90,4 @@ def test_a_replica_without_a_chief_is_told_so(make_cluster):
     worker.say("go")
     word, error, message, _ = worker.hear(20)
     assert (word, error) == ("raised", "StartTimeoutError")
-    assert "the chief has not initialised the variables" in message
+    assert "the chief has not initialized the variables" in message

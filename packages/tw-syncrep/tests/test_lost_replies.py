@@ -78,4 +78,4 @@ def test_it_goes_on_before_the_others_give_it_up(victim, caplog, tmp_path):
         assert step == STEPS
         np.testing.assert_array_equal(value, [-2.0 * STEPS] * 3)
     (warning,) = [r for r in caplog.records if r.name == "tw_syncrep"]
-    assert f"replica {victim} was not told of the end of round" in warning.message
+    assert f"replica {victim} did not learn of the end of round" in warning.message

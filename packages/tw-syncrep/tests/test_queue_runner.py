@@ -14,7 +14,7 @@ CONTAINER = "queue-runner"
 
 
 def make(replica):
-    """A session and ops of one replica; the chief's variables are initialised."""
+    """A session and ops of one replica; the chief's variables are initialized."""
     local = local_cluster()
     task = local.task("worker", replica)
     with tf.Graph().as_default() as graph, graph.container(CONTAINER):

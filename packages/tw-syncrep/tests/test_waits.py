@@ -218,7 +218,7 @@ def test_a_session_whose_reply_is_lost_is_made_anew_and_judged_no_more():
     eventually(lambda: reasons, within_s=10)
     assert len(reasons) == 1
     assert reasons[0].startswith(
-        "SyncReplicasOptimizer: replica 2 was not told of the end of round 6, 1."
+        "SyncReplicasOptimizer: replica 2 did not learn of the end of round 6, 1."
     )
 
 

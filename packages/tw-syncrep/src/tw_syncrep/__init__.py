@@ -1,4 +1,4 @@
-"""Synchronous replicas over a cluster, in graph mode, with waits that end.
+"""Synchronous replicas over a cluster, in graph mode, with bounded waits.
 
 Importing this package does not import TensorFlow: the names that ``__init__.pyi`` lists
 are loaded when they are first used (PEP 562).

@@ -47,21 +47,20 @@ def build_round(
     table = state.table
     with detached_scope(), exact_device_scope(table.device):
         dropped_before = table.read([RunField.DROPPED])[0]
-        decision = _decide(state)
-        means = state.arrivals.payload.means(decision.sums, decision.count)
+        decided, count, dropped, tickets, sums = _decide(state)
+        means = state.arrivals.payload.means(sums, count)
         for queue in state.gradient_queues:
-            means |= queue.mean_of(decision.tickets)
+            means |= queue.mean_of(tickets)
         # Some optimizers begin without their gradients, as Adam does by decaying
         # the moments of sparse ones; a checkpoint must not catch that.
-        with tf.control_dependencies([decision.count]):
+        with tf.control_dependencies([count]):
             applied = apply(means)
         with tf.control_dependencies([applied]):
-            ended = decision.round_number
             rows = [
-                (RunField.ROUND, ended + 1),
+                (RunField.ROUND, decided + 1),
                 (RunField.STEP, global_step.read_value()),
-                (RunField.DROPPED, dropped_before + decision.dropped),
-                (ring_key(ended), table.now()),
+                (RunField.DROPPED, dropped_before + dropped),
+                (ring_key(decided), table.now()),
             ]
             written = table.write(rows)
         with tf.control_dependencies([written]):
@@ -108,28 +107,17 @@ def _with_rows_added(mean: Any) -> Any:
         return sum_duplicate_rows(mean)
 
 
-@dataclass(frozen=True)
-class _Decision:
-    """What a round consists of.
+def _decide(state: SyncState) -> tuple[Any, ...]:
+    """Waits until the gradients of a round have arrived.
 
-    Attributes:
+    Returns:
+      round: int64 [], the round that is decided.
       count: int32 [], gradients accepted, at least 1.
-      tickets: int64 [count, TICKET_SIZE], in order of arrival; None where no other
-        server needs them.
       dropped: int64 [], gradients that came too late or were one too many.
-      round_number: int64 [].
+      tickets: int64 [count, TICKET_SIZE], accepted, in order of arrival; None where
+        no other server needs them.
       sums: of the accepted payloads.
     """
-
-    count: tf.Tensor
-    tickets: tf.Tensor | None
-    dropped: tf.Tensor
-    round_number: tf.Tensor
-    sums: Sequence[tf.Tensor]
-
-
-def _decide(state: SyncState) -> _Decision:
-    """Waits until the gradients of a round have arrived."""
     payload, keeps_tickets = state.arrivals.payload, bool(state.gradient_queues)
     now = state.table.read([RunField.ROUND, RunField.INCARNATION, RunField.RUN])
     slots = tf.constant(state.quota, tf.int64)
@@ -147,9 +135,9 @@ def _decide(state: SyncState) -> _Decision:
         ],
         parallel_iterations=1,
     )
+    count = tf.cast(count, tf.int32)
     kept = rest[0] if keeps_tickets else None
-    sums = rest[len(tickets) :]
-    return _Decision(tf.cast(count, tf.int32), kept, dropped, now[0], sums)
+    return now[0], count, dropped, kept, rest[len(tickets) :]
 
 
 @dataclass(frozen=True)

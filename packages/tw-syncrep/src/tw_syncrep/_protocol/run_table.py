@@ -20,8 +20,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_syncrep._exact_device_scope import exact_device_scope
-
 RING = 64
 """The table remembers when this many rounds ended."""
 
@@ -130,8 +128,13 @@ class RunTable:
 
 
 def make_run_table(device: str, *, shared_name: str) -> RunTable:
-    """Makes the handle of the table that all processes share by its name."""
-    with exact_device_scope(device):
+    """Makes the handle of the table that all processes share by its name.
+
+    Args:
+      device: the server; to be called in ``detached_scope``.
+      shared_name: the table's name on the server.
+    """
+    with tf.device(device):
         handle = tf.raw_ops.MutableHashTableV2(
             key_dtype=tf.int64,
             value_dtype=tf.int64,

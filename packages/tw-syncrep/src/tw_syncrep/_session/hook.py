@@ -98,7 +98,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
                 "the hook: call apply_gradients() or minimize() first."
             ) from None
         self._begun = graph
-        self._training = _TrainingFetch(graph.train_op)
+        self._known_fetches: dict[tuple[str, ...], bool] = {}
         if self._is_chief:
             self._initial = share_initial_tokens(
                 self._num_tokens, aggregate=graph.aggregate, replicas=graph.replicas
@@ -118,15 +118,14 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         check_session(caller, session, self._graph.train_op.graph)
         check_methods(caller, ["request_stop"], "a tf.train.Coordinator", coord=coord)
         self._stop_threads()
-        self._check_initialized(session)
         ops = self._graph.ops
+        self._barrier = StartBarrier(self._graph, session)
         self._failure = None
         self._session = session
-        self._barrier = StartBarrier(self._graph)
         if not self._is_chief:
-            self._barrier.join(session, ops.join)
+            self._barrier.join(ops.join)
         else:
-            self._barrier.join(session, ops.open, {ops.initial: self._initial})
+            self._barrier.join(ops.open, {ops.initial: self._initial})
             self._rounds_stopped = _start_rounds(
                 session, self._graph.round_op, self._fail
             )
@@ -153,7 +152,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
                 "SyncReplicasHook.before_run: run_context must be a session's; got "
                 f"{run_context!r}."
             )
-        self._waits = self._training.is_in(run_context.original_args.fetches)
+        self._waits = self._is_training(run_context.original_args.fetches)
         if not self._waits:
             return None
         if self._failure is not None:
@@ -208,6 +207,18 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             raise RuntimeError(_out_of_order("after_create_session", "begin"))
         return self._begun
 
+    def _is_training(self, fetches: Any) -> bool:
+        """Returns whether a call runs the training op.
+
+        A hook may fetch what the training op returned, but only where it runs anyway:
+        fetching it in a call for evaluation would make that call a step.
+        """
+        leaves = tf.nest.flatten(fetches, expand_composites=True)
+        key = tuple(leaf if isinstance(leaf, str) else leaf.name for leaf in leaves)
+        if key not in self._known_fetches:
+            self._known_fetches[key] = _runs(self._graph.train_op, leaves)
+        return self._known_fetches[key]
+
     def _check_started(self, called: str) -> None:
         if self._session is None:
             raise RuntimeError(_out_of_order(called, "after_create_session"))
@@ -246,15 +257,6 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._watchdog.stop()
         self._rounds_stopped = self._watchdog = None
 
-    def _check_initialized(self, session: tf.compat.v1.Session) -> None:
-        names = [name.decode() for name in session.run(self._graph.uninitialized)]
-        if names:
-            raise RuntimeError(
-                "SyncReplicasOptimizer: the model is not ready: these variables have "
-                f"no value: {', '.join(names)}. Add them to the init_op, or make them "
-                "before the session."
-            )
-
 
 def _start_rounds(
     session: tf.compat.v1.Session,
@@ -291,40 +293,17 @@ def _start_rounds(
     return stopped
 
 
-class _TrainingFetch:
-    """Whether a session call runs the training op; remembers answers by fetches.
-
-    A hook may fetch what the training op returned, but only where it runs anyway:
-    fetching it in a call for evaluation would make that call a step.
-    """
-
-    def __init__(self, op: tf.Operation) -> None:
-        self._op = op
-        self._answers: dict[tuple[str, ...], bool] = {}
-
-    def is_in(self, fetches: Any) -> bool:
-        """Returns whether fetching ``fetches`` runs the op."""
-        leaves = tf.nest.flatten(fetches, expand_composites=True)
-        key = tuple(leaf if isinstance(leaf, str) else leaf.name for leaf in leaves)
-        if key not in self._answers:
-            self._answers[key] = self._is_below(leaves)
-        return self._answers[key]
-
-    def _is_below(self, leaves: list[Any]) -> bool:
-        todo = [self._as_op(leaf) for leaf in leaves]
-        seen = set(todo)
-        while todo:
-            op = todo.pop()
-            if op is self._op:
-                return True
-            before = {tensor.op for tensor in op.inputs} | set(op.control_inputs)
-            todo += before - seen
-            seen |= before
-        return False
-
-    def _as_op(self, leaf: Any) -> tf.Operation:
-        element = self._op.graph.as_graph_element(leaf)
-        return element.op if isinstance(element, tf.Tensor) else element
+def _runs(op: tf.Operation, leaves: list[Any]) -> bool:
+    """Returns whether fetching ``leaves`` runs an op."""
+    found = [op.graph.as_graph_element(leaf) for leaf in leaves]
+    todo = [leaf.op if isinstance(leaf, tf.Tensor) else leaf for leaf in found]
+    seen = set(todo)
+    while todo and op not in seen:
+        above = todo.pop()
+        before = {tensor.op for tensor in above.inputs} | set(above.control_inputs)
+        todo += before - seen
+        seen |= before
+    return op in seen
 
 
 def _out_of_order(called: str, missing: str) -> str:

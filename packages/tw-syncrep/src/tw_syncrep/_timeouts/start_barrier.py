@@ -23,19 +23,29 @@ class StartBarrier:
       is_passed: whether ``wait`` has returned.
     """
 
-    def __init__(self, graph: SyncGraph) -> None:
-        """Has not joined yet."""
+    def __init__(self, graph: SyncGraph, session: tf.compat.v1.Session) -> None:
+        """Has not joined yet.
+
+        Raises:
+          RuntimeError: variables have no value; all are named.
+        """
+        names = [name.decode() for name in session.run(graph.uninitialized)]
+        if names:
+            raise RuntimeError(
+                "SyncReplicasOptimizer: the model is not ready: these variables have "
+                f"no value: {', '.join(names)}. Add them to the init_op, or make them "
+                "before the session."
+            )
         self.is_passed = False
         self._graph = graph
+        self._session = session
         self._needed = min(graph.aggregate, graph.replicas)
         self._incarnation = 0
 
-    def join(
-        self, session: tf.compat.v1.Session, op: tf.Operation, feed: Any = None
-    ) -> None:
+    def join(self, op: tf.Operation, feed: Any = None) -> None:
         """Joins the run with ``op``, the graph's op ``join`` or ``open``."""
-        session.run(op, feed)
-        self._incarnation = int(session.run(self._graph.position)[1])
+        self._session.run(op, feed)
+        self._incarnation = int(self._session.run(self._graph.position)[1])
 
     def wait(self, session: tf.compat.v1.Session, *, timeout_s: float | None) -> None:
         """Waits until the chief and enough replicas have started.
@@ -52,7 +62,7 @@ class StartBarrier:
             if timeout_s is not None and waited_s >= timeout_s:
                 raise self._timeout(status, waited_s, timeout_s)
             if self._is_left_out(status):
-                self.join(session, self._graph.ops.join)
+                self.join(self._graph.ops.join)
             time.sleep(_POLL_S)
         self.is_passed = True
 

@@ -235,7 +235,7 @@ class Watchdog:
     def _give_up(self, round_number: int, overdue: float) -> None:
         self.stop()
         self._replace_session(
-            f"SyncReplicasOptimizer: replica {self._replica} was not told of the end "
+            f"SyncReplicasOptimizer: replica {self._replica} did not learn of the end "
             f"of round {round_number}, {overdue:.1f} s ago; replacing its session."
         )
 
