@@ -16,7 +16,7 @@ from syncrep_works import (
     PER_ROW,
     RATE,
     SAME_SERVERS,
-    UNGUARDED,
+    UNBOUNDED,
     WHOLE,
     Work,
 )
@@ -90,7 +90,7 @@ class Trained:
                 tokens = (0,) if name in (PEER, SAME_SERVERS) else ()
                 hooks = [optimizer.make_session_run_hook(index == 0, *tokens)]
             make = v1.train.MonitoredTrainingSession
-            if name not in (PEER, SAME_SERVERS, UNGUARDED, ASYNCHRONOUS):
+            if name not in (PEER, SAME_SERVERS, UNBOUNDED, ASYNCHRONOUS):
                 make = tw_syncrep.training_session
             config = v1.ConfigProto(device_filters=["/job:ps", device])
             settings = {"config": config, "log_step_count_steps": None}
@@ -149,7 +149,7 @@ class Trained:
             inner,
             2,
             compression=tf.bfloat16 if name == BFLOAT16 else None,
-            wait_timeout_s=None if name == UNGUARDED else WAIT_S,
+            wait_timeout_s=None if name == UNBOUNDED else WAIT_S,
             sparse_mean="per_row" if name == PER_ROW else "replicas",
         )
 

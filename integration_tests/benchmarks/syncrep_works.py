@@ -8,9 +8,9 @@ PEER = "tensorflow"
 SAME_SERVERS = "tensorflow, our servers"
 IMPORT, PULLED, BFLOAT16 = "import alone", "pulled", "bfloat16"
 PER_ROW = "pulled, by row"
-GUARDED, UNGUARDED = "guard on", "guard off"
+BOUNDED, UNBOUNDED = "bounded", "unbounded"
 ASYNCHRONOUS, MULTI_WORKER = "asynchronous", "multi-worker"
-WHOLE = (PULLED, BFLOAT16, PER_ROW, GUARDED, UNGUARDED)
+WHOLE = (PULLED, BFLOAT16, PER_ROW, BOUNDED, UNBOUNDED)
 """Contenders that are built with all of the package: servers, getter, optimizer."""
 
 
@@ -61,13 +61,13 @@ WORKS = {
         ((PULLED, 1.2), (PER_ROW, 1.2)),
         rows=100_000,
     ),
-    "guard": Work(
-        "guard, 10 variables of 1,024 floats",
+    "bounded": Work(
+        "bounded waits, 10 variables of 1,024 floats",
         10,
         1024,
-        (UNGUARDED, GUARDED),
-        ((GUARDED, 0.97),),
-        peer=UNGUARDED,
+        (UNBOUNDED, BOUNDED),
+        ((BOUNDED, 0.97),),
+        peer=UNBOUNDED,
     ),
 }
 

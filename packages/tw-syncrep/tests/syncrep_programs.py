@@ -174,7 +174,7 @@ class Model:
         return feed
 
     def step(self, session: Any, value: Any) -> Any:
-        """Runs one training step, and tells whether the session is over."""
+        """Runs one training step; returns whether the session is over."""
         session.run(self.train_op, self._feed(value))
         return session.should_stop()
 

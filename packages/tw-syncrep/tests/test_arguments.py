@@ -1,4 +1,7 @@
-"""What is refused, with which words; what the hook says before the first step."""
+"""What is refused, with which words; what the hook says before the first step.
+
+A private module is imported to read the run table, whose rows are not public.
+"""
 
 import threading
 
@@ -257,17 +260,17 @@ def refused(build):
 
 
 def test_eager_mode_and_functions_are_refused():
-    told = []
+    refusals = []
 
     def build():
         make().apply_gradients([])
 
     def work():
-        told.append(refused(build))
-        told.append(refused(tf.function(build, autograph=False)))
+        refusals.append(refused(build))
+        refusals.append(refused(tf.function(build, autograph=False)))
 
     thread = threading.Thread(target=work)  # which is in no graph
     thread.start()
     thread.join()
-    assert "got eager mode. Call it under tf.Graph()" in told[0]
-    assert "got a tf.function. Call it under" in told[1]
+    assert "got eager mode. Call it under tf.Graph()" in refusals[0]
+    assert "got a tf.function. Call it under" in refusals[1]

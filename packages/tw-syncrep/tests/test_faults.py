@@ -82,7 +82,7 @@ def test_a_replica_that_does_not_start_is_named(make_cluster):
     assert "Missing: 1 (never heard)" in message
 
 
-def test_a_replica_without_a_chief_is_told_so(make_cluster):
+def test_a_replica_without_a_chief_is_refused(make_cluster):
     tasks = make_cluster()
     options = {**OPTIONS, "start_timeout_s": 3}
     worker = tasks.start("worker", 1, "train", {**SPEC, "options": options})

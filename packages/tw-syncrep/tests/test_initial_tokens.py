@@ -2,6 +2,8 @@
 
 Three replicas of which one is a backup take their steps one after the other: nobody has
 to wait while the initial tokens last.
+
+A private class is imported to make one replica slow where no public call is.
 """
 
 import threading
@@ -57,8 +59,8 @@ def test_three_replicas_with_a_backup_have_tensorflows_steps(make_cluster):
 
 
 @pytest.fixture
-def slow_to_look(monkeypatch):
-    """Has replica 2 look at the board when a round that it has part in is over."""
+def slow_to_read(monkeypatch):
+    """Has replica 2 read the run table only when its round is over."""
     wait = WakeQueues.wait
 
     def wait_late(self, replica, position, *args, **settings):
@@ -76,14 +78,14 @@ def slow_to_look(monkeypatch):
     monkeypatch.setattr(WakeQueues, "wait", wait_late)
 
 
-@pytest.mark.usefixtures("slow_to_look")
-def test_a_late_look_at_the_board_does_not_spare_a_replica_its_initial_token():
+@pytest.mark.usefixtures("slow_to_read")
+def test_reading_the_run_table_late_does_not_spare_a_replica_its_initial_token():
     turns = iter([*TURNS, None])
     now = SimpleNamespace(turn=next(turns))
     has_begun = threading.Event()
 
     def build(task):
-        # Who joins after the first step goes on at the second.
+        # A replica that joins after the first step continues with the second.
         assert task.is_chief or has_begun.wait(30)
         return make(
             task,

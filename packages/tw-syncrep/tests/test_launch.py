@@ -1,4 +1,7 @@
-"""tw-launch starts tasks, watches them and leaves none behind."""
+"""tw-launch starts tasks, supervises them and leaves none behind.
+
+Private modules are imported for what a launch decides before it starts anything.
+"""
 
 import ctypes
 import errno
@@ -177,7 +180,7 @@ def test_isolated_tasks_have_the_loopback_interface_only():
     assert f"[worker 0] ['lo'] {os.getuid()}" in out
 
 
-def test_isolation_that_the_system_refuses_is_told(monkeypatch, capsys):
+def test_isolation_that_the_system_refuses_is_reported(monkeypatch, capsys):
     class Refusing:
         def unshare(self, flags):
             ctypes.set_errno(errno.EPERM)
@@ -190,7 +193,7 @@ def test_isolation_that_the_system_refuses_is_told(monkeypatch, capsys):
     assert "run without --isolate behind a firewall" in said
 
 
-def test_wrong_counts_are_told():
+def test_wrong_counts_are_reported():
     status, _, err = finish(launch("pass", "--workers", "0"))
     assert status == 2
     assert "workers >= 1" in err

@@ -1,4 +1,4 @@
-"""A replica that never hears of the end of its step goes on in a new session."""
+"""A replica that never learns of the end of its step continues in a new session."""
 
 import logging
 import threading
@@ -52,7 +52,7 @@ class Thief:
 
 
 @pytest.mark.parametrize("victim", [0, 1], ids=["chief", "worker"])
-def test_it_goes_on_before_the_others_give_it_up(victim, caplog, tmp_path):
+def test_it_continues_before_the_others_give_it_up(victim, caplog, tmp_path):
     caplog.set_level(logging.WARNING, "tw_syncrep")
 
     def drive(replica, model, session):

@@ -44,10 +44,12 @@ def test_the_queue_runner_runs_the_rounds_and_its_end_ends_the_waits():
         for _ in range(count):
             session.run(train)
 
-    beside = threading.Thread(target=steps, args=(other[0], other[3], 3), daemon=True)
-    beside.start()
+    other_steps = threading.Thread(
+        target=steps, args=(other[0], other[3], 3), daemon=True
+    )
+    other_steps.start()
     steps(chief[0], chief[3], 3)
-    beside.join(30)
+    other_steps.join(30)
     values, step = other[0].run([other[4], other[5]])
     np.testing.assert_array_equal(values, [-3.0, -3.0])
     assert step == 3

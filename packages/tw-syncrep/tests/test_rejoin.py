@@ -1,6 +1,6 @@
 """Killed and restarted tasks rejoin, and no gradient is applied twice.
 
-Each replica has a gradient of its own, so the parameters tell whose were applied,
+Each replica has a gradient of its own, so the parameters show whose were applied,
 and how often.
 """
 

@@ -1,4 +1,4 @@
-"""Run after run over the same servers: what an ended run leaves on the board."""
+"""Run after run over the same servers: what an ended run leaves on the servers."""
 
 import threading
 
@@ -42,7 +42,7 @@ def test_a_later_run_waits_for_all_again(first):
             assert status.dropped == 0
 
 
-def test_a_replica_that_starts_after_the_end_is_told_so():
+def test_a_replica_that_starts_after_the_end_is_refused():
     container = new_container()
     run_replicas(2, build, steps(1), container=container)
 
@@ -107,7 +107,7 @@ def test_marks_of_an_ended_run_do_not_count_in_the_next():
     assert (status.joined, status.left) == ((0,), (1,))
 
 
-def test_who_joins_between_two_runs_has_joined_the_next():
+def test_a_replica_that_joins_between_two_runs_joins_the_next():
     replicas = ByHand()
     replicas.do("open", 0)
     replicas.do("close", 0)
@@ -117,7 +117,7 @@ def test_who_joins_between_two_runs_has_joined_the_next():
     assert replicas.status().joined == BOTH
 
 
-def test_a_chief_that_restarts_finds_who_has_joined_and_left():
+def test_a_chief_that_restarts_finds_the_replicas_that_joined_and_left():
     replicas = ByHand()
     replicas.do("open", 0)
     replicas.do("join", 1)

@@ -1,4 +1,7 @@
-"""When a server's idle threads sleep at once."""
+"""When a server's idle threads sleep at once.
+
+Private functions are imported, as a server does not show its settings.
+"""
 
 import pytest
 from hypothesis import given

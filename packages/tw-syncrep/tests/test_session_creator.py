@@ -1,4 +1,7 @@
-"""How long a replica that is not the chief waits for the variables."""
+"""How long a replica that is not the chief waits for the variables.
+
+A private class is imported, as only TensorFlow calls it within a step.
+"""
 
 import pytest
 import tensorflow as tf
@@ -15,7 +18,7 @@ def variable_without_a_value():
         yield v1.get_variable("v", [2], use_resource=True)
 
 
-def test_a_session_made_anew_within_a_step_raises_as_the_first_one():
+def test_a_session_replaced_within_a_step_raises_like_the_first_one():
     # TensorFlow's session asks its creator again after the loss of a server.
     creator = ReadySessionCreator(None, "", None, max_wait_s=1.5)
     with pytest.raises(StartTimeoutError, match=r"within 1.5 s, the lesser") as raised:
@@ -23,6 +26,6 @@ def test_a_session_made_anew_within_a_step_raises_as_the_first_one():
     assert raised.value.waited_s == 1.5
 
 
-def test_the_bound_that_was_reached_is_told():
+def test_the_bound_that_was_reached_is_named():
     with pytest.raises(StartTimeoutError, match="within 2 s, the lesser of"):
         training_session(is_chief=False, max_wait_secs=2, start_timeout_s=60)

@@ -1,4 +1,4 @@
-"""Which replicas' gradients make a step: one a slot, the same for all variables."""
+"""Which replicas' gradients make a step: one per slot, the same for all variables."""
 
 import threading
 

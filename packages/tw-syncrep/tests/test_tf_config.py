@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tw_syncrep.cluster._tf_config import find_tf_config, read_tf_config
+from tw_syncrep.cluster import find_tf_config, read_tf_config
 
 CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
 

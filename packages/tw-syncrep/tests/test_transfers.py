@@ -24,7 +24,7 @@ def transfers_of_a_step(make_cluster, **changes):
 @pytest.mark.parametrize("variables", [2, 20])
 @pytest.mark.parametrize("pulled", [True, False])
 def test_transfers_of_a_step(make_cluster, pulled, variables):
-    more = variables - 2  # beside w and b
+    more = variables - 2  # besides w and b
     found = transfers_of_a_step(make_cluster, pulled=pulled, more=more)
     for transfers in found:
         # Of w, b and the others, only what the loss reads is pulled.

@@ -198,7 +198,7 @@ def test_a_wake_that_did_not_arrive_is_sent_again_soon():
     assert watchdog.error is None
 
 
-def test_a_session_whose_reply_is_lost_is_made_anew_and_judged_no_more():
+def test_a_session_whose_reply_is_lost_is_replaced_and_judged_no_more():
     # Its gradient for round 6 arrives now and the round ends; then nothing comes.
     lost = Answering(position=(6, INCARNATION))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core import sum_duplicate_rows
+from tw_core.gradients import with_unique_rows
 from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
 from tw_syncrep._protocol.run_table import (
     NOTICE,
@@ -87,7 +87,8 @@ def apply_with(
     def apply(means: dict[int, Any]) -> Any:
         # TensorFlow's own class adds rows of one index by itself, others need not.
         if not isinstance(opt, tf.compat.v1.train.Optimizer):
-            means = {n: _with_rows_added(mean) for n, mean in means.items()}
+            with tf.device(None):  # on the means' own devices
+                means = {n: with_unique_rows(mean) for n, mean in means.items()}
         pairs = [(means.get(n), variable) for n, variable in enumerate(variables)]
         with exact_device_scope(global_step.device), tf.compat.v1.name_scope(""):
             update = opt.apply_gradients(pairs, global_step)
@@ -97,14 +98,6 @@ def apply_with(
                 return then()
 
     return apply
-
-
-def _with_rows_added(mean: Any) -> Any:
-    """Adds the rows of one index that several replicas brought."""
-    if not isinstance(mean, tf.IndexedSlices):
-        return mean
-    with exact_device_scope(mean.values.device):
-        return sum_duplicate_rows(mean)
 
 
 def _decide(state: SyncState) -> tuple[Any, ...]:

@@ -53,9 +53,11 @@ def build_initial_tokens_op(state: SyncState, num_tokens: int) -> tf.Operation:
         rows = _initial_rows(tf.constant(counts, tf.int64), state.replicas)
         with exact_device_scope(state.table.device):
             given = state.table.write(rows)
+            with tf.control_dependencies([given]):
+                # Replicas that already wait must read the table again.
+                woken = state.wake_queues.wake_all()
         with tf.control_dependencies([given]):
-            # Replicas that already wait must read the table again.
-            return tf.group(state.wake_queues.wake_all(), name="init_tokens")
+            return tf.group(woken, name="init_tokens")
 
 
 def make_queue_runner(state: SyncState, round_op: tf.Operation) -> Any:

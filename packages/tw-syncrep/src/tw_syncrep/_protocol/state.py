@@ -212,8 +212,8 @@ def share_initial_tokens(
 def _make_queue(
     server: str, payload: Payload, *, shared_name: str, name: str
 ) -> GradientQueue:
-    """Makes a queue that all processes share by its name."""
-    with exact_device_scope(server):
+    """Makes a queue that all processes share by its name; in ``detached_scope``."""
+    with tf.device(server):
         queue = tf.queue.FIFOQueue(
             -1, [tf.int64, *payload.dtypes()], shared_name=shared_name, name=name
         )

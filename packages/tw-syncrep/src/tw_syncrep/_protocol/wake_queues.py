@@ -16,7 +16,6 @@ from enum import IntEnum
 
 import tensorflow as tf
 
-from tw_syncrep._exact_device_scope import exact_device_scope
 from tw_syncrep._protocol.run_table import (
     ReplicaField,
     RunField,
@@ -43,7 +42,10 @@ class WakeReason(IntEnum):
 
 @dataclass(frozen=True)
 class WakeQueues:
-    """The queues of tokens, int64 [3], one per replica, on the run table's server."""
+    """The queues of tokens, int64 [3], one per replica, on the run table's server.
+
+    Like the table's, its methods build their ops on the current device.
+    """
 
     table: RunTable
     queues: tuple[tf.queue.QueueBase, ...]
@@ -84,16 +86,15 @@ class WakeQueues:
             with tf.control_dependencies([token]):
                 return [read_rows(), token]
 
-        with exact_device_scope(self.table.device):
-            nothing = _token(WakeReason.TABLE_CHANGED)
-            rows, token = tf.while_loop(
-                must_wait, take_token, [read_rows(), nothing], parallel_iterations=1
-            )
-            repeats = _repeats_first_round(rows, position, count)
-            progress = tf.where(repeats, rows[_FIRST], rows[_CURRENT])
-            closed = tf.constant(WakeReason.RUN_CLOSED, tf.int64)
-            reason = tf.where(rows[_CLOSED] > 0, closed, _reason(token, position))
-            return tf.concat([progress, reason[tf.newaxis]], axis=0)
+        nothing = _token(WakeReason.TABLE_CHANGED)
+        rows, token = tf.while_loop(
+            must_wait, take_token, [read_rows(), nothing], parallel_iterations=1
+        )
+        repeats = _repeats_first_round(rows, position, count)
+        progress = tf.where(repeats, rows[_FIRST], rows[_CURRENT])
+        closed = tf.constant(WakeReason.RUN_CLOSED, tf.int64)
+        reason = tf.where(rows[_CLOSED] > 0, closed, _reason(token, position))
+        return tf.concat([progress, reason[tf.newaxis]], axis=0)
 
     def wake(self, replica: int, position: tf.Tensor) -> tf.Operation:
         """Returns the op with which a watchdog ends its replica's wait.
@@ -103,34 +104,35 @@ class WakeQueues:
           position: int64 [2], the round and incarnation that it waits in; a later
             wait is not ended.
         """
-        with exact_device_scope(self.table.device):
-            reason = tf.constant([WakeReason.WATCHDOG], tf.int64)
-            token = tf.concat([reason, position], axis=0)
-            return self.queues[replica].enqueue([token])
+        reason = tf.constant([WakeReason.WATCHDOG], tf.int64)
+        return self.queues[replica].enqueue([tf.concat([reason, position], axis=0)])
 
     def wake_all(self) -> tf.Operation:
         """Returns the op that has every replica read the table again."""
-        with exact_device_scope(self.table.device):
-            changed = WakeReason.TABLE_CHANGED
-            return tf.group(*(queue.enqueue(_token(changed)) for queue in self.queues))
+        changed = WakeReason.TABLE_CHANGED
+        return tf.group(*(queue.enqueue(_token(changed)) for queue in self.queues))
 
     def end_round(self) -> tf.Operation:
         """Returns the op that has every replica see the next round.
 
         Tokens do not pile up for one that reads none, being slow or gone.
         """
-        with exact_device_scope(self.table.device):
-            return tf.group(*map(_enqueue_if_room, self.queues))
+        return tf.group(*map(_enqueue_if_room, self.queues))
 
     def close(self) -> tf.Operation:
         """Returns the op after which waiting fails with ``OutOfRangeError``."""
-        with exact_device_scope(self.table.device):
-            return tf.group(*(queue.close() for queue in self.queues))
+        return tf.group(*(queue.close() for queue in self.queues))
 
 
 def make_wake_queues(table: RunTable, *, replicas: int, shared_name: str) -> WakeQueues:
-    """Makes the queues, which all processes share by their names."""
-    with exact_device_scope(table.device):
+    """Makes the queues, which all processes share by their names.
+
+    Args:
+      table: whose server has the queues; to be called in ``detached_scope``.
+      replicas: how many there are.
+      shared_name: prefix of the queues' names on the server.
+    """
+    with tf.device(table.device):
         queues = tuple(
             tf.queue.FIFOQueue(
                 -1, [tf.int64], [[3]], shared_name=f"{shared_name}_{r}", name="tokens"

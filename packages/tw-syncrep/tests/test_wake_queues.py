@@ -1,4 +1,7 @@
-"""What ends a replica's wait, and what does not."""
+"""What ends a replica's wait, and what does not.
+
+A private enum is imported: users get no ``WakeReason``, the hook does.
+"""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""What is run beside a step: a second optimizer, updates, averages, the status."""
+"""What runs around a step: a second optimizer, updates, averages, the status."""
 
 import threading
 from types import SimpleNamespace
@@ -37,7 +37,7 @@ def test_two_optimizers_live_in_one_graph_and_one_run():
     np.testing.assert_array_equal(values, [[-3.0] * 3, [-6.0] * 3])
 
 
-def test_what_the_training_op_waits_for_runs_once_a_step_and_replica():
+def test_what_the_training_op_waits_for_runs_once_per_step_and_replica():
     def build(task):
         local = [v1.GraphKeys.LOCAL_VARIABLES]
         with tf.device(f"/job:worker/task:{task.index}"):
@@ -53,7 +53,7 @@ def test_what_the_training_op_waits_for_runs_once_a_step_and_replica():
         assert values == [3.0]
 
 
-def test_moving_averages_are_taken_once_a_step():
+def test_moving_averages_are_taken_once_per_step():
     average = tf.train.ExponentialMovingAverage(0.5)
 
     def build(task):
