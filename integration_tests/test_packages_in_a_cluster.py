@@ -163,7 +163,7 @@ def train_with_all(task: Any, target: str, *, epochs: int) -> Any:
                 [],
                 ROWS,
                 partial(Policy, weights),
-                reducer=mean(packed(partial(sum_round_robin, devices=towers))),
+                reducer=packed(partial(sum_round_robin, devices=towers)),
             )
         with session_for(task, target, sync) as session:
             trainer.load_data(session, [*shard(task)], [])

@@ -104,8 +104,8 @@ class GraphTrainer:
     def load_next(self, columns, states=()):
         self.optimizer.load_next(self.sess, columns, states)
 
-    def use_next(self, timeout_seconds=60.0):
-        self.optimizer.use_next(timeout_seconds)
+    def use_next(self, timeout_s=60.0):
+        self.optimizer.use_next(timeout_s)
         return self.report
 
     def optimize(self, batch_index):
@@ -179,8 +179,8 @@ class FunctionTrainer:
     def load_next(self, columns, states=()):
         self.batch.load_next(columns, states)
 
-    def use_next(self, timeout_seconds=60.0):
-        return self.batch.use_next(timeout_seconds)
+    def use_next(self, timeout_s=60.0):
+        return self.batch.use_next(timeout_s)
 
     def optimize(self, batch_index):
         return self.function.optimize(batch_index)

@@ -58,7 +58,7 @@ def test_a_loss_function_in_a_tf_function_may_branch_on_tensors(statuses):
         return mean * model.w
 
     batch = DeviceBatch(
-        towers(list(CPUS[:1])), SPECS, max_per_device_batch_size=2, tail="pad"
+        towers(list(CPUS[:1])), SPECS, max_per_device_batch_size=2, remainder="pad"
     )
     model, optimizer = Weight(), keras.optimizers.SGD(1.0)
     train = EpochFunction(batch, loss_fn, [model], [optimizer])
@@ -70,7 +70,7 @@ def test_a_loss_function_in_a_tf_function_may_branch_on_tensors(statuses):
 
 def made():
     batch = DeviceBatch(
-        towers(list(CPUS[:1])), SPECS, max_per_device_batch_size=2, stacks=2
+        towers(list(CPUS[:1])), SPECS, max_per_device_batch_size=2, num_buffers=2
     )
     batch.load([ROWS])
     train = EpochFunction(

@@ -1,4 +1,7 @@
-"""Which casts are refused, and what the message tells."""
+"""Which casts are refused, and what the message says.
+
+Imports a private module: a table of dtypes needs no devices.
+"""
 
 import re
 

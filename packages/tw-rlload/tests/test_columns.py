@@ -1,11 +1,14 @@
-"""What may be handed over as a batch, and how everything else is refused."""
+"""What may be passed as a batch, and how everything else is refused.
+
+Imports private modules: the columns that were read show nowhere else.
+"""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tw_rlload._loading.columns import check_lengths, read_columns
-from tw_rlload._loading.specs import make_spec
+from tw_rlload._loading.variables import make_spec
 
 
 def specs_of(**columns):
@@ -64,17 +67,17 @@ def test_sizes_left_open_come_from_the_data():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([X], r"wants 2 columns \['x', 'n'\]; got 1"),
-        ({"x": X, "m": N}, r"missing are \['n'\], unknown are \['m'\]"),
-        ([X[:, 0], N], r"'x' has rank 1 \(shape \[4\]\); wanted \[None, 3\]"),
-        ([X[:, :2], N], r"'x' has shape \[4, 2\]; wanted \[None, 3\]"),
+        ([X], r"pass 2 columns \['x', 'n'\]; got 1"),
+        ({"x": X, "m": N}, r"missing: \['n'\], unknown: \['m'\]"),
+        ([X[:, 0], N], r"'x' has rank 1 \(shape \[4\]\); must be \[None, 3\]"),
+        ([X[:, :2], N], r"'x' has shape \[4, 2\]; must be \[None, 3\]"),
         ([[X, X[:, :2]], N], r"'x' fragment 1 has shape \[4, 2\]"),
-        ([X, N.astype(object)], "'n' is an array of object; wanted int32"),
-        ([X, np.array(list("abcd"))], "'n' is an array of <U1; wanted int32"),
+        ([X, N.astype(object)], "'n' is an array of object; must be int32"),
+        ([X, np.array(list("abcd"))], "'n' is an array of <U1; must be int32"),
         ([X, N.astype(np.float64)], "'n': float64 does not become int32"),
         ([X, N.astype(np.int64) + 2**40], "'n': int64 values .* do not fit int32"),
-        ([X, [[1], [2, 3]]], "'n' is no rectangular array"),
-        ([[[1, 2, 3], [4, 5]], N], "'x' is no rectangular array"),
+        ([X, [[1], [2, 3]]], "'n' is not a rectangular array"),
+        ([[[1, 2, 3], [4, 5]], N], "'x' is not a rectangular array"),
     ],
 )
 def test_a_bad_column_is_refused_by_name(given, message):
@@ -116,7 +119,7 @@ def test_a_symbolic_tensor_is_refused():
 
 @pytest.mark.parametrize("given", [X, "xn", 3, None])
 def test_what_is_no_collection_of_columns_is_refused(given):
-    with pytest.raises(TypeError, match="columns come as a list or a dictionary; got"):
+    with pytest.raises(TypeError, match="columns must be a list or a dictionary; got"):
         read(given)
 
 

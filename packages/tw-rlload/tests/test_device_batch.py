@@ -8,7 +8,6 @@ import tensorflow as tf
 from tw_core import towers
 from tw_core.testing import CPUS
 from tw_rlload import DeviceBatch, EpochFunction
-from tw_rlload._loading.variables import EagerWriter
 
 SPECS = {"x": tf.TensorSpec([None, 3]), "y": tf.TensorSpec([None])}
 
@@ -51,27 +50,30 @@ class Line(tf.Module):
 
 def test_a_load_that_fails_half_way_is_freed_and_never_trained_on(monkeypatch):
     batch = DeviceBatch(towers(list(CPUS[:2])), SPECS, max_per_device_batch_size=4)
-    model, written, write = Line(), [], EagerWriter.write
+    model, written = Line(), []
     train = EpochFunction(batch, Line.loss, [model], [keras.optimizers.SGD(0.1)])
     columns = [np.ones((16, 3), np.float32), np.ones(16, np.float32)]
     batch.load(columns)
+    kind = type(model.w)
+    assign = kind.assign
 
-    def failing(self, stack, tower, column, rows):
-        if len(written) == 3:
-            raise tf.errors.ResourceExhaustedError(None, None, "out of memory")
-        write(self, stack, tower, column, rows)
-        written.append(self._variables[stack][tower][column])
+    def failing(self, value, **options):
+        if len(value):
+            if len(written) == 3:
+                raise tf.errors.ResourceExhaustedError(None, None, "out of memory")
+            written.append(self)
+        return assign(self, value, **options)
 
-    monkeypatch.setattr(EagerWriter, "write", failing)
-    with pytest.raises(tf.errors.ResourceExhaustedError, match="out of memory"):
-        batch.load(columns)
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "assign", failing)
+        with pytest.raises(tf.errors.ResourceExhaustedError, match="out of memory"):
+            batch.load(columns)
     assert [len(variable.numpy()) for variable in written] == [0, 0, 0]
     assert batch.report is None
     for call in (lambda: train.optimize(0), lambda: train.run_epochs(1)):
         with pytest.raises(RuntimeError, match="the last load failed half-way"):
             call()
     np.testing.assert_array_equal(model.w.numpy(), 0)
-    monkeypatch.setattr(EagerWriter, "write", write)
     batch.load(columns)
     train.run_epochs(1)
     assert model.w.numpy().all()

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tw_core import replicate, towers
 from tw_core.testing import CPUS
-from tw_reduce import mean, sum_on_device
+from tw_reduce import sum_on_device
 from tw_rlload import (
     DeviceBatch,
     EpochFunction,
@@ -186,7 +186,7 @@ def test_gradients_are_clipped_and_a_reducer_is_used():
 
     def reducer(grads):
         used.append(len(grads))
-        return mean(lambda g: sum_on_device(g, device="/cpu:0"))(grads)
+        return sum_on_device(grads, device="/cpu:0")
 
     batch, function, models, _ = make(reducer=reducer, grad_norm_clipping=0.3)
     batch.load([X, Y])
@@ -239,7 +239,7 @@ def test_steps_epochs_and_batches_of_all_sizes_need_one_trace():
         traces.append(inputs["x"].shape)
         return squared(model, inputs)
 
-    batch, function, _, _ = make(loss_fn=counted, devices=1, stacks=2)
+    batch, function, _, _ = make(loss_fn=counted, devices=1, num_buffers=2)
     for num_rows in (48, 13, 2):
         batch.load([X[:num_rows], Y[:num_rows]])
         function.run_epochs(1)

@@ -17,7 +17,7 @@ def plans(draw):
         sequences,
         num_devices=num_devices,
         max_per_device_batch_size=draw(st.integers(length, 12)),
-        tail=draw(st.sampled_from(["drop", "pad"])),
+        remainder=draw(st.sampled_from(["drop", "pad"])),
     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tw_rlload import LoadPlan, plan_load
 
 
-def deal(sequences, num_devices, length, maximum, tail):
+def deal(sequences, num_devices, length, maximum, remainder):
     """Says slowly which sequences each device takes in each step: [S][K] lists.
 
     A pad is None.
@@ -18,7 +18,7 @@ def deal(sequences, num_devices, length, maximum, tail):
     while (per_step + 1) * length <= maximum:
         per_step += 1
     waiting = list(range(sequences))
-    if tail == "drop":
+    if remainder == "drop":
         while per_step * num_devices > len(waiting):
             per_step -= 1
         steps = 0
@@ -66,31 +66,31 @@ def batches(draw):
     return sequences, num_devices, length, maximum
 
 
-def cut(batch, tail):
+def cut(batch, remainder):
     sequences, num_devices, length, maximum = batch
     return plan_load(
         sequences * length,
         sequences,
         num_devices=num_devices,
         max_per_device_batch_size=maximum,
-        tail=tail,
+        remainder=remainder,
     )
 
 
 @given(batches(), st.sampled_from(["drop", "pad"]))
-def test_every_sequence_goes_where_dealing_them_out_puts_it(batch, tail):
+def test_every_sequence_goes_where_dealing_them_out_puts_it(batch, remainder):
     sequences, num_devices, length, maximum = batch
-    wanted = deal(sequences, num_devices, length, maximum, tail)
-    assert laid_out(cut(batch, tail)) == wanted
+    wanted = deal(sequences, num_devices, length, maximum, remainder)
+    assert laid_out(cut(batch, remainder)) == wanted
 
 
 @given(batches(), st.sampled_from(["drop", "pad"]))
-def test_the_counts_are_those_of_the_rows_dealt_out(batch, tail):
+def test_the_counts_are_those_of_the_rows_dealt_out(batch, remainder):
     sequences, num_devices, length, maximum = batch
-    plan = cut(batch, tail)
+    plan = cut(batch, remainder)
     dealt = [
         sequence
-        for step in deal(sequences, num_devices, length, maximum, tail)
+        for step in deal(sequences, num_devices, length, maximum, remainder)
         for device in step
         for sequence in device
     ]
@@ -134,7 +134,7 @@ def test_a_plan_is_frozen_and_compares_by_value():
 
 
 def test_a_drawing_shows_rows_without_states_and_single_ones():
-    plan = plan_load(5, num_devices=2, max_per_device_batch_size=1, tail="pad")
+    plan = plan_load(5, num_devices=2, max_per_device_batch_size=1, remainder="pad")
     assert plan.drawing().splitlines() == [
         "state     1 2 3 4 5",
         "row       A B C D E",
@@ -150,12 +150,12 @@ def test_a_drawing_shows_rows_without_states_and_single_ones():
         ((0,), {}, "nothing to load: got 0 rows"),
         ((6, 0), {}, "nothing to load: got 6 rows, 0 states"),
         ((7, 2), {}, "7 rows cannot be divided among 2 states"),
-        ((1,), {}, "got 1 sequences of 1 rows for 2 devices. Give at least 2 rows"),
+        ((1,), {}, "got 1 sequences of 1 rows for 2 devices. Pass at least 2 rows"),
         ((9, 3), {"max_per_device_batch_size": 2}, "is 2 rows, and one sequence has 3"),
         ((8,), {"max_per_device_batch_size": 0}, "must be at least 1 row; got 0"),
         ((8,), {"num_devices": 0}, "num_devices must be at least 1; got 0"),
-        ((8,), {"tail": "cut"}, r"one of \['drop', 'pad', 'error'\]; got 'cut'"),
-        ((9,), {"tail": "error"}, "9 rows .9 sequences of 1. leave 1 rows over"),
+        ((8,), {"remainder": "cut"}, r"one of \['drop', 'pad', 'error'\]; got 'cut'"),
+        ((9,), {"remainder": "error"}, "9 rows .9 sequences of 1. leave 1 rows over"),
     ],
 )
 def test_what_cannot_be_cut_is_refused_with_its_counts(arguments, options, message):

@@ -183,6 +183,6 @@ def test_a_bad_batch_is_refused_whole(make_trainer, batch, message):
 
 
 def test_a_tail_is_refused_on_request(make_trainer):
-    trainer = recurrent_trainer(make_trainer, tail="error")
+    trainer = recurrent_trainer(make_trainer, remainder="error")
     with pytest.raises(ValueError, match=r"14 rows .7 sequences of 2. leave 6 rows ov"):
         trainer.load(*recurrent_batch(14, 7))

@@ -7,7 +7,7 @@ from rlload_pulled import Loss, X, descent, make, session
 
 from tw_core import session_config
 from tw_core.testing import NUM_CPUS
-from tw_reduce import mean, packed, sum_on_device
+from tw_reduce import packed, sum_on_device
 from tw_rlload import LocalSyncParallelOptimizer
 
 v1 = tf.compat.v1
@@ -54,10 +54,10 @@ def test_a_checkpoint_leaves_the_batch_out(tmp_path):
     assert [name for name, _ in tf.train.list_variables(path)] == ["w"]
 
 
-@pytest.mark.parametrize("stacks", [1, 2])
-def test_the_batch_is_read_whole_and_never_sparsely(graph, stacks):
+@pytest.mark.parametrize("num_buffers", [1, 2])
+def test_the_batch_is_read_whole_and_never_sparsely(graph, num_buffers):
     """A sparse read of a variable makes each later load copy it."""
-    make(stacks=stacks)
+    make(num_buffers=num_buffers)
     graph_def = graph.as_graph_def()
     nodes = [
         *graph_def.node,
@@ -68,7 +68,7 @@ def test_the_batch_is_read_whole_and_never_sparsely(graph, stacks):
 
 
 def test_no_operation_is_added_after_it_was_made(graph):
-    optimizer = make(stacks=2)
+    optimizer = make(num_buffers=2)
     sess = session()
     graph.finalize()
     with sess:
@@ -277,9 +277,7 @@ def test_a_reducer_is_used_and_gives_the_same(graph):
 
     def spy(grads):
         seen.append([len(tower) for tower in grads])
-        return mean(packed(lambda g: sum_on_device(g, device="/cpu:0"), below=100))(
-            grads
-        )
+        return packed(lambda g: sum_on_device(g, device="/cpu:0"), below=100)(grads)
 
     for reducer in (None, spy):
         with v1.variable_scope("own", reuse=v1.AUTO_REUSE):

@@ -27,11 +27,13 @@ def weighted_regression(variables, inputs, weights):
 def test_pads_weigh_nothing(make_trainer, num_rows, shuffle):
     x, y = regression_rows(num_rows)
     trainer = make_trainer(
-        weighted_regression, {"w": START}, REGRESSION, opt=descent(), tail="pad"
+        weighted_regression, {"w": START}, REGRESSION, opt=descent(), remainder="pad"
     )
     report = trainer.load([x, y])
     assert report.rows_loaded == num_rows
-    plan = plan_load(num_rows, num_devices=2, max_per_device_batch_size=4, tail="pad")
+    plan = plan_load(
+        num_rows, num_devices=2, max_per_device_batch_size=4, remainder="pad"
+    )
     result = trainer.run_epochs(2, shuffle, seed=1)
     w, losses = START.astype(np.float64), []
     for e in range(2):
@@ -63,7 +65,7 @@ def test_pads_that_fill_a_whole_tower_make_no_nan(make_trainer):
         {"w": START},
         REGRESSION,
         opt=descent(),
-        tail="pad",
+        remainder="pad",
         devices=4,
         maximum=2,
     )
@@ -86,7 +88,7 @@ def test_pads_are_whole_sequences_with_states(make_trainer, num_sequences, shuff
     trainer = make_trainer(
         *(loss_fn, {"w": np.float32(0.5)}, columns, {"h": (np.float32, [])}),
         opt=descent(),
-        tail="pad",
+        remainder="pad",
     )
     x, y, h = np.random.default_rng(0).standard_normal((3, num_sequences, 2))
     h = h[:, 0]
@@ -98,7 +100,7 @@ def test_pads_are_whole_sequences_with_states(make_trainer, num_sequences, shuff
         *(2 * num_sequences, num_sequences),
         num_devices=2,
         max_per_device_batch_size=4,
-        tail="pad",
+        remainder="pad",
     )
     w = 0.5
     for e, s in np.ndindex(2, plan.steps):

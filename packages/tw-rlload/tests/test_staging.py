@@ -1,4 +1,7 @@
-"""Own aligned memory: filled from fragments, and never written while in use."""
+"""Own aligned memory: filled from fragments, and never written while in use.
+
+Imports private modules: which memory a load takes shows nowhere else.
+"""
 
 import gc
 
@@ -8,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tw_rlload._loading.columns import Column
-from tw_rlload._loading.specs import ColumnSpec
 from tw_rlload._loading.staging import StagingPool, copy_rows, pad_rows
+from tw_rlload._loading.variables import ColumnSpec
 
 FLOAT = np.dtype(np.float32)
 

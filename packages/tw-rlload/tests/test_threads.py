@@ -1,6 +1,7 @@
 """Loads and training in several threads at once, in both modes.
 
 Each test holds one call up where it matters and makes the other one meanwhile.
+Imports a private module: no public name lets a test hold up the copying of rows.
 """
 
 import threading
@@ -69,13 +70,13 @@ def rows(value):
 @pytest.fixture
 def held_writes(monkeypatch):
     """A gate that holds up the copying of rows."""
-    gate, fill = Gate(), buffers.fill_stack
+    gate, fill = Gate(), buffers.fill
 
     def held(*args):
         gate.hold()
         fill(*args)
 
-    monkeypatch.setattr(buffers, "fill_stack", held)
+    monkeypatch.setattr(buffers, "fill", held)
     return gate
 
 
@@ -134,7 +135,7 @@ def test_one_trainer_makes_one_call_at_a_time(make_trainer):
 
 def test_the_next_batch_does_not_go_where_epochs_still_run(make_trainer):
     gate = Gate()
-    trainer = trainer_of(make_trainer, gate, stacks=2)
+    trainer = trainer_of(make_trainer, gate, num_buffers=2)
     trainer.load(rows(1))
     with meanwhile(gate, trainer.run_epochs, 1) as epochs:
         trainer.load_next(rows(2))
@@ -149,7 +150,7 @@ def test_the_next_batch_does_not_go_where_epochs_still_run(make_trainer):
 
 
 def test_a_batch_is_taken_into_use_once(make_trainer, held_writes):
-    trainer = trainer_of(make_trainer, stacks=2)
+    trainer = trainer_of(make_trainer, num_buffers=2)
     trainer.load_next(rows(1))
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(trainer.use_next) for _ in range(2)]

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tw_core import replicate, towers
 from tw_core.testing import CPUS
-from tw_reduce import mean, packed, sum_balanced
+from tw_reduce import packed, sum_balanced
 from tw_rlload import DeviceBatch, EpochFunction
 
 v1 = tf.compat.v1
@@ -31,10 +31,8 @@ COLUMNS = {"x": (np.float32, [100]), "y": (np.float32, []), "row": (np.int32, []
 STEPS = [[*range(4), *range(8, 12)], [*range(4, 8), *range(12, 16)]]
 REDUCERS = {
     "default": None,
-    "packed": mean(packed(partial(sum_balanced, devices=list(CPUS[:2])), below=4096)),
-    "all packed": mean(
-        packed(partial(sum_balanced, devices=list(CPUS[:2])), below=1 << 30)
-    ),
+    "packed": packed(partial(sum_balanced, devices=list(CPUS[:2])), below=4096),
+    "all packed": packed(partial(sum_balanced, devices=list(CPUS[:2])), below=1 << 30),
 }
 OPTIMIZERS = {
     "momentum": lambda: v1.train.MomentumOptimizer(0.1, 0.9),

@@ -1,8 +1,8 @@
 from ._function.batch import DeviceBatch as DeviceBatch
 from ._function.epochs import EpochFunction as EpochFunction
 from ._loading.plan import LoadPlan as LoadPlan
+from ._loading.plan import LoadReport as LoadReport
 from ._loading.plan import plan_load as plan_load
-from ._loading.report import LoadReport as LoadReport
 from ._session.optimizer import (
     LocalSyncParallelOptimizer as LocalSyncParallelOptimizer,
 )

@@ -1,4 +1,4 @@
-"""What TensorFlow has no public function for; nothing else may reach for it."""
+"""What TensorFlow has no public function for; nothing else imports it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def capture(graph: tf.Graph, tensor: tf.Tensor) -> tf.Tensor:
 
 
 def inside_branch_or_loop() -> bool:
-    """Tells whether ops made now run only where a branch, loop or function does.
+    """Says whether ops made now run only where a branch, loop or function does.
 
     TensorFlow's older control flow, which ``disable_v2_behavior()`` brings back, has
     no function bodies; its contexts have no public name.
@@ -48,7 +48,7 @@ def make_callable(
       feeds: what to feed, in order, as arrays of the right dtype.
 
     Returns:
-      A callable of one array a feed; gives a list of arrays.
+      A callable of one array per feed, which returns a list of arrays.
     """
     options = config_pb2.CallableOptions()
     options.fetch.extend(tensor.name for tensor in tensors)

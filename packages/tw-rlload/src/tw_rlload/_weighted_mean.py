@@ -2,14 +2,14 @@
 
 import tensorflow as tf
 
-from tw_core import without_autograph
+from tw_core.modes import without_autograph
 
 
 @without_autograph
 def weighted_mean(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     """Averages values by weights; 0 where no weight is above 0.
 
-    A tower's loss under ``tail="pad"`` is such a mean, so that pads do not count
+    A tower's loss under ``remainder="pad"`` is such a mean, so that pads do not count
     and a tower with nothing but pads gives 0 and not NaN.
 
     Args:
@@ -20,7 +20,7 @@ def weighted_mean(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
       A scalar of the dtype of ``values``: sum(values * weights) / sum(weights).
 
     Raises:
-      TypeError: what is no tensor of numbers, or values that are not floating.
+      TypeError: not tensors of numbers, or values that are not floating.
       ValueError: shapes that differ, or of another rank than 1.
     """
     values, weights = _tensor("values", values), _tensor("weights", weights)

@@ -1,27 +1,31 @@
 """A batch on the towers' devices, for ``tf.function``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from tw_core import Tower
-from tw_core.checks import check_flag
-from tw_rlload._check_mode import check_eager
-from tw_rlload._check_towers import check_distinct, check_towers
-from tw_rlload._loading.buffers import Stacks
+from tw_core import Tower, check_towers
+from tw_core.renames import renamed_arguments
+from tw_rlload import _renamed
+from tw_rlload._loading.buffers import Buffers
+from tw_rlload._loading.casts import Array
 from tw_rlload._loading.columns import Columns
-from tw_rlload._loading.load import LoadOptions
-from tw_rlload._loading.plan import Tail, check_options
-from tw_rlload._loading.report import LoadReport
-from tw_rlload._loading.specs import specs_of_mappings
-from tw_rlload._loading.variables import EagerWriter, make_data_variables
-from tw_rlload._training.loop import LoopInputs
+from tw_rlload._loading.plan import LoadReport, Remainder
+from tw_rlload._loading.staging import Writer
+from tw_rlload._loading.variables import (
+    DataVariables,
+    no_rows,
+    specs_of_mappings,
+)
 
 _NAME = "DeviceBatch"
 
 
 class DeviceBatch:
-    """Holds a batch on the towers' devices, cut into one part a tower.
+    """Holds a batch on the towers' devices, cut into one part per tower.
 
     An ``EpochFunction`` trains on it.
 
@@ -30,6 +34,7 @@ class DeviceBatch:
       specs: of the variables: columns, states, and weights where pads are.
     """
 
+    @renamed_arguments(**_renamed.LOADING)
     def __init__(
         self,
         towers: Sequence[Tower],
@@ -37,20 +42,21 @@ class DeviceBatch:
         states: Mapping[str, tf.TensorSpec] | None = None,
         *,
         max_per_device_batch_size: int,
-        tail: Tail = "drop",
+        remainder: Remainder = "drop",
         check_finite: bool = False,
-        stacks: int = 1,
+        num_buffers: int = 1,
     ) -> None:
         """Makes the variables, with no rows yet.
 
         Args:
           towers: K towers, no two on one device.
-          columns: name -> shape [None, ...] and dtype of what has one row a row.
-          states: the same of what has one row a sequence (recurrent models).
+          columns: name -> shape [None, ...] and dtype of what has one entry per
+            row.
+          states: the same of what has one entry per sequence (recurrent models).
           max_per_device_batch_size: rows a device takes in one step, at most.
-          tail: what becomes of rows that fill no step; see ``plan_load``.
+          remainder: what becomes of rows that fill no step; see ``plan_load``.
           check_finite: whether loads refuse NaN and infinity.
-          stacks: 2 holds two batches, so that one can load while one trains.
+          num_buffers: 2 holds two batches, so that one can load while one trains.
 
         Raises:
           RuntimeError: inside a graph or a ``tf.function``.
@@ -59,29 +65,24 @@ class DeviceBatch:
         """
         check_eager("makes variables", caller=_NAME)
         check_towers(towers, caller=_NAME)
-        check_options(len(towers), max_per_device_batch_size, tail, caller=_NAME)
-        check_distinct(towers, caller=_NAME)
-        options = LoadOptions(
-            specs=specs_of_mappings(
-                columns, {} if states is None else states, caller=_NAME
-            ),
-            num_devices=len(towers),
-            max_per_device_batch_size=max_per_device_batch_size,
-            tail=tail,
-            check_finite=check_flag(_NAME, check_finite=check_finite),
-            stacks=stacks,
+        specs = specs_of_mappings(
+            columns, {} if states is None else states, caller=_NAME
         )
-        self.towers, self.specs = tuple(towers), options.stored
-        self._stacks = Stacks(options, owner=_NAME)
-        variables = make_data_variables(self.towers, self.specs, stacks)
-        self._writer = EagerWriter(variables)
-        self._inputs = LoopInputs(self.towers, self.specs, variables)
+        self._buffers = Buffers(
+            *(towers, specs),
+            max_per_device_batch_size=max_per_device_batch_size,
+            remainder=remainder,
+            check_finite=check_finite,
+            num_buffers=num_buffers,
+            owner=_NAME,
+        )
+        self.towers, self.specs = tuple(towers), self._buffers.specs
+        self._writer = _eager_writer(self._buffers.variables)
 
     @property
     def report(self) -> LoadReport | None:
         """What the last load did; None where nothing is loaded."""
-        loaded = self._stacks.loaded
-        return loaded.report if loaded else None
+        return self._buffers.report
 
     def load(self, columns: Columns, states: Columns = ()) -> LoadReport:
         """Replaces the batch on the devices.
@@ -101,34 +102,33 @@ class DeviceBatch:
             stays; or in a graph or a ``tf.function``.
         """
         check_eager("copies rows", caller="load")
-        return self._stacks.load(
-            columns, states, lambda: self._writer, caller="load"
-        ).report
+        return self._buffers.load(columns, states, lambda: self._writer, caller="load")
 
     def load_next(self, columns: Columns, states: Columns = ()) -> None:
         """Loads the next batch in a thread while the current one trains.
 
         It is checked before this returns; its arrays must not change before
-        ``use_next``. Needs ``stacks=2``, twice the batch's memory.
+        ``use_next``. Needs ``num_buffers=2``, twice the batch's memory.
 
         Args:
           columns: as for ``load``.
           states: as for ``load``.
 
         Raises:
-          RuntimeError: one stack only, a load is under way already, another
+          RuntimeError: one buffer only, a load is under way already, another
             thread still trains on the batch before the current one, or in a graph
             or a ``tf.function``.
           ValueError, TypeError: the batch was refused; the current one stays.
         """
         check_eager("copies rows", caller="load_next")
-        self._stacks.load_next(columns, states, self._writer, caller="load_next")
+        self._buffers.load_next(columns, states, self._writer, caller="load_next")
 
-    def use_next(self, timeout_seconds: float = 300.0) -> LoadReport:
+    @renamed_arguments(**_renamed.WAITING)
+    def use_next(self, timeout_s: float | None = 300.0) -> LoadReport:
         """Waits for ``load_next`` and makes its batch the current one.
 
         Args:
-          timeout_seconds: how long to wait, at most.
+          timeout_s: seconds to wait, at most; None for no bound.
 
         Returns:
           What became of its rows.
@@ -137,4 +137,43 @@ class DeviceBatch:
           TimeoutError: it takes longer; call again.
           RuntimeError: no load is under way, or it failed.
         """
-        return self._stacks.use_next(timeout_seconds, caller="use_next").report
+        return self._buffers.use_next(timeout_s)
+
+
+def buffers_of(batch: DeviceBatch) -> Buffers:
+    """Returns what holds a batch's rows, and guards them while they are trained on."""
+    return batch._buffers
+
+
+def check_eager(what: str, *, caller: str) -> None:
+    """Refuses graphs and the inside of a ``tf.function``, where ``what`` cannot be."""
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            f"{caller}: {what}; do so outside of graphs and tf.function. In a session "
+            "graph use tw_rlload.LocalSyncParallelOptimizer."
+        )
+
+
+def _eager_writer(variables: DataVariables) -> Writer:
+    def assign(variable: tf.Variable, value: Callable[[], tf.Tensor]) -> None:
+        with tf.device(variable.device):
+            variable.assign(value(), read_value=False)
+
+    def empty(buffer: int) -> None:
+        for column in variables[buffer]:
+            for variable in column:
+                assign(variable, partial(no_rows, variable))
+
+    def write(buffer: int, tower: int, column: int, rows: Array) -> None:
+        assign(variables[buffer][tower][column], partial(_adopt, rows))
+
+    return Writer(empty, write)
+
+
+def _adopt(rows: Any) -> tf.Tensor:
+    # tf.convert_to_tensor copies, into memory that is new each time. DLPack hands
+    # the array over; it cannot describe bools and the floats of ml_dtypes.
+    if rows.dtype.kind in "iuf" and rows.size:
+        with tf.device("/cpu:0"):
+            return tf.experimental.dlpack.from_dlpack(rows.__dlpack__())
+    return tf.convert_to_tensor(np.asarray(rows))

@@ -1,4 +1,4 @@
-"""Which casts would change values: told before anything is copied.
+"""Which casts would change values: found before anything is copied.
 
 A float may lose digits (float64 to float32), as feeding always allowed; it may
 not become an integer, nor leave the range. An integer must be met exactly.
@@ -12,7 +12,7 @@ DType = np.dtype[np.generic]
 
 
 def cast_fault(array: Array, wanted: DType) -> str | None:
-    """Tells what the cast of ``array`` to ``wanted`` would lose.
+    """Says what the cast of ``array`` to ``wanted`` would lose.
 
     Args:
       array: any shape; its values are read only where its dtype does not

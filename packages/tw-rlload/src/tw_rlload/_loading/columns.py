@@ -1,4 +1,4 @@
-"""What a caller may hand over as a batch, read into columns and checked.
+"""What a caller may pass as a batch: read into columns, checked, and planned.
 
 A column is given as an array, a tensor, or a list of such fragments, which count
 as if joined along axis 0 and never are. Columns come as a list in the order of
@@ -6,7 +6,8 @@ the specs, or as a dictionary by name. Everything is checked here, and every
 offender named, before any row is copied.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,7 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from tw_rlload._loading.casts import Array, DType, cast_fault
-from tw_rlload._loading.specs import ColumnSpec
+from tw_rlload._loading.plan import LoadPlan
+from tw_rlload._loading.variables import ColumnSpec
 
 Columns: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
 
@@ -46,6 +48,72 @@ class Column:
         return self.fragments[0].shape[1:]
 
 
+@dataclass(frozen=True)
+class PreparedLoad:
+    """A batch that was checked and planned.
+
+    Attributes:
+      plan: how it is cut.
+      columns: C columns, states last.
+    """
+
+    plan: LoadPlan
+    columns: tuple[Column, ...]
+
+    def chunk_shape(self, column: Column) -> tuple[int, ...]:
+        """Shape of a column's variable on one device."""
+        plan, is_state = self.plan, column.spec.is_state
+        rows = plan.sequences_per_device if is_state else plan.rows_per_device
+        return (rows, *column.row_shape)
+
+    @property
+    def chunk_sizes(self) -> list[int]:
+        """Bytes of each variable of one device, weights included."""
+        sizes = [
+            math.prod(self.chunk_shape(column)) * column.spec.dtype.itemsize
+            for column in self.columns
+        ]
+        has_weights = self.plan.remainder == "pad"
+        return sizes + [4 * self.plan.rows_per_device] * has_weights
+
+
+def prepare(
+    specs: Sequence[ColumnSpec],
+    inputs: Columns,
+    states: Columns,
+    cut: Callable[..., LoadPlan],
+    *,
+    check_finite: bool,
+    caller: str,
+) -> PreparedLoad:
+    """Reads, checks and plans a batch; touches nothing.
+
+    Args:
+      specs: C columns, states last.
+      inputs: columns with one entry per row.
+      states: columns with one entry per sequence; empty without recurrence.
+      cut: ``cut_batch`` with its options bound.
+      check_finite: whether NaN and infinity are refused.
+      caller: who asks; opens the message.
+
+    Raises:
+      ValueError, TypeError: see ``read_columns`` and ``plan_load``.
+    """
+    read = [
+        read_columns(
+            [spec for spec in specs if spec.is_state == is_state],
+            given,
+            caller=caller,
+            check_finite=check_finite,
+        )
+        for is_state, given in ((False, inputs), (True, states))
+    ]
+    rows = check_lengths(read[0], caller=caller, what="columns")
+    sequences = check_lengths(read[1], caller=caller, what="states")
+    plan = cut(rows, sequences if read[1] else None, caller=caller)
+    return PreparedLoad(plan, (*read[0], *read[1]))
+
+
 def read_columns(
     specs: Sequence[ColumnSpec], given: Columns, *, caller: str, check_finite: bool
 ) -> list[Column]:
@@ -63,17 +131,21 @@ def read_columns(
     Raises:
       ValueError: missing or unknown columns; object arrays; wrong rank, inner
         shape, or fragments that differ in it; a cast that loses; NaN.
-      TypeError: a symbolic tensor, or what is no column at all.
+      TypeError: a symbolic tensor, or something that is not a column.
     """
     values = _in_order(specs, given, caller)
-    columns, problems = [], []
-    for spec, value in zip(specs, values, strict=True):
-        column = Column(spec, _fragments(spec.name, value, caller))
-        problems += list(_faults(column, check_finite=check_finite))
-        columns.append(column)
+    columns = [
+        Column(spec, _fragments(spec.name, value, caller))
+        for spec, value in zip(specs, values, strict=True)
+    ]
+    problems = [
+        f"  - {fault}"
+        for column in columns
+        for fault in _faults(column, check_finite=check_finite)
+    ]
     if problems:
-        listed = "\n".join(f"  - {problem}" for problem in problems)
-        raise ValueError(f"{caller}: nothing was loaded, as of the columns:\n{listed}")
+        listed = "\n".join(problems)
+        raise ValueError(f"{caller}: batch rejected; invalid columns:\n{listed}")
     return columns
 
 
@@ -98,18 +170,18 @@ def _in_order(specs: Sequence[ColumnSpec], given: Columns, caller: str) -> list[
         unknown = [name for name in given if name not in names]
         if missing or unknown:
             raise ValueError(
-                f"{caller}: columns must be {names}; missing are {missing}, unknown "
-                f"are {unknown}."
+                f"{caller}: columns must be {names}; missing: {missing}, unknown: "
+                f"{unknown}."
             )
         return [given[name] for name in names]
     if isinstance(given, np.ndarray | str | bytes) or not isinstance(given, Sequence):
         raise TypeError(
-            f"{caller}: columns come as a list or a dictionary; got "
-            f"{type(given).__name__}. Wanted {names}."
+            f"{caller}: columns must be a list or a dictionary; got "
+            f"{type(given).__name__}. Pass {names}."
         )
     if len(given) != len(specs):
         raise ValueError(
-            f"{caller}: wants {len(specs)} columns {names}; got {len(given)}."
+            f"{caller}: pass {len(specs)} columns {names}; got {len(given)}."
         )
     return list(given)
 
@@ -136,7 +208,7 @@ def _as_array(name: str, value: Any, caller: str) -> Array:
         return np.asarray(value)
     except ValueError as error:
         raise ValueError(
-            f"{caller}: column {name!r} is no rectangular array: {error}. Pad its "
+            f"{caller}: column {name!r} is not a rectangular array: {error}. Pad its "
             "rows to one length."
         ) from error
 
@@ -149,7 +221,7 @@ def _faults(column: Column, *, check_finite: bool) -> Iterator[str]:
             who += f" fragment {i}"
         fault = _shape_fault(fragment, spec) or _inner_fault(fragment, column)
         if fragment.dtype.kind in "OSU":
-            yield f"{who} is an array of {fragment.dtype}; wanted {spec.dtype.name}"
+            yield f"{who} is an array of {fragment.dtype}; must be {spec.dtype.name}"
         elif fault:
             yield f"{who} {fault}"
         else:
@@ -165,10 +237,10 @@ def _shape_fault(fragment: Array, spec: ColumnSpec) -> str | None:
     wanted = (None, *spec.inner_shape)
     if fragment.ndim != len(wanted):
         shown = list(fragment.shape)
-        return f"has rank {fragment.ndim} (shape {shown}); wanted {list(wanted)}"
+        return f"has rank {fragment.ndim} (shape {shown}); must be {list(wanted)}"
     pairs = zip(fragment.shape, wanted, strict=True)
     if any(w is not None and g != w for g, w in pairs):
-        return f"has shape {list(fragment.shape)}; wanted {list(wanted)}"
+        return f"has shape {list(fragment.shape)}; must be {list(wanted)}"
     return None
 
 

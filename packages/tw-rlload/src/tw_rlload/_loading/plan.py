@@ -8,12 +8,15 @@ has the k-th part of the batch. Source: the layout of RLlib's
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from string import ascii_uppercase
 from typing import Literal, TypeAlias, get_args
 
 from tw_core.checks import check_whole_number
+from tw_core.renames import renamed_arguments, renamed_attribute
+from tw_rlload import _renamed
 
-Tail: TypeAlias = Literal["drop", "pad", "error"]
+Remainder: TypeAlias = Literal["drop", "pad", "error"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class LoadPlan:
       sequence_length: rows of a sequence; 1 without states.
       sequences_per_device_step: B, sequences a device trains on in one step.
       steps: S, steps in an epoch.
-      tail: what becomes of sequences that fill no step.
+      remainder: what becomes of sequences that fill no step.
     """
 
     rows_given: int
@@ -34,7 +37,9 @@ class LoadPlan:
     sequence_length: int
     sequences_per_device_step: int
     steps: int
-    tail: Tail
+    remainder: Remainder
+
+    tail = renamed_attribute("remainder")
 
     @property
     def sequences_given(self) -> int:
@@ -59,12 +64,11 @@ class LoadPlan:
     @property
     def shards(self) -> tuple[range, ...]:
         """The sequences of each device, without pads; K ranges."""
-        if self.tail != "pad":
-            size = self.sequences_per_device
-            return tuple(range(k * size, (k + 1) * size) for k in self._devices)
-        least, more = divmod(self.sequences_given, self.num_devices)
+        least, more = self.sequences_per_device, 0
+        if self.remainder == "pad":
+            least, more = divmod(self.sequences_given, self.num_devices)
         starts = [k * least + min(k, more) for k in range(self.num_devices + 1)]
-        return tuple(range(starts[k], starts[k + 1]) for k in self._devices)
+        return tuple(range(*bounds) for bounds in pairwise(starts))
 
     @property
     def rows_loaded(self) -> int:
@@ -82,9 +86,9 @@ class LoadPlan:
         return self.num_devices * self.rows_per_device - self.rows_loaded
 
     @property
-    def batch_offsets(self) -> range:
+    def batch_offsets(self) -> tuple[int, ...]:
         """Where each step starts, in rows of a device: 0, L, 2 L, ..."""
-        return range(0, self.rows_per_device, self.rows_per_device_step)
+        return tuple(range(0, self.rows_per_device, self.rows_per_device_step))
 
     def drawing(self) -> str:
         """Draws the cut of a small batch.
@@ -118,23 +122,32 @@ class LoadPlan:
         drawn = [f"{a:<{label}}  {b:<{width}}  {c}" for a, b, c in lines]
         return "\n".join(line.rstrip() for line in drawn)
 
-    @property
-    def _devices(self) -> range:
-        return range(self.num_devices)
+
+@dataclass(frozen=True)
+class LoadReport(LoadPlan):
+    """A plan that was carried out, and its size in bytes.
+
+    Attributes:
+      bytes_loaded: the batch on all devices together, pads included.
+      bytes_resident: what the devices hold at most: a batch per buffer.
+    """
+
+    bytes_loaded: int
+    bytes_resident: int
 
 
+@renamed_arguments(**_renamed.PLANNING)
 def plan_load(
     rows: int,
     states: int | None = None,
     *,
     num_devices: int,
     max_per_device_batch_size: int,
-    tail: Tail = "drop",
-    caller: str = "plan_load",
+    remainder: Remainder = "drop",
 ) -> LoadPlan:
     """Cuts a batch into steps of equal size, the same number on every device.
 
-    A step has as many whole sequences a device as fit in
+    A step has as many whole sequences per device as fit in
     ``max_per_device_batch_size`` rows; fewer where the batch is too short for
     one such step.
 
@@ -143,54 +156,41 @@ def plan_load(
       states: sequences of the batch; None where each row stands alone.
       num_devices: K.
       max_per_device_batch_size: rows a device takes in one step, at most.
-      tail: sequences that fill no step are dropped (``"drop"``), or completed
-        with pads, spread over the devices (``"pad"``), or refused (``"error"``).
-      caller: who asks; opens the message.
+      remainder: sequences that fill no step are dropped (``"drop"``), or
+        completed with pads, spread over the devices (``"pad"``), or refused
+        (``"error"``).
 
     Returns:
       The plan.
 
     Raises:
-      TypeError: something that is no whole number.
+      TypeError: an argument that is not a whole number.
       ValueError: no row; rows not divisible by states; fewer sequences than
-        devices; a maximum below one sequence; an unknown ``tail``; a tail where
-        ``tail="error"``.
+        devices; a maximum below one sequence; an unknown ``remainder``; rows
+        left over where ``remainder="error"``.
 
     >>> plan_load(40_000, num_devices=2, max_per_device_batch_size=625).steps
     32
     """
-    check_options(num_devices, max_per_device_batch_size, tail, caller=caller)
+    caller = "plan_load"
+    check_options(num_devices, max_per_device_batch_size, remainder, caller=caller)
     rows = check_whole_number(caller, rows=rows)
     if states is not None:
         states = check_whole_number(caller, states=states)
-    length = _sequence_length(rows, states, caller)
-    sequences = rows // length
-    _check_fits(sequences, length, num_devices, max_per_device_batch_size, caller)
-    shortest = sequences // num_devices
-    if tail == "pad":
-        shortest = -(-sequences // num_devices)
-    size = min(max_per_device_batch_size // length, shortest)
-    per_step = size * num_devices
-    steps = -(-sequences // per_step) if tail == "pad" else sequences // per_step
-    plan = LoadPlan(rows, num_devices, length, size, steps, tail)
-    if tail == "error" and plan.rows_dropped:
-        raise ValueError(
-            f"{caller}: {rows} rows ({sequences} sequences of {length}) leave "
-            f"{plan.rows_dropped} rows over in steps of {size * length} rows on each "
-            f"of {num_devices} devices, and tail is 'error'; give a multiple of "
-            f"{per_step * length} rows, or tail='drop' or 'pad'."
-        )
-    return plan
+    return cut_batch(
+        *(rows, states, num_devices, max_per_device_batch_size, remainder),
+        caller=caller,
+    )
 
 
 def check_options(
-    num_devices: int, max_per_device_batch_size: int, tail: str, *, caller: str
+    num_devices: int, max_per_device_batch_size: int, remainder: str, *, caller: str
 ) -> None:
     """Refuses options that no batch could be cut with.
 
     Raises:
-      TypeError: something that is no whole number.
-      ValueError: no device, a maximum below 1, or an unknown ``tail``.
+      TypeError: a number that is not whole.
+      ValueError: no device, a maximum below 1, or an unknown ``remainder``.
     """
     check_whole_number(caller, num_devices=num_devices, at_least=1)
     check_whole_number(caller, max_per_device_batch_size=max_per_device_batch_size)
@@ -199,17 +199,47 @@ def check_options(
             f"{caller}: max_per_device_batch_size must be at least 1 row; got "
             f"{max_per_device_batch_size}."
         )
-    if not isinstance(tail, str) or tail not in get_args(Tail):
+    if not isinstance(remainder, str) or remainder not in get_args(Remainder):
         raise ValueError(
-            f"{caller}: tail must be one of {list(get_args(Tail))}; got {tail!r}."
+            f"{caller}: remainder must be one of {list(get_args(Remainder))}; got "
+            f"{remainder!r}."
         )
+
+
+def cut_batch(
+    rows: int,
+    states: int | None,
+    num_devices: int,
+    maximum: int,
+    remainder: Remainder,
+    *,
+    caller: str,
+) -> LoadPlan:
+    """Does what ``plan_load`` says, with options that were checked."""
+    length = _sequence_length(rows, states, caller)
+    sequences = rows // length
+    _check_fits(sequences, length, num_devices, maximum, caller)
+    pads = remainder == "pad"
+    shortest = -(-sequences // num_devices) if pads else sequences // num_devices
+    size = min(maximum // length, shortest)
+    per_step = size * num_devices
+    steps = -(-sequences // per_step) if pads else sequences // per_step
+    plan = LoadPlan(rows, num_devices, length, size, steps, remainder)
+    if remainder == "error" and plan.rows_dropped:
+        raise ValueError(
+            f"{caller}: {rows} rows ({sequences} sequences of {length}) leave "
+            f"{plan.rows_dropped} rows over in steps of {size * length} rows on each "
+            f"of {num_devices} devices, and remainder is 'error'; pass a multiple of "
+            f"{per_step * length} rows, or remainder='drop' or 'pad'."
+        )
+    return plan
 
 
 def _sequence_length(rows: int, states: int | None, caller: str) -> int:
     if rows < 1 or (states is not None and states < 1):
         given = f"{rows} rows" if states is None else f"{rows} rows, {states} states"
         raise ValueError(
-            f"{caller}: there is nothing to load: got {given}; give at least one row."
+            f"{caller}: there is nothing to load: got {given}; pass at least one row."
         )
     if states is None:
         return 1
@@ -228,12 +258,12 @@ def _check_fits(
     if maximum < length:
         raise ValueError(
             f"{caller}: max_per_device_batch_size is {maximum} rows, and one sequence "
-            f"has {length}; give at least {length}, or cut shorter sequences."
+            f"has {length}; pass at least {length}, or cut shorter sequences."
         )
     if sequences < num_devices:
         raise ValueError(
             f"{caller}: every device needs at least one sequence; got {sequences} "
-            f"sequences of {length} rows for {num_devices} devices. Give at least "
+            f"sequences of {length} rows for {num_devices} devices. Pass at least "
             f"{num_devices * length} rows, or fewer devices."
         )
 

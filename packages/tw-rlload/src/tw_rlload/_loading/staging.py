@@ -1,29 +1,42 @@
-"""Own memory between the caller's arrays and the devices' variables.
+"""From a prepared batch to filled variables, by way of memory of our own.
 
 A session adopts a fed array as a variable's memory where the array starts at a
-multiple of 64 bytes and the device is a CPU. So rows are always copied into
-buffers of our own: the caller's array is never adopted, and on CPUs the copy is
-the only one. A buffer is written again when nothing refers to the array that was
-handed out over it, which a weak reference tells: TensorFlow lets go of it when
-the variable does.
+multiple of 64 bytes and the device is a CPU. So rows are always copied into blocks
+of our own: the caller's array is never adopted, and on CPUs the copy is the only
+one. A block is written again when nothing refers to the array that was handed out
+over it, as a weak reference shows: TensorFlow lets go of it when the variable does.
 """
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tw_rlload._loading.casts import Array, DType
-from tw_rlload._loading.columns import Column
+from tw_rlload._loading.columns import Column, PreparedLoad
+from tw_rlload._loading.variables import WEIGHTS
 
 _ALIGNMENT = 64
 
 
+class Writer(NamedTuple):
+    """Fills the variables of the devices; each mode has its own.
+
+    Attributes:
+      empty: takes the number of a buffer; frees its rows on all devices.
+      write: takes the numbers of a buffer, tower and column, and the rows that the
+        variable is to hold; a CPU device adopts their memory.
+    """
+
+    empty: Callable[[int], None]
+    write: Callable[[int, int, int, Array], None]
+
+
 @dataclass
-class _Buffer:
+class _Block:
     memory: Array
     user: "weakref.ref[Array] | None" = None
 
@@ -31,37 +44,45 @@ class _Buffer:
     def is_free(self) -> bool:
         return self.user is None or self.user() is None
 
+    @property
+    def size(self) -> int:
+        return self.memory.nbytes
+
+    def fits(self, size: int) -> bool:
+        # A much larger block would hold memory that a smaller batch does not need.
+        return size <= self.size <= size + size // 4 + 4096
+
 
 class StagingPool:
-    """Aligned buffers, kept from load to load."""
+    """Aligned blocks of memory, kept from load to load."""
 
     def __init__(self) -> None:
         """Starts empty."""
-        self._buffers: list[_Buffer] = []
+        self._blocks: list[_Block] = []
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all buffers."""
-        return sum(buffer.memory.nbytes for buffer in self._buffers)
+        """Bytes of all blocks."""
+        return sum(block.size for block in self._blocks)
 
     def keep_fitting(self, sizes: Sequence[int]) -> None:
-        """Lets go of free buffers that a load of these sizes could not use.
+        """Lets go of free blocks that a load of these sizes could not use.
 
         Args:
           sizes: bytes of each array that will be taken.
         """
         wanted = sorted(sizes, reverse=True)
         kept = []
-        for buffer in sorted(self._buffers, key=_size, reverse=True):
-            fitting = next((n for n in wanted if _fits(buffer, n)), None)
+        for block in sorted(self._blocks, key=lambda b: b.size, reverse=True):
+            fitting = next((n for n in wanted if block.fits(n)), None)
             if fitting is not None:
                 wanted.remove(fitting)
-            if fitting is not None or not buffer.is_free:
-                kept.append(buffer)
-        self._buffers = kept
+            if fitting is not None or not block.is_free:
+                kept.append(block)
+        self._blocks = kept
 
     def take(self, shape: Sequence[int], dtype: DType) -> Array:
-        """Hands out an array; its buffer is taken for as long as the array lives.
+        """Hands out an array; its block is taken for as long as the array lives.
 
         Args:
           shape: of the array.
@@ -71,25 +92,53 @@ class StagingPool:
           An array with arbitrary contents that starts at a multiple of 64 bytes.
         """
         size = math.prod(shape) * dtype.itemsize
-        free = [b for b in self._buffers if b.is_free and _fits(b, size)]
+        free = [b for b in self._blocks if b.is_free and b.fits(size)]
         if free:
-            buffer = min(free, key=_size)
+            block = min(free, key=lambda b: b.size)
         else:
-            buffer = _Buffer(_aligned(size))
-            self._buffers.append(buffer)
-        array = buffer.memory[:size].view(dtype).reshape(tuple(shape))
-        buffer.user = weakref.ref(array)
+            block = _Block(_aligned(size))
+            self._blocks.append(block)
+        array = block.memory[:size].view(dtype).reshape(tuple(shape))
+        block.user = weakref.ref(array)
         return array
 
 
+def fill(load: PreparedLoad, writer: Writer, staging: StagingPool, buffer: int) -> None:
+    """Frees a buffer's old rows, then copies and assigns new ones, device by device.
+
+    Args:
+      load: what to load.
+      writer: of the mode.
+      staging: this buffer's own memory.
+      buffer: which one.
+    """
+    writer.empty(buffer)
+    plan = load.plan
+    staging.keep_fitting(load.chunk_sizes * plan.num_devices)
+    for k, shard in enumerate(plan.shards):
+        for c, column in enumerate(load.columns):
+            chunk = staging.take(load.chunk_shape(column), column.spec.dtype)
+            length = 1 if column.spec.is_state else plan.sequence_length
+            rows = range(shard.start * length, shard.stop * length)
+            copy_rows(column, rows, chunk)
+            pad_rows(chunk, len(rows), length)
+            writer.write(buffer, k, c, chunk)
+            del chunk  # Else the block of this one would not be free for the next.
+        if plan.remainder == "pad":
+            weights = staging.take((plan.rows_per_device,), WEIGHTS.dtype)
+            num_real = len(shard) * plan.sequence_length
+            weights[:num_real], weights[num_real:] = 1, 0
+            writer.write(buffer, k, len(load.columns), weights)
+            del weights
+
+
 def copy_rows(column: Column, rows: range, out: Array) -> None:
-    """Copies rows of a column, straight from its fragments, and adds pads.
+    """Copies rows of a column, straight from its fragments.
 
     Args:
       column: where from.
       rows: which rows, counted over all fragments; at least one sequence.
-      out: [N, ...] with N >= len(rows), and N - len(rows) rows of pads at the
-        end, which become copies of the rows before them.
+      out: [N, ...] with N >= len(rows); rows behind these are left as they are.
     """
     done, start = 0, 0
     for fragment in column.fragments:
@@ -118,12 +167,3 @@ def _aligned(size: int) -> Array:
     start = -memory.ctypes.data % _ALIGNMENT
     aligned: Array = memory[start : start + size]
     return aligned
-
-
-def _fits(buffer: _Buffer, size: int) -> bool:
-    # A much larger buffer would hold memory that a smaller batch does not need.
-    return size <= buffer.memory.nbytes <= size + size // 4 + 4096
-
-
-def _size(buffer: _Buffer) -> int:
-    return buffer.memory.nbytes

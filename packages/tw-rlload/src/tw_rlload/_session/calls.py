@@ -1,16 +1,21 @@
-"""Runs fetches in a session, through callables that are made once.
+"""What runs in a session: fetches, through callables that are made once, and loads.
 
-``Session.run`` looks at its fetches and feeds anew each time, which for small
+``Session.run`` looks at its fetches and feeds on every call, which for small
 models takes longer than the step; a callable does so once. Sessions with hooks
 run everything themselves.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tw_core import Tower, check_devices, map_towers
+from tw_core.checks import naming
+from tw_rlload._loading.casts import Array
+from tw_rlload._loading.staging import Writer
+from tw_rlload._loading.variables import DataVariables, no_rows
 from tw_rlload._tf_compat import make_callable
 
 
@@ -18,20 +23,12 @@ class SessionCalls:
     """The callables of the session used last."""
 
     def __init__(self, graph: tf.Graph) -> None:
-        """Starts without a session.
-
-        Args:
-          graph: of all that is to run.
-        """
+        """Starts without a session; ``graph`` is that of all that is to run."""
         self._graph = graph
         self._cache: tuple[Any, dict[Any, Any]] = (None, {})
 
     def check_session(self, sess: Any, *, caller: str) -> None:
-        """Refuses what is no session of the graph.
-
-        Args:
-          sess: a session, or what has its ``run``.
-          caller: who asks; opens the message.
+        """Refuses anything but a session of the graph.
 
         Raises:
           TypeError: it has no ``run``.
@@ -86,6 +83,57 @@ class SessionCalls:
             # In one assignment, as a loading thread calls too.
             self._cache = (sess, callables)
         return callables
+
+
+def session_writer(
+    towers: Sequence[Tower], variables: DataVariables, calls: SessionCalls
+) -> Callable[..., Writer]:
+    """Builds the operations that free and fill each variable.
+
+    Args:
+      towers: K towers.
+      variables: [buffers][K][C].
+      calls: runs the operations.
+
+    Returns:
+      ``bind(sess, caller=...)``, which gives the writer of a session. It raises
+      TypeError or ValueError where that is not a session of the graph or, for
+      plain sessions, lacks a device.
+    """
+
+    def assign_each(_: Tower, column: list[tf.Variable]) -> list[Any]:
+        pairs = zip(column, fed, strict=True)
+        return [variable.assign(rows, read_value=False) for variable, rows in pairs]
+
+    def empty_each(_: Tower, column: list[tf.Variable]) -> tf.Operation:
+        return tf.group(*(v.assign(no_rows(v), read_value=False) for v in column))
+
+    with tf.device("/cpu:0"), tf.name_scope("load"):
+        fed = [tf.compat.v1.placeholder(v.dtype, v.shape) for v in variables[0][0]]
+    assigns, empties = [], []
+    for buffer in variables:
+        assigns.append(map_towers(assign_each, towers, buffer))
+        empties.append(tf.group(*map_towers(empty_each, towers, buffer)))
+    checked: Any = None
+
+    def bind(sess: Any, *, caller: str) -> Writer:
+        nonlocal checked
+        calls.check_session(sess, caller=caller)
+        if isinstance(sess, tf.compat.v1.Session) and sess is not checked:
+            with naming(caller):
+                check_devices([tower.device for tower in towers], session=sess)
+            checked = sess
+
+        def empty(buffer: int) -> None:
+            calls.run(sess, ("empty", buffer), empties[buffer], {})
+
+        def write(buffer: int, tower: int, column: int, rows: Array) -> None:
+            key, assign = ("write", buffer, tower, column), assigns[buffer][tower]
+            calls.run(sess, key, assign[column], {fed[column]: rows})
+
+        return Writer(empty, write)
+
+    return bind
 
 
 def _make(

@@ -8,94 +8,89 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_rlload._loading.buffers import Loaded
-from tw_rlload._session.calls import SessionCalls
+from tw_rlload._loading.plan import LoadPlan
+from tw_rlload._session.losses import loss_of, operations_of, scalars_of
 from tw_rlload._session.step import SessionStep
-from tw_rlload._session.subgraph import copy_into_body, extract
-from tw_rlload._session.tower_loss import loss_of, operations_of, scalars_of
-from tw_rlload._training.loop import LoopFeeds, LoopInputs, loop_feeds, loop_over_steps
+from tw_rlload._session.subgraph import make_copier
+from tw_rlload._training.loop import (
+    LOOP_SPECS,
+    LoopFeeds,
+    Pick,
+    loop_feeds,
+    loop_over_steps,
+)
 from tw_rlload._training.order import EpochOrder
-from tw_rlload._training.progress import Packed
-from tw_rlload._training.scalars import lay_out
+from tw_rlload._training.result import EpochResult, Packed, lay_out, make_result
 
 
 class SessionEpochs:
-    """A loop over steps in a session graph.
-
-    Attributes:
-      layout: what the scalars of a step are.
-    """
+    """A loop over steps in a session graph."""
 
     def __init__(
-        self, step: SessionStep, losses: list[tf.Tensor], inputs: LoopInputs
+        self, step: SessionStep, losses: list[tf.Tensor], picks: list[Pick]
     ) -> None:
         """Copies the step into a loop.
 
         Args:
           step: of all towers.
           losses: [K] scalars to report.
-          inputs: picks the rows of a turn.
+          picks: pick the rows of a turn.
         """
         others = [scalars_of(fetches) for fetches in step.fetches]
-        self.layout, scalars = lay_out(losses, step.weights, others)
+        self._layout, scalars = lay_out(losses, step.weights, others)
         operations = [op for fetches in step.fetches for op in operations_of(fetches)]
-        self._step, self._inputs = step, inputs
+        self._step = step
         with tf.device("/cpu:0"), tf.name_scope("epochs"):
             self._placeholders = _placeholders()
-            self._fetch = self._loop([step.train_op, *operations], scalars)
+            self._fetch = self._loop([step.train_op, *operations], scalars, picks)
 
-    def run(
-        self, calls: SessionCalls, sess: Any, loaded: Loaded, order: EpochOrder
-    ) -> Packed:
-        """Trains on whole epochs.
+    def request(
+        self, plan: LoadPlan, buffer: int, order: EpochOrder
+    ) -> tuple[tf.Tensor, dict[Any, Any]]:
+        """Returns what to fetch and to feed to train on whole epochs.
 
         Args:
-          calls: keeps the callable.
-          sess: session.
-          loaded: the current batch.
+          plan: of the current batch.
+          buffer: where that lies.
           order: E epochs of S steps.
 
         Returns:
-          [E * S, M] float64, the scalars of each step.
+          [E * S, M] float64, the scalars of each step; and the feeds.
         """
-        arrays = loop_feeds(loaded.plan, order, loaded.stack)
+        arrays = loop_feeds(plan, order, buffer)
         own = dict(zip(self._placeholders, arrays, strict=True))
-        feeds = {**self._step.own_feeds(), **own}
-        packed: Packed = calls.run(sess, "epochs", self._fetch, feeds)
-        return packed
+        return self._fetch, {**self._step.own_feeds(), **own}
+
+    def result(self, packed: Packed, order: EpochOrder) -> EpochResult:
+        """Reads the scalars of all steps."""
+        return make_result(packed, self._layout, order)
 
     def _loop(
-        self, operations: list[tf.Operation], scalars: list[tf.Tensor]
+        self,
+        operations: list[tf.Operation],
+        scalars: list[tf.Tensor],
+        picks: list[Pick],
     ) -> tf.Tensor:
-        replaced = [tensor for tower in self._step.inputs.tensors for tensor in tower]
-        targets = [*operations, *scalars]
-        subgraph = extract(replaced, targets)
+        replaced = [tensor for tower in self._step.inputs for tensor in tower]
+        copy = make_copier(replaced, [*operations, *scalars])
 
         def step(rows: list[list[tf.Tensor]]) -> tuple[list[Any], list[Any]]:
-            flat = [tensor for tower in rows for tensor in tower]
-            copies = copy_into_body(subgraph, flat, targets)
+            copies = copy([tensor for tower in rows for tensor in tower])
             return copies[: len(operations)], copies[len(operations) :]
 
-        return loop_over_steps(self._placeholders, self._inputs, step)
+        return loop_over_steps(self._placeholders, picks, step)
 
 
-def build_epochs(step: SessionStep, inputs: LoopInputs) -> SessionEpochs | None:
-    """Builds the loop; None where a tower shows no loss that could be reported.
-
-    Args:
-      step: of all towers.
-      inputs: picks the rows of a turn.
-    """
+def build_epochs(step: SessionStep, picks: list[Pick]) -> SessionEpochs | None:
+    """Builds the loop; None where a tower shows no loss that could be reported."""
     losses = [loss_of(loss) for loss in step.losses]
     known = [loss for loss in losses if loss is not None]
-    return SessionEpochs(step, known, inputs) if len(known) == len(losses) else None
+    return SessionEpochs(step, known, picks) if len(known) == len(losses) else None
 
 
 def _placeholders() -> LoopFeeds:
     placeholder = tf.compat.v1.placeholder
+    specs = LOOP_SPECS._asdict()
     return LoopFeeds(
-        steps=placeholder(tf.int32, [None], "steps"),
-        sequences=placeholder(tf.int32, [None, None, None], "sequences"),
-        shape=placeholder(tf.int32, [2], "shape"),
-        source=placeholder(tf.int32, [], "source"),
+        *(placeholder(spec.dtype, spec.shape, name) for name, spec in specs.items())
     )

@@ -1,128 +1,117 @@
-"""The losses of all towers in a session graph, and the gradients they give."""
+"""What ``build_graph`` returns for a tower, and reading it.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+The names are those that policies of RLlib have, in its versions with this optimizer
+and in the later ones (up to 2.9.3, the last that was looked at).
+"""
+
+import inspect
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from tw_core import Tower, map_towers
-from tw_rlload._session.tower_loss import gradients_of
 from tw_rlload._training.gradients import Pairs
 
-BuildLoss = Callable[[list[tf.Tensor]], Any]
 
-
-@dataclass(frozen=True)
-class BuiltLosses:
-    """The losses of all towers, built.
-
-    Attributes:
-      common: what was made of the whole placeholders.
-      towers: [K], what was made of the towers' inputs.
-      grad_list: [K][N] (gradient or None, variable) pairs.
-      updates: the towers' update operations (batch norm), not the common one's.
-    """
-
-    common: Any
-    towers: list[Any]
-    grad_list: list[Pairs]
-    updates: list[Any]
-
-
-def with_weights(build_graph: Callable[..., Any]) -> BuildLoss:
-    """Makes ``build_graph(inputs, weights)`` take the weights as last input."""
-    return lambda tensors: build_graph(tensors[:-1], tensors[-1])
-
-
-def build_losses(
-    towers: Sequence[Tower],
-    placeholders: Sequence[tf.Tensor],
-    tower_inputs: Sequence[Sequence[tf.Tensor]],
-    build_loss: BuildLoss,
-    optimizer: Any,
-    *,
-    caller: str,
-) -> BuiltLosses:
-    """Builds the common loss, which makes the variables, then each tower's.
-
-    Args:
-      towers: K towers.
-      placeholders: C tensors for whole batches.
-      tower_inputs: [K][C] rows of a step.
-      build_loss: takes C tensors.
-      optimizer: handed to each tower's ``gradients``.
-      caller: who asks; opens messages.
-
-    Returns:
-      The losses; gradients live on the towers' devices.
+def gradients_of(tower_loss: Any, optimizer: Any, *, caller: str) -> Pairs:
+    """Asks a tower for its gradients.
 
     Raises:
-      TypeError: a loss object without ``gradients``.
+      TypeError: ``build_graph`` returned something without ``gradients``, or that
+        needs a loss and has none; ``gradients`` returned something other than pairs.
     """
-    v1 = tf.compat.v1
-
-    def build(tower: Tower, inputs: Sequence[tf.Tensor]) -> tuple[Any, Pairs]:
-        del tower  # Its scope is in force already.
-        loss = build_loss(list(inputs))
-        return loss, gradients_of(loss, optimizer, caller=caller)
-
-    with v1.variable_scope(
-        v1.get_variable_scope(), reuse=v1.AUTO_REUSE, auxiliary_name_scope=False
-    ):
-        with tf.name_scope("tower"):
-            common = build_loss(list(placeholders))
-        known = {id(update) for update in _updates()}
-        built = map_towers(build, towers, tower_inputs)
-    return BuiltLosses(
-        common=common,
-        towers=[loss for loss, _ in built],
-        grad_list=[pairs for _, pairs in built],
-        updates=[update for update in _updates() if id(update) not in known],
-    )
-
-
-def sum_weights(
-    towers: Sequence[Tower], tower_inputs: Sequence[Sequence[tf.Tensor]]
-) -> list[tf.Tensor]:
-    """Counts the rows of each tower that are no pads.
-
-    Args:
-      towers: K towers.
-      tower_inputs: [K][C], the weights last.
-
-    Returns:
-      K float32 scalars on the towers' devices.
-    """
-    return map_towers(
-        lambda tower, inputs: tf.reduce_sum(inputs[-1]), towers, tower_inputs
-    )
-
-
-def check_shared(grad_list: Sequence[Pairs], *, caller: str) -> None:
-    """Refuses towers with variables of their own.
-
-    Args:
-      grad_list: [K] lists of pairs.
-      caller: who asks; opens the message.
-
-    Raises:
-      ValueError: variables that are not the same object in all towers.
-    """
-    variables = {id(v): v for tower in grad_list for _, v in tower}
-    everywhere = set.intersection(*({id(v) for _, v in tower} for tower in grad_list))
-    own = [
-        str(getattr(variable, "name", variable))
-        for key, variable in variables.items()
-        if key not in everywhere
-    ]
-    if own:
-        raise ValueError(
-            f"{caller}: all towers must share their variables; got different ones: "
-            f"{own}. Make them with tf.compat.v1.get_variable, or once, outside of "
-            "build_graph."
+    kind = type(tower_loss).__name__
+    gradients = getattr(tower_loss, "gradients", None)
+    if not callable(gradients):
+        raise TypeError(
+            f"{caller}: build_graph must return an object with gradients(optimizer); "
+            f"got {kind}."
         )
+    who = f"{caller}: {kind}.gradients"
+    if not _takes_loss(gradients):
+        return _pairs(gradients(optimizer), who)
+    loss = loss_of(tower_loss)
+    if loss is None:
+        raise TypeError(
+            f"{who} takes a loss besides the optimizer, and {kind} has no scalar "
+            "tensor `loss` (or `_loss`) to give it."
+        )
+    return _pairs(gradients(optimizer, loss), who)
 
 
-def _updates() -> list[Any]:
-    return list(tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS))
+def loss_of(tower_loss: Any) -> tf.Tensor | None:
+    """Returns a tower's scalar loss, or None where it shows none."""
+    for name in ("loss", "_loss"):
+        loss: Any = getattr(tower_loss, name, None)
+        if tf.is_tensor(loss) and loss.shape.rank == 0:
+            return loss
+    return None
+
+
+def feeds_of(tower_loss: Any) -> Mapping[Any, Any]:
+    """Returns a tower's own placeholders and their present values."""
+    feeds = getattr(tower_loss, "extra_compute_grad_feed_dict", None)
+    return feeds() or {} if feeds else {}
+
+
+def fetches_of(tower_loss: Any) -> dict[str, Any]:
+    """Returns what a tower computes besides its gradients."""
+    for name in ("_get_grad_and_stats_fetches", "extra_compute_grad_fetches"):
+        fetches = getattr(tower_loss, name, None)
+        if fetches:
+            return dict(fetches() or {})
+    return {}
+
+
+def scalars_of(fetches: Mapping[str, Any], prefix: str = "") -> dict[str, tf.Tensor]:
+    """Returns the numeric scalars among fetches, dictionaries inside included.
+
+    Args:
+      fetches: names, and tensors, operations or dictionaries.
+      prefix: of the names.
+
+    Returns:
+      Tensors by name, levels joined with ``/``.
+    """
+    found: dict[str, tf.Tensor] = {}
+    for name, value in fetches.items():
+        if isinstance(value, Mapping):
+            found |= scalars_of(value, f"{prefix}{name}/")
+        elif tf.is_tensor(value) and _is_number(value):
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def operations_of(fetches: Mapping[str, Any]) -> list[tf.Operation]:
+    """Returns the operations among fetches, dictionaries inside included."""
+    found: list[tf.Operation] = []
+    for value in fetches.values():
+        if isinstance(value, Mapping):
+            found += operations_of(value)
+        elif isinstance(value, tf.Operation):
+            found.append(value)
+    return found
+
+
+def _takes_loss(gradients: Any) -> bool:
+    try:
+        inspect.signature(gradients).bind(None)
+    except TypeError:
+        return True
+    return False
+
+
+def _pairs(returned: Any, who: str) -> Pairs:
+    pairs: list[Any] = list(returned) if isinstance(returned, Iterable) else [None]
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        raise TypeError(
+            f"{who} must return a list of (gradient, variable) pairs, for one "
+            f"optimizer and one loss; got {returned!r:.200}."
+        )
+    return [(grad, variable) for grad, variable in pairs]
+
+
+def _is_number(value: Any) -> bool:
+    dtype = value.dtype
+    numeric = dtype.is_floating or dtype.is_integer or dtype.is_bool
+    return bool(numeric and value.shape.rank == 0)

@@ -10,32 +10,34 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core import Tower, towers
-from tw_core.checks import check_flag, check_function, check_list
+from tw_core import towers
+from tw_core.checks import check_function, check_list
+from tw_core.modes import builds_session_graph
+from tw_core.optimizers import check_optimizer
+from tw_core.renames import renamed_arguments
 from tw_reduce import Reducer
-from tw_rlload._check_mode import check_session_graph
-from tw_rlload._check_towers import (
-    check_clipping,
-    check_distinct,
-    check_reducer,
-    check_session_optimizer,
-)
-from tw_rlload._loading.buffers import Stacks, step_start
+from tw_rlload import _renamed
+from tw_rlload._loading.buffers import Buffers
 from tw_rlload._loading.columns import Columns
-from tw_rlload._loading.load import LoadOptions
-from tw_rlload._loading.plan import Tail, check_options
-from tw_rlload._loading.report import LoadReport
-from tw_rlload._loading.specs import specs_of_placeholders
-from tw_rlload._loading.variables import SessionWriter, make_data_variables
-from tw_rlload._session.calls import SessionCalls
+from tw_rlload._loading.plan import LoadReport, Remainder
+from tw_rlload._loading.variables import specs_of_placeholders
+from tw_rlload._session.calls import SessionCalls, session_writer
 from tw_rlload._session.epochs import build_epochs
-from tw_rlload._session.inputs import StepInputs
-from tw_rlload._session.step import SessionStep, Update
-from tw_rlload._training.gradients import default_reducer
-from tw_rlload._training.loop import LoopInputs
-from tw_rlload._training.order import Shuffle, epoch_order
-from tw_rlload._training.progress import run_with_progress
-from tw_rlload._training.result import EpochResult, make_result
+from tw_rlload._session.step import SessionStep, StepInputs
+from tw_rlload._tf_compat import inside_branch_or_loop
+from tw_rlload._training.gradients import (
+    averaging,
+    check_clipping,
+    combine_gradients,
+)
+from tw_rlload._training.loop import make_picks
+from tw_rlload._training.order import (
+    EpochOrder,
+    Shuffle,
+    draw_order,
+    run_with_progress,
+)
+from tw_rlload._training.result import EpochResult, Packed
 
 _NAME = "LocalSyncParallelOptimizer"
 
@@ -51,10 +53,11 @@ class LocalSyncParallelOptimizer:
       build_graph: as given.
     """
 
+    @renamed_arguments(**_renamed.LOADING)
     def __init__(
         self,
         optimizer: Any,
-        devices: Sequence[str],
+        devices: Sequence[int | str],
         input_placeholders: Sequence[tf.Tensor],
         rnn_inputs: Sequence[tf.Tensor],
         max_per_device_batch_size: int,
@@ -62,28 +65,33 @@ class LocalSyncParallelOptimizer:
         grad_norm_clipping: float | None = None,
         *,
         reducer: Reducer | None = None,
-        tail: Tail = "drop",
+        remainder: Remainder = "drop",
         check_finite: bool = False,
-        stacks: int = 1,
+        num_buffers: int = 1,
     ) -> None:
         """Builds the towers in the default graph.
 
         Args:
           optimizer: a v1 optimizer, or what has its ``apply_gradients``.
           devices: K device strings, none twice; an int k means ``/gpu:k``.
-          input_placeholders: one a column, [rows, ...].
-          rnn_inputs: one a state, [sequences, ...]; may be empty.
+          input_placeholders: one per column, [rows, ...].
+          rnn_inputs: one per state, [sequences, ...]; may be empty.
           max_per_device_batch_size: rows a device takes in one step, at most.
-          build_graph: takes the list of inputs (with ``tail="pad"`` also the
+          build_graph: takes the list of inputs (with ``remainder="pad"`` also the
             [rows] float32 weights) and returns an object with
-            ``gradients(optimizer)``; see ``TowerLoss``. Called for the whole
-            placeholders first, then once a tower.
+            ``gradients(optimizer)``, which may have what RLlib's policies have:
+            ``loss`` or ``_loss``, a scalar that ``run_epochs`` reports;
+            ``extra_compute_grad_feed_dict()``; and
+            ``_get_grad_and_stats_fetches()`` or ``extra_compute_grad_fetches()``.
+            Called for the whole placeholders first, then once per tower.
           grad_norm_clipping: bound of the averaged gradients' global norm; None
             or 0 for none.
-          reducer: [K][N] gradients to [K][N] means, as ``tw_reduce`` makes them.
-          tail: what becomes of rows that fill no step; see ``plan_load``.
+          reducer: [K][N] gradients to [K][N] sums, as those of ``tw_reduce``; None
+            adds each gradient where the least was added so far. The sums are
+            divided by K here.
+          remainder: what becomes of rows that fill no step; see ``plan_load``.
           check_finite: whether loads refuse NaN and infinity.
-          stacks: 2 holds two batches, so that one can load while one trains.
+          num_buffers: 2 holds two batches, so that one can load while one trains.
 
         Raises:
           RuntimeError: outside of a session graph.
@@ -91,32 +99,46 @@ class LocalSyncParallelOptimizer:
             unknown rank, an optimizer of Keras, bad options, or towers that do not
             match.
         """
-        check_session_graph(caller=_NAME)
-        self._towers = _towers(devices, max_per_device_batch_size, tail)
-        check_session_optimizer(optimizer, caller=_NAME)
+        _check_session_graph()
+        check_list(_NAME, devices=devices, of="ints and device strings")
+        try:
+            made = towers(devices)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{_NAME}: devices: {error}") from error
+        check_optimizer(_NAME, optimizer)
         check_function(_NAME, build_graph=build_graph)
-        check_reducer(reducer, caller=_NAME)
-        clip = check_clipping(grad_norm_clipping, caller=_NAME)
-        options = LoadOptions(
-            specs=specs_of_placeholders(input_placeholders, rnn_inputs, caller=_NAME),
-            num_devices=len(self._towers),
+        combine = partial(
+            combine_gradients,
+            reducer=averaging(reducer, made, caller=_NAME, stacklevel=4),
+            grad_norm_clipping=check_clipping(grad_norm_clipping, caller=_NAME),
+            caller=_NAME,
+        )
+        specs = specs_of_placeholders(input_placeholders, rnn_inputs, caller=_NAME)
+        self._buffers = Buffers(
+            *(made, specs),
             max_per_device_batch_size=max_per_device_batch_size,
-            tail=tail,
-            check_finite=check_flag(_NAME, check_finite=check_finite),
-            stacks=stacks,
+            remainder=remainder,
+            check_finite=check_finite,
+            num_buffers=num_buffers,
+            owner=_NAME,
         )
         self.optimizer, self.devices = optimizer, devices
         self.max_per_device_batch_size = max_per_device_batch_size
         self.loss_inputs = [*input_placeholders, *rnn_inputs]
         self.build_graph = build_graph
-        reducer = reducer or default_reducer([t.device for t in self._towers])
-        self._build(options, Update(optimizer, reducer, clip))
+        self._calls = SessionCalls(tf.compat.v1.get_default_graph())
+        rows = (made, self._buffers.specs, self._buffers.variables)
+        self._bind_writer = session_writer(made, self._buffers.variables, self._calls)
+        self._step = SessionStep(
+            *(made, StepInputs(*rows), self.loss_inputs),
+            *(build_graph, optimizer, combine),
+        )
+        self._epochs = build_epochs(self._step, make_picks(*rows))
 
     @property
     def report(self) -> LoadReport | None:
         """What the last load did; None where nothing is loaded."""
-        loaded = self._stacks.loaded
-        return loaded.report if loaded else None
+        return self._buffers.report
 
     @property
     def num_tuples_loaded(self) -> int:
@@ -129,7 +151,7 @@ class LocalSyncParallelOptimizer:
 
         Args:
           sess: session.
-          inputs: a column a placeholder, [rows, ...]: arrays, eager tensors,
+          inputs: a column per placeholder, [rows, ...]: arrays, eager tensors,
             or lists of such fragments; or a dictionary by placeholder name.
           state_inputs: the same for the states, [sequences, ...].
 
@@ -142,15 +164,15 @@ class LocalSyncParallelOptimizer:
           RuntimeError: another thread loads, or trains on the current batch, which
             stays.
         """
-        bind = partial(self._writer.bind, sess, self._calls, caller="load_data")
-        loaded = self._stacks.load(inputs, state_inputs, bind, caller="load_data")
-        return loaded.report.rows_per_device
+        bind = partial(self._bind_writer, sess, caller="load_data")
+        report = self._buffers.load(inputs, state_inputs, bind, caller="load_data")
+        return report.rows_per_device
 
     def load_next(self, sess: Any, inputs: Columns, state_inputs: Columns) -> None:
         """Loads the next batch in a thread while the current one trains.
 
         It is checked before this returns; its arrays must not change before
-        ``use_next``. Needs ``stacks=2``, twice the batch's memory.
+        ``use_next``. Needs ``num_buffers=2``, twice the batch's memory.
 
         Args:
           sess: session.
@@ -158,18 +180,19 @@ class LocalSyncParallelOptimizer:
           state_inputs: as for ``load_data``.
 
         Raises:
-          RuntimeError: one stack only, a load is under way already, or another
+          RuntimeError: one buffer only, a load is under way already, or another
             thread still trains on the batch before the current one.
           ValueError, TypeError: the batch was refused; the current one stays.
         """
-        writer = self._writer.bind(sess, self._calls, caller="load_next")
-        self._stacks.load_next(inputs, state_inputs, writer, caller="load_next")
+        writer = self._bind_writer(sess, caller="load_next")
+        self._buffers.load_next(inputs, state_inputs, writer, caller="load_next")
 
-    def use_next(self, timeout_seconds: float = 300.0) -> int:
+    @renamed_arguments(**_renamed.WAITING)
+    def use_next(self, timeout_s: float | None = 300.0) -> int:
         """Waits for ``load_next`` and makes its batch the current one.
 
         Args:
-          timeout_seconds: how long to wait, at most.
+          timeout_s: seconds to wait, at most; None for no bound.
 
         Returns:
           Rows on each device.
@@ -178,8 +201,7 @@ class LocalSyncParallelOptimizer:
           TimeoutError: it takes longer; call again.
           RuntimeError: no load is under way, or it failed.
         """
-        loaded = self._stacks.use_next(timeout_seconds, caller="use_next")
-        return loaded.report.rows_per_device
+        return self._buffers.use_next(timeout_s).rows_per_device
 
     def optimize(self, sess: Any, batch_index: int) -> dict[str, Any]:
         """Trains on one minibatch.
@@ -196,13 +218,15 @@ class LocalSyncParallelOptimizer:
         Raises:
           RuntimeError: nothing is loaded, or another call has not returned.
           IndexError: another index than those.
-          TypeError, ValueError: ``batch_index`` is no whole number, or ``sess`` no
-            session of the graph.
+          TypeError, ValueError: ``batch_index`` is not a whole number, or ``sess``
+            not a session of the graph.
         """
         self._calls.check_session(sess, caller="optimize")
-        with self._stacks.training(self, caller="optimize") as loaded:
-            first = step_start(loaded, batch_index)
-            return self._step.run(self._calls, sess, loaded, first)
+        with self._buffers.training(self, caller="optimize") as loaded:
+            first = loaded.first_sequence(batch_index)
+            request = self._step.request(loaded.report, loaded.buffer, first)
+            fetched: dict[str, Any] = self._calls.run(sess, "step", *request)
+        return fetched
 
     def run_epochs(
         self,
@@ -222,7 +246,7 @@ class LocalSyncParallelOptimizer:
             whole steps; ``"rows"`` permutes rows (sequences, with states) within
             each device.
           seed: of the order; None draws one.
-          progress: shows a bar, at one session call an epoch; needs tqdm.
+          progress: shows a bar, at one session call per epoch; needs tqdm.
 
         Returns:
           The losses and other scalars of each step, and the order.
@@ -233,18 +257,22 @@ class LocalSyncParallelOptimizer:
           ValueError, TypeError: a bad argument.
         """
         self._calls.check_session(sess, caller="run_epochs")
-        with self._stacks.training(self, caller="run_epochs") as loaded:
-            order = epoch_order(
-                loaded.plan, num_epochs, shuffle, seed=seed, caller="run_epochs"
-            )
-            if self._epochs is None:
+        with self._buffers.training(self, caller="run_epochs") as loaded:
+            plan, epochs = loaded.report, self._epochs
+            order = draw_order(plan, num_epochs, shuffle, seed, caller="run_epochs")
+            if epochs is None:
                 raise RuntimeError(
                     "run_epochs: the objects that build_graph returns must have a "
                     "scalar tensor `loss` (or `_loss`), to report; they have none."
                 )
-            run = partial(self._epochs.run, self._calls, sess, loaded)
+
+            def run(part: EpochOrder) -> Packed:
+                request = epochs.request(plan, loaded.buffer, part)
+                packed: Packed = self._calls.run(sess, "epochs", *request)
+                return packed
+
             packed = run_with_progress(run, order, progress=progress)
-        return make_result(packed, self._epochs.layout, order)
+        return epochs.result(packed, order)
 
     def get_common_loss(self) -> Any:
         """Returns what ``build_graph`` made of the whole placeholders."""
@@ -254,25 +282,17 @@ class LocalSyncParallelOptimizer:
         """Returns what ``build_graph`` made for each tower."""
         return list(self._step.losses)
 
-    def _build(self, options: LoadOptions, update: Update) -> None:
-        made, specs = self._towers, options.stored
-        self._stacks = Stacks(options, owner=_NAME)
-        self._calls = SessionCalls(tf.compat.v1.get_default_graph())
-        variables = make_data_variables(made, specs, options.stacks)
-        self._writer = SessionWriter(made, variables)
-        inputs = StepInputs(made, specs, variables)
-        self._step = SessionStep(
-            made, inputs, self.loss_inputs, self.build_graph, update
+
+def _check_session_graph() -> None:
+    if not builds_session_graph():
+        raise RuntimeError(
+            f"{_NAME}: builds a session graph; make it inside `with "
+            "tf.Graph().as_default():`. In TensorFlow 2 use tw_rlload.DeviceBatch and "
+            "tw_rlload.EpochFunction."
         )
-        self._epochs = build_epochs(self._step, LoopInputs(made, specs, variables))
-
-
-def _towers(devices: Sequence[str], maximum: int, tail: Tail) -> tuple[Tower, ...]:
-    check_list(_NAME, devices=devices, of="ints and device strings", empty=True)
-    check_options(len(devices), maximum, tail, caller=_NAME)
-    try:
-        made = towers(devices)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{_NAME}: devices: {error}") from error
-    check_distinct(made, caller=_NAME)
-    return made
+    if inside_branch_or_loop():
+        raise RuntimeError(
+            f"{_NAME}: builds what a session runs by itself; make it outside of "
+            "tf.cond, tf.while_loop and tf.function, and choose in Python which step "
+            "to run."
+        )

@@ -4,54 +4,72 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from tw_core import Tower
-from tw_reduce import Reducer
-from tw_rlload._loading.buffers import Loaded
-from tw_rlload._session.calls import SessionCalls
-from tw_rlload._session.inputs import StepInputs
-from tw_rlload._session.losses import (
-    BuiltLosses,
-    build_losses,
-    check_shared,
-    sum_weights,
-    with_weights,
-)
-from tw_rlload._session.tower_loss import feeds_of, fetches_of
-from tw_rlload._training.gradients import combine_gradients
+from tw_core import Tower, map_towers
+from tw_rlload._loading.plan import LoadPlan
+from tw_rlload._loading.variables import WEIGHTS, ColumnSpec, DataVariables
+from tw_rlload._session.losses import feeds_of, fetches_of, gradients_of
+from tw_rlload._training.gradients import Combine, Pairs
+from tw_rlload._training.slices import MinibatchSlice, slice_rows
 
 _NAME = "LocalSyncParallelOptimizer"
+v1 = tf.compat.v1
 
 
-@dataclass(frozen=True)
-class Update:
-    """How the towers' gradients change the variables.
+class StepInputs:
+    """The towers' rows of one step, sliced by what is fed.
 
     Attributes:
-      optimizer: applies them.
-      reducer: [K][N] gradients to [K][N] means.
-      grad_norm_clipping: bound of the means' global norm, or None.
+      tensors: [K][C] on the towers' devices.
+      has_weights: whether the last column says which rows are no pads.
     """
 
-    optimizer: Any
-    reducer: Reducer
-    grad_norm_clipping: float | None
+    def __init__(
+        self,
+        towers: Sequence[Tower],
+        specs: Sequence[ColumnSpec],
+        variables: DataVariables,
+    ) -> None:
+        """Slices [buffers][K][C] variables of K towers and C specs."""
+        self.has_weights = specs[-1] is WEIGHTS
+        with tf.device("/cpu:0"):
+            # One feed for four numbers, as every feed costs its time.
+            self._fed = v1.placeholder(tf.int32, [4], "cut")
+            first, count, length, buffer = tf.unstack(self._fed)
+        which = MinibatchSlice(first, count, length)
+
+        def pick(tower: Tower) -> list[tf.Tensor]:
+            branches = [
+                partial(slice_rows, columns[tower.index], specs, which)
+                for columns in variables
+            ]
+            if len(branches) == 1:
+                return branches[0]()
+            picked: list[tf.Tensor] = tf.switch_case(buffer, branches)
+            return picked
+
+        self.tensors = map_towers(pick, towers)
+
+    def feeds(self, plan: LoadPlan, buffer: int, first: int) -> dict[tf.Tensor, Any]:
+        """Returns what to feed for the step that starts at sequence ``first``."""
+        count, length = plan.sequences_per_device_step, plan.sequence_length
+        return {self._fed: (first, count, length, buffer)}
 
 
 class SessionStep:
     """One step of K towers.
 
     Attributes:
-      inputs: the rows that it takes.
+      inputs: [K][C], the rows that it takes.
       common_loss: what ``build_graph`` made of the whole placeholders.
       losses: [K], what it made of the towers' rows.
       weights: [K] scalars, rows that count; None without pads.
       train_op: changes the variables.
-      fetches: [K] dictionaries, what else each tower wants computed.
+      fetches: [K] dictionaries, what else each tower computes.
     """
 
     def __init__(
@@ -60,50 +78,55 @@ class SessionStep:
         inputs: StepInputs,
         placeholders: Sequence[tf.Tensor],
         build_graph: Callable[..., Any],
-        update: Update,
+        optimizer: Any,
+        combine: Combine,
     ) -> None:
         """Builds the losses and the update in the default graph.
 
         Args:
           towers: K towers.
           inputs: of the step.
-          placeholders: one a column, for the common loss.
+          placeholders: one per column, for the common loss.
           build_graph: as users give it.
-          update: how to change the variables.
+          optimizer: computes the gradients and applies them.
+          combine: makes of the towers' gradients what is applied.
 
         Raises:
           ValueError, TypeError: towers that do not match, or no loss objects.
         """
-        self.inputs, pads = inputs, inputs.has_weights
+        self._inputs, self.inputs = inputs, inputs.tensors
         whole, build_loss = list(placeholders), build_graph
-        if pads:
-            build_loss = with_weights(build_graph)
+        if inputs.has_weights:
+            build_loss = _with_weights(build_graph)
             whole.append(tf.ones(tf.shape(whole[0])[:1]))
-        rows, optimizer = inputs.tensors, update.optimizer
-        built = build_losses(towers, whole, rows, build_loss, optimizer, caller=_NAME)
-        self.common_loss, self.losses = built.common, built.towers
-        self.weights = sum_weights(towers, rows) if pads else None
-        self.train_op = _apply(built, self.weights, update)
+        self.common_loss, built, updates = _build_losses(
+            towers, whole, self.inputs, build_loss, optimizer
+        )
+        self.losses, grad_list = [loss for loss, _ in built], [p for _, p in built]
+        self.weights = None
+        if inputs.has_weights:
+            self.weights = map_towers(
+                lambda _, rows: tf.reduce_sum(rows[-1]), towers, self.inputs
+            )
+        check_shared(grad_list)
+        pairs = combine(grad_list, self.weights)
+        with tf.control_dependencies(updates):
+            self.train_op = optimizer.apply_gradients(pairs[0])
         self.fetches = [fetches_of(loss) for loss in self.losses]
 
-    def run(
-        self, calls: SessionCalls, sess: Any, loaded: Loaded, first: int
-    ) -> dict[str, Any]:
-        """Trains on one minibatch.
+    def request(
+        self, plan: LoadPlan, buffer: int, first: int
+    ) -> tuple[dict[str, Any], dict[Any, Any]]:
+        """Returns what to fetch and to feed to train on one minibatch.
 
         Args:
-          calls: keeps the callable.
-          sess: session.
-          loaded: the current batch.
+          plan: of the current batch.
+          buffer: where that lies.
           first: number of the minibatch's first sequence on each device.
-
-        Returns:
-          ``{"train": None}``, the last tower's fetches, and ``"towers"``.
         """
-        feeds = {**self.own_feeds(), **self.inputs.feeds(loaded, first)}
         fetches = {**self.fetches[-1], "train": self.train_op, "towers": self.fetches}
-        fetched: dict[str, Any] = calls.run(sess, "step", fetches, feeds)
-        return fetched
+        feeds = {**self.own_feeds(), **self._inputs.feeds(plan, buffer, first)}
+        return fetches, feeds
 
     def own_feeds(self) -> dict[Any, Any]:
         """Returns the losses' own placeholders and their present values."""
@@ -113,16 +136,59 @@ class SessionStep:
         return feeds
 
 
-def _apply(
-    built: BuiltLosses, weights: Sequence[tf.Tensor] | None, update: Update
-) -> tf.Operation:
-    check_shared(built.grad_list, caller=_NAME)
-    pairs = combine_gradients(
-        built.grad_list,
-        reducer=update.reducer,
-        tower_weights=weights,
-        grad_norm_clipping=update.grad_norm_clipping,
-        caller=_NAME,
-    )
-    with tf.control_dependencies(built.updates):
-        return update.optimizer.apply_gradients(pairs[0])
+def check_shared(grad_list: Sequence[Pairs]) -> None:
+    """Refuses towers with variables of their own.
+
+    Args:
+      grad_list: [K] lists of pairs.
+
+    Raises:
+      ValueError: variables that are not the same object in all towers.
+    """
+    variables = {id(v): v for tower in grad_list for _, v in tower}
+    everywhere = set.intersection(*({id(v) for _, v in tower} for tower in grad_list))
+    own = [
+        str(getattr(variable, "name", variable))
+        for key, variable in variables.items()
+        if key not in everywhere
+    ]
+    if own:
+        raise ValueError(
+            f"{_NAME}: all towers must share their variables; got different ones: "
+            f"{own}. Make them with tf.compat.v1.get_variable, or once, outside of "
+            "build_graph."
+        )
+
+
+def _with_weights(build_graph: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes ``build_graph(inputs, weights)`` take the weights as last input."""
+    return lambda tensors: build_graph(tensors[:-1], tensors[-1])
+
+
+def _build_losses(
+    towers: Sequence[Tower],
+    placeholders: Sequence[tf.Tensor],
+    tower_inputs: Sequence[Sequence[tf.Tensor]],
+    build_loss: Callable[..., Any],
+    optimizer: Any,
+) -> tuple[Any, list[tuple[Any, Pairs]], list[Any]]:
+    """Builds the common loss, which makes the variables, then each tower's.
+
+    Returns:
+      The common loss; [K] losses with their gradients, on the towers' devices; and
+      the towers' update operations (batch norm), not the common one's.
+    """
+
+    def build(_: Tower, inputs: Sequence[tf.Tensor]) -> tuple[Any, Pairs]:
+        loss = build_loss(list(inputs))
+        return loss, gradients_of(loss, optimizer, caller=_NAME)
+
+    with v1.variable_scope(
+        v1.get_variable_scope(), reuse=v1.AUTO_REUSE, auxiliary_name_scope=False
+    ):
+        with tf.name_scope("tower"):
+            common = build_loss(list(placeholders))
+        known = {id(update) for update in v1.get_collection(v1.GraphKeys.UPDATE_OPS)}
+        built = map_towers(build, towers, tower_inputs)
+    updates = v1.get_collection(v1.GraphKeys.UPDATE_OPS)
+    return common, built, [update for update in updates if id(update) not in known]

@@ -5,80 +5,46 @@ resource handles (variables, tables, ...) stay the outer ones and are captured.
 So a loop can run a step that was built once, outside of it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
 from tw_rlload._tf_compat import capture
 
 
-@dataclass(frozen=True)
-class Subgraph:
-    """A part of a graph, ready to be copied.
-
-    Attributes:
-      graph_def: its nodes.
-      outer: tensors that it reads and that stay outside.
-      inputs: tensors that a copy replaces.
-    """
-
-    graph_def: tf.compat.v1.GraphDef
-    outer: tuple[tf.Tensor, ...]
-    inputs: tuple[tf.Tensor, ...]
-
-
-def extract(
-    inputs: Sequence[tf.Tensor], targets: Iterable[tf.Tensor | tf.Operation]
-) -> Subgraph:
-    """Finds what must be computed for ``targets`` once ``inputs`` are there.
+def make_copier(
+    inputs: Sequence[tf.Tensor], targets: Sequence[tf.Tensor | tf.Operation]
+) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor | tf.Operation]]:
+    """Finds the part of a graph that computes ``targets`` from ``inputs``.
 
     Args:
-      inputs: tensors that every copy brings for itself.
+      inputs: tensors that every copy replaces.
       targets: tensors and operations of the same graph.
 
     Returns:
-      The part of the graph.
+      What copies the part into the function that is being built: it takes a tensor of
+      the function for each input, and returns what stands for each target inside.
     """
     operations = _ancestors({t.op for t in inputs}, [_op(t) for t in targets])
     outside = {op for op in operations if _stays_outside(op)}
-    names = {op.name for op in operations - outside}
-    outer = [t for op in operations & outside for t in op.outputs]
-    graph = inputs[0].graph
-    return Subgraph(
-        _graph_def(graph, names), tuple(sorted(outer, key=_name)), tuple(inputs)
-    )
+    part = _graph_def(inputs[0].graph, {op.name for op in operations - outside})
+    outer = sorted((t for op in outside for t in op.outputs), key=lambda t: str(t.name))
 
+    def copy(replacements: Sequence[tf.Tensor]) -> list[tf.Tensor | tf.Operation]:
+        body = tf.compat.v1.get_default_graph()
+        inside: dict[str, tf.Tensor] = {t.name: capture(body, t) for t in outer}
+        pairs = zip(inputs, replacements, strict=True)
+        inside.update({tensor.name: new for tensor, new in pairs})
+        copied = tf.graph_util.import_graph_def(
+            part,
+            input_map=_used(part, inside),
+            return_elements=[t.name for t in targets if t.name not in inside],
+            name="step",
+        )
+        fresh = iter(copied)
+        return [inside[t.name] if t.name in inside else next(fresh) for t in targets]
 
-def copy_into_body(
-    subgraph: Subgraph,
-    replacements: Sequence[tf.Tensor],
-    targets: Sequence[tf.Tensor | tf.Operation],
-) -> list[tf.Tensor | tf.Operation]:
-    """Copies a part of the outer graph into the function that is being built.
-
-    Args:
-      subgraph: the part.
-      replacements: for each of its inputs, a tensor of the function.
-      targets: tensors and operations of the outer graph.
-
-    Returns:
-      What stands for each target inside.
-    """
-    inside: dict[str, tf.Tensor] = {
-        tensor.name: capture(tf.compat.v1.get_default_graph(), tensor)
-        for tensor in subgraph.outer
-    }
-    pairs = zip(subgraph.inputs, replacements, strict=True)
-    inside.update({tensor.name: new for tensor, new in pairs})
-    copied = tf.graph_util.import_graph_def(
-        subgraph.graph_def,
-        input_map=_used(subgraph.graph_def, inside),
-        return_elements=[t.name for t in targets if t.name not in inside],
-        name="step",
-    )
-    fresh = iter(copied)
-    return [inside[t.name] if t.name in inside else next(fresh) for t in targets]
+    return copy
 
 
 def _ancestors(
@@ -142,7 +108,3 @@ def _used(
 
 def _op(target: tf.Tensor | tf.Operation) -> tf.Operation:
     return target if isinstance(target, tf.Operation) else target.op
-
-
-def _name(tensor: tf.Tensor) -> str:
-    return str(tensor.name)

@@ -1,37 +1,85 @@
-"""From every tower's gradients to what is applied: weigh, reduce, clip.
+"""From every tower's gradients to what is applied: weigh, reduce, average, clip.
 
 The same in both modes. Variables may be shared by the towers or be each tower's
 own; the caller applies tower 0's result, or every tower's.
 """
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from functools import partial
+from numbers import Real
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tw_core import (
+from tw_core import Tower
+from tw_core.checks import check_function, check_number, naming
+from tw_core.gradients import (
+    check_any_gradient,
     check_grad_list,
     ensure_gradient_shapes,
     merge_grad_list,
+    scale,
     split_grad_list,
-    sum_duplicate_rows,
+    with_unique_rows,
 )
 from tw_reduce import Reducer, mean, sum_balanced
 
 Pairs: TypeAlias = "list[tuple[Any, tf.Variable]]"
+Combine: TypeAlias = Callable[..., list[Pairs]]
+"""``combine_gradients`` with its options bound."""
 
 
-def default_reducer(devices: Sequence[str]) -> Reducer:
-    """Returns the mean, added where the least was added so far."""
-    return mean(partial(sum_balanced, devices=list(devices)))
+def averaging(
+    reducer: Reducer | None, towers: Sequence[Tower], *, caller: str, stacklevel: int
+) -> Reducer:
+    """Returns what gives every tower the mean of the gradients.
+
+    Args:
+      reducer: adds; None adds where the least was added so far. One that averages
+        already, as reducers of 0.1 did, is taken as it is, with a warning.
+      towers: K towers.
+      caller: who asks; opens messages.
+      stacklevel: of the warning, as ``warnings.warn`` counts.
+
+    Raises:
+      TypeError: neither None nor a function.
+    """
+    if reducer is None:
+        reducer = partial(sum_balanced, devices=[tower.device for tower in towers])
+    check_function(caller, reducer=reducer)
+    if not getattr(reducer, "averages", False):
+        return mean(reducer)
+    warnings.warn(
+        f"{caller}: reducer averages, which is deprecated and will be divided a "
+        "second time in 0.3; pass the reducer of sums that tw_reduce.mean was given.",
+        DeprecationWarning,
+        stacklevel=stacklevel,
+    )
+    return reducer
+
+
+def check_clipping(bound: float | None, *, caller: str) -> float | None:
+    """Returns the bound of the gradients' norm, or None for none.
+
+    Raises:
+      TypeError: neither a number nor None.
+      ValueError: a negative bound, NaN, or infinity.
+    """
+    if bound is None:
+        return None
+    if isinstance(bound, Real) and not bound >= 0:
+        raise ValueError(
+            f"{caller}: grad_norm_clipping must be above 0, or None; got {bound}."
+        )
+    return check_number(caller, grad_norm_clipping=bound) or None
 
 
 def combine_gradients(
     grad_list: Sequence[Pairs],
+    tower_weights: Sequence[tf.Tensor] | None,
     *,
     reducer: Reducer,
-    tower_weights: Sequence[tf.Tensor] | None,
     grad_norm_clipping: tf.Tensor | float | None,
     caller: str,
 ) -> list[Pairs]:
@@ -39,8 +87,8 @@ def combine_gradients(
 
     Args:
       grad_list: [K][N] (gradient, variable) pairs.
-      reducer: gives every tower the mean over towers.
       tower_weights: [K] float32 scalars; None where all towers weigh the same.
+      reducer: returns the mean over towers to every tower; see ``averaging``.
       grad_norm_clipping: bound of the norm over all variables; None for none.
       caller: who asks; opens messages.
 
@@ -54,13 +102,16 @@ def combine_gradients(
         gradient is computed, by an op such as ``check_gradient_shape/tower0/w``.
     """
     kept = _without_missing(grad_list, caller)
-    check_grad_list(kept, caller=caller)
+    with naming(caller):
+        check_grad_list(kept)
     grads, variables = split_grad_list(ensure_gradient_shapes(kept))
     if tower_weights is not None:
         grads = _weighted(grads, tower_weights)
-    averaged = [_without_duplicate_rows(tower) for tower in reducer(grads)]
+    averaged = [[with_unique_rows(g) for g in tower] for tower in reducer(grads)]
     if grad_norm_clipping is not None:
-        averaged = [_clipped(tower, grad_norm_clipping) for tower in averaged]
+        averaged = [
+            tf.clip_by_global_norm(tower, grad_norm_clipping)[0] for tower in averaged
+        ]
     return merge_grad_list(averaged, variables)
 
 
@@ -68,32 +119,28 @@ def _without_missing(grad_list: Sequence[Pairs], caller: str) -> list[Pairs]:
     """Leaves out the variables for which every tower has None."""
     counts = [len(tower) for tower in grad_list]
     if len(set(counts)) > 1 or not all(counts):
-        check_grad_list(grad_list, caller=caller, allow_none=True)
-    columns = list(zip(*grad_list, strict=True))
-    used = [n for n, column in enumerate(columns) if any(_has(pair) for pair in column)]
-    partly = [n for n in used if not all(_has(pair) for pair in columns[n])]
+        with naming(caller):
+            check_grad_list(grad_list, allow_none=True)
+    grads, variables = split_grad_list(grad_list)
+    check_any_gradient(caller, [g for tower in grads for g in tower], variables[0])
+    towers_of = {
+        n: [k for k, grad in enumerate(column) if grad is None]
+        for n, column in enumerate(zip(*grads, strict=True))
+    }
+    num_towers = len(grads)
+    partly = [
+        f"  - {variables[0][n].name} has None in towers {missing} of {num_towers}"
+        for n, missing in towers_of.items()
+        if 0 < len(missing) < num_towers
+    ]
     if partly:
-        listed = "\n".join(f"  - {_missing(columns[n])}" for n in partly)
         raise ValueError(
             f"{caller}: a variable has a gradient in every tower or in none; got:\n"
-            f"{listed}\nBuild the same loss in every tower."
+            + "\n".join(partly)
+            + "\nBuild the same loss in every tower."
         )
-    if not used:
-        names = [pair[1].name for pair in grad_list[0]]
-        raise ValueError(
-            f"{caller}: no variable has a gradient, of {names}; the loss depends on "
-            "none of them."
-        )
+    used = [n for n, missing in towers_of.items() if not missing]
     return [[tower[n] for n in used] for tower in grad_list]
-
-
-def _has(pair: tuple[Any, Any]) -> bool:
-    return pair[0] is not None
-
-
-def _missing(column: Sequence[tuple[Any, Any]]) -> str:
-    towers = [k for k, pair in enumerate(column) if not _has(pair)]
-    return f"{column[0][1].name} has None in towers {towers} of {len(column)}"
 
 
 def _weighted(
@@ -103,24 +150,6 @@ def _weighted(
     total = tf.add_n(list(tower_weights))
     factors = [len(grads) * weight / total for weight in tower_weights]
     return [
-        [_scaled(grad, factor) for grad in tower]
+        [scale(grad, factor) for grad in tower]
         for tower, factor in zip(grads, factors, strict=True)
     ]
-
-
-def _scaled(grad: Any, factor: tf.Tensor) -> Any:
-    if isinstance(grad, tf.IndexedSlices):
-        values = _scaled(grad.values, factor)
-        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
-    return grad * tf.cast(factor, grad.dtype)
-
-
-def _without_duplicate_rows(grads: Sequence[Any]) -> list[Any]:
-    return [
-        sum_duplicate_rows(grad) if isinstance(grad, tf.IndexedSlices) else grad
-        for grad in grads
-    ]
-
-
-def _clipped(grads: list[Any], bound: tf.Tensor | float) -> list[Any]:
-    return list(tf.clip_by_global_norm(grads, bound)[0])

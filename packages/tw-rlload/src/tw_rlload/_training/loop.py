@@ -14,11 +14,9 @@ import tensorflow as tf
 
 from tw_core import Tower, map_towers
 from tw_rlload._loading.plan import LoadPlan
-from tw_rlload._loading.specs import ColumnSpec
-from tw_rlload._loading.variables import DataVariables
+from tw_rlload._loading.variables import ColumnSpec, DataVariables
 from tw_rlload._training.order import EpochOrder
-from tw_rlload._training.scalars import pack_scalars
-from tw_rlload._training.slices import Cut, gather_rows, slice_rows
+from tw_rlload._training.slices import MinibatchSlice, gather_rows, slice_rows
 
 # [K][C] rows -> operations to run, and M scalars to bring out.
 Step: TypeAlias = Callable[
@@ -33,8 +31,8 @@ class LoopFeeds(NamedTuple):
       steps: [T] int32, the minibatch of each turn.
       sequences: [T, K, B] int32, the sequences that each tower gathers; B is 0
         where rows are sliced.
-      shape: [2] int32, sequences a device and step, and rows a sequence.
-      source: int32 scalar, twice the stack's number, plus 1 to gather.
+      shape: [2] int32, sequences per device and step, and rows per sequence.
+      source: int32 scalar, twice the buffer's number, plus 1 to gather.
     """
 
     steps: Any
@@ -43,70 +41,69 @@ class LoopFeeds(NamedTuple):
     source: Any
 
 
+LOOP_SPECS = LoopFeeds(
+    steps=tf.TensorSpec([None], tf.int32),
+    sequences=tf.TensorSpec([None, None, None], tf.int32),
+    shape=tf.TensorSpec([2], tf.int32),
+    source=tf.TensorSpec([], tf.int32),
+)
+
 # (feeds, turn) -> [K][C] rows on the towers' devices.
 Pick: TypeAlias = Callable[[LoopFeeds, tf.Tensor], list[list[tf.Tensor]]]
 
 
-def loop_feeds(plan: LoadPlan, order: EpochOrder, stack: int) -> LoopFeeds:
+def loop_feeds(plan: LoadPlan, order: EpochOrder, buffer: int) -> LoopFeeds:
     """Returns the arrays that make a loop run these epochs.
 
     Args:
       plan: of the loaded batch.
       order: E epochs of S steps.
-      stack: where the batch lies.
+      buffer: where the batch lies.
     """
     steps = order.steps.reshape(-1)
     sequences = np.zeros((len(steps), plan.num_devices, 0), np.int32)
     if order.sequences is not None:
         sequences = order.sequences.reshape(len(steps), plan.num_devices, -1)
     shape = np.array([plan.sequences_per_device_step, plan.sequence_length], np.int32)
-    source = np.int32(2 * stack + (order.sequences is not None))
+    source = np.int32(2 * buffer + (order.sequences is not None))
     return LoopFeeds(steps, sequences, shape, source)
 
 
-class LoopInputs:
-    """Picks all towers' rows of one turn, in one of several ways."""
+def make_picks(
+    towers: Sequence[Tower], specs: Sequence[ColumnSpec], variables: DataVariables
+) -> list[Pick]:
+    """Makes what picks all towers' rows of a turn, a function per ``source``.
 
-    def __init__(
-        self,
-        towers: Sequence[Tower],
-        specs: Sequence[ColumnSpec],
-        variables: DataVariables,
-    ) -> None:
-        """Takes K towers, C specs and [stacks][K][C] variables."""
-        self._towers, self._specs, self._variables = towers, specs, variables
+    Args:
+      towers: K towers.
+      specs: C columns.
+      variables: [buffers][K][C].
+    """
 
-    def ways(self) -> list[Pick]:
-        """Returns what picks the rows, a function for each number of a source."""
-        return [
-            partial(way, stack)
-            for stack in self._variables
-            for way in (self._sliced, self._gathered)
-        ]
-
-    def _sliced(
-        self, stack: list[list[tf.Variable]], feeds: LoopFeeds, turn: tf.Tensor
+    def sliced(
+        columns: list[list[tf.Variable]], feeds: LoopFeeds, turn: tf.Tensor
     ) -> list[list[tf.Tensor]]:
         count, length = tf.unstack(feeds.shape, num=2)
-        cut = Cut(feeds.steps[turn] * count, count, length)
+        which = MinibatchSlice(feeds.steps[turn] * count, count, length)
         return map_towers(
-            lambda tower, columns: slice_rows(columns, self._specs, cut),
-            *(self._towers, stack),
+            lambda _, mine: slice_rows(mine, specs, which), towers, columns
         )
 
-    def _gathered(
-        self, stack: list[list[tf.Variable]], feeds: LoopFeeds, turn: tf.Tensor
+    def gathered(
+        columns: list[list[tf.Variable]], feeds: LoopFeeds, turn: tf.Tensor
     ) -> list[list[tf.Tensor]]:
         length, sequences = feeds.shape[1], feeds.sequences[turn]
         return map_towers(
-            lambda tower, columns: gather_rows(
-                columns, self._specs, sequences[tower.index], length
+            lambda tower, mine: gather_rows(
+                mine, specs, sequences[tower.index], length
             ),
-            *(self._towers, stack),
+            *(towers, columns),
         )
 
+    return [partial(way, buffer) for buffer in variables for way in (sliced, gathered)]
 
-def loop_over_steps(feeds: LoopFeeds, inputs: LoopInputs, step: Step) -> tf.Tensor:
+
+def loop_over_steps(feeds: LoopFeeds, picks: Sequence[Pick], step: Step) -> tf.Tensor:
     """Runs a step on T minibatches, one after the other.
 
     Each way of picking rows has a loop of its own, and one of them runs: to branch
@@ -114,13 +111,13 @@ def loop_over_steps(feeds: LoopFeeds, inputs: LoopInputs, step: Step) -> tf.Tens
 
     Args:
       feeds: tensors.
-      inputs: picks the rows.
-      step: called once a way, for the loop's body.
+      picks: pick the rows, by ``feeds.source``.
+      step: called once per way, for the loop's body.
 
     Returns:
       [T, M] float64, the step's scalars, on the CPU.
     """
-    loops = [partial(_loop, feeds, pick, step) for pick in inputs.ways()]
+    loops = [partial(_loop, feeds, pick, step) for pick in picks]
     packed: tf.Tensor = tf.switch_case(feeds.source, loops)
     return packed
 
@@ -130,7 +127,9 @@ def _loop(feeds: LoopFeeds, pick: Pick, step: Step) -> tf.Tensor:
 
     def turn(i: tf.Tensor, rows: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
         operations, scalars = step(pick(feeds, i))
-        rows = rows.write(i, pack_scalars(scalars))
+        with tf.device("/cpu:0"):
+            packed = tf.stack([tf.cast(scalar, tf.float64) for scalar in scalars])
+        rows = rows.write(i, packed)
         with tf.control_dependencies(operations):
             return i + 1, rows
 

@@ -1,16 +1,19 @@
-"""In which order an epoch visits its minibatches or rows: NumPy alone.
+"""In which order epochs visit their minibatches or rows: NumPy alone.
 
 Orders depend on the plan, the seed and the number of epochs, and on nothing
-else; whoever has these three can repeat a run.
+else; whoever has these three can repeat a run. A whole order runs in one call, or
+an epoch per call behind a progress bar.
 """
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from tw_core.checks import check_whole_number
+from tw_core.checks import check_flag, check_whole_number
 from tw_rlload._loading.plan import LoadPlan
 
 Shuffle: TypeAlias = Literal["minibatches", "rows"]
@@ -41,7 +44,6 @@ def epoch_order(
     shuffle: Shuffle | None = None,
     *,
     seed: int | None = None,
-    caller: str = "epoch_order",
 ) -> EpochOrder:
     """Draws the order of epochs.
 
@@ -52,17 +54,40 @@ def epoch_order(
         steps; ``"rows"`` permutes the sequences (rows, without states) of each
         device within it.
       seed: 0 or more; the same seed gives the same order. None draws one, which
-        the result tells.
-      caller: who asks; opens the message.
+        the result holds.
 
     Returns:
-      The order. Every sequence comes once an epoch.
+      The order. Every sequence comes once per epoch.
 
     Raises:
-      TypeError: no plan, or something that is no whole number.
+      TypeError: not a plan, or a number that is not whole.
       ValueError: fewer than 1 epoch, an unknown ``shuffle``, a negative seed.
     """
-    _check(plan, num_epochs, shuffle, seed, caller)
+    if not isinstance(plan, LoadPlan):
+        raise TypeError(
+            "epoch_order: plan must be a LoadPlan, as plan_load returns it; got "
+            f"{type(plan).__name__}."
+        )
+    return draw_order(plan, num_epochs, shuffle, seed, caller="epoch_order")
+
+
+def draw_order(
+    plan: LoadPlan,
+    num_epochs: int,
+    shuffle: Shuffle | None,
+    seed: int | None,
+    *,
+    caller: str,
+) -> EpochOrder:
+    """Does what ``epoch_order`` says, with messages of ``caller``."""
+    check_whole_number(caller, num_epochs=num_epochs, at_least=1)
+    if shuffle is not None and shuffle not in get_args(Shuffle):
+        raise ValueError(
+            f"{caller}: shuffle must be None or one of {list(get_args(Shuffle))}; "
+            f"got {shuffle!r}."
+        )
+    if seed is not None and check_whole_number(caller, seed=seed) < 0:
+        raise ValueError(f"{caller}: seed must be 0 or more; got {seed}.")
     steps = np.tile(np.arange(plan.steps, dtype=np.int32), (num_epochs, 1))
     if shuffle is None:
         return EpochOrder(None, None, steps, None)
@@ -78,23 +103,44 @@ def epoch_order(
     return EpochOrder(shuffle, seed, steps, np.ascontiguousarray(drawn))
 
 
-def _check(
-    plan: LoadPlan,
-    num_epochs: int,
-    shuffle: str | None,
-    seed: int | None,
-    caller: str,
-) -> None:
-    if not isinstance(plan, LoadPlan):
-        raise TypeError(
-            f"{caller}: plan must be a LoadPlan, as plan_load returns it; got "
-            f"{type(plan).__name__}."
-        )
-    check_whole_number(caller, num_epochs=num_epochs, at_least=1)
-    if shuffle is not None and shuffle not in get_args(Shuffle):
-        raise ValueError(
-            f"{caller}: shuffle must be None or one of {list(get_args(Shuffle))}; "
-            f"got {shuffle!r}."
-        )
-    if seed is not None and check_whole_number(caller, seed=seed) < 0:
-        raise ValueError(f"{caller}: seed must be 0 or more; got {seed}.")
+def run_with_progress(
+    run: Callable[[EpochOrder], npt.NDArray[np.float64]],
+    order: EpochOrder,
+    *,
+    progress: bool,
+) -> npt.NDArray[np.float64]:
+    """Runs an order, with a bar over the epochs on request.
+
+    Args:
+      run: runs the epochs of an order in one call; returns [steps, M].
+      order: E epochs of S steps.
+      progress: whether to show a bar (needs tqdm), which costs a call per epoch.
+
+    Returns:
+      [E * S, M].
+
+    Raises:
+      TypeError: ``progress`` is not a bool.
+      ImportError: a bar is asked for and tqdm is missing.
+    """
+    if not check_flag("run_epochs", progress=progress):
+        return run(order)
+    epochs = _bar(len(order.steps))
+    return np.concatenate([run(_one_epoch(order, e)) for e in epochs])
+
+
+def _one_epoch(order: EpochOrder, e: int) -> EpochOrder:
+    sequences = None if order.sequences is None else order.sequences[e : e + 1]
+    return replace(order, steps=order.steps[e : e + 1], sequences=sequences)
+
+
+def _bar(num_epochs: int) -> Iterator[int]:
+    try:
+        tqdm = import_module("tqdm.auto").tqdm
+    except ImportError as error:
+        raise ImportError(
+            "run_epochs: progress=True needs tqdm; install it with pip install "
+            "'tqdm>=4.66', or pass progress=False."
+        ) from error
+    bar: Any = tqdm(range(num_epochs), desc="epochs", unit="epoch")
+    return iter(bar)

@@ -1,13 +1,63 @@
-"""What whole epochs give back."""
+"""What whole epochs return, and how it leaves the loop: a row of float64 per step.
 
+One write per step, whatever is reported. Every float up to 64 bits, and every
+integer below 2**53, comes back exactly.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
 from tw_rlload._training.order import EpochOrder
-from tw_rlload._training.scalars import ScalarLayout
+
+Packed: TypeAlias = npt.NDArray[np.float64]
+"""[steps, M]: the scalars of each step."""
+
+
+@dataclass(frozen=True)
+class ScalarLayout:
+    """What the numbers of a row are: losses, weights, others; towers in order.
+
+    Attributes:
+      loss_dtype: of the losses.
+      has_weights: whether the towers' weights follow the losses.
+      others: K dictionaries, names and dtypes of what else a tower reports.
+    """
+
+    loss_dtype: np.dtype[Any]
+    has_weights: bool
+    others: tuple[dict[str, np.dtype[Any]], ...]
+
+
+def lay_out(
+    losses: Sequence[tf.Tensor],
+    weights: Sequence[tf.Tensor] | None,
+    others: Sequence[Mapping[str, tf.Tensor]],
+) -> tuple[ScalarLayout, list[tf.Tensor]]:
+    """Puts the scalars of K towers in a row.
+
+    Args:
+      losses: K scalars.
+      weights: K scalars, or none.
+      others: K dictionaries of scalars.
+
+    Returns:
+      The layout, and M scalars.
+    """
+    layout = ScalarLayout(
+        loss_dtype=np.dtype(losses[0].dtype.as_numpy_dtype),
+        has_weights=bool(weights),
+        others=tuple(
+            {name: np.dtype(t.dtype.as_numpy_dtype) for name, t in tower.items()}
+            for tower in others
+        ),
+    )
+    rest = [tensor for tower in others for tensor in tower.values()]
+    return layout, [*losses, *(weights or ()), *rest]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,13 +79,11 @@ class EpochResult:
     order: EpochOrder
 
 
-def make_result(
-    packed: npt.NDArray[np.float64], layout: ScalarLayout, order: EpochOrder
-) -> EpochResult:
+def make_result(packed: Packed, layout: ScalarLayout, order: EpochOrder) -> EpochResult:
     """Reads the scalars of all steps.
 
     Args:
-      packed: [E * S, M], a row a step.
+      packed: [E * S, M], one row per step.
       layout: what the M scalars are.
       order: E epochs of S steps.
     """

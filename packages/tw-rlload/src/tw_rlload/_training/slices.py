@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tw_rlload._loading.specs import ColumnSpec
+from tw_rlload._loading.variables import ColumnSpec
 
 
-class Cut(NamedTuple):
+class MinibatchSlice(NamedTuple):
     """Where a step's rows lie; int32 scalars.
 
     Attributes:
@@ -28,29 +28,30 @@ class Cut(NamedTuple):
 
 
 def slice_rows(
-    variables: Sequence[tf.Variable], specs: Sequence[ColumnSpec], cut: Cut
+    variables: Sequence[tf.Variable], specs: Sequence[ColumnSpec], which: MinibatchSlice
 ) -> list[tf.Tensor]:
-    """Slices sequences that follow each other out of each column.
+    """Slices consecutive sequences out of each column.
 
     Args:
       variables: C of them, of one tower.
       specs: theirs.
-      cut: which sequences.
+      which: which sequences.
 
     Returns:
       C tensors of ``count`` states or ``count * length`` rows, on the
       variables' device.
     """
-    rows = []
-    for variable, spec in zip(variables, specs, strict=True):
-        first, count = (cut.first, cut.count)
+
+    def consecutive(variable: tf.Variable, spec: ColumnSpec) -> tf.Tensor:
+        first, count, length = which
         if not spec.is_state:
-            first, count = first * cut.length, count * cut.length
+            first, count = first * length, count * length
         others = len(spec.inner_shape)
         begin = tf.stack([first, *[0] * others])
         size = tf.stack([count, *[-1] * others])
-        rows.append(tf.slice(variable.read_value(), begin, size))
-    return _with_shapes(rows, specs)
+        return tf.slice(variable.read_value(), begin, size)
+
+    return _of_each(consecutive, variables, specs)
 
 
 def gather_rows(
@@ -70,43 +71,26 @@ def gather_rows(
     Returns:
       As ``slice_rows``.
     """
-    rows = []
-    for variable, spec in zip(variables, specs, strict=True):
+
+    def scattered(variable: tf.Variable, spec: ColumnSpec) -> tf.Tensor:
         value = variable.read_value()
         if spec.is_state:
-            rows.append(tf.gather(value, sequences))
-            continue
+            return tf.gather(value, sequences)
         shape = tf.shape(value)
         whole = tf.concat([[shape[0] // length, length], shape[1:]], 0)
         picked = tf.gather(tf.reshape(value, whole), sequences)
         flat = tf.concat([[tf.size(sequences) * length], shape[1:]], 0)
-        rows.append(tf.reshape(picked, flat))
-    return _with_shapes(rows, specs)
+        return tf.reshape(picked, flat)
+
+    return _of_each(scattered, variables, specs)
 
 
-def pick_branch(
-    number: tf.Tensor, branches: Sequence[Callable[[], list[tf.Tensor]]]
+def _of_each(
+    take: Callable[[tf.Variable, ColumnSpec], tf.Tensor],
+    variables: Sequence[tf.Variable],
+    specs: Sequence[ColumnSpec],
 ) -> list[tf.Tensor]:
-    """Runs the branch of this number; no branching where there is one only.
-
-    Args:
-      number: int32 scalar.
-      branches: each returns C tensors.
-
-    Returns:
-      C tensors.
-    """
-    if len(branches) == 1:
-        return branches[0]()
-    picked: list[tf.Tensor] = tf.switch_case(number, list(branches))
-    return picked
-
-
-def _with_shapes(
-    rows: Sequence[tf.Tensor], specs: Sequence[ColumnSpec]
-) -> list[tf.Tensor]:
-    shaped = []
+    rows = [take(v, spec) for v, spec in zip(variables, specs, strict=True)]
     for tensor, spec in zip(rows, specs, strict=True):
         tensor.set_shape([None, *spec.inner_shape])
-        shaped.append(tensor)
-    return shaped
+    return rows

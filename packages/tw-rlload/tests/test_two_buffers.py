@@ -44,7 +44,7 @@ def test_loading_while_training_gives_what_taking_turns_gives(make_trainer):
         trainer.load([batch])
         losses.append(trainer.run_epochs(3).losses)
         wanted.append(trainer.weights()["w"])
-    trainer = trainer_of(make_trainer, stacks=2)
+    trainer = trainer_of(make_trainer, num_buffers=2)
     first, *others = batches()
     trainer.load([first])
     for i, batch in enumerate([*others, None]):
@@ -62,7 +62,7 @@ def test_loading_while_training_gives_what_taking_turns_gives(make_trainer):
 
 @pytest.mark.timeout(120)
 def test_steps_train_on_the_current_batch_while_the_next_one_loads(make_trainer):
-    trainer = trainer_of(make_trainer, stacks=2)
+    trainer = trainer_of(make_trainer, num_buffers=2)
     one, two = (np.full((ROWS, 64), value, np.float32) for value in (1, 2))
     trainer.load([one])
     for current, following in ((one, two), (two, one), (one, two)):
@@ -76,7 +76,7 @@ def test_steps_train_on_the_current_batch_while_the_next_one_loads(make_trainer)
 
 @pytest.mark.timeout(120)
 def test_changing_the_array_after_use_next_changes_nothing(make_trainer):
-    trainer = trainer_of(make_trainer, stacks=2)
+    trainer = trainer_of(make_trainer, num_buffers=2)
     batch = batches()[0]
     trainer.load_next([batch])
     trainer.use_next()
@@ -87,8 +87,8 @@ def test_changing_the_array_after_use_next_changes_nothing(make_trainer):
 
 
 @pytest.mark.timeout(120)
-def test_two_stacks_take_two_batches_and_no_more(make_trainer):
-    trainer = trainer_of(make_trainer, stacks=2)
+def test_two_buffers_take_two_batches_and_no_more(make_trainer):
+    trainer = trainer_of(make_trainer, num_buffers=2)
     batch = batches()[0]
     tracemalloc.start()
     try:

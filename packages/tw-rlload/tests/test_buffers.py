@@ -1,0 +1,200 @@
+"""What can be trained on after loads that succeed, are refused, or fail.
+
+Imports private modules: no public name lets a test fail or hold up single writes.
+"""
+
+import logging
+import threading
+
+import numpy as np
+import pytest
+
+from tw_core import towers
+from tw_core.testing import CPUS
+from tw_rlload._loading.buffers import Buffers
+from tw_rlload._loading.variables import ColumnSpec
+
+SPEC = ColumnSpec("x", np.dtype(np.float32), (), is_state=False)
+ROWS = np.arange(8, dtype=np.float32)
+
+
+class FakeWriter:
+    """Records what is written; can fail, and can be held up."""
+
+    def __init__(self, *, fails_at=None):
+        self.calls, self.fails_at = [], fails_at
+        self.may_write = threading.Event()
+        self.may_write.set()
+
+    def empty(self, buffer):
+        self.calls.append(("empty", buffer))
+
+    def write(self, buffer, tower, column, rows):
+        assert self.may_write.wait(30)
+        if tower == self.fails_at:
+            raise OSError("the device is gone")
+        self.calls.append(("write", buffer, tower, rows.tolist()))
+
+
+def make(num_buffers=1):
+    return Buffers(
+        *(towers(list(CPUS[:2])), [SPEC]),
+        max_per_device_batch_size=2,
+        remainder="drop",
+        check_finite=False,
+        num_buffers=num_buffers,
+        owner="Owner",
+    )
+
+
+def load(buffers, rows=ROWS, writer=None):
+    return buffers.load([rows], [], lambda: writer or FakeWriter(), caller="load")
+
+
+def current(buffers):
+    """What a call would train on now."""
+    with buffers.training(object(), caller="optimize") as loaded:
+        return loaded
+
+
+def test_old_rows_are_freed_before_new_ones_are_written():
+    writer = FakeWriter()
+    load(make(), writer=writer)
+    assert writer.calls == [
+        ("empty", 0),
+        ("write", 0, 0, [0, 1, 2, 3]),
+        ("write", 0, 1, [4, 5, 6, 7]),
+    ]
+
+
+def test_there_is_nothing_to_train_on_before_a_load():
+    with pytest.raises(RuntimeError, match=r"optimize: .*nothing has been loaded yet"):
+        current(make())
+
+
+def test_a_refused_load_touches_nothing_and_leaves_nothing_to_train_on():
+    buffers, writer = make(), FakeWriter()
+    load(buffers)
+    with pytest.raises(ValueError, match="'x' is an array of object"):
+        load(buffers, ROWS.astype(object), writer)
+    assert writer.calls == []
+    with pytest.raises(RuntimeError, match="the last load was refused"):
+        current(buffers)
+    load(buffers)
+    assert current(buffers).report.rows_loaded == 8
+
+
+def test_a_writer_that_cannot_be_had_leaves_nothing_to_train_on():
+    buffers = make()
+    load(buffers)
+
+    def bind():
+        raise ValueError("the session lacks a device")
+
+    with pytest.raises(ValueError, match="the session lacks a device"):
+        buffers.load([ROWS], [], bind, caller="load")
+    with pytest.raises(RuntimeError, match="the last load was refused"):
+        current(buffers)
+
+
+def test_a_load_that_fails_half_way_is_freed_and_never_trained_on():
+    buffers, writer = make(), FakeWriter(fails_at=1)
+    load(buffers)
+    with pytest.raises(OSError, match="the device is gone"):
+        load(buffers, writer=writer)
+    assert writer.calls == [("empty", 0), ("write", 0, 0, [0, 1, 2, 3]), ("empty", 0)]
+    with pytest.raises(RuntimeError, match="the last load failed half-way"):
+        current(buffers)
+    assert buffers.report is None
+
+
+def test_the_failure_itself_is_raised_when_freeing_fails_too(caplog):
+    class Broken(FakeWriter):
+        def empty(self, buffer):
+            raise RuntimeError("the session is closed")
+
+    with pytest.raises(RuntimeError, match="the session is closed"):
+        load(make(), writer=Broken())
+    assert "could not free a half-loaded batch" in caplog.text
+
+
+def test_the_next_batch_is_written_beside_the_current_one():
+    buffers, writer = make(2), FakeWriter()
+    load(buffers, writer=writer)
+    writer.calls.clear()
+    buffers.load_next([ROWS[:4]], [], writer, caller="load_next")
+    assert current(buffers).report.rows_given == 8
+    assert buffers.use_next(30).rows_given == 4
+    assert current(buffers).buffer == 1
+    assert {call[1] for call in writer.calls} == {1}
+    buffers.load_next([ROWS], [], writer, caller="load_next")
+    buffers.use_next(30)
+    assert current(buffers).buffer == 0
+
+
+def test_waiting_for_the_next_batch_ends_in_time_and_the_current_one_stays():
+    buffers, writer = make(2), FakeWriter()
+    load(buffers)
+    writer.may_write.clear()
+    buffers.load_next([ROWS[:4]], [], writer, caller="load_next")
+    with pytest.raises(TimeoutError, match=r"use_next: .* still loading after 0.01 s"):
+        buffers.use_next(0.01)
+    assert current(buffers).report.rows_given == 8
+    with pytest.raises(RuntimeError, match="a load is under way"):
+        load(buffers)
+    with pytest.raises(RuntimeError, match="a load is under way"):
+        buffers.load_next([ROWS], [], FakeWriter(), caller="load_next")
+    writer.may_write.set()
+    assert buffers.use_next(30).rows_given == 4
+
+
+def test_a_batch_refused_in_advance_leaves_the_current_one():
+    buffers = make(2)
+    load(buffers)
+    with pytest.raises(ValueError, match="load_next: batch rejected"):
+        buffers.load_next([ROWS.astype(object)], [], FakeWriter(), caller="load_next")
+    assert current(buffers).report.rows_given == 8
+    with pytest.raises(RuntimeError, match="no load is under way"):
+        buffers.use_next(1)
+
+
+def test_a_failure_in_the_background_is_raised_and_leaves_nothing_to_train_on():
+    buffers = make(2)
+    load(buffers)
+    buffers.load_next([ROWS], [], FakeWriter(fails_at=1), caller="load_next")
+    with pytest.raises(RuntimeError, match=r"use_next: .*failed: the device is gone"):
+        buffers.use_next(30)
+    with pytest.raises(RuntimeError, match="background failed: the device is gone"):
+        current(buffers)
+    load(buffers)
+    assert current(buffers).report.rows_loaded == 8
+
+
+def test_one_buffer_cannot_load_in_the_background():
+    with pytest.raises(RuntimeError, match="make the Owner with num_buffers=2"):
+        make().load_next([ROWS], [], FakeWriter(), caller="load_next")
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_there_are_one_or_two_buffers(number):
+    message = f"Owner: num_buffers must be 1, .*got {number}"
+    with pytest.raises(ValueError, match=message):
+        make(number)
+
+
+def test_dropped_rows_are_said_once(caplog):
+    buffers = make()
+    load(buffers, ROWS[:7])
+    load(buffers, ROWS[:5])
+    assert caplog.text.count("were dropped") == 1
+    assert "Owner: 3 of 7 rows" in caplog.text
+    assert buffers.report.rows_dropped == 1
+
+
+def test_the_memory_of_two_buffers_is_said_and_reported(caplog):
+    buffers = make(2)
+    with caplog.at_level(logging.INFO):
+        buffers.load_next([ROWS], [], FakeWriter(), caller="load_next")
+    report = buffers.use_next(30)
+    assert (report.bytes_loaded, report.bytes_resident) == (32, 64)
+    assert "two buffers hold up to" in caplog.text
