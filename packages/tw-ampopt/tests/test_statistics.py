@@ -140,14 +140,14 @@ def test_bad_settings_are_refused(tmp_path):
 
 
 def test_counts_that_were_reset_start_a_new_interval():
-    from tw_ampopt._summaries.overflow_interval import OverflowInterval
+    from tw_ampopt._summaries import OverflowInterval
 
     interval = OverflowInterval({"updates": 10, "skipped_updates": 5})
     closed = interval.close(
         {"updates": 3, "skipped_updates": 1, "overflow_frequency": 0.25}
     )
     assert closed["overflow_frequency"] == 0.25
-    assert interval.finished == 4
+    assert interval.due == 4
     idle = interval.close(
         {"updates": 3, "skipped_updates": 1, "overflow_frequency": 0.25}
     )

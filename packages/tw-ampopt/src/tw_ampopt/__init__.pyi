@@ -5,6 +5,6 @@ from ._loss_scale.rules import ScaleRule as ScaleRule
 from ._loss_scale.rules import StaticScale as StaticScale
 from ._optimizers.function import TowerOptimizer as TowerOptimizer
 from ._optimizers.graph import Optimizer as Optimizer
-from ._summaries.hook import StatisticsHook as StatisticsHook
-from ._summaries.writer import StatisticsWriter as StatisticsWriter
+from ._summaries import StatisticsHook as StatisticsHook
+from ._summaries import StatisticsWriter as StatisticsWriter
 from ._wrapped.simple_adam import SimpleAdam as SimpleAdam

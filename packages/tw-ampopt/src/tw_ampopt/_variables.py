@@ -1,4 +1,4 @@
-"""State variables: where they live, and made alike in both modes."""
+"""State variables, made alike in both modes, and the names and devices of variables."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,28 +6,9 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import canonical_device, override_to_local_variable
+from tw_core.variables import tf_variable
 
 _LOCAL = tf.compat.v1.GraphKeys.LOCAL_VARIABLES
-
-
-def host_of(device: str) -> str:
-    """Names the CPU beside a device, where scalars that steer the step live.
-
-    Args:
-      device: any device string; may be empty.
-
-    Returns:
-      The device itself where it is a CPU or says nothing of its kind.
-
-    >>> host_of("/gpu:3")
-    '/device:CPU:0'
-    >>> host_of("/cpu:1")
-    '/device:CPU:1'
-    """
-    spec = tf.DeviceSpec.from_string(canonical_device(device))
-    if spec.device_type in (None, "CPU"):
-        return str(spec.to_string())
-    return str(spec.replace(device_type="CPU", device_index=0).to_string())
 
 
 def make_state(
@@ -52,24 +33,51 @@ def make_state(
 
 
 def are_local(variables: Sequence[Any]) -> bool:
-    """Tells whether all variables are local ones of a session graph: copies."""
-    graphs = [g for v in variables if (g := getattr(v, "graph", None)) is not None]
-    if not graphs or len(graphs) < len(variables):
+    """Tests whether all are local variables of a session graph, that is, copies."""
+    plain = [tf_variable(variable) for variable in variables]
+    graphs = [g for v in plain if (g := getattr(v, "graph", None)) is not None]
+    if not graphs or len(graphs) < len(plain):
         return False
     local = {id(variable) for variable in graphs[0].get_collection(_LOCAL)}
-    return all(id(variable) in local for variable in variables)
+    return all(id(variable) in local for variable in plain)
 
 
-def as_tf_variable(variable: Any) -> Any:
-    """Returns the ``tf.Variable`` of a Keras variable, or the variable itself."""
-    return variable if isinstance(variable, tf.Variable) else variable.value
+def host_of(device: str) -> str:
+    """Names the CPU next to a device, where scalars that steer the step live.
+
+    Args:
+      device: any device string; may be empty.
+
+    Returns:
+      The device itself where it is a CPU or says nothing of its kind.
+
+    >>> host_of("/gpu:3")
+    '/device:CPU:0'
+    >>> host_of("/cpu:1")
+    '/device:CPU:1'
+    """
+    spec = tf.DeviceSpec.from_string(canonical_device(device))
+    if spec.device_type in (None, "CPU"):
+        return str(spec.to_string())
+    return str(spec.replace(device_type="CPU", device_index=0).to_string())
+
+
+def common_device(variables: Sequence[Any]) -> str:
+    """Returns the device that holds all variables, or ``""`` where there is none."""
+    devices = [tf_variable(variable).device for variable in variables]
+    return str(devices[0]) if len(set(map(canonical_device, devices))) == 1 else ""
 
 
 def identity(variable: Any) -> int:
     """Returns what a Keras variable and the ``tf.Variable`` in it have in common."""
-    return id(as_tf_variable(variable))
+    return id(tf_variable(variable))
 
 
 def name_of(variable: Any) -> str:
     """Names a variable in messages: a Keras variable by its path."""
     return str(getattr(variable, "path", None) or variable.name)
+
+
+def present(items: Sequence[Any]) -> list[Any]:
+    """Drops None, such as an assignment returns outside of graphs once it is done."""
+    return [item for item in items if item is not None]

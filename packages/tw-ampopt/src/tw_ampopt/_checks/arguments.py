@@ -1,18 +1,17 @@
 """Arguments of several public methods, checked once, where they come in."""
 
 import inspect
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tw_ampopt._checks.graphs import check_same_graph
-from tw_ampopt._variables import as_tf_variable, name_of
-from tw_core import canonical_device
+from tw_ampopt._variables import name_of
 from tw_core.checks import check_text
+from tw_core.variables import is_variable, tf_variable
 
 _SCOPE = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 
@@ -33,19 +32,7 @@ def check_name(name: object, *, caller: str) -> str:
     return text
 
 
-def check_device(device: str, *, caller: str) -> None:
-    """Refuses what is no device string.
-
-    Raises:
-      ValueError: something else.
-    """
-    try:
-        canonical_device(device)
-    except ValueError as error:
-        raise ValueError(f"{caller}: {error}") from error
-
-
-def check_loss(loss: object, *, caller: str) -> tf.Tensor:
+def check_loss(loss: object, *, caller: str) -> None:
     """Refuses what is no scalar to be differentiated.
 
     Raises:
@@ -64,7 +51,6 @@ def check_loss(loss: object, *, caller: str) -> tf.Tensor:
             "Take its mean or sum."
         )
     check_same_graph({"the loss": loss}, caller=caller)
-    return loss
 
 
 def check_variables(variables: Iterable[Any], *, caller: str) -> list[Any]:
@@ -72,47 +58,65 @@ def check_variables(variables: Iterable[Any], *, caller: str) -> list[Any]:
 
     Raises:
       TypeError: something else, a reference variable, or one that is not floating.
-      ValueError: another graph's.
+      ValueError: a shape that is not fully known, or another graph's variable.
     """
     found = list(variables)
-    wrong = [v for v in found if not is_trainable_kind(v)]
+    wrong = [v for v in found if not _is_resource_variable(v)]
     if wrong:
         raise TypeError(
-            f"{caller}: wants resource variables, TensorFlow's or Keras's; got "
-            f"{wrong!r}. Reference variables become resource variables by "
-            "tf.compat.v1.enable_resource_variables()."
+            f"{caller}: only resource variables, TensorFlow's or Keras's, are "
+            f"supported; got {wrong!r}. Reference variables become resource variables "
+            "by tf.compat.v1.enable_resource_variables()."
         )
-    check_dtypes(found, caller=caller)
+    dtypes = [tf.as_dtype(v.dtype) for v in found]
+    wrong = [
+        f"{name_of(v)} of {dtype.name}"
+        for v, dtype in zip(found, dtypes, strict=True)
+        if not dtype.is_floating
+    ]
+    if wrong:
+        raise TypeError(
+            f"{caller}: only variables of a floating dtype can be trained; got "
+            f"{', '.join(wrong)}. Leave them out."
+        )
+    wrong = [
+        f"{name_of(v)} {v.shape}"
+        for v in found
+        if not tf.TensorShape(v.shape).is_fully_defined()
+    ]
+    if wrong:
+        raise ValueError(
+            f"{caller}: variables must have known shapes, as slots and accumulators "
+            f"have theirs; got {', '.join(wrong)}. Make them with a full shape."
+        )
     check_same_graph({f"the variable {name_of(v)}": v for v in found}, caller=caller)
     return found
 
 
-def check_dtypes(variables: Iterable[Any], *, caller: str) -> None:
-    """Refuses variables that are not floating.
+def check_trained_variables(
+    var_list: Iterable[Any] | None, default: Iterable[Any], *, caller: str
+) -> list[Any]:
+    """Returns the variables whose gradients ``compute_gradients`` is asked for.
 
     Raises:
-      TypeError: some are whole numbers, complex, or no numbers; all are named.
+      TypeError: no list of variables, or some that cannot be trained.
+      ValueError: there are none, or another graph's.
     """
-    wrong = [
-        f"{name_of(v)} of {tf.as_dtype(v.dtype).name}"
-        for v in variables
-        if not tf.as_dtype(v.dtype).is_floating
-    ]
-    if wrong:
+    if var_list is not None and not isinstance(var_list, list | tuple):
         raise TypeError(
-            f"{caller}: trains variables of a floating dtype; got {', '.join(wrong)}. "
-            "Leave them out."
+            f"{caller}: var_list must be a list of variables, or None for all "
+            f"trainable ones; got {var_list!r}."
         )
+    variables = list(default if var_list is None else var_list)
+    if not variables:
+        raise ValueError(
+            f"{caller}: no variables; pass those that the loss trains, or None for "
+            f"all trainable ones made before; got var_list={var_list!r}."
+        )
+    return check_variables(variables, caller=caller)
 
 
-def is_trainable_kind(value: Any) -> bool:
-    """Tells whether a value is a resource variable, or Keras's that holds one."""
-    held = value if isinstance(value, tf.Variable) else getattr(value, "value", None)
-    # The dtype of a reference variable is a reference to its base.
-    return isinstance(held, tf.Variable) and held.dtype == held.dtype.base_dtype
-
-
-def check_value(value: object, *, caller: str) -> Any:
+def check_value(value: object, *, caller: str) -> None:
     """Refuses what cannot be scaled.
 
     Raises:
@@ -130,7 +134,6 @@ def check_value(value: object, *, caller: str) -> Any:
             f"{caller}: value must be of a floating dtype; got {dtype.name}."
         )
     check_same_graph({"value": value}, caller=caller)
-    return value
 
 
 def check_counter(global_step: Any, *, caller: str) -> None:
@@ -142,21 +145,27 @@ def check_counter(global_step: Any, *, caller: str) -> None:
     """
     if global_step is None:
         return
-    held = getattr(global_step, "value", None)
-    if not isinstance(global_step, tf.Variable) and not isinstance(held, tf.Variable):
+    if not is_variable(global_step):
         raise TypeError(
             f"{caller}: global_step must be a variable that counts updates; got "
             f"{global_step!r}."
         )
-    variable = as_tf_variable(global_step)
-    dtype = variable.dtype.base_dtype
-    if not (dtype.is_integer or dtype.is_floating):
-        raise TypeError(f"{caller}: global_step must be numeric; got {dtype.name}.")
-    if not variable.shape.is_compatible_with([]):
-        raise ValueError(
-            f"{caller}: global_step must be a scalar; got shape {variable.shape}."
-        )
-    check_same_graph({"global_step": variable}, caller=caller)
+    check_numeric_scalar(tf_variable(global_step), name="global_step", caller=caller)
+
+
+def check_numeric_scalar(value: Any, *, name: str, caller: str) -> None:
+    """Refuses a tensor or variable that holds no single number.
+
+    Raises:
+      TypeError: not numeric.
+      ValueError: no scalar, or another graph's.
+    """
+    dtype = tf.as_dtype(value.dtype).base_dtype
+    if not (dtype.is_floating or dtype.is_integer):
+        raise TypeError(f"{caller}: {name} must be numeric; got {dtype.name}.")
+    if not tf.TensorShape(value.shape).is_compatible_with([]):
+        raise ValueError(f"{caller}: {name} must be a scalar; got shape {value.shape}.")
+    check_same_graph({name: value}, caller=caller)
 
 
 def check_slot(var: object, name: object, *, caller: str) -> None:
@@ -165,38 +174,9 @@ def check_slot(var: object, name: object, *, caller: str) -> None:
     Raises:
       TypeError: no variable, or a name that is no string.
     """
-    held = getattr(var, "value", None)
-    if not isinstance(var, tf.Variable) and not isinstance(held, tf.Variable):
+    if not is_variable(var):
         raise TypeError(f"{caller}: var must be a variable; got {var!r}.")
     check_text(caller, name=name)
-
-
-def check_flags(
-    flags: Any, variables: Sequence[Sequence[Any]], *, caller: str
-) -> list[list[bool]]:
-    """Returns [K][N] flags of an array or nested list.
-
-    Args:
-      flags: what ``nonfinite_gradients`` gave, as numbers.
-      variables: [K][N], or [1][N] where towers share, for any K.
-      caller: who asks; opens the message.
-
-    Raises:
-      ValueError: another shape, or no flags at all.
-    """
-    array = np.asarray(flags) if _is_regular(flags) else np.asarray(None)
-    num_towers, num_variables = len(variables), len(variables[0])
-    fits = array.ndim == 2 and array.shape[1] == num_variables and len(array) > 0
-    if num_towers > 1:
-        fits = fits and len(array) == num_towers
-    if not fits or array.dtype != np.bool_:
-        raise ValueError(
-            f"{caller}: flags must be [towers, variables] bools, here "
-            f"[{num_towers}, {num_variables}], as nonfinite_gradients gives them when "
-            f"it has run; got {flags!r}."
-        )
-    rows: list[list[bool]] = array.tolist()
-    return rows
 
 
 def check_options(
@@ -213,18 +193,8 @@ def check_options(
         raise TypeError(f"{caller}: got unknown options {unknown}; takes {known}.")
 
 
-def check_finite(value: object, *, caller: str, name: str) -> None:
-    """Refuses numbers that are NaN or infinite; what is no number passes.
-
-    Raises:
-      ValueError: NaN or infinite.
-    """
-    if isinstance(value, int | float | np.generic) and not math.isfinite(value):
-        raise ValueError(f"{caller}: {name} must be finite; got {value}.")
-
-
-def _is_regular(flags: Any) -> bool:
-    if isinstance(flags, np.ndarray):
-        return True
-    is_nested = isinstance(flags, Sequence) and not isinstance(flags, str)
-    return is_nested and len({np.size(row) for row in flags}) == 1
+def _is_resource_variable(value: Any) -> bool:
+    # The dtype of a reference variable is a reference to its base.
+    return is_variable(value) and (
+        tf_variable(value).dtype == tf_variable(value).dtype.base_dtype
+    )

@@ -5,15 +5,18 @@ step runs: small gradients are packed, and one of another length would move elem
 from variable to variable without a word.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
+from tw_ampopt._checks.arguments import check_counter, check_name, check_variables
 from tw_ampopt._checks.graphs import check_same_graph
 from tw_ampopt._variables import host_of, name_of
 from tw_core import compiles_with_xla
+from tw_core.gradients import check_any_gradient
+from tw_core.variables import repeated_variables
 
 _KINDS = (tf.Tensor, tf.Variable, tf.IndexedSlices, np.ndarray, np.generic)
 
@@ -83,6 +86,74 @@ def check_still_usable(
         if grad is not None
     }
     check_same_graph(values, caller=caller)
+
+
+def check_application(
+    grads_and_vars: Any, global_step: Any, name: Any, *, caller: str
+) -> tuple[list[_Gradient | None], list[Any]]:
+    """Checks the arguments of an ``apply_gradients`` for one tower.
+
+    Returns:
+      [N] gradients, None among them, and [N] variables.
+
+    Raises:
+      TypeError: something that is no pair, gradient, variable, counter or name.
+      ValueError: no gradient at all, a variable that comes twice, a gradient whose
+        shape is not its variable's, or another graph's.
+    """
+    pairs = check_pairs(list_pairs(grads_and_vars, caller=caller), caller=caller)
+    check_step_and_name(global_step, name, caller=caller)
+    variables = [variable for _, variable in pairs]
+    [grads] = check_gradients([[grad for grad, _ in pairs]], [variables], caller=caller)
+    return grads, variables
+
+
+def check_step_and_name(global_step: Any, name: Any, *, caller: str) -> None:
+    """Checks the last two arguments of an ``apply_gradients``."""
+    check_counter(global_step, caller=caller)
+    if name is not None:
+        check_name(name, caller=caller)
+
+
+def list_pairs(grads_and_vars: Any, *, caller: str) -> list[Any]:
+    """Returns the items of an iterable, such as ``zip`` returns.
+
+    Raises:
+      TypeError: nothing that has items.
+    """
+    if isinstance(grads_and_vars, str | dict) or not isinstance(
+        grads_and_vars, Iterable
+    ):
+        raise TypeError(
+            f"{caller}: grads_and_vars must be a list of (gradient, variable) pairs; "
+            f"got {grads_and_vars!r}."
+        )
+    return list(grads_and_vars)
+
+
+def check_pairs(pairs: Sequence[Any], *, caller: str) -> list[tuple[Any, Any]]:
+    """Checks [N] pairs, but for the gradients in them.
+
+    Raises:
+      TypeError: something that is no pair, or no variable in one.
+      ValueError: no gradient at all, or a variable that comes twice or belongs to
+        another graph.
+    """
+    wrong = [p for p in pairs if not isinstance(p, tuple | list) or len(p) != 2]
+    if wrong:
+        raise TypeError(
+            f"{caller}: grads_and_vars must hold (gradient, variable) pairs; got "
+            f"{wrong!r}."
+        )
+    variables = check_variables((variable for _, variable in pairs), caller=caller)
+    check_any_gradient(caller, [grad for grad, _ in pairs], variables)
+    twice = sorted(map(name_of, repeated_variables(variables)))
+    if twice:
+        raise ValueError(
+            f"{caller}: {twice} came more than once; each variable has one gradient. "
+            "Add them up first."
+        )
+    return [(grad, variable) for grad, variable in pairs]
 
 
 def _as_tensors(grad: Any) -> Any:
@@ -167,8 +238,6 @@ def _shown(grad: Any) -> str:
 def _of_known_shape(place: _Place, caller: str) -> _Gradient:
     _, grad, variable = place
     shape = tf.TensorShape(variable.shape)
-    if not shape.is_fully_defined():  # refused where the state is made
-        return grad
     if not isinstance(grad, tf.IndexedSlices):
         return _compared(tf.convert_to_tensor(grad), shape, place, caller)
     dense_shape = grad.dense_shape

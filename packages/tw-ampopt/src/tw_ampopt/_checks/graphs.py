@@ -6,6 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import builds_session_graph
+from tw_core.gradients import values_of
+from tw_core.variables import is_variable, tf_variable
 
 
 def graphs_around(graph: tf.Graph) -> Iterator[tf.Graph]:
@@ -28,23 +30,17 @@ def check_same_graph(values: Mapping[str, Any], *, caller: str) -> None:
     """
     is_eager = tf.executing_eagerly()
     usable = [] if is_eager else [*graphs_around(tf.compat.v1.get_default_graph())]
-    strangers = [
-        name for name, value in values.items() if not _is_usable(value, usable)
-    ]
-    if strangers:
+    foreign = [name for name, value in values.items() if not _is_usable(value, usable)]
+    if foreign:
         raise ValueError(
-            f"{caller}: wants what belongs to the graph that is being built; got "
-            f"{', '.join(strangers)} of another graph, of eager mode, or of a tf.cond "
+            f"{caller}: everything must belong to the graph that is being built; got "
+            f"{', '.join(foreign)} of another graph, of eager mode, or of a tf.cond "
             "branch, a loop or a function that is finished. Build both in one place."
         )
 
 
 def _is_usable(value: Any, usable: Sequence[tf.Graph]) -> bool:
-    if isinstance(value, tf.IndexedSlices):
-        value = value.values
-    held = value if isinstance(value, tf.Variable) else getattr(value, "value", None)
-    if isinstance(held, tf.Variable):
-        value = held.handle
+    value = tf_variable(value).handle if is_variable(value) else values_of(value)
     if not isinstance(value, tf.Tensor):
         return True
     try:

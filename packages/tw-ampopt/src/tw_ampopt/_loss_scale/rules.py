@@ -1,11 +1,14 @@
 """Loss-scale rules: how the log2 of the scale follows good and bad updates.
 
-A rule is a frozen description. Its state is a handful of scalars that somebody
-else keeps in variables; the rule says how they start and how they move. All rules
-but the gradual one move the log2 in whole steps and build the scale by writing the
+A rule is a frozen description. Its state is a handful of scalars that are kept in
+variables elsewhere; the rule says how they start and how they change. All rules but
+the gradual one change the log2 in whole steps and build the scale by writing the
 exponent of a float, so that scaling changes no bit of a mantissa.
 
-The gradual rule is StyleGAN2's (``dnnlib/tflib/optimizer.py``); the doubling rule is
+In the formulas s is the log2 of the scale, which is 2**s; an update is good when every
+gradient is finite; and clip keeps s within ``lowest`` and ``highest``.
+
+The gradual rule is StyleGAN2's (``dnnlib/tflib/optimizer.py``); the dynamic rule is
 the one of Micikevicius et al., "Mixed Precision Training" (2018), with the
 hysteresis of Megatron-LM.
 """
@@ -21,7 +24,7 @@ from tw_core.checks import check_number
 
 ScaleState: TypeAlias = dict[str, tf.Tensor]
 
-_LEFT = "tolerance"  # bad updates that the doubling rule still bears
+_LEFT = "tolerance"  # bad updates that the dynamic rule still bears
 _LN2 = math.log(2.0)
 # Room to float32's 2**127 for the number of towers that the scale is multiplied with.
 _LARGEST_LOG2 = 120
@@ -31,7 +34,7 @@ _EXPONENT_BIAS = 127
 
 @runtime_checkable
 class ScaleRule(Protocol):
-    """What a loss-scale rule does."""
+    """A loss-scale rule."""
 
     def initial(self) -> dict[str, int | float]:
         """Returns the state at the start, by name; ``{}`` for no scaling.
@@ -59,6 +62,9 @@ class ScaleRule(Protocol):
 class GradualScale:
     """A little up after every good update, a lot down after a bad one.
 
+    ``s = clip(s + increment)`` after a good update, ``s = clip(s - decrement)`` after
+    a bad one.
+
     Attributes:
       init: log2 of the scale at the start.
       increment: added to the log2 after a good update.
@@ -79,11 +85,12 @@ class GradualScale:
     highest: float = 120.0
 
     def __post_init__(self) -> None:
+        caller = type(self).__name__
         for name in ("init", "lowest", "highest"):
-            check_number("GradualScale", finite=False, **{name: getattr(self, name)})
+            check_number(caller, finite=False, **{name: getattr(self, name)})
         for name in ("increment", "decrement"):
-            check_number("GradualScale", at_least=0, **{name: getattr(self, name)})
-        _check_bounds("GradualScale", self.init, self.lowest, self.highest)
+            check_number(caller, at_least=0, **{name: getattr(self, name)})
+        _check_bounds(caller, self.init, self.lowest, self.highest)
 
     def initial(self) -> dict[str, int | float]:
         """Returns the log2 as a float."""
@@ -103,6 +110,10 @@ class GradualScale:
 @dataclass(frozen=True)
 class DoublingScale:
     """Twice the scale after a run of good updates, half of it after a bad one.
+
+    ``s = clip(s + 1)`` once ``growth_interval`` updates in a row were good, after
+    which they are counted from 0 again; ``s = clip(s - 1)`` after a bad update, but
+    for the first ``hysteresis - 1`` bad ones since such an interval was completed.
 
     Attributes:
       init: log2 of the scale at the start.
@@ -125,12 +136,13 @@ class DoublingScale:
     hysteresis: int = 1
 
     def __post_init__(self) -> None:
-        _check_ints("DoublingScale", vars(self))
-        _check_bounds("DoublingScale", self.init, self.lowest, self.highest)
+        caller = type(self).__name__
+        _check_ints(caller, vars(self))
+        _check_bounds(caller, self.init, self.lowest, self.highest)
         for name in ("growth_interval", "hysteresis"):
             if getattr(self, name) < 1:
                 raise ValueError(
-                    f"DoublingScale: {name} counts updates, 1 or more; got "
+                    f"{caller}: {name} counts updates, 1 or more; got "
                     f"{getattr(self, name)}."
                 )
 
@@ -141,10 +153,10 @@ class DoublingScale:
 
     def scale(self, log2: tf.Tensor) -> tf.Tensor:
         """Returns 2**log2, exactly."""
-        return power_of_two(log2)
+        return _power_of_two(log2)
 
     def next(self, state: Mapping[str, tf.Tensor], good: tf.Tensor) -> ScaleState:
-        """Returns the counts moved on, and the log2 where a count has run out."""
+        """Returns the new counts, and the new log2."""
         log2, zero = state["log2"], tf.zeros_like(state["log2"])
         good_steps = tf.where(good, state["good_steps"] + 1, zero)
         grows = good_steps >= self.growth_interval
@@ -160,7 +172,7 @@ class DoublingScale:
 
 @dataclass(frozen=True)
 class StaticScale:
-    """The same power of two for ever.
+    """A constant power of two: ``s = log2`` after every update.
 
     Attributes:
       log2: log2 of the scale.
@@ -173,8 +185,9 @@ class StaticScale:
     log2: int = 15
 
     def __post_init__(self) -> None:
-        _check_ints("StaticScale", vars(self))
-        _check_bounds("StaticScale", self.log2, self.log2, self.log2)
+        caller = type(self).__name__
+        _check_ints(caller, vars(self))
+        _check_bounds(caller, self.log2, self.log2, self.log2)
 
     def initial(self) -> dict[str, int | float]:
         """Returns the log2."""
@@ -182,7 +195,7 @@ class StaticScale:
 
     def scale(self, log2: tf.Tensor) -> tf.Tensor:
         """Returns 2**log2, exactly."""
-        return power_of_two(log2)
+        return _power_of_two(log2)
 
     def next(self, state: Mapping[str, tf.Tensor], good: tf.Tensor) -> ScaleState:
         """Returns no change."""
@@ -206,7 +219,7 @@ class NoScale:
         return {}
 
 
-def power_of_two(log2: tf.Tensor) -> tf.Tensor:
+def _power_of_two(log2: tf.Tensor) -> tf.Tensor:
     """Builds 2**log2 from the exponent, exactly, unlike ``exp2``.
 
     Args:
@@ -219,7 +232,7 @@ def power_of_two(log2: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(bits, tf.float32)
 
 
-def _check_ints(who: str, values: Mapping[str, object]) -> None:
+def _check_ints(caller: str, values: Mapping[str, object]) -> None:
     wrong = {
         name: value
         for name, value in values.items()
@@ -227,20 +240,20 @@ def _check_ints(who: str, values: Mapping[str, object]) -> None:
     }
     if wrong:
         raise TypeError(
-            f"{who}: holds the scale as a whole exponent, so every number is an int; "
-            f"got {wrong}. GradualScale takes fractions."
+            f"{caller}: the exponent of the scale is whole, so every number must be "
+            f"an int; got {wrong}. GradualScale takes fractions."
         )
 
 
-def _check_bounds(who: str, init: float, lowest: float, highest: float) -> None:
+def _check_bounds(caller: str, init: float, lowest: float, highest: float) -> None:
     largest = _LARGEST_LOG2
     if not (-largest <= lowest <= highest <= largest):
         raise ValueError(
-            f"{who}: the log2 of the scale must lie within -{largest}..{largest}, "
+            f"{caller}: the log2 of the scale must lie within -{largest}..{largest}, "
             f"lowest before highest; got lowest={lowest}, highest={highest}."
         )
     if not lowest <= init <= highest:
         raise ValueError(
-            f"{who}: the initial log2 must lie within the bounds; got init={init}, "
+            f"{caller}: the initial log2 must lie within the bounds; got init={init}, "
             f"lowest={lowest}, highest={highest}. Change init or the bounds."
         )

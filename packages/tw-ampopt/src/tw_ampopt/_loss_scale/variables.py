@@ -1,4 +1,4 @@
-"""The loss scale's variables, moved by a rule.
+"""The variables of a loss scale, updated by a rule.
 
 One scale serves all towers: it lives on one host, and every tower reads it.
 """
@@ -11,12 +11,12 @@ from tw_ampopt._variables import make_state
 from tw_core import orders_effects
 
 _LOG2 = "log2"
-_LOG2_ITSELF = 0  # beside the signs 1 and -1
+_LOG2_ITSELF = 0  # the other keys are the signs 1 and -1
 _VARIABLE_NAMES = {_LOG2: "loss_scaling_var"}  # the older system's name
 
 
-class LossScale:
-    """A rule with its state."""
+class LossScaleVariables:
+    """A rule with its state in variables."""
 
     def __init__(self, rule: ScaleRule, *, device: str, local: bool) -> None:
         """Makes the state.
@@ -45,7 +45,7 @@ class LossScale:
 
     @property
     def counts(self) -> list[tf.Variable]:
-        """The state beside the log2."""
+        """The state apart from the log2."""
         return [variable for key, variable in self.state.items() if key != _LOG2]
 
     def scale(self) -> tf.Tensor | None:
@@ -57,7 +57,7 @@ class LossScale:
         return self._two_to_the(-1)
 
     def update(self, good: tf.Tensor) -> list[tf.Operation]:
-        """Moves the state on after an update.
+        """Updates the state after an update of the model.
 
         Args:
           good: bool scalar, whether every gradient was finite.
@@ -73,6 +73,12 @@ class LossScale:
                 self.state[key].assign(value, read_value=False)
                 for key, value in self._rule.next(state, good).items()
             ]
+
+    def reset_counts(self) -> None:
+        """Assigns to the counts the values that the rule starts with."""
+        for key, start in self._rule.initial().items():
+            if key != _LOG2:
+                self.state[key].assign(start)
 
     def _two_to_the(self, sign: int) -> tf.Tensor | None:
         if self.log2 is None:

@@ -1,36 +1,52 @@
-"""The optimizer for ``tf.function``: the same steps, state made beforehand.
+"""The optimizer for ``tf.function``: the same steps, with all state made beforehand.
 
 A ``tf.function`` that makes variables is traced twice, and what it made is hard to
 save. So this class is given the variables when it is made.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import tensorflow as tf
 
 from tw_ampopt._checks.arguments import (
-    check_counter,
+    check_loss,
     check_name,
-    check_slot,
-    check_value,
+    check_options,
+    check_trained_variables,
 )
+from tw_ampopt._checks.gradients import check_step_and_name
 from tw_ampopt._loss_scale.rules import ScaleRule
-from tw_ampopt._optimizers.copies_of_state import copy_from_first
-from tw_ampopt._optimizers.function_core import TowerCore, check_eager
-from tw_ampopt._optimizers.gradients_by_tower import flatten_pairs
-from tw_ampopt._optimizers.restart import restart
-from tw_ampopt._optimizers.settings import make_settings
-from tw_ampopt._optimizers.statistics import names_where, nonfinite, statistics
-from tw_ampopt._optimizers.tower_variables import per_tower, towers_of
-from tw_ampopt._update.options import Reducer, make_options
+from tw_ampopt._optimizers.base import BaseOptimizer
+from tw_ampopt._optimizers.settings import check_settings, check_update_options
+from tw_ampopt._optimizers.towers import (
+    gradients_by_tower,
+    gradients_of_pairs,
+    towers_of,
+    variables_by_tower,
+)
+from tw_ampopt._update.buffers import RawGradients
+from tw_ampopt._update.finite import nonfinite_flags
+from tw_ampopt._update.state import SharedState
+from tw_ampopt._update.update import Reducer, Updater
 from tw_ampopt._wrapped.factory import OptimizerFactory
 from tw_ampopt._wrapped.learning_rate import LearningRateLike
-from tw_core import Tower, without_autograph
+from tw_core import (
+    Tower,
+    builds_session_graph,
+    canonical_device,
+    compiles_with_xla,
+    without_autograph,
+)
 from tw_core.checks import check_flag, check_text
+from tw_core.variables import tf_variable
 
 
-class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
+class TowerOptimizer(
+    BaseOptimizer,
+    tf.Module,  # type: ignore[misc] # TensorFlow is untyped
+):
     """Scales, accumulates, averages over towers, and skips what is not finite.
 
     ``tf.train.Checkpoint`` finds its state: scale, counts, every tower's
@@ -64,13 +80,13 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
           variables: [K][N] trainable variables, K towers' copies; or [N], which
             all towers share. Keras variables are taken too.
           tf_optimizer: class, factory or dotted name of the wrapped optimizer;
-            called with ``name``, ``learning_rate`` and ``kwargs``, once a copy.
+            called with ``name``, ``learning_rate`` and ``kwargs``, once per copy.
           learning_rate: number, scalar tensor or variable, or a schedule (a
             function of the number of updates made).
           name: scope of the state.
           towers: K towers; by default one for each list of variables, on its
             device. Needed where towers share their variables.
-          minibatch_multiplier: micro-batches whose gradients make one update.
+          minibatch_multiplier: micro-batches per update.
           share: an optimizer of the same settings; both use its slots and scale.
           loss_scale: a rule such as ``DoublingScale()``; None does not scale.
           on_nonfinite: ``"skip_group"`` or ``"drop_micro_batch"``.
@@ -88,16 +104,20 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
           TypeError: an argument of the wrong kind.
         """
         caller = f"tw_ampopt.TowerOptimizer {name!r}"
-        check_eager(caller)
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                f"{caller}: makes variables, and so must be made outside of the "
+                "tf.function that uses it. In a session graph use tw_ampopt.Optimizer."
+            )
         check_name(name, caller=caller)
         check_flag(caller, report_mem_usage=report_mem_usage)
         super().__init__(name=None)
         self.id = name.replace("/", ".")
         self.learning_rate = learning_rate
         self.report_mem_usage = report_mem_usage
-        lists = per_tower(variables, caller=caller)
+        lists = variables_by_tower(variables, caller=caller)
         chosen = towers_of(lists, towers, caller=caller)
-        settings = make_settings(
+        settings = check_settings(
             caller=caller,
             prefix=self.id,
             tf_optimizer=tf_optimizer,
@@ -106,43 +126,39 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
             master_copies=master_copies,
             kwargs=kwargs,
         )
-        options = make_options(
+        options = check_update_options(
             caller=caller,
-            minibatch_multiplier=minibatch_multiplier,
+            steps=minibatch_multiplier,
+            steps_name="minibatch_multiplier",
             on_nonfinite=on_nonfinite,
             clip_by_global_norm=clip_by_global_norm,
             reducer=reducer,
         )
-        shared = None if share is None else _core_of(share, caller)
+        self._set_up(settings, share, TowerOptimizer)
+        keyed = [(tower.name, tower.device) for tower in chosen]
         with tf.name_scope(f"{self.id}/"):
-            self._core = TowerCore(settings, options, shared, chosen, lists)
-        self._saved = self._core.saved()
+            self._updater = Updater(self._shared, options, keyed, lists)
+        # A module saves whatever variables it can reach through its attributes; of
+        # these, state and updater hide theirs.
+        self._saved = {
+            "shared": self._shared.scalars.variables(),
+            "slots": self._updater.wrapped[0].variables(),
+            "own": self._updater.state(),
+        }
 
     @property
     def devices(self) -> list[str]:
         """The K towers' devices."""
-        return self._core.devices
-
-    @without_autograph
-    def apply_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
-        """Multiplies a tensor by the scale; returns it as it is without scaling."""
-        caller = self._core.enter("apply_loss_scaling")
-        return self._core.shared.scaled(check_value(value, caller=caller))
-
-    @without_autograph
-    def undo_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
-        """Multiplies a tensor by 1 / scale; returns it as it is without scaling."""
-        caller = self._core.enter("undo_loss_scaling")
-        return self._core.shared.unscaled(check_value(value, caller=caller))
+        return list(self._updater.devices)
 
     def get_loss_scaling_var(self, device: str = "") -> tf.Variable | None:
         """Returns the variable that holds the log2 of the scale, or None.
 
         It is one for all devices; ``device`` is there as ``Optimizer`` has it.
         """
-        caller = f"{self._core.settings.caller}.get_loss_scaling_var"
+        caller = f"{self._settings.caller}.get_loss_scaling_var"
         check_text(caller, empty=True, device=device)
-        return self._core.shared.scalars.scale.log2
+        return self._shared.scalars.scale.log2
 
     @without_autograph
     def apply(self, grads: Sequence[Any]) -> tf.Tensor:
@@ -163,8 +179,7 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
           ValueError: other numbers of towers or gradients, no gradient at all,
             shapes that are not the variables', or several devices under XLA.
         """
-        raw = self._core.raw(grads, "apply")
-        return self._core.updater.step(raw, are_scaled=True)
+        return self._updater.step(self._raw(grads, "apply"), are_scaled=True)
 
     @without_autograph
     def nonfinite_gradients(self, grads: Sequence[Any]) -> tf.Tensor:
@@ -173,36 +188,24 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
         Args:
           grads: as for ``apply``. Call it only where the answer is wanted.
         """
-        raw = self._core.raw(grads, "nonfinite_gradients")
-        return nonfinite(raw, self._core.devices)
-
-    def nonfinite_names(self, flags: Any) -> list[list[str]]:
-        """Returns a list a tower: the variables' names where [K, N] ``flags`` are."""
-        flags = flags.numpy() if hasattr(flags, "numpy") else flags
-        caller = f"{self._core.settings.caller}.nonfinite_names"
-        return names_where(flags, self._core.variables, caller=caller)
-
-    @without_autograph
-    def statistics(self) -> dict[str, tf.Tensor]:
-        """Returns scalar tensors that tell of the state."""
-        self._core.enter("statistics")
-        core = self._core
-        return statistics(core.shared, core.updater, core.settings)
+        raw = self._raw(grads, "nonfinite_gradients")
+        return nonfinite_flags(raw, self._updater.devices)
 
     def reset_optimizer_state(self) -> None:
-        """Puts slots, accumulators and counts back to the start; the scale stays."""
+        """Resets slots, accumulators and counts; the scale stays."""
         if not tf.executing_eagerly():
             raise RuntimeError(
-                f"{self._core.settings.caller}.reset_optimizer_state: makes fresh "
+                f"{self._settings.caller}.reset_optimizer_state: makes fresh "
                 "slots to copy from, and so must be called outside of a tf.function."
             )
-        restart(self._core)
-
-    @without_autograph
-    def copy_to_replicas(self) -> tf.Operation | None:
-        """Gives all towers tower 0's variables and slots, e.g. after a restore."""
-        self._core.enter("copy_to_replicas")
-        return copy_from_first(self._core.updater)
+        # A variable does not know how it began. Counts and accumulators began at known
+        # values; for the slots a fresh optimizer is asked.
+        fresh = self._shared.fresh_copy()
+        for variable in self._updater.state():
+            variable.assign(tf.zeros(variable.shape, variable.dtype))
+        self._shared.scalars.reset_counts()
+        for old, start in zip(self._shared.slots(), fresh.slots(), strict=True):
+            old.assign(start)
 
     @without_autograph
     def compute_gradients(
@@ -220,7 +223,21 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
           TypeError: no loss, variables or options.
           ValueError: no variables, or a loss that is no scalar.
         """
-        return self._core.unscaled_pairs(loss, var_list, **options)
+        caller = self._enter("compute_gradients")
+        check_loss(loss, caller=caller)
+        check_options(tf.gradients, options, caller=caller)
+        variables = check_trained_variables(
+            var_list, self._updater.variables[0], caller=caller
+        )
+        if tf.executing_eagerly():
+            raise RuntimeError(
+                f"{caller}: needs a graph; call it inside a tf.function, or use a "
+                "GradientTape and apply."
+            )
+        scaled = self._shared.scaled(tf.cast(loss, tf.float32))
+        grads = tf.gradients(scaled, list(map(tf_variable, variables)), **options)
+        unscaled = self._shared.unscaled_gradients(grads)
+        return list(zip(unscaled, variables, strict=True))
 
     @without_autograph
     def apply_gradients(
@@ -245,43 +262,66 @@ class TowerOptimizer(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
           ValueError: other variables than this optimizer was made for, no gradient
             at all, or shapes that are not the variables'.
         """
-        core = self._core
-        caller = core.enter("apply_gradients")
-        check_counter(global_step, caller=caller)
-        if name is not None:
-            check_name(name, caller=caller)
-        grads = flatten_pairs(
-            grads_and_vars, core.variables, len(core.towers), caller=caller
-        )
+        caller = self._enter("apply_gradients")
+        check_step_and_name(global_step, name, caller=caller)
+        self._check_xla(caller)
+        updater = self._updater
         with tf.name_scope(name or f"{self.id}_update"):
-            raw = core.raw(grads, "apply_gradients")
-            return core.updater.step(raw, are_scaled=False, global_step=global_step)
-
-    def get_slot(self, var: Any, name: str) -> tf.Variable | None:
-        """Returns the slot ``name`` of ``var`` in the wrapped optimizer, or None."""
-        check_slot(var, name, caller=f"{self._core.settings.caller}.get_slot")
-        return self._core.shared.get_slot(var, name)
-
-    def get_slot_names(self) -> list[str]:
-        """Lists the names of the wrapped optimizer's slots."""
-        return self._core.shared.get_slot_names()
+            raw = gradients_of_pairs(
+                grads_and_vars, updater.variables, len(updater.devices), caller=caller
+            )
+            return updater.step(raw, are_scaled=False, global_step=global_step)
 
     def variables(self) -> list[tf.Variable]:
         """Lists scale, counts, slots and accumulators, as v1 optimizers do."""
-        return self._core.variables_of_state()
+        slots = [v for own in self._updater.wrapped for v in own.variables()]
+        scalars = self._shared.scalars.variables()
+        return [*scalars, *slots, *self._updater.state()]
 
     def __dir__(self) -> list[str]:
-        """Lists the attributes, but for one that checkpoints would take as a sign.
+        """Lists the attributes, without one that checkpoints would misunderstand.
 
         Whatever lists ``get_slot_names`` is taken for an optimizer that saves its
         slots in a way of its own; this one's are saved as what they are, variables.
         """
         return [name for name in super().__dir__() if name != "get_slot_names"]
 
+    def _enter(self, method: str) -> str:
+        caller = f"{self._settings.caller}.{method}"
+        if builds_session_graph():
+            raise RuntimeError(
+                f"{caller}: works in a tf.function and eagerly; got a session graph, "
+                "whose sessions do not have this optimizer's state. Use "
+                "tw_ampopt.Optimizer there."
+            )
+        return caller
 
-def _core_of(share: object, caller: str) -> TowerCore:
-    if not isinstance(share, TowerOptimizer):
-        raise TypeError(
-            f"{caller}: share takes a tw_ampopt.TowerOptimizer; got {share!r}."
+    def _scope(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def _built(self, method: str) -> Updater:
+        self._enter(method)
+        return self._updater
+
+    def _started(self, value: Any) -> SharedState:
+        return self._shared
+
+    def _raw(self, grads: Sequence[Any], method: str) -> RawGradients:
+        """Makes [K][N][1] of gradients as a caller has them, checked."""
+        caller, updater = self._enter(method), self._updater
+        self._check_xla(caller)
+        return gradients_by_tower(
+            grads, updater.variables, len(updater.devices), caller=caller
         )
-    return share._core
+
+    def _check_xla(self, caller: str) -> None:
+        if not compiles_with_xla():
+            return
+        variables = [tf_variable(v) for tower in self._updater.variables for v in tower]
+        devices = sorted({canonical_device(v.device) for v in variables})
+        if len(devices) > 1:
+            raise ValueError(
+                f"{caller}: XLA compiles a function with the variables of one device; "
+                f"got towers on {devices}. Leave jit_compile=True to the functions "
+                "that compute a tower's gradients."
+            )

@@ -1,35 +1,45 @@
-"""The older system's optimizer, under its old names, for session graphs.
+"""The optimizer for session graphs, under StyleGAN2's names.
 
-It takes the calls of StyleGAN2's ``dnnlib/tflib/optimizer.py``, and collects the
-gradients; ``GraphCore`` does the work.
+It takes the calls of StyleGAN2's ``dnnlib/tflib/optimizer.py``. State is made when the
+devices and variables become known, that is, when a step is built.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
 from tw_ampopt._checks.arguments import (
-    check_device,
+    check_loss,
     check_name,
-    check_slot,
-    check_value,
+    check_options,
+    check_trained_variables,
 )
-from tw_ampopt._checks.gradients import check_gradients
+from tw_ampopt._checks.gradients import (
+    check_application,
+    check_gradients,
+    check_still_usable,
+)
 from tw_ampopt._loss_scale.rules import ScaleRule
-from tw_ampopt._optimizers.graph_core import GraphCore, check_in_graph
-from tw_ampopt._optimizers.graph_gradients import scaled_gradients, unscaled_pairs
-from tw_ampopt._optimizers.graph_steps import step_of_pairs, step_of_towers
+from tw_ampopt._optimizers.base import BaseOptimizer
+from tw_ampopt._optimizers.graph_steps import GraphSteps, check_in_graph
 from tw_ampopt._optimizers.registration import Registered
-from tw_ampopt._optimizers.settings import choose_rule, make_settings
-from tw_ampopt._optimizers.statistics import names_where
-from tw_ampopt._update.options import Reducer, make_options
+from tw_ampopt._optimizers.settings import (
+    check_settings,
+    check_update_options,
+    choose_rule,
+)
+from tw_ampopt._update.state import SharedState
+from tw_ampopt._update.update import Reducer, Updater
+from tw_ampopt._variables import common_device
 from tw_ampopt._wrapped.factory import OptimizerFactory
 from tw_ampopt._wrapped.learning_rate import LearningRateLike
+from tw_core import canonical_device
 from tw_core.checks import check_flag, check_text
 
 
-class Optimizer:
+class Optimizer(BaseOptimizer):
     """Scales, accumulates, averages over devices, and skips what is not finite.
 
     By the optimizer protocol (``compute_gradients``, ``apply_gradients``) it also
@@ -61,11 +71,11 @@ class Optimizer:
         Args:
           name: scope of ops and variables.
           tf_optimizer: class, factory or dotted name of the wrapped optimizer;
-            called with ``name``, ``learning_rate`` and ``kwargs``, once a device.
+            called with ``name``, ``learning_rate`` and ``kwargs``, once per device.
           learning_rate: number, scalar tensor or variable, or a schedule (a
             function of the number of updates made).
-          minibatch_multiplier: micro-batches whose gradients make one update; a
-            whole number of 1 or more, or a numeric scalar tensor of such.
+          minibatch_multiplier: micro-batches per update; a whole number of 1 or
+            more, or a numeric scalar tensor of such.
           share: an optimizer of the same settings; both use its slots and scale.
           use_loss_scaling: scales by ``GradualScale`` with the three next values.
           loss_scaling_init: log2 of the scale at the start.
@@ -73,7 +83,7 @@ class Optimizer:
           loss_scaling_dec: taken from the log2 after a bad update.
           report_mem_usage: whether ``StatisticsHook`` writes the memory in use.
           loss_scale: a rule to use in place of ``use_loss_scaling``.
-          on_nonfinite: ``"skip_group"`` leaves out the update of a group in which
+          on_nonfinite: ``"skip_group"`` skips the update of micro-batches in which
             a gradient is not finite; ``"drop_micro_batch"`` the micro-batch only.
           clip_by_global_norm: largest norm of the mean gradient, or None.
           master_copies: whether float16 and bfloat16 variables get float32 copies
@@ -102,7 +112,7 @@ class Optimizer:
         self.loss_scaling_dec = loss_scaling_dec
         self.report_mem_usage = report_mem_usage
         gradual = (loss_scaling_init, loss_scaling_inc, loss_scaling_dec)
-        settings = make_settings(
+        settings = check_settings(
             caller=caller,
             # Without the scopes around: copies of a tower's slots keep one name.
             prefix=self.scope.rpartition("/")[2],
@@ -114,23 +124,24 @@ class Optimizer:
             master_copies=master_copies,
             kwargs=kwargs,
         )
-        options = make_options(
+        options = check_update_options(
             caller=caller,
-            minibatch_multiplier=minibatch_multiplier,
+            steps=minibatch_multiplier,
+            steps_name="minibatch_multiplier",
             on_nonfinite=on_nonfinite,
             clip_by_global_norm=clip_by_global_norm,
             reducer=reducer,
         )
         self.optimizer_class = settings.factory
         self.optimizer_kwargs = dict(kwargs)
-        shared = None if share is None else _core_of(share, caller)
-        self._core = GraphCore(self.scope, settings, options, shared)
+        self._set_up(settings, share, Optimizer)
+        self._steps = GraphSteps(self.scope, settings, self._shared, options)
         self._registered = Registered(caller)
 
     def register_gradients(
         self, loss: tf.Tensor, trainable_vars: Sequence[Any] | dict[Any, Any]
     ) -> None:
-        """Registers the gradients of a loss; call it once or more a device.
+        """Registers the gradients of a loss; call it at least once per device.
 
         Gradients of several calls on a device are averaged over the calls whose
         loss reaches the variable.
@@ -146,8 +157,8 @@ class Optimizer:
             another device; another graph's.
         """
         variables = self._registered.check(loss, trainable_vars)
-        grads = scaled_gradients(self._core, loss, variables)
-        caller = f"{self._core.settings.caller}.register_gradients"
+        grads = self._steps.scaled_gradients(loss, variables)
+        caller = self._enter("register_gradients")
         [grads] = check_gradients([grads], [variables], caller=caller)
         self._registered.add(loss.device, variables, grads)
 
@@ -163,51 +174,18 @@ class Optimizer:
           ValueError: no gradients, devices that differ in their variables, or
             gradients of a branch or loop that is finished.
         """
-        caller = f"{self._core.settings.caller}.apply_updates"
+        caller = self._enter("apply_updates")
         check_flag(caller, allow_no_op=allow_no_op)
         towers = self._registered.take(allow_none=allow_no_op)
-        return step_of_towers(self._core, towers)
-
-    def get_loss_scaling_var(self, device: str) -> tf.Variable | None:
-        """Returns the variable of the scale's log2, or None without scaling.
-
-        All devices share it; the first ``device`` that asks has it on its host. It
-        is float32 for the gradual rule and int64 for a whole exponent.
-
-        Raises:
-          TypeError: no string.
-          ValueError: no device.
-        """
-        caller = f"{self._core.settings.caller}.get_loss_scaling_var"
-        check_device(check_text(caller, empty=True, device=device), caller=caller)
-        return self._core.log2(device)
-
-    @property
-    def reset_op(self) -> tf.Operation:
-        """The op that puts back slots, accumulators and counts; not the scale.
-
-        It knows the steps built so far, those of optimizers that share included.
-        """
-        return self._core.reset_op()
-
-    def reset_optimizer_state(self) -> None:
-        """Runs ``reset_op`` in the default session."""
-        self._core.reset()
-
-    @property
-    def devices(self) -> list[str]:
-        """The towers' devices, in the order of registration."""
-        return [] if self._core.step is None else list(self._core.step.devices)
-
-    def apply_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
-        """Multiplies a tensor by the scale; returns it as it is without scaling."""
-        self._start_beside(value, "apply_loss_scaling")
-        return self._core.shared.scaled(value)
-
-    def undo_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
-        """Multiplies a tensor by 1 / scale; returns it as it is without scaling."""
-        self._start_beside(value, "undo_loss_scaling")
-        return self._core.shared.unscaled(value)
+        updated = []
+        if towers:
+            variables = [tower.variables for tower in towers]
+            grads = [tower.in_order() for tower in towers]
+            check_still_usable(grads, variables, caller=caller)
+            places = [(tower.key, tower.device) for tower in towers]
+            updated = [self._steps.build(places, variables, grads, are_scaled=True)]
+        with self._scope():
+            return tf.group(*updated, name="TrainingOp")
 
     def compute_gradients(
         self, loss: tf.Tensor, var_list: Sequence[Any] | None = None, **options: Any
@@ -224,7 +202,16 @@ class Optimizer:
           TypeError: no loss, variables or options.
           ValueError: no variables, a loss that is no scalar, or another graph's.
         """
-        return unscaled_pairs(self._core, loss, var_list, **options)
+        caller = self._enter("compute_gradients")
+        check_loss(loss, caller=caller)
+        check_options(tf.compat.v1.gradients, options, caller=caller)
+        variables = check_trained_variables(
+            var_list, tf.compat.v1.trainable_variables(), caller=caller
+        )
+        grads = self._steps.scaled_gradients(loss, variables, **options)
+        with tf.name_scope(f"{self._settings.prefix}_grad"):
+            unscaled = self._shared.unscaled_gradients(grads)
+        return list(zip(unscaled, variables, strict=True))
 
     def apply_gradients(
         self,
@@ -244,48 +231,108 @@ class Optimizer:
           ValueError: no gradient at all, a variable that comes twice, a gradient
             whose shape is not its variable's, or another graph's.
         """
-        return step_of_pairs(self._core, grads_and_vars, global_step, name)
+        caller = self._enter("apply_gradients")
+        grads, variables = check_application(
+            grads_and_vars, global_step, name, caller=caller
+        )
+        device = common_device(variables)
+        updated = self._steps.build(
+            [(canonical_device(device), device)],
+            [variables],
+            [[[grad] for grad in grads]],
+            are_scaled=False,
+            global_step=global_step,
+        )
+        return tf.group(updated, name=name or f"{self._settings.prefix}_update")
 
-    def get_slot(self, var: Any, name: str) -> tf.Variable | None:
-        """Returns the slot ``name`` of ``var`` in the wrapped optimizer, or None."""
-        check_slot(var, name, caller=f"{self._core.settings.caller}.get_slot")
-        return self._core.shared.get_slot(var, name)
+    def get_loss_scaling_var(self, device: str) -> tf.Variable | None:
+        """Returns the variable of the scale's log2, or None without scaling.
 
-    def get_slot_names(self) -> list[str]:
-        """Lists the names of the wrapped optimizer's slots."""
-        return self._core.shared.get_slot_names()
+        All devices share it; the first ``device`` that asks has it on its host. It
+        is float32 for the gradual rule and int64 for a whole exponent.
+
+        Raises:
+          TypeError: no string.
+          ValueError: no device.
+        """
+        caller = self._enter("get_loss_scaling_var")
+        check_text(caller, empty=True, device=device)
+        try:
+            canonical_device(device)
+        except ValueError as error:
+            raise ValueError(f"{caller}: {error}") from error
+        return self._steps.start(device).scalars.scale.log2
+
+    @property
+    def reset_op(self) -> tf.Operation:
+        """The op that resets slots, accumulators and counts, but not the scale.
+
+        It knows the steps built so far, those of optimizers that share included.
+        """
+        if self._steps.reset_op is None:
+            raise self._nothing_built("reset_op", "there is no state yet")
+        return self._steps.reset_op
+
+    def reset_optimizer_state(self) -> None:
+        """Runs ``reset_op`` in the default session.
+
+        Raises:
+          RuntimeError: no default session, or no op yet.
+        """
+        session = tf.compat.v1.get_default_session()
+        if session is None:
+            raise RuntimeError(
+                f"{self._enter('reset_optimizer_state')}: there is no default "
+                "session; call it inside `with session.as_default():`, or run reset_op."
+            )
+        session.run(self.reset_op)
+
+    @property
+    def devices(self) -> list[str]:
+        """The towers' devices, in the order of registration."""
+        updater = self._steps.updater
+        return [] if updater is None else list(updater.devices)
 
     def variables(self) -> list[tf.Variable]:
         """Lists scale, counts, slots and accumulators."""
-        return self._core.variables()
-
-    def statistics(self) -> dict[str, tf.Tensor]:
-        """Returns scalar tensors that tell of the state; fetch them between steps."""
-        return self._core.statistics()
+        scalars = self._shared.scalars.variables()
+        return [*scalars, *self._shared.slots(), *self._steps.own_state()]
 
     def nonfinite_gradients(self) -> tf.Tensor:
         """Returns [K, N] bool: which gradients of the micro-batch are not finite.
 
         Fetch it with the training op; ``nonfinite_names`` turns it into names.
-        """
-        return self._core.nonfinite_gradients()
 
-    def nonfinite_names(self, flags: Any) -> list[list[str]]:
-        """Returns a list a tower: the variables' names where [K, N] ``flags`` are."""
-        caller = f"{self._core.settings.caller}.nonfinite_names"
-        variables = self._core.built("nonfinite_names").variables
-        return names_where(flags, variables, caller=caller)
+        Raises:
+          RuntimeError: there is no step yet.
+          ValueError: the step was built in a branch or loop that is finished.
+        """
+        updater = self._built("nonfinite_gradients")
+        caller = self._enter("nonfinite_gradients")
+        return self._steps.nonfinite_flags(updater, caller=caller)
 
     def copy_to_replicas(self) -> tf.Operation:
         """Returns the op that gives all towers what tower 0 has, after a restore."""
-        return self._core.copy_to_replicas()
+        copied = super().copy_to_replicas()
+        with self._scope():
+            return tf.no_op() if copied is None else copied
 
-    def _start_beside(self, value: Any, method: str) -> None:
-        check_value(value, caller=f"{self._core.settings.caller}.{method}")
-        self._core.log2(getattr(value, "device", ""))
+    def _enter(self, method: str) -> str:
+        return f"{self._settings.caller}.{method}"
 
+    def _scope(self) -> AbstractContextManager[None]:
+        return self._steps.scope()
 
-def _core_of(share: object, caller: str) -> GraphCore:
-    if not isinstance(share, Optimizer):
-        raise TypeError(f"{caller}: share takes a tw_ampopt.Optimizer; got {share!r}.")
-    return share._core
+    def _built(self, method: str) -> Updater:
+        if self._steps.updater is None:
+            raise self._nothing_built(method, "nothing updates yet")
+        return self._steps.updater
+
+    def _nothing_built(self, method: str, problem: str) -> RuntimeError:
+        return RuntimeError(
+            f"{self._enter(method)}: {problem}; call apply_updates or apply_gradients "
+            "first."
+        )
+
+    def _started(self, value: Any) -> SharedState:
+        return self._steps.start(getattr(value, "device", ""))

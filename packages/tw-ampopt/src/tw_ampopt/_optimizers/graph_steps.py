@@ -1,68 +1,180 @@
-"""Training ops of a session graph, from registered gradients or from pairs."""
+"""The steps of one optimizer in a session graph, and the state made for them.
 
-from collections.abc import Sequence
+State is made when a step meets variables for the first time.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import tensorflow as tf
 
-from tw_ampopt._checks.arguments import check_counter, check_name
-from tw_ampopt._checks.gradients import check_gradients, check_still_usable
-from tw_ampopt._checks.pairs import check_pairs, common_device
-from tw_ampopt._optimizers.graph_core import GraphCore
-from tw_ampopt._optimizers.registration import DeviceGradients
-from tw_ampopt._variables import as_tf_variable
-from tw_core import canonical_device
+from tw_ampopt._checks.gradients import check_still_usable
+from tw_ampopt._optimizers.settings import Settings
+from tw_ampopt._update.buffers import RawGradients
+from tw_ampopt._update.finite import nonfinite_flags
+from tw_ampopt._update.state import SharedState
+from tw_ampopt._update.update import UpdateOptions, Updater
+from tw_ampopt._variables import are_local, identity
+from tw_core import builds_session_graph
+from tw_core.variables import tf_variable
+
+_GATE_OP = 1  # v1's name for gradients that wait for each other
 
 
-def step_of_towers(core: GraphCore, towers: Sequence[DeviceGradients]) -> tf.Operation:
-    """Builds the op that takes in [K] towers' gradients; no towers, no effect.
+class GraphSteps:
+    """Updaters by their variables, and the last step built.
+
+    Attributes:
+      updater: of the last step; None before.
+      reset_op: resets slots, accumulators and counts; None before the first step.
+    """
+
+    def __init__(
+        self,
+        scope: str,
+        settings: Settings,
+        shared: SharedState,
+        options: UpdateOptions,
+    ) -> None:
+        """Takes the graph being built for its own.
+
+        Args:
+          scope: of ops and variables.
+          settings: what sharing optimizers agree on.
+          shared: slots, scale and counts.
+          options: how updates are made.
+        """
+        self.updater: Updater | None = None
+        self.reset_op: tf.Operation | None = None
+        self._scope = scope
+        self._settings = settings
+        self._shared = shared
+        self._options = options
+        self._updaters: dict[tuple[int, ...], Updater] = {}
+        self._grads: RawGradients = []
+        self._flags: tf.Tensor | None = None
+        shared.on_new_slots.append(self._renew_reset_op)
+        with tf.init_scope():  # not the branch that may be in the building
+            self._graph = tf.compat.v1.get_default_graph()
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Enters the optimizer's graph and name scope."""
+        with ExitStack() as stack:
+            if tf.executing_eagerly():  # the graph was left since
+                stack.enter_context(self._graph.as_default())
+            stack.enter_context(tf.name_scope(f"{self._scope}/"))
+            yield
+
+    def start(self, device: str, *, local: bool = False) -> SharedState:
+        """Returns the shared state, its scalars made near ``device`` if not yet."""
+        with self.scope():
+            self._shared.start(device, local=local)
+        return self._shared
+
+    def scaled_gradients(
+        self, loss: tf.Tensor, variables: Sequence[Any], **options: Any
+    ) -> list[Any]:
+        """Returns [N] gradients of the scaled loss, or None, on the loss's device.
+
+        Args:
+          loss: scalar tensor.
+          variables: [N].
+          **options: as ``tf.compat.v1.gradients`` takes them, and ``gate_gradients``
+            as v1 optimizers do.
+
+        Raises:
+          RuntimeError: no session graph is being built.
+        """
+        check_in_graph(self._settings.caller)
+        plain = [tf_variable(variable) for variable in variables]
+        shared = self.start(plain[0].device, local=are_local(plain))
+        gate = options.pop("gate_gradients", 0) == _GATE_OP
+        scope = tf.name_scope(f"{self._settings.prefix}_grad")
+        with scope, tf.device(loss.device or None):
+            scaled = shared.scaled(tf.cast(loss, tf.float32))
+            return list(
+                tf.compat.v1.gradients(scaled, plain, gate_gradients=gate, **options)
+            )
+
+    def build(
+        self,
+        towers: Sequence[tuple[str, str]],
+        variables: Sequence[Sequence[Any]],
+        grads: RawGradients,
+        *,
+        are_scaled: bool,
+        global_step: tf.Variable | None = None,
+    ) -> tf.Tensor:
+        """Builds a step, and the state of variables that are met for the first time.
+
+        Args:
+          towers: [K] keys and devices.
+          variables: [K][N].
+          grads: [K][N][calls].
+          are_scaled: whether the gradients are those of the scaled loss.
+          global_step: grows by 1 with an update.
+
+        Returns:
+          bool scalar, whether variables changed.
+        """
+        key = tuple(identity(variable) for tower in variables for variable in tower)
+        is_new = key not in self._updaters
+        with self.scope():
+            if is_new:
+                updater = Updater(self._shared, self._options, towers, variables)
+                self._updaters[key] = updater
+            updater = self._updaters[key]
+            updated = updater.step(
+                grads, are_scaled=are_scaled, global_step=global_step
+            )
+        self.updater, self._grads, self._flags = updater, grads, None
+        if is_new:
+            for renew in self._shared.on_new_slots:
+                renew()
+        return updated
+
+    def nonfinite_flags(self, updater: Updater, *, caller: str) -> tf.Tensor:
+        """Returns [K, N] bool, the same tensor at every call after a step.
+
+        Args:
+          updater: of the last step.
+          caller: opens the message.
+
+        Raises:
+          ValueError: the step was built in a branch or loop that is finished.
+        """
+        if self._flags is None:
+            check_still_usable(self._grads, updater.variables, caller=caller)
+            with self.scope():
+                self._flags = nonfinite_flags(self._grads, updater.devices)
+        return self._flags
+
+    def own_state(self) -> list[tf.Variable]:
+        """Lists the state that is not shared."""
+        return [v for updater in self._updaters.values() for v in updater.state()]
+
+    def _renew_reset_op(self) -> None:
+        # Made ahead, as the graph may be finalised when it is wanted. Initialisers that
+        # a branch or loop depended on would run with it, at every step.
+        if self.updater is None:
+            return
+        counts = self._shared.scalars.counts()
+        variables = [*self._shared.slots(), *counts, *self.own_state()]
+        with tf.init_scope(), self.scope():
+            self.reset_op = tf.group(*(v.initializer for v in variables), name="Reset")
+
+
+def check_in_graph(caller: str) -> None:
+    """Refuses eager mode and functions that are called from there.
 
     Raises:
-      ValueError: gradients of a branch or loop that is finished.
+      RuntimeError: no session graph is being built.
     """
-    updated = []
-    if towers:
-        variables = [tower.variables for tower in towers]
-        grads = [tower.in_order() for tower in towers]
-        caller = f"{core.settings.caller}.apply_updates"
-        check_still_usable(grads, variables, caller=caller)
-        step = core.build_step(
-            [(canonical_device(tower.device), tower.device) for tower in towers],
-            variables,
-            grads,
-            are_scaled=True,
+    if not builds_session_graph():
+        where = "eager mode" if tf.executing_eagerly() else "a tf.function"
+        raise RuntimeError(
+            f"{caller}: builds a session graph; got {where}. Use it inside "
+            "tf.Graph().as_default(), or tw_ampopt.TowerOptimizer with tf.function."
         )
-        updated.append(step)
-    with core.scope():
-        return tf.group(*updated, name="TrainingOp")
-
-
-def step_of_pairs(
-    core: GraphCore,
-    grads_and_vars: Sequence[tuple[Any, Any]],
-    global_step: tf.Variable | None,
-    name: str | None,
-) -> tf.Operation:
-    """Builds the op that takes in [N] pairs as one tower's.
-
-    Raises:
-      TypeError: something that is no pair or no gradient.
-      ValueError: no gradient at all, a variable that comes twice, or a gradient
-        whose shape is not its variable's.
-    """
-    caller = f"{core.settings.caller}.apply_gradients"
-    pairs = check_pairs(grads_and_vars, caller=caller)
-    check_counter(global_step, caller=caller)
-    if name is not None:
-        check_name(name, caller=caller)
-    variables = [variable for _, variable in pairs]
-    [grads] = check_gradients([[grad for grad, _ in pairs]], [variables], caller=caller)
-    device = common_device([as_tf_variable(variable) for variable in variables])
-    updated = core.build_step(
-        [(canonical_device(device), device)],
-        [variables],
-        [[[grad] for grad in grads]],
-        are_scaled=False,
-        global_step=global_step,
-    )
-    return tf.group(updated, name=name or f"{core.settings.prefix}_update")

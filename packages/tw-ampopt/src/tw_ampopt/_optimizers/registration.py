@@ -1,26 +1,28 @@
 """The gradients registered with an optimizer in a session graph, by device."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tw_ampopt._checks.arguments import check_loss, check_variables
 from tw_ampopt._update.buffers import Buffer
-from tw_ampopt._variables import as_tf_variable, name_of
+from tw_ampopt._variables import name_of
 from tw_core import canonical_device, check_grad_list
+from tw_core.variables import repeated_variables, tf_variable
 
 
 @dataclass
 class DeviceGradients:
-    """What one device has registered.
+    """The gradients that one device has registered.
 
     Attributes:
+      key: the device's canonical name.
       device: the device string as the losses have it.
       variables: in the order of first registration.
-      calls: by the identity of a variable, a gradient (or None) a call.
+      calls: by the identity of a variable, one gradient (or None) per call.
     """
 
+    key: str
     device: str
     variables: list[Any] = field(default_factory=list)
     calls: dict[int, list[Buffer | None]] = field(default_factory=dict)
@@ -38,20 +40,16 @@ class DeviceGradients:
         return [self.calls[id(variable)] for variable in self.variables]
 
     def has_gradient(self) -> bool:
-        """Tells whether any loss reaches any variable."""
+        """Tests whether any loss reaches any variable."""
         return any(grad is not None for calls in self.in_order() for grad in calls)
 
 
 class Registered:
-    """All devices' gradients, until an op takes them.
-
-    Attributes:
-      by_device: what each device registered, by its canonical name.
-    """
+    """All devices' gradients, until an op takes them."""
 
     def __init__(self, caller: str) -> None:
         """Starts empty; ``caller`` opens messages."""
-        self.by_device: dict[str, DeviceGradients] = {}
+        self._by_device: dict[str, DeviceGradients] = {}
         self._caller = caller
         self._taken = False
 
@@ -60,9 +58,9 @@ class Registered:
 
         Raises:
           RuntimeError: the gradients were taken before.
-          TypeError: no tensor, or no list or dict of variables.
-          ValueError: no variable, one that comes twice, or one on another device
-            than the loss.
+          TypeError: no loss, or no list or dict of variables that can be trained.
+          ValueError: a loss that is no scalar, no variable, one that comes twice, is
+            on another device than the loss, or belongs to another graph.
         """
         caller = f"{self._caller}.register_gradients"
         if self._taken:
@@ -70,17 +68,34 @@ class Registered:
                 f"{caller}: comes after apply_updates, whose op would not see these "
                 "gradients; register all of them first."
             )
-        return check_call(loss, trainable_vars, caller=caller)
+        check_loss(loss, caller=caller)
+        if isinstance(trainable_vars, dict):
+            trainable_vars = list(trainable_vars.values())
+        if not isinstance(trainable_vars, list | tuple):
+            raise TypeError(
+                f"{caller}: trainable_vars must be a list or dict of variables; got "
+                f"{trainable_vars!r}."
+            )
+        if not trainable_vars:
+            raise ValueError(
+                f"{caller}: trainable_vars is empty; pass the variables that the loss "
+                f"{loss.name!r} trains."
+            )
+        variables = check_variables(trainable_vars, caller=caller)
+        _check_once(variables, caller)
+        _check_device(loss, variables, caller)
+        return variables
 
     def add(
         self, device: str, variables: Sequence[Any], grads: Sequence[Buffer | None]
     ) -> None:
         """Adds the gradients of one call."""
         key = canonical_device(device)
-        self.by_device.setdefault(key, DeviceGradients(device)).add(variables, grads)
+        own = self._by_device.setdefault(key, DeviceGradients(key, device))
+        own.add(variables, grads)
 
     def take(self, *, allow_none: bool) -> list[DeviceGradients]:
-        """Returns what the devices brought, once.
+        """Returns each device's gradients, once.
 
         Args:
           allow_none: whether no gradient at all is allowed; it gives ``[]``.
@@ -94,7 +109,7 @@ class Registered:
             raise RuntimeError(
                 f"{caller}: was called before; keep the op that it returned."
             )
-        towers = list(self.by_device.values())
+        towers = list(self._by_device.values())
         if allow_none and not any(tower.has_gradient() for tower in towers):
             self._taken = True
             return []
@@ -103,52 +118,13 @@ class Registered:
                 f"{caller}: no gradients were registered; call register_gradients, or "
                 "pass allow_no_op=True."
             )
-        check_towers(towers, caller=caller)
+        _check_towers(towers, caller)
         self._taken = True
         return towers
 
 
-def check_call(loss: Any, trainable_vars: Any, *, caller: str) -> list[Any]:
-    """Checks one registration.
-
-    Returns:
-      The variables as a list.
-
-    Raises:
-      TypeError: no loss, or no list or dict of variables that can be trained.
-      ValueError: a loss that is no scalar, no variable, one that comes twice, is on
-        another device than the loss, or belongs to another graph.
-    """
-    check_loss(loss, caller=caller)
-    if isinstance(trainable_vars, dict):
-        trainable_vars = list(trainable_vars.values())
-    if not isinstance(trainable_vars, list | tuple):
-        raise TypeError(
-            f"{caller}: trainable_vars must be a list or dict of variables; got "
-            f"{trainable_vars!r}."
-        )
-    variables = list(trainable_vars)
-    if not variables:
-        raise ValueError(
-            f"{caller}: trainable_vars is empty; pass the variables that the loss "
-            f"{loss.name!r} trains."
-        )
-    check_variables(variables, caller=caller)
-    _check_once(variables, caller)
-    _check_device(loss, variables, caller)
-    return variables
-
-
-def check_towers(towers: Sequence[DeviceGradients], *, caller: str) -> None:
-    """Checks that every device brings the same variables, and any gradient at all.
-
-    Raises:
-      ValueError: variables that differ between devices, or no gradient anywhere.
-    """
-    lists = [
-        [(None, as_tf_variable(variable)) for variable in tower.variables]
-        for tower in towers
-    ]
+def _check_towers(towers: Sequence[DeviceGradients], caller: str) -> None:
+    lists = [[(None, tf_variable(v)) for v in tower.variables] for tower in towers]
     devices = ", ".join(f"tower {k} is {t.device!r}" for k, t in enumerate(towers))
     check_grad_list(lists, caller=f"{caller} ({devices})", allow_none=True)
     if not any(tower.has_gradient() for tower in towers):
@@ -160,21 +136,20 @@ def check_towers(towers: Sequence[DeviceGradients], *, caller: str) -> None:
 
 
 def _check_once(variables: Sequence[Any], caller: str) -> None:
-    counts = Counter(id(variable) for variable in variables)
-    twice = sorted({name_of(v) for v in variables if counts[id(v)] > 1})
+    twice = sorted(map(name_of, repeated_variables(variables)))
     if twice:
         raise ValueError(
             f"{caller}: trainable_vars holds {twice} more than once; each variable has "
-            "one gradient a call. To add up losses, register them one by one."
+            "one gradient per call. To add up losses, register them one by one."
         )
 
 
 def _check_device(loss: Any, variables: Sequence[Any], caller: str) -> None:
     device = canonical_device(loss.device)
     elsewhere = [
-        f"{name_of(variable)} on {as_tf_variable(variable).device!r}"
+        f"{name_of(variable)} on {tf_variable(variable).device!r}"
         for variable in variables
-        if canonical_device(as_tf_variable(variable).device) != device
+        if canonical_device(tf_variable(variable).device) != device
     ]
     if elsewhere:
         raise ValueError(

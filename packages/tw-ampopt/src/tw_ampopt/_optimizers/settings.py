@@ -1,23 +1,27 @@
-"""What sharing optimizers must agree on, checked once and kept as plain values."""
+"""What optimizers are made with: checked once, and kept as plain values."""
 
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
+import tensorflow as tf
+
+from tw_ampopt._checks.arguments import check_numeric_scalar
 from tw_ampopt._loss_scale.rules import GradualScale, NoScale, ScaleRule
-from tw_ampopt._update.state import Scalars, SharedState
-from tw_ampopt._wrapped.factory import OptimizerFactory, call_factory, find_factory
+from tw_ampopt._update.accumulator import AccumulationSteps
+from tw_ampopt._update.update import Reducer, UpdateOptions
+from tw_ampopt._wrapped.factory import OptimizerFactory, find_factory, make_wrapped
 from tw_ampopt._wrapped.learning_rate import (
     LearningRate,
     LearningRateLike,
     check_learning_rate,
     same_rate,
 )
-from tw_ampopt._wrapped.master_weights import WithMasters
-from tw_ampopt._wrapped.wrapped_optimizer import Inner, wrap
+from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer
 from tw_core.checks import check_flag, check_number
+
+_ON_NONFINITE = ("skip_group", "drop_micro_batch")
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,28 @@ class Settings:
     master_copies: bool
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
+    def rate(self, updates: tf.Variable) -> LearningRate:
+        """Returns the learning rate as a function of the count of updates."""
+        return LearningRate(self.learning_rate, updates, caller=self.caller)
 
-def make_settings(
+    def make_wrapped(self, index: int, updates: tf.Variable) -> WrappedOptimizer:
+        """Makes the wrapped optimizer of one tower.
+
+        Args:
+          index: how many there are.
+          updates: counts the updates made.
+        """
+        return make_wrapped(
+            self.factory,
+            name=f"{self.prefix}_opt{index}",
+            learning_rate=self.rate(updates).for_optimizer(),
+            kwargs=dict(self.kwargs),
+            master_copies=self.master_copies,
+            caller=self.caller,
+        )
+
+
+def check_settings(
     *,
     caller: str,
     prefix: str,
@@ -56,25 +80,23 @@ def make_settings(
     """Checks what both classes take, and finds the optimizer's class.
 
     Raises:
-      TypeError: a rule that is none, no learning rate, no class or factory, or
+      TypeError: something that is no rule, learning rate, class or factory, or
         ``master_copies`` that is no bool.
-      ValueError: a dotted name that leads nowhere, or a learning rate that is not
-        finite.
+      ValueError: a dotted name that cannot be resolved, or a learning rate that is
+        not finite.
     """
     if inspect.isclass(rule) or not isinstance(rule, ScaleRule | None):
         raise TypeError(
-            f"{caller}: loss_scale is a rule such as tw_ampopt.DoublingScale(); got "
-            f"{rule!r}."
+            f"{caller}: loss_scale must be a rule such as "
+            f"tw_ampopt.DoublingScale(); got {rule!r}."
         )
     check_learning_rate(learning_rate, caller=caller)
-    factory = find_factory(tf_optimizer, caller=caller)
-    rule = NoScale() if rule is None else rule
     return Settings(
         caller,
         prefix,
-        factory,
+        find_factory(tf_optimizer, caller=caller),
         learning_rate,
-        rule,
+        NoScale() if rule is None else rule,
         check_flag(caller, master_copies=master_copies),
         dict(kwargs),
     )
@@ -89,8 +111,8 @@ def choose_rule(
     """Returns the one rule that is asked for, or None.
 
     Args:
-      given: what ``loss_scale`` says.
-      gradual: start and steps of a ``GradualScale``; None where none is wanted.
+      given: the argument ``loss_scale``.
+      gradual: start and steps of a ``GradualScale``; None for no such rule.
       caller: who asks; opens the message.
 
     Raises:
@@ -114,55 +136,97 @@ def choose_rule(
         raise ValueError(f"{caller}: loss_scaling_init: {error}") from error
 
 
-class Sharer(Protocol):
-    """What has settings, and state by them that others may share."""
-
-    settings: Settings
-    shared: SharedState
-
-
-def shared_with(share: Sharer | None, settings: Settings) -> SharedState:
-    """Returns the state of ``share``, or makes one where nothing is shared.
+def check_share(ours: Settings, theirs: Settings) -> None:
+    """Refuses to share between optimizers of different settings.
 
     Raises:
-      ValueError: a ``share`` of another class, learning rate, argument, rule or
-        kind of copies.
+      ValueError: another class, learning rate, argument, rule or kind of copies.
     """
-    if share is None:
-        return SharedState(settings.rule, partial(_make_inner, settings))
-    _check_share(settings, share.settings)
-    return share.shared
-
-
-def _make_inner(settings: Settings, index: int, scalars: Scalars) -> Inner:
-    rate = LearningRate(settings.learning_rate, scalars.updates, caller=settings.caller)
-    optimizer = call_factory(
-        settings.factory,
-        name=f"{settings.prefix}_opt{index}",
-        learning_rate=rate.for_optimizer(),
-        kwargs=dict(settings.kwargs),
-        caller=settings.caller,
-    )
-    inner = wrap(optimizer, caller=settings.caller)
-    return WithMasters(inner) if settings.master_copies else inner
-
-
-def _check_share(settings: Settings, other: Settings) -> None:
-    ours, theirs = vars(settings), vars(other)
     names = {"factory": "tf_optimizer", "rule": "loss_scale", "kwargs": "arguments"}
+    pairs = {
+        key: (getattr(ours, key), getattr(theirs, key))
+        for key in ("factory", "kwargs", "rule", "master_copies", "learning_rate")
+    }
     different = [
-        f"{names.get(key, key)} {ours[key]!r} here, {theirs[key]!r} there"
-        for key in ("factory", "kwargs", "rule", "master_copies")
-        if ours[key] != theirs[key]
+        f"{names.get(key, key)} {here!r} here, {there!r} there"
+        for key, (here, there) in pairs.items()
+        if not (same_rate(here, there) if key == "learning_rate" else here == there)
     ]
-    if not same_rate(settings.learning_rate, other.learning_rate):
-        different.append(
-            f"learning_rate {settings.learning_rate!r} here, {other.learning_rate!r} "
-            "there"
-        )
     if different:
         raise ValueError(
-            f"{settings.caller}: share takes an optimizer made with the same settings, "
+            f"{ours.caller}: share takes an optimizer made with the same settings, "
             f"since both use one set of slots and one scale; got "
             f"{'; '.join(different)}."
         )
+
+
+def check_update_options(
+    *,
+    caller: str,
+    steps: Any,
+    steps_name: str,
+    on_nonfinite: str,
+    clip_by_global_norm: float | None,
+    reducer: Reducer | None,
+) -> UpdateOptions:
+    """Checks how updates are to be made.
+
+    Args:
+      caller: who asks; opens the message.
+      steps: micro-batches per update.
+      steps_name: the argument by which they were given.
+      on_nonfinite: a policy by its name.
+      clip_by_global_norm: bound of the norm, or None.
+      reducer: sums over towers, or None.
+
+    Raises:
+      ValueError: an unknown policy, a bound of the norm that is not above 0, or a
+        bad number of steps.
+      TypeError: a reducer that cannot be called, or steps or a bound that are no
+        number.
+    """
+    if on_nonfinite not in _ON_NONFINITE:
+        raise ValueError(
+            f"{caller}: on_nonfinite must be one of {list(_ON_NONFINITE)}; got "
+            f"{on_nonfinite!r}."
+        )
+    if clip_by_global_norm is not None:
+        clip_by_global_norm = check_number(
+            caller, above=0, clip_by_global_norm=clip_by_global_norm
+        )
+    if reducer is not None and not callable(reducer):
+        raise TypeError(
+            f"{caller}: reducer must be a function of [K][N] tensors that returns "
+            f"their sums over towers, e.g. from tw_reduce; got {reducer!r}."
+        )
+    message = f"{caller}: {steps_name} must be a whole number of 1 or more; got:"
+    return UpdateOptions(
+        accumulation_steps=_checked_steps(steps, steps_name, message, caller),
+        steps_message=message,
+        drops=on_nonfinite == "drop_micro_batch",
+        clip=clip_by_global_norm,
+        reducer=reducer,
+        caller=caller,
+    )
+
+
+def _checked_steps(
+    value: Any, name: str, message: str, caller: str
+) -> AccumulationSteps | None:
+    """Returns None where nothing is to be accumulated: for None and 1."""
+    if value is None:
+        return None
+    if tf.is_tensor(value) or isinstance(value, tf.Variable):
+        check_numeric_scalar(value, name=name, caller=caller)
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        whole = getattr(value, "item", lambda: None)()  # a NumPy number
+        if isinstance(whole, bool) or not isinstance(whole, int | float):
+            raise TypeError(
+                f"{caller}: {name} must be a whole number of micro-batches or a "
+                f"numeric scalar tensor; got {value!r}."
+            )
+        value = whole
+    if not (value >= 1 and float(value).is_integer()):
+        raise ValueError(f"{message.removesuffix(':')} {value}.")
+    return None if value == 1 else int(value)

@@ -1,28 +1,30 @@
-"""A group of micro-batches: their gradients summed, until it is full.
+"""Gradient accumulation: sums over the micro-batches that make one update.
 
-Every tower sums its own; nothing is reduced before the group is full. How many
-micro-batches the group has is read when it starts, so that a multiplier that
-changes meanwhile does not spoil the mean.
+Every tower sums its own gradients; nothing is reduced before the accumulator is full.
+How many micro-batches it takes is read when it starts to fill, so that a number of
+steps that changes meanwhile does not spoil the mean.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
 from tw_ampopt._update.buffers import Buffer
-from tw_ampopt._update.finite import verdict
-from tw_ampopt._update.multiplier import Multiplier, count_of
-from tw_ampopt._variables import make_state
+from tw_ampopt._update.finite import all_finite_and_norm
+from tw_ampopt._variables import make_state, present
+from tw_core import compiles_with_xla
+
+AccumulationSteps: TypeAlias = int | tf.Tensor | tf.Variable
 
 
-class GroupProgress(NamedTuple):
-    """How far a group is.
+class Progress(NamedTuple):
+    """How full an accumulator is.
 
     Attributes:
-      full: bool scalar, whether the group is complete.
-      seen: int64 scalar, its micro-batches so far.
+      full: bool scalar, whether the update is due.
+      seen: int64 scalar, the micro-batches so far.
       summed: int64 scalar, those of them that were added.
     """
 
@@ -31,13 +33,14 @@ class GroupProgress(NamedTuple):
     summed: tf.Tensor
 
 
-class MicroBatchGroup:
-    """Accumulators of K towers, and the counts that say when they are full.
+class GradientAccumulator:
+    """Sums of K towers, and the counts that say when they are full.
 
     Attributes:
       sums: [K][M] float32 variables on the towers' devices.
-      count: micro-batches of the present group so far.
+      count: micro-batches seen since the last update was due.
       summed: those of them that were added; only where bad ones are dropped.
+      dropped: counts all micro-batches dropped so far; only where bad ones are.
     """
 
     def __init__(
@@ -45,27 +48,27 @@ class MicroBatchGroup:
         shapes: Sequence[tuple[int, ...]],
         devices: Sequence[str],
         *,
-        multiplier: Multiplier,
+        steps: AccumulationSteps,
         drops: bool,
         host: str,
         local: bool,
-        caller: str,
+        steps_message: str,
     ) -> None:
         """Makes the state.
 
         Args:
           shapes: [M] shapes of a tower's buffers.
           devices: [K] towers' devices.
-          multiplier: micro-batches in a group.
+          steps: micro-batches per update.
           drops: whether a micro-batch that is not finite stays out of the sums.
           host: where the counts live.
           local: whether a session graph's saver leaves the state out.
-          caller: opens the message about a bad multiplier.
+          steps_message: the error where ``steps`` is a tensor with a bad value.
         """
-        self._multiplier = multiplier
+        self._steps = steps
+        self._steps_message = steps_message
         self._devices = tuple(devices)
         self._host = host
-        self._caller = caller
         self.count = make_state(0, name="grad_acc_count", device=host, local=local)
         self.wanted = make_state(0, name="grad_acc_wanted", device=host, local=local)
         self.summed: tf.Variable | None = None
@@ -74,19 +77,26 @@ class MicroBatchGroup:
             self.summed = make_state(0, name="grad_acc_good", device=host, local=local)
             self.dropped = make_state(0, name="dropped", device=host, local=local)
         self.sums = [
-            [_accumulator(k, m, shape, device, local) for m, shape in enumerate(shapes)]
+            [
+                make_state(
+                    partial(tf.zeros, shape, tf.float32),
+                    name=f"tower{k}/grad_acc_{m}",
+                    device=device,
+                    local=local,
+                )
+                for m, shape in enumerate(shapes)
+            ]
             for k, device in enumerate(devices)
         ]
 
     def state(self) -> list[tf.Variable]:
-        """Lists what ``reset`` and a checkpoint are about."""
-        counts = [self.count, self.wanted, self.summed, self.dropped]
-        sums = [variable for tower in self.sums for variable in tower]
-        return [*(variable for variable in counts if variable is not None), *sums]
+        """Lists the variables to be saved and reset."""
+        counts = present([self.count, self.wanted, self.summed, self.dropped])
+        return [*counts, *(variable for tower in self.sums for variable in tower)]
 
     def add(
         self, buffers: Sequence[Sequence[Buffer]], inverse: tf.Tensor | None
-    ) -> GroupProgress:
+    ) -> Progress:
         """Adds a micro-batch, unscaled on the way.
 
         Args:
@@ -94,15 +104,15 @@ class MicroBatchGroup:
           inverse: float32 scalar that unscales them, or None.
 
         Returns:
-          How far the group is; the micro-batch has been added when that is known.
+          How full the accumulator is; once known, the micro-batch has been added.
         """
         with tf.device(self._host or None):
             before = self.count.read_value()
-            wanted = count_of(self._multiplier, caller=self._caller)
+            wanted = self._checked_steps()
             wanted = tf.where(tf.equal(before, 0), wanted, self.wanted.read_value())
             seen = before + 1
             full = seen >= wanted
-        with tf.control_dependencies([wanted]):  # a bad multiplier changes nothing
+        with tf.control_dependencies([wanted]):  # a bad number changes nothing
             summed, added = self._add_where_good(buffers, inverse, seen)
         with tf.device(self._host), tf.control_dependencies(added):
             noted = [
@@ -112,10 +122,10 @@ class MicroBatchGroup:
                 ),
             ]
             with tf.control_dependencies(noted):
-                return GroupProgress(tf.identity(full), seen, tf.identity(summed))
+                return Progress(tf.identity(full), seen, tf.identity(summed))
 
     def take(self) -> tuple[list[list[tf.Tensor]], list[tf.Operation]]:
-        """Reads the sums and starts a new group.
+        """Reads the sums and starts over.
 
         Returns:
           [K][M] sums, and the ops that empty the accumulators once they are read.
@@ -134,27 +144,29 @@ class MicroBatchGroup:
             emptied.append(self.summed.assign(0, read_value=False))
         return values, emptied
 
+    def _checked_steps(self) -> tf.Tensor:
+        if isinstance(self._steps, int):
+            return tf.constant(self._steps, tf.int64)
+        value = tf.convert_to_tensor(self._steps)
+        count = tf.cast(value, tf.int64)
+        good = tf.logical_and(count >= 1, tf.equal(tf.cast(count, value.dtype), value))
+        check = tf.debugging.Assert(good, [self._steps_message, value])
+        with tf.control_dependencies(present([check])):
+            return tf.identity(count)
+
     def _add_where_good(
         self,
         buffers: Sequence[Sequence[Buffer]],
         inverse: tf.Tensor | None,
         seen: tf.Tensor,
     ) -> tuple[tf.Tensor, list[Any]]:
-        add_all = partial(self._add_all, buffers, inverse)
-        if self.summed is None or self.dropped is None:
-            return seen, add_all()
-        return self._add_or_drop(buffers, add_all, self.summed, self.dropped)
+        summed, dropped = self.summed, self.dropped
+        if summed is None or dropped is None:
+            return seen, self._add_all(buffers, inverse)
 
-    def _add_or_drop(
-        self,
-        buffers: Sequence[Sequence[Buffer]],
-        add_all: Callable[[], list[Any]],
-        summed: tf.Variable,
-        dropped: tf.Variable,
-    ) -> tuple[tf.Tensor, list[Any]]:
         def keep() -> tf.Tensor:
             noted = summed.assign_add(1, read_value=False)
-            return _true_after([*add_all(), noted])
+            return _true_after([*self._add_all(buffers, inverse), noted])
 
         def drop() -> tf.Tensor:
             return _true_after([dropped.assign_add(1, read_value=False)])
@@ -175,6 +187,47 @@ class MicroBatchGroup:
         return ops
 
 
+def one_at_a_time(
+    body: Callable[[], tf.Tensor],
+    *,
+    mutex: str,
+    device: str,
+    after: Sequence[tf.Tensor],
+) -> tf.Tensor:
+    """Builds ``body`` so that it runs while no other one of the same mutex does.
+
+    Adding to accumulators, counting, and emptying them are many reads and writes. A
+    second step in between, from another thread or another call in flight, would lose
+    gradients. A body that fails lets the next one in. XLA has no mutex and needs none:
+    it locks the variables that a compiled function changes for as long as that runs.
+
+    Args:
+      body: returns a tensor; its effects have happened when that is known.
+      mutex: name; the same wherever one waits for the other.
+      device: of the mutex, a CPU.
+      after: what must be known before anything waits, so that this is computed at
+        the same time as other bodies run.
+    """
+    if compiles_with_xla():
+        return body()
+    with tf.device(device or None), tf.control_dependencies(after):
+        # Made where it is used, and found by its name: a function that captured it
+        # could not be exported.
+        handle = tf.raw_ops.MutexV2(shared_name=mutex)
+        lock = tf.raw_ops.MutexLock(mutex=handle)
+    if tf.executing_eagerly():
+        try:
+            return body()
+        finally:
+            del lock  # an exception's traceback would hold it
+    with tf.control_dependencies([lock]):
+        result = body()
+    with tf.device(device or None), tf.control_dependencies([result]):
+        opened = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+    with tf.control_dependencies([opened]):
+        return tf.identity(result)
+
+
 def _add(variable: tf.Variable, buffer: Buffer, minus_inverse: tf.Tensor | None) -> Any:
     if isinstance(buffer, tf.IndexedSlices):
         rows = buffer.values
@@ -193,27 +246,15 @@ def _add(variable: tf.Variable, buffer: Buffer, minus_inverse: tf.Tensor | None)
 
 
 def _true_after(ops: Sequence[Any]) -> tf.Tensor:
-    # Outside of graphs an assignment gives None, and has happened.
-    with tf.control_dependencies([op for op in ops if op is not None]):
+    with tf.control_dependencies(present(ops)):
         return tf.constant(True)
 
 
 def _all_towers_finite(
     devices: Sequence[str], buffers: Sequence[Sequence[Buffer]]
 ) -> tf.Tensor:
-    verdicts = []
+    finite = []
     for device, tower in zip(devices, buffers, strict=True):
         with tf.device(device or None):
-            verdicts.append(verdict(tower)[0])
-    return tf.reduce_all(tf.stack(verdicts)) if len(verdicts) > 1 else verdicts[0]
-
-
-def _accumulator(
-    k: int, m: int, shape: tuple[int, ...], device: str, local: bool
-) -> tf.Variable:
-    return make_state(
-        lambda: tf.zeros(shape, tf.float32),
-        name=f"tower{k}/grad_acc_{m}",
-        device=device,
-        local=local,
-    )
+            finite.append(all_finite_and_norm(tower)[0])
+    return tf.reduce_all(tf.stack(finite)) if len(finite) > 1 else finite[0]

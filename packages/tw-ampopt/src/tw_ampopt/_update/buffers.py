@@ -1,78 +1,115 @@
-"""Gradients into buffers and back, on the device in force."""
+"""Gradients made uniform and joined: what accumulating and reducing work on.
+
+Each variable's gradient is averaged over calls, made float32, and zero where it is
+missing. Small gradients are then joined, so that adding, reducing and testing them is
+one kernel each. Large ones stay alone: joining them would be one more copy of the
+model. Sparse ones stay alone to stay sparse.
+
+The original divided by the number of calls even where a call's loss did not reach
+the variable; here a call that does not reach a variable does not count for it.
+"""
 
 from collections.abc import Sequence
+from math import prod
 from typing import TypeAlias
 
 import tensorflow as tf
 
-from tw_ampopt._update.buffer_plan import BufferPlan
+from tw_core.flat_packs import PackPlan, pack, plan_packs
+from tw_core.gradients import map_values, scale
 
 Buffer: TypeAlias = tf.Tensor | tf.IndexedSlices
+# [K][N][calls]: the gradient from each call of a tower for each variable.
+RawGradients: TypeAlias = Sequence[Sequence[Sequence[Buffer | None]]]
+
+JOIN_UP_TO = 16_384  # elements; below it a kernel's overhead outweighs a copy
 
 
-def pack(plan: BufferPlan, grads: Sequence[Buffer]) -> list[Buffer]:
-    """Makes the M buffers of a plan.
-
-    Args:
-      plan: what goes where.
-      grads: [N] gradients of one tower; those that are packed may be sparse.
-
-    Returns:
-      [M] buffers; a packed one is flat.
-    """
-    alone = [grads[n] for n in plan.alone]
-    if not plan.packed:
-        return alone
-    flat = [_flatten(grads[n], plan.shapes[n]) for n in plan.packed]
-    return [tf.concat(flat, axis=0), *alone]
-
-
-def unpack(plan: BufferPlan, buffers: Sequence[Buffer]) -> list[Buffer]:
-    """Undoes ``pack``.
+def plan_buffers(
+    shapes: Sequence[Sequence[int]],
+    *,
+    sparse: Sequence[bool] | None = None,
+    join_up_to: int = JOIN_UP_TO,
+) -> PackPlan:
+    """Decides which gradients are joined.
 
     Args:
-      plan: the plan the buffers were made by.
-      buffers: [M] buffers.
+      shapes: [N] fully known shapes.
+      sparse: [N] whether a gradient is to stay sparse; None for none of them.
+      join_up_to: elements; larger gradients stay alone.
+
+    >>> plan_buffers([(2,), (100_000,), ()])
+    PackPlan(packs=((0, 2),), alone=(1,))
+    """
+    stays = [False] * len(shapes) if sparse is None else sparse
+    return plan_packs(
+        [
+            "small" if not is_sparse and prod(shape) <= join_up_to else None
+            for shape, is_sparse in zip(shapes, stays, strict=True)
+        ]
+    )
+
+
+def make_buffers(
+    grads: RawGradients,
+    shapes: Sequence[Sequence[int]],
+    devices: Sequence[str],
+    *,
+    keep_sparse: bool,
+) -> tuple[PackPlan, list[list[Buffer]]]:
+    """Cleans and joins gradients, each tower's on its own device.
+
+    Args:
+      grads: [K][N][calls] gradients.
+      shapes: [N] shapes of the variables.
+      devices: [K] devices.
+      keep_sparse: whether gradients that are sparse in every tower may stay alone
+        to stay sparse; else the plan is the one for dense gradients.
 
     Returns:
-      [N] gradients.
+      The plan, one for all towers, and [K][M] float32 buffers made by it.
     """
-    grads: dict[int, Buffer] = {}
-    if plan.packed:
-        parts = tf.split(buffers[0], list(plan.sizes))
-        for n, part in zip(plan.packed, parts, strict=True):
-            shape = plan.shapes[n]
-            grads[n] = part if len(shape) == 1 else tf.reshape(part, shape)
-        buffers = buffers[1:]
-    grads.update(zip(plan.alone, buffers, strict=True))
-    return [grads[n] for n in range(len(plan.shapes))]
+    clean = []
+    for device, tower in zip(devices, grads, strict=True):
+        with tf.device(device or None):
+            clean.append(list(map(_mean_of_calls, tower, shapes)))
+    sparse = [
+        all(isinstance(grad, tf.IndexedSlices) for grad in column)
+        for column in zip(*clean, strict=True)
+    ]
+    plan = plan_buffers(shapes, sparse=sparse if keep_sparse else None)
+    may_stay = {n for n in plan.alone if sparse[n]}
+    buffers = []
+    for device, tower in zip(devices, clean, strict=True):
+        with tf.device(device or None):
+            own = [
+                grad if n in may_stay else tf.convert_to_tensor(grad)
+                for n, grad in enumerate(tower)
+            ]
+            buffers.append(pack(own, plan))
+    return plan, buffers
 
 
-def scaled(buffer: Buffer, factor: tf.Tensor | None) -> Buffer:
-    """Multiplies a buffer, sparse or not, by a float32 scalar; None leaves it."""
-    if factor is None:
-        return buffer
-    if isinstance(buffer, tf.IndexedSlices):
+def to_float32(grad: Buffer) -> Buffer:
+    """Casts a gradient, dense or sparse."""
+    return map_values(lambda values: tf.cast(values, tf.float32), grad)
+
+
+def _mean_of_calls(calls: Sequence[Buffer | None], shape: Sequence[int]) -> Buffer:
+    reached = [to_float32(grad) for grad in calls if grad is not None]
+    if not reached:
+        return tf.zeros(shape, tf.float32)
+    if len(reached) == 1:
+        return reached[0]
+    return scale(_sum(reached), 1.0 / len(reached))
+
+
+def _sum(grads: Sequence[Buffer]) -> Buffer:
+    if all(isinstance(grad, tf.IndexedSlices) for grad in grads):
+        indices = [tf.cast(grad.indices, tf.int64) for grad in grads]
         return tf.IndexedSlices(
-            buffer.values * factor, buffer.indices, buffer.dense_shape
+            tf.concat([grad.values for grad in grads], axis=0),
+            tf.concat(indices, axis=0),
+            grads[0].dense_shape,
         )
-    return buffer * factor
-
-
-def divided(buffer: Buffer, divisor: tf.Tensor | None) -> Buffer:
-    """Divides a buffer, sparse or not, by a float32 scalar; None leaves it.
-
-    Multiplying by an inverse would round twice unless the divisor is a power of two.
-    """
-    if divisor is None:
-        return buffer
-    if isinstance(buffer, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            buffer.values / divisor, buffer.indices, buffer.dense_shape
-        )
-    return buffer / divisor
-
-
-def _flatten(grad: Buffer, shape: tuple[int, ...]) -> tf.Tensor:
-    dense = tf.convert_to_tensor(grad)
-    return dense if len(shape) == 1 else tf.reshape(dense, [-1])
+    return tf.add_n([tf.convert_to_tensor(grad) for grad in grads])

@@ -1,22 +1,22 @@
-"""Are all gradients finite, how long are they, and whose are not.
+"""Finiteness test and global norm of the gradients.
 
 The sum of squares is the cheapest pass over the data, and finite only when every
 element is. When it is not, an element may still be finite and only its square too
-large; then each element is looked at.
+large; then each element is tested.
 """
 
 from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tw_ampopt._update.buffers import Buffer
-from tw_core import sum_duplicate_rows
+from tw_ampopt._update.buffers import Buffer, RawGradients
+from tw_core.gradients import values_of, with_unique_rows
 
 _SHRINK = 2.0**-64  # squares of what it multiplies stay within float32
 
 
-def verdict(buffers: Sequence[Buffer]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Tells whether every element is finite, and the global norm.
+def all_finite_and_norm(buffers: Sequence[Buffer]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Tests whether every element is finite, and computes the global norm.
 
     Args:
       buffers: any number of float32 tensors; rows of a sparse one that share an
@@ -24,7 +24,7 @@ def verdict(buffers: Sequence[Buffer]) -> tuple[tf.Tensor, tf.Tensor]:
 
     Returns:
       bool scalar and float32 scalar, the norm being meaningless where not all
-      is finite.
+      elements are finite.
     """
     squares = _sum_of_squares(buffers, 1.0)
     finite, norm = tf.cond(
@@ -35,26 +35,37 @@ def verdict(buffers: Sequence[Buffer]) -> tuple[tf.Tensor, tf.Tensor]:
     return finite, norm
 
 
+def nonfinite_flags(grads: RawGradients, devices: Sequence[str]) -> tf.Tensor:
+    """Returns [K, N] bool: which gradients have an element that is not finite.
+
+    Args:
+      grads: [K][N][calls] gradients of one micro-batch.
+      devices: [K] devices to test them on.
+    """
+    rows = []
+    for device, tower in zip(devices, grads, strict=True):
+        with tf.device(device or None):
+            rows.append(tf.stack([_any_nonfinite(calls) for calls in tower]))
+    return tf.stack(rows)
+
+
 def _exact(buffers: Sequence[Buffer]) -> tuple[tf.Tensor, tf.Tensor]:
-    finite = tf.reduce_all(tf.stack([is_finite(buffer) for buffer in buffers]))
+    finite = tf.reduce_all(tf.stack([_is_finite(buffer) for buffer in buffers]))
     return finite, tf.sqrt(_sum_of_squares(buffers, _SHRINK)) / _SHRINK
 
 
 def _sum_of_squares(buffers: Sequence[Buffer], factor: float) -> tf.Tensor:
-    values = [_values(buffer) for buffer in buffers]
+    values = [values_of(with_unique_rows(buffer)) for buffer in buffers]
     if factor != 1.0:
         values = [value * factor for value in values]
     halves = [tf.nn.l2_loss(value) for value in values]
     return 2.0 * (halves[0] if len(halves) == 1 else tf.add_n(halves))
 
 
-def is_finite(buffer: Buffer) -> tf.Tensor:
-    """Tells whether every element of one gradient is finite, as a bool scalar."""
-    values = buffer.values if isinstance(buffer, tf.IndexedSlices) else buffer
-    return tf.reduce_all(tf.math.is_finite(values))
+def _is_finite(grad: Buffer) -> tf.Tensor:
+    return tf.reduce_all(tf.math.is_finite(values_of(grad)))
 
 
-def _values(buffer: Buffer) -> tf.Tensor:
-    if not isinstance(buffer, tf.IndexedSlices):
-        return buffer
-    return sum_duplicate_rows(buffer).values
+def _any_nonfinite(calls: Sequence[Buffer | None]) -> tf.Tensor:
+    finite = [_is_finite(grad) for grad in calls if grad is not None]
+    return tf.logical_not(tf.reduce_all(tf.stack([tf.constant(True), *finite])))

@@ -12,12 +12,12 @@ from uuid import uuid4
 import tensorflow as tf
 
 from tw_ampopt._loss_scale.rules import ScaleRule
-from tw_ampopt._loss_scale.variables import LossScale
-from tw_ampopt._update.buffers import Buffer, scaled
-from tw_ampopt._update.clean import to_float32
+from tw_ampopt._loss_scale.variables import LossScaleVariables
+from tw_ampopt._update.buffers import Buffer, to_float32
 from tw_ampopt._variables import host_of, make_state
-from tw_ampopt._wrapped.wrapped_optimizer import Inner
+from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer
 from tw_core import builds_session_graph, override_to_local_variable
+from tw_core.gradients import map_values, scale
 
 
 @dataclass(frozen=True)
@@ -28,19 +28,25 @@ class Scalars:
       host: where they live.
       scale: the loss scale.
       updates: counts updates made.
-      skipped: counts updates left out.
+      skipped: counts updates skipped.
       mutex: names the mutex of the steps that accumulate.
     """
 
     host: str
-    scale: LossScale
+    scale: LossScaleVariables
     updates: tf.Variable
     skipped: tf.Variable
     mutex: str
 
     def counts(self) -> list[tf.Variable]:
-        """Lists the counts; the scale itself is none of them."""
+        """Lists the variables but for the scale itself."""
         return [self.updates, self.skipped, *self.scale.counts]
+
+    def reset_counts(self) -> None:
+        """Assigns to the counts the values they started with; not to the scale."""
+        self.updates.assign(0)
+        self.skipped.assign(0)
+        self.scale.reset_counts()
 
     def variables(self) -> list[tf.Variable]:
         """Lists scale and counts."""
@@ -48,8 +54,8 @@ class Scalars:
         return [*([] if log2 is None else [log2]), *self.counts()]
 
 
-class Built(NamedTuple):
-    """Variables of a tower for which an optimizer has made slots.
+class SlotRequest(NamedTuple):
+    """Variables of one tower that an optimizer makes slots for.
 
     Attributes:
       key: the tower's.
@@ -68,24 +74,27 @@ class SharedState:
     """Made empty; the variables come when a device is known.
 
     Attributes:
-      inners: the towers' optimizers, by the towers' keys.
-      on_new_slots: to be called after steps that made slots; one a sharer.
+      wrapped: the towers' optimizers, by the towers' keys.
+      on_new_slots: called after steps that made slots; one function per sharer.
     """
 
     def __init__(
-        self, rule: ScaleRule, make_inner: Callable[[int, Scalars], Inner]
+        self,
+        rule: ScaleRule,
+        make_wrapped: Callable[[int, tf.Variable], WrappedOptimizer],
     ) -> None:
-        """Keeps how to make things.
+        """Keeps how to make the state.
 
         Args:
           rule: how the scale moves.
-          make_inner: makes an optimizer, from how many there are and the scalars.
+          make_wrapped: makes an optimizer, from how many there are and the count of
+            updates.
         """
         self._rule = rule
-        self._make_inner = make_inner
+        self._make_wrapped = make_wrapped
         self._scalars: Scalars | None = None
-        self._built: list[Built] = []
-        self.inners: dict[str, Inner] = {}
+        self._requests: list[SlotRequest] = []
+        self.wrapped: dict[str, WrappedOptimizer] = {}
         self.on_new_slots: list[Callable[[], None]] = []
 
     @property
@@ -94,79 +103,75 @@ class SharedState:
         return self.start("") if self._scalars is None else self._scalars
 
     def start(self, device: str, *, local: bool = False) -> Scalars:
-        """Makes the scalars beside ``device``, where they are not made yet."""
+        """Makes the scalars on the host of ``device``, unless they exist."""
         if self._scalars is None:
             host = host_of(device)
-            scale = LossScale(self._rule, device=host, local=local)
+            variables = LossScaleVariables(self._rule, device=host, local=local)
             updates = make_state(0, name="updates", device=host, local=local)
             skipped = make_state(0, name="skipped_updates", device=host, local=local)
-            mutex = f"{_name_of_one(updates)}_mutex"
-            self._scalars = Scalars(host, scale, updates, skipped, mutex)
+            mutex = f"{_unique_name(updates)}_mutex"
+            self._scalars = Scalars(host, variables, updates, skipped, mutex)
         return self._scalars
 
-    def build(self, new: Built) -> Inner:
+    def build(self, new: SlotRequest) -> WrappedOptimizer:
         """Returns a tower's optimizer, made if new, with slots for variables.
 
         State is made outside of the branch or loop that a step is built in.
         """
         with tf.init_scope(), tf.device(new.device or None):
-            if new.key not in self.inners:
-                self.inners[new.key] = self._make_inner(len(self.inners), self.scalars)
+            if new.key not in self.wrapped:
+                updates = self.scalars.updates
+                self.wrapped[new.key] = self._make_wrapped(len(self.wrapped), updates)
             with override_to_local_variable(new.local):
-                self.inners[new.key].build(new.variables)
-        self._built.append(new)
-        return self.inners[new.key]
+                self.wrapped[new.key].build(new.variables)
+        self._requests.append(new)
+        return self.wrapped[new.key]
 
-    def anew(self) -> "SharedState":
+    def fresh_copy(self) -> "SharedState":
         """Makes the same state once more, with all slots in the same order."""
-        other = SharedState(self._rule, self._make_inner)
+        other = SharedState(self._rule, self._make_wrapped)
         other.start(self.scalars.host)
-        for built in self._built:
-            other.build(built)
+        for request in self._requests:
+            other.build(request)
         return other
 
-    def scaled(self, value: tf.Tensor) -> tf.Tensor:
+    def scaled(self, value: Buffer) -> Buffer:
         """Multiplies a value of any floating dtype by the scale, in float32."""
         return _times(value, self.scalars.scale.scale())
 
-    def unscaled(self, value: tf.Tensor) -> tf.Tensor:
+    def unscaled(self, value: Buffer) -> Buffer:
         """Multiplies a value of any floating dtype by 1 / scale, in float32."""
         return _times(value, self.scalars.scale.inverse())
 
     def unscaled_gradients(self, grads: Sequence[Buffer | None]) -> list[Buffer | None]:
         """Unscales gradients into float32; None stays None."""
         inverse = self.scalars.scale.inverse()
-        return [
-            None if grad is None else scaled(to_float32(grad), inverse)
-            for grad in grads
-        ]
+        return [g if g is None else scale(to_float32(g), inverse) for g in grads]
 
     def get_slot(self, var: Any, name: str) -> tf.Variable | None:
         """Returns the slot ``name`` of ``var`` in whichever optimizer has it."""
-        slots = (inner.get_slot(var, name) for inner in self.inners.values())
+        slots = (own.get_slot(var, name) for own in self.wrapped.values())
         return next((slot for slot in slots if slot is not None), None)
 
     def get_slot_names(self) -> list[str]:
         """Lists the names of the slots; none before an optimizer is made."""
-        inner = next(iter(self.inners.values()), None)
-        return [] if inner is None else inner.get_slot_names()
+        first = next(iter(self.wrapped.values()), None)
+        return [] if first is None else first.get_slot_names()
 
     def slots(self) -> list[tf.Variable]:
         """Lists the optimizers' own variables, tower by tower."""
-        return [v for inner in self.inners.values() for v in inner.variables()]
+        return [v for own in self.wrapped.values() for v in own.variables()]
 
 
-def _name_of_one(variable: tf.Variable) -> str:
+def _unique_name(variable: tf.Variable) -> str:
     # Sessions of one server share a variable by its name, and so also the mutex.
     # Outside of session graphs names repeat.
     return str(variable.op.name) if builds_session_graph() else uuid4().hex
 
 
-def _times(value: tf.Tensor, factor: tf.Tensor | None) -> tf.Tensor:
+def _times(value: Buffer, factor: tf.Tensor | None) -> Buffer:
     if factor is None:
         return value
-    if isinstance(value, tf.IndexedSlices):
-        rows = _times(value.values, factor)
-        return tf.IndexedSlices(rows, value.indices, value.dense_shape)
-    product = tf.cast(value, tf.float32) * factor
-    return tf.cast(product, value.dtype)
+    return map_values(
+        lambda part: tf.cast(tf.cast(part, tf.float32) * factor, part.dtype), value
+    )

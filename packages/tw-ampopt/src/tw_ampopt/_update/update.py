@@ -1,35 +1,72 @@
-"""One update of all towers, from raw gradients to changed variables.
+"""One update of all towers: clean, accumulate, reduce, gate, apply.
 
 The same code serves a session graph and a ``tf.function``: every effect is an
 explicit dependency of what is returned, since the branch of a ``tf.cond`` in a
 session graph runs nothing else.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tw_ampopt._update.accumulator import GroupProgress, MicroBatchGroup
-from tw_ampopt._update.buffer_plan import BufferPlan, plan_buffers
-from tw_ampopt._update.buffers import Buffer, scaled, unpack
-from tw_ampopt._update.finite import verdict
-from tw_ampopt._update.means import tower_means
-from tw_ampopt._update.one_at_a_time import one_at_a_time
-from tw_ampopt._update.options import UpdateOptions
-from tw_ampopt._update.state import Built, SharedState
-from tw_ampopt._update.tower_buffers import RawGradients, known_shapes, tower_buffers
-from tw_ampopt._variables import are_local, as_tf_variable, make_state
-from tw_ampopt._wrapped.wrapped_optimizer import Inner
+import tw_reduce
+from tw_ampopt._update.accumulator import (
+    AccumulationSteps,
+    GradientAccumulator,
+    Progress,
+    one_at_a_time,
+)
+from tw_ampopt._update.buffers import (
+    Buffer,
+    RawGradients,
+    make_buffers,
+    plan_buffers,
+)
+from tw_ampopt._update.finite import all_finite_and_norm
+from tw_ampopt._update.state import SharedState, SlotRequest
+from tw_ampopt._variables import are_local, make_state, present
+from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer
+from tw_core.flat_packs import PackPlan, unpack
+from tw_core.gradients import map_values, scale, values_of
+from tw_core.variables import tf_variable
+
+Reducer: TypeAlias = Callable[[Sequence[Sequence[Any]]], Sequence[Sequence[Any]]]
+
+
+@dataclass(frozen=True)
+class UpdateOptions:
+    """How updates are made.
+
+    Attributes:
+      accumulation_steps: micro-batches per update; None for no accumulation.
+      steps_message: the error where ``accumulation_steps`` is a tensor with a bad
+        value.
+      drops: whether a bad micro-batch is dropped rather than its update skipped.
+      clip: bound of the global norm, or None.
+      reducer: sums over towers; None for ``tw_reduce.sum_balanced`` over the devices.
+      caller: opens messages.
+    """
+
+    accumulation_steps: AccumulationSteps | None
+    steps_message: str
+    drops: bool
+    clip: float | None
+    reducer: Reducer | None
+    caller: str
 
 
 class Updater:
     """K towers' variables with what updates them.
 
     Attributes:
-      group: accumulators, or None without accumulation.
+      devices: [K] the towers' devices.
+      variables: [K][N], or [1][N] where all towers share their variables.
+      accumulator: sums over micro-batches, or None without accumulation.
       global_norm: norm of the last update's gradients.
-      inners: the optimizers that apply, one a list of variables.
+      wrapped: the optimizers that apply, one per list of variables.
     """
 
     def __init__(
@@ -47,32 +84,40 @@ class Updater:
           towers: [K] keys and devices.
           variables: [K][N], or [1][N] where all towers share their variables.
         """
-        self._shared = shared
         self._options = options
-        self._devices = tuple(device for _, device in towers)
-        self._variables = [list(tower) for tower in variables]
-        self._shapes = known_shapes(variables[0], caller=options.caller)
-        self._local = [are_local(_tf_variables(tower)) for tower in variables]
-        first = _tf_variables(variables[0])[0]
-        self._scalars = shared.start(first.device, local=self._local[0])
+        self.devices = [device for _, device in towers]
+        self.variables = [list(tower) for tower in variables]
+        self._shapes = [tuple(variable.shape) for variable in variables[0]]
+        local = [are_local(tower) for tower in variables]
+        first = tf_variable(variables[0][0])
+        self._scalars = shared.start(first.device, local=local[0])
         self.global_norm = make_state(
-            0.0, name="global_norm", device=self._scalars.host, local=self._local[0]
+            0.0, name="global_norm", device=self._scalars.host, local=local[0]
         )
-        self.group = self._make_group() if options.multiplier is not None else None
-        self.inners = [
-            shared.build(Built(*tower, own, local))
-            for tower, own, local in zip(
-                towers, self._variables, self._local, strict=False
+        self.accumulator: GradientAccumulator | None = None
+        if options.accumulation_steps is not None:
+            self.accumulator = GradientAccumulator(
+                plan_buffers(self._shapes).packed_shapes(self._shapes),
+                self.devices,
+                steps=options.accumulation_steps,
+                steps_message=options.steps_message,
+                drops=options.drops,
+                host=self._scalars.host,
+                local=local[0],
             )
+        self.wrapped = [
+            shared.build(SlotRequest(*tower, own, is_local))
+            for tower, own, is_local in zip(towers, self.variables, local, strict=False)
         ]
 
     def state(self) -> list[tf.Variable]:
         """Lists the state that is not shared."""
-        return [self.global_norm, *([] if self.group is None else self.group.state())]
+        own = [] if self.accumulator is None else self.accumulator.state()
+        return [self.global_norm, *own]
 
-    def replicas(self) -> list[tuple[list[Any], Inner]]:
+    def replicas(self) -> list[tuple[list[Any], WrappedOptimizer]]:
         """Lists each tower's variables with its optimizer."""
-        return list(zip(self._variables, self.inners, strict=True))
+        return list(zip(self.variables, self.wrapped, strict=True))
 
     def step(
         self,
@@ -81,7 +126,7 @@ class Updater:
         are_scaled: bool,
         global_step: tf.Variable | None = None,
     ) -> tf.Tensor:
-        """Takes in a micro-batch and, with a full group, updates.
+        """Takes in a micro-batch and, once the accumulator is full, updates.
 
         Args:
           grads: [K][N][calls] gradients.
@@ -92,20 +137,20 @@ class Updater:
           bool scalar, whether variables changed; all effects have happened when it
           is known.
         """
-        group, scale = self.group, self._scalars.scale
-        plan, buffers = tower_buffers(
-            grads, self._shapes, self._devices, keep_sparse=group is None
+        accumulator, scaling = self.accumulator, self._scalars.scale
+        plan, buffers = make_buffers(
+            grads, self._shapes, self.devices, keep_sparse=accumulator is None
         )
-        if group is None:
-            factor = scale.scale() if are_scaled else None
+        if accumulator is None:
+            factor = scaling.scale() if are_scaled else None
             return self._update(plan, buffers, factor, True, global_step)
-        inverse = scale.inverse() if are_scaled else None
+        inverse = scaling.inverse() if are_scaled else None
 
         def add_and_update() -> tf.Tensor:
-            progress = group.add(buffers, inverse)
+            progress = accumulator.add(buffers, inverse)
             return tf.cond(
                 progress.full,
-                lambda: self._update_by_group(plan, group, progress, global_step),
+                lambda: self._update_by_sums(plan, accumulator, progress, global_step),
                 lambda: tf.constant(False),
             )
 
@@ -113,28 +158,17 @@ class Updater:
             add_and_update,
             mutex=self._scalars.mutex,
             device=self._scalars.host,
-            after=[_values(buffer) for tower in buffers for buffer in tower],
+            after=[values_of(buffer) for tower in buffers for buffer in tower],
         )
 
-    def _make_group(self) -> MicroBatchGroup:
-        return MicroBatchGroup(
-            plan_buffers(self._shapes).buffer_shapes,
-            self._devices,
-            multiplier=self._options.multiplier,
-            drops=self._options.drops,
-            host=self._scalars.host,
-            local=self._local[0],
-            caller=self._options.caller,
-        )
-
-    def _update_by_group(
+    def _update_by_sums(
         self,
-        plan: BufferPlan,
-        group: MicroBatchGroup,
-        progress: GroupProgress,
+        plan: PackPlan,
+        accumulator: GradientAccumulator,
+        progress: Progress,
         global_step: tf.Variable | None,
     ) -> tf.Tensor:
-        sums, emptied = group.take()
+        sums, emptied = accumulator.take()
         summed = tf.cast(progress.summed, tf.float32)
         complete = tf.equal(progress.summed, progress.seen)
         updated = self._update(plan, sums, summed, complete, global_step)
@@ -143,52 +177,83 @@ class Updater:
 
     def _update(
         self,
-        plan: BufferPlan,
+        plan: PackPlan,
         sums: Sequence[Sequence[Buffer]],
         factor: tf.Tensor | None,
         complete: tf.Tensor | bool,
         global_step: tf.Variable | None,
     ) -> tf.Tensor:
-        options = self._options
-        means = tower_means(
-            sums, factor, self._devices, options.reducer, caller=options.caller
-        )
-        with tf.device(self._devices[0] or None):
-            finite, norm = verdict(means[0])
+        means = self._reduce(sums, factor)
+        with tf.device(self.devices[0] or None):
+            finite, norm = all_finite_and_norm(means[0])
         updated = tf.cond(
             finite,
             lambda: self._apply(plan, means, norm, global_step),
             self._skip,
         )
-        # Beside the update, not after it: it needs the verdict only.
+        # In parallel with the update: the rule needs to know ``finite`` only.
         good = finite if complete is True else tf.logical_and(finite, complete)
         moved = self._scalars.scale.update(good)
         with tf.control_dependencies(moved):
             return tf.identity(updated)
 
+    def _reduce(
+        self, sums: Sequence[Sequence[Buffer]], factor: tf.Tensor | None
+    ) -> list[list[Buffer]]:
+        """Returns [K][M] means over towers of what is also divided by ``factor``.
+
+        They are divided once, by the towers times whatever else the sums hold
+        (micro-batches, or the scale), so that nothing is rounded twice.
+        """
+        divisor = factor
+        if len(sums) > 1:
+            count = float(len(sums))
+            divisor = tf.constant(count) if factor is None else factor * count
+            sums = self._sum_over_towers(sums)
+        means = []
+        for device, tower in zip(self.devices, sums, strict=True):
+            with tf.device(device or None):
+                means.append([_divided(buffer, divisor) for buffer in tower])
+        return means
+
+    def _sum_over_towers(self, given: Sequence[Sequence[Buffer]]) -> Any:
+        reducer = self._options.reducer
+        if reducer is None:
+            reducer = partial(tw_reduce.sum_balanced, devices=tuple(self.devices))
+        sums = reducer(given)
+        if not _are_sums_of(given, sums):
+            wanted = [[str(buffer.shape) for buffer in tower] for tower in given]
+            raise ValueError(
+                f"{self._options.caller}: reducer must return [K][M] sums, for each "
+                "tower one for each tensor that it was given, here of shapes "
+                f"{wanted}; got {sums!r}."
+            )
+        return sums
+
     def _apply(
         self,
-        plan: BufferPlan,
+        plan: PackPlan,
         means: Sequence[Sequence[Buffer]],
         norm: tf.Tensor,
         global_step: tf.Variable | None,
     ) -> tf.Tensor:
         done = []
-        for k, (variables, inner) in enumerate(self.replicas()):
-            with tf.device(self._devices[k] or None):
-                buffers = [scaled(b, self._clip_factor(norm)) for b in means[k]]
-                done.append(inner.apply(unpack(plan, buffers), variables))
-        with tf.control_dependencies(_present(done)):
+        for k, (variables, wrapped) in enumerate(self.replicas()):
+            with tf.device(self.devices[k] or None):
+                buffers = [scale(b, self._clip_factor(norm)) for b in means[k]]
+                grads = unpack(buffers, plan, self._shapes)
+                done.append(wrapped.apply(grads, variables))
+        with tf.control_dependencies(present(done)):
             # Learning rates may be computed from these counts: they come last.
-            counts = [self._scalars.updates, global_step]
-            noted = [v.assign_add(1, read_value=False) for v in _present(counts)]
+            counts = present([self._scalars.updates, global_step])
+            noted = [v.assign_add(1, read_value=False) for v in counts]
             noted.append(self.global_norm.assign(norm, read_value=False))
-        with tf.control_dependencies(_present(noted)):
+        with tf.control_dependencies(present(noted)):
             return tf.constant(True)
 
     def _skip(self) -> tf.Tensor:
         skipped = self._scalars.skipped.assign_add(1, read_value=False)
-        with tf.control_dependencies(_present([skipped])):
+        with tf.control_dependencies(present([skipped])):
             return tf.constant(False)
 
     def _clip_factor(self, norm: tf.Tensor) -> tf.Tensor | None:
@@ -197,14 +262,25 @@ class Updater:
         return self._options.clip / tf.maximum(norm, self._options.clip)
 
 
-def _values(buffer: Buffer) -> tf.Tensor:
-    return buffer.values if isinstance(buffer, tf.IndexedSlices) else buffer
+def _divided(buffer: Buffer, divisor: tf.Tensor | None) -> Buffer:
+    # Multiplying by an inverse would round twice unless it is a power of two.
+    if divisor is None:
+        return buffer
+    return map_values(lambda values: values / divisor, buffer)
 
 
-def _present(ops: Sequence[Any]) -> list[Any]:
-    # Outside of graphs an assignment gives None, and has happened.
-    return [op for op in ops if op is not None]
+def _are_sums_of(given: Sequence[Sequence[Buffer]], sums: Any) -> bool:
+    lists = (list, tuple)
+    if not isinstance(sums, lists) or len(sums) != len(given):
+        return False
+    return all(
+        isinstance(tower, lists)
+        and len(tower) == len(own)
+        and all(map(_may_be_sum_of, tower, own))
+        for tower, own in zip(sums, given, strict=True)
+    )
 
 
-def _tf_variables(variables: Sequence[Any]) -> list[tf.Variable]:
-    return [as_tf_variable(variable) for variable in variables]
+def _may_be_sum_of(total: Any, buffer: Buffer) -> bool:
+    is_sum = isinstance(total, tf.Tensor | tf.IndexedSlices)
+    return is_sum and bool(buffer.shape.is_compatible_with(total.shape))

@@ -1,4 +1,4 @@
-"""From ``tf_optimizer=`` to a function that makes one optimizer a tower.
+"""From ``tf_optimizer=`` and its arguments to one wrapped optimizer per tower.
 
 ``tf_optimizer`` is a class, a factory or a dotted name. In a dotted name ``tf.``
 stands for TensorFlow's v1 names first, as ``"tf.train.AdamOptimizer"`` has always
@@ -11,6 +11,9 @@ from importlib import import_module
 from typing import Any, TypeAlias
 
 import tensorflow as tf
+
+from tw_ampopt._wrapped.master_weights import MasterWeights
+from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer, wrap
 
 OptimizerFactory: TypeAlias = Callable[..., Any]
 
@@ -25,7 +28,7 @@ def find_factory(tf_optimizer: str | OptimizerFactory, *, caller: str) -> Any:
 
     Raises:
       TypeError: an optimizer object, or anything else that makes none.
-      ValueError: a name that leads nowhere.
+      ValueError: a name that cannot be resolved.
     """
     given = tf_optimizer
     if isinstance(given, str):
@@ -34,36 +37,40 @@ def find_factory(tf_optimizer: str | OptimizerFactory, *, caller: str) -> Any:
         hasattr(given, "apply_gradients") and not inspect.isclass(given)
     ):
         raise TypeError(
-            f"{caller}: tf_optimizer is a class, a factory or a dotted name, since "
-            f"every tower needs an optimizer of its own; got {tf_optimizer!r}. Write "
+            f"{caller}: tf_optimizer must be a class, a factory or a dotted name, "
+            f"since every tower needs its own optimizer; got {tf_optimizer!r}. Write "
             "e.g. tf_optimizer=keras.optimizers.Adam, learning_rate=0.001."
         )
     return given
 
 
-def call_factory(
+def make_wrapped(
     factory: OptimizerFactory,
     *,
     name: str,
     learning_rate: Any,
     kwargs: dict[str, Any],
+    master_copies: bool,
     caller: str,
-) -> Any:
-    """Makes one optimizer.
+) -> WrappedOptimizer:
+    """Makes one optimizer and wraps it.
 
     Raises:
-      TypeError: a factory that does not take these arguments.
+      TypeError: a factory that does not take these arguments, or that makes an
+        optimizer of no known family.
       ValueError: a factory that refuses their values.
     """
     named = {"name": name} if _takes_name(factory) else {}
     try:
-        return factory(learning_rate=learning_rate, **named, **kwargs)
+        optimizer = factory(learning_rate=learning_rate, **named, **kwargs)
     except (TypeError, ValueError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(
             f"{caller}: tf_optimizer must make an optimizer when it is called with "
             f"learning_rate and {sorted(kwargs)}; {factory!r} says: {error}"
         ) from error
+    wrapped = wrap(optimizer, caller=caller)
+    return MasterWeights(wrapped) if master_copies else wrapped
 
 
 def _by_name(dotted: str, caller: str) -> Any:
@@ -76,8 +83,8 @@ def _by_name(dotted: str, caller: str) -> Any:
     found = None if roots else _imported(dotted)
     if found is None:
         raise ValueError(
-            f"{caller}: tf_optimizer={dotted!r} leads nowhere; write the name as "
-            "Python would import it, e.g. 'tf.train.AdamOptimizer', "
+            f"{caller}: tf_optimizer={dotted!r} could not be resolved; write the name "
+            "as Python would import it, e.g. 'tf.train.AdamOptimizer', "
             "'keras.optimizers.Adam' or 'tw_ampopt.SimpleAdam', or pass the class."
         )
     return found

@@ -1,13 +1,13 @@
 """A learning rate: a number, a tensor, a variable, or a schedule of updates."""
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tw_ampopt._checks.arguments import check_finite
-from tw_ampopt._checks.graphs import check_same_graph
+from tw_ampopt._checks.arguments import check_numeric_scalar
 
 LearningRateLike: TypeAlias = (
     float | tf.Tensor | tf.Variable | Callable[[tf.Tensor], Any]
@@ -38,7 +38,7 @@ class LearningRate:
         All families take both, and call the function in the graph that they
         build their update in.
         """
-        return self._value if is_number(self._value) else self.tensor
+        return self._value if _is_number(self._value) else self.tensor
 
     def tensor(self) -> tf.Tensor:
         """Returns the rate of the next update as a float32 scalar.
@@ -50,13 +50,13 @@ class LearningRate:
         value = self._value
         if callable(value) and not isinstance(value, tf.Variable | tf.Tensor):
             value = value(self._updates.read_value())
-            self._check_given(value)
+            self._check_returned(value)
         return tf.cast(tf.convert_to_tensor(value), tf.float32)
 
-    def _check_given(self, value: object) -> None:
+    def _check_returned(self, value: object) -> None:
         if isinstance(value, tf.Tensor | tf.Variable):
-            check_rate_tensor(value, caller=self._caller)
-        elif not is_number(value) and not hasattr(value, "dtype"):
+            _check_tensor(value, self._caller)
+        elif not _is_number(value) and not hasattr(value, "dtype"):
             raise TypeError(
                 f"{self._caller} must be a number or a scalar tensor; got {value!r}."
             )
@@ -70,45 +70,34 @@ def check_learning_rate(value: object, *, caller: str) -> None:
         tensor that is not numeric.
       ValueError: NaN or infinite, or a tensor that is no scalar.
     """
-    if is_number(value):
-        check_finite(value, caller=caller, name="learning_rate")
+    if _is_number(value):
+        _check_finite(value, caller)
     elif isinstance(value, tf.Tensor | tf.Variable):
-        check_rate_tensor(value, caller=caller)
+        _check_tensor(value, caller)
     elif not callable(value) or not _takes_one(value):
         raise TypeError(
-            f"{caller}: learning_rate is a number, a scalar tensor or variable, or a "
-            f"schedule (a function of the number of updates); got {value!r}."
+            f"{caller}: learning_rate must be a number, a scalar tensor or variable, "
+            f"or a schedule (a function of the number of updates); got {value!r}."
         )
-
-
-def check_rate_tensor(value: Any, *, caller: str) -> None:
-    """Refuses a tensor or variable that is no learning rate.
-
-    Raises:
-      TypeError: not numeric.
-      ValueError: no scalar, NaN or infinite where that is known, or another graph's.
-    """
-    dtype = tf.as_dtype(value.dtype).base_dtype
-    if not (dtype.is_floating or dtype.is_integer):
-        raise TypeError(f"{caller}: learning_rate must be numeric; got {dtype.name}.")
-    if not tf.TensorShape(value.shape).is_compatible_with([]):
-        raise ValueError(
-            f"{caller}: learning_rate must be a scalar; got shape {value.shape}."
-        )
-    check_same_graph({"learning_rate": value}, caller=caller)
-    if isinstance(value, tf.Tensor):
-        check_finite(tf.get_static_value(value), caller=caller, name="learning_rate")
 
 
 def same_rate(one: object, other: object) -> bool:
-    """Tells whether two rates are one and the same."""
-    if one is other:
-        return True
-    return is_number(one) and is_number(other) and one == other
+    """Compares two rates; tensors and schedules are equal only to themselves."""
+    return one is other or (_is_number(one) and _is_number(other) and one == other)
 
 
-def is_number(value: object) -> bool:
-    """Tells whether a rate is a plain number; a bool is none."""
+def _check_tensor(value: Any, caller: str) -> None:
+    check_numeric_scalar(value, name="learning_rate", caller=caller)
+    if isinstance(value, tf.Tensor):
+        _check_finite(tf.get_static_value(value), caller)
+
+
+def _check_finite(value: Any, caller: str) -> None:
+    if value is not None and not math.isfinite(value):
+        raise ValueError(f"{caller}: learning_rate must be finite; got {value}.")
+
+
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

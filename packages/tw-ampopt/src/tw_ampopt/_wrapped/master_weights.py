@@ -2,9 +2,9 @@
 
 A half-precision variable cannot hold small updates. The optimizer updates a float32
 master instead, and the variable is the master, rounded. Where rounding the master
-does not give the variable, somebody has assigned the variable since (a restore, a
-copy between towers), and the master takes the variable's value: so masters need no
-care of their own.
+does not give the variable, the variable has been assigned since (by a restore, or a
+copy between towers), and the master takes its value: so masters need no care of
+their own.
 """
 
 from collections.abc import Sequence
@@ -12,55 +12,49 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_ampopt._variables import are_local, as_tf_variable, identity, make_state
-from tw_ampopt._wrapped.wrapped_optimizer import Inner, identity_of
+from tw_ampopt._variables import are_local, identity, make_state, present
+from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer
+from tw_core.variables import tf_variable
 
 _HALF = (tf.float16, tf.bfloat16)
 
 
-class WithMasters:
-    """An inner optimizer that updates masters in place of half variables."""
+class MasterWeights:
+    """A wrapped optimizer that updates masters in place of half variables."""
 
-    def __init__(self, inner: Inner) -> None:
-        """Wraps ``inner``."""
-        self._inner = inner
+    def __init__(self, wrapped: WrappedOptimizer) -> None:
+        """Wraps ``wrapped`` once more."""
+        self._wrapped = wrapped
         self._masters: dict[int, tf.Variable] = {}
 
     def build(self, variables: Sequence[Any]) -> None:
         """Makes masters and slots."""
-        self._inner.build([self._master_of(variable) for variable in variables])
+        self._wrapped.build([self._master_of(variable) for variable in variables])
 
     def apply(self, grads: Sequence[Any], variables: Sequence[Any]) -> Any:
         """Updates masters, then the variables; returns the last assignments."""
-        masters = [self._master_of(variable) for variable in variables]
-        follow = [
-            _follow(master, as_tf_variable(variable))
-            for master, variable in zip(masters, variables, strict=True)
-            if master is not variable
-        ]
+        pairs = [(self._master_of(v), v) for v in variables]
+        halves = [(m, tf_variable(v)) for m, v in pairs if m is not v]
+        follow = [_follow(master, variable) for master, variable in halves]
         with tf.control_dependencies(follow):
             # Carries the dependency into functions that optimizers call.
-            grads = [identity_of(grad) for grad in grads]
-            updated = self._inner.apply(grads, masters)
-        with tf.control_dependencies(_present(updated)):
-            rounded = [
-                _round_into(as_tf_variable(variable), master)
-                for master, variable in zip(masters, variables, strict=True)
-                if master is not variable
-            ]
-        return tf.group(*_present(updated), *rounded)
+            grads = [_identity(grad) for grad in grads]
+            updated = present([self._wrapped.apply(grads, [m for m, _ in pairs])])
+        with tf.control_dependencies(updated):
+            rounded = [_round_into(variable, master) for master, variable in halves]
+        return tf.group(*updated, *present(rounded))
 
     def variables(self) -> list[tf.Variable]:
         """Lists the optimizer's variables, then the masters."""
-        return [*self._inner.variables(), *self._masters.values()]
+        return [*self._wrapped.variables(), *self._masters.values()]
 
     def get_slot(self, var: Any, name: str) -> tf.Variable | None:
         """Returns the slot of ``var``, or of its master."""
-        return self._inner.get_slot(self._masters.get(identity(var), var), name)
+        return self._wrapped.get_slot(self._masters.get(identity(var), var), name)
 
     def get_slot_names(self) -> list[str]:
         """Lists the names of the slots."""
-        return self._inner.get_slot_names()
+        return self._wrapped.get_slot_names()
 
     def _master_of(self, variable: Any) -> Any:
         if tf.as_dtype(variable.dtype) not in _HALF:
@@ -70,8 +64,8 @@ class WithMasters:
             self._masters[identity(variable)] = make_state(
                 lambda: tf.zeros(variable.shape, tf.float32),
                 name=name,
-                device=as_tf_variable(variable).device,
-                local=are_local([as_tf_variable(variable)]),
+                device=tf_variable(variable).device,
+                local=are_local([variable]),
             )
         return self._masters[identity(variable)]
 
@@ -90,5 +84,8 @@ def _round_into(variable: tf.Variable, master: tf.Variable) -> Any:
         return variable.assign(rounded, read_value=False)
 
 
-def _present(op: Any) -> list[Any]:
-    return [] if op is None else [op]
+def _identity(grad: Any) -> Any:
+    if not isinstance(grad, tf.IndexedSlices):
+        return tf.identity(grad)
+    parts = (grad.values, grad.indices, grad.dense_shape)
+    return tf.IndexedSlices(*(p if p is None else tf.identity(p) for p in parts))

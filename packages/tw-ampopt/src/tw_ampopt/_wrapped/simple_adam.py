@@ -11,14 +11,13 @@ from typing import Any
 import tensorflow as tf
 
 from tw_ampopt._checks.arguments import (
-    check_counter,
     check_loss,
     check_name,
     check_options,
     check_slot,
+    check_trained_variables,
 )
-from tw_ampopt._checks.gradients import check_gradients
-from tw_ampopt._checks.pairs import check_pairs, trained_variables
+from tw_ampopt._checks.gradients import check_application
 from tw_ampopt._variables import make_state
 from tw_ampopt._wrapped.learning_rate import check_learning_rate
 from tw_core import without_autograph
@@ -28,7 +27,14 @@ _SLOTS = ("m", "v")
 
 
 class SimpleAdam:
-    """A v1-style Adam for session graphs and ``tf.function``."""
+    """A v1-style Adam for session graphs and ``tf.function``.
+
+    With gradient g and learning rate a, update t = 1, 2, ... computes::
+
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        variable -= a * sqrt(1 - beta2**t) / (1 - beta1**t) * m / (sqrt(v) + epsilon)
+    """
 
     def __init__(
         self,
@@ -53,7 +59,8 @@ class SimpleAdam:
             that is not finite or no scalar, or a name that names no scope.
         """
         check_name(name, caller="SimpleAdam")
-        _check_rate(learning_rate)
+        if isinstance(learning_rate, tf.Variable) or not callable(learning_rate):
+            check_learning_rate(learning_rate, caller="SimpleAdam")
         check_number("SimpleAdam", at_least=0, below=1, beta1=beta1)
         check_number("SimpleAdam", at_least=0, below=1, beta2=beta2)
         check_number("SimpleAdam", at_least=0, epsilon=epsilon)
@@ -92,7 +99,7 @@ class SimpleAdam:
             )
         check_loss(loss, caller=caller)
         check_options(tf.compat.v1.gradients, options, caller=caller)
-        variables = trained_variables(
+        variables = check_trained_variables(
             var_list, tf.compat.v1.trainable_variables(), caller=caller
         )
         grads = tf.compat.v1.gradients(loss, variables, **options)
@@ -112,10 +119,15 @@ class SimpleAdam:
           ValueError: no gradient at all, a variable that comes twice, or a gradient
             whose shape is not its variable's.
         """
-        pairs = _checked_pairs(grads_and_vars, global_step, name)
+        caller = "SimpleAdam.apply_gradients"
+        pairs = zip(
+            *check_application(grads_and_vars, global_step, name, caller=caller),
+            strict=True,
+        )
+        present = [(grad, var) for grad, var in pairs if grad is not None]
         with tf.name_scope(name or self.name):
-            ops, rate = self._advance(pairs[0][1])
-            for grad, var in pairs:
+            ops, rate = self._advance(present[0][1])
+            for grad, var in present:
                 with tf.device(var.device):
                     ops.append(self._apply_one(tf.convert_to_tensor(grad), var, rate))
             if global_step is not None:
@@ -138,6 +150,7 @@ class SimpleAdam:
         return list(_SLOTS)
 
     def _advance(self, var: tf.Variable) -> tuple[list[Any], tf.Tensor]:
+        """Returns the ops that update the powers, and the corrected learning rate."""
         if not self._powers:
             self._powers = [
                 make_state(1.0, name=f"{self.name}/{key}", device=var.device)
@@ -181,27 +194,6 @@ class SimpleAdam:
                 for key in _SLOTS
             }
         return self._slots[id(var)]
-
-
-def _checked_pairs(
-    grads_and_vars: Any, global_step: Any, name: Any
-) -> list[tuple[Any, tf.Variable]]:
-    """Returns the pairs that have a gradient."""
-    caller = "SimpleAdam.apply_gradients"
-    check_counter(global_step, caller=caller)
-    if name is not None:
-        check_name(name, caller=caller)
-    pairs = check_pairs(grads_and_vars, caller=caller)
-    variables = [variable for _, variable in pairs]
-    [grads] = check_gradients([[grad for grad, _ in pairs]], [variables], caller=caller)
-    checked = zip(grads, variables, strict=True)
-    return [(grad, variable) for grad, variable in checked if grad is not None]
-
-
-def _check_rate(rate: Any) -> None:
-    if callable(rate) and not isinstance(rate, tf.Variable | tf.Tensor):
-        return
-    check_learning_rate(rate, caller="SimpleAdam")
 
 
 def _blend(old: tf.Tensor, new: tf.Tensor, keep: float) -> tf.Tensor:

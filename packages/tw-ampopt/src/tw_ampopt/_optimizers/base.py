@@ -1,0 +1,184 @@
+"""The base of both optimizers: settings, shared state, and the methods that read it."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tw_ampopt._checks.arguments import check_slot, check_value
+from tw_ampopt._optimizers.settings import Settings, check_share
+from tw_ampopt._update.state import SharedState
+from tw_ampopt._update.update import Updater
+from tw_ampopt._variables import name_of
+from tw_core import copy_to_replicas, without_autograph
+from tw_core.variables import tf_variable
+
+
+class BaseOptimizer:
+    """What ``Optimizer`` and ``TowerOptimizer`` have in common."""
+
+    _settings: Settings
+    _shared: SharedState
+
+    def _set_up(self, settings: Settings, share: object, own: type) -> None:
+        """Keeps the settings and makes the shared state, or takes that of ``share``.
+
+        Args:
+          settings: checked.
+          share: None, or an optimizer of the same public class.
+          own: that class.
+
+        Raises:
+          TypeError: a ``share`` that is no such optimizer.
+          ValueError: a ``share`` of other settings.
+        """
+        if share is None:
+            shared = SharedState(settings.rule, settings.make_wrapped)
+        elif not (isinstance(share, BaseOptimizer) and isinstance(share, own)):
+            raise TypeError(
+                f"{settings.caller}: share must be a tw_ampopt.{own.__name__}; got "
+                f"{share!r}."
+            )
+        else:
+            check_share(settings, share._settings)
+            shared = share._shared
+        self._settings, self._shared = settings, shared
+
+    # What depends on the mode.
+
+    def _enter(self, method: str) -> str:
+        """Returns what opens a method's messages; checks where it is called."""
+        raise NotImplementedError
+
+    def _scope(self) -> AbstractContextManager[None]:
+        """Returns the scope in which ops are built."""
+        raise NotImplementedError
+
+    def _built(self, method: str) -> Updater:
+        """Returns the updater of the last step, for a method that reads its state."""
+        raise NotImplementedError
+
+    def _started(self, value: Any) -> SharedState:
+        """Returns the shared state, with a scale for ``value``."""
+        raise NotImplementedError
+
+    @without_autograph
+    def apply_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
+        """Multiplies a tensor by the scale; returns it as it is without scaling."""
+        check_value(value, caller=self._enter("apply_loss_scaling"))
+        return self._started(value).scaled(value)
+
+    @without_autograph
+    def undo_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
+        """Multiplies a tensor by 1 / scale; returns it as it is without scaling."""
+        check_value(value, caller=self._enter("undo_loss_scaling"))
+        return self._started(value).unscaled(value)
+
+    def get_slot(self, var: Any, name: str) -> tf.Variable | None:
+        """Returns the slot ``name`` of ``var`` in the wrapped optimizer, or None."""
+        check_slot(var, name, caller=f"{self._settings.caller}.get_slot")
+        return self._shared.get_slot(var, name)
+
+    def get_slot_names(self) -> list[str]:
+        """Lists the names of the wrapped optimizer's slots."""
+        return self._shared.get_slot_names()
+
+    @without_autograph
+    def statistics(self) -> dict[str, tf.Tensor]:
+        """Returns the optimizer's state as scalar tensors, float32 or int64.
+
+        In a session graph, fetch them between steps.
+
+        Returns:
+          ``learning_rate`` of the next update; ``loss_scaling_log2`` where there is a
+          scale; ``overflow_frequency``, the share of updates due that were skipped;
+          ``updates`` and ``skipped_updates``; ``global_norm`` of the last update's
+          mean gradient before clipping; and ``micro_batches_dropped`` where they can
+          be.
+        """
+        updater = self._built("statistics")
+        with self._scope():
+            scalars = self._shared.scalars
+            rate = self._settings.rate(scalars.updates)
+            with tf.device(scalars.host or None):
+                updates = scalars.updates.read_value()
+                skipped = scalars.skipped.read_value()
+                due = tf.maximum(updates + skipped, 1)
+                values = {
+                    "learning_rate": rate.tensor(),
+                    "overflow_frequency": tf.cast(skipped, tf.float32)
+                    / tf.cast(due, tf.float32),
+                    "updates": updates,
+                    "skipped_updates": skipped,
+                    "global_norm": updater.global_norm.read_value(),
+                }
+                if (log2 := scalars.scale.log2) is not None:
+                    values["loss_scaling_log2"] = tf.cast(log2.read_value(), tf.float32)
+                accumulator = updater.accumulator
+                if accumulator is not None and accumulator.dropped is not None:
+                    values["micro_batches_dropped"] = accumulator.dropped.read_value()
+                return values
+
+    def nonfinite_names(self, flags: Any) -> list[list[str]]:
+        """Returns one list per tower: the variables' names where [K, N] ``flags`` are.
+
+        Args:
+          flags: the value of what ``nonfinite_gradients`` returned.
+
+        Raises:
+          ValueError: another shape, or no flags.
+        """
+        variables = self._built("nonfinite_names").variables
+        flags = flags.numpy() if hasattr(flags, "numpy") else flags
+        caller = f"{self._settings.caller}.nonfinite_names"
+        rows = _checked_flags(flags, variables, caller)
+        lists = variables * (len(rows) if len(variables) == 1 else 1)
+        return [
+            [name_of(v) for flag, v in zip(row, tower, strict=True) if flag]
+            for row, tower in zip(rows, lists, strict=True)
+        ]
+
+    @without_autograph
+    def copy_to_replicas(self) -> tf.Operation | None:
+        """Gives all towers tower 0's variables and slots, e.g. after a restore.
+
+        Accumulators are left alone: towers differ in theirs, and all are saved.
+
+        Returns:
+          In a graph the op that copies; eagerly None, once it is done.
+        """
+        updater = self._built("copy_to_replicas")
+        with self._scope():
+            return copy_to_replicas(
+                [
+                    [*map(tf_variable, variables), *wrapped.variables()]
+                    for variables, wrapped in updater.replicas()
+                ]
+            )
+
+
+def _checked_flags(
+    flags: Any, variables: Sequence[Sequence[Any]], caller: str
+) -> list[list[bool]]:
+    array = np.asarray(flags) if _is_regular(flags) else np.asarray(None)
+    num_towers, num_variables = len(variables), len(variables[0])
+    fits = array.ndim == 2 and array.shape[1] == num_variables and len(array) > 0
+    if num_towers > 1:
+        fits = fits and len(array) == num_towers
+    if not fits or array.dtype != np.bool_:
+        raise ValueError(
+            f"{caller}: flags must be [towers, variables] bools, here "
+            f"[{num_towers}, {num_variables}], the value of nonfinite_gradients; got "
+            f"{flags!r}."
+        )
+    rows: list[list[bool]] = array.tolist()
+    return rows
+
+
+def _is_regular(flags: Any) -> bool:
+    if isinstance(flags, np.ndarray):
+        return True
+    is_nested = isinstance(flags, Sequence) and not isinstance(flags, str)
+    return is_nested and len({np.size(row) for row in flags}) == 1

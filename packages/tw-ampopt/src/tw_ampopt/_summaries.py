@@ -1,0 +1,260 @@
+"""Event files for TensorBoard: an optimizer's statistics, written between steps."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from os import PathLike, fspath
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tw_ampopt._optimizers.function import TowerOptimizer
+from tw_ampopt._optimizers.graph import Optimizer
+from tw_core import canonical_device
+from tw_core.checks import check_flag, check_text, check_whole_number
+
+_log = logging.getLogger("tw_ampopt")
+_MEMORY = "mem_usage_gb"  # the older system's name
+_GIB = 2.0**30
+# What tf.summary.scalar writes, which needs TensorBoard to be installed.
+_SCALAR = tf.compat.v1.SummaryMetadata(
+    plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
+)
+
+
+class StatisticsHook(
+    tf.compat.v1.train.SessionRunHook  # type: ignore[misc] # TensorFlow is untyped
+):
+    """Event files for TensorBoard, written from a session graph.
+
+    The tags are ``<id>/learning_rate`` and so on, as the older system had them.
+    ``overflow_frequency`` is the share of skipped updates since the hook last wrote,
+    and the step is the number of updates that were due, skipped ones included.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        logdir: str,
+        *,
+        every_steps: int = 100,
+        name_nonfinite: bool = False,
+    ) -> None:
+        """Keeps what to write; make it after ``apply_updates``.
+
+        Args:
+          optimizer: whose statistics.
+          logdir: folder of the event file, a string or a path.
+          every_steps: session calls between writings, at least 1.
+          name_nonfinite: whether to look at every call's gradients and log the names
+            of variables whose are not finite; costs a pass over the gradients.
+
+        Raises:
+          TypeError: an argument of the wrong kind.
+          ValueError: ``every_steps`` below 1, or an empty ``logdir``.
+        """
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(
+                "StatisticsHook: optimizer must be a tw_ampopt.Optimizer; got "
+                f"{optimizer!r}. StatisticsWriter is for a TowerOptimizer."
+            )
+        self._logdir = check_text("StatisticsHook", logdir=_as_text(logdir))
+        check_whole_number("StatisticsHook", every_steps=every_steps, at_least=1)
+        check_flag("StatisticsHook", name_nonfinite=name_nonfinite)
+        self._optimizer = optimizer
+        self._every_steps = every_steps
+        self._name_nonfinite = name_nonfinite
+        self._calls = 0
+        self._flags: tf.Tensor | None = None
+
+    def begin(self) -> None:
+        """Builds the summary ops, while the graph can still be changed."""
+        self._statistics = self._optimizer.statistics()
+        if self._name_nonfinite:
+            self._flags = self._optimizer.nonfinite_gradients()
+        self._feeds = {
+            name: tf.compat.v1.placeholder(tf.float32, [])
+            for name in [*self._statistics, _MEMORY]
+        }
+        self._summaries = {
+            # Not tf.compat.v1.summary.scalar, whose tags are names of ops: it renames
+            # a tag when an op or a variable has that name already.
+            name: tf.raw_ops.ScalarSummary(
+                tags=f"{self._optimizer.id}/{name}", values=feed
+            )
+            for name, feed in self._feeds.items()
+        }
+        self._writer = tf.compat.v1.summary.FileWriter(self._logdir)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Notes the counts that a checkpoint brought."""
+        self._interval = OverflowInterval(session.run(self._statistics))
+
+    def before_run(self, run_context: Any) -> Any:
+        """Asks for the flags of gradients, where names are wanted."""
+        return tf.compat.v1.train.SessionRunArgs(self._flags)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Logs names, and writes at every so many calls."""
+        if self._flags is not None:
+            self._log_names(run_values.results)
+        self._calls += 1
+        if self._calls % self._every_steps == 0:
+            self._write(run_context.session)
+
+    def end(self, session: Any) -> None:
+        """Writes once more and closes the event file."""
+        if self._calls % self._every_steps:
+            self._write(session)
+        self._writer.close()
+
+    def _write(self, session: Any) -> None:
+        values = self._interval.close(session.run(self._statistics))
+        values |= _memory_of(self._optimizer)
+        feeds = {self._feeds[name]: value for name, value in values.items()}
+        written = session.run([self._summaries[name] for name in values], feeds)
+        for summary in written:
+            self._writer.add_summary(summary, self._interval.due)
+        self._writer.flush()
+
+    def _log_names(self, flags: Any) -> None:
+        for k, names in enumerate(self._optimizer.nonfinite_names(flags)):
+            if names:
+                _log.warning(
+                    "%s: tower %d: gradients not finite: %s",
+                    self._optimizer.id,
+                    k,
+                    ", ".join(names),
+                )
+
+
+class StatisticsWriter:
+    """Event files for TensorBoard, with the tags that ``StatisticsHook`` writes."""
+
+    def __init__(self, optimizer: TowerOptimizer, logdir: str) -> None:
+        """Opens an event file.
+
+        Args:
+          optimizer: whose statistics.
+          logdir: folder of the event file, a string or a path.
+
+        Raises:
+          TypeError: an argument of the wrong kind.
+          ValueError: an empty ``logdir``.
+        """
+        if not isinstance(optimizer, TowerOptimizer):
+            raise TypeError(
+                "StatisticsWriter: optimizer must be a tw_ampopt.TowerOptimizer; got "
+                f"{optimizer!r}. StatisticsHook is for an Optimizer."
+            )
+        logdir = check_text("StatisticsWriter", logdir=_as_text(logdir))
+        self._is_closed = False
+        self._optimizer = optimizer
+        self._writer = tf.summary.create_file_writer(logdir)
+        self._interval = OverflowInterval(_as_numbers(optimizer.statistics()))
+
+    def write(self, step: int | None = None) -> None:
+        """Writes now; call it between steps, outside of a ``tf.function``.
+
+        Args:
+          step: where on the axis; by default the number of updates that were due.
+
+        Raises:
+          RuntimeError: inside a ``tf.function``, or after ``close``.
+          TypeError: a step that is no whole number.
+          ValueError: a negative step.
+        """
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                "StatisticsWriter.write: reads numbers, and so must be called outside "
+                "of a tf.function, between its calls."
+            )
+        if step is not None:
+            check_whole_number("StatisticsWriter.write", step=step, at_least=0)
+        if self._is_closed:
+            raise RuntimeError(
+                "StatisticsWriter.write: comes after close; make another writer."
+            )
+        values = self._interval.close(_as_numbers(self._optimizer.statistics()))
+        values |= _memory_of(self._optimizer)
+        at = self._interval.due if step is None else step
+        with self._writer.as_default():
+            for name, value in values.items():
+                tag = f"{self._optimizer.id}/{name}"
+                tf.summary.write(tag, np.float32(value), step=at, metadata=_SCALAR)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Closes the event file."""
+        self._is_closed = True
+        self._writer.close()
+
+
+class OverflowInterval:
+    """The share of skipped updates between two writings of statistics.
+
+    Attributes:
+      due: updates that were due by the last writing, skipped ones included.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        """Starts at the counts in ``values``, a dictionary of statistics."""
+        self._updates, self._skipped = _counts(values)
+        self.due = self._updates + self._skipped
+
+    def close(self, values: Mapping[str, Any]) -> dict[str, float]:
+        """Ends an interval and begins the next.
+
+        Args:
+          values: statistics, as numbers.
+
+        Returns:
+          The same, with ``overflow_frequency`` that of the interval; as it came
+          where no update was due in the interval.
+        """
+        updates, skipped = _counts(values)
+        new_updates, new_skipped = updates - self._updates, skipped - self._skipped
+        if new_updates < 0 or new_skipped < 0:  # the counts were reset meanwhile
+            new_updates, new_skipped = updates, skipped
+        closed = {name: float(value) for name, value in values.items()}
+        if new_updates + new_skipped:
+            share = new_skipped / (new_updates + new_skipped)
+            closed["overflow_frequency"] = share
+        self._updates, self._skipped = updates, skipped
+        self.due = updates + skipped
+        return closed
+
+
+def _counts(values: Mapping[str, Any]) -> tuple[int, int]:
+    return int(values["updates"]), int(values["skipped_updates"])
+
+
+def _memory_of(optimizer: Optimizer | TowerOptimizer) -> dict[str, float]:
+    """Asks the allocator of the first device for its GiB in use, where wanted.
+
+    Asking starts TensorFlow's eager context: done once a session runs, the session's
+    memory settings hold.
+
+    Returns:
+      ``mem_usage_gb``; empty where the device keeps no count.
+    """
+    if not optimizer.report_mem_usage:
+        return {}
+    devices: Sequence[str] = optimizer.devices
+    spec = tf.DeviceSpec.from_string(canonical_device(devices[0]))
+    if spec.device_type is None:
+        return {}
+    name = f"{spec.device_type}:{spec.device_index or 0}"
+    try:
+        info = tf.config.experimental.get_memory_info(name)
+    except ValueError:  # a device that keeps no count
+        return {}
+    return {_MEMORY: float(info["current"]) / _GIB}
+
+
+def _as_text(path: Any) -> Any:
+    return fspath(path) if isinstance(path, PathLike) else path
+
+
+def _as_numbers(values: dict[str, tf.Tensor]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items()}
