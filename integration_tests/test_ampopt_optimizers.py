@@ -22,7 +22,7 @@ FEEDS = [[1.0, 2.0], [0.5, -1.0], [np.nan, 1.0], [2.0, 0.25], [-1.0, 1.0]]
 
 def ours():
     return tw_ampopt.Optimizer(
-        learning_rate=0.1, loss_scale=tw_ampopt.DoublingScale(), master_copies=True
+        learning_rate=0.1, loss_scale=tw_ampopt.DynamicLossScale(), master_copies=True
     )
 
 
@@ -81,7 +81,7 @@ def test_replicas_in_a_function_train_with_it(by_adam):
             own,
             name=tower.name,
             learning_rate=0.1,
-            loss_scale=tw_ampopt.DoublingScale(),
+            loss_scale=tw_ampopt.DynamicLossScale(),
         )
         for tower, own in zip(towers, replicas, strict=True)
     ]

@@ -46,7 +46,7 @@ def make_optimizer(task: Any) -> tuple[tw_ampopt.Optimizer, SyncReplicasOptimize
     scaled = tw_ampopt.Optimizer(
         tf_optimizer=v1.train.AdamOptimizer,
         learning_rate=0.05,
-        loss_scale=tw_ampopt.DoublingScale(),
+        loss_scale=tw_ampopt.DynamicLossScale(),
     )
     # The builder below leaves the device in force, which else tells the number.
     return scaled, SyncReplicasOptimizer(

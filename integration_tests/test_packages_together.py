@@ -48,7 +48,7 @@ def plain(variables):
 
 
 def ampopt(mode, **options):
-    options = {**ADAM, "loss_scale": tw_ampopt.DoublingScale(), **options}
+    options = {**ADAM, "loss_scale": tw_ampopt.DynamicLossScale(), **options}
     if mode == "session":
         return lambda variables: tw_ampopt.Optimizer(**options)
     return lambda variables: tw_ampopt.TowerOptimizer(variables, **options)
@@ -285,7 +285,7 @@ def test_rlload_with_ampopt_around_keras_trains_small_and_large_variables(
 ):
     options = {"tf_optimizer": keras.optimizers.Adam, "learning_rate": 0.01}
     if scaled:
-        options["loss_scale"] = tw_ampopt.DoublingScale()
+        options["loss_scale"] = tw_ampopt.DynamicLossScale()
     wanted = mixed_by_one_device()
     for name, value in learn(options).items():
         np.testing.assert_allclose(value, wanted[name], rtol=1e-3, atol=1e-5)

@@ -191,7 +191,7 @@ def test_the_tower_optimizer_of_tw_ampopt_drives_a_function(make_model, scaled):
             variables,
             tf_optimizer=descent,
             learning_rate=0.05,
-            loss_scale=tw_ampopt.DoublingScale() if scaled else None,
+            loss_scale=tw_ampopt.DynamicLossScale() if scaled else None,
         ),
     )
     wanted = learnt_in_a_function(make_model, lambda variables: descent(0.05))

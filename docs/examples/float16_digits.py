@@ -63,7 +63,7 @@ class Training:
         self.optimizer = tw_ampopt.TowerOptimizer(
             [network.weights for network in self.networks],
             learning_rate=lambda updates: 0.01 * 0.99 ** tf.cast(updates, tf.float32),
-            loss_scale=tw_ampopt.DoublingScale(growth_interval=100)
+            loss_scale=tw_ampopt.DynamicLossScale(growth_interval=100)
             if scaling
             else None,
             master_copies=True,

@@ -20,7 +20,7 @@ import tw_reduce
 
 v1 = tf.compat.v1
 RATE = 0.01
-SCALE = tw_ampopt.DoublingScale()
+SCALE = tw_ampopt.DynamicLossScale()
 PLAIN, OURS = "plain optimizer", "tw_ampopt"
 
 
@@ -189,7 +189,7 @@ def our_keras(size: Size, calls: int, multiplier: int | None) -> Made:
         tf_optimizer=keras.optimizers.Adam,
         learning_rate=RATE,
         epsilon=1e-8,
-        minibatch_multiplier=multiplier,
+        accumulation_steps=multiplier,
         loss_scale=SCALE,
     )
 

@@ -39,22 +39,28 @@ class GraphTrainer:
 
     mode = "graph"
 
-    def __init__(self, initial, num_towers=1, *, feeds_like=None, **arguments):
+    def __init__(
+        self,
+        initial,
+        num_towers=1,
+        *,
+        feeds_like=None,
+        accumulation_steps=None,
+        **arguments,
+    ):
         self.graph = tf.Graph()
         like = initial if feeds_like is None else feeds_like
         with self.graph.as_default():
-            self.build(initial, like, num_towers, arguments)
+            self.build(initial, like, num_towers, accumulation_steps, arguments)
             config = tf.compat.v1.ConfigProto(device_count={"CPU": 8})
             self.session = tf.compat.v1.Session(graph=self.graph, config=config)
             self.session.run(tf.compat.v1.global_variables_initializer())
             self.session.run(tf.compat.v1.local_variables_initializer())
 
-    def build(self, initial, like, num_towers, arguments):
-        arguments = {
-            key: value() if key == "minibatch_multiplier" and callable(value) else value
-            for key, value in arguments.items()
-        }
-        self.optimizer = tw_ampopt.Optimizer(**arguments)
+    def build(self, initial, like, num_towers, steps, arguments):
+        self.optimizer = tw_ampopt.Optimizer(
+            minibatch_multiplier=steps() if callable(steps) else steps, **arguments
+        )
         self.towers, self.placeholders = [], []
         for k in range(num_towers):
             with tf.device(f"/cpu:{k}"):
@@ -109,18 +115,24 @@ class FunctionTrainer:
 
     mode = "function"
 
-    def __init__(self, initial, num_towers=1, *, feeds_like=None, **arguments):
+    def __init__(
+        self,
+        initial,
+        num_towers=1,
+        *,
+        feeds_like=None,
+        accumulation_steps=None,
+        **arguments,
+    ):
         self.towers = []
         for k in range(num_towers):
             with tf.device(f"/cpu:{k}"):
                 self.towers.append([tf.Variable(v) for v in initial])
-        arguments = {
-            key: value() if key == "minibatch_multiplier" and callable(value) else value
-            for key, value in arguments.items()
-        }
+        steps = accumulation_steps
         self.optimizer = tw_ampopt.TowerOptimizer(
             self.towers,
             towers=towers([f"/cpu:{k}" for k in range(num_towers)]),
+            accumulation_steps=steps() if callable(steps) else steps,
             **arguments,
         )
         self.traces = 0

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import tensorflow as tf
 
-from tw_ampopt import DoublingScale, SimpleAdam, TowerOptimizer
+from tw_ampopt import DynamicLossScale, SimpleAdam, TowerOptimizer
 
 GENERATED = "__autograph_generated_file"
 
@@ -34,7 +34,7 @@ def make(towers=2, **arguments):
         with tf.device(f"/cpu:{k}"):
             lists.append([tf.Variable([1.0, 2.0]), tf.Variable(3.0)])
     optimizer = TowerOptimizer(
-        lists, loss_scale=DoublingScale(), clip_by_global_norm=1.0, **arguments
+        lists, loss_scale=DynamicLossScale(), clip_by_global_norm=1.0, **arguments
     )
     return optimizer, lists
 
@@ -63,7 +63,7 @@ CALLS = {
 
 @pytest.mark.parametrize("method", CALLS)
 def test_a_plain_function_has_no_method_converted(method):
-    optimizer, lists = make(minibatch_multiplier=2, on_nonfinite="drop_micro_batch")
+    optimizer, lists = make(accumulation_steps=2, on_nonfinite="drop_micro_batch")
 
     @tf.function
     def plain(x):

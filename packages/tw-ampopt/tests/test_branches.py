@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tw_ampopt import DoublingScale, Optimizer, SimpleAdam, TowerOptimizer
+from tw_ampopt import DynamicLossScale, Optimizer, SimpleAdam, TowerOptimizer
 
 v1 = tf.compat.v1
 SHAPES = [(2, 2), (3,), (129, 130)]  # two in one buffer, one alone
@@ -77,7 +77,7 @@ def train(place, kind, build, **arguments):
         optimizer = Optimizer(
             tf_optimizer=kind,
             learning_rate=0.1,
-            loss_scale=DoublingScale(growth_interval=1),
+            loss_scale=DynamicLossScale(growth_interval=1),
             clip_by_global_norm=1e3,
             **arguments,
         )
@@ -122,7 +122,7 @@ def test_gradients_scaled_outside_are_unscaled_by_the_same_scale(place):
         optimizer = Optimizer(
             tf_optimizer="tf.train.GradientDescentOptimizer",
             learning_rate=1.0,
-            loss_scale=DoublingScale(growth_interval=1),
+            loss_scale=DynamicLossScale(growth_interval=1),
         )
         with tf.device("/cpu:0"):
             optimizer.register_gradients(tf.reduce_sum(w), [w])

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tw_ampopt import DoublingScale, GradualScale, SimpleAdam
+from tw_ampopt import DynamicLossScale, GradualLossScale, SimpleAdam
 
 INITIAL = [
     np.ones((2, 3), np.float32),
@@ -30,8 +30,8 @@ def feeds(step, tower):
     return made
 
 
-SKIP = ("skip_group", DoublingScale(4, growth_interval=2, hysteresis=2))
-DROP = ("drop_micro_batch", GradualScale(4.0, 0.25, 1.0))
+SKIP = ("skip_group", DynamicLossScale(4, growth_interval=2, hysteresis=2))
+DROP = ("drop_micro_batch", GradualLossScale(4.0, 0.25, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_run_resumed_in_a_group_equals_the_uninterrupted_one_bit_for_bit(
             2,
             tf_optimizer=KINDS[kind],
             learning_rate=lambda updates: 0.1 / tf.cast(updates + 1, tf.float32),
-            minibatch_multiplier=3,
+            accumulation_steps=3,
             loss_scale=rule,
             on_nonfinite=policy,
             master_copies=True,

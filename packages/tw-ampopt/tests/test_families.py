@@ -7,10 +7,10 @@ import tensorflow as tf
 import tf_keras
 
 from tw_ampopt import (
-    DoublingScale,
+    DynamicLossScale,
     Optimizer,
     SimpleAdam,
-    StaticScale,
+    StaticLossScale,
     TowerOptimizer,
 )
 from tw_core.testing import SparseRows
@@ -87,7 +87,7 @@ def test_updates_are_those_of_the_plain_optimizer_and_skips_change_nothing(
         num_towers,
         tf_optimizer=kind,
         learning_rate=RATE,
-        loss_scale=DoublingScale(),
+        loss_scale=DynamicLossScale(),
         **kwargs,
     )
     bad = [np.full_like(v, np.nan) for v in INITIAL]
@@ -144,7 +144,7 @@ def test_keras_optimizers_take_rows_of_one_index_as_their_sum(
         feeds_like=feeds[0],
         tf_optimizer=kind,
         learning_rate=RATE,
-        minibatch_multiplier=micro_batches,
+        accumulation_steps=micro_batches,
     )
     for at in range(0, len(feeds), num_towers):
         trainer.step(*feeds[at : at + num_towers])
@@ -302,7 +302,7 @@ def test_a_keras_optimizer_is_right_under_wrap_function():
         [w],
         tf_optimizer=keras.optimizers.SGD,
         learning_rate=1.0,
-        loss_scale=StaticScale(4),
+        loss_scale=StaticLossScale(4),
     )
 
     def step(grad):
@@ -320,7 +320,7 @@ def descent_with_a_growing_scale(w):
         [w],
         tf_optimizer="tf.train.GradientDescentOptimizer",
         learning_rate=1.0,
-        loss_scale=DoublingScale(growth_interval=1),
+        loss_scale=DynamicLossScale(growth_interval=1),
     )
 
 

@@ -67,8 +67,9 @@ class InFunction:
 class InGraph:
     """The same by ``Optimizer.apply_gradients``, of one tower."""
 
-    def __init__(self, rank, num_towers=1, **arguments):
+    def __init__(self, rank, num_towers=1, *, accumulation_steps=None, **arguments):
         assert num_towers == 1
+        arguments["minibatch_multiplier"] = accumulation_steps
         with tf.Graph().as_default() as graph:
             self.variables = make_variables()
             self.places = [
@@ -142,7 +143,7 @@ def with_feeds(**changed):
 def test_a_shape_that_is_known_when_it_runs_is_compared_then(
     make, rank, multiplier, bad, message
 ):
-    trainer = make(rank, minibatch_multiplier=multiplier)
+    trainer = make(rank, accumulation_steps=multiplier)
     for _ in range(multiplier or 1):
         trainer.step(good_feeds())
     before = trainer.values()
@@ -173,7 +174,7 @@ def test_the_tower_is_told():
 def test_good_gradients_of_unknown_shape_train(make, kind, multiplier):
     # Of the table, neither Adam nor the accumulator can do without a dense shape.
     arguments = {"tf_optimizer": kind, "learning_rate": 0.5}
-    trainer = make(None, minibatch_multiplier=multiplier, **arguments)
+    trainer = make(None, accumulation_steps=multiplier, **arguments)
     for _ in range(multiplier or 1):
         trainer.step(good_feeds())
     a, b, table, large = trainer.values()

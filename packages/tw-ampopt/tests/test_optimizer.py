@@ -8,7 +8,13 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tw_ampopt import DoublingScale, GradualScale, Optimizer, SimpleAdam, StaticScale
+from tw_ampopt import (
+    DynamicLossScale,
+    GradualLossScale,
+    Optimizer,
+    SimpleAdam,
+    StaticLossScale,
+)
 from tw_core import OptimizerLike, override_to_local_variable
 from tw_core.testing import CPUS
 
@@ -117,7 +123,7 @@ def test_sparse_gradients_of_several_calls_are_averaged(graph):
 
 
 def test_the_scale_can_be_asked_for_before_anything_is_registered(graph):
-    optimizer = Optimizer(loss_scale=StaticScale(3))
+    optimizer = Optimizer(loss_scale=StaticLossScale(3))
     variable = optimizer.get_loss_scaling_var("/cpu:1")
     assert variable.dtype == tf.int64
     assert optimizer.get_loss_scaling_var("/cpu:2") is variable
@@ -138,7 +144,7 @@ def test_without_scaling_values_pass_as_they_are(graph):
 
 
 def test_a_half_precision_value_is_scaled_and_stays_half(graph):
-    optimizer = Optimizer(loss_scale=StaticScale(4))
+    optimizer = Optimizer(loss_scale=StaticLossScale(4))
     there = optimizer.apply_loss_scaling(tf.constant(2.0, tf.float16))
     assert there.dtype == tf.float16
     with session(graph) as sess:
@@ -146,7 +152,7 @@ def test_a_half_precision_value_is_scaled_and_stays_half(graph):
 
 
 def shared_pair(graph, **settings):
-    arguments = {"loss_scale": DoublingScale(growth_interval=2), **settings}
+    arguments = {"loss_scale": DynamicLossScale(growth_interval=2), **settings}
     main = Optimizer("Main", minibatch_multiplier=2, **arguments)
     regular = Optimizer("Reg", share=main, **arguments)
     w = variable_on("/cpu:0")
@@ -405,7 +411,7 @@ def test_a_start_outside_of_the_bounds_is_refused(graph):
 
 def test_two_kinds_of_scaling_are_refused(graph):
     with pytest.raises(ValueError, match="two rules for one scale"):
-        Optimizer(use_loss_scaling=True, loss_scale=GradualScale())
+        Optimizer(use_loss_scaling=True, loss_scale=GradualLossScale())
 
 
 @pytest.mark.parametrize(
@@ -534,7 +540,7 @@ def test_by_the_protocol_gradients_come_unscaled_and_updates_count_steps(
     graph, multiplier
 ):
     optimizer = Optimizer(
-        loss_scale=StaticScale(10), minibatch_multiplier=multiplier, **SGD
+        loss_scale=StaticLossScale(10), minibatch_multiplier=multiplier, **SGD
     )
     w, idle = variable_on("/cpu:0"), variable_on("/cpu:0", name="idle")
     global_step = v1.train.get_or_create_global_step()
@@ -562,7 +568,7 @@ def test_by_the_protocol_trainable_variables_are_the_default(graph):
 
 def test_towers_that_share_variables_use_one_optimizer(graph):
     # As the parameter-server builder does: one object, gradients of two towers.
-    optimizer = Optimizer(loss_scale=DoublingScale(), minibatch_multiplier=2, **SGD)
+    optimizer = Optimizer(loss_scale=DynamicLossScale(), minibatch_multiplier=2, **SGD)
     w = variable_on("/cpu:0")
     towers = []
     for k in range(2):
@@ -588,7 +594,9 @@ def test_a_replica_made_of_local_variables_has_local_state_of_the_same_names(gra
         ):
             w = tf.Variable([1.0, 2.0], name="w")
             optimizer = Optimizer(
-                loss_scale=DoublingScale(), minibatch_multiplier=2, master_copies=True
+                loss_scale=DynamicLossScale(),
+                minibatch_multiplier=2,
+                master_copies=True,
             )
         optimizer.apply_gradients(optimizer.compute_gradients(square_loss(w), [w]))
         optimizers.append(optimizer)

@@ -8,10 +8,16 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tw_ampopt import DoublingScale, GradualScale, NoScale, ScaleRule, StaticScale
+from tw_ampopt import (
+    DynamicLossScale,
+    GradualLossScale,
+    LossScale,
+    NoOpLossScale,
+    StaticLossScale,
+)
 
 VERDICTS = st.lists(st.booleans(), max_size=60)
-RULES = [GradualScale(), DoublingScale(), StaticScale(), NoScale()]
+RULES = [GradualLossScale(), DynamicLossScale(), StaticLossScale(), NoOpLossScale()]
 
 
 def variables_of(rule):
@@ -64,7 +70,7 @@ def doubling_oracle(rule, verdicts):
 
 @given(VERDICTS, st.floats(0, 3), st.floats(0, 3))
 def test_the_gradual_rule_moves_as_numpy_does(verdicts, increment, decrement):
-    rule = GradualScale(5.0, increment, decrement, lowest=2.0, highest=9.0)
+    rule = GradualLossScale(5.0, increment, decrement, lowest=2.0, highest=9.0)
     np.testing.assert_array_equal(
         run(rule, verdicts)["log2"], gradual_oracle(rule, verdicts)
     )
@@ -72,7 +78,7 @@ def test_the_gradual_rule_moves_as_numpy_does(verdicts, increment, decrement):
 
 @given(VERDICTS, st.integers(1, 6), st.integers(1, 4))
 def test_the_doubling_rule_moves_as_plain_python_does(verdicts, interval, hysteresis):
-    rule = DoublingScale(
+    rule = DynamicLossScale(
         3, growth_interval=interval, lowest=1, highest=5, hysteresis=hysteresis
     )
     got = run(rule, verdicts)
@@ -84,21 +90,21 @@ def test_the_doubling_rule_moves_as_plain_python_does(verdicts, interval, hyster
 
 @given(VERDICTS)
 def test_a_static_scale_stays(verdicts):
-    assert set(run(StaticScale(7), verdicts)["log2"]) <= {7}
+    assert set(run(StaticLossScale(7), verdicts)["log2"]) <= {7}
 
 
 def test_the_doubling_rule_has_the_usual_settings():
-    assert DoublingScale() == DoublingScale(15, 2000, 0, 24, 1)
+    assert DynamicLossScale() == DynamicLossScale(15, 2000, 0, 24, 1)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 def test_every_rule_follows_the_protocol(rule):
-    assert isinstance(rule, ScaleRule)
+    assert isinstance(rule, LossScale)
 
 
 @pytest.mark.parametrize(
     "rule",
-    [GradualScale(), DoublingScale(growth_interval=5)],
+    [GradualLossScale(), DynamicLossScale(growth_interval=5)],
     ids=["gradual", "doubling"],
 )
 def test_ten_thousand_bad_updates_stop_at_the_lower_bound_and_are_left_again(rule):
@@ -108,7 +114,7 @@ def test_ten_thousand_bad_updates_stop_at_the_lower_bound_and_are_left_again(rul
 
 
 @pytest.mark.parametrize(
-    "rule", [GradualScale(increment=1.0), DoublingScale(growth_interval=1)]
+    "rule", [GradualLossScale(increment=1.0), DynamicLossScale(growth_interval=1)]
 )
 def test_good_updates_stop_at_the_upper_bound(rule):
     assert run(rule, [True] * 200)["log2"][-1] == rule.highest
@@ -116,24 +122,24 @@ def test_good_updates_stop_at_the_upper_bound(rule):
 
 @pytest.mark.parametrize("log2", [-120, -64, -1, 0, 1, 10, 24, 79, 120])
 def test_a_whole_exponent_gives_the_very_power_of_two(log2):
-    rule = StaticScale(log2)
+    rule = StaticLossScale(log2)
     assert rule.scale(tf.constant(log2, tf.int64)).numpy() == np.float32(2.0**log2)
 
 
 @given(st.integers(0, 24), st.integers(0, 2**32 - 1))
 def test_scaling_by_a_whole_exponent_and_back_changes_no_bit(log2, seed):
     values = np.random.default_rng(seed).standard_normal(50).astype(np.float32)
-    rule, exponent = DoublingScale(), tf.constant(log2, tf.int64)
+    rule, exponent = DynamicLossScale(), tf.constant(log2, tf.int64)
     there_and_back = values * rule.scale(exponent) * rule.scale(-exponent)
     np.testing.assert_array_equal(there_and_back, values)
 
 
 def test_a_fractional_exponent_gives_the_fractional_power():
-    scale = GradualScale().scale(tf.constant(10.0005))
+    scale = GradualLossScale().scale(tf.constant(10.0005))
     np.testing.assert_allclose(scale, 2.0**10.0005, rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [GradualScale, DoublingScale])
+@pytest.mark.parametrize("kind", [GradualLossScale, DynamicLossScale])
 def test_bounds_that_exclude_the_start_are_refused(kind):
     with pytest.raises(ValueError, match=r"within the bounds; got init=5, lowest=6"):
         kind(init=5, lowest=6, highest=7)
@@ -143,26 +149,28 @@ def test_bounds_that_exclude_the_start_are_refused(kind):
 def test_bounds_in_disorder_or_beyond_float32_are_refused(bounds):
     lowest, highest = bounds
     with pytest.raises(ValueError, match=r"must lie within -120\.\.120"):
-        GradualScale(init=2, lowest=lowest, highest=highest)
+        GradualLossScale(init=2, lowest=lowest, highest=highest)
 
 
 @pytest.mark.parametrize("step", [-1.0, math.inf, math.nan])
 def test_a_step_that_is_none_is_refused(step):
     with pytest.raises(ValueError, match="increment must be "):
-        GradualScale(increment=step)
+        GradualLossScale(increment=step)
     with pytest.raises(ValueError, match="decrement must be "):
-        GradualScale(decrement=step)
+        GradualLossScale(decrement=step)
 
 
 def test_counts_below_one_are_refused():
     with pytest.raises(ValueError, match="growth_interval counts updates, 1 or more"):
-        DoublingScale(growth_interval=0)
+        DynamicLossScale(growth_interval=0)
     with pytest.raises(ValueError, match="hysteresis counts updates, 1 or more; got 0"):
-        DoublingScale(hysteresis=0)
+        DynamicLossScale(hysteresis=0)
 
 
 def test_a_fraction_where_an_exponent_is_whole_is_refused():
-    with pytest.raises(TypeError, match=r"every number is an int; got {'init': 1.5}"):
-        DoublingScale(init=1.5)
-    with pytest.raises(TypeError, match="GradualScale takes fractions"):
-        StaticScale(log2=True)
+    with pytest.raises(
+        TypeError, match=r"every number must be an int; got {'init': 1.5}"
+    ):
+        DynamicLossScale(init=1.5)
+    with pytest.raises(TypeError, match="GradualLossScale takes fractions"):
+        StaticLossScale(log2=True)

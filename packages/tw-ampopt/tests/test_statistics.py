@@ -8,7 +8,7 @@ import tensorflow as tf
 from tensorflow.core.util.event_pb2 import Event
 
 from tw_ampopt import (
-    DoublingScale,
+    DynamicLossScale,
     Optimizer,
     StatisticsHook,
     StatisticsWriter,
@@ -44,7 +44,7 @@ def events(folder):
 
 def run_hooked(folder, grads, **arguments):
     with tf.Graph().as_default():
-        optimizer = Optimizer("G/main", loss_scale=DoublingScale(), **SGD)
+        optimizer = Optimizer("G/main", loss_scale=DynamicLossScale(), **SGD)
         optimizer.report_mem_usage = arguments.pop("report_mem_usage", False)
         with tf.device("/cpu:0"):
             w = tf.Variable([1.0, 2.0], name="w")
@@ -61,7 +61,7 @@ def run_hooked(folder, grads, **arguments):
 def run_written(folder, grads, every, **arguments):
     w = tf.Variable([1.0, 2.0])
     optimizer = TowerOptimizer(
-        [w], name="G/main", loss_scale=DoublingScale(), **SGD, **arguments
+        [w], name="G/main", loss_scale=DynamicLossScale(), **SGD, **arguments
     )
     writer = StatisticsWriter(optimizer, str(folder))
     step = tf.function(

@@ -13,7 +13,8 @@ from tw_core.testing import CPUS
 v1 = tf.compat.v1
 THREADS, CALLS, MICRO_BATCHES = 4, 100, 4
 SHAPES = [(10,), (3,), (129, 130)]  # two in one buffer, one alone
-SGD = {"learning_rate": 1.0, "minibatch_multiplier": MICRO_BATCHES}
+SGD = {"learning_rate": 1.0}
+IN_GRAPH = {**SGD, "minibatch_multiplier": MICRO_BATCHES}
 WAIT_S = 120.0
 
 
@@ -63,7 +64,9 @@ def test_threads_that_call_one_accumulating_step_lose_no_gradient(
     if (how, num_towers) == ("compiled", 2):
         pytest.skip("XLA compiles a step of one tower")
     lists = make_variables(num_towers)
-    optimizer = TowerOptimizer(lists, tf_optimizer=kind, **SGD)
+    optimizer = TowerOptimizer(
+        lists, tf_optimizer=kind, accumulation_steps=MICRO_BATCHES, **SGD
+    )
     grads = [[tf.ones(shape) for shape in SHAPES]] * num_towers
     step = functools.partial(optimizer.apply, grads)
     if how != "eager":
@@ -82,7 +85,7 @@ def test_threads_that_run_one_accumulating_op_lose_no_gradient(kind, drops):
     policy = "drop_micro_batch" if drops else "skip_group"
     with tf.Graph().as_default(), v1.Session() as sess:
         [variables] = make_variables(1)
-        optimizer = Optimizer(tf_optimizer=kind, on_nonfinite=policy, **SGD)
+        optimizer = Optimizer(tf_optimizer=kind, on_nonfinite=policy, **IN_GRAPH)
         pairs = [(tf.ones(v.shape), v) for v in variables]
         step = sess.make_callable(optimizer.apply_gradients(pairs))
         told = optimizer.statistics()
@@ -95,7 +98,9 @@ def test_two_ops_of_one_optimizer_wait_for_each_other():
     # As asynchronous towers have them: variables and groups are shared.
     with tf.Graph().as_default(), v1.Session() as sess:
         [variables] = make_variables(1)
-        optimizer = Optimizer(tf_optimizer="tf.train.GradientDescentOptimizer", **SGD)
+        optimizer = Optimizer(
+            tf_optimizer="tf.train.GradientDescentOptimizer", **IN_GRAPH
+        )
         pairs = [(tf.ones(v.shape), v) for v in variables]
         ops = [optimizer.apply_gradients(pairs) for _ in range(2)]
         told = optimizer.statistics()
@@ -106,12 +111,12 @@ def test_two_ops_of_one_optimizer_wait_for_each_other():
 
 @pytest.mark.parametrize("how", ["eager", "function"])
 def test_a_step_that_fails_lets_the_next_one_in(how):
-    multiplier, w = tf.Variable(0), tf.Variable([1.0, 1.0])
+    steps, w = tf.Variable(0), tf.Variable([1.0, 1.0])
     optimizer = TowerOptimizer(
         [w],
         tf_optimizer="tf.train.GradientDescentOptimizer",
         learning_rate=1.0,
-        minibatch_multiplier=multiplier,
+        accumulation_steps=steps,
     )
 
     def step():
@@ -120,7 +125,7 @@ def test_a_step_that_fails_lets_the_next_one_in(how):
     step = tf.function(step) if how == "function" else step
     with pytest.raises(tf.errors.InvalidArgumentError) as kept:
         step()
-    multiplier.assign(1)
+    steps.assign(1)
     call_from_threads(step, threads=1, calls=1)
     np.testing.assert_array_equal(w, [0, 0])
     assert kept.traceback, "what was raised is still there, with all its frames"
@@ -133,7 +138,7 @@ def test_an_exported_step_accumulates(tmp_path):
         [module.w],
         tf_optimizer="tf.train.GradientDescentOptimizer",
         learning_rate=1.0,
-        minibatch_multiplier=2,
+        accumulation_steps=2,
     )
     module.step = tf.function(
         lambda grad: module.optimizer.apply([grad]),

@@ -9,10 +9,10 @@ import tensorflow as tf
 
 import tw_reduce
 from tw_ampopt import (
-    DoublingScale,
+    DynamicLossScale,
     Optimizer,
     SimpleAdam,
-    StaticScale,
+    StaticLossScale,
     TowerOptimizer,
 )
 from tw_core import OptimizerLike, map_towers, replicate, towers
@@ -55,8 +55,8 @@ def test_keras_models_on_towers_train_as_one_model_on_the_whole_batch(num_towers
         [model.trainable_variables for model in models],
         tf_optimizer=kind,
         learning_rate=0.01,
-        loss_scale=DoublingScale(),
-        minibatch_multiplier=2,
+        loss_scale=DynamicLossScale(),
+        accumulation_steps=2,
         epsilon=0.01,  # Adam without it makes steps of the noise in small gradients
     )
     rng = np.random.default_rng(0)
@@ -103,7 +103,7 @@ def test_a_reducer_can_be_chosen(make_trainer, reducer, multiplier):
         [np.zeros(2, np.float32), np.zeros((130, 130), np.float32)],
         2,
         reducer=reducer,
-        minibatch_multiplier=multiplier,
+        accumulation_steps=multiplier,
         **SGD,
     )
     for _ in range(multiplier or 1):
@@ -128,7 +128,7 @@ def test_the_reducer_runs_once_a_group_and_not_for_every_micro_batch(make_traine
         return [sums for _ in grads]
 
     trainer = make_trainer(
-        [np.zeros(2, np.float32)], 2, reducer=counting, minibatch_multiplier=3, **SGD
+        [np.zeros(2, np.float32)], 2, reducer=counting, accumulation_steps=3, **SGD
     )
     for _ in range(7):
         trainer.step(*[[np.ones(2, np.float32)]] * 2)
@@ -153,7 +153,7 @@ def test_it_works_outside_of_a_function_too():
     [variables] = variables_on("/cpu:0")
     for kind in ("tf.train.GradientDescentOptimizer", "keras.optimizers.SGD"):
         optimizer = TowerOptimizer(
-            variables, tf_optimizer=kind, learning_rate=0.5, minibatch_multiplier=2
+            variables, tf_optimizer=kind, learning_rate=0.5, accumulation_steps=2
         )
         assert not optimizer.apply([tf.constant([1.0, 1.0]), None])
         assert optimizer.apply([tf.constant([1.0, 1.0]), None])
@@ -174,8 +174,8 @@ def test_a_learning_rate_variable_is_read_at_every_update():
 
 def test_sharing_is_of_slots_scale_and_counts():
     [variables] = variables_on("/cpu:0")
-    arguments = {"loss_scale": DoublingScale(growth_interval=1), **SGD}
-    main = TowerOptimizer(variables, minibatch_multiplier=2, **arguments)
+    arguments = {"loss_scale": DynamicLossScale(growth_interval=1), **SGD}
+    main = TowerOptimizer(variables, accumulation_steps=2, **arguments)
     other = TowerOptimizer(variables, share=main, **arguments)
     assert other.get_loss_scaling_var() is main.get_loss_scaling_var()
     other.apply([tf.constant([1.0, 1.0]), None])
@@ -222,7 +222,7 @@ def test_bad_gradients_are_named_per_tower():
 
 def test_it_is_an_optimizer_by_the_protocol():
     [variables] = variables_on("/cpu:0")
-    optimizer = TowerOptimizer(variables, loss_scale=StaticScale(8), **SGD)
+    optimizer = TowerOptimizer(variables, loss_scale=StaticLossScale(8), **SGD)
     assert isinstance(optimizer, OptimizerLike)
     count = tf.Variable(0, dtype=tf.int64)
 

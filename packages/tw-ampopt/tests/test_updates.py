@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tw_ampopt import DoublingScale, GradualScale, NoScale, StaticScale
+from tw_ampopt import DynamicLossScale, GradualLossScale, NoOpLossScale, StaticLossScale
 from tw_core.testing import SparseRows
 
 SGD = {"tf_optimizer": "tf.train.GradientDescentOptimizer", "learning_rate": 0.5}
@@ -44,9 +44,12 @@ def assert_same_bits(got, want):
 def test_micro_batches_equal_one_big_batch_bit_for_bit(
     make_trainer, initial, micro_batches
 ):
-    big = make_trainer(initial, loss_scale=DoublingScale(), **ADAM)
+    big = make_trainer(initial, loss_scale=DynamicLossScale(), **ADAM)
     small = make_trainer(
-        initial, loss_scale=DoublingScale(), minibatch_multiplier=micro_batches, **ADAM
+        initial,
+        loss_scale=DynamicLossScale(),
+        accumulation_steps=micro_batches,
+        **ADAM,
     )
     for group in range(3):
         feeds = [feeds_like(initial, 10 * group + m) for m in range(micro_batches)]
@@ -58,7 +61,7 @@ def test_micro_batches_equal_one_big_batch_bit_for_bit(
 
 
 def test_nothing_changes_before_a_group_is_full(make_trainer):
-    trainer = make_trainer(INITIAL, minibatch_multiplier=3, **SGD)
+    trainer = make_trainer(INITIAL, accumulation_steps=3, **SGD)
     for m in range(2):
         trainer.step(feeds_like(INITIAL, m))
         assert_same_bits(trainer.values()[0], INITIAL)
@@ -74,8 +77,8 @@ def test_nothing_changes_before_a_group_is_full(make_trainer):
 @pytest.mark.parametrize("num_towers", [2, 4])
 def test_towers_are_identical_to_one_tower(make_trainer, num_towers, multiplier):
     arguments = {
-        "loss_scale": DoublingScale(),
-        "minibatch_multiplier": multiplier,
+        "loss_scale": DynamicLossScale(),
+        "accumulation_steps": multiplier,
         **ADAM,
     }
     one = make_trainer(INITIAL, **arguments)
@@ -92,12 +95,12 @@ def test_towers_are_identical_to_one_tower(make_trainer, num_towers, multiplier)
 @pytest.mark.parametrize(
     ("rule", "bad", "multiplier"),
     [
-        (NoScale(), np.nan, None),
-        (StaticScale(10), -np.inf, None),
-        (DoublingScale(), np.inf, None),
-        (DoublingScale(), np.nan, 2),
-        (GradualScale(10.0), np.nan, None),
-        (GradualScale(10.0), np.inf, 2),
+        (NoOpLossScale(), np.nan, None),
+        (StaticLossScale(10), -np.inf, None),
+        (DynamicLossScale(), np.inf, None),
+        (DynamicLossScale(), np.nan, 2),
+        (GradualLossScale(10.0), np.nan, None),
+        (GradualLossScale(10.0), np.inf, 2),
     ],
     ids=str,
 )
@@ -105,7 +108,7 @@ def test_a_skipped_update_leaves_every_bit_of_variables_and_slots(
     make_trainer, rule, bad, multiplier
 ):
     trainer = make_trainer(
-        INITIAL, 2, loss_scale=rule, minibatch_multiplier=multiplier, **ADAM
+        INITIAL, 2, loss_scale=rule, accumulation_steps=multiplier, **ADAM
     )
     for m in range(2):
         trainer.step(feeds_like(INITIAL, m), feeds_like(INITIAL, m + 9))
@@ -131,7 +134,7 @@ def test_a_skipped_update_leaves_every_bit_of_variables_and_slots(
 
 
 @pytest.mark.parametrize(
-    "rule", [GradualScale(), DoublingScale(growth_interval=5)], ids=str
+    "rule", [GradualLossScale(), DynamicLossScale(growth_interval=5)], ids=str
 )
 def test_after_ten_thousand_bad_steps_good_ones_train_again(make_trainer, rule):
     trainer = make_trainer([np.zeros(2, np.float32)], loss_scale=rule, **ADAM)
@@ -151,7 +154,7 @@ def test_after_ten_thousand_bad_steps_good_ones_train_again(make_trainer, rule):
 
 def test_scaling_changes_no_bit_of_what_is_learnt(make_trainer):
     plain = make_trainer(INITIAL, **ADAM)
-    scaled = make_trainer(INITIAL, loss_scale=StaticScale(20), **ADAM)
+    scaled = make_trainer(INITIAL, loss_scale=StaticLossScale(20), **ADAM)
     rng = np.random.default_rng(3)
     for _ in range(5):
         feeds = [rng.standard_normal(v.shape).astype(np.float32) for v in INITIAL]
@@ -175,7 +178,7 @@ def test_any_run_of_good_and_bad_micro_batches_meets_the_oracle(make_trainer, dr
     trainers = {
         size: make_trainer(
             initial,
-            minibatch_multiplier=size,
+            accumulation_steps=size,
             on_nonfinite="drop_micro_batch" if drops else "skip_group",
             **SGD,
         )
@@ -219,9 +222,9 @@ def test_a_dropped_micro_batch_leaves_the_mean_of_the_others(make_trainer):
     trainer = make_trainer(
         INITIAL,
         2,
-        minibatch_multiplier=3,
+        accumulation_steps=3,
         on_nonfinite="drop_micro_batch",
-        loss_scale=DoublingScale(),
+        loss_scale=DynamicLossScale(),
         **SGD,
     )
     bad = feeds_like(INITIAL, 7)
@@ -241,7 +244,7 @@ def test_a_dropped_micro_batch_leaves_the_mean_of_the_others(make_trainer):
 
 def test_a_group_of_dropped_micro_batches_only_is_skipped(make_trainer):
     trainer = make_trainer(
-        INITIAL, minibatch_multiplier=2, on_nonfinite="drop_micro_batch", **ADAM
+        INITIAL, accumulation_steps=2, on_nonfinite="drop_micro_batch", **ADAM
     )
     bad = [np.full_like(v, np.nan) for v in INITIAL]
     for _ in range(2):
@@ -261,7 +264,7 @@ def test_a_multiplier_that_changes_counts_from_the_next_group_on(make_trainer):
         box.append(tf.Variable(2.0, trainable=False))
         return box[0]
 
-    trainer = make_trainer(INITIAL, minibatch_multiplier=multiplier, **SGD)
+    trainer = make_trainer(INITIAL, accumulation_steps=multiplier, **SGD)
 
     def set_to(value):
         if trainer.mode == "graph":
@@ -293,7 +296,7 @@ def test_a_multiplier_that_changes_counts_from_the_next_group_on(make_trainer):
 def test_a_missing_gradient_counts_as_zero(make_trainer, multiplier):
     like = [INITIAL[0], None, INITIAL[2], None]
     trainer = make_trainer(
-        INITIAL, feeds_like=like, minibatch_multiplier=multiplier, **SGD
+        INITIAL, feeds_like=like, accumulation_steps=multiplier, **SGD
     )
     for _ in range(multiplier or 1):
         trainer.step([None if v is None else np.ones_like(v) for v in like])
@@ -310,8 +313,8 @@ def test_sparse_gradients_give_what_dense_ones_do(
 ):
     initial = [whole((rows, 2), 0), np.ones(3, np.float32)]
     arguments = {
-        "minibatch_multiplier": multiplier,
-        "loss_scale": DoublingScale(),
+        "accumulation_steps": multiplier,
+        "loss_scale": DynamicLossScale(),
         "clip_by_global_norm": 4.0,
         **SGD,
     }
@@ -366,9 +369,9 @@ def test_clipping_is_by_the_norm_after_unscaling(make_trainer):
     trainer = make_trainer(
         initial,
         2,
-        loss_scale=StaticScale(20),
+        loss_scale=StaticLossScale(20),
         clip_by_global_norm=1.0,
-        minibatch_multiplier=2,
+        accumulation_steps=2,
         **SGD,
     )
     feeds = [np.float32([2, 0]), np.float32([[0, 2]])]
@@ -393,7 +396,7 @@ def test_a_norm_within_the_bound_clips_nothing(make_trainer):
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 def test_half_variables_accumulate_in_float32(make_trainer, kind):
     dtype = tf.as_dtype(kind).as_numpy_dtype
-    trainer = make_trainer([np.zeros(1, dtype)], minibatch_multiplier=64, **SGD)
+    trainer = make_trainer([np.zeros(1, dtype)], accumulation_steps=64, **SGD)
     # In half precision, a sum of 1024 and sixty-three ones loses every one of them.
     # The gradient of a half variable comes in half: 1/16 is exact there.
     trainer.step([np.float32([1024.0])])
@@ -449,8 +452,8 @@ def test_reset_brings_back_the_start_but_for_the_scale(make_trainer, multiplier)
     trainer = make_trainer(
         INITIAL,
         2,
-        loss_scale=DoublingScale(growth_interval=1),
-        minibatch_multiplier=multiplier,
+        loss_scale=DynamicLossScale(growth_interval=1),
+        accumulation_steps=multiplier,
         tf_optimizer="tf.train.RMSPropOptimizer",
         learning_rate=0.1,
     )
@@ -468,7 +471,7 @@ def test_a_schedule_sees_the_number_of_updates(make_trainer):
     trainer = make_trainer(
         [np.zeros(1, np.float32)],
         tf_optimizer="tf.train.GradientDescentOptimizer",
-        minibatch_multiplier=2,
+        accumulation_steps=2,
         learning_rate=lambda updates: 1.0 / tf.cast(updates + 1, tf.float32),
     )
     values = []
@@ -481,7 +484,10 @@ def test_a_schedule_sees_the_number_of_updates(make_trainer):
 
 def test_statistics_have_the_older_systems_names(make_trainer):
     trainer = make_trainer(
-        INITIAL, loss_scale=GradualScale(4.0, 0.5, 1.0), minibatch_multiplier=2, **SGD
+        INITIAL,
+        loss_scale=GradualLossScale(4.0, 0.5, 1.0),
+        accumulation_steps=2,
+        **SGD,
     )
     bad = [np.full_like(v, np.inf) for v in INITIAL]
     for feed in (INITIAL, INITIAL, bad, INITIAL, INITIAL):

@@ -9,11 +9,11 @@ import tensorflow as tf
 
 import tw_ampopt
 from tw_ampopt import (
-    DoublingScale,
-    GradualScale,
+    DynamicLossScale,
+    GradualLossScale,
     Optimizer,
     SimpleAdam,
-    StaticScale,
+    StaticLossScale,
     StatisticsHook,
     StatisticsWriter,
     TowerOptimizer,
@@ -119,8 +119,8 @@ def elsewhere(make):
 # What several share.
 
 
-def of_settings(name, make):
-    """Arguments that both optimizers take."""
+def of_settings(name, make, steps):
+    """Arguments that both optimizers take; ``steps`` names that of micro-batches."""
     return rows(
         name,
         make,
@@ -163,13 +163,13 @@ def of_settings(name, make):
             "function of the number of updates",
         ),
         ({"learning_rate": lambda u: None}, TypeError, "must be a number or a scalar"),
-        ({"minibatch_multiplier": "2"}, TypeError, "got '2'"),
-        ({"minibatch_multiplier": 0}, ValueError, "got 0"),
-        ({"minibatch_multiplier": NAN}, ValueError, "got nan"),
-        ({"minibatch_multiplier": 2.5}, ValueError, "got 2.5"),
+        ({steps: "2"}, TypeError, f"{steps} must be a whole number"),
+        ({steps: 0}, ValueError, f"{steps} must be a whole number of 1 or more; got 0"),
+        ({steps: NAN}, ValueError, "got nan"),
+        ({steps: 2.5}, ValueError, "got 2.5"),
         ({"share": 3}, TypeError, "got 3"),
         ({"loss_scale": "dynamic"}, TypeError, "got 'dynamic'"),
-        ({"loss_scale": DoublingScale}, TypeError, "loss_scale must be a rule"),
+        ({"loss_scale": DynamicLossScale}, TypeError, "loss_scale must be a rule"),
         ({"on_nonfinite": "skip"}, ValueError, "got 'skip'"),
         ({"on_nonfinite": None}, ValueError, "got None"),
         ({"clip_by_global_norm": "a"}, TypeError, "must be a number; got 'a'"),
@@ -346,7 +346,7 @@ def of_gradients(name, call):
 
 
 OPTIMIZER = [
-    *of_settings("Optimizer", make_optimizer),
+    *of_settings("Optimizer", make_optimizer, "minibatch_multiplier"),
     *rows(
         "Optimizer",
         make_optimizer,
@@ -405,7 +405,7 @@ OPTIMIZER = [
     *of_flags("Optimizer.nonfinite_names", of_optimizer("nonfinite_names")),
 ]
 TOWER_OPTIMIZER = [
-    *of_settings("TowerOptimizer", make_tower_optimizer),
+    *of_settings("TowerOptimizer", make_tower_optimizer, "accumulation_steps"),
     *rows(
         "TowerOptimizer",
         make_tower_optimizer,
@@ -451,7 +451,7 @@ TOWER_OPTIMIZER = [
 SCALING = [
     row
     for method in ("apply_loss_scaling", "undo_loss_scaling")
-    for settings in ({}, {"loss_scale": StaticScale(3)})
+    for settings in ({}, {"loss_scale": StaticLossScale(3)})
     for name, of in (
         ("Optimizer", of_optimizer),
         ("TowerOptimizer", of_tower_optimizer),
@@ -464,16 +464,19 @@ def of_rules():
     """Numbers of the scale rules."""
     for name in ("init", "increment", "decrement", "lowest", "highest"):
         yield from rows(
-            "GradualScale",
-            GradualScale,
+            "GradualLossScale",
+            GradualLossScale,
             ({name: None}, TypeError, f"{name} must be a number; got None"),
             ({name: "3"}, TypeError, f"{name} must be a number; got '3'"),
             ({name: True}, TypeError, f"{name} must be a number; got True"),
             ({name: NAN}, ValueError, f"{name} must be"),
         )
     for rule, names in (
-        (DoublingScale, ("init", "growth_interval", "lowest", "highest", "hysteresis")),
-        (StaticScale, ("log2",)),
+        (
+            DynamicLossScale,
+            ("init", "growth_interval", "lowest", "highest", "hysteresis"),
+        ),
+        (StaticLossScale, ("log2",)),
     ):
         for name in names:
             yield from rows(
@@ -485,22 +488,24 @@ def of_rules():
                 ({name: True}, TypeError, f"{{'{name}': True}}"),
             )
     yield from rows(
-        "GradualScale",
-        GradualScale,
+        "GradualLossScale",
+        GradualLossScale,
         ({"increment": -1}, ValueError, "increment must be at least 0; got -1"),
         ({"decrement": float("inf")}, ValueError, "decrement must be finite"),
         ({"init": -1.0}, ValueError, "must lie within the bounds; got init=-1.0"),
         ({"lowest": 121.0}, ValueError, "must lie within -120..120"),
     )
     yield from rows(
-        "DoublingScale",
-        DoublingScale,
+        "DynamicLossScale",
+        DynamicLossScale,
         ({"growth_interval": 0}, ValueError, "growth_interval counts updates"),
         ({"hysteresis": 0}, ValueError, "hysteresis counts updates"),
         ({"init": 25}, ValueError, "must lie within the bounds"),
     )
     yield from rows(
-        "StaticScale", StaticScale, ({"log2": 121}, ValueError, "within -120..120")
+        "StaticLossScale",
+        StaticLossScale,
+        ({"log2": 121}, ValueError, "within -120..120"),
     )
 
 
@@ -594,7 +599,12 @@ EXEMPT = {
     # What the optimizer calls with the state that it keeps.
     *(
         f"{rule}.{method}"
-        for rule in ("GradualScale", "DoublingScale", "StaticScale", "NoScale")
+        for rule in (
+            "GradualLossScale",
+            "DynamicLossScale",
+            "StaticLossScale",
+            "NoOpLossScale",
+        )
         for method in ("scale", "next")
     ),
     # What sessions call.

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tw_ampopt import DoublingScale, SimpleAdam, TowerOptimizer
+from tw_ampopt import DynamicLossScale, SimpleAdam, TowerOptimizer
 from tw_core.testing import CPUS
 
 # Two dense ones in a buffer, one alone; a small and a large table.
@@ -34,7 +34,7 @@ def train(*, jit_compile, **arguments):
     optimizer = TowerOptimizer(
         variables,
         learning_rate=0.1,
-        loss_scale=DoublingScale(),
+        loss_scale=DynamicLossScale(),
         clip_by_global_norm=10.0,
         **arguments,
     )
@@ -51,7 +51,7 @@ def train(*, jit_compile, **arguments):
     return [v.numpy() for v in variables], told
 
 
-ACCUMULATES = {"minibatch_multiplier": 2}
+ACCUMULATES = {"accumulation_steps": 2}
 DROPS = {**ACCUMULATES, "on_nonfinite": "drop_micro_batch"}
 
 

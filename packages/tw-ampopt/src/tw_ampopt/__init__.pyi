@@ -1,8 +1,8 @@
-from ._loss_scale.rules import DoublingScale as DoublingScale
-from ._loss_scale.rules import GradualScale as GradualScale
-from ._loss_scale.rules import NoScale as NoScale
-from ._loss_scale.rules import ScaleRule as ScaleRule
-from ._loss_scale.rules import StaticScale as StaticScale
+from ._loss_scale.rules import DynamicLossScale as DynamicLossScale
+from ._loss_scale.rules import GradualLossScale as GradualLossScale
+from ._loss_scale.rules import LossScale as LossScale
+from ._loss_scale.rules import NoOpLossScale as NoOpLossScale
+from ._loss_scale.rules import StaticLossScale as StaticLossScale
 from ._optimizers.function import TowerOptimizer as TowerOptimizer
 from ._optimizers.graph import Optimizer as Optimizer
 from ._summaries import StatisticsHook as StatisticsHook

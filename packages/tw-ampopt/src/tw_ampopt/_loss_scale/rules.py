@@ -33,7 +33,7 @@ _EXPONENT_BIAS = 127
 
 
 @runtime_checkable
-class ScaleRule(Protocol):
+class LossScale(Protocol):
     """A loss-scale rule."""
 
     def initial(self) -> dict[str, int | float]:
@@ -59,7 +59,7 @@ class ScaleRule(Protocol):
 
 
 @dataclass(frozen=True)
-class GradualScale:
+class GradualLossScale:
     """A little up after every good update, a lot down after a bad one.
 
     ``s = clip(s + increment)`` after a good update, ``s = clip(s - decrement)`` after
@@ -108,7 +108,7 @@ class GradualScale:
 
 
 @dataclass(frozen=True)
-class DoublingScale:
+class DynamicLossScale:
     """Twice the scale after a run of good updates, half of it after a bad one.
 
     ``s = clip(s + 1)`` once ``growth_interval`` updates in a row were good, after
@@ -171,7 +171,7 @@ class DoublingScale:
 
 
 @dataclass(frozen=True)
-class StaticScale:
+class StaticLossScale:
     """A constant power of two: ``s = log2`` after every update.
 
     Attributes:
@@ -203,7 +203,7 @@ class StaticScale:
 
 
 @dataclass(frozen=True)
-class NoScale:
+class NoOpLossScale:
     """No scaling; updates with gradients that are not finite are still skipped."""
 
     def initial(self) -> dict[str, int | float]:
@@ -241,7 +241,7 @@ def _check_ints(caller: str, values: Mapping[str, object]) -> None:
     if wrong:
         raise TypeError(
             f"{caller}: the exponent of the scale is whole, so every number must be "
-            f"an int; got {wrong}. GradualScale takes fractions."
+            f"an int; got {wrong}. GradualLossScale takes fractions."
         )
 
 

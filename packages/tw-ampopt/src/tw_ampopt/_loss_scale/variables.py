@@ -6,7 +6,7 @@ One scale serves all towers: it lives on one host, and every tower reads it.
 import tensorflow as tf
 
 from tw_ampopt._checks.graphs import graphs_around
-from tw_ampopt._loss_scale.rules import ScaleRule
+from tw_ampopt._loss_scale.rules import LossScale
 from tw_ampopt._variables import make_state
 from tw_core import orders_effects
 
@@ -18,7 +18,7 @@ _VARIABLE_NAMES = {_LOG2: "loss_scaling_var"}  # the older system's name
 class LossScaleVariables:
     """A rule with its state in variables."""
 
-    def __init__(self, rule: ScaleRule, *, device: str, local: bool) -> None:
+    def __init__(self, rule: LossScale, *, device: str, local: bool) -> None:
         """Makes the state.
 
         Args:

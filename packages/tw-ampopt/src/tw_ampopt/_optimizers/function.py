@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_ampopt import _renamed
 from tw_ampopt._checks.arguments import (
     check_loss,
     check_name,
@@ -17,7 +18,7 @@ from tw_ampopt._checks.arguments import (
     check_trained_variables,
 )
 from tw_ampopt._checks.gradients import check_step_and_name
-from tw_ampopt._loss_scale.rules import ScaleRule
+from tw_ampopt._loss_scale.rules import LossScale
 from tw_ampopt._optimizers.base import BaseOptimizer
 from tw_ampopt._optimizers.settings import check_settings, check_update_options
 from tw_ampopt._optimizers.towers import (
@@ -40,6 +41,7 @@ from tw_core import (
     without_autograph,
 )
 from tw_core.checks import check_flag, check_text
+from tw_core.renames import renamed_arguments
 from tw_core.variables import tf_variable
 
 
@@ -54,6 +56,7 @@ class TowerOptimizer(
     a v1 optimizer does; the caller then reduces.
     """
 
+    @renamed_arguments(**_renamed.TOWER_OPTIMIZER_ARGUMENTS)
     def __init__(
         self,
         variables: Sequence[Any],
@@ -62,9 +65,9 @@ class TowerOptimizer(
         learning_rate: LearningRateLike = 0.001,
         name: str = "Train",
         towers: Sequence[Tower] | None = None,
-        minibatch_multiplier: int | tf.Tensor | tf.Variable | None = None,
+        accumulation_steps: int | tf.Tensor | tf.Variable | None = None,
         share: "TowerOptimizer | None" = None,
-        loss_scale: ScaleRule | None = None,
+        loss_scale: LossScale | None = None,
         on_nonfinite: str = "skip_group",
         clip_by_global_norm: float | None = None,
         master_copies: bool = False,
@@ -86,9 +89,10 @@ class TowerOptimizer(
           name: scope of the state.
           towers: K towers; by default one for each list of variables, on its
             device. Needed where towers share their variables.
-          minibatch_multiplier: micro-batches per update.
+          accumulation_steps: micro-batches per update; a whole number of 1 or more,
+            or a numeric scalar tensor of such.
           share: an optimizer of the same settings; both use its slots and scale.
-          loss_scale: a rule such as ``DoublingScale()``; None does not scale.
+          loss_scale: a rule such as ``DynamicLossScale()``; None does not scale.
           on_nonfinite: ``"skip_group"`` or ``"drop_micro_batch"``.
           clip_by_global_norm: largest norm of the mean gradient, or None.
           master_copies: whether float16 and bfloat16 variables get float32 copies
@@ -128,8 +132,8 @@ class TowerOptimizer(
         )
         options = check_update_options(
             caller=caller,
-            steps=minibatch_multiplier,
-            steps_name="minibatch_multiplier",
+            steps=accumulation_steps,
+            steps_name="accumulation_steps",
             on_nonfinite=on_nonfinite,
             clip_by_global_norm=clip_by_global_norm,
             reducer=reducer,

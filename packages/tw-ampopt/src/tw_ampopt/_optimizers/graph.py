@@ -21,7 +21,7 @@ from tw_ampopt._checks.gradients import (
     check_gradients,
     check_still_usable,
 )
-from tw_ampopt._loss_scale.rules import ScaleRule
+from tw_ampopt._loss_scale.rules import LossScale
 from tw_ampopt._optimizers.base import BaseOptimizer
 from tw_ampopt._optimizers.graph_steps import GraphSteps, check_in_graph
 from tw_ampopt._optimizers.registration import Registered
@@ -59,7 +59,7 @@ class Optimizer(BaseOptimizer):
         loss_scaling_dec: float = 1.0,
         report_mem_usage: bool = False,
         *,
-        loss_scale: ScaleRule | None = None,
+        loss_scale: LossScale | None = None,
         on_nonfinite: str = "skip_group",
         clip_by_global_norm: float | None = None,
         master_copies: bool = False,
@@ -77,7 +77,7 @@ class Optimizer(BaseOptimizer):
           minibatch_multiplier: micro-batches per update; a whole number of 1 or
             more, or a numeric scalar tensor of such.
           share: an optimizer of the same settings; both use its slots and scale.
-          use_loss_scaling: scales by ``GradualScale`` with the three next values.
+          use_loss_scaling: scales by ``GradualLossScale`` with the three next values.
           loss_scaling_init: log2 of the scale at the start.
           loss_scaling_inc: added to the log2 after a good update.
           loss_scaling_dec: taken from the log2 after a bad update.

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_ampopt._checks.arguments import check_numeric_scalar
-from tw_ampopt._loss_scale.rules import GradualScale, NoScale, ScaleRule
+from tw_ampopt._loss_scale.rules import GradualLossScale, LossScale, NoOpLossScale
 from tw_ampopt._update.accumulator import AccumulationSteps
 from tw_ampopt._update.update import Reducer, UpdateOptions
 from tw_ampopt._wrapped.factory import OptimizerFactory, find_factory, make_wrapped
@@ -42,7 +42,7 @@ class Settings:
     prefix: str
     factory: OptimizerFactory
     learning_rate: LearningRateLike
-    rule: ScaleRule
+    rule: LossScale
     master_copies: bool
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -73,7 +73,7 @@ def check_settings(
     prefix: str,
     tf_optimizer: str | OptimizerFactory,
     learning_rate: LearningRateLike,
-    rule: ScaleRule | None,
+    rule: LossScale | None,
     master_copies: bool,
     kwargs: Mapping[str, Any],
 ) -> Settings:
@@ -85,10 +85,10 @@ def check_settings(
       ValueError: a dotted name that cannot be resolved, or a learning rate that is
         not finite.
     """
-    if inspect.isclass(rule) or not isinstance(rule, ScaleRule | None):
+    if inspect.isclass(rule) or not isinstance(rule, LossScale | None):
         raise TypeError(
             f"{caller}: loss_scale must be a rule such as "
-            f"tw_ampopt.DoublingScale(); got {rule!r}."
+            f"tw_ampopt.DynamicLossScale(); got {rule!r}."
         )
     check_learning_rate(learning_rate, caller=caller)
     return Settings(
@@ -96,23 +96,23 @@ def check_settings(
         prefix,
         find_factory(tf_optimizer, caller=caller),
         learning_rate,
-        NoScale() if rule is None else rule,
+        NoOpLossScale() if rule is None else rule,
         check_flag(caller, master_copies=master_copies),
         dict(kwargs),
     )
 
 
 def choose_rule(
-    given: ScaleRule | None,
+    given: LossScale | None,
     gradual: tuple[float, float, float] | None,
     *,
     caller: str,
-) -> ScaleRule | None:
+) -> LossScale | None:
     """Returns the one rule that is asked for, or None.
 
     Args:
       given: the argument ``loss_scale``.
-      gradual: start and steps of a ``GradualScale``; None for no such rule.
+      gradual: start and steps of a ``GradualLossScale``; None for no such rule.
       caller: who asks; opens the message.
 
     Raises:
@@ -131,7 +131,7 @@ def choose_rule(
     check_number(caller, at_least=0, loss_scaling_inc=increment)
     check_number(caller, at_least=0, loss_scaling_dec=decrement)
     try:
-        return GradualScale(init, increment, decrement)
+        return GradualLossScale(init, increment, decrement)
     except ValueError as error:
         raise ValueError(f"{caller}: loss_scaling_init: {error}") from error
 

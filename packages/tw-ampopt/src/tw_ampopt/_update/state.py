@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import tensorflow as tf
 
-from tw_ampopt._loss_scale.rules import ScaleRule
+from tw_ampopt._loss_scale.rules import LossScale
 from tw_ampopt._loss_scale.variables import LossScaleVariables
 from tw_ampopt._update.buffers import Buffer, to_float32
 from tw_ampopt._variables import host_of, make_state
@@ -80,7 +80,7 @@ class SharedState:
 
     def __init__(
         self,
-        rule: ScaleRule,
+        rule: LossScale,
         make_wrapped: Callable[[int, tf.Variable], WrappedOptimizer],
     ) -> None:
         """Keeps how to make the state.
