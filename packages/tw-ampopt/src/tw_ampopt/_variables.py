@@ -1,6 +1,6 @@
-"""State variables, made alike in both modes, and the names and devices of variables."""
+"""Variables: state made alike in both modes, their names, devices and graphs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -66,6 +66,13 @@ def common_device(variables: Sequence[Any]) -> str:
     """Returns the device that holds all variables, or ``""`` where there is none."""
     devices = [tf_variable(variable).device for variable in variables]
     return str(devices[0]) if len(set(map(canonical_device, devices))) == 1 else ""
+
+
+def graphs_around(graph: tf.Graph) -> Iterator[tf.Graph]:
+    """Yields a graph, then the one in which it is a branch, loop or function, ..."""
+    while graph is not None:
+        yield graph
+        graph = getattr(graph, "outer_graph", None)
 
 
 def identity(variable: Any) -> int:

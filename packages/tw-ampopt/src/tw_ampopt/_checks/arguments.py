@@ -1,28 +1,24 @@
-"""Arguments of several public methods, checked once, where they come in."""
+"""Arguments of several public methods, and the graphs in which they can be used."""
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tw_ampopt._checks.graphs import check_same_graph
-from tw_ampopt._variables import name_of
+from tw_ampopt._variables import graphs_around, name_of
+from tw_core import builds_session_graph
 from tw_core.checks import check_text
+from tw_core.gradients import values_of
 from tw_core.variables import is_variable, tf_variable
 
 _SCOPE = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 
 
 def check_name(name: object, *, caller: str) -> str:
-    """Refuses what names no scope.
-
-    Raises:
-      TypeError: no string.
-      ValueError: empty, or characters that TensorFlow takes in no scope.
-    """
+    """Refuses what names no scope."""
     text = check_text(caller, name=name)
     if not _SCOPE.fullmatch(text.replace("/", ".")):
         raise ValueError(
@@ -33,12 +29,7 @@ def check_name(name: object, *, caller: str) -> str:
 
 
 def check_loss(loss: object, *, caller: str) -> None:
-    """Refuses what is no scalar to be differentiated.
-
-    Raises:
-      TypeError: no tensor, or one that is not floating.
-      ValueError: more than one element, or another graph's.
-    """
+    """Refuses what is no scalar to be differentiated."""
     if not isinstance(loss, tf.Tensor):
         raise TypeError(f"{caller}: loss must be a tensor; got {loss!r}.")
     if not loss.dtype.is_floating:
@@ -54,12 +45,7 @@ def check_loss(loss: object, *, caller: str) -> None:
 
 
 def check_variables(variables: Iterable[Any], *, caller: str) -> list[Any]:
-    """Refuses what is no variable, or none that can be trained.
-
-    Raises:
-      TypeError: something else, a reference variable, or one that is not floating.
-      ValueError: a shape that is not fully known, or another graph's variable.
-    """
+    """Refuses what is no variable, or none that can be trained."""
     found = list(variables)
     wrong = [v for v in found if not _is_resource_variable(v)]
     if wrong:
@@ -96,12 +82,7 @@ def check_variables(variables: Iterable[Any], *, caller: str) -> list[Any]:
 def check_trained_variables(
     var_list: Iterable[Any] | None, default: Iterable[Any], *, caller: str
 ) -> list[Any]:
-    """Returns the variables whose gradients ``compute_gradients`` is asked for.
-
-    Raises:
-      TypeError: no list of variables, or some that cannot be trained.
-      ValueError: there are none, or another graph's.
-    """
+    """Returns the variables whose gradients ``compute_gradients`` is asked for."""
     if var_list is not None and not isinstance(var_list, list | tuple):
         raise TypeError(
             f"{caller}: var_list must be a list of variables, or None for all "
@@ -117,12 +98,7 @@ def check_trained_variables(
 
 
 def check_value(value: object, *, caller: str) -> None:
-    """Refuses what cannot be scaled.
-
-    Raises:
-      TypeError: no tensor, variable, array or ``IndexedSlices``, or not floating.
-      ValueError: another graph's.
-    """
+    """Refuses what cannot be scaled."""
     kinds = (tf.Tensor, tf.Variable, tf.IndexedSlices, np.ndarray, np.generic)
     if not isinstance(value, kinds):
         raise TypeError(
@@ -137,12 +113,7 @@ def check_value(value: object, *, caller: str) -> None:
 
 
 def check_counter(global_step: Any, *, caller: str) -> None:
-    """Refuses what cannot count updates; None is fine.
-
-    Raises:
-      TypeError: no variable, or none of numbers.
-      ValueError: no scalar, or another graph's.
-    """
+    """Refuses what cannot count updates; None is fine."""
     if global_step is None:
         return
     if not is_variable(global_step):
@@ -154,12 +125,7 @@ def check_counter(global_step: Any, *, caller: str) -> None:
 
 
 def check_numeric_scalar(value: Any, *, name: str, caller: str) -> None:
-    """Refuses a tensor or variable that holds no single number.
-
-    Raises:
-      TypeError: not numeric.
-      ValueError: no scalar, or another graph's.
-    """
+    """Refuses a tensor or variable that holds no single number."""
     dtype = tf.as_dtype(value.dtype).base_dtype
     if not (dtype.is_floating or dtype.is_integer):
         raise TypeError(f"{caller}: {name} must be numeric; got {dtype.name}.")
@@ -169,11 +135,7 @@ def check_numeric_scalar(value: Any, *, name: str, caller: str) -> None:
 
 
 def check_slot(var: object, name: object, *, caller: str) -> None:
-    """Refuses what has no slots.
-
-    Raises:
-      TypeError: no variable, or a name that is no string.
-    """
+    """Refuses what has no slots."""
     if not is_variable(var):
         raise TypeError(f"{caller}: var must be a variable; got {var!r}.")
     check_text(caller, name=name)
@@ -182,15 +144,29 @@ def check_slot(var: object, name: object, *, caller: str) -> None:
 def check_options(
     function: Callable[..., Any], options: Mapping[str, Any], *, caller: str
 ) -> None:
-    """Refuses options that a function of TensorFlow's does not take.
-
-    Raises:
-      TypeError: some are unknown; all are named.
-    """
+    """Refuses options that a function of TensorFlow's does not take."""
     known = [*inspect.signature(function).parameters][2:]
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise TypeError(f"{caller}: got unknown options {unknown}; takes {known}.")
+
+
+def check_same_graph(values: Mapping[str, Any], *, caller: str) -> None:
+    """Refuses tensors and variables that ops made now cannot use.
+
+    Args:
+      values: what is to be used, by what it is called in the message.
+      caller: opens messages.
+    """
+    is_eager = tf.executing_eagerly()
+    usable = [] if is_eager else [*graphs_around(tf.compat.v1.get_default_graph())]
+    foreign = [name for name, value in values.items() if not _is_usable(value, usable)]
+    if foreign:
+        raise ValueError(
+            f"{caller}: everything must belong to the graph that is being built; got "
+            f"{', '.join(foreign)} of another graph, of eager mode, or of a tf.cond "
+            "branch, a loop or a function that is finished. Build both in one place."
+        )
 
 
 def _is_resource_variable(value: Any) -> bool:
@@ -198,3 +174,14 @@ def _is_resource_variable(value: Any) -> bool:
     return is_variable(value) and (
         tf_variable(value).dtype == tf_variable(value).dtype.base_dtype
     )
+
+
+def _is_usable(value: Any, usable: Sequence[tf.Graph]) -> bool:
+    value = tf_variable(value).handle if is_variable(value) else values_of(value)
+    if not isinstance(value, tf.Tensor):
+        return True
+    try:
+        graph = value.graph
+    except AttributeError:  # an eager tensor has none
+        return not builds_session_graph()
+    return any(graph is other for other in usable)

@@ -11,8 +11,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from tw_ampopt._checks.arguments import check_counter, check_name, check_variables
-from tw_ampopt._checks.graphs import check_same_graph
+from tw_ampopt._checks.arguments import (
+    check_counter,
+    check_name,
+    check_same_graph,
+    check_variables,
+)
 from tw_ampopt._variables import host_of, name_of
 from tw_core import compiles_with_xla
 from tw_core.gradients import check_any_gradient
@@ -33,15 +37,11 @@ def check_gradients(
     Args:
       towers: [K][N] gradients: tensors, arrays, ``IndexedSlices`` and None.
       lists: [K][N] variables.
-      caller: who asks; opens the message.
+      caller: opens messages.
 
     Returns:
       [K][N] tensors, ``IndexedSlices`` and None. One whose shape is unknown raises
       ``tf.errors.InvalidArgumentError`` when it is not the variable's.
-
-    Raises:
-      TypeError: no gradient, or one of a dtype that is not floating.
-      ValueError: other shapes than the variables', or tensors of another graph.
     """
     places = [
         (k, _as_tensors(grad), variable)
@@ -73,10 +73,7 @@ def check_still_usable(
     Args:
       towers: [K][N][calls] gradients and None.
       lists: [K][N] variables.
-      caller: who asks; opens the message.
-
-    Raises:
-      ValueError: some belong elsewhere.
+      caller: opens messages.
     """
     values = {
         f"the gradient of {name_of(variable)} in tower {k}": grad
@@ -95,11 +92,6 @@ def check_application(
 
     Returns:
       [N] gradients, None among them, and [N] variables.
-
-    Raises:
-      TypeError: something that is no pair, gradient, variable, counter or name.
-      ValueError: no gradient at all, a variable that comes twice, a gradient whose
-        shape is not its variable's, or another graph's.
     """
     pairs = check_pairs(list_pairs(grads_and_vars, caller=caller), caller=caller)
     check_step_and_name(global_step, name, caller=caller)
@@ -116,11 +108,7 @@ def check_step_and_name(global_step: Any, name: Any, *, caller: str) -> None:
 
 
 def list_pairs(grads_and_vars: Any, *, caller: str) -> list[Any]:
-    """Returns the items of an iterable, such as ``zip`` returns.
-
-    Raises:
-      TypeError: nothing that has items.
-    """
+    """Returns the items of an iterable, such as ``zip`` returns."""
     if isinstance(grads_and_vars, str | dict) or not isinstance(
         grads_and_vars, Iterable
     ):
@@ -132,13 +120,7 @@ def list_pairs(grads_and_vars: Any, *, caller: str) -> list[Any]:
 
 
 def check_pairs(pairs: Sequence[Any], *, caller: str) -> list[tuple[Any, Any]]:
-    """Checks [N] pairs, but for the gradients in them.
-
-    Raises:
-      TypeError: something that is no pair, or no variable in one.
-      ValueError: no gradient at all, or a variable that comes twice or belongs to
-        another graph.
-    """
+    """Checks [N] pairs, but for the gradients in them."""
     wrong = [p for p in pairs if not isinstance(p, tuple | list) or len(p) != 2]
     if wrong:
         raise TypeError(

@@ -5,9 +5,8 @@ One scale serves all towers: it lives on one host, and every tower reads it.
 
 import tensorflow as tf
 
-from tw_ampopt._checks.graphs import graphs_around
 from tw_ampopt._loss_scale.rules import LossScale
-from tw_ampopt._variables import make_state
+from tw_ampopt._variables import graphs_around, make_state
 from tw_core import orders_effects
 
 _LOG2 = "log2"
@@ -85,7 +84,7 @@ class LossScaleVariables:
             return None
         if orders_effects():
             # Read at every use: an update may come between, even one in a function
-            # whose trace is not made anew.
+            # that is not traced again.
             with tf.device(self.log2.device):
                 return self._rule.scale(sign * self.log2.read_value())
         made = self._made_in(tf.compat.v1.get_default_graph())

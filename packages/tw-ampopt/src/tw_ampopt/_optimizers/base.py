@@ -29,10 +29,6 @@ class BaseOptimizer:
           settings: checked.
           share: None, or an optimizer of the same public class.
           own: that class.
-
-        Raises:
-          TypeError: a ``share`` that is no such optimizer.
-          ValueError: a ``share`` of other settings.
         """
         if share is None:
             shared = SharedState(settings.rule, settings.make_wrapped)

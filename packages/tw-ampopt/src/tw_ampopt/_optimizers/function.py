@@ -20,7 +20,7 @@ from tw_ampopt._checks.arguments import (
 from tw_ampopt._checks.gradients import check_step_and_name
 from tw_ampopt._loss_scale.rules import LossScale
 from tw_ampopt._optimizers.base import BaseOptimizer
-from tw_ampopt._optimizers.settings import check_settings, check_update_options
+from tw_ampopt._optimizers.settings import check_settings
 from tw_ampopt._optimizers.towers import (
     gradients_by_tower,
     gradients_of_pairs,
@@ -29,10 +29,10 @@ from tw_ampopt._optimizers.towers import (
 )
 from tw_ampopt._update.buffers import RawGradients
 from tw_ampopt._update.finite import nonfinite_flags
+from tw_ampopt._update.options import Reducer, check_update_options
 from tw_ampopt._update.state import SharedState
-from tw_ampopt._update.update import Reducer, Updater
-from tw_ampopt._wrapped.factory import OptimizerFactory
-from tw_ampopt._wrapped.learning_rate import LearningRateLike
+from tw_ampopt._update.update import Updater
+from tw_ampopt._wrapped.factory import LearningRateLike, OptimizerFactory
 from tw_core import (
     Tower,
     builds_session_graph,

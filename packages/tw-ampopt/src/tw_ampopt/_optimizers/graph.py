@@ -27,14 +27,13 @@ from tw_ampopt._optimizers.graph_steps import GraphSteps, check_in_graph
 from tw_ampopt._optimizers.registration import Registered
 from tw_ampopt._optimizers.settings import (
     check_settings,
-    check_update_options,
     choose_rule,
 )
+from tw_ampopt._update.options import Reducer, check_update_options
 from tw_ampopt._update.state import SharedState
-from tw_ampopt._update.update import Reducer, Updater
+from tw_ampopt._update.update import Updater
 from tw_ampopt._variables import common_device
-from tw_ampopt._wrapped.factory import OptimizerFactory
-from tw_ampopt._wrapped.learning_rate import LearningRateLike
+from tw_ampopt._wrapped.factory import LearningRateLike, OptimizerFactory
 from tw_core import canonical_device
 from tw_core.checks import check_flag, check_text
 

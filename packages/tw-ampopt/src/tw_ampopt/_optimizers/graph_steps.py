@@ -13,8 +13,9 @@ from tw_ampopt._checks.gradients import check_still_usable
 from tw_ampopt._optimizers.settings import Settings
 from tw_ampopt._update.buffers import RawGradients
 from tw_ampopt._update.finite import nonfinite_flags
+from tw_ampopt._update.options import UpdateOptions
 from tw_ampopt._update.state import SharedState
-from tw_ampopt._update.update import UpdateOptions, Updater
+from tw_ampopt._update.update import Updater
 from tw_ampopt._variables import are_local, identity
 from tw_core import builds_session_graph
 from tw_core.variables import tf_variable
@@ -83,9 +84,6 @@ class GraphSteps:
           variables: [N].
           **options: as ``tf.compat.v1.gradients`` takes them, and ``gate_gradients``
             as v1 optimizers do.
-
-        Raises:
-          RuntimeError: no session graph is being built.
         """
         check_in_graph(self._settings.caller)
         plain = [tf_variable(variable) for variable in variables]
@@ -141,9 +139,6 @@ class GraphSteps:
         Args:
           updater: of the last step.
           caller: opens the message.
-
-        Raises:
-          ValueError: the step was built in a branch or loop that is finished.
         """
         if self._flags is None:
             check_still_usable(self._grads, updater.variables, caller=caller)
@@ -167,11 +162,7 @@ class GraphSteps:
 
 
 def check_in_graph(caller: str) -> None:
-    """Refuses eager mode and functions that are called from there.
-
-    Raises:
-      RuntimeError: no session graph is being built.
-    """
+    """Refuses eager mode and functions that are called from there."""
     if not builds_session_graph():
         where = "eager mode" if tf.executing_eagerly() else "a tf.function"
         raise RuntimeError(

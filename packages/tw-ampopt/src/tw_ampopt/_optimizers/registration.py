@@ -8,6 +8,7 @@ from tw_ampopt._checks.arguments import check_loss, check_variables
 from tw_ampopt._update.buffers import Buffer
 from tw_ampopt._variables import name_of
 from tw_core import canonical_device, check_grad_list
+from tw_core.checks import naming
 from tw_core.variables import repeated_variables, tf_variable
 
 
@@ -54,14 +55,7 @@ class Registered:
         self._taken = False
 
     def check(self, loss: Any, trainable_vars: Any) -> list[Any]:
-        """Checks one registration and returns its variables as a list.
-
-        Raises:
-          RuntimeError: the gradients were taken before.
-          TypeError: no loss, or no list or dict of variables that can be trained.
-          ValueError: a loss that is no scalar, no variable, one that comes twice, is
-            on another device than the loss, or belongs to another graph.
-        """
+        """Checks one registration and returns its variables as a list."""
         caller = f"{self._caller}.register_gradients"
         if self._taken:
             raise RuntimeError(
@@ -99,10 +93,6 @@ class Registered:
 
         Args:
           allow_none: whether no gradient at all is allowed; it gives ``[]``.
-
-        Raises:
-          RuntimeError: the second time.
-          ValueError: no gradients, or devices that differ in their variables.
         """
         caller = f"{self._caller}.apply_updates"
         if self._taken:
@@ -126,7 +116,8 @@ class Registered:
 def _check_towers(towers: Sequence[DeviceGradients], caller: str) -> None:
     lists = [[(None, tf_variable(v)) for v in tower.variables] for tower in towers]
     devices = ", ".join(f"tower {k} is {t.device!r}" for k, t in enumerate(towers))
-    check_grad_list(lists, caller=f"{caller} ({devices})", allow_none=True)
+    with naming(f"{caller} ({devices})"):
+        check_grad_list(lists, allow_none=True)
     if not any(tower.has_gradient() for tower in towers):
         names = sorted({name_of(v) for tower in towers for v in tower.variables})
         raise ValueError(

@@ -7,21 +7,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_ampopt._checks.arguments import check_numeric_scalar
 from tw_ampopt._loss_scale.rules import GradualLossScale, LossScale, NoOpLossScale
-from tw_ampopt._update.accumulator import AccumulationSteps
-from tw_ampopt._update.update import Reducer, UpdateOptions
-from tw_ampopt._wrapped.factory import OptimizerFactory, find_factory, make_wrapped
-from tw_ampopt._wrapped.learning_rate import (
+from tw_ampopt._wrapped.factory import (
     LearningRate,
     LearningRateLike,
+    OptimizerFactory,
     check_learning_rate,
+    find_factory,
+    make_wrapped,
     same_rate,
 )
 from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer
 from tw_core.checks import check_flag, check_number
-
-_ON_NONFINITE = ("skip_group", "drop_micro_batch")
 
 
 @dataclass(frozen=True)
@@ -77,14 +74,7 @@ def check_settings(
     master_copies: bool,
     kwargs: Mapping[str, Any],
 ) -> Settings:
-    """Checks what both classes take, and finds the optimizer's class.
-
-    Raises:
-      TypeError: something that is no rule, learning rate, class or factory, or
-        ``master_copies`` that is no bool.
-      ValueError: a dotted name that cannot be resolved, or a learning rate that is
-        not finite.
-    """
+    """Checks what both classes take, and finds the optimizer's class."""
     if inspect.isclass(rule) or not isinstance(rule, LossScale | None):
         raise TypeError(
             f"{caller}: loss_scale must be a rule such as "
@@ -113,11 +103,7 @@ def choose_rule(
     Args:
       given: the argument ``loss_scale``.
       gradual: start and steps of a ``GradualLossScale``; None for no such rule.
-      caller: who asks; opens the message.
-
-    Raises:
-      TypeError: something that is no number.
-      ValueError: two rules, or numbers out of their range.
+      caller: opens messages.
     """
     if gradual is None:
         return given
@@ -137,11 +123,7 @@ def choose_rule(
 
 
 def check_share(ours: Settings, theirs: Settings) -> None:
-    """Refuses to share between optimizers of different settings.
-
-    Raises:
-      ValueError: another class, learning rate, argument, rule or kind of copies.
-    """
+    """Refuses to share between optimizers of different settings."""
     names = {"factory": "tf_optimizer", "rule": "loss_scale", "kwargs": "arguments"}
     pairs = {
         key: (getattr(ours, key), getattr(theirs, key))
@@ -158,75 +140,3 @@ def check_share(ours: Settings, theirs: Settings) -> None:
             f"since both use one set of slots and one scale; got "
             f"{'; '.join(different)}."
         )
-
-
-def check_update_options(
-    *,
-    caller: str,
-    steps: Any,
-    steps_name: str,
-    on_nonfinite: str,
-    clip_by_global_norm: float | None,
-    reducer: Reducer | None,
-) -> UpdateOptions:
-    """Checks how updates are to be made.
-
-    Args:
-      caller: who asks; opens the message.
-      steps: micro-batches per update.
-      steps_name: the argument by which they were given.
-      on_nonfinite: a policy by its name.
-      clip_by_global_norm: bound of the norm, or None.
-      reducer: sums over towers, or None.
-
-    Raises:
-      ValueError: an unknown policy, a bound of the norm that is not above 0, or a
-        bad number of steps.
-      TypeError: a reducer that cannot be called, or steps or a bound that are no
-        number.
-    """
-    if on_nonfinite not in _ON_NONFINITE:
-        raise ValueError(
-            f"{caller}: on_nonfinite must be one of {list(_ON_NONFINITE)}; got "
-            f"{on_nonfinite!r}."
-        )
-    if clip_by_global_norm is not None:
-        clip_by_global_norm = check_number(
-            caller, above=0, clip_by_global_norm=clip_by_global_norm
-        )
-    if reducer is not None and not callable(reducer):
-        raise TypeError(
-            f"{caller}: reducer must be a function of [K][N] tensors that returns "
-            f"their sums over towers, e.g. from tw_reduce; got {reducer!r}."
-        )
-    message = f"{caller}: {steps_name} must be a whole number of 1 or more; got:"
-    return UpdateOptions(
-        accumulation_steps=_checked_steps(steps, steps_name, message, caller),
-        steps_message=message,
-        drops=on_nonfinite == "drop_micro_batch",
-        clip=clip_by_global_norm,
-        reducer=reducer,
-        caller=caller,
-    )
-
-
-def _checked_steps(
-    value: Any, name: str, message: str, caller: str
-) -> AccumulationSteps | None:
-    """Returns None where nothing is to be accumulated: for None and 1."""
-    if value is None:
-        return None
-    if tf.is_tensor(value) or isinstance(value, tf.Variable):
-        check_numeric_scalar(value, name=name, caller=caller)
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        whole = getattr(value, "item", lambda: None)()  # a NumPy number
-        if isinstance(whole, bool) or not isinstance(whole, int | float):
-            raise TypeError(
-                f"{caller}: {name} must be a whole number of micro-batches or a "
-                f"numeric scalar tensor; got {value!r}."
-            )
-        value = whole
-    if not (value >= 1 and float(value).is_integer()):
-        raise ValueError(f"{message.removesuffix(':')} {value}.")
-    return None if value == 1 else int(value)

@@ -8,6 +8,7 @@ from tw_ampopt._checks.gradients import check_gradients, check_pairs, list_pairs
 from tw_ampopt._update.buffers import RawGradients
 from tw_ampopt._variables import common_device, identity, name_of
 from tw_core import Tower, check_grad_list, check_towers, towers
+from tw_core.checks import naming
 from tw_core.gradients import check_any_gradient
 from tw_core.variables import repeated_variables, tf_variable
 
@@ -17,10 +18,6 @@ def variables_by_tower(variables: Any, *, caller: str) -> list[list[Any]]:
 
     Returns:
       [K][N], or [1][N] where every tower has the same variables.
-
-    Raises:
-      TypeError: no list of variables, or some that cannot be trained.
-      ValueError: no variable, one that comes twice, or towers that differ.
     """
     wanted = f"{caller}: variables must be one list per tower, or one list for all"
     lists = _lists_by_tower(variables, wanted)
@@ -35,7 +32,8 @@ def variables_by_tower(variables: Any, *, caller: str) -> list[list[Any]]:
     if all(key == keys[0] for key in keys):
         lists = lists[:1]
     pairs = [[(None, tf_variable(v)) for v in tower] for tower in lists]
-    check_grad_list(pairs, caller=caller, allow_none=True)
+    with naming(caller):
+        check_grad_list(pairs, allow_none=True)
     twice = repeated_variables([v for tower in lists for v in tower])
     if twice:
         raise ValueError(
@@ -48,12 +46,7 @@ def variables_by_tower(variables: Any, *, caller: str) -> list[list[Any]]:
 def towers_of(
     lists: Sequence[Sequence[Any]], given: Sequence[Tower] | None, *, caller: str
 ) -> tuple[Tower, ...]:
-    """Returns the given towers, or one for each list of variables, on its device.
-
-    Raises:
-      TypeError: no list of towers.
-      ValueError: towers and lists that do not fit.
-    """
+    """Returns the given towers, or one for each list of variables, on its device."""
     if given is None:
         return tuple(towers([common_device(tower) for tower in lists]))
     check_towers(given, caller=caller)
@@ -74,12 +67,7 @@ def gradients_by_tower(
       grads: tensors, sparse or not, and None.
       variables: [K][N], or [1][N] where towers share.
       total: K.
-      caller: who asks; opens the message.
-
-    Raises:
-      TypeError: no list of gradients, or something that is no gradient.
-      ValueError: other numbers of towers or gradients, other shapes, or no
-        gradient at all.
+      caller: opens messages.
     """
     wanted = f"{caller}: grads must be [K][N] gradients, one list per tower"
     by_tower = _lists_by_tower(grads, wanted)
@@ -107,12 +95,7 @@ def gradients_of_pairs(
       grads_and_vars: pairs of a gradient, or None, and a variable.
       variables: [K][N], or [1][N] where towers share.
       total: K.
-      caller: who asks; opens the message.
-
-    Raises:
-      TypeError: something that is no pair, or no variable in one.
-      ValueError: another number of towers, variables that the optimizer was not
-        made for, or missing ones.
+      caller: opens messages.
     """
     pairs = list_pairs(grads_and_vars, caller=caller)
     nested = bool(pairs) and all(isinstance(tower, list) for tower in pairs)

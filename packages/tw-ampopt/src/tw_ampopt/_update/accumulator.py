@@ -7,16 +7,13 @@ steps that changes meanwhile does not spoil the mean.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tw_ampopt._update.buffers import Buffer
 from tw_ampopt._update.finite import all_finite_and_norm
 from tw_ampopt._variables import make_state, present
-from tw_core import compiles_with_xla
-
-AccumulationSteps: TypeAlias = int | tf.Tensor | tf.Variable
+from tw_core import Gradient, compiles_with_xla
 
 
 class Progress(NamedTuple):
@@ -48,7 +45,7 @@ class GradientAccumulator:
         shapes: Sequence[tuple[int, ...]],
         devices: Sequence[str],
         *,
-        steps: AccumulationSteps,
+        steps: int | tf.Tensor | tf.Variable,
         drops: bool,
         host: str,
         local: bool,
@@ -95,7 +92,7 @@ class GradientAccumulator:
         return [*counts, *(variable for tower in self.sums for variable in tower)]
 
     def add(
-        self, buffers: Sequence[Sequence[Buffer]], inverse: tf.Tensor | None
+        self, buffers: Sequence[Sequence[Gradient]], inverse: tf.Tensor | None
     ) -> Progress:
         """Adds a micro-batch, unscaled on the way.
 
@@ -156,7 +153,7 @@ class GradientAccumulator:
 
     def _add_where_good(
         self,
-        buffers: Sequence[Sequence[Buffer]],
+        buffers: Sequence[Sequence[Gradient]],
         inverse: tf.Tensor | None,
         seen: tf.Tensor,
     ) -> tuple[tf.Tensor, list[Any]]:
@@ -177,7 +174,7 @@ class GradientAccumulator:
         return total, [total]
 
     def _add_all(
-        self, buffers: Sequence[Sequence[Buffer]], inverse: tf.Tensor | None
+        self, buffers: Sequence[Sequence[Gradient]], inverse: tf.Tensor | None
     ) -> list[Any]:
         ops = []
         for device, sums, tower in zip(self._devices, self.sums, buffers, strict=True):
@@ -228,7 +225,9 @@ def one_at_a_time(
         return tf.identity(result)
 
 
-def _add(variable: tf.Variable, buffer: Buffer, minus_inverse: tf.Tensor | None) -> Any:
+def _add(
+    variable: tf.Variable, buffer: Gradient, minus_inverse: tf.Tensor | None
+) -> Any:
     if isinstance(buffer, tf.IndexedSlices):
         rows = buffer.values
         return tf.raw_ops.ResourceScatterAdd(
@@ -251,7 +250,7 @@ def _true_after(ops: Sequence[Any]) -> tf.Tensor:
 
 
 def _all_towers_finite(
-    devices: Sequence[str], buffers: Sequence[Sequence[Buffer]]
+    devices: Sequence[str], buffers: Sequence[Sequence[Gradient]]
 ) -> tf.Tensor:
     finite = []
     for device, tower in zip(devices, buffers, strict=True):

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tw_ampopt._update.buffers import Buffer, RawGradients
+from tw_core import Gradient
 from tw_core.gradients import values_of, with_unique_rows
 
 _SHRINK = 2.0**-64  # squares of what it multiplies stay within float32
 
 
-def all_finite_and_norm(buffers: Sequence[Buffer]) -> tuple[tf.Tensor, tf.Tensor]:
+def all_finite_and_norm(buffers: Sequence[Gradient]) -> tuple[tf.Tensor, tf.Tensor]:
     """Tests whether every element is finite, and computes the global norm.
 
     Args:
@@ -35,7 +35,9 @@ def all_finite_and_norm(buffers: Sequence[Buffer]) -> tuple[tf.Tensor, tf.Tensor
     return finite, norm
 
 
-def nonfinite_flags(grads: RawGradients, devices: Sequence[str]) -> tf.Tensor:
+def nonfinite_flags(
+    grads: Sequence[Sequence[Sequence[Gradient]]], devices: Sequence[str]
+) -> tf.Tensor:
     """Returns [K, N] bool: which gradients have an element that is not finite.
 
     Args:
@@ -49,12 +51,12 @@ def nonfinite_flags(grads: RawGradients, devices: Sequence[str]) -> tf.Tensor:
     return tf.stack(rows)
 
 
-def _exact(buffers: Sequence[Buffer]) -> tuple[tf.Tensor, tf.Tensor]:
+def _exact(buffers: Sequence[Gradient]) -> tuple[tf.Tensor, tf.Tensor]:
     finite = tf.reduce_all(tf.stack([_is_finite(buffer) for buffer in buffers]))
     return finite, tf.sqrt(_sum_of_squares(buffers, _SHRINK)) / _SHRINK
 
 
-def _sum_of_squares(buffers: Sequence[Buffer], factor: float) -> tf.Tensor:
+def _sum_of_squares(buffers: Sequence[Gradient], factor: float) -> tf.Tensor:
     values = [values_of(with_unique_rows(buffer)) for buffer in buffers]
     if factor != 1.0:
         values = [value * factor for value in values]
@@ -62,10 +64,10 @@ def _sum_of_squares(buffers: Sequence[Buffer], factor: float) -> tf.Tensor:
     return 2.0 * (halves[0] if len(halves) == 1 else tf.add_n(halves))
 
 
-def _is_finite(grad: Buffer) -> tf.Tensor:
+def _is_finite(grad: Gradient) -> tf.Tensor:
     return tf.reduce_all(tf.math.is_finite(values_of(grad)))
 
 
-def _any_nonfinite(calls: Sequence[Buffer | None]) -> tf.Tensor:
+def _any_nonfinite(calls: Sequence[Gradient]) -> tf.Tensor:
     finite = [_is_finite(grad) for grad in calls if grad is not None]
     return tf.logical_not(tf.reduce_all(tf.stack([tf.constant(True), *finite])))

@@ -5,16 +5,14 @@ explicit dependency of what is returned, since the branch of a ``tf.cond`` in a
 session graph runs nothing else.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import tensorflow as tf
 
 import tw_reduce
 from tw_ampopt._update.accumulator import (
-    AccumulationSteps,
     GradientAccumulator,
     Progress,
     one_at_a_time,
@@ -26,36 +24,13 @@ from tw_ampopt._update.buffers import (
     plan_buffers,
 )
 from tw_ampopt._update.finite import all_finite_and_norm
+from tw_ampopt._update.options import UpdateOptions
 from tw_ampopt._update.state import SharedState, SlotRequest
 from tw_ampopt._variables import are_local, make_state, present
 from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer
 from tw_core.flat_packs import PackPlan, unpack
 from tw_core.gradients import map_values, scale, values_of
 from tw_core.variables import tf_variable
-
-Reducer: TypeAlias = Callable[[Sequence[Sequence[Any]]], Sequence[Sequence[Any]]]
-
-
-@dataclass(frozen=True)
-class UpdateOptions:
-    """How updates are made.
-
-    Attributes:
-      accumulation_steps: micro-batches per update; None for no accumulation.
-      steps_message: the error where ``accumulation_steps`` is a tensor with a bad
-        value.
-      drops: whether a bad micro-batch is dropped rather than its update skipped.
-      clip: bound of the global norm, or None.
-      reducer: sums over towers; None for ``tw_reduce.sum_balanced`` over the devices.
-      caller: opens messages.
-    """
-
-    accumulation_steps: AccumulationSteps | None
-    steps_message: str
-    drops: bool
-    clip: float | None
-    reducer: Reducer | None
-    caller: str
 
 
 class Updater:

@@ -1,21 +1,28 @@
-"""From ``tf_optimizer=`` and its arguments to one wrapped optimizer per tower.
+"""From ``tf_optimizer=`` and ``learning_rate=`` to one wrapped optimizer per tower.
 
 ``tf_optimizer`` is a class, a factory or a dotted name. In a dotted name ``tf.``
 stands for TensorFlow's v1 names first, as ``"tf.train.AdamOptimizer"`` has always
 meant TensorFlow 1's class.
+
+A learning rate is a number, a tensor, a variable, or a schedule of updates.
 """
 
 import inspect
+import math
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from tw_ampopt._checks.arguments import check_numeric_scalar
 from tw_ampopt._wrapped.master_weights import MasterWeights
 from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer, wrap
 
 OptimizerFactory: TypeAlias = Callable[..., Any]
+LearningRateLike: TypeAlias = (
+    float | tf.Tensor | tf.Variable | Callable[[tf.Tensor], Any]
+)
 
 
 def find_factory(tf_optimizer: str | OptimizerFactory, *, caller: str) -> Any:
@@ -24,11 +31,7 @@ def find_factory(tf_optimizer: str | OptimizerFactory, *, caller: str) -> Any:
     Args:
       tf_optimizer: called as ``tf_optimizer(name=..., learning_rate=..., **kwargs)``,
         without ``name`` where it takes none.
-      caller: who asks; opens the message.
-
-    Raises:
-      TypeError: an optimizer object, or anything else that makes none.
-      ValueError: a name that cannot be resolved.
+      caller: opens messages.
     """
     given = tf_optimizer
     if isinstance(given, str):
@@ -53,13 +56,7 @@ def make_wrapped(
     master_copies: bool,
     caller: str,
 ) -> WrappedOptimizer:
-    """Makes one optimizer and wraps it.
-
-    Raises:
-      TypeError: a factory that does not take these arguments, or that makes an
-        optimizer of no known family.
-      ValueError: a factory that refuses their values.
-    """
+    """Makes one optimizer and wraps it."""
     named = {"name": name} if _takes_name(factory) else {}
     try:
         optimizer = factory(learning_rate=learning_rate, **named, **kwargs)
@@ -71,6 +68,67 @@ def make_wrapped(
         ) from error
     wrapped = wrap(optimizer, caller=caller)
     return MasterWeights(wrapped) if master_copies else wrapped
+
+
+class LearningRate:
+    """Serves a rate in the form in which each family of optimizers takes it."""
+
+    def __init__(
+        self, value: LearningRateLike, updates: tf.Variable, *, caller: str
+    ) -> None:
+        """Keeps the rate.
+
+        Args:
+          value: a number, a scalar tensor or variable, or a schedule: called with
+            the number of updates made so far (int64 scalar).
+          updates: counts the updates.
+          caller: opens messages.
+        """
+        self._caller = f"{caller}: what the schedule learning_rate returns"
+        self._value = value
+        self._updates = updates
+
+    def for_optimizer(self) -> Any:
+        """Returns a number, or a function of no arguments that gives the rate.
+
+        All families take both, and call the function in the graph that they
+        build their update in.
+        """
+        return self._value if _is_number(self._value) else self.tensor
+
+    def tensor(self) -> tf.Tensor:
+        """Returns the rate of the next update as a float32 scalar."""
+        value = self._value
+        if callable(value) and not isinstance(value, tf.Variable | tf.Tensor):
+            value = value(self._updates.read_value())
+            self._check_returned(value)
+        return tf.cast(tf.convert_to_tensor(value), tf.float32)
+
+    def _check_returned(self, value: object) -> None:
+        if isinstance(value, tf.Tensor | tf.Variable):
+            _check_tensor(value, self._caller)
+        elif not _is_number(value) and not hasattr(value, "dtype"):
+            raise TypeError(
+                f"{self._caller} must be a number or a scalar tensor; got {value!r}."
+            )
+
+
+def check_learning_rate(value: object, *, caller: str) -> None:
+    """Refuses what is no learning rate; a negative one is fine."""
+    if _is_number(value):
+        _check_finite(value, caller)
+    elif isinstance(value, tf.Tensor | tf.Variable):
+        _check_tensor(value, caller)
+    elif not callable(value) or not _takes_one(value):
+        raise TypeError(
+            f"{caller}: learning_rate must be a number, a scalar tensor or variable, "
+            f"or a schedule (a function of the number of updates); got {value!r}."
+        )
+
+
+def same_rate(one: object, other: object) -> bool:
+    """Compares two rates; tensors and schedules are equal only to themselves."""
+    return one is other or (_is_number(one) and _is_number(other) and one == other)
 
 
 def _by_name(dotted: str, caller: str) -> Any:
@@ -113,3 +171,28 @@ def _takes_name(factory: OptimizerFactory) -> bool:
     except (TypeError, ValueError):
         return True
     return any(p.name == "name" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _check_tensor(value: Any, caller: str) -> None:
+    check_numeric_scalar(value, name="learning_rate", caller=caller)
+    if isinstance(value, tf.Tensor):
+        _check_finite(tf.get_static_value(value), caller)
+
+
+def _check_finite(value: Any, caller: str) -> None:
+    if value is not None and not math.isfinite(value):
+        raise ValueError(f"{caller}: learning_rate must be finite; got {value}.")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _takes_one(schedule: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(schedule).bind(0)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that keeps its signature to itself
+        return True
+    return True

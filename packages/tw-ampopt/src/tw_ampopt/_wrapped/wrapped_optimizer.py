@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tw_ampopt._variables import identity
 from tw_core.gradients import map_values, with_unique_rows
 from tw_core.optimizers import OptimizerKind, apply_pairs, create_slots, kind_of
 from tw_core.variables import tf_variable
@@ -58,11 +57,7 @@ class WrappedOptimizer(Protocol):
 
 
 def wrap(optimizer: Any, *, caller: str) -> WrappedOptimizer:
-    """Gives an optimizer the interface that the updater works with.
-
-    Raises:
-      TypeError: an optimizer of no known family.
-    """
+    """Gives an optimizer the interface that the updater works with."""
     kind = kind_of(optimizer)
     if kind is OptimizerKind.KERAS_3:
         _check_keras_3(optimizer, caller)
@@ -84,7 +79,7 @@ class WrappedV1:
 
     def build(self, variables: Sequence[Any]) -> None:
         """Makes the slots."""
-        self._variables |= {identity(v): v for v in variables}
+        self._variables |= {_identity(v): v for v in variables}
         # In eager mode their names have always been without a scope.
         with tf.name_scope("") if tf.executing_eagerly() else nullcontext():
             create_slots(self.optimizer, variables)
@@ -128,11 +123,7 @@ class WrappedKeras3:
         self._variables: list[Any] = []
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Makes the slots, once.
-
-        Raises:
-          ValueError: an optimizer that cannot name its slots in a session graph.
-        """
+        """Makes the slots, once."""
         if self.optimizer.built:
             return
         try:
@@ -157,7 +148,7 @@ class WrappedKeras3:
 
     def get_slot(self, var: Any, name: str) -> tf.Variable | None:
         """Returns a slot, or None."""
-        own = next((v for v in self._variables if identity(v) == identity(var)), None)
+        own = next((v for v in self._variables if _identity(v) == _identity(var)), None)
         if own is None:
             return None
         # Variables may have the same name; their slots then come in their order.
@@ -180,8 +171,8 @@ class WrappedKeras3:
         return list(dict.fromkeys(names))
 
     def _check_known(self, variables: Sequence[Any]) -> None:
-        known = set(map(identity, self._variables))
-        unknown = [v.name for v in variables if identity(v) not in known]
+        known = set(map(_identity, self._variables))
+        unknown = [v.name for v in variables if _identity(v) not in known]
         if unknown:
             raise ValueError(
                 f"{self._caller}: the Keras optimizer {self.optimizer.name!r} has "
@@ -189,6 +180,10 @@ class WrappedKeras3:
                 f"{unknown}; an optimizer that shares another one's state must update "
                 "the same variables or fewer."
             )
+
+
+def _identity(variable: Any) -> int:
+    return id(tf_variable(variable))
 
 
 def _cast_pairs(
