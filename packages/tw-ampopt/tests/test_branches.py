@@ -82,14 +82,14 @@ def train(place, kind, build, **arguments):
             **arguments,
         )
         step, calls = place(lambda: build(optimizer, variables))
-        told = optimizer.statistics()
+        read = optimizer.statistics()
         sess.run(v1.global_variables_initializer())
         for _ in range(calls):
             sess.run(step)
-        trained = sess.run([variables, optimizer.variables(), told])
+        trained = sess.run([variables, optimizer.variables(), read])
         with sess.as_default():
             optimizer.reset_optimizer_state()
-        assert sess.run(told)["updates"] == 0
+        assert sess.run(read)["updates"] == 0
         return trained
 
 
@@ -98,7 +98,7 @@ def train(place, kind, build, **arguments):
     ("kind", "place", "build"),
     [
         *((kind, place, in_pairs) for kind in KINDS for place in PLACES),
-        # A function takes over no device, by which towers are told apart.
+        # A function takes over no device, by which towers are read apart.
         *(("v1", place, registered) for place in PLACES[:-1]),
     ],
 )

@@ -1,4 +1,4 @@
-"""Every family of optimizers that can be wrapped, beside the plain optimizer."""
+"""Every family of optimizers that can be wrapped, next to the plain optimizer."""
 
 import keras
 import numpy as np

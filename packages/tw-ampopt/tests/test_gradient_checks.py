@@ -155,13 +155,13 @@ def test_a_shape_that_is_known_when_it_runs_is_compared_then(
 
 
 @pytest.mark.parametrize("odd", [np.ones((6, 6)), np.float32(1)], ids=str)
-def test_a_shape_of_another_rank_is_told_too(make, odd):
+def test_a_shape_of_another_rank_is_reported_too(make, odd):
     trainer = make(None)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"of a:0 .*shape \[6\]"):
         trainer.step(with_feeds(a=odd))
 
 
-def test_the_tower_is_told():
+def test_the_tower_is_named():
     trainer = InFunction("known", 2)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"b:0 in tower 1"):
         trainer.step(good_feeds(), with_feeds(b=np.ones(4)))

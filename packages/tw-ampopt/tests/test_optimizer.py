@@ -163,7 +163,7 @@ def shared_pair(graph, **settings):
     return main, regular, w, grad, main.apply_updates(), regular.apply_updates()
 
 
-def test_sharing_is_of_slots_scale_and_counts_but_not_of_groups(graph):
+def test_sharing_is_of_slots_scale_and_counts_but_not_of_accumulators(graph):
     main, regular, w, grad, main_step, regular_step = shared_pair(
         graph,
         tf_optimizer="tf.train.MomentumOptimizer",
@@ -190,7 +190,7 @@ def test_sharing_is_of_slots_scale_and_counts_but_not_of_groups(graph):
         assert (statistics["updates"], statistics["skipped_updates"]) == (2, 1)
 
 
-def test_a_scale_that_moves_in_the_middle_of_a_group_does_not_spoil_it(graph):
+def test_a_scale_that_changes_between_micro_batches_does_not_spoil_the_mean(graph):
     _, _, w, grad, main_step, regular_step = shared_pair(graph, **SGD)
     with session(graph) as sess:
         sess.run(main_step, {grad: [2, 0]})

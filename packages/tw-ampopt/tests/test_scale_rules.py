@@ -28,8 +28,8 @@ def variables_of(rule):
     }
 
 
-def run(rule, verdicts):
-    """Returns the state after every verdict, by way of one traced loop."""
+def run(rule, outcomes):
+    """Returns the state after every outcome, by way of one traced loop."""
     initial = {key: v.read_value() for key, v in variables_of(rule).items()}
 
     @tf.function(autograph=False)
@@ -38,23 +38,23 @@ def run(rule, verdicts):
             lambda state, good: {**state, **rule.next(state, good)}, goods, initial
         )
 
-    if not verdicts:
+    if not outcomes:
         return {key: np.zeros(0) for key in initial}
-    return {key: value.numpy() for key, value in scan(tf.constant(verdicts)).items()}
+    return {key: value.numpy() for key, value in scan(tf.constant(outcomes)).items()}
 
 
-def gradual_oracle(rule, verdicts):
+def gradual_oracle(rule, outcomes):
     log2, history = np.float32(rule.init), []
-    for good in verdicts:
+    for good in outcomes:
         step = np.float32(rule.increment) if good else -np.float32(rule.decrement)
         log2 = min(max(log2 + step, np.float32(rule.lowest)), np.float32(rule.highest))
         history.append(log2)
     return history
 
 
-def doubling_oracle(rule, verdicts):
+def dynamic_oracle(rule, outcomes):
     log2, good_steps, left, history = rule.init, 0, rule.hysteresis, []
-    for good in verdicts:
+    for good in outcomes:
         if good:
             good_steps += 1
             if good_steps == rule.growth_interval:
@@ -69,28 +69,28 @@ def doubling_oracle(rule, verdicts):
 
 
 @given(VERDICTS, st.floats(0, 3), st.floats(0, 3))
-def test_the_gradual_rule_moves_as_numpy_does(verdicts, increment, decrement):
+def test_the_gradual_rule_follows_numpy(outcomes, increment, decrement):
     rule = GradualLossScale(5.0, increment, decrement, lowest=2.0, highest=9.0)
     np.testing.assert_array_equal(
-        run(rule, verdicts)["log2"], gradual_oracle(rule, verdicts)
+        run(rule, outcomes)["log2"], gradual_oracle(rule, outcomes)
     )
 
 
 @given(VERDICTS, st.integers(1, 6), st.integers(1, 4))
-def test_the_doubling_rule_moves_as_plain_python_does(verdicts, interval, hysteresis):
+def test_the_dynamic_rule_follows_plain_python(outcomes, interval, hysteresis):
     rule = DynamicLossScale(
         3, growth_interval=interval, lowest=1, highest=5, hysteresis=hysteresis
     )
-    got = run(rule, verdicts)
+    got = run(rule, outcomes)
     names = ["log2", "good_steps", "tolerance"][: 2 if hysteresis == 1 else 3]
     history = list(zip(*(got[name] for name in names), strict=True))
-    want = [state[: len(names)] for state in doubling_oracle(rule, verdicts)]
+    want = [state[: len(names)] for state in dynamic_oracle(rule, outcomes)]
     assert history == want
 
 
 @given(VERDICTS)
-def test_a_static_scale_stays(verdicts):
-    assert set(run(StaticLossScale(7), verdicts)["log2"]) <= {7}
+def test_a_static_scale_stays(outcomes):
+    assert set(run(StaticLossScale(7), outcomes)["log2"]) <= {7}
 
 
 def test_the_doubling_rule_has_the_usual_settings():

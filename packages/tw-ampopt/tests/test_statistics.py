@@ -106,9 +106,7 @@ def test_names_of_bad_variables_are_logged_on_request(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("mode", ["graph", "function"])
-def test_memory_is_written_where_the_device_tells_and_left_out_where_not(
-    tmp_path, mode, monkeypatch
-):
+def test_memory_is_written_where_the_device_reports_it(tmp_path, mode, monkeypatch):
     def run(folder):
         if mode == "graph":
             run_hooked(folder, [1.0], report_mem_usage=True)
@@ -116,7 +114,7 @@ def test_memory_is_written_where_the_device_tells_and_left_out_where_not(
             run_written(folder, [1.0], every=1, report_mem_usage=True)
         return events(folder)[1]
 
-    def tells(device):
+    def reports(device):
         return {"current": 3 * 2**30, "peak": 2**40}
 
     def is_silent(device):
@@ -124,8 +122,8 @@ def test_memory_is_written_where_the_device_tells_and_left_out_where_not(
 
     monkeypatch.setattr(tf.config.experimental, "get_memory_info", is_silent)
     assert set(run(tmp_path / "silent")) == TAGS
-    monkeypatch.setattr(tf.config.experimental, "get_memory_info", tells)
-    assert run(tmp_path / "telling")["G.main/mem_usage_gb"] == 3.0
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", reports)
+    assert run(tmp_path / "reporting")["G.main/mem_usage_gb"] == 3.0
 
 
 def test_bad_settings_are_refused(tmp_path):

@@ -34,7 +34,7 @@ def call_from_threads(step, *, threads=THREADS, calls=CALLS):
         thread.start()
     for thread in running:
         thread.join(WAIT_S)
-        assert not thread.is_alive(), "a thread waits for ever"
+        assert not thread.is_alive(), "a thread waits forever"
     if raised:
         raise raised[0]
 
@@ -88,14 +88,14 @@ def test_threads_that_run_one_accumulating_op_lose_no_gradient(kind, drops):
         optimizer = Optimizer(tf_optimizer=kind, on_nonfinite=policy, **IN_GRAPH)
         pairs = [(tf.ones(v.shape), v) for v in variables]
         step = sess.make_callable(optimizer.apply_gradients(pairs))
-        told = optimizer.statistics()
+        read = optimizer.statistics()
         sess.run(v1.global_variables_initializer())
         call_from_threads(step)
-        check(sess.run(variables), sess.run(told)["updates"])
+        check(sess.run(variables), sess.run(read)["updates"])
 
 
 def test_two_ops_of_one_optimizer_wait_for_each_other():
-    # As asynchronous towers have them: variables and groups are shared.
+    # As asynchronous towers have them: variables and accumulators are shared.
     with tf.Graph().as_default(), v1.Session() as sess:
         [variables] = make_variables(1)
         optimizer = Optimizer(
@@ -103,10 +103,10 @@ def test_two_ops_of_one_optimizer_wait_for_each_other():
         )
         pairs = [(tf.ones(v.shape), v) for v in variables]
         ops = [optimizer.apply_gradients(pairs) for _ in range(2)]
-        told = optimizer.statistics()
+        read = optimizer.statistics()
         sess.run(v1.global_variables_initializer())
         call_from_threads(lambda: sess.run(ops), calls=CALLS // 2)
-        check(sess.run(variables), sess.run(told)["updates"])
+        check(sess.run(variables), sess.run(read)["updates"])
 
 
 @pytest.mark.parametrize("how", ["eager", "function"])

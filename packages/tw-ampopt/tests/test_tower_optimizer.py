@@ -115,7 +115,7 @@ def test_a_reducer_can_be_chosen(make_trainer, reducer, multiplier):
         np.testing.assert_array_equal(tower[1], np.full((130, 130), -2))
 
 
-def test_the_reducer_runs_once_a_group_and_not_for_every_micro_batch(make_trainer):
+def test_the_reducer_runs_once_per_update_and_not_for_every_micro_batch(make_trainer):
     in_graph = make_trainer.mode == "graph"
     runs = [] if in_graph else [tf.Variable(0)]
 

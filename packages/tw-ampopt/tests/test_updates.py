@@ -60,7 +60,7 @@ def test_micro_batches_equal_one_big_batch_bit_for_bit(
         assert_same_bits(small.values()[0], big.values()[0])
 
 
-def test_nothing_changes_before_a_group_is_full(make_trainer):
+def test_nothing_changes_before_the_accumulator_is_full(make_trainer):
     trainer = make_trainer(INITIAL, accumulation_steps=3, **SGD)
     for m in range(2):
         trainer.step(feeds_like(INITIAL, m))
@@ -242,7 +242,7 @@ def test_a_dropped_micro_batch_leaves_the_mean_of_the_others(make_trainer):
     assert statistics["loss_scaling_log2"] == 14, "a dropped micro-batch is an overflow"
 
 
-def test_a_group_of_dropped_micro_batches_only_is_skipped(make_trainer):
+def test_an_update_of_dropped_micro_batches_only_is_skipped(make_trainer):
     trainer = make_trainer(
         INITIAL, accumulation_steps=2, on_nonfinite="drop_micro_batch", **ADAM
     )
@@ -257,7 +257,7 @@ def test_a_group_of_dropped_micro_batches_only_is_skipped(make_trainer):
     assert np.isfinite(trainer.values()[0][0]).all()
 
 
-def test_a_multiplier_that_changes_counts_from_the_next_group_on(make_trainer):
+def test_a_number_of_steps_that_changes_counts_from_the_next_update_on(make_trainer):
     box = []
 
     def multiplier():
@@ -504,7 +504,7 @@ def test_statistics_have_the_older_systems_names(make_trainer):
     }
 
 
-def test_without_scaling_no_scale_is_told(make_trainer):
+def test_without_scaling_no_scale_is_reported(make_trainer):
     trainer = make_trainer(INITIAL, **SGD)
     assert "loss_scaling_log2" not in trainer.statistics()
     assert trainer.optimizer.get_loss_scaling_var("/cpu:0") is None

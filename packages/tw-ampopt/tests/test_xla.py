@@ -47,8 +47,8 @@ def train(*, jit_compile, **arguments):
 
     for factor in (0.5, 1.0, np.inf, 2.0, 1.0, 0.25, 1.0):
         step(tf.constant([1, 4, 1]), tf.constant(factor))
-    told = {name: value.numpy() for name, value in optimizer.statistics().items()}
-    return [v.numpy() for v in variables], told
+    read = {name: value.numpy() for name, value in optimizer.statistics().items()}
+    return [v.numpy() for v in variables], read
 
 
 ACCUMULATES = {"accumulation_steps": 2}
@@ -61,12 +61,12 @@ DROPS = {**ACCUMULATES, "on_nonfinite": "drop_micro_batch"}
 )
 def test_a_compiled_step_of_one_tower_is_the_plain_one(kind, options):
     arguments = {"tf_optimizer": KINDS[kind], **options}
-    want, want_told = train(jit_compile=False, **arguments)
-    got, told = train(jit_compile=True, **arguments)
-    assert want_told["updates"] >= 2
-    norms = told.pop("global_norm"), want_told.pop("global_norm")
+    want, want_read = train(jit_compile=False, **arguments)
+    got, read = train(jit_compile=True, **arguments)
+    assert want_read["updates"] >= 2
+    norms = read.pop("global_norm"), want_read.pop("global_norm")
     np.testing.assert_allclose(*norms, rtol=1e-5)
-    assert told == want_told
+    assert read == want_read
     for g, w in zip(got, want, strict=True):
         np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5)
 
