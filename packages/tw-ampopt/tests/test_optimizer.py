@@ -378,7 +378,7 @@ def test_a_multiplier_that_is_no_number_is_refused(graph, multiplier):
 def test_a_multiplier_tensor_of_the_wrong_kind_is_refused(graph):
     with pytest.raises(TypeError, match="must be numeric; got bool"):
         Optimizer(minibatch_multiplier=tf.constant(True))
-    with pytest.raises(ValueError, match="must be a scalar; got a tensor of shape"):
+    with pytest.raises(ValueError, match="must be a scalar; got shape"):
         Optimizer(minibatch_multiplier=tf.constant([2, 3]))
 
 
