@@ -177,7 +177,8 @@ def _is_resource_variable(value: Any) -> bool:
 
 
 def _is_usable(value: Any, usable: Sequence[tf.Graph]) -> bool:
-    value = tf_variable(value).handle if is_variable(value) else values_of(value)
+    if not isinstance(value, tf.Tensor):
+        value = tf_variable(value).handle if is_variable(value) else values_of(value)
     if not isinstance(value, tf.Tensor):
         return True
     try:

@@ -16,7 +16,7 @@ from tw_ampopt._update.finite import nonfinite_flags
 from tw_ampopt._update.options import UpdateOptions
 from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
-from tw_ampopt._variables import are_local, identity
+from tw_ampopt._variables import are_local
 from tw_core import builds_session_graph
 from tw_core.variables import tf_variable
 
@@ -117,7 +117,7 @@ class GraphSteps:
         Returns:
           bool scalar, whether variables changed.
         """
-        key = tuple(identity(variable) for tower in variables for variable in tower)
+        key = tuple(id(tf_variable(v)) for tower in variables for v in tower)
         is_new = key not in self._updaters
         with self.scope():
             if is_new:

@@ -10,6 +10,7 @@ the variable; here a call that does not reach a variable does not count for it.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import TypeAlias
 
@@ -92,7 +93,7 @@ def make_buffers(
 
 def to_float32(grad: Buffer) -> Buffer:
     """Casts a gradient, dense or sparse."""
-    return map_values(lambda values: tf.cast(values, tf.float32), grad)
+    return map_values(partial(tf.cast, dtype=tf.float32), grad)
 
 
 def _mean_of_calls(calls: Sequence[Buffer | None], shape: Sequence[int]) -> Buffer:

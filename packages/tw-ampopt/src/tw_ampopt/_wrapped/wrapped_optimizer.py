@@ -75,11 +75,11 @@ class WrappedV1:
     def __init__(self, optimizer: Any) -> None:
         """Wraps ``optimizer``."""
         self.optimizer = optimizer
-        self._variables: dict[int, Any] = {}
+        self._variables: dict[int, tf.Variable] = {}
 
     def build(self, variables: Sequence[Any]) -> None:
         """Makes the slots."""
-        self._variables |= {_identity(v): v for v in variables}
+        self._variables |= {id(v): v for v in map(tf_variable, variables)}
         # In eager mode their names have always been without a scope.
         with tf.name_scope("") if tf.executing_eagerly() else nullcontext():
             create_slots(self.optimizer, variables)
@@ -97,20 +97,23 @@ class WrappedV1:
         variables = self.optimizer.variables
         every = list(variables() if callable(variables) else variables)
         names = self.get_slot_names()
-        slots = [self.get_slot(v, n) for v in self._variables.values() for n in names]
+        slots = [self._slot(v, n) for v in self._variables.values() for n in names]
         places = {id(slot): place for place, slot in enumerate(slots)}
         return sorted(every, key=lambda variable: places.get(id(variable), -1))
 
     def get_slot(self, var: Any, name: str) -> tf.Variable | None:
         """Returns a slot, or None."""
-        try:
-            return self.optimizer.get_slot(tf_variable(var), name)
-        except KeyError:  # raised by tf_keras for another tower's variable
-            return None
+        return self._slot(tf_variable(var), name)
 
     def get_slot_names(self) -> list[str]:
         """Lists the names of the slots."""
         return list(self.optimizer.get_slot_names())
+
+    def _slot(self, variable: tf.Variable, name: str) -> tf.Variable | None:
+        try:
+            return self.optimizer.get_slot(variable, name)
+        except KeyError:  # raised by tf_keras for another tower's variable
+            return None
 
 
 class WrappedKeras3:
@@ -190,9 +193,13 @@ def _cast_pairs(
     grads: Sequence[Any], variables: Sequence[Any]
 ) -> list[tuple[Any, Any]]:
     return [
-        (map_values(partial(tf.cast, dtype=variable.dtype), grad), variable)
-        for grad, variable in zip(grads, variables, strict=True)
+        (grad if v.dtype == tf.float32 else _cast(grad, v.dtype), v)
+        for grad, v in zip(grads, variables, strict=True)
     ]
+
+
+def _cast(grad: Any, dtype: Any) -> Any:
+    return map_values(partial(tf.cast, dtype=dtype), grad)
 
 
 def _keras_reference(variable: Any) -> str:
