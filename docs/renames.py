@@ -6,12 +6,14 @@ attributes are found in its source, where ``renamed_arguments`` and
 """
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module, util
 from pathlib import Path
 from typing import Any
 
 Pairs = Iterator[tuple[str, str]]
+_OLD = re.compile(r"\((\w+)=\.\.\.\)")
 
 
 def renames(module: str) -> list[tuple[str, str]]:
@@ -37,14 +39,22 @@ def public_names(module: str, tables: Mapping[str, Any]) -> Pairs:
 
 
 def made_decorators(path: Path) -> dict[str, dict[str, str]]:
-    """Reads the decorators that a file makes by calling one of tw_core.renames."""
-    body = ast.parse(path.read_text(encoding="utf-8")).body
-    made = [node for node in body if isinstance(node, ast.Assign)]
-    return {
-        node.targets[0].id: pairs
-        for node in made
-        if (pairs := _arguments(node.value, {}))
-    }
+    """Reads the decorators that a file makes: by calling one, or as a function.
+
+    A function warns of the old argument itself, and says in words what to use.
+    """
+    made = {}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign):
+            made[node.targets[0].id] = _arguments(node.value, {})
+        elif isinstance(node, ast.FunctionDef):
+            old = _OLD.search(ast.unparse(node))
+            calls = [n for n in ast.walk(node) if _calls(n, "warn_renamed")]
+            said = [
+                n.args[1].value for n in calls if isinstance(n.args[1], ast.Constant)
+            ]
+            made[node.name] = {old[1]: said[0]} if old and said else {}
+    return {name: pairs for name, pairs in made.items() if pairs}
 
 
 def _inside(node: ast.AST, owner: str, tables: Mapping[str, Any]) -> Pairs:
@@ -55,7 +65,8 @@ def _inside(node: ast.AST, owner: str, tables: Mapping[str, Any]) -> Pairs:
         inner = ".".join(filter(None, (owner, name)))
         for decorator in decorators or ():
             for old, new in _arguments(decorator, tables).items():
-                yield f"{inner}({old}=...)", f"{inner}({new}=...)"
+                is_name = new.isidentifier()
+                yield f"{inner}({old}=...)", f"{inner}({new}=...)" if is_name else new
         if isinstance(child, ast.Assign) and _calls(child.value, "renamed_attribute"):
             new = ast.literal_eval(child.value.args[0])
             yield f"{owner}.{child.targets[0].id}", f"{owner}.{new}"
@@ -65,7 +76,8 @@ def _inside(node: ast.AST, owner: str, tables: Mapping[str, Any]) -> Pairs:
 def _arguments(decorator: ast.expr, tables: Mapping[str, Any]) -> dict[str, str]:
     """Reads what a decorator such as ``renamed_arguments(old="new")`` renames."""
     if isinstance(decorator, ast.Name | ast.Attribute):
-        return tables.get(ast.unparse(decorator).rpartition(".")[2]) or {}
+        found = tables.get(ast.unparse(decorator).rpartition(".")[2])
+        return found if isinstance(found, dict) else {}
     if _calls(decorator, "converted_argument"):
         return {decorator.args[0].value: decorator.args[1].value}
     if not _calls(decorator, "renamed_arguments"):

@@ -12,7 +12,9 @@ from interfaces.manifest import read_manifests
 
 PAGE = ROOT / "docs" / "migration" / "from_0_1.md"
 MODULES = [manifest.module for manifest in read_manifests(ROOT).values()]
-MARK = re.compile(r"^ *@.*(renamed_argument|converted_argument)|= renamed_attribute\(")
+MARK = re.compile(
+    r"^ *@.*(renamed_argument|converted_argument|takes_)|= renamed_attribute\("
+)
 
 
 @pytest.fixture
@@ -54,8 +56,13 @@ def test_names_arguments_and_attributes_are_found(renames, tmp_path, monkeypatch
             NAMES = {"spread": "toy.broadcast"}
             INNER_NAMES = {"a": "toy.inner.b"}
             LOADING = {"stacks": "num_buffers"}
-            takes_below = converted("below", "below_bytes", int)
-            """.replace("converted(", "made.converted_argument("),
+            takes_below = made.converted_argument("below", "below_bytes", int)
+
+            def takes_caller(function):
+                def wrapper(**kwargs):
+                    old = f"{function.__name__}(caller=...)"
+                    warn_renamed(old, "with naming(...)", stacklevel=4)
+            """,
         "_work": """
             class Batch:
                 tail = renamed_attribute("remainder")
@@ -67,6 +74,7 @@ def test_names_arguments_and_attributes_are_found(renames, tmp_path, monkeypatch
                 def wait(self): ...
 
             @takes_below
+            @takes_caller
             def packed(): ...
             """,
     }
@@ -84,5 +92,6 @@ def test_names_arguments_and_attributes_are_found(renames, tmp_path, monkeypatch
         ("Batch(tail=...)", "Batch(remainder=...)"),
         ("Batch.wait(timeout=...)", "Batch.wait(timeout_s=...)"),
         ("packed(below=...)", "packed(below_bytes=...)"),
+        ("packed(caller=...)", "with naming(...)"),
     ]
-    assert renames("tw_core.testing") == []
+    assert renames("json") == []

@@ -48,7 +48,7 @@ def make_optimizer(task: Any) -> tuple[tw_ampopt.Optimizer, SyncReplicasOptimize
         learning_rate=0.05,
         loss_scale=tw_ampopt.DynamicLossScale(),
     )
-    # The builder below leaves the device in force, which else tells the number.
+    # The builder below leaves the device set, which otherwise gives the number.
     return scaled, SyncReplicasOptimizer(
         scaled, WORKERS, replica_index=task.index, wait_timeout_s=WAIT_S
     )

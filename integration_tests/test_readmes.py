@@ -135,7 +135,7 @@ def test_sync_replicas_programs_print_the_same_before_and_after(tmp_path):
     (before,) = set(launches(SYNC_REPLICAS)) - {after}
     status, said = launched(after, tmp_path)
     assert (status, re.findall(r"w = .*", said)) == (0, [WEIGHTS]), said
-    # A replica of TensorFlow's class may fill two slots of a step, or wait for ever.
+    # A replica of TensorFlow's class may fill two slots of a step, or wait forever.
     heard = []
     while len(heard) < TRIES and WEIGHTS not in "".join(heard[-1:]):
         heard.append(launched(before, tmp_path)[1])

@@ -70,7 +70,9 @@ def test_third_parties_and_prereleases_do_not_stand_in_the_way(wheels):
 
 def test_an_index_is_not_asked_for_a_sibling_that_is_missing(wheels):
     every = wheels("tw-top 0.1.0 tw-core packaging")
-    with pytest.raises(ValueError, match="tw-core was not found in the provided"):
+    with pytest.raises(
+        ValueError, match=r"tw-core\s+was\s+not\s+found\s+in\s+the\s+provided"
+    ):
         choose(every, [TOP])
 
 
@@ -155,7 +157,7 @@ def test_bounds_that_nothing_meets_are_told_with_all_that_there_was(toy, folders
     toy.package("tw-b", "0.1.1", {"tw-a": ">=0.3"})
     build_now(toy, folders["dist"], "tw-b")
     with pytest.raises(
-        ValueError, match=r"only tw-a<=0\.1\.2 is available.* tw-a>=0\.3"
+        ValueError, match=r"(?s)only tw-a<=0\.1\.2 is available.*tw-a>=0\.3"
     ):
         compat(toy.root, "tw-b", **folders)
 

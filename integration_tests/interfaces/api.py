@@ -47,8 +47,8 @@ def main() -> int:
 def write(root: Path, manifest: Manifest) -> None:
     """Rewrites the interface file from the code."""
     head = (
-        f"# The public interface of {manifest.name}, a line a name. Made from the code "
-        f'by\n#   nox -s "api({manifest.name})" -- --write\n'
+        f"# The public interface of {manifest.name}, one line per name. Written by\n"
+        f'#   nox -s "api({manifest.name})" -- --write\n'
     )
     lines = "".join(f"{line}\n" for line in interface_lines(package(root, manifest)))
     (root / manifest.folder / FILE).write_text(head + lines)

@@ -1,8 +1,8 @@
 """A package's public interface as lines, one per public name, read from the source.
 
 What is public, what a class inherits and how a signature is written is griffe's to say.
-Nothing is imported: exports that load on first use are those of the stub beside the
-module, whose ``from home import name as name`` makes a name public.
+Nothing is imported: exports that load on first use are those of the module's stub,
+whose ``from home import name as name`` makes a name public.
 """
 
 import ast
@@ -26,7 +26,7 @@ _HIDDEN_MAGIC = ("__init__", "__new__", "__post_init__", "__repr__", "__str__")
 
 
 class StubExports(griffe.Extension):
-    """Has griffe take for public what the stubs beside modules export."""
+    """Makes public, to griffe, what the stubs of modules export."""
 
     def on_package(self, *, pkg: Any, **_: Any) -> None:
         """Reads the stubs of a package and of all modules in it."""

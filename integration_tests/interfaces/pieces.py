@@ -7,7 +7,6 @@ TensorFlow, and the README's example runs.
 Only the standard library is used, as nothing else may be there.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -32,18 +31,14 @@ print(json.dumps([seconds, "tensorflow" in sys.modules]))
 
 
 def main() -> int:
-    """Checks the package named first, where the others may be installed beside it."""
-    parser = argparse.ArgumentParser(prog="pieces", description=__doc__)
-    parser.add_argument("package")
-    parser.add_argument("needed", nargs="*", help="the siblings that it needs")
-    options = parser.parse_args()
-    wanted = [options.package, *options.needed]
+    """Checks the package named first, with the others installed as well."""
+    package, *_ = wanted = sys.argv[1:]
     faults = check_installed(wanted)
-    for package in wanted:
-        faults += check_import(package.replace("-", "_"))
-    faults += check_example(Path.cwd() / "packages" / options.package / "README.md")
+    for name in wanted:
+        faults += check_import(name.replace("-", "_"))
+    faults += check_example(Path.cwd() / "packages" / package / "README.md")
     for fault in faults:
-        sys.stderr.write(f"{options.package}: {fault}\n")
+        sys.stderr.write(f"{package}: {fault}\n")
     return 1 if faults else 0
 
 

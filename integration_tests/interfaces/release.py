@@ -94,7 +94,7 @@ def release(
             commit(clone, target)
             archives = prepare_archives(clone, target, folder)
             wheels |= {path: target for path in archives if path.suffix == ".whl"}
-            install(target, wheels)
+            install(target, wheels, folder / "venv")
         check(targets)
         bring_back(repository, clone, targets)
         for made in (folder / "archives").iterdir():
@@ -234,8 +234,8 @@ def check_archives(folder: Path, pyproject: Path) -> list[Path]:
     return archives
 
 
-def install(target: Manifest, wheels: dict[Path, Manifest]) -> None:
-    """Installs a release with its newest siblings where nothing else is, and loads it.
+def install(target: Manifest, wheels: dict[Path, Manifest], venv: Path) -> None:
+    """Installs a release with its newest siblings and no other of ours, and loads it.
 
     The wheels are a package's and its siblings', so that none comes from an index.
     """
@@ -246,17 +246,19 @@ def install(target: Manifest, wheels: dict[Path, Manifest]) -> None:
             f"{target.name} admits no set of released siblings; release those first, "
             f"or with it: {error}"
         ) from None
-    with tempfile.TemporaryDirectory() as folder:
-        python = Path(folder) / "bin" / "python"
-        run_module("uv", "venv", "--quiet", "--python", sys.executable, folder)
-        run_module("uv", "pip", "install", "--quiet", "--python", python, *chosen)
-        try:
-            run(python, "-I", "-c", _USE.format(module=target.module))
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"{target.module} does not load from its wheel in a clean environment:"
-                f"\n{error}"
-            ) from None
+    if not venv.exists():  # what packages need from others is the same, and stays
+        run_module("uv", "venv", "--quiet", "--python", sys.executable, venv)
+    python = venv / "bin" / "python"
+    here = ("--quiet", "--python", python)
+    run_module("uv", "pip", "install", *here, *chosen)
+    try:
+        run(python, "-I", "-c", _USE.format(module=target.module))
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"{target.module} does not load from its wheel in a clean environment:"
+            f"\n{error}"
+        ) from None
+    run_module("uv", "pip", "uninstall", *here, *(one.name for one in chosen.values()))
 
 
 def bring_back(

@@ -113,8 +113,8 @@ def _chosen(wheels: Mapping[Path, Manifest], pins: Sequence[Manifest]) -> Wheels
 
 
 def _planned(tested: Manifest, chosen: Wheels, root: Path) -> PlannedRun:
-    beside = [str(one) for one in chosen.values() if one != tested]
-    sys.stdout.write(f"{tested} is tested with {', '.join(beside)}.\n")
+    others = [str(one) for one in chosen.values() if one != tested]
+    sys.stdout.write(f"{tested} is tested with {', '.join(others)}.\n")
     return PlannedRun(tested.name, str(root), tuple(map(str, chosen)))
 
 
