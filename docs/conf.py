@@ -47,7 +47,14 @@ from tw_ampopt import *
 from tw_builders import *
 from tw_core import *
 from tw_core.checks import *
+from tw_core.contexts import *
+from tw_core.devices import *
+from tw_core.flat_packs import *
+from tw_core.gradients import *
+from tw_core.modes import *
+from tw_core.optimizers import *
 from tw_core.testing import *
+from tw_core.variables import *
 from tw_reduce import *
 from tw_rlload import *
 from tw_syncrep import *

@@ -33,7 +33,7 @@ DESIGN = [path for path in PAGES if path.parent.name == "design"]  # list signat
 RUN = [p for p in (*READMES, *PAGES) if python_blocks(p) and p not in DESIGN]
 OURS = re.compile(r"^(?:from|import) tw_", re.MULTILINE)
 SYNC_REPLICAS = ROOT / "docs" / "migration" / "sync_replicas_optimizer.md"
-SIGNATURE = re.compile(r"^(\w+)\(", re.MULTILINE)
+SIGNATURE = re.compile(r"^([\w.]+)\(", re.MULTILINE)
 LAUNCHED = [path for path in (*READMES, *PAGES) if launches(path)]
 WEIGHTS = f"w = {[0.5 + 0.5 * 0.75**4] * 3}"  # as the page works out by hand
 ENV = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}

@@ -49,7 +49,7 @@ def find_devices(options):
         return list(options.devices)
     if not tf.config.list_physical_devices("GPU"):
         return tw_core.use_logical_cpus(options.towers)
-    gpus = tw_core.available_devices()
+    gpus = tw_core.devices.available_devices()
     return [gpus[k % len(gpus)] for k in range(options.towers)]
 
 
@@ -101,15 +101,15 @@ def _check_devices(devices):
     if unknown:
         refuse(
             f"--devices: this process has no {', '.join(map(repr, unknown))}; it has "
-            f"{', '.join(tw_core.available_devices())}. Name these, or leave out "
-            "--devices: where there is no GPU, --towers 2 makes two logical CPUs."
+            f"{', '.join(tw_core.devices.available_devices())}. Name these, or leave "
+            "out --devices: where there is no GPU, --towers 2 makes two logical CPUs."
         )
 
 
 def _is_here(device):
     try:
-        name = tw_core.canonical_device(device)
-        tw_core.check_devices([name])
+        name = tw_core.devices.canonical_device(device)
+        tw_core.devices.check_devices([name])
     except ValueError:
         return False
     return name.startswith("/device:")  # another process's has its job before it

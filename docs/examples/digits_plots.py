@@ -65,7 +65,7 @@ def _story(devices, placed):
 
 
 def _devices(placed, towers):
-    used = [tw_core.canonical_device(tower.device) for tower in towers]
+    used = [tw_core.devices.canonical_device(tower.device) for tower in towers]
     return sorted({*used, *filter(None, placed.variables)}, key=lambda d: (len(d), d))
 
 
@@ -84,7 +84,11 @@ def _draw_boxes(axes, devices, placed, towers):
                 edgecolor=_BLUE,
             )
         )
-        names = [t.name for t in towers if tw_core.canonical_device(t.device) == device]
+        names = [
+            t.name
+            for t in towers
+            if tw_core.devices.canonical_device(t.device) == device
+        ]
         head = f"{_short(device)}\n{', '.join(names) or 'no tower'}"
         axes.text(i + 0.5, 0.86, head, ha="center", va="center", weight="bold")
         axes.text(i + 0.5, 0.77, _inventory(device, placed), **_LIST)

@@ -38,7 +38,7 @@ class Program(NamedTuple):
     copy: Callable
     variables: list
     optimizer: tf.compat.v1.train.Optimizer
-    placed: tw_core.Placement
+    placed: tw_core.devices.Placement
     session: tf.compat.v1.Session | None
 
 
@@ -170,7 +170,7 @@ class Run:
         replicated = self._options.builder == "replicated"
         names = {}
         for tower in self.towers:
-            device = tw_core.canonical_device(tower.device)
+            device = tw_core.devices.canonical_device(tower.device)
             names.setdefault(device, []).append(tower.name)
         return {
             "towers": len(self.towers),

@@ -58,7 +58,7 @@ class Training:
     """Towers' networks, the optimizer, and one step of both."""
 
     def __init__(self, num_towers: int, *, scaling: bool) -> None:
-        self.towers = tw_core.towers(tw_core.available_devices()[:num_towers])
+        self.towers = tw_core.towers(tw_core.devices.available_devices()[:num_towers])
         self.networks = tw_core.replicate(self.towers, lambda tower: Network(seed=0))
         self.optimizer = tw_ampopt.TowerOptimizer(
             [network.weights for network in self.networks],
@@ -155,7 +155,7 @@ def main() -> None:
         parser.error(f"--towers must divide {BATCH} images; got {options.towers}")
     if not tf.config.list_physical_devices("GPU"):
         tw_core.use_logical_cpus(options.towers)
-    if len(devices := tw_core.available_devices()) < options.towers:
+    if len(devices := tw_core.devices.available_devices()) < options.towers:
         parser.error(f"--towers {options.towers} is more than {', '.join(devices)}")
     result = train(options.towers, options.epochs, scaling=not options.no_scaling)
     if not options.no_scaling and result["accuracy"] < GOAL:

@@ -70,7 +70,7 @@ class Learner:
         )
         return tw_rlload.LocalSyncParallelOptimizer(
             v1.train.AdamOptimizer(self._rate, epsilon=1e-5),
-            tw_core.available_devices()[:num_towers],
+            tw_core.devices.available_devices()[:num_towers],
             rows,
             states,
             task.minibatch // num_towers,

@@ -130,7 +130,7 @@ def _check_towers(parser: argparse.ArgumentParser, options: argparse.Namespace) 
                 f"{name}; got {options.towers}"
             )
     tw_core.use_logical_cpus(options.towers)
-    if len(devices := tw_core.available_devices()) < options.towers:
+    if len(devices := tw_core.devices.available_devices()) < options.towers:
         parser.error(f"--towers {options.towers} is more than {', '.join(devices)}")
 
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import settings
 
-from tw_core import available_devices
+from tw_core.devices import available_devices
 from tw_core.testing import start_logical_cpus
 
 settings.register_profile("towers", deadline=None, derandomize=True)

@@ -4,13 +4,13 @@
 
 import tensorflow as tf
 
-from tw_core import (
+from tw_core._tf_compat import outermost_function_graph
+from tw_core.modes import (
     builds_session_graph,
     compiles_with_xla,
     orders_effects,
     traces_function,
 )
-from tw_core._tf_compat import outermost_function_graph
 
 
 def ask(answers):

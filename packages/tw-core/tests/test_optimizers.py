@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tw_core import OptimizerLike
 from tw_core.optimizers import (
     OptimizerKind,
+    OptimizerLike,
     apply_pairs,
     check_optimizer,
     create_slots,

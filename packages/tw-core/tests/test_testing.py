@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_np
 
-from tw_core import canonical_device
+from tw_core.devices import canonical_device
 from tw_core.testing import (
     CPUS,
     NUM_CPUS,

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_core import Tower, canonical_device, map_towers, towers
+from tw_core import Tower, map_towers, towers
 from tw_core.checks import naming
+from tw_core.devices import canonical_device
 from tw_core.testing import run_eagerly, run_in_function, run_in_graph
 
 
@@ -67,7 +68,7 @@ def test_a_negative_gpu_is_refused():
 
 
 def test_a_string_that_is_no_device_is_refused():
-    with pytest.raises(ValueError, match="towers: 'cpu0' is no TensorFlow device"):
+    with pytest.raises(ValueError, match="towers: 'cpu0' is not a TensorFlow device"):
         towers(["cpu0"])
 
 

@@ -2,15 +2,9 @@
 
 import tensorflow as tf
 
-from tw_core import (
-    Replicated,
-    TowerFunc,
-    TrainTowerContext,
-    VariableStore,
-    map_towers,
-    towers,
-    without_autograph,
-)
+from tw_core import Replicated, TrainTowerContext, VariableStore, map_towers, towers
+from tw_core.contexts import TowerFunc
+from tw_core.modes import without_autograph
 from tw_core.testing import CPUS
 
 

@@ -1,9 +1,15 @@
 """Towers: one copy of a model per device, and what every part of it shares.
 
-Importing this package does not import TensorFlow: the names that ``__init__.pyi`` lists
-are loaded when they are first used (PEP 562).
+Here are the names that most programs need; the others are in the sub-modules
+``contexts``, ``devices``, ``flat_packs``, ``gradients``, ``modes``, ``optimizers`` and
+``variables``. Importing this package does not import TensorFlow: the names that
+``__init__.pyi`` lists are loaded when they are first used (PEP 562).
 """
 
 import lazy_loader
 
+from tw_core._renamed import NAMES
+from tw_core.renames import answer_renamed
+
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__ = answer_renamed(__name__, NAMES, __getattr__)

@@ -108,7 +108,7 @@ def towers(devices: Sequence[int | str | Tower]) -> tuple[Tower, ...]:
     if not devices:
         raise ValueError(
             f"{caller}: devices is empty; at least one tower is needed, e.g. "
-            "['/cpu:0'] or tw_core.available_devices()."
+            "['/cpu:0'] or tw_core.devices.available_devices()."
         )
     if any(isinstance(device, Tower) for device in devices):
         return _whole(devices, caller)
@@ -143,7 +143,8 @@ def map_towers(
         function, or an item of ``per_tower`` is not a sequence.
     """
     # Not marked without_autograph: fn may need it.
-    check_towers(towers, caller="map_towers")
+    with naming("map_towers"):
+        check_towers(towers)
     _check_calls(fn, towers, per_tower)
     results = []
     for tower, *items in zip(towers, *per_tower, strict=True):
@@ -172,19 +173,18 @@ def record_variables(tower: Tower) -> Iterator[None]:
 
 
 @without_autograph
-def check_towers(towers: Sequence[Tower], *, caller: str) -> None:
+def check_towers(towers: Sequence[Tower]) -> None:
     """Refuses anything but a list of towers, and devices that are known not to exist.
 
     Args:
       towers: K towers, at least one.
-      caller: who asks; opens the message.
 
     Raises:
-      TypeError: no list, or something in it that is no tower.
+      TypeError: not a list, or an item that is not a ``Tower``.
       ValueError: an empty list; or, in eager mode, in ``tf.function`` and where the
         graph has a default session, a device this process does not have.
     """
-    caller = named_caller(caller)
+    caller = named_caller("check_towers")
     check_list(caller, towers=towers, of="tw_core.Tower", empty=True)
     if not towers:
         raise ValueError(
@@ -196,7 +196,8 @@ def check_towers(towers: Sequence[Tower], *, caller: str) -> None:
             f"{caller}: towers must hold tw_core.Tower; got {others}. Make them "
             "with tw_core.towers(devices)."
         )
-    check_known_devices([tower.device for tower in towers], caller=caller)
+    with naming(caller):
+        check_known_devices([tower.device for tower in towers])
 
 
 @without_autograph

@@ -16,6 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core.checks import named_caller
+
 REFERENCE_ADVICE = (
     "only resource variables are supported: call "
     "tf.compat.v1.enable_resource_variables() before making it"
@@ -43,8 +45,20 @@ def is_variable(value: object) -> bool:
 
 
 def tf_variable(variable: Any) -> tf.Variable:
-    """Returns the TensorFlow variable that ``variable`` is or holds."""
-    return variable if isinstance(variable, tf.Variable) else variable.value
+    """Returns the TensorFlow variable that ``variable`` is or, as Keras's do, holds.
+
+    Raises:
+      TypeError: ``variable`` is neither.
+    """
+    if isinstance(variable, tf.Variable):
+        return variable
+    held = getattr(variable, "value", None)
+    if not isinstance(held, tf.Variable):
+        raise TypeError(
+            f"{named_caller('tf_variable')}: variable must be a TensorFlow or Keras "
+            f"variable; got {variable!r}."
+        )
+    return held
 
 
 def is_reference_variable(variable: Any) -> bool:

@@ -76,7 +76,7 @@ class OptimizerKind(Enum):
     """
 
     V1 = "tf.compat.v1.train"
-    LIKE_V1 = "tw_core.OptimizerLike"
+    LIKE_V1 = "tw_core.optimizers.OptimizerLike"
     KERAS_3 = "keras"
     TF_KERAS = "tf_keras"
     TF_KERAS_LEGACY = "tf_keras.optimizers.legacy"

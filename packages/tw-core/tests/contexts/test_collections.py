@@ -5,13 +5,9 @@
 import pytest
 import tensorflow as tf
 
-from tw_core import (
-    PredictTowerContext,
-    TrainTowerContext,
-    freeze_collections,
-    leave_no_summaries,
-)
+from tw_core import TrainTowerContext
 from tw_core._records.collections import TowerCollections
+from tw_core.contexts import PredictTowerContext, freeze_collections, leave_no_summaries
 
 KEYS = tf.compat.v1.GraphKeys
 add = tf.compat.v1.add_to_collection

@@ -5,13 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_core import (
-    BaseTowerContext,
-    PredictTowerContext,
-    TowerContext,
-    TrainTowerContext,
-    override_to_local_variable,
-)
+from tw_core import TowerContext, TrainTowerContext
+from tw_core.contexts import BaseTowerContext, PredictTowerContext
+from tw_core.variables import override_to_local_variable
 
 v1 = tf.compat.v1
 ROOT = ""

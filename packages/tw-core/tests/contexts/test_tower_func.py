@@ -3,7 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from tw_core import TowerContext, TowerFunc
+from tw_core import TowerContext
+from tw_core.contexts import TowerFunc
 
 SIGNATURE = [tf.TensorSpec([], name="a"), tf.TensorSpec([], name="b")]
 

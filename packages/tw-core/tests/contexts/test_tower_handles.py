@@ -3,12 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from tw_core import (
-    PredictTowerContext,
-    TowerFunc,
-    TowerHandles,
-    TrainTowerContext,
-)
+from tw_core import TrainTowerContext
+from tw_core.contexts import PredictTowerContext, TowerFunc, TowerHandles
 
 v1 = tf.compat.v1
 SIGNATURE = [tf.TensorSpec([None, 3], tf.float32, "image"), tf.TensorSpec([], name="k")]

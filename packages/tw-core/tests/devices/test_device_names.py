@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tw_core import canonical_device
-from tw_core.devices import host_of, repeated_devices
+from tw_core.devices import canonical_device, host_of, repeated_devices
 from tw_core.devices._names import parse_device
 
 LOCAL = ["", "/job:localhost", "/job:localhost/replica:0/task:0", "/replica:0/task:0"]
@@ -55,7 +54,9 @@ def test_the_canonical_spelling_is_its_own(prefix, kind, number):
     "device", ["foo", "/foo:0", "/cpu:x", "/cpu:-1", "/cpu:0/gpu:1", 3]
 )
 def test_what_tensorflow_cannot_read_is_refused_by_name(device):
-    with pytest.raises(ValueError, match=f"asker: {device!r} is no TensorFlow device"):
+    with pytest.raises(
+        ValueError, match=f"asker: {device!r} is not a TensorFlow device"
+    ):
         parse_device(device, caller="asker")
     with pytest.raises(ValueError, match=r"^canonical_device: .*write e.g. '/gpu:0'"):
         canonical_device(device)

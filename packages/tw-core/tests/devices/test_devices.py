@@ -7,8 +7,9 @@ import logging
 import pytest
 import tensorflow as tf
 
-from tw_core import available_devices, check_devices, towers, use_logical_cpus
-from tw_core.devices import _known
+from tw_core import towers, use_logical_cpus
+from tw_core.checks import naming
+from tw_core.devices import _known, available_devices, check_devices
 from tw_core.testing import CPUS, NUM_CPUS
 
 HAS_GPU = bool(tf.config.list_physical_devices("GPU"))
@@ -65,8 +66,8 @@ def test_known_devices_and_devices_with_a_job_pass(device):
 
 
 def test_every_unknown_device_is_named_once_with_the_known_ones():
-    with pytest.raises(ValueError) as error:
-        check_devices(["/cpu:9", "/cpu:0", "/gpu:99", "/cpu:9"], caller="asker")
+    with pytest.raises(ValueError) as error, naming("asker"):
+        check_devices(["/cpu:9", "/cpu:0", "/gpu:99", "/cpu:9"])
     message = str(error.value)
     assert message.startswith("asker: unknown devices ['/cpu:9', '/gpu:99']; known are")
     assert all(f"'/device:CPU:{i}'" in message for i in range(NUM_CPUS))
@@ -97,8 +98,9 @@ def test_a_session_on_a_server_knows_that_servers_devices(graph):
 
 
 def test_what_is_no_device_string_is_refused_by_the_caller():
-    with pytest.raises(ValueError, match="asker: 'nonsense' is no TensorFlow device"):
-        check_devices(["nonsense"], caller="asker")
+    want = "asker: 'nonsense' is not a TensorFlow device"
+    with pytest.raises(ValueError, match=want), naming("asker"):
+        check_devices(["nonsense"])
 
 
 def test_devices_with_several_towers_are_said_in_the_log(caplog):

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_core import LeastLoadedDeviceSetter, canonical_device
+from tw_core import LeastLoadedDeviceSetter
+from tw_core.devices import canonical_device
 from tw_core.testing import NUM_CPUS
 
 v1 = tf.compat.v1
@@ -221,7 +222,7 @@ def test_no_list_of_devices_is_refused(ps_devices):
 
 @pytest.mark.parametrize(("worker", "ps"), [("no", PS), ("/cpu:0", ["/cpu:0", "no"])])
 def test_what_is_no_device_is_refused(worker, ps):
-    with pytest.raises(ValueError, match="'no' is no TensorFlow device string"):
+    with pytest.raises(ValueError, match="'no' is not a TensorFlow device string"):
         LeastLoadedDeviceSetter(worker, ps)
 
 

@@ -6,15 +6,8 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tw_core import (
-    Placement,
-    Transfer,
-    canonical_device,
-    map_towers,
-    placement,
-    replicate,
-    towers,
-)
+from tw_core import map_towers, placement, replicate, towers
+from tw_core.devices import Placement, Transfer, canonical_device
 from tw_core.testing import NUM_CPUS
 
 v1 = tf.compat.v1

@@ -3,7 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from tw_core import LeastLoadedTask, canonical_device, replica_device_setter
+from tw_core import replica_device_setter
+from tw_core.devices import LeastLoadedTask, canonical_device
 
 v1 = tf.compat.v1
 theirs = v1.train.replica_device_setter
@@ -173,7 +174,7 @@ def test_a_strategy_that_cannot_be_called_is_refused():
 @pytest.mark.parametrize("argument", ["ps_device", "worker_device"])
 def test_what_is_no_device_is_refused(argument):
     with pytest.raises(
-        ValueError, match="replica_device_setter: 'no' is no TensorFlow"
+        ValueError, match="replica_device_setter: 'no' is not a TensorFlow"
     ):
         replica_device_setter(1, **{argument: "no"})
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_core import sum_duplicate_rows
+from tw_core.gradients import sum_duplicate_rows
 from tw_core.testing import (
     SparseRows,
     run_eagerly,

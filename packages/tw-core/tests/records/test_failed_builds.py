@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_core import TrainTowerContext, tower_build, variable_origin
+from tw_core import TrainTowerContext
+from tw_core.variables import tower_build, variable_origin
 
 v1 = tf.compat.v1
 KEYS = v1.GraphKeys

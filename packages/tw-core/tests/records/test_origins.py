@@ -7,20 +7,15 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tw_core import (
-    Replicated,
-    Shared,
-    TrainTowerContext,
+from tw_core import Replicated, Shared, TrainTowerContext, map_towers, replicate, towers
+from tw_core.gradients import check_grad_list
+from tw_core.testing import CPUS
+from tw_core.variables import (
     VariableOrigin,
-    check_grad_list,
-    map_towers,
     record_variables,
-    replicate,
     tower_build,
-    towers,
     variable_origin,
 )
-from tw_core.testing import CPUS
 
 v1 = tf.compat.v1
 OURS = towers(list(CPUS[:3]))

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_core import canonical_device, copy_to_replicas
+from tw_core import copy_to_replicas
+from tw_core.devices import canonical_device
 from tw_core.testing import CPUS, NUM_CPUS, run_eagerly, run_in_function, run_in_graph
 
 v1 = tf.compat.v1

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_core import override_to_local_variable
+from tw_core.variables import override_to_local_variable
 
 v1 = tf.compat.v1
 KEYS = v1.GraphKeys

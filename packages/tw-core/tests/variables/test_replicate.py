@@ -5,13 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_core import (
-    TowerContext,
-    canonical_device,
-    copy_to_replicas,
-    replicate,
-    towers,
-)
+from tw_core import TowerContext, copy_to_replicas, replicate, towers
+from tw_core.devices import canonical_device
 
 v1 = tf.compat.v1
 TOWERS = towers(["/cpu:4", "/cpu:5", "/cpu:6"])

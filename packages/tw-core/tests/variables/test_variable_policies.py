@@ -3,7 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from tw_core import Replicated, Shared, canonical_device, map_towers, towers
+from tw_core import Replicated, Shared, map_towers, towers
+from tw_core.devices import canonical_device
 
 v1 = tf.compat.v1
 TOWERS = towers(["/cpu:4", "/cpu:5"])
@@ -127,5 +128,7 @@ def test_one_string_for_the_devices_is_refused():
 
 
 def test_what_is_no_device_is_refused():
-    with pytest.raises(ValueError, match="Shared: 'no' is no TensorFlow device string"):
+    with pytest.raises(
+        ValueError, match="Shared: 'no' is not a TensorFlow device string"
+    ):
         Shared(("no",))

@@ -9,10 +9,10 @@ from tw_core import (
     Shared,
     TrainTowerContext,
     VariableStore,
-    canonical_device,
     map_towers,
     towers,
 )
+from tw_core.devices import canonical_device
 from tw_core.testing import run_in_graph
 
 v1 = tf.compat.v1

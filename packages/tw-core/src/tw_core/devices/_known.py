@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
+from tw_core._renamed import takes_caller
 from tw_core.checks import check_flag, check_whole_number, named_caller
 from tw_core.devices._names import parse_device
 from tw_core.modes import builds_session_graph, without_autograph
@@ -84,10 +85,10 @@ def session_config(
 
 
 @without_autograph
+@takes_caller
 def check_devices(
     devices: Iterable[str],
     *,
-    caller: str = "check_devices",
     session: tf.compat.v1.Session | None = None,
 ) -> None:
     """Refuses devices that this process does not have, naming those it has.
@@ -97,7 +98,6 @@ def check_devices(
 
     Args:
       devices: device strings.
-      caller: who asks; opens the message.
       session: the session that will run the graph; its devices count. Without
         one, the devices TensorFlow is configured with count.
 
@@ -106,7 +106,7 @@ def check_devices(
         the string.
       TypeError: ``devices`` is not a list, or ``session`` no session.
     """
-    caller = named_caller(caller)
+    caller = named_caller("check_devices")
     specs = _specs(devices, caller)
     if session is not None and not callable(getattr(session, "list_devices", None)):
         raise TypeError(f"{caller}: session must be a session; got {session!r}.")
@@ -114,7 +114,8 @@ def check_devices(
 
 
 @without_autograph
-def check_known_devices(devices: Iterable[str], *, caller: str) -> None:
+@takes_caller
+def check_known_devices(devices: Iterable[str]) -> None:
     """Refuses unknown devices as ``check_devices`` does, where they can be known.
 
     A session graph runs on the devices of its session: without a default session of
@@ -122,13 +123,12 @@ def check_known_devices(devices: Iterable[str], *, caller: str) -> None:
 
     Args:
       devices: device strings.
-      caller: who asks; opens the message.
 
     Raises:
       ValueError: one or more devices are unknown, or TensorFlow cannot read
         the string.
     """
-    caller = named_caller(caller)
+    caller = named_caller("check_known_devices")
     specs = _specs(devices, caller)
     if not builds_session_graph():
         _check_known(specs, None, caller)

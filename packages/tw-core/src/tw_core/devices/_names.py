@@ -102,6 +102,6 @@ def _is_of_this_process(spec: tf.DeviceSpec) -> bool:
 
 def _no_device(device: object, caller: str) -> str:
     return (
-        f"{caller}: {device!r} is no TensorFlow device string; write e.g. '/gpu:0', "
+        f"{caller}: {device!r} is not a TensorFlow device string; write e.g. '/gpu:0', "
         "'/cpu:1' or '/job:worker/task:0/gpu:0'."
     )

@@ -10,6 +10,7 @@ from tw_core._records.matching import (
     shared_variables,
     variable_mismatches,
 )
+from tw_core._renamed import takes_caller
 from tw_core._variable_kinds import (
     reference_variables_named,
     tf_variable,
@@ -20,9 +21,8 @@ from tw_core.modes import without_autograph
 
 
 @without_autograph
-def check_grad_list(
-    grad_list: GradList, *, caller: str = "check_grad_list", allow_none: bool = False
-) -> None:
+@takes_caller
+def check_grad_list(grad_list: GradList, *, allow_none: bool = False) -> None:
     """Checks that every tower brings the same gradients in the same order.
 
     Variables are compared by name, without a ``tower<k>/`` prefix. Models that
@@ -32,7 +32,6 @@ def check_grad_list(
 
     Args:
       grad_list: [K][N] pairs.
-      caller: who asks; opens the message.
       allow_none: whether a gradient may be None.
 
     Raises:
@@ -41,43 +40,39 @@ def check_grad_list(
         offender is named.
       TypeError: something that is not a list of lists of pairs.
     """
-    _check(grad_list, caller, allow_none=allow_none)
+    _check(grad_list, "check_grad_list", allow_none=allow_none)
 
 
 @without_autograph
-def check_replicated_grad_list(
-    grad_list: GradList, *, caller: str = "check_replicated_grad_list"
-) -> None:
+@takes_caller
+def check_replicated_grad_list(grad_list: GradList) -> None:
     """As ``check_grad_list``, for towers each of which must have its own variables.
 
     A variable that several towers share would be updated once for each of them.
 
     Args:
       grad_list: [K][N] pairs.
-      caller: who asks; opens the message.
 
     Raises:
       ValueError: as ``check_grad_list``; or a variable that towers share.
       TypeError: something that is not a list of lists of pairs.
     """
-    _check(grad_list, caller, ownership="own")
+    _check(grad_list, "check_replicated_grad_list", ownership="own")
 
 
 @without_autograph
-def check_shared_grad_list(
-    grad_list: GradList, *, caller: str = "check_shared_grad_list"
-) -> None:
+@takes_caller
+def check_shared_grad_list(grad_list: GradList) -> None:
     """As ``check_grad_list``, for towers all of which must use the same variables.
 
     Args:
       grad_list: [K][N] pairs.
-      caller: who asks; opens the message.
 
     Raises:
       ValueError: as ``check_grad_list``; or a variable that is not tower 0's.
       TypeError: something that is not a list of lists of pairs.
     """
-    _check(grad_list, caller, ownership="shared")
+    _check(grad_list, "check_shared_grad_list", ownership="shared")
 
 
 def check_any_gradient(
@@ -103,12 +98,12 @@ def check_any_gradient(
 
 def _check(
     grad_list: GradList,
-    caller: str,
+    own_name: str,
     *,
     allow_none: bool = False,
     ownership: Literal["own", "shared"] | None = None,
 ) -> None:
-    caller = named_caller(caller)
+    caller = named_caller(own_name)
     check_flag(caller, allow_none=allow_none)
     check_are_pairs(grad_list, caller)
     _check_is_not_empty(grad_list, caller)

@@ -14,7 +14,7 @@ from tw_core._variable_kinds import (
     refuse_reference_variables,
     tf_variable,
 )
-from tw_core.checks import check_function, check_list
+from tw_core.checks import check_function, check_list, naming
 from tw_core.modes import builds_session_graph, traces_function, without_autograph
 from tw_core.variables._policies import Replicated
 
@@ -44,7 +44,8 @@ def replicate(towers: Sequence[Tower], factory: Callable[[Tower], _T]) -> list[_
       TypeError: ``factory`` is not a function, or returns something without
         ``variables``.
     """
-    check_towers(towers, caller="replicate")
+    with naming("replicate"):
+        check_towers(towers)
     check_function("replicate", factory=factory)
     if traces_function():
         raise RuntimeError(
