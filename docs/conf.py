@@ -56,6 +56,8 @@ from tw_core.optimizers import *
 from tw_core.testing import *
 from tw_core.variables import *
 from tw_reduce import *
+from tw_reduce.plans import *
+from tw_reduce.reducers import *
 from tw_rlload import *
 from tw_syncrep import *
 """

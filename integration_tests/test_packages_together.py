@@ -24,9 +24,9 @@ from digits_towers import (
 
 import tw_ampopt
 import tw_core
-import tw_reduce
 import tw_rlload
 from tw_core.testing import CPUS
+from tw_reduce.reducers import CollectiveKeys
 
 v1 = tf.compat.v1
 STEPS, TOWERS, EPOCHS, ROWS = 30, 2, 3, 32
@@ -114,7 +114,7 @@ def test_one_towers_infinity_makes_all_skip_and_slots_keep_their_bits(
     tf.nest.map_structure(np.testing.assert_array_equal, after, [after[0]] * len(after))
 
 
-REDUCERS = reducers(tw_reduce.CollectiveKeys())
+REDUCERS = reducers(CollectiveKeys())
 
 
 class Policy:

@@ -101,7 +101,9 @@ def plain_graph(size: Size, num_towers: int, calls: int) -> Made:
         ]
         if num_towers > 1:
             devices = [f"/cpu:{k}" for k in range(num_towers)]
-            reducer = tw_reduce.spread(partial(tw_reduce.sum_balanced, devices=devices))
+            reducer = tw_reduce.broadcast(
+                partial(tw_reduce.sum_balanced, devices=devices)
+            )
             grads = tw_reduce.mean(tw_reduce.packed(reducer))(grads)
         ops = []
         for k, pairs in enumerate(zip(grads, model.towers, strict=True)):

@@ -34,10 +34,13 @@ def run_cell(towers: int, size: int, kind: str, rounds: int) -> list[Timing]:
     reducer = {
         "on one device": on_device,
         "balanced": partial(tw_reduce.sum_balanced, devices=devices),
-        "on one device, copied to all": tw_reduce.spread(on_device),
+        "on one device, copied to all": tw_reduce.broadcast(on_device),
     }[kind]
     contenders = session.contenders(
-        {ALONE: reducer, "packed": tw_reduce.packed(reducer, below=size + 1)}
+        {
+            ALONE: reducer,
+            "packed": tw_reduce.packed(reducer, below_bytes=4 * (size + 1)),
+        }
     )
     title = f"{profile.name} {kind}, K = {towers}"
     return race(title, contenders, peer=ALONE, rounds=rounds)

@@ -20,6 +20,7 @@ from reduce_peers import cross_device_ops, tensorpack_reducers
 
 import tw_core
 import tw_reduce
+from tw_reduce.reducers import CollectiveKeys
 
 v1 = tf.compat.v1
 OURS = "auto"
@@ -47,7 +48,7 @@ class Cell:
 
 def our_reducers(devices: list[str]) -> dict[str, Callable[[Lists], Lists]]:
     """Every algorithm of tw-reduce that runs on CPUs."""
-    keys = tw_reduce.CollectiveKeys()
+    keys = CollectiveKeys()
     balanced = partial(tw_reduce.sum_balanced, devices=devices)
     collective = partial(tw_reduce.sum_collective, devices=devices, keys=keys)
     half = len(devices) // 2

@@ -135,7 +135,7 @@ def graph_step(work: Work, towers: int, kind: str) -> Built:
         else:
             reducer = partial(tw_reduce.sum_balanced, devices=devices)
             builder = tw_builders.SyncMultiGPUReplicatedBuilder(
-                devices, True, tw_reduce.packed(tw_reduce.spread(reducer))
+                devices, True, tw_reduce.packed(tw_reduce.broadcast(reducer))
             )
         grads = builder.call_for_each_tower(tower)
         built = builder.build(grads, partial(v1.train.MomentumOptimizer, RATE, 0.9))
@@ -178,7 +178,7 @@ def function_step(work: Work, towers: int, kind: str, *, with_keras: bool) -> Bu
     shards = _shards(work, devices)
     reducer = tw_reduce.mean(
         tw_reduce.packed(
-            tw_reduce.spread(partial(tw_reduce.sum_balanced, devices=devices))
+            tw_reduce.broadcast(partial(tw_reduce.sum_balanced, devices=devices))
         )
     )
 

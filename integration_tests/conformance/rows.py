@@ -23,6 +23,7 @@ from conformance.programs import (
     in_shared_function,
 )
 from tw_core.testing import CPUS
+from tw_reduce.reducers import CollectiveKeys
 
 COUNTS = (1, 2, 3, 4, 8)
 WAIT_S = 60.0
@@ -67,7 +68,7 @@ class Row:
         return is_dense or self.optimizer.endswith("Keras 3")
 
 
-def reducers(keys: tw_reduce.CollectiveKeys) -> dict[str, Callable[[int], Any]]:
+def reducers(keys: CollectiveKeys) -> dict[str, Callable[[int], Any]]:
     """Name -> number of towers -> reducer of sums."""
     plain: dict[str, Callable[[int], Any]] = {
         "sum_on_device": lambda k: partial(tw_reduce.sum_on_device, device=CPUS[0]),
@@ -80,7 +81,7 @@ def reducers(keys: tw_reduce.CollectiveKeys) -> dict[str, Callable[[int], Any]]:
             tw_reduce.sum_collective,
             devices=CPUS[:k],
             keys=keys,
-            timeout_seconds=WAIT_S,
+            timeout_s=WAIT_S,
         ),
         "auto": lambda k: tw_reduce.auto(CPUS[:k]),
     }
@@ -88,14 +89,14 @@ def reducers(keys: tw_reduce.CollectiveKeys) -> dict[str, Callable[[int], Any]]:
     return {
         **plain,
         **{f"packed({name})": partial(packed, make) for name, make in plain.items()},
-        "spread(sum_balanced)": lambda k: tw_reduce.spread(balanced(k)),
-        "packed(spread(sum_balanced))": lambda k: packed(
-            lambda k: tw_reduce.spread(balanced(k)), k
+        "broadcast(sum_balanced)": lambda k: tw_reduce.broadcast(balanced(k)),
+        "packed(broadcast(sum_balanced))": lambda k: packed(
+            lambda k: tw_reduce.broadcast(balanced(k)), k
         ),
-        "cast_during(sum_balanced, bfloat16)": lambda k: tw_reduce.cast_during(
+        "compress(sum_balanced, bfloat16)": lambda k: tw_reduce.compress(
             balanced(k), tf.bfloat16
         ),
-        "reduce_as(sum_balanced, float64)": lambda k: tw_reduce.reduce_as(
+        "accumulate_as(sum_balanced, float64)": lambda k: tw_reduce.accumulate_as(
             balanced(k), tf.float64
         ),
     }
@@ -143,7 +144,7 @@ def shared_rows() -> list[Row]:
 
 def replicated_rows() -> list[Row]:
     """Means of all reducers, and sums by the older mode names."""
-    makers = reducers(tw_reduce.CollectiveKeys())
+    makers = reducers(CollectiveKeys())
     found = [replicated_row(name, make, average=True) for name, make in makers.items()]
     for mode in ("cpu", "gpu", "collective"):
         found.append(replicated_row(f'"{mode}"', partial(named, mode), average=False))
@@ -182,15 +183,15 @@ def replicated(make: Callable[[int], Any], average: bool, devices: Any) -> Any:
 def function_rows() -> list[Row]:
     """Sums of most reducers, means of some."""
     averaged = (
-        "packed(spread(sum_balanced))",
+        "packed(broadcast(sum_balanced))",
         "hierarchical",
         "sum_collective",
         "auto",
     )
     found = [
         function_row(name, make, average=name in averaged)
-        for name, make in reducers(tw_reduce.CollectiveKeys()).items()
-        if name != "spread(sum_balanced)"  # there also in packed
+        for name, make in reducers(CollectiveKeys()).items()
+        if name != "broadcast(sum_balanced)"  # there also in packed
     ]
     return [*found, *(shared_function_row(average=a) for a in (True, False))]
 
@@ -222,8 +223,8 @@ def mean_of(make: Callable[[int], Any], num_towers: int) -> Any:
 def other_optimizers() -> list[Row]:
     """The families that a mode takes beside TensorFlow's own, with one reducer."""
     found: list[Row] = []
-    name = "packed(spread(sum_balanced))"
-    make = reducers(tw_reduce.CollectiveKeys())[name]
+    name = "packed(broadcast(sum_balanced))"
+    make = reducers(CollectiveKeys())[name]
     for family in ("tf_keras legacy", "tw_ampopt, v1"):
         for row in (shared_rows()[0], replicated_row(name, make, average=True)):
             builder = row.run.args[0]

@@ -124,7 +124,7 @@ def function(devices: list[str]) -> Walk:
     )
     all_reduce = tw_reduce.mean(
         tw_reduce.packed(
-            tw_reduce.spread(partial(tw_reduce.sum_balanced, devices=devices))
+            tw_reduce.broadcast(partial(tw_reduce.sum_balanced, devices=devices))
         )
     )
     walks = []

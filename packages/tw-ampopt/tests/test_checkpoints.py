@@ -74,7 +74,7 @@ def test_a_run_resumed_between_micro_batches_equals_the_uninterrupted_one_bit_fo
 
 def test_local_copies_are_restored_from_tower_0_and_towers_sums_are_their_own(tmp_path):
     import tw_ampopt
-    from tw_core import override_to_local_variable
+    from tw_core.variables import override_to_local_variable
 
     v1 = tf.compat.v1
 

@@ -15,8 +15,9 @@ from tw_ampopt import (
     SimpleAdam,
     StaticLossScale,
 )
-from tw_core import OptimizerLike, override_to_local_variable
+from tw_core.optimizers import OptimizerLike
 from tw_core.testing import CPUS
+from tw_core.variables import override_to_local_variable
 
 v1 = tf.compat.v1
 SGD = {"tf_optimizer": "tf.train.GradientDescentOptimizer", "learning_rate": 1.0}

@@ -397,7 +397,7 @@ OPTIMIZER = [
         of_optimizer("get_loss_scaling_var"),
         (given(device=None), TypeError, "device must be a string; got None"),
         (given(device=3), TypeError, "got 3"),
-        (given(device="a b"), ValueError, "'a b' is no TensorFlow device string"),
+        (given(device="a b"), ValueError, "'a b' is not a TensorFlow device string"),
     ),
     *of_losses("Optimizer.compute_gradients", of_optimizer("compute_gradients")),
     *of_pairs("Optimizer.apply_gradients", of_optimizer("apply_gradients")),

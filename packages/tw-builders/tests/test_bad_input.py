@@ -43,7 +43,7 @@ def test_zero_towers_are_refused(make):
 
 @each_builder
 def test_a_device_that_tensorflow_cannot_read_is_refused(make):
-    with pytest.raises(ValueError, match="no TensorFlow device string"):
+    with pytest.raises(ValueError, match="not a TensorFlow device string"):
         make(["/cpu:zero"])
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tw_builders import apply_gradients, apply_shared_gradients
 from tw_core import towers
 from tw_core.testing import CPUS, SparseRows, run_eagerly, run_in_function
-from tw_reduce import mean, packed, spread, sum_balanced
+from tw_reduce import broadcast, mean, packed, sum_balanced
 
 KERAS_3 = [
     *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb"),
@@ -84,7 +84,7 @@ def train_replicated(name, num_towers, run):
     optimizers = [make_optimizer(name) for _ in ours]
     for optimizer, variables in zip(optimizers, replicas, strict=True):
         prepare(optimizer, variables)
-    reducer = mean(packed(spread(partial(sum_balanced, devices=CPUS[:num_towers]))))
+    reducer = mean(packed(broadcast(partial(sum_balanced, devices=CPUS[:num_towers]))))
 
     def step(grads):
         apply_gradients(ours, reducer(grads), replicas, optimizers)

@@ -13,13 +13,10 @@ from tw_builders import (
     SyncMultiGPUParameterServerBuilder,
     SyncMultiGPUReplicatedBuilder,
 )
-from tw_core import (
-    PredictTowerContext,
-    TowerFunc,
-    get_current_tower_context,
-    variable_origin,
-)
+from tw_core import get_current_tower_context
+from tw_core.contexts import PredictTowerContext, TowerFunc
 from tw_core.testing import CPUS
+from tw_core.variables import variable_origin
 
 v1 = tf.compat.v1
 KEYS = v1.GraphKeys

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tw_builders
 import tw_core
-import tw_reduce
+import tw_reduce.tensorpack
 from tw_builders import tensorpack
 from tw_core.testing import CPUS, WrongCall, check_wrong_call, names_without_wrong_calls
 
@@ -38,7 +38,13 @@ def test_the_exported_names_are_sorted_and_can_be_imported():
 
 def test_what_has_the_same_name_elsewhere_is_the_same_object():
     own = {"PredictTowerContext", "TowerContext", "TrainTowerContext"}
-    for package in (tw_core, tw_reduce, tw_builders):
+    for package in (
+        tw_core,
+        tw_core.contexts,
+        tw_core.variables,
+        tw_reduce,
+        tw_builders,
+    ):
         for name in set(tensorpack.__all__) & set(package.__all__) - own:
             assert getattr(tensorpack, name) is getattr(package, name), name
 
@@ -91,7 +97,7 @@ def model(x):
     return [(tf.gradients(loss, w)[0], w)]
 
 
-@pytest.mark.parametrize("contexts", [tensorpack, tw_core])
+@pytest.mark.parametrize("contexts", [tensorpack, tw_core.contexts])
 def test_a_predict_tower_leaves_no_op_that_training_would_run(graph, contexts):
     builder = tw_builders.SyncMultiGPUReplicatedBuilder(TWO, True, "cpu")
     builder.call_for_each_tower(lambda: model(tf.ones([2])))
@@ -423,7 +429,13 @@ def test_a_wrong_call_is_refused_in_a_sentence(row):
 def test_every_name_of_its_own_has_wrong_calls():
     elsewhere = {
         id(getattr(package, name))
-        for package in (tw_core, tw_reduce, tw_builders)
+        for package in (
+            tw_core,
+            tw_core.contexts,
+            tw_core.variables,
+            tw_reduce,
+            tw_builders,
+        )
         for name in package.__all__
     }
     own = type(tensorpack)("own")

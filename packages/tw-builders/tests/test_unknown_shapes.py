@@ -17,7 +17,7 @@ from tw_builders import (
 )
 from tw_core import get_current_tower_context, towers
 from tw_core.testing import CPUS
-from tw_reduce import packed, spread, sum_balanced
+from tw_reduce import broadcast, packed, sum_balanced
 
 v1 = tf.compat.v1
 TWO = list(CPUS[:2])
@@ -28,7 +28,7 @@ BUILDERS = {
     "replicated, packed": partial(
         SyncMultiGPUReplicatedBuilder,
         average=True,
-        mode=packed(spread(partial(sum_balanced, devices=TWO))),
+        mode=packed(broadcast(partial(sum_balanced, devices=TWO))),
     ),
     "asynchronous": AsyncMultiGPUBuilder,
 }

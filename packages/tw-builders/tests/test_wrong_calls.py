@@ -74,7 +74,7 @@ def no_devices():
         (("/cpu:0",), TypeError, "got '/cpu:0'"),
         (([],), ValueError, "at least one tower is needed"),
         (([None],), TypeError, "a device is an int (GPU number) or a string; got None"),
-        ((["cpu zero"],), ValueError, "'cpu zero' is no TensorFlow device string"),
+        ((["cpu zero"],), ValueError, "'cpu zero' is not a TensorFlow device string"),
         (([-1],), ValueError, "a GPU number is 0 or more; got -1"),
     ]
 
@@ -209,7 +209,7 @@ CALLS = [
         (("ab",), TypeError, "got 'ab'"),
         ((TWO[:1],), ValueError, "one item per tower, 2; got {'devices': 1}"),
         (([3, None],), TypeError, "device strings and functions; got [3, None]"),
-        ((["cpu zero", None],), ValueError, "is no TensorFlow device string"),
+        ((["cpu zero", None],), ValueError, "is not a TensorFlow device string"),
     ),
     *of_call(
         "use_vs",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_core import canonical_device
+from tw_core.devices import canonical_device
 from tw_core.testing import CPUS, run_in_function, run_in_graph
 from tw_reduce import (
     accumulate_as,

@@ -277,7 +277,9 @@ def test_a_reducer_is_used_and_gives_the_same(graph):
 
     def spy(grads):
         seen.append([len(tower) for tower in grads])
-        return packed(lambda g: sum_on_device(g, device="/cpu:0"), below=100)(grads)
+        return packed(lambda g: sum_on_device(g, device="/cpu:0"), below_bytes=400)(
+            grads
+        )
 
     for reducer in (None, spy):
         with v1.variable_scope("own", reuse=v1.AUTO_REUSE):

@@ -126,7 +126,7 @@ def test_gradients_that_are_no_pairs_are_refused(returned):
     [
         (["/cpu:0", "/cpu:1", "/device:CPU:0"], ValueError, "given twice"),
         ([], ValueError, "devices must hold at least one of"),
-        (["/cpu:zero"], ValueError, "is no TensorFlow device string"),
+        (["/cpu:zero"], ValueError, "is not a TensorFlow device string"),
         ("/cpu:0", TypeError, "list of ints and device strings"),
     ],
 )

@@ -31,8 +31,10 @@ COLUMNS = {"x": (np.float32, [100]), "y": (np.float32, []), "row": (np.int32, []
 STEPS = [[*range(4), *range(8, 12)], [*range(4, 8), *range(12, 16)]]
 REDUCERS = {
     "default": None,
-    "packed": packed(partial(sum_balanced, devices=list(CPUS[:2])), below=4096),
-    "all packed": packed(partial(sum_balanced, devices=list(CPUS[:2])), below=1 << 30),
+    "packed": packed(partial(sum_balanced, devices=list(CPUS[:2])), below_bytes=16_384),
+    "all packed": packed(
+        partial(sum_balanced, devices=list(CPUS[:2])), below_bytes=1 << 32
+    ),
 }
 OPTIMIZERS = {
     "momentum": lambda: v1.train.MomentumOptimizer(0.1, 0.9),

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tw_ampopt._optimizers.function import TowerOptimizer
 from tw_ampopt._optimizers.graph import Optimizer
-from tw_core import canonical_device
 from tw_core.checks import check_flag, check_text, check_whole_number
+from tw_core.devices import canonical_device
 
 _log = logging.getLogger("tw_ampopt")
 _MEMORY = "mem_usage_gb"  # the older system's name

@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core import canonical_device, override_to_local_variable
-from tw_core.variables import tf_variable
+from tw_core.devices import canonical_device
+from tw_core.variables import override_to_local_variable, tf_variable
 
 _LOCAL = tf.compat.v1.GraphKeys.LOCAL_VARIABLES
 

@@ -82,7 +82,8 @@ def apply_gradients(
         graph; something that is not a tower, gradient, replica or list of them.
     """
     _check_counts(towers, grads, replicas, optimizers)
-    check_towers(towers, caller="apply_gradients")
+    with naming("apply_gradients"):
+        check_towers(towers)
     _check_optimizers(optimizers, caller="apply_gradients")
     variables = [_trainable_variables(r, caller="apply_gradients") for r in replicas]
     for own in grads:
@@ -149,7 +150,8 @@ def make_optimizers(
       TypeError: a call did not return an optimizer, or in a session graph a Keras 3
         optimizer; something that is not a tower, function or replica.
     """
-    check_towers(towers, caller="make_optimizers")
+    with naming("make_optimizers"):
+        check_towers(towers)
     check_function("make_optimizers", get_opt_fn=get_opt_fn)
     variables = _variables_of(replicas, len(towers))
     optimizers = one_optimizer_per_tower(towers, get_opt_fn, caller="make_optimizers")

@@ -95,7 +95,8 @@ class DataParallelBuilder:
         for flag in use_vs or ():
             check_flag(caller, use_vs=flag)
         check_session_graph(caller)
-        check_known_devices([tower.device for tower in built], caller=caller)
+        with naming(caller):
+            check_known_devices([tower.device for tower in built])
         results = []
         names = _free_names(len(built))
         with tower_build(undo_on_error=True):

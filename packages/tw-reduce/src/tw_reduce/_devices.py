@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from tw_core.checks import naming
 from tw_core.devices import check_known_devices, repeated_devices
 
 
@@ -14,7 +15,8 @@ def check_devices(
     are not checked there. With ``num_towers`` there must be as many.
     """
     check_device_strings(devices, caller=caller)
-    check_known_devices(devices, caller=caller)
+    with naming(caller):
+        check_known_devices(devices)
     if num_towers is not None and len(devices) != num_towers:
         raise ValueError(
             f"{caller}: devices must hold one device per tower; got {len(devices)} for "

@@ -70,7 +70,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
         Args:
           opt: computes and applies gradients; any optimizer with TensorFlow's v1
-            interface (``tw_core.OptimizerLike``).
+            interface (``tw_core.optimizers.OptimizerLike``).
           replicas_to_aggregate: gradients that make a step.
           total_num_replicas: replicas; as many as gradients by default. More of
             them are backups; with fewer, some bring several gradients per step.

@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from tw_ampopt._variables import graphs_around, name_of
-from tw_core import builds_session_graph
 from tw_core.checks import check_text
 from tw_core.gradients import values_of
+from tw_core.modes import builds_session_graph
 from tw_core.variables import is_variable, tf_variable
 
 _SCOPE = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")

@@ -18,8 +18,8 @@ from tw_ampopt._checks.arguments import (
     check_variables,
 )
 from tw_ampopt._variables import host_of, name_of
-from tw_core import compiles_with_xla
 from tw_core.gradients import check_any_gradient
+from tw_core.modes import compiles_with_xla
 from tw_core.variables import repeated_variables
 
 _KINDS = (tf.Tensor, tf.Variable, tf.IndexedSlices, np.ndarray, np.generic)

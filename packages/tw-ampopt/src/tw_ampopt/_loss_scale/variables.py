@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tw_ampopt._loss_scale.rules import LossScale
 from tw_ampopt._variables import graphs_around, make_state
-from tw_core import orders_effects
+from tw_core.modes import orders_effects
 
 _LOG2 = "log2"
 _LOG2_ITSELF = 0  # the other keys are the signs 1 and -1

@@ -12,7 +12,8 @@ from tw_ampopt._optimizers.settings import Settings, check_share
 from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
 from tw_ampopt._variables import name_of
-from tw_core import copy_to_replicas, without_autograph
+from tw_core import copy_to_replicas
+from tw_core.modes import without_autograph
 from tw_core.variables import tf_variable
 
 

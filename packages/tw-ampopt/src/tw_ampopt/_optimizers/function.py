@@ -33,14 +33,10 @@ from tw_ampopt._update.options import Reducer, check_update_options
 from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
 from tw_ampopt._wrapped.factory import LearningRateLike, OptimizerFactory
-from tw_core import (
-    Tower,
-    builds_session_graph,
-    canonical_device,
-    compiles_with_xla,
-    without_autograph,
-)
+from tw_core import Tower
 from tw_core.checks import check_flag, check_text
+from tw_core.devices import canonical_device
+from tw_core.modes import builds_session_graph, compiles_with_xla, without_autograph
 from tw_core.renames import renamed_arguments
 from tw_core.variables import tf_variable
 

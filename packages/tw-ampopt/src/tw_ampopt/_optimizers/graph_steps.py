@@ -17,7 +17,7 @@ from tw_ampopt._update.options import UpdateOptions
 from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
 from tw_ampopt._variables import are_local
-from tw_core import builds_session_graph
+from tw_core.modes import builds_session_graph
 from tw_core.variables import tf_variable
 
 _GATE_OP = 1  # v1's name for gradients that wait for each other

@@ -7,8 +7,9 @@ from typing import Any
 from tw_ampopt._checks.arguments import check_loss, check_variables
 from tw_ampopt._update.buffers import Buffer
 from tw_ampopt._variables import name_of
-from tw_core import canonical_device, check_grad_list
 from tw_core.checks import naming
+from tw_core.devices import canonical_device
+from tw_core.gradients import check_grad_list
 from tw_core.variables import repeated_variables, tf_variable
 
 

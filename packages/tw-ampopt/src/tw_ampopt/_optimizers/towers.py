@@ -7,9 +7,9 @@ from tw_ampopt._checks.arguments import check_variables
 from tw_ampopt._checks.gradients import check_gradients, check_pairs, list_pairs
 from tw_ampopt._update.buffers import RawGradients
 from tw_ampopt._variables import common_device, identity, name_of
-from tw_core import Tower, check_grad_list, check_towers, towers
+from tw_core import Tower, check_towers, towers
 from tw_core.checks import naming
-from tw_core.gradients import check_any_gradient
+from tw_core.gradients import check_any_gradient, check_grad_list
 from tw_core.variables import repeated_variables, tf_variable
 
 
@@ -49,7 +49,8 @@ def towers_of(
     """Returns the given towers, or one for each list of variables, on its device."""
     if given is None:
         return tuple(towers([common_device(tower) for tower in lists]))
-    check_towers(given, caller=caller)
+    with naming(caller):
+        check_towers(given)
     if len(lists) not in (1, len(given)):
         raise ValueError(
             f"{caller}: variables must be one list per tower, or one list for all; got "

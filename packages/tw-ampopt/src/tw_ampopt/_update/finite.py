@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tw_core import Gradient
-from tw_core.gradients import values_of, with_unique_rows
+from tw_core.gradients import Gradient, values_of, with_unique_rows
 
 _SHRINK = 2.0**-64  # squares of what it multiplies stay within float32
 

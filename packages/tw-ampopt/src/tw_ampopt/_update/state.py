@@ -16,8 +16,9 @@ from tw_ampopt._loss_scale.variables import LossScaleVariables
 from tw_ampopt._update.buffers import Buffer, to_float32
 from tw_ampopt._variables import host_of, make_state
 from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer
-from tw_core import builds_session_graph, override_to_local_variable
 from tw_core.gradients import map_values, scale
+from tw_core.modes import builds_session_graph
+from tw_core.variables import override_to_local_variable
 
 
 @dataclass(frozen=True)

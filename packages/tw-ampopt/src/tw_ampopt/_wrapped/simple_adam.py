@@ -20,8 +20,8 @@ from tw_ampopt._checks.arguments import (
 from tw_ampopt._checks.gradients import check_application
 from tw_ampopt._variables import make_state
 from tw_ampopt._wrapped.factory import check_learning_rate
-from tw_core import without_autograph
 from tw_core.checks import check_number
+from tw_core.modes import without_autograph
 
 _SLOTS = ("m", "v")
 

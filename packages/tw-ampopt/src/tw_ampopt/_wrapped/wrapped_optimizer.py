@@ -18,7 +18,8 @@ from tw_core.optimizers import OptimizerKind, apply_pairs, create_slots, kind_of
 from tw_core.variables import tf_variable
 
 _CAN_BE_WRAPPED = (
-    "tf.compat.v1.train optimizers (and classes that follow tw_core.OptimizerLike, as "
+    "tf.compat.v1.train optimizers (and classes that follow "
+    "tw_core.optimizers.OptimizerLike, as "
     "tw_ampopt.SimpleAdam does), tf_keras.optimizers.legacy optimizers, and Keras 3 "
     "optimizers that neither scale the loss nor accumulate themselves"
 )

@@ -11,8 +11,8 @@ of. So the tensors are added under a shape that only the run knows: flat, by a
 The sum of sparse gradients is the list of all their rows: an index may come
 twice and in any order. The optimizers of ``tf.compat.v1.train`` add such rows
 themselves; ten of Keras 3's do not (RMSprop, Adam, AdamW, Adadelta, Adagrad,
-Adamax, Nadam, Ftrl, Adafactor, Lamb). ``tw_core.sum_duplicate_rows`` does it for
-them, and for whatever else needs one row per index, such as a norm.
+Adamax, Nadam, Ftrl, Adafactor, Lamb). ``tw_core.gradients.sum_duplicate_rows`` does
+it for them, and for whatever else needs one row per index, such as a norm.
 """
 
 from collections.abc import Sequence

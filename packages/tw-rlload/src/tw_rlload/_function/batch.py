@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tw_core import Tower, check_towers
+from tw_core.checks import naming
 from tw_core.renames import renamed_arguments
 from tw_rlload import _renamed
 from tw_rlload._loading.buffers import Buffers
@@ -64,7 +65,8 @@ class DeviceBatch:
             or bad options.
         """
         check_eager("makes variables", caller=_NAME)
-        check_towers(towers, caller=_NAME)
+        with naming(_NAME):
+            check_towers(towers)
         specs = specs_of_mappings(
             columns, {} if states is None else states, caller=_NAME
         )

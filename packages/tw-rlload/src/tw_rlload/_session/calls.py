@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tw_core import Tower, check_devices, map_towers
+from tw_core import Tower, map_towers
 from tw_core.checks import naming
+from tw_core.devices import check_devices
 from tw_rlload._loading.casts import Array
 from tw_rlload._loading.staging import Writer
 from tw_rlload._loading.variables import DataVariables, no_rows
