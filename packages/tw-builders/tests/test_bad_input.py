@@ -261,6 +261,14 @@ def test_apply_gradients_refuses_none_and_other_shapes():
         apply_gradients(ours, [[tf.ones(1)], [tf.ones(2)]], w, optimizers)
 
 
+def test_towers_on_devices_that_are_not_there_are_refused():
+    ours = towers(["/cpu:0", "/cpu:99"])
+    with pytest.raises(ValueError, match=r"apply_gradients: unknown devices .*cpu:99"):
+        apply_gradients(ours, [[], []], [[], []], [descend(), descend()])
+    with pytest.raises(ValueError, match=r"make_optimizers: unknown devices .*cpu:99"):
+        make_optimizers(ours, descend)
+
+
 def test_a_replica_without_variables_is_refused():
     ours = towers(TWO[:1])
     with pytest.raises(TypeError, match="trainable_variables; got int"):

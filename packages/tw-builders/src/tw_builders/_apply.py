@@ -76,8 +76,8 @@ def apply_gradients(
 
     Raises:
       ValueError: lengths other than K or N, gradients that are None or differ
-        between towers, a variable that several towers share, or the same optimizer
-        twice.
+        between towers, a variable that several towers share, the same optimizer
+        twice, or a device that is known not to exist.
       TypeError: something that is not an optimizer, or a Keras 3 one in a session
         graph; something that is not a tower, gradient, replica or list of them.
     """
@@ -145,8 +145,8 @@ def make_optimizers(
       K optimizers.
 
     Raises:
-      ValueError: two calls returned the same object, or another number of replicas
-        than towers.
+      ValueError: two calls returned the same object, another number of replicas
+        than towers, or a device that is known not to exist.
       TypeError: a call did not return an optimizer, or in a session graph a Keras 3
         optimizer; something that is not a tower, function or replica.
     """
