@@ -60,7 +60,9 @@ ARGUMENTS = [
 
 
 @pytest.mark.parametrize(
-    ("name", "call", "old", "new", "value"), ARGUMENTS, ids=lambda part: str(part)
+    ("name", "call", "old", "new", "value"),
+    ARGUMENTS,
+    ids=lambda part: getattr(part, "__name__", str(part)),
 )
 def test_an_old_argument_does_what_the_new_one_does(name, call, old, new, value):
     message = rf"{name}\({old}=...\) is deprecated .* use {name}\({new}=...\)"
