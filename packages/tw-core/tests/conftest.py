@@ -22,7 +22,7 @@ start_logical_cpus()
 
 @pytest.fixture
 def graph():
-    """A fresh session graph, in force during the test."""
+    """A fresh session graph, the default one during the test."""
     with tf.Graph().as_default() as graph:
         yield graph
 

@@ -74,7 +74,7 @@ def test_the_outermost_graph_of_a_trace_is_the_functions():
 
 
 def takes_effect_by_itself(call):
-    """Tells whether an assignment that nothing depends on has happened after a call."""
+    """Returns whether an assignment that nothing depends on happens in a call."""
     variable = tf.Variable(0.0)
     answers = []
 

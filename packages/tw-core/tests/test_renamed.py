@@ -7,12 +7,8 @@ import tensorflow as tf
 
 import tw_core
 from tw_core._renamed import NAMES  # the table itself
-from tw_core.devices import check_devices, check_known_devices
-from tw_core.gradients import (
-    check_grad_list,
-    check_replicated_grad_list,
-    check_shared_grad_list,
-)
+from tw_core.devices import check_devices
+from tw_core.gradients import check_grad_list
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
@@ -35,16 +31,7 @@ def test_no_old_name_is_a_public_one():
     assert not set(NAMES) & set(dir(tw_core))
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        check_grad_list,
-        check_replicated_grad_list,
-        check_shared_grad_list,
-        check_devices,
-        check_known_devices,
-    ],
-)
+@pytest.mark.parametrize("check", [check_grad_list, check_devices])
 def test_the_argument_caller_opens_the_error_and_warns(check):
     says = rf"{check.__name__}\(caller=\.\.\.\) is deprecated .*tw_core\.checks\.naming"
     with (

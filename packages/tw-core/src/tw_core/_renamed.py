@@ -16,25 +16,16 @@ _R = TypeVar("_R")
 _HOMES = {
     "tw_core.contexts": (
         *("BaseTowerContext", "PredictTowerContext", "TowerFunc", "TowerHandle"),
-        *("TowerHandles", "freeze_collections", "leave_no_summaries"),
+        "TowerHandles",
     ),
     "tw_core.devices": (
         *("LeastLoadedTask", "Placement", "Transfer", "available_devices"),
-        *("canonical_device", "check_devices", "check_known_devices"),
+        *("canonical_device", "check_devices"),
     ),
-    "tw_core.gradients": (
-        *("GradList", "Gradient", "check_grad_list", "check_replicated_grad_list"),
-        *("check_shared_grad_list", "ensure_gradient_shapes", "sum_duplicate_rows"),
-    ),
-    "tw_core.modes": (
-        *("builds_session_graph", "compiles_with_xla", "orders_effects"),
-        *("traces_function", "without_autograph"),
-    ),
+    "tw_core.gradients": ("GradList", "Gradient", "check_grad_list"),
+    "tw_core.modes": ("without_autograph",),
     "tw_core.optimizers": ("OptimizerLike",),
-    "tw_core.variables": (
-        *("VariableOrigin", "override_to_local_variable", "record_variables"),
-        *("tower_build", "variable_origin"),
-    ),
+    "tw_core.variables": ("override_to_local_variable",),
 }
 
 # Old name of this package -> where it is.

@@ -4,7 +4,6 @@ Each package has one table of them, its module ``_renamed``. Does not import Ten
 """
 
 import functools
-import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -76,6 +75,8 @@ def renamed_arguments(**table: str) -> Callable[[Callable[_P, _R]], Callable[_P,
 def _is_given(
     function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Any
 ) -> bool:
+    import inspect  # here, as it takes longer to load than the rest of the package
+
     position = list(inspect.signature(function).parameters).index(name)
     is_positional = inspect.signature(function).parameters[name].kind in (
         inspect.Parameter.POSITIONAL_ONLY,

@@ -208,7 +208,7 @@ def test_what_is_no_graph_is_refused(given):
         placement(given)
 
 
-# Beside what TensorFlow makes of the graph.
+# Compared with what TensorFlow makes of the graph.
 
 
 def sends(fetch, feeds, init):

@@ -1,4 +1,4 @@
-"""Variables on parameter servers, the rest on a worker; TensorFlow's own beside it."""
+"""Variables on parameter servers, the rest on a worker; compared with TensorFlow's."""
 
 import pytest
 import tensorflow as tf

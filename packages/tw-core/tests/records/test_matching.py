@@ -1,4 +1,4 @@
-"""Variables of towers are matched by name where names tell, else by position."""
+"""Variables of towers are matched by name where possible, else by position."""
 
 # Private import: pure functions on names, tested without TensorFlow's variables.
 

@@ -114,7 +114,6 @@ def check_devices(
 
 
 @without_autograph
-@takes_caller
 def check_known_devices(devices: Iterable[str]) -> None:
     """Refuses unknown devices as ``check_devices`` does, where they can be known.
 

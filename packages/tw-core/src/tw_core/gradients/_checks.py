@@ -44,7 +44,6 @@ def check_grad_list(grad_list: GradList, *, allow_none: bool = False) -> None:
 
 
 @without_autograph
-@takes_caller
 def check_replicated_grad_list(grad_list: GradList) -> None:
     """As ``check_grad_list``, for towers each of which must have its own variables.
 
@@ -61,7 +60,6 @@ def check_replicated_grad_list(grad_list: GradList) -> None:
 
 
 @without_autograph
-@takes_caller
 def check_shared_grad_list(grad_list: GradList) -> None:
     """As ``check_grad_list``, for towers all of which must use the same variables.
 
