@@ -8,11 +8,12 @@ import pytest
 import tensorflow as tf
 
 import tw_reduce
+from tw_core.checks import naming
 from tw_core.testing import CPUS, run_in_graph
 from tw_reduce import auto, packed, sum_collective, sum_on_device
 from tw_reduce._renamed import NAMES  # the table itself
 from tw_reduce.plans import TensorInfo, plan_auto, plan_packs
-from tw_reduce.reducers import CollectiveKeys
+from tw_reduce.reducers import CollectiveKeys, check_reduced, check_tower_tensors
 
 ON_FIRST = partial(sum_on_device, device=CPUS[0])
 # 40 elements: 160 bytes of float32, 320 of float64.
@@ -93,3 +94,32 @@ def test_timeout_seconds_warns_and_bounds_the_reduction(seconds):
     towers = [[np.full([3], k, np.float32)] for k in (1, 2)]
     for [total] in run_in_graph(reduce, towers):
         assert total.tolist() == [3, 3, 3]
+
+
+CHECKS = {
+    "check_tower_tensors": partial(check_tower_tensors, []),
+    "check_reduced": partial(check_reduced, [[]], [[]] * 2),
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_check_opens_its_message_with_the_name_it_is_lent(name):
+    with pytest.raises(ValueError, match=f"^{name}: "):
+        CHECKS[name]()
+    with naming("mine"), pytest.raises(ValueError, match=r"^mine: "):
+        CHECKS[name]()
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_caller_warns_and_opens_the_message(name):
+    with (
+        pytest.warns(DeprecationWarning, match=rf"{name}\(caller=\.\.\.\) is .*naming"),
+        pytest.raises(ValueError, match=r"^mine: "),
+    ):
+        CHECKS[name](caller="mine")
+    for caller, error in {None: TypeError, "": ValueError}.items():
+        with (
+            pytest.warns(DeprecationWarning),
+            pytest.raises(error, match="caller must"),
+        ):
+            CHECKS[name](caller=caller)

@@ -283,7 +283,7 @@ LISTS = [
     ),
     *list_rows(
         "check_tower_tensors",
-        partial(check_tower_tensors, caller="check_tower_tensors"),
+        check_tower_tensors,
     ),
 ]
 REDUCERS = [
@@ -451,21 +451,8 @@ PLANNERS = [
         (([2.0],), TypeError, "grads[0][0] is float"),
     ),
     *rows(
-        "check_tower_tensors",
-        lambda caller: check_tower_tensors(ones(), caller=caller),
-        ((None,), TypeError, "caller must be a string; got None"),
-        (("",), ValueError, "caller must not be empty"),
-    ),
-    *rows(
         "check_reduced",
-        lambda caller: check_reduced(ones(), ones(), caller=caller),
-        ((None,), TypeError, "caller must be a string; got None"),
-    ),
-    *rows(
-        "check_reduced",
-        lambda reduced, grads: check_reduced(
-            reduced(), grads(), caller="check_reduced"
-        ),
+        lambda reduced, grads: check_reduced(reduced(), grads()),
         ((lambda: None, ones), ValueError, "got NoneType. A reducer is"),
         ((lambda: [[]], ones), ValueError, "got lists of lengths [0]"),
         ((ones, lambda: None), TypeError, "must be a list with one list of tensors"),

@@ -18,10 +18,10 @@ from tw_reduce._reducer import (
     Tensorlike,
     TowerTensors,
     check_addable,
-    check_tower_tensors,
     columns,
     map_dense,
     merged_shape,
+    refuse_unaddable,
     rows,
     static_shape,
 )
@@ -52,7 +52,7 @@ def checked_towers(grads: TowerTensors, *, caller: str) -> CheckedTowers:
     """
     if isinstance(grads, CheckedTowers):
         return grads
-    check_tower_tensors(grads, caller=caller)
+    refuse_unaddable(grads, caller)
     return compared_towers(grads, caller=caller)
 
 
@@ -91,13 +91,8 @@ def addable_towers(
 def with_shape(tensor: tf.Tensor, shape: tf.TensorShape, *, refusal: str) -> tf.Tensor:
     """Sets the shape that a dense tensor must have, compared in the run.
 
-    Args:
-      tensor: of a static shape that is compatible with ``shape``.
-      shape: fully known.
-      refusal: what the error says before the two shapes.
-
-    Returns:
-      The tensor itself where its shape is known.
+    The tensor's own shape is compatible with ``shape``, which is fully known; a tensor
+    of known shape is returned as it is. ``refusal`` opens the error.
     """
     if tensor.shape.is_fully_defined():
         return tensor
@@ -115,11 +110,8 @@ def _compare_shapes(
 ) -> tf.Operation:
     """Returns the op that fails the step where shapes differ.
 
-    Args:
-      shapes: what is compared with the first, each with a name for the message:
-        shapes as int64 vectors, in which -1 stands for any size.
-      refusal: what the error says before the shapes.
-      device: one of the task that compares.
+    All are compared with the first, on the host of ``device``: int64 vectors, in which
+    -1 stands for any size, each with a name for the message that ``refusal`` opens.
     """
     with tf.device(host_of(device)):
         named_shapes = [item for pair in shapes for item in pair]

@@ -10,8 +10,9 @@ from typing import TypeAlias, cast
 
 import tensorflow as tf
 
-from tw_core.checks import check_text
+from tw_core.checks import named_caller
 from tw_core.gradients import map_values, values_of
+from tw_reduce._renamed import takes_old_caller
 
 Tensorlike: TypeAlias = tf.Tensor | tf.IndexedSlices
 """A dense or a sparse gradient; None is refused before any algorithm."""
@@ -29,15 +30,16 @@ ADDABLE = (
 )
 
 
-def check_tower_tensors(grads: TowerTensors, *, caller: str) -> None:
+@takes_old_caller
+def check_tower_tensors(grads: TowerTensors) -> None:
     """Refuses what no reducer can add, naming every tower and position.
 
     What only the run can show of shapes, it does not see; the reducers of this package
-    compare that in the run.
+    compare that in the run. Under ``tw_core.checks.naming("my_reducer")`` messages open
+    with that name.
 
     Args:
       grads: [K][N]; what the user passed.
-      caller: the function that refuses; opens the message.
 
     Raises:
       ValueError: no tower, towers of unequal length, a gradient that is None or
@@ -45,7 +47,11 @@ def check_tower_tensors(grads: TowerTensors, *, caller: str) -> None:
       TypeError: something that is neither a tensor nor an ``IndexedSlices``, or not
         a list of lists.
     """
-    check_text("check_tower_tensors", caller=caller)
+    refuse_unaddable(grads, named_caller("check_tower_tensors"))
+
+
+def refuse_unaddable(grads: TowerTensors, caller: str) -> None:
+    """As ``check_tower_tensors``, which has the errors."""
     _check_rectangular(grads, caller)
     _check_present(grads, caller)
     _check_kinds(grads, caller)
@@ -53,22 +59,22 @@ def check_tower_tensors(grads: TowerTensors, *, caller: str) -> None:
     _check_alike(grads, caller)
 
 
-def check_reduced(
-    reduced: Sequence[Sequence[Tensorlike]], grads: TowerTensors, *, caller: str
-) -> None:
+@takes_old_caller
+def check_reduced(reduced: Sequence[Sequence[Tensorlike]], grads: TowerTensors) -> None:
     """Refuses the result of a reducer that changed the shape of the list.
+
+    Under ``tw_core.checks.naming("my_combinator")`` messages open with that name.
 
     Args:
       reduced: what the reducer returned.
       grads: [K][N]; what it was given.
-      caller: the function that refuses; opens the message.
 
     Raises:
       ValueError: ``reduced`` is not [K][N].
       TypeError: ``grads`` is not a list of lists.
     """
-    check_text("check_reduced", caller=caller)
-    check_nested(grads, f"{caller} (check_reduced)")
+    caller = named_caller("check_reduced")
+    check_nested(grads, caller)
     _check_lengths(reduced, grads, caller)
 
 

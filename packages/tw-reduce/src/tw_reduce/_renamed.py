@@ -5,6 +5,7 @@ from collections.abc import Callable
 from numbers import Integral
 from typing import Any, ParamSpec, TypeVar
 
+from tw_core.checks import check_text, naming
 from tw_core.renames import warn_renamed
 
 _P = ParamSpec("_P")
@@ -41,16 +42,9 @@ class Elements(int):
 def converted_argument(
     old: str, new: str, convert: Callable[[Any], Any], *, stacklevel: int = 3
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Makes a function take an old keyword argument, of other units, as a new one.
+    """Makes a function take an old keyword, of other units, as a keyword-only new one.
 
-    Args:
-      old: old keyword.
-      new: new keyword; keyword-only.
-      convert: turns the old value into the new one.
-      stacklevel: as in ``warn_renamed``.
-
-    Returns:
-      A decorator.
+    The warning names the line that ``stacklevel`` says, as in ``warn_renamed``.
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -72,6 +66,21 @@ def converted_argument(
         return wrapper
 
     return decorate
+
+
+def takes_old_caller(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Makes a check take ``caller``, the name that opens its messages."""
+    name = function.__qualname__
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> _R:
+        if "caller" not in kwargs:
+            return function(*args, **kwargs)
+        warn_renamed(f"{name}(caller=...)", "tw_core.checks.naming(...) around it")
+        with naming(check_text(name, caller=kwargs.pop("caller"))):
+            return function(*args, **kwargs)
+
+    return wrapper
 
 
 def _as_elements(below: Any) -> Any:

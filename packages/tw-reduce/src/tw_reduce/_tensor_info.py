@@ -11,8 +11,8 @@ from tw_core.gradients import values_of
 from tw_reduce._reducer import (
     Tensorlike,
     TowerTensors,
-    check_tower_tensors,
     columns,
+    refuse_unaddable,
 )
 
 
@@ -76,7 +76,7 @@ def describe(tensors: Sequence[Tensorlike]) -> tuple[TensorInfo, ...]:
       ValueError: a tensor is None.
       TypeError: something that is not a tensor.
     """
-    check_tower_tensors([tensors], caller="describe")
+    refuse_unaddable([tensors], "describe")
     return tuple(_describe(n, tensor) for n, tensor in enumerate(tensors))
 
 

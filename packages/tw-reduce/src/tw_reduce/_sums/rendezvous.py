@@ -89,12 +89,7 @@ def check_keys(keys: CollectiveKeys, *, caller: str) -> None:
 
 
 def all_together(sums: Sequence[tf.Tensor], devices: Sequence[str]) -> list[tf.Tensor]:
-    """Returns the sums, each of which waits for all of them.
-
-    Args:
-      sums: [K] results of one reduction.
-      devices: [K] where they lie.
-    """
+    """Returns [K] results of one reduction, each of which waits for all of them."""
     with tf.device(host_of(devices[0])):
         barrier = tf.group(*sums)
     return after(sums, devices, [barrier])

@@ -24,8 +24,8 @@ from tw_reduce._reducer import (
     TowerTensors,
     check_addable,
     check_nested,
-    check_tower_tensors,
     columns,
+    refuse_unaddable,
 )
 from tw_reduce._sums.add_n import add_columns
 from tw_reduce._sums.collectives import sum_collective, sum_nccl
@@ -164,7 +164,7 @@ def aggregate_grads_colocate(
     check_flag("aggregate_grads_colocate", average=average)
     _check_pairs(all_grads)
     grads = [[grad for grad, _ in tower] for tower in all_grads]
-    check_tower_tensors(grads, caller="aggregate_grads_colocate")
+    refuse_unaddable(grads, "aggregate_grads_colocate")
     variables = [variable for _, variable in all_grads[0]]
     if not variables:
         raise ValueError(

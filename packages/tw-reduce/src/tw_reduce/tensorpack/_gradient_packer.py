@@ -16,7 +16,7 @@ import tensorflow as tf
 from tw_core.checks import check_list, check_whole_number
 from tw_reduce._checked_towers import with_shape
 from tw_reduce._devices import check_devices
-from tw_reduce._reducer import Tensorlike, TowerTensors, check_tower_tensors
+from tw_reduce._reducer import Tensorlike, TowerTensors, refuse_unaddable
 from tw_reduce._tensor_info import TensorInfo, check_infos, describe_columns
 from tw_reduce._travel import cut, join
 
@@ -102,7 +102,7 @@ class GradientPacker:
                 "GradientPacker.compute_strategy: called a second time; make another "
                 "GradientPacker for other gradients."
             )
-        check_tower_tensors([grads], caller="GradientPacker.compute_strategy")
+        refuse_unaddable([grads], "GradientPacker.compute_strategy")
         infos = describe_columns([grads])
         self._specs = [(tensor.shape, tensor.dtype) for tensor in grads]
         unfit = [i.index for i in infos if i.is_sparse or i.num_elements is None]
