@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,9 @@ def pieces(session: nox.Session, source: str) -> None:
     # Compiling all of TensorFlow would take as long as the rest; its import does it.
     env = {"PYTHONPATH": None, "PIP_COMPILE": "0"}
     everywhere = third_parties(PACKAGES[0])
+    if find_spec("uv"):  # links what is not ours from its cache, ahead of pip
+        ahead = ("-m", "uv", "pip", "install", "--python", f"{session.bin}/python")
+        session.run(sys.executable, *ahead, *everywhere, external=True, silent=True)
     for package in session.posargs or PACKAGES:
         if (needed := third_parties(*closure(package))) != everywhere:
             session.error(f"{package} needs {needed}; {PACKAGES[0]} {everywhere}")
