@@ -79,7 +79,7 @@ def test_without_shuffling_the_order_is_that_of_loading():
     [
         ((0,), None, "num_epochs must be at least 1; got 0"),
         ((1, "row"), None, r"one of \['minibatches', 'rows'\]; got 'row'"),
-        ((1, "rows"), -1, "seed must be 0 or more; got -1"),
+        ((1, "rows"), -1, "seed must be at least 0; got -1"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, seed, message):

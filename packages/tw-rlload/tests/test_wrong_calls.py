@@ -193,7 +193,7 @@ PLANS = [
         "epoch_order",
         lambda: order(plan(), 1, "rows", seed=-1),
         ValueError,
-        "seed must be 0 or more; got -1",
+        "seed must be at least 0; got -1",
     ),
 ]
 MEANS = [
@@ -264,7 +264,7 @@ BATCHES = [
         "DeviceBatch",
         lambda: batch(max_per_device_batch_size=0),
         ValueError,
-        "at least 1 row; got 0",
+        "at least 1; got 0",
     ),
     WrongCall("DeviceBatch", lambda: batch(remainder="keep"), ValueError, "got 'keep'"),
     WrongCall("DeviceBatch", lambda: batch(num_buffers=3), ValueError, "got 3"),

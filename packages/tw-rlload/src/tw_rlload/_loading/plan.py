@@ -193,12 +193,8 @@ def check_options(
       ValueError: no device, a maximum below 1, or an unknown ``remainder``.
     """
     check_whole_number(caller, num_devices=num_devices, at_least=1)
-    check_whole_number(caller, max_per_device_batch_size=max_per_device_batch_size)
-    if max_per_device_batch_size < 1:
-        raise ValueError(
-            f"{caller}: max_per_device_batch_size must be at least 1 row; got "
-            f"{max_per_device_batch_size}."
-        )
+    maximum = max_per_device_batch_size
+    check_whole_number(caller, max_per_device_batch_size=maximum, at_least=1)
     if not isinstance(remainder, str) or remainder not in get_args(Remainder):
         raise ValueError(
             f"{caller}: remainder must be one of {list(get_args(Remainder))}; got "

@@ -41,7 +41,13 @@ class SessionEpochs:
         operations = [op for fetches in step.fetches for op in operations_of(fetches)]
         self._step = step
         with tf.device("/cpu:0"), tf.name_scope("epochs"):
-            self._placeholders = _placeholders()
+            placeholder = tf.compat.v1.placeholder
+            self._placeholders = LoopFeeds(
+                *(
+                    placeholder(spec.dtype, spec.shape, name)
+                    for name, spec in LOOP_SPECS._asdict().items()
+                )
+            )
             self._fetch = self._loop([step.train_op, *operations], scalars, picks)
 
     def request(
@@ -86,11 +92,3 @@ def build_epochs(step: SessionStep, picks: list[Pick]) -> SessionEpochs | None:
     losses = [loss_of(loss) for loss in step.losses]
     known = [loss for loss in losses if loss is not None]
     return SessionEpochs(step, known, picks) if len(known) == len(losses) else None
-
-
-def _placeholders() -> LoopFeeds:
-    placeholder = tf.compat.v1.placeholder
-    specs = LOOP_SPECS._asdict()
-    return LoopFeeds(
-        *(placeholder(spec.dtype, spec.shape, name) for name, spec in specs.items())
-    )

@@ -86,8 +86,8 @@ def draw_order(
             f"{caller}: shuffle must be None or one of {list(get_args(Shuffle))}; "
             f"got {shuffle!r}."
         )
-    if seed is not None and check_whole_number(caller, seed=seed) < 0:
-        raise ValueError(f"{caller}: seed must be 0 or more; got {seed}.")
+    if seed is not None:
+        check_whole_number(caller, seed=seed, at_least=0)
     steps = np.tile(np.arange(plan.steps, dtype=np.int32), (num_epochs, 1))
     if shuffle is None:
         return EpochOrder(None, None, steps, None)
