@@ -240,7 +240,7 @@ def _check_same_model(path, wanted):
         )
         refuse(
             f"--resume: {path} is a checkpoint of another model: {listed}. Resume with "
-            "the options that it was trained with, or train anew."
+            "the options that it was trained with, or train from scratch."
         )
 
 

@@ -29,7 +29,7 @@ class Options:
     # a copy of the variables per tower, or one set for all
     builder: Literal["replicated", "parameter-server"] = "replicated"
     mode: Literal["graph", "function"] = "graph"  # a session's graph, or a tf.function
-    towers: int = 4  # how many towers; with --devices, one a device
+    towers: int = 4  # how many towers; with --devices, one per device
     devices: tuple[str, ...] = ()  # e.g. /gpu:0 /gpu:1; by default GPUs, else CPUs
     # which function of tw_reduce adds the gradients of replicated towers
     reducer: Literal["sum_balanced", "sum_round_robin"] = "sum_balanced"
