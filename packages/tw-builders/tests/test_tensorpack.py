@@ -434,6 +434,7 @@ def test_every_name_of_its_own_has_wrong_calls():
             tw_core.contexts,
             tw_core.variables,
             tw_reduce,
+            tw_reduce.tensorpack,
             tw_builders,
         )
         for name in package.__all__
