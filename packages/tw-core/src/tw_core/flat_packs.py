@@ -60,6 +60,7 @@ def plan_packs(keys: Sequence[Hashable | None]) -> PackPlan:
       The plan, with every position in one place of it. Packs come in the order of
       their first positions; a key that only one tensor has leaves it alone.
 
+    >>> from tw_core.flat_packs import plan_packs
     >>> plan_packs(["float32", None, "float16", "float32"])
     PackPlan(packs=((0, 3),), alone=(1, 2))
     """
