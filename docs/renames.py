@@ -1,31 +1,29 @@
 """Lists what a package renamed, for the page docs/migration/from_0_1.md.
 
 Names are those of the tables in the package's module ``_renamed``. Arguments and
-attributes are found in its source, where ``renamed_arguments`` and
-``renamed_attribute`` say beside the new name what the old one was.
+attributes are found in its source, where the decorators and the property of
+``tw_core.renames`` say beside the new name what the old one was.
 """
 
 import ast
-import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module, util
 from pathlib import Path
 from typing import Any
 
 Pairs = Iterator[tuple[str, str]]
-_OLD = re.compile(r"\((\w+)=\.\.\.\)")
+# What the warning of ``tw_core.renames.takes_caller`` says to use.
+CALLER = {"caller": "with tw_core.checks.naming(...)"}
 
 
 def renames(module: str) -> list[tuple[str, str]]:
     """Lists (old, new) of a package's names, arguments and attributes."""
     folder = Path(util.find_spec(module).origin).parent
-    table = folder / "_renamed.py"
-    tables = vars(import_module(f"{module}._renamed")) if table.exists() else {}
-    made = made_decorators(table) if table.exists() else {}
+    has_tables = (folder / "_renamed.py").exists()
+    tables = vars(import_module(f"{module}._renamed")) if has_tables else {}
     found = list(public_names(module, tables))
     for path in sorted(folder.rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        found += _inside(tree, "", {**tables, **made})
+        found += _inside(ast.parse(path.read_text(encoding="utf-8")), "", tables)
     return found
 
 
@@ -36,25 +34,6 @@ def public_names(module: str, tables: Mapping[str, Any]) -> Pairs:
             part = own.removesuffix("NAMES").strip("_").lower()
             home = f"{module}.{part}" if part else module
             yield from ((f"{home}.{old}", new) for old, new in entries.items())
-
-
-def made_decorators(path: Path) -> dict[str, dict[str, str]]:
-    """Reads the decorators that a file makes: by calling one, or as a function.
-
-    A function warns of the old argument itself, and says in words what to use.
-    """
-    made = {}
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign):
-            made[node.targets[0].id] = _arguments(node.value, {})
-        elif isinstance(node, ast.FunctionDef):
-            old = _OLD.search(ast.unparse(node))
-            calls = [n for n in ast.walk(node) if _calls(n, "warn_renamed")]
-            said = [
-                n.args[1].value for n in calls if isinstance(n.args[1], ast.Constant)
-            ]
-            made[node.name] = {old[1]: said[0]} if old and said else {}
-    return {name: pairs for name, pairs in made.items() if pairs}
 
 
 def _inside(node: ast.AST, owner: str, tables: Mapping[str, Any]) -> Pairs:
@@ -74,20 +53,24 @@ def _inside(node: ast.AST, owner: str, tables: Mapping[str, Any]) -> Pairs:
 
 
 def _arguments(decorator: ast.expr, tables: Mapping[str, Any]) -> dict[str, str]:
-    """Reads what a decorator such as ``renamed_arguments(old="new")`` renames."""
-    if isinstance(decorator, ast.Name | ast.Attribute):
-        found = tables.get(ast.unparse(decorator).rpartition(".")[2])
-        return found if isinstance(found, dict) else {}
-    if _calls(decorator, "converted_argument"):
-        return {decorator.args[0].value: decorator.args[1].value}
+    """Reads what a decorator such as ``renamed_arguments(old="new")`` renames.
+
+    A new name may come with what converts the value, as in ``old=("new", convert)``.
+    """
+    if ast.unparse(decorator).endswith("takes_caller"):
+        return CALLER
     if not _calls(decorator, "renamed_arguments"):
         return {}
     found = {}
     for keyword in decorator.keywords:
         if keyword.arg:
-            found[keyword.arg] = keyword.value.value
+            is_converted = isinstance(keyword.value, ast.Tuple)
+            new = keyword.value.elts[0] if is_converted else keyword.value
+            found[keyword.arg] = new.value
         else:
-            found |= tables[ast.unparse(keyword.value).rpartition(".")[2]]
+            table = tables[ast.unparse(keyword.value).rpartition(".")[2]]
+            news = (new[0] if isinstance(new, tuple) else new for new in table.values())
+            found |= zip(table, news, strict=True)
     return found
 
 

@@ -10,17 +10,23 @@ import pytest
 from docs_blocks import ROOT, blocks
 from interfaces.manifest import read_manifests
 
+from tw_core.renames import takes_caller
+
 PAGE = ROOT / "docs" / "migration" / "from_0_1.md"
 MODULES = [manifest.module for manifest in read_manifests(ROOT).values()]
-MARK = re.compile(
-    r"^ *@.*(renamed_argument|converted_argument|takes_)|= renamed_attribute\("
-)
+MARK = re.compile(r"^ *@.*(renamed_argument|takes_caller)|= renamed_attribute\(")
 
 
 @pytest.fixture
-def renames(monkeypatch):
+def page(monkeypatch):
+    """The module that makes the page's tables."""
     monkeypatch.syspath_prepend(ROOT / "docs")
-    return import_module("renames").renames
+    return import_module("renames")
+
+
+@pytest.fixture
+def renames(page):
+    return page.renames
 
 
 def test_the_page_has_a_table_per_package():
@@ -56,12 +62,7 @@ def test_names_arguments_and_attributes_are_found(renames, tmp_path, monkeypatch
             NAMES = {"spread": "toy.broadcast"}
             INNER_NAMES = {"a": "toy.inner.b"}
             LOADING = {"stacks": "num_buffers"}
-            takes_below = made.converted_argument("below", "below_bytes", int)
-
-            def takes_caller(function):
-                def wrapper(**kwargs):
-                    old = f"{function.__name__}(caller=...)"
-                    warn_renamed(old, "with naming(...)", stacklevel=4)
+            PACKING = {"below": ("below_bytes", int)}
             """,
         "_work": """
             class Batch:
@@ -73,16 +74,14 @@ def test_names_arguments_and_attributes_are_found(renames, tmp_path, monkeypatch
                 @renamed_arguments(timeout="timeout_s")
                 def wait(self): ...
 
-            @takes_below
+            @renamed_arguments(**_renamed.PACKING, s=("seconds", float))
             @takes_caller
             def packed(): ...
             """,
     }
-    made = "import types\nmade = types.SimpleNamespace(converted_argument=print)\n"
     (tmp_path / "toy").mkdir()
     for name, text in sources.items():
-        head = made if name == "_renamed" else ""
-        (tmp_path / "toy" / f"{name}.py").write_text(head + textwrap.dedent(text))
+        (tmp_path / "toy" / f"{name}.py").write_text(textwrap.dedent(text))
     monkeypatch.syspath_prepend(tmp_path)
     assert renames("toy") == [
         ("toy.spread", "toy.broadcast"),
@@ -92,6 +91,15 @@ def test_names_arguments_and_attributes_are_found(renames, tmp_path, monkeypatch
         ("Batch(tail=...)", "Batch(remainder=...)"),
         ("Batch.wait(timeout=...)", "Batch.wait(timeout_s=...)"),
         ("packed(below=...)", "packed(below_bytes=...)"),
-        ("packed(caller=...)", "with naming(...)"),
+        ("packed(s=...)", "packed(seconds=...)"),
+        ("packed(caller=...)", "with tw_core.checks.naming(...)"),
     ]
     assert renames("json") == []
+
+
+def test_the_page_says_of_caller_what_the_warning_says(page):
+    @takes_caller
+    def check(): ...
+
+    with pytest.warns(DeprecationWarning, match=re.escape(page.CALLER["caller"])):
+        check(caller="mine")

@@ -1,17 +1,42 @@
 """Old names go on working, and say at the caller's line what to use."""
 
+import traceback
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import tensorflow as tf
 
-from tw_core.renames import answer_renamed, renamed_arguments, renamed_attribute
+import tw_core.renames
+from tw_core.checks import named_caller
+from tw_core.modes import without_autograph
+from tw_core.renames import (
+    answer_renamed,
+    renamed_arguments,
+    renamed_attribute,
+    takes_caller,
+)
 
 
 @renamed_arguments(epoch="incarnation")
 def run(step, incarnation=0, *, limit=None):
     """Returns what it was called with."""
     return step, incarnation, limit
+
+
+@renamed_arguments(timeout_ms=("timeout_s", lambda ms: ms / 1000))
+@without_autograph
+def wait(*, timeout_s=None):
+    """Returns what it was called with."""
+    return timeout_s
+
+
+@takes_caller
+@without_autograph
+def check(value):
+    """Returns who checks."""
+    return named_caller("check")
 
 
 class Status:
@@ -60,6 +85,42 @@ def test_new_arguments_do_not_warn():
 def test_an_argument_given_by_both_names_is_refused(args, kwargs):
     with warned("epoch"), pytest.raises(TypeError, match="both incarnation and epoch"):
         run(*args, epoch=3, **kwargs)
+
+
+def test_a_value_of_other_units_is_converted():
+    says = r"^wait\(timeout_ms=...\) is deprecated .* use wait\(timeout_s=...\)"
+    with warned(says) as caught:
+        assert wait(timeout_ms=1500) == 1.5
+    assert caught[0].filename == __file__
+    with warned("timeout_ms"), pytest.raises(TypeError, match="both timeout_s and"):
+        wait(timeout_ms=1500, timeout_s=2)
+
+
+def test_caller_lends_its_name():
+    says = r"^check\(caller=...\) is deprecated .* use with tw_core.checks.naming"
+    with warned(says) as caught:
+        assert check(1, caller="mine") == "mine"
+    assert caught[0].filename == __file__
+    assert check(1) == "check"
+
+
+@pytest.mark.parametrize(("caller", "error"), [(None, TypeError), ("", ValueError)])
+def test_a_caller_without_a_name_is_refused(caller, error):
+    with warned("caller"), pytest.raises(error, match=r"^check: caller must"):
+        check(1, caller=caller)
+
+
+def test_autograph_does_not_rewrite_what_takes_old_arguments():
+    files = []
+
+    @renamed_arguments(old="new")
+    @takes_caller
+    @without_autograph
+    def asked(new=0):
+        files.extend(Path(frame.filename) for frame in traceback.extract_stack())
+
+    tf.function(lambda: asked())()
+    assert files.count(Path(tw_core.renames.__file__)) == 2
 
 
 def test_an_old_attribute_reads_the_new_one():

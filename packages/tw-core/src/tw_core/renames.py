@@ -9,7 +9,15 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["answer_renamed", "renamed_arguments", "renamed_attribute", "warn_renamed"]
+from tw_core.checks import check_text, naming
+
+__all__ = [
+    "answer_renamed",
+    "renamed_arguments",
+    "renamed_attribute",
+    "takes_caller",
+    "warn_renamed",
+]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -41,35 +49,48 @@ def answer_renamed(
     return __getattr__
 
 
-def renamed_arguments(**table: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def renamed_arguments(
+    **table: str | tuple[str, Callable[[Any], Any]],
+) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Makes a function take old keyword arguments under their new names.
 
+    Stands above ``without_autograph``, so that the warning names the right line.
+
     Args:
-      **table: old keyword -> new keyword.
+      **table: old keyword -> new keyword; where the units changed as well,
+        (new keyword, what turns the old value into the new one).
 
     Returns:
       A decorator. An old keyword gives a ``DeprecationWarning`` at the caller's line;
       one given with its new name is a ``TypeError``.
     """
+    renamed = {
+        old: new if isinstance(new, tuple) else (new, _as_it_is)
+        for old, new in table.items()
+    }
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         name = function.__qualname__.removesuffix(".__init__")
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> _R:
-            for old in table.keys() & kwargs.keys():
-                new = table[old]
+            for old in renamed.keys() & kwargs.keys():
+                new, convert = renamed[old]
                 warn_renamed(f"{name}({old}=...)", f"{name}({new}=...)")
                 if _is_given(function, new, args, kwargs):
                     raise TypeError(
                         f"{name}: got both {new} and {old}, its old name; pass {new}."
                     )
-                kwargs[new] = kwargs.pop(old)
+                kwargs[new] = convert(kwargs.pop(old))
             return function(*args, **kwargs)
 
         return wrapper
 
     return decorate
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 def _is_given(
@@ -83,6 +104,24 @@ def _is_given(
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
     )
     return name in kwargs or (is_positional and position < len(args))
+
+
+def takes_caller(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Makes a check take its old argument ``caller``, the name that opens its errors.
+
+    Stands above ``without_autograph``, so that the warning names the right line.
+    """
+    name = function.__qualname__
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> _R:
+        if "caller" not in kwargs:
+            return function(*args, **kwargs)
+        warn_renamed(f"{name}(caller=...)", "with tw_core.checks.naming(...)")
+        with naming(check_text(name, caller=kwargs.pop("caller"))):
+            return function(*args, **kwargs)
+
+    return wrapper
 
 
 def renamed_attribute(new: str) -> Any:

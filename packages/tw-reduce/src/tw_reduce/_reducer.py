@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tw_core.checks import named_caller
 from tw_core.gradients import map_values, values_of
-from tw_reduce._renamed import takes_old_caller
+from tw_core.renames import takes_caller
 
 Tensorlike: TypeAlias = tf.Tensor | tf.IndexedSlices
 """A dense or a sparse gradient; None is refused before any algorithm."""
@@ -30,7 +30,7 @@ ADDABLE = (
 )
 
 
-@takes_old_caller
+@takes_caller
 def check_tower_tensors(grads: TowerTensors) -> None:
     """Refuses what no reducer can add, naming every tower and position.
 
@@ -59,7 +59,7 @@ def refuse_unaddable(grads: TowerTensors, caller: str) -> None:
     _check_alike(grads, caller)
 
 
-@takes_old_caller
+@takes_caller
 def check_reduced(reduced: Sequence[Sequence[Tensorlike]], grads: TowerTensors) -> None:
     """Refuses the result of a reducer that changed the shape of the list.
 

@@ -1,15 +1,7 @@
 """Old public names and arguments, which work for this version with a warning."""
 
-import functools
-from collections.abc import Callable
 from numbers import Integral
-from typing import Any, ParamSpec, TypeVar
-
-from tw_core.checks import check_text, naming
-from tw_core.renames import warn_renamed
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+from typing import Any
 
 _MOVED = {
     "plans": (
@@ -39,54 +31,15 @@ class Elements(int):
     """A threshold in elements, where ``below_bytes`` is one in bytes."""
 
 
-def converted_argument(
-    old: str, new: str, convert: Callable[[Any], Any], *, stacklevel: int = 3
-) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Makes a function take an old keyword, of other units, as a keyword-only new one.
-
-    The warning names the line that ``stacklevel`` says, as in ``warn_renamed``.
-    """
-
-    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
-        name = function.__qualname__
-
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> _R:
-            if old in kwargs:
-                warn_renamed(
-                    f"{name}({old}=...)", f"{name}({new}=...)", stacklevel=stacklevel
-                )
-                if new in kwargs:
-                    raise TypeError(
-                        f"{name}: got both {new} and {old}, its old name; pass {new}."
-                    )
-                kwargs[new] = convert(kwargs.pop(old))
-            return function(*args, **kwargs)
-
-        return wrapper
-
-    return decorate
-
-
-def takes_old_caller(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Makes a check take ``caller``, the name that opens its messages."""
-    name = function.__qualname__
-
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> _R:
-        if "caller" not in kwargs:
-            return function(*args, **kwargs)
-        warn_renamed(f"{name}(caller=...)", "tw_core.checks.naming(...) around it")
-        with naming(check_text(name, caller=kwargs.pop("caller"))):
-            return function(*args, **kwargs)
-
-    return wrapper
-
-
 def _as_elements(below: Any) -> Any:
     is_number = isinstance(below, Integral) and not isinstance(below, bool)
     return Elements(below) if is_number else below
 
 
-takes_old_below = converted_argument("below", "below_bytes", _as_elements)
-"""Makes a function take the older ``below``, in elements."""
+def _as_bound(seconds: float) -> float | None:
+    return seconds or None
+
+
+# Old argument -> the new one, and what makes its value of the old one's.
+PACKING = {"below": ("below_bytes", _as_elements)}
+WAITING = {"timeout_seconds": ("timeout_s", _as_bound)}

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from tw_core._renamed import takes_caller
 from tw_core.checks import check_flag, check_whole_number, named_caller
 from tw_core.devices._names import parse_device
 from tw_core.modes import builds_session_graph, without_autograph
+from tw_core.renames import takes_caller
 
 
 def available_devices() -> list[str]:
@@ -84,8 +84,8 @@ def session_config(
     return config
 
 
-@without_autograph
 @takes_caller
+@without_autograph
 def check_devices(
     devices: Iterable[str],
     *,

@@ -10,7 +10,6 @@ from tw_core._records.matching import (
     shared_variables,
     variable_mismatches,
 )
-from tw_core._renamed import takes_caller
 from tw_core._variable_kinds import (
     reference_variables_named,
     tf_variable,
@@ -18,10 +17,11 @@ from tw_core._variable_kinds import (
 from tw_core.checks import check_flag, named_caller
 from tw_core.gradients._lists import GradList, check_are_pairs
 from tw_core.modes import without_autograph
+from tw_core.renames import takes_caller
 
 
-@without_autograph
 @takes_caller
+@without_autograph
 def check_grad_list(grad_list: GradList, *, allow_none: bool = False) -> None:
     """Checks that every tower brings the same gradients in the same order.
 

@@ -12,17 +12,18 @@ import tensorflow as tf
 from tw_core import flat_packs
 from tw_core.checks import check_function, check_whole_number
 from tw_core.flat_packs import PackPlan
+from tw_core.renames import renamed_arguments
+from tw_reduce import _renamed
 from tw_reduce._checked_towers import CheckedTowers
 from tw_reduce._combinators.mean import Combinator
 from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, reduced_by
-from tw_reduce._renamed import Elements, takes_old_below
 from tw_reduce._tensor_info import TensorInfo, check_infos, describe_columns
 from tw_reduce._travel import cut, join
 
-_BELOW = Elements(4_096)  # from here on a pack costs more than it saves
+_BELOW = _renamed.Elements(4_096)  # from here on a pack costs more than it saves
 
 
-@takes_old_below
+@renamed_arguments(**_renamed.PACKING)
 def plan_packs(
     infos: Sequence[TensorInfo], *, below_bytes: int | None = None
 ) -> PackPlan:
@@ -62,7 +63,7 @@ def packs_of(infos: Sequence[TensorInfo], below_bytes: int | None) -> PackPlan:
     )
 
 
-@takes_old_below
+@renamed_arguments(**_renamed.PACKING)
 def packed(reducer: Reducer, *, below_bytes: int | None = None) -> Reducer:
     """Makes a reducer that joins small gradients before ``reducer`` sees them.
 
@@ -88,7 +89,7 @@ def packed(reducer: Reducer, *, below_bytes: int | None = None) -> Reducer:
 
 
 def _is_small(info: TensorInfo, below: int) -> bool:
-    size = info.num_elements if isinstance(below, Elements) else info.num_bytes
+    size = info.num_elements if isinstance(below, _renamed.Elements) else info.num_bytes
     return size is not None and size < below and not info.is_sparse
 
 

@@ -15,6 +15,8 @@ import tensorflow as tf
 from tw_core.checks import check_number
 from tw_core.devices import canonical_device
 from tw_core.modes import builds_session_graph, orders_effects, without_autograph
+from tw_core.renames import renamed_arguments
+from tw_reduce import _renamed
 from tw_reduce._checked_towers import CheckedTowers, checked_towers
 from tw_reduce._devices import check_device_strings, check_devices, check_distinct
 from tw_reduce._reducer import (
@@ -24,7 +26,6 @@ from tw_reduce._reducer import (
     positions_of,
     rows,
 )
-from tw_reduce._renamed import converted_argument
 from tw_reduce._sums.add_n import densify_column
 from tw_reduce._sums.rendezvous import (
     CollectiveKeys,
@@ -44,8 +45,8 @@ _ALTERNATIVES = (
 )
 
 
+@renamed_arguments(**_renamed.WAITING)
 @without_autograph
-@converted_argument("timeout_seconds", "timeout_s", lambda s: s or None, stacklevel=4)
 def sum_collective(
     grads: TowerTensors,
     *,
