@@ -4,6 +4,7 @@ Each package has one table of them, its module ``_renamed``. Does not import Ten
 """
 
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -32,19 +33,28 @@ def answer_renamed(
       module: the module's name.
       table: old name -> where the object is now, such as
         ``"tw_core.contexts.PredictTowerContext"``.
-      getattr_: answers all other names, and raises ``AttributeError``.
+      getattr_: answers the names in the module's ``dir``, and raises an
+        ``AttributeError`` for others, as lazy_loader's does.
 
     Returns:
       The new ``__getattr__``. An old name gives the new object and a
-      ``DeprecationWarning`` at the caller's line.
+      ``DeprecationWarning`` at the caller's line; an unknown one is refused in the
+      words of Python, which adds "Did you mean" to a traceback.
     """
 
     def __getattr__(name: str) -> object:
-        if name not in table:
+        if name in table:
+            warn_renamed(f"{module}.{name}", table[name])
+            home, _, new = table[name].rpartition(".")
+            return getattr(import_module(home), new)
+        try:
             return getattr_(name)
-        warn_renamed(f"{module}.{name}", table[name])
-        home, _, new = table[name].rpartition(".")
-        return getattr(import_module(home), new)
+        except AttributeError:
+            package = sys.modules[module]
+            if name in dir(package):  # Something else was missing as this was loaded.
+                raise
+            message = f"module {module!r} has no attribute {name!r}"
+            raise AttributeError(message, name=name, obj=package) from None
 
     return __getattr__
 
