@@ -17,10 +17,10 @@ import warnings
 
 import pytest
 
+from tw_syncrep._supervisor import plan_tasks
 from tw_syncrep.cluster import ExposedServerWarning, is_exposed
 from tw_syncrep.cluster._network_exposure import find_free_ports, warn_if_exposed
 from tw_syncrep.launch import main
-from tw_syncrep.launch._main import plan_tasks
 
 HEAD = """
 import json, os, signal, socket, sys, time

@@ -1,14 +1,18 @@
-"""The command line of ``tw-launch``."""
+"""``tw-launch``: starts the tasks of a cluster on this machine, with TF_CONFIG set.
+
+tw-launch --ps 1 --workers 2 -- python train.py --epochs 3
+"""
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Sequence
 
 from tw_core.checks import check_list, check_text
+from tw_syncrep._supervisor import Supervisor, TaskProcess, plan_tasks, say
 from tw_syncrep.cluster._network_exposure import find_free_ports, isolate
-from tw_syncrep.launch._supervisor import Supervisor, TaskPlan, TaskProcess, say
+
+__all__ = ["main"]
 
 _CANNOT_START = 2
 _COUNTS = (
@@ -55,39 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _CANNOT_START
 
 
-def plan_tasks(
-    *, ps: int, workers: int, evaluators: int, ports: Sequence[int]
-) -> tuple[TaskPlan, ...]:
-    """Plans a cluster on this machine.
-
-    Args:
-      ps: parameter servers.
-      workers: replicas; the first is the chief.
-      evaluators: tasks outside the cluster, 0 or 1.
-      ports: one per parameter server and worker.
-
-    Returns:
-      The tasks, parameter servers first.
-
-    Raises:
-      ValueError: the counts make no cluster.
-    """
-    if ps < 0 or workers < 1 or evaluators not in (0, 1):
-        raise ValueError(
-            "plan_tasks: needs ps >= 0, workers >= 1 and 0 or 1 evaluator; got "
-            f"{ps}, {workers} and {evaluators}."
-        )
-    addresses = [f"localhost:{port}" for port in ports]
-    cluster = {"ps": addresses[:ps], "worker": addresses[ps : ps + workers]}
-    cluster = {job: listed for job, listed in cluster.items() if listed}
-    counts = {"ps": ps, "worker": workers, "evaluator": evaluators}
-    return tuple(
-        TaskPlan(job, index, _tf_config(cluster, job, index))
-        for job, count in counts.items()
-        for index in range(count)
-    )
-
-
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="tw-launch",
@@ -131,5 +102,5 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _tf_config(cluster: dict[str, list[str]], job: str, index: int) -> str:
-    return json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,7 +1,8 @@
-"""Supervises the tasks of a launch: restarts, failure of all, orderly end, signals."""
+"""Plans the tasks of a launch, and supervises them: restarts, failure, end, signals."""
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -40,6 +41,43 @@ class TaskPlan:
     def decides(self) -> bool:
         """Whether the run is over when all such tasks have ended well."""
         return self.job == "worker"
+
+
+def plan_tasks(
+    *, ps: int, workers: int, evaluators: int, ports: Sequence[int]
+) -> tuple[TaskPlan, ...]:
+    """Plans a cluster on this machine.
+
+    Args:
+      ps: parameter servers.
+      workers: replicas; the first is the chief.
+      evaluators: tasks outside the cluster, 0 or 1.
+      ports: one per parameter server and worker.
+
+    Returns:
+      The tasks, parameter servers first.
+
+    Raises:
+      ValueError: the counts make no cluster.
+    """
+    if ps < 0 or workers < 1 or evaluators not in (0, 1):
+        raise ValueError(
+            "plan_tasks: needs ps >= 0, workers >= 1 and 0 or 1 evaluator; got "
+            f"{ps}, {workers} and {evaluators}."
+        )
+    addresses = [f"localhost:{port}" for port in ports]
+    cluster = {"ps": addresses[:ps], "worker": addresses[ps : ps + workers]}
+    cluster = {job: listed for job, listed in cluster.items() if listed}
+    counts = {"ps": ps, "worker": workers, "evaluator": evaluators}
+    return tuple(
+        TaskPlan(
+            job,
+            index,
+            json.dumps({"cluster": cluster, "task": {"type": job, "index": index}}),
+        )
+        for job, count in counts.items()
+        for index in range(count)
+    )
 
 
 class TaskProcess:
