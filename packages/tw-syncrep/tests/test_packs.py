@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tw_syncrep import SyncReplicasOptimizer
-from tw_syncrep._protocol.state import share_out
+from tw_syncrep._protocol.graph import share_out
 from tw_syncrep._transfer.packs import plan_packs
 from tw_syncrep._transfer.payload import SyncOptions, make_payloads
 

@@ -74,7 +74,7 @@ def test_replicas_train_as_one_device(inner, pulled):
         hook = opt.make_session_run_hook(task.is_chief)
         packs = [
             len(pack.indices)
-            for payload in opt._parts[0].payloads  # how they travel is not public
+            for payload in opt.sync_graph.state.payloads
             for pack in payload.packs
         ]
         assert sorted(packs)[:2] == [1, 1] and sum(packs) == len(SHAPES)

@@ -26,11 +26,9 @@ from tw_syncrep._arguments import (
 )
 from tw_syncrep._checks import check_session
 from tw_syncrep._gradient_pairs import check_graph_of, fitting_gradients, read_pairs
-from tw_syncrep._protocol.assembly import build_sync_graph
-from tw_syncrep._protocol.chief import apply_with
+from tw_syncrep._protocol.assembly import apply_with, build_sync_graph
+from tw_syncrep._protocol.chief import build_initial_tokens_op, make_queue_runner
 from tw_syncrep._protocol.graph import SyncGraph
-from tw_syncrep._protocol.lifecycle import build_initial_tokens_op, make_queue_runner
-from tw_syncrep._protocol.state import SyncState
 from tw_syncrep._session.hook import SyncReplicasHook
 from tw_syncrep._timeouts.status import Status, format_status, read_status
 from tw_syncrep._transfer.packs import SMALL_BYTES
@@ -122,7 +120,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             self._average = partial(variable_averages.apply, variables_to_average)
         self._replica_index = replica_index
         self._ends_all = when_replica_leaves == "end"
-        self._built: tuple[SyncState, SyncGraph] | None = None
+        self._built: SyncGraph | None = None
         self._runner: Any = None
 
     @property
@@ -132,10 +130,10 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         Raises:
           ValueError: it was not called yet.
         """
-        return self._parts[1]
+        return self._graph
 
     @property
-    def _parts(self) -> tuple[SyncState, SyncGraph]:
+    def _graph(self) -> SyncGraph:
         if self._built is None:
             raise ValueError(
                 f"{_CLASS}: call apply_gradients() or minimize() first; queues and ops "
@@ -146,17 +144,17 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     @property
     def chief_init_op(self) -> tf.Operation:
         """The op that the chief runs before its first round."""
-        return self._parts[1].ops.open
+        return self._graph.ops.open
 
     @property
     def local_step_init_op(self) -> tf.Operation:
         """The op that a replica runs before its first step."""
-        return self._parts[1].ops.join
+        return self._graph.ops.join
 
     @property
     def ready_for_local_init_op(self) -> tf.Tensor:
         """Names of global variables that have no value yet, string [*]."""
-        return self._parts[1].uninitialized
+        return self._graph.uninitialized
 
     def compute_gradients(
         self,
@@ -235,7 +233,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             name=name or self.get_name(),
         )
         self._runner = None
-        return self._built[1].train_op
+        return self._built.train_op
 
     def get_chief_queue_runner(self) -> Any:
         """Returns the ``QueueRunner`` that runs the chief's rounds.
@@ -246,9 +244,9 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         Raises:
           ValueError: called before ``apply_gradients``.
         """
-        state, graph = self._parts
+        graph = self._graph
         if self._runner is None:
-            self._runner = make_queue_runner(state, graph.round_op)
+            self._runner = make_queue_runner(graph.state, graph.round_op)
         return self._runner
 
     def get_init_tokens_op(self, num_tokens: int = -1) -> tf.Operation:
@@ -262,7 +260,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
           ValueError: called before ``apply_gradients``, or too few tokens.
           TypeError: not a whole number.
         """
-        state, _ = self._parts
+        state = self._graph.state
         check_whole_number(f"{_CLASS}.get_init_tokens_op", num_tokens=num_tokens)
         return build_initial_tokens_op(state, int(num_tokens))
 
@@ -290,7 +288,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
           TypeError: ``session`` is not a session.
           ValueError: it is one of another graph, or ``apply_gradients`` was not called.
         """
-        _, graph = self._parts
+        graph = self._graph
         check_session(f"{_CLASS}.status", session, graph.train_op.graph)
         return read_status(session.run(graph.ops.status))
 

@@ -1,17 +1,35 @@
 """Puts everything that one ``apply_gradients`` needs into the graph."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from tw_syncrep._exact_device_scope import detached_scope
-from tw_syncrep._protocol.chief import Apply, build_round
-from tw_syncrep._protocol.graph import SyncGraph
-from tw_syncrep._protocol.lifecycle import build_lifecycle_ops
-from tw_syncrep._protocol.replica import make_replica
-from tw_syncrep._protocol.state import SyncState, make_state
-from tw_syncrep._protocol.worker import build_step
+from tw_core.gradients import with_unique_rows
+from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
+from tw_syncrep._protocol.chief import Apply, build_open, build_round
+from tw_syncrep._protocol.graph import (
+    LifecycleOps,
+    SyncGraph,
+    SyncState,
+    make_state,
+)
+from tw_syncrep._protocol.replica import (
+    Replica,
+    build_close,
+    build_heartbeat,
+    build_join,
+    build_leave,
+    build_step,
+    make_replica,
+)
+from tw_syncrep._protocol.run_table import (
+    ReplicaField,
+    RunField,
+    replica_keys,
+    ring_keys,
+)
 from tw_syncrep._transfer.payload import SyncOptions
 
 _NAMES = "tw_syncrep_optimizers"
@@ -26,7 +44,7 @@ def build_sync_graph(
     replica_index: int,
     apply: Apply,
     name: str,
-) -> tuple[SyncState, SyncGraph]:
+) -> SyncGraph:
     """Builds a replica's step, the chief's round and the ops around them.
 
     Args:
@@ -39,7 +57,7 @@ def build_sync_graph(
       name: of the optimizer; made unique in the graph, alike in all processes.
 
     Returns:
-      What the replicas share, and this one's part of the graph.
+      What the replicas share, and this one's ops.
     """
     name = _unique_name(name)
     state = make_state(grads, variables, options, device=global_step.device, name=name)
@@ -57,11 +75,10 @@ def build_sync_graph(
         round_op = build_round(state, apply, global_step=global_step)
     uninitialized = _report_uninitialized()
     with tf.name_scope(f"{name}/session/"):
-        ops = build_lifecycle_ops(state, replica, global_step=global_step)
-    return state, SyncGraph(
+        ops = _build_lifecycle_ops(state, replica, global_step=global_step)
+    return SyncGraph(
+        state=state,
         replica=replica_index,
-        replicas=state.replicas,
-        aggregate=state.aggregate,
         train_op=train_op,
         reply=reply,
         position=replica.position,
@@ -69,6 +86,82 @@ def build_sync_graph(
         uninitialized=uninitialized,
         ops=ops,
     )
+
+
+def apply_with(
+    opt: Any,
+    variables: Sequence[tf.Variable],
+    *,
+    global_step: tf.Variable,
+    then: Callable[[], Any] | None,
+) -> Apply:
+    """Returns a function that applies a round's means with the wrapped optimizer.
+
+    Args:
+      opt: the wrapped optimizer; a variable without a mean gets None.
+      variables: [N].
+      global_step: increased by one; the step is on its server where there is a
+        choice.
+      then: builds what follows the step, such as moving averages; or None.
+    """
+
+    def apply(means: dict[int, Any]) -> Any:
+        # TensorFlow's own class adds rows of one index by itself, others need not.
+        if not isinstance(opt, tf.compat.v1.train.Optimizer):
+            with tf.device(None):  # on the means' own devices
+                means = {n: with_unique_rows(mean) for n, mean in means.items()}
+        pairs = [(means.get(n), variable) for n, variable in enumerate(variables)]
+        with exact_device_scope(global_step.device), tf.compat.v1.name_scope(""):
+            update = opt.apply_gradients(pairs, global_step)
+            if then is None:
+                return update
+            with tf.control_dependencies([update]):
+                return then()
+
+    return apply
+
+
+def _build_lifecycle_ops(
+    state: SyncState, replica: Replica, *, global_step: tf.Variable
+) -> LifecycleOps:
+    """Builds the ops, detached from the caller's devices and control inputs."""
+    with detached_scope(), exact_device_scope(state.table.device):
+        with exact_device_scope(replica.device):
+            own = replica.position.read_value()
+        position = tf.compat.v1.placeholder_with_default(own, [2], name="place")
+        none = tf.zeros([state.replicas], tf.int64)
+        initial = tf.compat.v1.placeholder_with_default(
+            none, [state.replicas], name="initial"
+        )
+        join = partial(build_join, state, replica, global_step=global_step)
+        return LifecycleOps(
+            join=join(),
+            open=build_open(
+                state,
+                replica.index,
+                initial=initial,
+                global_step=global_step,
+                join=join,
+            ),
+            initial=initial,
+            leave=build_leave(state, replica),
+            close=build_close(state, replica),
+            heartbeat=build_heartbeat(state, replica),
+            wake=state.wake_queues.wake(replica.index, position),
+            position=position,
+            status=_read_status(state, global_step),
+        )
+
+
+def _read_status(state: SyncState, global_step: tf.Variable) -> list[tf.Tensor]:
+    table, replicas = state.table, state.replicas
+    step = tf.reshape(tf.cast(global_step.read_value(), tf.int64), [1])
+    about_run = tf.concat(
+        [table.read(list(RunField)), tf.reshape(table.now(), [1]), step], axis=0
+    )
+    about_replicas = [table.read(replica_keys(replicas, f)) for f in ReplicaField]
+    about_replicas.append(tf.constant(state.quota, tf.int64))
+    return [about_run, tf.stack(about_replicas), table.read(ring_keys())]
 
 
 def _report_uninitialized() -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""What the chief runs repeatedly: decide, add up, apply, let everyone continue.
+"""What the chief does: it opens a run, and decides, adds up and applies each round.
 
 Whose gradients make up a round is decided once, on one server, for all variables.
 Arrivals come in one queue. The chief accepts the first ones of the current round and
@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.gradients import with_unique_rows
 from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
+from tw_syncrep._protocol.graph import SyncState, share_initial_tokens
 from tw_syncrep._protocol.run_table import (
     NOTICE,
     TICKET_SIZE,
@@ -24,7 +24,6 @@ from tw_syncrep._protocol.run_table import (
     ring_key,
     run_mark,
 )
-from tw_syncrep._protocol.state import SyncState
 
 Apply = Callable[[dict[int, Any]], Any]
 """Takes mean gradients by index; returns the op that has applied them."""
@@ -67,37 +66,76 @@ def build_round(
             return state.wake_queues.end_round()
 
 
-def apply_with(
-    opt: Any,
-    variables: Sequence[tf.Variable],
+def build_open(
+    state: SyncState,
+    chief: int,
     *,
+    initial: tf.Tensor,
     global_step: tf.Variable,
-    then: Callable[[], Any] | None,
-) -> Apply:
-    """Returns a function that applies a round's means with the wrapped optimizer.
+    join: Callable[[], tf.Operation],
+) -> tf.Operation:
+    """Returns the op that begins an incarnation, and a run where the last has ended.
+
+    Nothing that was interrupted before reaches into the incarnation. Initial tokens
+    are written with it, as replicas begin their steps when they see it.
 
     Args:
-      opt: the wrapped optimizer; a variable without a mean gets None.
-      variables: [N].
-      global_step: increased by one; the step is on its server where there is a
-        choice.
-      then: builds what follows the step, such as moving averages; or None.
+      state: of the optimizer.
+      chief: its number among the replicas.
+      initial: int64 [R], initial tokens of each replica.
+      global_step: what the incarnation continues with.
+      join: returns the op with which the chief, a replica itself, joins.
     """
+    table = state.table
+    cleared = [op for payload in state.payloads for op in payload.clear()]
+    with tf.control_dependencies(cleared):
+        before = table.read([RunField.ROUND, RunField.RUN, RunField.CLOSED])
+        step = global_step.read_value()
+        opened = table.write(
+            {
+                RunField.INCARNATION: table.now(),
+                RunField.CLOSED: 0,
+                RunField.CHIEF: chief,
+                RunField.FIRST_ROUND: before[0],
+                RunField.RUN: before[1] + before[2],
+                RunField.STEP: step,
+                RunField.FIRST_STEP: step,
+                **_initial_rows(initial, state.replicas),
+            }
+        )
+    with tf.control_dependencies([opened]):
+        return tf.group(state.wake_queues.wake_all(), join())
 
-    def apply(means: dict[int, Any]) -> Any:
-        # TensorFlow's own class adds rows of one index by itself, others need not.
-        if not isinstance(opt, tf.compat.v1.train.Optimizer):
-            with tf.device(None):  # on the means' own devices
-                means = {n: with_unique_rows(mean) for n, mean in means.items()}
-        pairs = [(means.get(n), variable) for n, variable in enumerate(variables)]
-        with exact_device_scope(global_step.device), tf.compat.v1.name_scope(""):
-            update = opt.apply_gradients(pairs, global_step)
-            if then is None:
-                return update
-            with tf.control_dependencies([update]):
-                return then()
 
-    return apply
+def build_initial_tokens_op(state: SyncState, num_tokens: int) -> tf.Operation:
+    """Returns the op that gives out initial tokens; see ``share_initial_tokens``."""
+    counts = share_initial_tokens(
+        num_tokens, aggregate=state.aggregate, replicas=state.replicas
+    )
+    with detached_scope():
+        rows = _initial_rows(tf.constant(counts, tf.int64), state.replicas)
+        with exact_device_scope(state.table.device):
+            given = state.table.write(rows)
+            with tf.control_dependencies([given]):
+                # Replicas that already wait must read the table again.
+                woken = state.wake_queues.wake_all()
+        with tf.control_dependencies([given]):
+            return tf.group(woken, name="init_tokens")
+
+
+def make_queue_runner(state: SyncState, round_op: tf.Operation) -> Any:
+    """Makes a ``QueueRunner`` of the chief's rounds; at its end it closes the queues.
+
+    Args:
+      state: of the optimizer.
+      round_op: one round of the chief.
+    """
+    queue = state.arrivals.queue
+    with detached_scope(), exact_device_scope(state.table.device):
+        close = tf.group(queue.close(), state.wake_queues.close())
+    return tf.compat.v1.train.QueueRunner(
+        queue, [round_op], close_op=close, cancel_op=close
+    )
 
 
 def _decide(state: SyncState) -> tuple[Any, ...]:
@@ -214,3 +252,9 @@ class _Selection:
     def _read_left(self) -> tf.Tensor:
         keys = replica_keys(self.state.replicas, ReplicaField.LEFT)
         return self.state.table.read(keys)
+
+
+def _initial_rows(initial: tf.Tensor, replicas: int) -> dict[Any, Any]:
+    """Returns the table's rows for each replica's initial tokens, int64 [R]."""
+    keys = replica_keys(replicas, ReplicaField.INITIAL)
+    return dict(zip(keys, tf.unstack(initial, replicas), strict=True))

@@ -1,9 +1,56 @@
-"""What one ``apply_gradients`` puts into the graph, as optimizer and hook run it."""
+"""What one ``apply_gradients`` has in the graph: shared state, and a replica's ops.
+
+The processes of a cluster build a graph each. They share the state, which lies on the
+servers under the same names in all of them; of the ops, each runs its own.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
+
+from tw_syncrep._exact_device_scope import detached_scope
+from tw_syncrep._protocol.queues import (
+    GradientQueue,
+    WakeQueues,
+    make_gradient_queue,
+    make_wake_queues,
+)
+from tw_syncrep._protocol.run_table import RunTable, make_run_table
+from tw_syncrep._transfer.payload import Payload, SyncOptions, make_payloads
+
+
+@dataclass(frozen=True)
+class SyncState:
+    """The resources of one optimizer, which all processes share by their names.
+
+    Attributes:
+      table: how the run stands.
+      arrivals: where replicas announce themselves, with their gradients for the
+        table's server.
+      gradient_queues: of the other servers that get gradients.
+      wake_queues: how replicas are woken.
+      quota: [R] slots that each replica may fill in a round.
+      aggregate: gradients that make a round.
+    """
+
+    table: RunTable
+    arrivals: GradientQueue
+    gradient_queues: tuple[GradientQueue, ...]
+    wake_queues: WakeQueues
+    quota: tuple[int, ...]
+    aggregate: int
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas there are."""
+        return len(self.quota)
+
+    @property
+    def payloads(self) -> list[Payload]:
+        """What a replica sends, for each server."""
+        return [queue.payload for queue in (self.arrivals, *self.gradient_queues)]
 
 
 @dataclass(frozen=True)
@@ -40,9 +87,8 @@ class SyncGraph:
     """One replica's part of the graph, and the chief's round.
 
     Attributes:
+      state: what it shares with the other replicas.
       replica: this replica's number.
-      replicas: how many there are.
-      aggregate: gradients that make a step.
       train_op: the replica's step.
       reply: what the step returns, int64 [4]: round, incarnation, global step and
         ``WakeReason``.
@@ -53,12 +99,103 @@ class SyncGraph:
       ops: everything around the steps.
     """
 
+    state: SyncState
     replica: int
-    replicas: int
-    aggregate: int
     train_op: tf.Operation
     reply: tf.Tensor
     position: tf.Variable
     round_op: tf.Operation
     uninitialized: tf.Tensor
     ops: LifecycleOps
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas there are."""
+        return self.state.replicas
+
+    @property
+    def aggregate(self) -> int:
+        """How many gradients make a step."""
+        return self.state.aggregate
+
+
+def make_state(
+    grads: Sequence[Any],
+    variables: Sequence[tf.Variable],
+    options: SyncOptions,
+    *,
+    device: str,
+    name: str,
+) -> SyncState:
+    """Makes the shared resources.
+
+    Args:
+      grads: [N] this replica's gradients, None among them.
+      variables: [N] on the parameter servers.
+      options: how gradients travel, and how many make a step.
+      device: the server of table, arrivals and wake queues.
+      name: the optimizer's own in the graph.
+    """
+    with detached_scope(), tf.name_scope(f"{name}/meeting/"):
+        table = make_run_table(device, shared_name=f"{name}/board")
+        payloads = make_payloads(grads, variables, options, shared_name=name)
+        arrivals = make_gradient_queue(
+            device,
+            payloads.pop(device, Payload((), (), options.wire_dtype)),
+            shared_name=f"{name}/arrivals",
+            name="arrivals",
+        )
+        wake_queues = make_wake_queues(
+            table, replicas=options.total, shared_name=f"{name}/tokens"
+        )
+        gradient_queues = tuple(
+            make_gradient_queue(
+                server, payload, shared_name=f"{name}/gradients_{n}", name="gradients"
+            )
+            for n, (server, payload) in enumerate(payloads.items())
+        )
+    quota = share_out(max(options.aggregate, options.total), options.total)
+    return SyncState(
+        table, arrivals, gradient_queues, wake_queues, quota, options.aggregate
+    )
+
+
+def share_out(count: int, replicas: int) -> tuple[int, ...]:
+    """Shares out slots or tokens among the replicas, as evenly as possible.
+
+    >>> share_out(5, 3)
+    (2, 2, 1)
+    """
+    share, more = divmod(count, replicas)
+    return tuple(share + (replica < more) for replica in range(replicas))
+
+
+def share_initial_tokens(
+    num_tokens: int, *, aggregate: int, replicas: int
+) -> tuple[int, ...]:
+    """Shares out initial tokens, with which replicas continue before step 1 is over.
+
+    They are needed where there are fewer replicas than gradients asked for: somebody
+    must then bring a second gradient before the first round can end. More of them
+    let replicas compute gradients that come too late, as TensorFlow's default does.
+
+    Args:
+      num_tokens: how many; -1 is as many as are needed.
+      aggregate: gradients that make a step.
+      replicas: how many there are.
+
+    Returns:
+      [replicas] tokens of each replica, as evenly as possible.
+
+    Raises:
+      ValueError: the first step could not end with so few.
+    """
+    needed = max(0, aggregate - replicas)
+    if num_tokens == -1:
+        num_tokens = needed
+    if num_tokens < needed:
+        raise ValueError(
+            "SyncReplicasOptimizer.get_init_tokens_op: Too few tokens to finish the "
+            f"first step: {num_tokens} (given) vs {needed} (needed)."
+        )
+    return share_out(num_tokens, replicas)

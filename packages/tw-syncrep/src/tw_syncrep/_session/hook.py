@@ -11,9 +11,8 @@ import tensorflow as tf
 
 from tw_core.checks import check_flag, check_whole_number
 from tw_syncrep._checks import check_methods, check_session
-from tw_syncrep._protocol.graph import SyncGraph
-from tw_syncrep._protocol.state import share_initial_tokens
-from tw_syncrep._protocol.wake_queues import WakeReason
+from tw_syncrep._protocol.graph import SyncGraph, share_initial_tokens
+from tw_syncrep._protocol.queues import WakeReason
 from tw_syncrep._timeouts.errors import SyncTimeoutError
 from tw_syncrep._timeouts.start_barrier import StartBarrier
 from tw_syncrep._timeouts.status import Status

@@ -1,32 +1,114 @@
-"""How a replica waits for the end of a round, and what wakes it.
+"""The queues between replicas and chief: gradients one way, wake-ups the other.
 
-Every replica has a queue of its own, so that no replica takes what is meant for
-another. A token says why it was sent; how the run stands is read from the run table
-afterwards, and never from the token: a replica that was slow continues with the
-current round, not with the one that followed its own.
-
-A replica does not wait where it has to bring another gradient for the same round:
-where it has several slots and, in the first round of an incarnation, once for each
-initial token. The latter hold even if that round is over by then, as with TensorFlow's
-class, so that what counts does not depend on who was fast.
+All are on the parameter servers and shared by their names, so an element may outlive
+the process that put it in, and the chief that it was meant for. A gradient's ticket
+says whether it still counts; a token only has its replica read the run table again.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import tensorflow as tf
 
+from tw_syncrep._exact_device_scope import exact_device_scope
 from tw_syncrep._protocol.run_table import (
+    TICKET_SIZE,
     ReplicaField,
     RunField,
     RunTable,
     replica_key,
 )
+from tw_syncrep._transfer.payload import Payload
 
 # Where the rows that a replica reads from the table have what.
 _CURRENT, _FIRST, _CLOSED, _INITIAL = slice(0, 3), slice(3, 6), 6, 7
 _BACKLOG = 4
 """Tokens that a replica may leave unread before it gets no more."""
+
+
+@dataclass(frozen=True)
+class GradientQueue:
+    """What replicas send to one server, marked with tickets.
+
+    A worker puts what it has for a server into that server's queue as one element,
+    with its ticket. On servers other than the run table's, the chief takes out the
+    elements whose tickets were accepted, adds them up and discards the others. The
+    queue is first in, first out, and an element is in it before its ticket is
+    announced: whatever is in the queue when a round is decided, and was not accepted,
+    never will be.
+
+    Attributes:
+      server: device.
+      queue: elements are a ticket and the payload's tensors.
+      payload: what a replica sends there.
+    """
+
+    server: str
+    queue: tf.queue.QueueBase
+    payload: Payload
+
+    def enqueue(self, ticket: tf.Tensor, sent: Sequence[tf.Tensor]) -> tf.Operation:
+        """Returns the op, on the server, that has put a replica's element in.
+
+        Args:
+          ticket: int64 [TICKET_SIZE].
+          sent: gradients as ``payload`` encodes them, on the worker.
+        """
+        with exact_device_scope(self.server):
+            return self.queue.enqueue([ticket, *sent])
+
+    def dequeue(self) -> list[tf.Tensor]:
+        """Takes an element out, on the current device: a ticket and what was sent."""
+        element = self.queue.dequeue()
+        element = [element] if isinstance(element, tf.Tensor) else list(element)
+        element[0].set_shape([TICKET_SIZE])
+        return element
+
+    def mean_of(self, accepted: tf.Tensor) -> dict[int, Any]:
+        """Returns the means of the accepted gradients.
+
+        Args:
+          accepted: int64 [C, TICKET_SIZE] tickets, C >= 1, all of them in the queue.
+
+        Returns:
+          Gradients by index, on the server, of the dtype they were pushed with.
+        """
+        with exact_device_scope(self.server):
+            # A loop with one input from elsewhere becomes a loop over the network.
+            accepted = tf.identity(accepted)
+            count = tf.shape(accepted)[0]
+
+            def add_one(number: tf.Tensor, *sums: tf.Tensor) -> list[tf.Tensor]:
+                sent = self._next_accepted(accepted)
+                return [number + 1, *self.payload.add(sums, sent)]
+
+            result = tf.while_loop(
+                lambda number, *_: number < count,
+                add_one,
+                [tf.constant(0), *self.payload.zeros()],
+                shape_invariants=[tf.TensorShape([]), *self.payload.sum_shapes()],
+                parallel_iterations=1,
+            )
+            return self.payload.means(result[1:], count)
+
+    def _next_accepted(self, accepted: tf.Tensor) -> list[tf.Tensor]:
+        """Takes elements out until one is accepted; returns what was sent with it."""
+
+        def is_rejected(ticket: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+            is_same = tf.reduce_all(tf.equal(ticket, accepted), axis=1)
+            return tf.logical_not(tf.reduce_any(is_same))
+
+        unknown = [tf.TensorShape(None)] * len(self.payload.dtypes())
+        element = tf.while_loop(
+            is_rejected,
+            lambda *_: self.dequeue(),
+            self.dequeue(),
+            shape_invariants=[tf.TensorShape([TICKET_SIZE]), *unknown],
+            parallel_iterations=1,
+        )
+        return list(element[1:])
 
 
 class WakeReason(IntEnum):
@@ -42,9 +124,23 @@ class WakeReason(IntEnum):
 
 @dataclass(frozen=True)
 class WakeQueues:
-    """The queues of tokens, int64 [3], one per replica, on the run table's server.
+    """How replicas wait for the end of a round, and what wakes them.
+
+    Every replica has a queue of its own, so that no replica takes what is meant for
+    another. A token says why it was sent; how the run stands is read from the run
+    table afterwards, and never from the token: a replica that was slow continues with
+    the current round, not with the one that followed its own.
+
+    A replica does not wait where it has to bring another gradient for the same round:
+    where it has several slots and, in the first round of an incarnation, once for each
+    initial token. The latter hold even if that round is over by then, as with
+    TensorFlow's class, so that what counts does not depend on who was fast.
 
     Like the table's, its methods build their ops on the current device.
+
+    Attributes:
+      table: how the run stands.
+      queues: of tokens, int64 [3], one per replica, on the table's server.
     """
 
     table: RunTable
@@ -122,6 +218,17 @@ class WakeQueues:
     def close(self) -> tf.Operation:
         """Returns the op after which waiting fails with ``OutOfRangeError``."""
         return tf.group(*(queue.close() for queue in self.queues))
+
+
+def make_gradient_queue(
+    server: str, payload: Payload, *, shared_name: str, name: str
+) -> GradientQueue:
+    """Makes a queue that all processes share by its name; in ``detached_scope``."""
+    with tf.device(server):
+        queue = tf.queue.FIFOQueue(
+            -1, [tf.int64, *payload.dtypes()], shared_name=shared_name, name=name
+        )
+    return GradientQueue(server, queue, payload)
 
 
 def make_wake_queues(table: RunTable, *, replicas: int, shared_name: str) -> WakeQueues:
