@@ -64,6 +64,12 @@ class Pack:
         return [math.prod(shape) for shape in self.shapes]
 
 
+def is_small(variable: tf.Variable, below_bytes: int) -> bool:
+    """Returns whether a tensor of the variable's (fully known) size may be joined."""
+    size = variable.shape.num_elements() * variable.dtype.base_dtype.size
+    return bool(size < below_bytes)
+
+
 def plan_packs(
     variables: Mapping[int, tf.Variable], *, below_bytes: int
 ) -> tuple[Pack, ...]:
@@ -87,9 +93,9 @@ def plan_packs(
 
 def _key_if_small(variable: tf.Variable, below_bytes: int) -> tuple[str, str] | None:
     """Returns what the tensors of a pack have in common; None for a large one."""
-    dtype = variable.dtype.base_dtype
-    is_small = variable.shape.num_elements() * dtype.size < below_bytes
-    return (variable.device, dtype.name) if is_small else None
+    if not is_small(variable, below_bytes):
+        return None
+    return variable.device, variable.dtype.base_dtype.name
 
 
 def _make_pack(variables: Mapping[int, tf.Variable], group: list[int]) -> Pack:

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tw_core.checks import check_whole_number
 from tw_core.renames import renamed_arguments
 from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
-from tw_syncrep._transfer.packs import SMALL_BYTES, plan_packs
+from tw_syncrep._transfer.packs import SMALL_BYTES, is_small, plan_packs
 from tw_syncrep.cluster._tf_config import TaskConfig, check_task
 
 _COLLECTION = "tw_syncrep_mirrors"
@@ -165,7 +165,7 @@ def _gains(variable: Any, below_bytes: int) -> bool:
         return False
     if not variable.shape.is_fully_defined() or not variable.dtype.is_floating:
         return False
-    return bool(variable.shape.num_elements() * variable.dtype.size < below_bytes)
+    return is_small(variable, below_bytes)
 
 
 def _make_copy(master: tf.Variable, device: str) -> tf.Variable:
