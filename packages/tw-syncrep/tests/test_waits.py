@@ -24,13 +24,13 @@ from tw_syncrep import (
 from tw_syncrep._protocol.run_table import RING, ReplicaField, RunField
 from tw_syncrep._session.bounded_session import AbandonedError, CallThread
 from tw_syncrep._timeouts.server_monitor import ServerMonitor, find_fault, find_faults
-from tw_syncrep._timeouts.status import format_status, read_status
-from tw_syncrep._timeouts.watchdog import (
-    Watchdog,
-    heartbeat_interval,
+from tw_syncrep._timeouts.status import (
+    format_status,
     judge_wait,
     overdue_s,
+    read_status,
 )
+from tw_syncrep._timeouts.waits import Watchdog, heartbeat_interval
 
 NOW = 1_000_000_000
 INCARNATION = NOW - 60_000_000

@@ -14,9 +14,8 @@ from tw_syncrep._checks import check_methods, check_session
 from tw_syncrep._protocol.graph import SyncGraph, share_initial_tokens
 from tw_syncrep._protocol.queues import WakeReason
 from tw_syncrep._timeouts.errors import SyncTimeoutError
-from tw_syncrep._timeouts.start_barrier import StartBarrier
-from tw_syncrep._timeouts.status import Status
-from tw_syncrep._timeouts.watchdog import Watchdog, judge_wait
+from tw_syncrep._timeouts.status import Status, judge_wait
+from tw_syncrep._timeouts.waits import StartBarrier, Watchdog
 
 _log = logging.getLogger("tw_syncrep")
 

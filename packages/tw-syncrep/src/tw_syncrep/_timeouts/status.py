@@ -1,4 +1,4 @@
-"""The status of a run, read from the run table."""
+"""How a run stands by its table, and whether a replica has waited for too long."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,8 +7,13 @@ import numpy as np
 
 from tw_core.renames import renamed_attribute
 from tw_syncrep._protocol.run_table import RING, ReplicaField, RunField, run_mark
+from tw_syncrep._timeouts.errors import (
+    ChiefLostError,
+    ReplicaTimeoutError,
+    SyncTimeoutError,
+)
 
-MICROSECOND_S = 1e-6
+_MICROSECOND_S = 1e-6
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ def read_status(parts: Sequence[np.ndarray]) -> Status:
         left=_numbers(has_left),
         joined=_numbers(has_joined & ~has_left),
         dropped=run[RunField.DROPPED],
-        waiting_s=float(now - waiting_since) * MICROSECOND_S,
+        waiting_s=float(now - waiting_since) * _MICROSECOND_S,
         arrived_s=_ages(arrived_at, now),
         heard_s=_ages(replicas[ReplicaField.HEARD], now),
     )
@@ -121,9 +126,86 @@ def name_replicas(status: Status, replicas: Sequence[int]) -> str:
     return ", ".join(named) or "none"
 
 
+def judge_wait(
+    status: Status, replica: int, *, timeout_s: float, needed: int
+) -> SyncTimeoutError | None:
+    """Decides whether a replica has waited too long, and for whom.
+
+    Args:
+      status: how the run stands.
+      replica: whose wait it is.
+      timeout_s: longest wait.
+      needed: gradients that make a step.
+
+    Returns:
+      The error to raise; None where the replica still computes, or may wait.
+    """
+    waited = status.arrived_s[replica]
+    if replica not in status.arrived or waited is None or waited < timeout_s:
+        return None
+    present = len(status.arrived) + len(status.missing)
+    # With fewer replicas than gradients, all must have brought all of theirs.
+    is_complete = len(status.arrived) >= min(needed, present)
+    chief_heard = status.heard_s[status.chief]
+    chief_is_silent = chief_heard is None or chief_heard > timeout_s / 2
+    chief_is_lost = is_complete or (status.chief in status.missing and chief_is_silent)
+    lost = name_replicas(status, [status.chief])
+    about_chief = f" The chief is lost: replica {lost} does not end the step."
+    kind = ChiefLostError if chief_is_lost else ReplicaTimeoutError
+    return kind(
+        f"SyncReplicasOptimizer: replica {replica} waited {waited:.1f} s for the end "
+        f"of step {status.step}; wait_timeout_s is {timeout_s:g}."
+        f"{about_chief if chief_is_lost else ''} Arrived: "
+        f"{name_replicas(status, status.arrived)}. Missing: "
+        f"{name_replicas(status, status.missing)}. Restart what is missing before the "
+        "timeout, raise wait_timeout_s, or have backups (total_num_replicas above "
+        "replicas_to_aggregate).",
+        step=status.step,
+        waited_s=waited,
+        arrived=status.arrived,
+        missing=status.missing,
+        heard_s=status.heard_s,
+    )
+
+
+def overdue_s(
+    parts: Sequence[np.ndarray],
+    position: np.ndarray,
+    replica: int,
+    *,
+    running_s: float,
+) -> float:
+    """Returns the seconds since the replica's round ended, by the server's clock.
+
+    Where its gradient has arrived, the run has gone on, and yet the training op does
+    not return, what it waits for has been lost on the way, and will not come.
+
+    Args:
+      parts: of a status, as ``read_status`` takes them.
+      position: int64 [2], round and incarnation that the replica computes for.
+      replica: its number.
+      running_s: since when its training op runs; a gradient that arrived before
+        is an earlier call's.
+
+    Returns:
+      0 where the round is in progress or the replica's gradient has not arrived.
+    """
+    about_run, replicas, ring = parts
+    row = replicas[:, replica]
+    arrived = row[[ReplicaField.ARRIVED_ROUND, ReplicaField.ARRIVED_INCARNATION]]
+    current = about_run[[RunField.ROUND, RunField.INCARNATION]]
+    if not np.array_equal(arrived, position) or np.array_equal(current, position):
+        return 0.0
+    now, arrived_at = int(about_run[-2]), int(row[ReplicaField.ARRIVED_AT])
+    if (now - arrived_at) * _MICROSECOND_S > running_s:
+        return 0.0
+    waits_since = max(_ended_at(about_run, ring, position), arrived_at)
+    return (now - waits_since) * _MICROSECOND_S
+
+
 def _rate(rounds: int, ring: np.ndarray) -> float:
     ends = np.sort(ring[ring > 0])[-min(rounds, RING) :] if rounds > 0 else ring[:0]
-    seconds = float(ends[-1] - ends[0]) * MICROSECOND_S if len(ends) > 1 else 0.0
+    seconds = float(ends[-1] - ends[0]) * _MICROSECOND_S if len(ends) > 1 else 0.0
     return (len(ends) - 1) / seconds if seconds else 0.0
 
 
@@ -132,8 +214,18 @@ def _numbers(mask: np.ndarray) -> tuple[int, ...]:
 
 
 def _ages(times: np.ndarray, now: int) -> tuple[float | None, ...]:
-    return tuple((now - int(t)) * MICROSECOND_S if t else None for t in times)
+    return tuple((now - int(t)) * _MICROSECOND_S if t else None for t in times)
 
 
 def _listed(replicas: Sequence[int]) -> str:
     return " ".join(map(str, replicas)) or "none"
+
+
+def _ended_at(about_run: np.ndarray, ring: np.ndarray, position: np.ndarray) -> int:
+    """Returns when a round that is over ended; 0 where the table has forgotten it."""
+    round_number, incarnation = position
+    if about_run[RunField.INCARNATION] != incarnation:
+        # An incarnation's number is the time at which it began.
+        return int(about_run[RunField.INCARNATION])
+    is_remembered = about_run[RunField.ROUND] - round_number <= RING
+    return int(ring[round_number % RING]) if is_remembered else 0

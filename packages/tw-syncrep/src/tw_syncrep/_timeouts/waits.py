@@ -1,131 +1,122 @@
-"""A replica's watchdog: a thread that ends a wait for others after its timeout.
-
-A call that waits inside TensorFlow cannot be interrupted from Python. The watchdog
-wakes it with a token, as the chief does at the end of a round. Where the round is long
-over and the call does not return, no token helps: the watchdog has the session
-replaced. In an ordinary run it only records now and then that its replica lives.
-"""
+"""What a replica waits for: others before its first step, then the ends of rounds."""
 
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from tw_syncrep._protocol.graph import LifecycleOps
-from tw_syncrep._protocol.run_table import RING, ReplicaField, RunField
-from tw_syncrep._timeouts.errors import (
-    ChiefLostError,
-    ReplicaTimeoutError,
-    SyncTimeoutError,
-)
+from tw_syncrep._protocol.graph import LifecycleOps, SyncGraph
+from tw_syncrep._timeouts.errors import StartTimeoutError, SyncTimeoutError
 from tw_syncrep._timeouts.status import (
-    MICROSECOND_S,
     Status,
     name_replicas,
+    overdue_s,
     read_status,
 )
 
+_POLL_S = 0.05
 _LONGEST_HEARTBEAT_S = 10.0
 _ASK_TIMEOUT_S = 0.5
 _WAKE_TIMEOUT_S = 5.0  # Its first call has TensorFlow prune and place the graph.
 
 
-def heartbeat_interval(timeout_s: float) -> float:
-    """Returns the seconds between two heartbeats of a replica."""
-    return min(_LONGEST_HEARTBEAT_S, timeout_s / 4)
+class StartBarrier:
+    """The start of one session of a replica: it needs the chief, and enough others.
 
+    A replica that starts before the chief joins again once the chief has started:
+    only then is there an incarnation to compute for.
 
-def judge_wait(
-    status: Status, replica: int, *, timeout_s: float, needed: int
-) -> SyncTimeoutError | None:
-    """Decides whether a replica has waited too long, and for whom.
-
-    Args:
-      status: how the run stands.
-      replica: whose wait it is.
-      timeout_s: longest wait.
-      needed: gradients that make a step.
-
-    Returns:
-      The error to raise; None where the replica still computes, or may wait.
+    Attributes:
+      is_passed: whether ``wait`` has returned.
     """
-    waited = status.arrived_s[replica]
-    if replica not in status.arrived or waited is None or waited < timeout_s:
-        return None
-    present = len(status.arrived) + len(status.missing)
-    # With fewer replicas than gradients, all must have brought all of theirs.
-    is_complete = len(status.arrived) >= min(needed, present)
-    chief_heard = status.heard_s[status.chief]
-    chief_is_silent = chief_heard is None or chief_heard > timeout_s / 2
-    chief_is_lost = is_complete or (status.chief in status.missing and chief_is_silent)
-    lost = name_replicas(status, [status.chief])
-    about_chief = f" The chief is lost: replica {lost} does not end the step."
-    kind = ChiefLostError if chief_is_lost else ReplicaTimeoutError
-    return kind(
-        f"SyncReplicasOptimizer: replica {replica} waited {waited:.1f} s for the end "
-        f"of step {status.step}; wait_timeout_s is {timeout_s:g}."
-        f"{about_chief if chief_is_lost else ''} Arrived: "
-        f"{name_replicas(status, status.arrived)}. Missing: "
-        f"{name_replicas(status, status.missing)}. Restart what is missing before the "
-        "timeout, raise wait_timeout_s, or have backups (total_num_replicas above "
-        "replicas_to_aggregate).",
-        step=status.step,
-        waited_s=waited,
-        arrived=status.arrived,
-        missing=status.missing,
-        heard_s=status.heard_s,
-    )
 
+    def __init__(self, graph: SyncGraph, session: tf.compat.v1.Session) -> None:
+        """Has not joined yet.
 
-def overdue_s(
-    parts: Sequence[np.ndarray],
-    position: np.ndarray,
-    replica: int,
-    *,
-    running_s: float,
-) -> float:
-    """Returns the seconds since the replica's round ended, by the server's clock.
+        Raises:
+          RuntimeError: variables have no value; all are named.
+        """
+        names = [name.decode() for name in session.run(graph.uninitialized)]
+        if names:
+            raise RuntimeError(
+                "SyncReplicasOptimizer: the model is not ready: these variables have "
+                f"no value: {', '.join(names)}. Add them to the init_op, or make them "
+                "before the session."
+            )
+        self.is_passed = False
+        self._graph = graph
+        self._session = session
+        self._needed = min(graph.aggregate, graph.replicas)
+        self._incarnation = 0
 
-    Where its gradient has arrived, the run has gone on, and yet the training op does
-    not return, what it waits for has been lost on the way, and will not come.
+    def join(self, op: tf.Operation, feed: Any = None) -> None:
+        """Joins the run with ``op``, the graph's op ``join`` or ``open``."""
+        self._session.run(op, feed)
+        self._incarnation = int(self._session.run(self._graph.position)[1])
 
-    Args:
-      parts: of a status, as ``read_status`` takes them.
-      position: int64 [2], round and incarnation that the replica computes for.
-      replica: its number.
-      running_s: since when its training op runs; a gradient that arrived before
-        is an earlier call's.
+    def wait(self, session: tf.compat.v1.Session, *, timeout_s: float | None) -> None:
+        """Waits until the chief and enough replicas have started.
 
-    Returns:
-      0 where the round is in progress or the replica's gradient has not arrived.
-    """
-    about_run, replicas, ring = parts
-    row = replicas[:, replica]
-    arrived = row[[ReplicaField.ARRIVED_ROUND, ReplicaField.ARRIVED_INCARNATION]]
-    current = about_run[[RunField.ROUND, RunField.INCARNATION]]
-    if not np.array_equal(arrived, position) or np.array_equal(current, position):
-        return 0.0
-    now, arrived_at = int(about_run[-2]), int(row[ReplicaField.ARRIVED_AT])
-    if (now - arrived_at) * MICROSECOND_S > running_s:
-        return 0.0
-    return (now - max(_ended_at(about_run, ring, position), arrived_at)) * MICROSECOND_S
+        Returns at once where the run that this replica has joined has ended: its
+        step will stop it.
 
+        Raises:
+          StartTimeoutError: they have not, after the longest wait.
+        """
+        began = time.monotonic()
+        while not self._has_started(status := self._read(session)):
+            waited_s = time.monotonic() - began
+            if timeout_s is not None and waited_s >= timeout_s:
+                raise self._timeout(status, waited_s, timeout_s)
+            if self._is_left_out(status):
+                self.join(self._graph.ops.join)
+            time.sleep(_POLL_S)
+        self.is_passed = True
 
-def _ended_at(about_run: np.ndarray, ring: np.ndarray, position: np.ndarray) -> int:
-    """Returns when a round that is over ended; 0 where the table has forgotten it."""
-    round_number, incarnation = position
-    if about_run[RunField.INCARNATION] != incarnation:
-        # An incarnation's number is the time at which it began.
-        return int(about_run[RunField.INCARNATION])
-    is_remembered = about_run[RunField.ROUND] - round_number <= RING
-    return int(ring[round_number % RING]) if is_remembered else 0
+    def _has_started(self, status: Status) -> bool:
+        if status.is_closed:  # If before this replica came, it is for the next run.
+            return self._graph.replica in status.joined
+        enough = len(status.joined) + len(status.left) >= self._needed
+        return status.incarnation > 0 and enough and not self._is_left_out(status)
+
+    def _is_left_out(self, status: Status) -> bool:
+        """Returns whether the chief has started since this replica joined."""
+        if not status.incarnation or status.is_closed:
+            return False
+        is_older = status.incarnation != self._incarnation
+        return is_older or self._graph.replica not in status.joined
+
+    def _timeout(
+        self, status: Status, waited_s: float, timeout_s: float
+    ) -> StartTimeoutError:
+        own = self._graph.replica
+        started = {own} if status.is_closed else {own, *status.joined}
+        missing = sorted(set(range(self._graph.replicas)) - started)
+        return StartTimeoutError(
+            f"SyncReplicasOptimizer: replica {own} waited {waited_s:.1f} s for "
+            f"the others to start (start_timeout_s is {timeout_s:g}); {self._needed} "
+            f"replicas are needed.{_about_chief(status)} Started: "
+            f"{name_replicas(status, sorted(started))}. Missing: "
+            f"{name_replicas(status, missing)}. Start them, or raise start_timeout_s.",
+            waited_s=waited_s,
+            arrived=sorted(started),
+            missing=missing,
+            heard_s=status.heard_s,
+        )
+
+    def _read(self, session: tf.compat.v1.Session) -> Status:
+        return read_status(session.run(self._graph.ops.status))
 
 
 class Watchdog:
-    """Bounds the waits of one session's training op.
+    """Bounds the waits of one session's training op, in a thread.
+
+    A call that waits inside TensorFlow cannot be interrupted from Python. The watchdog
+    wakes it with a token, as the chief does at the end of a round. Where the round is
+    long over and the call does not return, no token helps: the watchdog has the session
+    replaced. In an ordinary run it only records now and then that its replica lives.
 
     Attributes:
       error: why the training op was woken, until ``end_wait``.
@@ -257,3 +248,14 @@ class Watchdog:
         except (tf.errors.OpError, RuntimeError):
             return None
         return answer
+
+
+def heartbeat_interval(timeout_s: float) -> float:
+    """Returns the seconds between two heartbeats of a replica."""
+    return min(_LONGEST_HEARTBEAT_S, timeout_s / 4)
+
+
+def _about_chief(status: Status) -> str:
+    if status.is_closed:
+        return " The chief has ended the run and has not begun another."
+    return "" if status.incarnation else " The chief has not started."
