@@ -118,6 +118,19 @@ class SyncGraph:
         """How many gradients make a step."""
         return self.state.aggregate
 
+    def runs_step(self, fetches: Sequence[Any]) -> bool:
+        """Returns whether fetching ops, tensors or their names runs the step."""
+        step = self.train_op
+        found = [step.graph.as_graph_element(fetch) for fetch in fetches]
+        todo = [fetch.op if isinstance(fetch, tf.Tensor) else fetch for fetch in found]
+        seen = set(todo)
+        while todo and step not in seen:
+            above = todo.pop()
+            before = {tensor.op for tensor in above.inputs} | set(above.control_inputs)
+            todo += before - seen
+            seen |= before
+        return step in seen
+
 
 def make_state(
     grads: Sequence[Any],

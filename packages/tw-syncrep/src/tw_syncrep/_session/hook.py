@@ -214,7 +214,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         leaves = tf.nest.flatten(fetches, expand_composites=True)
         key = tuple(leaf if isinstance(leaf, str) else leaf.name for leaf in leaves)
         if key not in self._known_fetches:
-            self._known_fetches[key] = _runs(self._graph.train_op, leaves)
+            self._known_fetches[key] = self._graph.runs_step(leaves)
         return self._known_fetches[key]
 
     def _check_started(self, called: str) -> None:
@@ -289,19 +289,6 @@ def _start_rounds(
 
     threading.Thread(target=run, name="tw-syncrep-chief", daemon=True).start()
     return stopped
-
-
-def _runs(op: tf.Operation, leaves: list[Any]) -> bool:
-    """Returns whether fetching ``leaves`` runs an op."""
-    found = [op.graph.as_graph_element(leaf) for leaf in leaves]
-    todo = [leaf.op if isinstance(leaf, tf.Tensor) else leaf for leaf in found]
-    seen = set(todo)
-    while todo and op not in seen:
-        above = todo.pop()
-        before = {tensor.op for tensor in above.inputs} | set(above.control_inputs)
-        todo += before - seen
-        seen |= before
-    return op in seen
 
 
 def _out_of_order(called: str, missing: str) -> str:
