@@ -1,4 +1,4 @@
 """How replicas make a step together: what they share on the servers, and who does what.
 
-Built into the graph once; nothing here runs Python during training.
+Built into the graph once: a step runs no Python from here.
 """

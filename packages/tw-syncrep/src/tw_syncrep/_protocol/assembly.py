@@ -149,11 +149,12 @@ def _build_lifecycle_ops(
             heartbeat=build_heartbeat(state, replica),
             wake=state.wake_queues.wake(replica.index, position),
             position=position,
-            status=_read_status(state, global_step),
+            status=_status_parts(state, global_step),
         )
 
 
-def _read_status(state: SyncState, global_step: tf.Variable) -> list[tf.Tensor]:
+def _status_parts(state: SyncState, global_step: tf.Variable) -> list[tf.Tensor]:
+    """Reads the whole table, in the parts that ``read_status`` takes."""
     table, replicas = state.table, state.replicas
     step = tf.reshape(tf.cast(global_step.read_value(), tf.int64), [1])
     about_run = tf.concat(
