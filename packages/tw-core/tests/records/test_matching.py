@@ -11,7 +11,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tw_core._records.matching import base_name, owning_tower, variable_mismatches
+from tw_core._records.matching import variable_mismatches
 from tw_core.variables import repeated_variables
 
 
@@ -22,14 +22,6 @@ class Named:
     name: str
 
 
-@dataclass(eq=False)
-class Keras:
-    """A stand-in for a Keras variable."""
-
-    path: str
-    name: str = "kernel"
-
-
 ADVICE = (
     "only numbers differ, which Keras gives to layers without a name: name your layers "
     "alike in every tower, e.g. Dense(4, name='hidden')"
@@ -38,28 +30,6 @@ ADVICE = (
 
 def lists(*names):
     return [[Named(name) for name in tower] for tower in names]
-
-
-@pytest.mark.parametrize(
-    ("name", "base", "owner"),
-    [
-        ("w:0", "w", 0),
-        ("tower1/w:0", "w", 1),
-        ("tower12/layer/w:0", "layer/w", 12),
-        ("outer/tower1/w:0", "outer/w", 1),
-        ("tower0/w", "w", 0),
-        ("towers/w", "towers/w", 0),
-        ("mytower1/w", "mytower1/w", 0),
-        ("tower1", "tower1", 0),
-    ],
-)
-def test_a_name_without_its_tower(name, base, owner):
-    assert base_name(Named(name)) == base
-    assert owning_tower(Named(name)) == owner
-
-
-def test_a_keras_variable_is_named_by_its_path():
-    assert base_name(Keras("tower1/dense/kernel")) == "dense/kernel"
 
 
 MATCHING = {

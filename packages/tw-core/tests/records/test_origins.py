@@ -2,12 +2,14 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import keras
 import pytest
 import tensorflow as tf
 
 from tw_core import Replicated, Shared, TrainTowerContext, map_towers, replicate, towers
+from tw_core._records.origins import base_name, owning_tower  # by names alone
 from tw_core.gradients import check_grad_list
 from tw_core.testing import CPUS
 from tw_core.variables import (
@@ -218,3 +220,26 @@ def test_a_graph_with_a_record_can_be_freed():
     del graph
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "owner"),
+    [
+        ("w:0", "w", 0),
+        ("tower1/w:0", "w", 1),
+        ("tower12/layer/w:0", "layer/w", 12),
+        ("outer/tower1/w:0", "outer/w", 1),
+        ("tower0/w", "w", 0),
+        ("towers/w", "towers/w", 0),
+        ("mytower1/w", "mytower1/w", 0),
+        ("tower1", "tower1", 0),
+    ],
+)
+def test_a_name_without_its_tower(name, base, owner):
+    assert base_name(SimpleNamespace(name=name)) == base
+    assert owning_tower(SimpleNamespace(name=name)) == owner
+
+
+def test_a_keras_variable_is_named_by_its_path():
+    variable = SimpleNamespace(path="tower1/dense/kernel", name="kernel")
+    assert base_name(variable) == "dense/kernel"

@@ -1,59 +1,16 @@
 """Matches the variables of one tower with those of another, by name where possible.
 
-Variables that towers share have one name. A graph records what each of its towers
-made; elsewhere replicas are called ``tower1/w``. Models that were built separately have
-names of their own, in which Keras numbers layers: ``dense/kernel`` in one model,
-``dense_1/kernel`` in the next.
+Variables that towers share have one name, and copies have tower 0's behind their tower.
+Models that were built separately have names of their own, in which Keras numbers
+layers: ``dense/kernel`` in one model, ``dense_1/kernel`` in the next.
 """
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
-from tw_core._records.origins import has_record, recorded_origin
+from tw_core._records.origins import base_name, is_of_a_tower, without_numbers
 from tw_core._variable_kinds import tf_variable
-
-_TOWER = re.compile(r"(^|/)tower\d+(?=/)")
-_NUMBER = re.compile(r"_?\d+(_\d+)*(?=/|$)")
-
-
-def base_name(variable: Any) -> str:
-    """Names a variable as tower 0 does, without ``":0"``.
-
-    Where nothing is known of who made it, that is its name without a tower's prefix.
-    """
-    origin = recorded_origin(variable)
-    if origin is not None:
-        return origin.original
-    name = str(getattr(variable, "path", None) or variable.name)
-    return _TOWER.sub("", name.split(":")[0]).lstrip("/")
-
-
-def owning_tower(variable: Any) -> int:
-    """Returns the index of the tower that owns a variable: 0 where none made it."""
-    origin = recorded_origin(variable)
-    if origin is None and _may_be_a_replica(variable):
-        return _tower_in_name(variable)
-    return 0 if origin is None else origin.tower
-
-
-def _may_be_a_replica(variable: Any) -> bool:
-    # Replicas are local variables; a scope of the model may be called tower1 as well.
-    if has_record(variable):
-        return False
-    graph = getattr(variable, "graph", None)
-    if graph is None:
-        return True
-    local = graph.get_collection(tf.compat.v1.GraphKeys.LOCAL_VARIABLES)
-    return any(variable is other for other in local)
-
-
-def _tower_in_name(variable: Any) -> int:
-    found = _TOWER.search(variable.name)
-    return int(found[0].rpartition("tower")[2]) if found else 0
 
 
 def repeated_variables(variables: Sequence[Any]) -> list[Any]:
@@ -119,7 +76,7 @@ def _comparable_names(variables: Sequence[Sequence[Any]]) -> list[list[str]] | N
 
 
 def _without_numbers(names: Sequence[Sequence[str]]) -> list[list[str]]:
-    return [[_NUMBER.sub("", name) for name in tower] for tower in names]
+    return [[without_numbers(name) for name in tower] for tower in names]
 
 
 def _renumbered(names: Sequence[Sequence[str]]) -> list[str]:
@@ -146,16 +103,9 @@ def _names_tell(variables: Sequence[Sequence[Any]], names: list[list[str]]) -> b
         return True
     first = {id(v) for v in variables[0]}
     return all(
-        any(id(v) in first for v in tower) or all(map(_is_prefixed, tower))
+        any(id(v) in first for v in tower) or all(map(is_of_a_tower, tower))
         for tower in variables[1:]
     )
-
-
-def _is_prefixed(variable: Any) -> bool:
-    if recorded_origin(variable) is not None:
-        return True
-    name = str(getattr(variable, "path", None) or variable.name)
-    return _TOWER.search(name) is not None
 
 
 def _lacking(counts: list[Counter[str]]) -> list[str]:

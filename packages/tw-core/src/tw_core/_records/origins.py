@@ -1,29 +1,121 @@
-"""Recording which tower makes which variable of a graph, and asking for it.
+"""Which tower made which variable of a graph, and which are copies of which.
 
 Contexts, policies and builders record what each tower makes, through a variable
-creator, with the graph that it is made in.
+creator, with the graph that it is made in. Names alone cannot answer this: a model may
+have scopes called ``tower1`` of its own, and Keras and TensorFlow number the names they
+give. Slots and moving averages that are made outside of towers follow the variable that
+they are named after.
 
 Graphs that a session runs have such a record, and those of ``wrap_function``; a graph
-that was imported has none.
+that was imported has none, nor have variables outside of graphs. There names are all
+that is known: replicas are called ``tower1/w``.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
-from tw_core._records.collections import TowerCollections
-from tw_core._records.failed_builds import take_over, undo
-from tw_core._records.record import Record, VariableOrigin
 from tw_core._tf_compat import outermost_function_graph
 from tw_core._variable_kinds import is_variable
-from tw_core.checks import check_flag
 from tw_core.modes import orders_effects, traces_function
 
 # No string: TensorFlow then leaves the collection out of exported graphs.
 _KEY = ("tw_core/tower_variables",)
+
+_TOWER_PREFIX = re.compile(r"(^|/)tower\d+(?=/)")
+_TOWER_SCOPE = re.compile(r"tower\d+(_\d+)?")
+_NUMBER = re.compile(r"_?\d+(_\d+)*(?=/|$)")
+
+
+@dataclass(frozen=True)
+class VariableOrigin:
+    """Who made a variable of a graph.
+
+    Attributes:
+      tower: index of the tower that made it, or that made the variable whose slot or
+        moving average it is.
+      original: name of tower 0's variable of which it is the copy, without ``":0"``;
+        its own name in tower 0, and where tower 0 has none.
+    """
+
+    tower: int
+    original: str
+
+
+@dataclass(eq=False)
+class Made:
+    """A variable that a tower made.
+
+    Attributes:
+      name: the variable's own, without ``":0"``.
+      likely: names that tower 0's may have, the likeliest first.
+      loose: its name without towers and numbers.
+    """
+
+    variable: tf.Variable
+    name: str
+    tower: int
+    build: int
+    likely: tuple[str, ...]
+    loose: str
+
+
+@dataclass(eq=False)
+class Record:
+    """What the towers of one graph made, in order.
+
+    Attributes:
+      builds: how many have begun.
+      build: the one in progress, 0 outside of any.
+      leftovers: variables of failed builds, by name, with their entry in the record.
+    """
+
+    builds: int = 0
+    build: int = 0
+    leftovers: dict[str, tuple[Any, Made | None]] = field(default_factory=dict)
+    _made: dict[int, Made] = field(default_factory=dict)
+    _by_name: dict[str, Made] = field(default_factory=dict)
+    _origins: dict[int, VariableOrigin] | None = None
+
+    def add(self, variable: tf.Variable, tower: int, prefix: str) -> None:
+        """Notes a variable that was made below the scope ``prefix`` of a tower."""
+        name = _plain_name(variable)
+        likely, loose = _names_in_tower_0(name, prefix)
+        self.put_back(Made(variable, name, tower, self.build, likely, loose))
+
+    def put_back(self, made: Made) -> None:
+        """Notes again what ``forget`` has returned."""
+        self._made[id(made.variable)] = self._by_name[made.name] = made
+        self._origins = None
+
+    def forget(self, variable: tf.Variable) -> Made | None:
+        """Forgets who made a variable, and returns it if anybody has."""
+        made = self._made.pop(id(variable), None)
+        self._by_name.pop(_plain_name(variable), None)
+        self._origins = None
+        return made
+
+    def origin(self, variable: tf.Variable) -> VariableOrigin | None:
+        """Returns who made a variable, or the one that it is named after."""
+        if self._origins is None:
+            self._origins = _origins(list(self._made.values()))
+        return self._origins.get(id(variable)) or self._origin_of_slot(variable)
+
+    def _origin_of_slot(self, variable: tf.Variable) -> VariableOrigin | None:
+        # Named after its variable, as w/Momentum or Adam/w/m: the longest name counts.
+        parts = _plain_name(variable).split("/")
+        for length in range(len(parts) - 1, 0, -1):
+            for i in range(len(parts) - length):
+                made = self._by_name.get("/".join(parts[i : i + length]))
+                if made is not None:
+                    of = (self._origins or {})[id(made.variable)]
+                    kept = [*parts[:i], of.original, *parts[i + length :]]
+                    return VariableOrigin(of.tower, "/".join(kept))
+        return None
 
 
 def variable_origin(variable: Any) -> VariableOrigin | None:
@@ -54,9 +146,35 @@ def recorded_origin(variable: Any) -> VariableOrigin | None:
     return None if record is None else record.origin(plain)
 
 
-def has_record(variable: Any) -> bool:
-    """Returns whether the graph of ``variable`` records what its towers made."""
-    return _record_of(variable) is not None
+def base_name(variable: Any) -> str:
+    """Names a variable as tower 0 does, without ``":0"``.
+
+    Where nothing is known of who made it, that is its name without a tower's prefix.
+    """
+    origin = recorded_origin(variable)
+    if origin is not None:
+        return origin.original
+    return _TOWER_PREFIX.sub("", _path(variable).split(":")[0]).lstrip("/")
+
+
+def owning_tower(variable: Any) -> int:
+    """Returns the index of the tower that owns a variable: 0 where none made it."""
+    origin = recorded_origin(variable)
+    if origin is None and _may_be_a_replica(variable):
+        return _tower_in_name(variable)
+    return 0 if origin is None else origin.tower
+
+
+def is_of_a_tower(variable: Any) -> bool:
+    """Returns whether the record or the name of a variable says which tower has it."""
+    if recorded_origin(variable) is not None:
+        return True
+    return _TOWER_PREFIX.search(_path(variable)) is not None
+
+
+def without_numbers(name: str) -> str:
+    """Leaves out the numbers by which Keras and TensorFlow make names unique."""
+    return _NUMBER.sub("", name)
 
 
 @contextmanager
@@ -76,7 +194,7 @@ def record_scope(index: int, *, ns_name: str, vs_name: str) -> Iterator[None]:
             # get_variable closes name scopes; what is made otherwise is named by them.
             is_below = f"{scope}/".startswith(f"{ns_name}/")
             prefix = ns_name if ns_name and is_below else vs_name
-            record = _make_record(getattr(variable, "graph", None) or _building_graph())
+            record = make_record(getattr(variable, "graph", None) or building_graph())
             record.add(variable, index, prefix)
         return variable
 
@@ -84,59 +202,20 @@ def record_scope(index: int, *, ns_name: str, vs_name: str) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def tower_build(*, undo_on_error: bool = False) -> Iterator[None]:
-    """Marks the towers built inside as copies of each other, and of no others.
-
-    Args:
-      undo_on_error: whether an exception puts the graph's collections back, so that
-        nothing of a failed build is initialised, saved or run. Later builds with
-        ``undo_on_error`` take over the variables that it made with ``get_variable``.
-
-    Raises:
-      TypeError: ``undo_on_error`` is not a bool.
-    """
-    check_flag("tower_build", undo_on_error=undo_on_error)
-    if orders_effects():
-        yield
-        return
-    graph = _building_graph()
-    record = _make_record(graph)
-    outer = record.build
-    record.builds += 1
-    record.build = record.builds
-    collections = TowerCollections(graph)
-    try:
-        with _leftovers_found(record) if undo_on_error else nullcontext():
-            yield
-    except BaseException:
-        if undo_on_error:
-            for name, leftover in undo(graph, collections).items():
-                record.leftovers[name] = leftover, record.forget(leftover.variable)
-        raise
-    finally:
-        record.build = outer
+def make_record(graph: tf.Graph) -> Record:
+    """Returns the record of a graph, which is made where there is none."""
+    records: list[Record] = graph.get_collection_ref(_KEY)
+    if not records:
+        records.append(Record())
+    return records[0]
 
 
-@contextmanager
-def _leftovers_found(record: Record) -> Iterator[None]:
-    """Lets ``get_variable`` find the variables of failed builds."""
-
-    def find(getter: Callable[..., Any], name: str, **asked: Any) -> Any:
-        if name not in record.leftovers:
-            return getter(name, **asked)
-        leftover, made = record.leftovers[name]
-        variable = take_over(leftover, getter, name, asked)
-        del record.leftovers[name]
-        if made is not None:
-            record.put_back(replace(made, build=record.build))
-        return variable
-
-    v1 = tf.compat.v1
-    with v1.variable_scope(
-        v1.get_variable_scope(), custom_getter=find, auxiliary_name_scope=False
-    ):
-        yield
+def building_graph() -> tf.Graph:
+    """Returns the graph that the towers belong to, whatever body is being built."""
+    if traces_function():
+        return outermost_function_graph()
+    with tf.init_scope():
+        return tf.compat.v1.get_default_graph()
 
 
 def _record_of(variable: Any) -> Record | None:
@@ -147,16 +226,79 @@ def _record_of(variable: Any) -> Record | None:
     return found[0] if found else None
 
 
-def _make_record(graph: tf.Graph) -> Record:
-    records: list[Record] = graph.get_collection_ref(_KEY)
-    if not records:
-        records.append(Record())
-    return records[0]
+def _may_be_a_replica(variable: Any) -> bool:
+    # Replicas are local variables; a scope of the model may be called tower1 as well.
+    if _record_of(variable) is not None:
+        return False
+    graph = getattr(variable, "graph", None)
+    if graph is None:
+        return True
+    local = graph.get_collection(tf.compat.v1.GraphKeys.LOCAL_VARIABLES)
+    return any(variable is other for other in local)
 
 
-def _building_graph() -> tf.Graph:
-    """Returns the graph that the towers belong to, whatever body is being built."""
-    if traces_function():
-        return outermost_function_graph()
-    with tf.init_scope():
-        return tf.compat.v1.get_default_graph()
+def _tower_in_name(variable: Any) -> int:
+    found = _TOWER_PREFIX.search(variable.name)
+    return int(found[0].rpartition("tower")[2]) if found else 0
+
+
+def _origins(made: Sequence[Made]) -> dict[int, VariableOrigin]:
+    """Finds tower 0's variable for each copy, by its place among those named alike."""
+    alike: dict[tuple[int, str], dict[int, list[Made]]] = {}
+    for one in made:
+        towers = alike.setdefault((one.build, one.loose), {})
+        towers.setdefault(one.tower, []).append(one)
+    originals = {
+        id(copy): original.name
+        for towers in alike.values()
+        for tower, copies in towers.items()
+        if tower != 0
+        for original, copy in _matches(towers.get(0, []), copies)
+    }
+    return {
+        id(one.variable): VariableOrigin(one.tower, originals.get(id(one), one.name))
+        for one in made
+    }
+
+
+def _matches(
+    originals: Sequence[Made], copies: Sequence[Made]
+) -> list[tuple[Made, Made]]:
+    by_name = {original.name: original for original in originals}
+    exact = [
+        (by_name[name], copy)
+        for copy in copies
+        for name in [next((n for n in copy.likely if n in by_name), None)]
+        if name is not None
+    ]
+    is_one_to_one = len({id(original) for original, _ in exact}) == len(copies)
+    if not is_one_to_one and len(originals) == len(copies):
+        return list(zip(originals, copies, strict=True))
+    return exact
+
+
+def _names_in_tower_0(name: str, prefix: str) -> tuple[tuple[str, ...], str]:
+    """Lists likely names of tower 0's variable, and what is left without numbers."""
+    outer, _, scope = prefix.rpartition("/")
+    if not prefix or not name.startswith(f"{prefix}/"):
+        likely: tuple[str, ...] = (name,)
+    else:
+        rest = name.removeprefix(f"{prefix}/")
+        main = re.sub(r"^tower\d+", "tower0", scope)
+        likely = (_join(outer, rest), _join(outer, main, rest))
+    parts = likely[0].split("/")
+    kept = [part for part in parts if not _TOWER_SCOPE.fullmatch(part)]
+    return likely, without_numbers("/".join(kept))
+
+
+def _join(*parts: str) -> str:
+    return "/".join(filter(None, parts))
+
+
+def _path(variable: Any) -> str:
+    # A Keras variable's name is the last part of its path only.
+    return str(getattr(variable, "path", None) or variable.name)
+
+
+def _plain_name(variable: Any) -> str:
+    return str(variable.name).split(":")[0]

@@ -5,11 +5,8 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from tw_core._records.matching import (
-    base_name,
-    shared_variables,
-    variable_mismatches,
-)
+from tw_core._records.matching import shared_variables, variable_mismatches
+from tw_core._records.origins import base_name
 from tw_core._variable_kinds import (
     reference_variables_named,
     tf_variable,

@@ -17,8 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core._records.matching import owning_tower
-from tw_core._records.origins import record_scope
+from tw_core._records.origins import owning_tower, record_scope
 from tw_core._towers import Tower, check_tower
 from tw_core._variable_kinds import refuse_reference_variables
 from tw_core.checks import check_flag, check_list

@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from tw_core._records.builds import tower_build
 from tw_core._records.matching import shared_variables
-from tw_core._records.origins import tower_build
 from tw_core._towers import Tower, check_towers
 from tw_core._variable_kinds import (
     is_variable,

@@ -1,24 +1,30 @@
-"""A build that fails leaves its graph as it was, as far as a graph can be.
+"""Builds of towers: their variables are copies of each other, and a failure is undone.
 
-Ops cannot be taken out of a graph, but they can be taken out of its collections: what
-failed is then not initialised, saved, summarised or run with UPDATE_OPS. A variable of
+A build that fails leaves its graph as it was, as far as a graph can be. Ops cannot be
+taken out of a graph, but they can be taken out of its collections: what failed is then
+not initialised, saved, summarised or run with UPDATE_OPS. A variable of
 ``get_variable`` keeps its name for good; the next build that asks for that name gets
 the variable that is there, with the initial value and regularizer it asks for.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tw_core._records.collections import TowerCollections
 from tw_core._records.initial_values import initial_value, regularize
+from tw_core._records.origins import Record, building_graph, make_record
 from tw_core._tf_compat import set_initializer
+from tw_core.checks import check_flag
+from tw_core.modes import orders_effects
 
 _KEYS = tf.compat.v1.GraphKeys
 
 
-class Leftover(NamedTuple):
+class _Leftover(NamedTuple):
     """A variable that a failed build has made.
 
     Attributes:
@@ -30,7 +36,62 @@ class Leftover(NamedTuple):
     keys: tuple[str, ...]
 
 
-def undo(graph: tf.Graph, collections: TowerCollections) -> dict[str, Leftover]:
+@contextmanager
+def tower_build(*, undo_on_error: bool = False) -> Iterator[None]:
+    """Marks the towers built inside as copies of each other, and of no others.
+
+    Args:
+      undo_on_error: whether an exception puts the graph's collections back, so that
+        nothing of a failed build is initialised, saved or run. Later builds with
+        ``undo_on_error`` take over the variables that it made with ``get_variable``.
+
+    Raises:
+      TypeError: ``undo_on_error`` is not a bool.
+    """
+    check_flag("tower_build", undo_on_error=undo_on_error)
+    if orders_effects():
+        yield
+        return
+    graph = building_graph()
+    record = make_record(graph)
+    outer = record.build
+    record.builds += 1
+    record.build = record.builds
+    collections = TowerCollections(graph)
+    try:
+        with _leftovers_found(record) if undo_on_error else nullcontext():
+            yield
+    except BaseException:
+        if undo_on_error:
+            for name, leftover in _undo(graph, collections).items():
+                record.leftovers[name] = leftover, record.forget(leftover.variable)
+        raise
+    finally:
+        record.build = outer
+
+
+@contextmanager
+def _leftovers_found(record: Record) -> Iterator[None]:
+    """Lets ``get_variable`` find the variables of failed builds."""
+
+    def find(getter: Callable[..., Any], name: str, **asked: Any) -> Any:
+        if name not in record.leftovers:
+            return getter(name, **asked)
+        leftover, made = record.leftovers[name]
+        variable = _take_over(leftover, getter, name, asked)
+        del record.leftovers[name]
+        if made is not None:
+            record.put_back(replace(made, build=record.build))
+        return variable
+
+    v1 = tf.compat.v1
+    with v1.variable_scope(
+        v1.get_variable_scope(), custom_getter=find, auxiliary_name_scope=False
+    ):
+        yield
+
+
+def _undo(graph: tf.Graph, collections: TowerCollections) -> dict[str, _Leftover]:
     """Puts the collections back as they were before a build that failed.
 
     Args:
@@ -43,7 +104,7 @@ def undo(graph: tf.Graph, collections: TowerCollections) -> dict[str, Leftover]:
     """
     added = {key: collections.added(key) for key in graph.get_all_collection_keys()}
     kept = {id(item) for item in graph.get_collection(_KEYS.GLOBAL_STEP)}
-    leftovers: dict[str, Leftover] = {}
+    leftovers: dict[str, _Leftover] = {}
     for key, items in added.items():
         gone = {id(item) for item in items} - kept
         collection = graph.get_collection_ref(key)
@@ -52,12 +113,12 @@ def undo(graph: tf.Graph, collections: TowerCollections) -> dict[str, Leftover]:
             if id(item) in gone and isinstance(item, tf.Variable):
                 name = item.name.split(":")[0]
                 keys = leftovers[name].keys if name in leftovers else ()
-                leftovers[name] = Leftover(item, (*keys, key))
+                leftovers[name] = _Leftover(item, (*keys, key))
     return leftovers
 
 
-def take_over(
-    leftover: Leftover, getter: Callable[..., Any], name: str, asked: dict[str, Any]
+def _take_over(
+    leftover: _Leftover, getter: Callable[..., Any], name: str, asked: dict[str, Any]
 ) -> tf.Variable:
     """Gives ``get_variable`` the variable of a failed build, as if it were made now.
 
