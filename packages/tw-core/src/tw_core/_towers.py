@@ -21,8 +21,7 @@ from tw_core.checks import (
     named_caller,
     naming,
 )
-from tw_core.devices._known import check_known_devices
-from tw_core.devices._names import canonical_device, parse_device
+from tw_core.devices._logical import canonical_device, check_known_devices, parse_device
 from tw_core.modes import without_autograph
 
 _T = TypeVar("_T")

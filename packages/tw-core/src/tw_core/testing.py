@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tw_core._variable_kinds import is_variable, tf_variable
 from tw_core.checks import check_function
-from tw_core.devices._known import use_logical_cpus
+from tw_core.devices._logical import use_logical_cpus
 
 __all__ = [
     "CPUS",

@@ -1,14 +1,16 @@
 """Devices: naming and checking them, placing variables, and reading a placement."""
 
-from tw_core.devices._known import (
+from tw_core.devices._least_loaded import LeastLoadedDeviceSetter
+from tw_core.devices._logical import (
     available_devices,
+    canonical_device,
     check_devices,
     check_known_devices,
+    host_of,
+    repeated_devices,
     session_config,
     use_logical_cpus,
 )
-from tw_core.devices._least_loaded import LeastLoadedDeviceSetter
-from tw_core.devices._names import canonical_device, host_of, repeated_devices
 from tw_core.devices._placement import Placement, Transfer, placement
 from tw_core.devices._replica_device_setter import (
     LeastLoadedTask,

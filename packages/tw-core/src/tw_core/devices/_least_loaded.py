@@ -20,7 +20,7 @@ from tw_core._variable_kinds import (
     refuse_reference_op,
 )
 from tw_core.checks import check_function
-from tw_core.devices._names import canonical_device, parse_device
+from tw_core.devices._logical import canonical_device, parse_device
 
 _log = logging.getLogger("tw_core")
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tw_core._variable_kinds import hands_on, is_variable, tf_variable
 from tw_core.checks import check_list
-from tw_core.devices._names import canonical_device
+from tw_core.devices._logical import canonical_device
 
 _NO_WORK = ("Const", "NoOp", "Placeholder", "VarHandleOp")
 

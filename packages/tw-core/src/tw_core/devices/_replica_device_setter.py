@@ -19,7 +19,7 @@ from tw_core._variable_kinds import (
 )
 from tw_core.checks import check_flag, check_list, check_text, check_whole_number
 from tw_core.devices._least_loaded import ByteLoads
-from tw_core.devices._names import parse_device
+from tw_core.devices._logical import parse_device
 
 _CALLER = "replica_device_setter"
 

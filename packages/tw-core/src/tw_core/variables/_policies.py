@@ -22,7 +22,7 @@ from tw_core._towers import Tower, check_tower
 from tw_core._variable_kinds import refuse_reference_variables
 from tw_core.checks import check_flag, check_list
 from tw_core.devices._least_loaded import LeastLoadedDeviceSetter
-from tw_core.devices._names import parse_device
+from tw_core.devices._logical import parse_device
 
 _KEYS = tf.compat.v1.GraphKeys
 

@@ -1,18 +1,101 @@
-"""Which devices this process has, and how its sessions are configured.
+"""Logical devices: spelling each one way, and which of them this process has.
+
+TensorFlow takes ``"gpu:0"``, ``"/gpu:0"``, ``"/device:GPU:0"`` and, for a device
+of this process, the same with ``/job:localhost/replica:0/task:0`` before it; ops
+and variables answer in any of these.
 
 Asking TensorFlow for its logical devices starts the eager context, which on a
 GPU takes memory before a session's own configuration is read. So the devices
 are counted from the physical ones and their configuration.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
 from tw_core.checks import check_flag, check_whole_number, named_caller
-from tw_core.devices._names import parse_device
 from tw_core.modes import builds_session_graph, without_autograph
 from tw_core.renames import takes_caller
+
+
+def parse_device(device: str, *, caller: str) -> tf.DeviceSpec:
+    """Reads a device string.
+
+    Args:
+      device: any spelling TensorFlow takes.
+      caller: who asks; opens the message.
+
+    Raises:
+      ValueError: no string, TensorFlow cannot read it, or the device's number is
+        negative.
+    """
+    if not isinstance(device, str):
+        raise ValueError(_no_device(device, caller))
+    try:
+        spec = tf.DeviceSpec.from_string(device)
+        negative = spec.device_index is not None and spec.device_index < 0
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(_no_device(device, caller)) from error
+    if negative:
+        raise ValueError(_no_device(device, caller))
+    return spec
+
+
+def canonical_device(device: str) -> str:
+    """Spells a device one way, so that two strings can be compared.
+
+    Args:
+      device: any spelling TensorFlow takes, such as ``"/gpu:0"``,
+        ``"GPU:0"`` or ``"/job:localhost/replica:0/task:0/device:GPU:0"``.
+
+    Returns:
+      ``"/device:GPU:0"`` for a device of this process; with job, replica and
+      task kept for any other; ``""`` for no device.
+
+    Raises:
+      ValueError: TensorFlow cannot read the string.
+
+    >>> canonical_device("/job:localhost/replica:0/task:0/cpu:1")
+    '/device:CPU:1'
+    >>> canonical_device("/job:ps/task:1/cpu:0")
+    '/job:ps/task:1/device:CPU:0'
+    """
+    return _canonical(device, named_caller("canonical_device"))
+
+
+def _canonical(device: str, caller: str) -> str:
+    spec = parse_device(device, caller=caller)
+    if _is_of_this_process(spec):
+        spec = tf.DeviceSpec(
+            device_type=spec.device_type, device_index=spec.device_index
+        )
+    return str(spec.to_string())
+
+
+def host_of(device: str | None) -> str:
+    """Names the first CPU of the task that a device belongs to.
+
+    Args:
+      device: any spelling TensorFlow takes; ``""`` or None for no device.
+
+    >>> host_of("/job:worker/task:1/gpu:3")
+    '/job:worker/task:1/device:CPU:0'
+    >>> host_of("")
+    '/device:CPU:0'
+    """
+    spec = parse_device(device or "", caller="host_of")
+    return str(spec.replace(device_type="CPU", device_index=0).to_string())
+
+
+def repeated_devices(devices: Iterable[str]) -> list[str]:
+    """Returns the devices that occur more than once, spelt canonically and sorted.
+
+    >>> repeated_devices(["/gpu:1", "/cpu:0", "/device:GPU:1"])
+    ['/device:GPU:1']
+    """
+    counts = Counter(_canonical(device, "repeated_devices") for device in devices)
+    return sorted(device for device, count in counts.items() if count > 1)
 
 
 def available_devices() -> list[str]:
@@ -147,6 +230,21 @@ def count_logical_devices(device_type: str) -> int:
         configured = tf.config.get_logical_device_configuration(physical)
         total += len(configured) if configured else 1
     return total
+
+
+def _is_of_this_process(spec: tf.DeviceSpec) -> bool:
+    return (
+        spec.job in (None, "localhost")
+        and spec.replica in (None, 0)
+        and spec.task in (None, 0)
+    )
+
+
+def _no_device(device: object, caller: str) -> str:
+    return (
+        f"{caller}: {device!r} is not a TensorFlow device string; write e.g. '/gpu:0', "
+        "'/cpu:1' or '/job:worker/task:0/gpu:0'."
+    )
 
 
 def _configure_cpus(count: int) -> None:
