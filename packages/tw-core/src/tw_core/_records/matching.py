@@ -53,6 +53,8 @@ def variable_mismatches(variables: Sequence[Sequence[Any]]) -> list[str]:
     names = _comparable_names(variables)
     if names is None:
         return _different_counts(variables)
+    if all(tower == names[0] for tower in names):
+        return []
     renumbered = _renumbered(names)
     if renumbered:
         return renumbered

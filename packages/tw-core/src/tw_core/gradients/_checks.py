@@ -1,20 +1,31 @@
 """Checks that all towers bring the same gradients, and names all that do not."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
 from tw_core._records.matching import shared_variables, variable_mismatches
 from tw_core._records.origins import base_name
-from tw_core._variable_kinds import (
-    reference_variables_named,
-    tf_variable,
-)
+from tw_core._variable_kinds import reference_variables_named, tf_variable
 from tw_core.checks import check_flag, named_caller
 from tw_core.gradients._lists import GradList, check_are_pairs
 from tw_core.modes import without_autograph
 from tw_core.renames import takes_caller
+
+
+class _Item(NamedTuple):
+    """A tower's gradient for a variable.
+
+    Attributes:
+      grad: a tensor, an ``IndexedSlices`` or None.
+      variable: as it came; its name is known by it.
+      plain: the ``tf.Variable`` that it is or, as Keras's do, holds.
+    """
+
+    grad: Any
+    variable: Any
+    plain: tf.Variable
 
 
 @takes_caller
@@ -114,20 +125,22 @@ def _check(
 def _problems(
     grad_list: GradList, *, allow_none: bool, ownership: str | None
 ) -> Iterator[str]:
-    variables = [[variable for _, variable in tower] for tower in grad_list]
-    yield from reference_variables_named(v for tower in variables for v in tower)
+    items = [[_Item(g, v, tf_variable(v)) for g, v in tower] for tower in grad_list]
+    variables = [[item.variable for item in tower] for tower in items]
+    yield from reference_variables_named([v for tower in variables for v in tower])
     if not allow_none:
-        yield from _none_gradients(grad_list)
-    yield from _foreign(grad_list)
+        yield from _none_gradients(items)
+    yield from _foreign(items)
     mismatches = variable_mismatches(variables)
     yield from mismatches
     if ownership == "own":
         yield from _shared(variables)
     if ownership == "shared" and not mismatches:
-        yield from _not_shared(variables)
+        yield from _not_shared(items)
     if not mismatches:
-        for pairs in zip(*grad_list, strict=True):
-            yield from _differences(pairs)
+        for column in zip(*items, strict=True):
+            for difference in _differences(column):
+                yield f"{base_name(column[0].variable)}{difference}"
 
 
 def _shared(variables: Sequence[Sequence[Any]]) -> list[str]:
@@ -139,13 +152,13 @@ def _shared(variables: Sequence[Sequence[Any]]) -> list[str]:
     ]
 
 
-def _not_shared(variables: Sequence[Sequence[Any]]) -> Iterator[str]:
-    for column in zip(*variables, strict=True):
-        first = tf_variable(column[0])
-        others = [k for k, v in enumerate(column) if tf_variable(v) is not first]
+def _not_shared(items: Sequence[Sequence[_Item]]) -> Iterator[str]:
+    for column in zip(*items, strict=True):
+        first = column[0]
+        others = [k for k, item in enumerate(column) if item.plain is not first.plain]
         if others:
             yield (
-                f"{base_name(column[0])} is a variable of their own in towers "
+                f"{base_name(first.variable)} is a variable of their own in towers "
                 f"{others}, where all towers must use tower 0's"
             )
 
@@ -158,12 +171,12 @@ def _check_is_not_empty(grad_list: GradList, caller: str) -> None:
         )
 
 
-def _none_gradients(grad_list: GradList) -> list[str]:
+def _none_gradients(items: Sequence[Sequence[_Item]]) -> list[str]:
     towers_of: dict[str, list[int]] = {}
-    for k, tower in enumerate(grad_list):
-        for grad, variable in tower:
-            if grad is None:
-                towers_of.setdefault(base_name(variable), []).append(k)
+    for k, tower in enumerate(items):
+        for item in tower:
+            if item.grad is None:
+                towers_of.setdefault(base_name(item.variable), []).append(k)
     return [
         f"{name} has gradient None in towers {towers}: the loss does not depend on "
         "it; leave the variable out, or fill in zeros, everywhere"
@@ -171,18 +184,18 @@ def _none_gradients(grad_list: GradList) -> list[str]:
     ]
 
 
-def _foreign(grad_list: GradList) -> Iterator[str]:
+def _foreign(items: Sequence[Sequence[_Item]]) -> Iterator[str]:
     """Names what is of another graph than the one being built."""
     if tf.executing_eagerly():
         return
-    graphs = list(_graphs_being_built())
+    graphs = set(_graphs_being_built())
     towers_of: dict[str, list[int]] = {}
-    for k, tower in enumerate(grad_list):
-        for grad, variable in tower:
-            dense = getattr(grad, "values", grad)
-            of = [getattr(x, "graph", None) for x in (dense, tf_variable(variable))]
-            if any(g is not None and g not in graphs for g in of):
-                towers_of.setdefault(base_name(variable), []).append(k)
+    for k, tower in enumerate(items):
+        for item in tower:
+            dense = getattr(item.grad, "values", item.grad)
+            own = {getattr(x, "graph", None) for x in (dense, item.plain)} - {None}
+            if not own <= graphs:
+                towers_of.setdefault(base_name(item.variable), []).append(k)
     for name, towers in towers_of.items():
         yield (
             f"{name} or its gradient is of another graph in towers {towers}; build all "
@@ -197,31 +210,31 @@ def _graphs_being_built() -> Iterator[tf.Graph]:
         graph = getattr(graph, "outer_graph", None)
 
 
-def _differences(pairs: Sequence[Any]) -> Iterator[str]:
-    """Compares one variable's gradients, one pair per tower."""
-    name, where = base_name(pairs[0][1]), f"in towers 0..{len(pairs) - 1}"
-    variables = [tf_variable(variable) for _, variable in pairs]
+def _differences(column: Sequence[_Item]) -> Iterator[str]:
+    """Compares one variable's gradients over the towers; the name goes before it."""
+    where = f"in towers 0..{len(column) - 1}"
+    variables = [item.plain for item in column]
     shape, kept_in = variables[0].shape, [v.shape for v in variables]
-    shapes = [_shape(grad, v) for (grad, _), v in zip(pairs, variables, strict=True)]
+    shapes = [_shape(item.grad, item.plain) for item in column]
     if not _agree([shape, *shapes]):
         yield (
-            f"{name}, of shape {shape}, has gradients of shapes "
+            f", of shape {shape}, has gradients of shapes "
             f"{[str(other) for other in shapes]} {where}"
         )
     elif not _agree(kept_in):
-        yield f"{name} has shapes {[str(other) for other in kept_in]} {where}"
+        yield f" has shapes {[str(other) for other in kept_in]} {where}"
     kept_as = [v.dtype.name for v in variables]
     if len(set(kept_as)) > 1:
-        yield f"{name} has dtypes {kept_as} {where}"
+        yield f" has dtypes {kept_as} {where}"
     kinds = [
-        tf.as_dtype(v.dtype if grad is None else grad.dtype)
-        for (grad, _), v in zip(pairs, variables, strict=True)
+        tf.as_dtype(item.plain.dtype if item.grad is None else item.grad.dtype)
+        for item in column
     ]
     dtypes = [dtype.name for dtype in kinds]
     if len(set(dtypes)) > 1 and dtypes != kept_as:
-        yield f"{name} has gradients of dtypes {dtypes} {where}"
+        yield f" has gradients of dtypes {dtypes} {where}"
     elif not all(map(_may_update, kinds, variables)):
-        yield f"{name}, of dtype {kept_as[0]}, has gradients of dtypes {dtypes} {where}"
+        yield f", of dtype {kept_as[0]}, has gradients of dtypes {dtypes} {where}"
 
 
 def _may_update(dtype: tf.DType, variable: tf.Variable) -> bool:
