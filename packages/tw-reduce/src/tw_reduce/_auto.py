@@ -17,11 +17,11 @@ from tw_core.devices import canonical_device
 from tw_core.renames import renamed_arguments
 from tw_reduce import _renamed
 from tw_reduce._checked_towers import CheckedTowers
+from tw_reduce._checks import check_addable, check_device_strings, check_devices
 from tw_reduce._combinators.mean import Dealer
 from tw_reduce._combinators.packed import check_below_bytes, packed, packs_of
 from tw_reduce._combinators.partition import deal_out
-from tw_reduce._devices import check_device_strings, check_devices
-from tw_reduce._reducer import Reducer, Tensorlike, check_addable
+from tw_reduce._reducer import Reducer, Tensorlike
 from tw_reduce._sums.collectives import NCCL_DTYPES, sum_nccl
 from tw_reduce._sums.one_device import balanced, sum_balanced, sum_on_device
 from tw_reduce._sums.rendezvous import CollectiveKeys, check_keys

@@ -13,19 +13,17 @@ import tensorflow as tf
 from tw_core.devices import host_of
 from tw_core.gradients import values_of
 from tw_core.modes import compiles_with_xla
+from tw_reduce._checks import ADDABLE, check_addable, refuse_unaddable
 from tw_reduce._reducer import (
-    ADDABLE,
     Tensorlike,
     TowerTensors,
-    check_addable,
     columns,
     map_dense,
     merged_shape,
-    refuse_unaddable,
+    narrow_source,
     rows,
     static_shape,
 )
-from tw_reduce._travel import narrow_source
 
 
 class CheckedTowers(list[list[Tensorlike]]):

@@ -6,8 +6,8 @@ Source: tensorpack 0.11, ``SyncMultiGPUReplicatedBuilder``.
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from tw_reduce._checks import check_devices
 from tw_reduce._combinators.packed import packed
-from tw_reduce._devices import check_devices
 from tw_reduce._reducer import Reducer
 from tw_reduce._sums.collectives import (
     check_one_gpu_per_tower,

@@ -8,12 +8,8 @@ import tensorflow as tf
 
 from tw_core.checks import check_flag, check_list, check_text, check_whole_number
 from tw_core.gradients import values_of
-from tw_reduce._reducer import (
-    Tensorlike,
-    TowerTensors,
-    columns,
-    refuse_unaddable,
-)
+from tw_reduce._checks import refuse_unaddable
+from tw_reduce._reducer import Tensorlike, TowerTensors, columns
 
 
 @dataclass(frozen=True)

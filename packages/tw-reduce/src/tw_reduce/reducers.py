@@ -4,12 +4,8 @@ A reducer adds: it takes [K][N] tensors, a list per tower, and returns [K][N] su
 ``mean(reducer)`` makes means of them.
 """
 
-from tw_reduce._reducer import (
-    Tensorlike,
-    TowerTensors,
-    check_reduced,
-    check_tower_tensors,
-)
+from tw_reduce._checks import check_reduced, check_tower_tensors
+from tw_reduce._reducer import Tensorlike, TowerTensors
 from tw_reduce._sums.rendezvous import CollectiveKeys
 
 __all__ = [

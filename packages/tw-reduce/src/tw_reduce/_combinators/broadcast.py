@@ -9,8 +9,9 @@ import tensorflow as tf
 from tw_core.checks import check_function
 from tw_core.gradients import values_of
 from tw_reduce._checked_towers import CheckedTowers
+from tw_reduce._checks import reduced_by
 from tw_reduce._combinators.mean import Combinator
-from tw_reduce._reducer import Reducer, Tensorlike, reduced_by
+from tw_reduce._reducer import Reducer, Tensorlike
 
 
 def broadcast(reducer: Reducer) -> Reducer:

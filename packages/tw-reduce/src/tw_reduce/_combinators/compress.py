@@ -12,15 +12,9 @@ import tensorflow as tf
 
 from tw_core.checks import check_function
 from tw_reduce._checked_towers import CheckedTowers
+from tw_reduce._checks import reduced_by
 from tw_reduce._combinators.mean import Combinator
-from tw_reduce._reducer import (
-    HALF_DTYPES,
-    Reducer,
-    Tensorlike,
-    map_dense,
-    map_results,
-    reduced_by,
-)
+from tw_reduce._reducer import HALF_DTYPES, Reducer, Tensorlike, map_dense, map_results
 
 
 def compress(reducer: Reducer, dtype: tf.DType) -> Reducer:

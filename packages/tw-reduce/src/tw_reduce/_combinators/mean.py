@@ -18,6 +18,7 @@ import tensorflow as tf
 from tw_core.checks import check_function
 from tw_core.modes import without_autograph
 from tw_reduce._checked_towers import CheckedTowers, checked_towers
+from tw_reduce._checks import positions_of, reduced_by
 from tw_reduce._reducer import (
     HALF_DTYPES,
     Reducer,
@@ -25,8 +26,6 @@ from tw_reduce._reducer import (
     TowerTensors,
     map_dense,
     map_results,
-    positions_of,
-    reduced_by,
 )
 
 Move: TypeAlias = Callable[[Reducer, CheckedTowers], list[list[Tensorlike]]]

@@ -15,10 +15,10 @@ from tw_core.flat_packs import PackPlan
 from tw_core.renames import renamed_arguments
 from tw_reduce import _renamed
 from tw_reduce._checked_towers import CheckedTowers
+from tw_reduce._checks import reduced_by
 from tw_reduce._combinators.mean import Combinator
-from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, reduced_by
+from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, cut, join
 from tw_reduce._tensor_info import TensorInfo, check_infos, describe_columns
-from tw_reduce._travel import cut, join
 
 _BELOW = _renamed.Elements(4_096)  # from here on a pack costs more than it saves
 

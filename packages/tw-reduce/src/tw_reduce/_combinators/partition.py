@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from tw_core.checks import check_function
 from tw_reduce._checked_towers import CheckedTowers
+from tw_reduce._checks import reduced_by
 from tw_reduce._combinators.mean import Dealer
-from tw_reduce._reducer import Reducer, Tensorlike, reduced_by
+from tw_reduce._reducer import Reducer, Tensorlike
 from tw_reduce._tensor_info import TensorInfo, describe_columns
 
 _SCOPE = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")

@@ -22,8 +22,7 @@ import tensorflow as tf
 from tw_core.devices import host_of
 from tw_core.gradients import values_of
 from tw_core.modes import compiles_with_xla
-from tw_reduce._reducer import Tensorlike
-from tw_reduce._travel import arrived
+from tw_reduce._reducer import Tensorlike, arrived
 
 
 def add_columns(

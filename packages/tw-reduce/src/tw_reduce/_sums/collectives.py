@@ -18,14 +18,14 @@ from tw_core.modes import builds_session_graph, orders_effects, without_autograp
 from tw_core.renames import renamed_arguments
 from tw_reduce import _renamed
 from tw_reduce._checked_towers import CheckedTowers, checked_towers
-from tw_reduce._devices import check_device_strings, check_devices, check_distinct
-from tw_reduce._reducer import (
-    TowerTensors,
+from tw_reduce._checks import (
     check_addable,
-    columns,
+    check_device_strings,
+    check_devices,
+    check_distinct,
     positions_of,
-    rows,
 )
+from tw_reduce._reducer import TowerTensors, columns, join, rows
 from tw_reduce._sums.add_n import densify_column
 from tw_reduce._sums.rendezvous import (
     CollectiveKeys,
@@ -35,7 +35,6 @@ from tw_reduce._sums.rendezvous import (
     check_traced,
     in_turn,
 )
-from tw_reduce._travel import join
 
 NCCL_DTYPES = ("float16", "float32", "float64", "int32", "int64")
 _DTYPES = ("bfloat16", *NCCL_DTYPES)

@@ -18,14 +18,8 @@ from tw_core.checks import check_list, check_whole_number
 from tw_core.gradients import values_of
 from tw_core.modes import without_autograph
 from tw_reduce._checked_towers import addable_towers
-from tw_reduce._devices import check_devices
-from tw_reduce._reducer import (
-    Reducer,
-    Tensorlike,
-    TowerTensors,
-    columns,
-    rows,
-)
+from tw_reduce._checks import check_devices
+from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, columns, rows
 from tw_reduce._sums.add_n import add_columns
 
 Groups: TypeAlias = tuple[tuple[int, ...], ...]

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tw_core.checks import check_list, check_text, check_whole_number
 from tw_core.modes import without_autograph
 from tw_reduce._checked_towers import CheckedTowers, addable_towers
-from tw_reduce._devices import check_device_strings, check_devices
+from tw_reduce._checks import check_device_strings, check_devices
 from tw_reduce._reducer import Tensorlike, TowerTensors, columns
 from tw_reduce._sums.add_n import add_columns
 from tw_reduce._tensor_info import num_bytes_of_columns

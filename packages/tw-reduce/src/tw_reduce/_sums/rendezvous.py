@@ -19,7 +19,7 @@ import tensorflow as tf
 from tw_core.checks import check_whole_number
 from tw_core.devices import canonical_device, host_of
 from tw_core.modes import compiles_with_xla
-from tw_reduce._devices import check_device_strings
+from tw_reduce._checks import check_device_strings
 
 # TensorFlow's own strategies count upwards from 1.
 _LOWEST = 1 << 20

@@ -14,19 +14,17 @@ from tw_core.checks import check_flag
 from tw_core.gradients import values_of
 from tw_core.modes import without_autograph
 from tw_reduce._checked_towers import addable_towers, checked_towers, compared_towers
+from tw_reduce._checks import (
+    check_addable,
+    check_device_strings,
+    check_devices,
+    check_nested,
+    refuse_unaddable,
+)
 from tw_reduce._combinators.mean import check_divisible, mean
 from tw_reduce._combinators.packed import packed
 from tw_reduce._combinators.partition import deal_out
-from tw_reduce._devices import check_device_strings, check_devices
-from tw_reduce._reducer import (
-    Reducer,
-    Tensorlike,
-    TowerTensors,
-    check_addable,
-    check_nested,
-    columns,
-    refuse_unaddable,
-)
+from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, columns
 from tw_reduce._sums.add_n import add_columns
 from tw_reduce._sums.collectives import sum_collective, sum_nccl
 from tw_reduce._sums.hierarchical import EIGHT_GPU_CROSS, hierarchical

@@ -15,10 +15,9 @@ import tensorflow as tf
 
 from tw_core.checks import check_list, check_whole_number
 from tw_reduce._checked_towers import with_shape
-from tw_reduce._devices import check_devices
-from tw_reduce._reducer import Tensorlike, TowerTensors, refuse_unaddable
+from tw_reduce._checks import check_devices, refuse_unaddable
+from tw_reduce._reducer import Tensorlike, TowerTensors, cut, join
 from tw_reduce._tensor_info import TensorInfo, check_infos, describe_columns
-from tw_reduce._travel import cut, join
 
 _log = logging.getLogger("tw_reduce")
 _LEAST_ELEMENTS = 1024
