@@ -1,11 +1,11 @@
-from ._auto import auto as auto
-from ._combinators.broadcast import broadcast as broadcast
+from ._choosing import auto as auto
+from ._choosing import reducer_for_mode as reducer_for_mode
 from ._combinators.compress import accumulate_as as accumulate_as
 from ._combinators.compress import compress as compress
 from ._combinators.mean import mean as mean
+from ._combinators.packed import broadcast as broadcast
 from ._combinators.packed import packed as packed
 from ._combinators.partition import partition as partition
-from ._modes import reducer_for_mode as reducer_for_mode
 from ._reducer import Reducer as Reducer
 from ._sums.collectives import sum_collective as sum_collective
 from ._sums.collectives import sum_nccl as sum_nccl

@@ -4,7 +4,7 @@ The planners take no tensors: ``describe`` notes what they need to know of them.
 """
 
 from tw_core.flat_packs import PackPlan
-from tw_reduce._auto import AutoPlan, Choice, plan_auto
+from tw_reduce._choosing import AutoPlan, Choice, plan_auto
 from tw_reduce._combinators.packed import plan_packs
 from tw_reduce._sums.hierarchical import (
     EIGHT_GPU_CROSS,

@@ -1,7 +1,9 @@
-"""Reducing many small gradients as one flat tensor per dtype.
+"""Fewer transfers: small gradients joined before the sum, each sum copied once.
 
 A small tensor costs its dispatch, not its bytes. Packed, K transfers and one
 addition serve all of them; a large tensor would only be copied twice more.
+Under ``packed``, ``broadcast`` decides what travels back to the towers: a pack for
+each of them, which is cut up there, instead of every small gradient by itself.
 """
 
 from collections.abc import Sequence
@@ -14,6 +16,7 @@ from tw_core.checks import check_function, check_whole_number
 from tw_core.flat_packs import PackPlan
 from tw_core.renames import renamed_arguments
 from tw_reduce import _renamed
+from tw_core.gradients import values_of
 from tw_reduce._checked_towers import CheckedTowers
 from tw_reduce._checks import reduced_by
 from tw_reduce._combinators.mean import Combinator
@@ -88,6 +91,27 @@ def packed(reducer: Reducer, *, below_bytes: int | None = None) -> Reducer:
     return Combinator("packed", reducer, partial(_reduce_packed, below_bytes))
 
 
+def broadcast(reducer: Reducer) -> Reducer:
+    """Makes a reducer whose results lie on each tower's own device.
+
+    ``packed(broadcast(sum_balanced))`` suits replicated training with many small
+    variables.
+
+    Args:
+      reducer: [K][N] -> [K][N]; may give several towers the same tensor.
+
+    Returns:
+      A reducer; result n of tower k lies where ``grads[k][n]`` does, and towers
+      on one device share it.
+
+    Raises:
+      TypeError: ``reducer`` is not a function.
+      ValueError: when called, ``reducer`` returns another shape of list.
+    """
+    check_function("broadcast", reducer=reducer)
+    return Combinator("broadcast", reducer, _reduce_and_copy)
+
+
 def _is_small(info: TensorInfo, below: int) -> bool:
     size = info.num_elements if isinstance(below, _renamed.Elements) else info.num_bytes
     return size is not None and size < below and not info.is_sparse
@@ -129,3 +153,30 @@ def _unpack_towers(
         row.update(zip(plan.alone, tower[len(plan.packs) :], strict=True))
         results.append([row[n] for n in range(len(like))])
     return results
+
+
+def _reduce_and_copy(reducer: Reducer, grads: CheckedTowers) -> list[list[Tensorlike]]:
+    reduced = reduced_by(reducer, grads, caller="broadcast")
+    copies: dict[tuple[int, str], Tensorlike] = {}
+    with tf.name_scope("spread"):  # graphs keep the combinator's first name
+        return [
+            [
+                _copy(tensor, values_of(own).device, copies)
+                for tensor, own in zip(row, tower, strict=True)
+            ]
+            for row, tower in zip(reduced, grads, strict=True)
+        ]
+
+
+def _copy(
+    tensor: Tensorlike, device: str, copies: dict[tuple[int, str], Tensorlike]
+) -> Tensorlike:
+    if values_of(tensor).device == device:
+        return tensor
+    key = (id(tensor), device)
+    if key not in copies:
+        with tf.device(device):
+            copies[key] = tf.nest.map_structure(
+                tf.identity, tensor, expand_composites=True
+            )
+    return copies[key]

@@ -26,7 +26,7 @@ from tw_reduce._checks import (
     positions_of,
 )
 from tw_reduce._reducer import TowerTensors, columns, join, rows
-from tw_reduce._sums.add_n import densify_column
+from tw_reduce._sums.one_device import densify_column
 from tw_reduce._sums.rendezvous import (
     CollectiveKeys,
     after,

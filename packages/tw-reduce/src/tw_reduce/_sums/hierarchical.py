@@ -20,7 +20,7 @@ from tw_core.modes import without_autograph
 from tw_reduce._checked_towers import addable_towers
 from tw_reduce._checks import check_devices
 from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, columns, rows
-from tw_reduce._sums.add_n import add_columns
+from tw_reduce._sums.one_device import add_columns
 
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
 """Towers by index, each in one group; e.g. those that share a fast link."""

@@ -1,4 +1,18 @@
-"""All-reduce by adding each gradient on one device: the same for all, or in turn.
+"""All-reduce by adding each gradient on one device, in a fixed order.
+
+A sum must have the same bits in every run. TensorFlow's memory pass would
+rewrite an ``AddN`` of three or more inputs into one accumulation per input,
+in whatever order they finish, wherever it believes a device's memory to be
+four fifths used; a CPU device claims 256 MB, so that every large model is hit,
+and takes twice the time. The pass leaves alone what it cannot infer the shape
+of. So the tensors are added under a shape that only the run knows: flat, by a
+``[-1]`` that no pass folds. ``docs/design/reduce.md`` has the measurements.
+
+The sum of sparse gradients is the list of all their rows: an index may come
+twice and in any order. The optimizers of ``tf.compat.v1.train`` add such rows
+themselves; ten of Keras 3's do not (RMSprop, Adam, AdamW, Adadelta, Adagrad,
+Adamax, Nadam, Ftrl, Adafactor, Lamb). ``tw_core.gradients.sum_duplicate_rows`` does
+it for them, and for whatever else needs one row per index, such as a norm.
 
 ``sum_balanced`` places the largest gradient first, each on the device with the fewest
 bytes so far (longest processing time first): never more than 4/3 of the best spread.
@@ -11,11 +25,12 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from tw_core.checks import check_list, check_text, check_whole_number
-from tw_core.modes import without_autograph
+from tw_core.devices import host_of
+from tw_core.gradients import values_of
+from tw_core.modes import compiles_with_xla, without_autograph
 from tw_reduce._checked_towers import CheckedTowers, addable_towers
 from tw_reduce._checks import check_device_strings, check_devices
-from tw_reduce._reducer import Tensorlike, TowerTensors, columns
-from tw_reduce._sums.add_n import add_columns
+from tw_reduce._reducer import Tensorlike, TowerTensors, arrived, columns
 from tw_reduce._tensor_info import num_bytes_of_columns
 
 
@@ -147,9 +162,139 @@ def sum_balanced(
     return _add(grads, [devices[index] for index in plan.device_of], "sum_balanced")
 
 
+def add_columns(
+    columns: Sequence[Sequence[Tensorlike]], devices: Sequence[str | None]
+) -> list[Tensorlike]:
+    """Adds column n on ``devices[n]``.
+
+    What was widened (float16 cast to float32, say) travels narrow.
+
+    Args:
+      columns: [N][K] tensors; each column of one dtype and shape. All sparse:
+        rows are put one after the other, duplicates stay. Dense and sparse
+        mixed: the sum is dense.
+      devices: [N] where to add; None for wherever the caller's scope says.
+
+    Returns:
+      [N] sums, each on its device; a column of one tensor is returned as it is.
+    """
+    flat_shapes: dict[str, tf.Tensor | None] = {}
+    sums = []
+    for column, device in zip(columns, devices, strict=True):
+        if len(column) == 1:
+            sums.append(column[0])
+            continue
+        host = host_of(device)
+        if host not in flat_shapes:
+            flat_shapes[host] = _flat_shape(host)
+        with tf.device(device):
+            sums.append(_add_column(column, flat_shapes[host]))
+    return sums
+
+
+def densify_column(column: Sequence[Tensorlike], *, caller: str) -> list[tf.Tensor]:
+    """Makes the sparse tensors of a column dense, each on its own device.
+
+    Raises:
+      ValueError: all are ``IndexedSlices`` without ``dense_shape``.
+    """
+    if not any(isinstance(tensor, tf.IndexedSlices) for tensor in column):
+        return list(column)
+    num_rows = _num_dense_rows(column, caller=caller)
+    dense = []
+    for tensor in column:
+        with tf.device(values_of(tensor).device):
+            dense.append(_to_dense(tensor, num_rows=num_rows))
+    return dense
+
+
 def _add(
     grads: CheckedTowers, places: Sequence[str], scope: str
 ) -> list[list[Tensorlike]]:
     with tf.name_scope(scope):
         sums = add_columns(columns(grads), places)
     return [list(sums) for _ in grads]
+
+
+def _flat_shape(host: str) -> tf.Tensor | None:
+    # No memory pass runs eagerly or in what XLA compiles, and XLA refuses Unique.
+    if tf.executing_eagerly() or compiles_with_xla():
+        return None
+    # Constant folding stops at the placeholder, shape inference at Unique.
+    with tf.device(host):
+        hidden = tf.raw_ops.PlaceholderWithDefault(input=[-1], shape=[1])
+        return tf.raw_ops.Unique(x=hidden).y
+
+
+def _add_column(
+    column: Sequence[Tensorlike], flat_shape: tf.Tensor | None
+) -> Tensorlike:
+    sparse = [tensor for tensor in column if isinstance(tensor, tf.IndexedSlices)]
+    if len(sparse) == len(column):
+        return _add_rows(sparse)
+    dense = list(column)
+    if sparse:
+        num_rows = _num_dense_rows(column, caller="add_columns")
+        dense = [_to_dense(tensor, num_rows=num_rows) for tensor in column]
+    if flat_shape is None:
+        return tf.add_n(dense)
+    return _add_dense([arrived(tensor) for tensor in dense], flat_shape)
+
+
+def _add_dense(tensors: Sequence[tf.Tensor], flat_shape: tf.Tensor) -> tf.Tensor:
+    shape = tf.TensorShape(None)
+    for tensor in tensors:
+        shape = shape.merge_with(tensor.shape)
+    if shape.is_fully_defined():
+        flat = [tf.reshape(tensor, flat_shape) for tensor in tensors]
+        return tf.reshape(tf.raw_ops.AddN(inputs=flat), shape)
+    # Not flat: AddN itself must see a difference that only the run can show.
+    hidden = [
+        tf.reshape(tensor, tf.slice(tf.shape(tensor), [0], flat_shape))
+        for tensor in tensors
+    ]
+    return tf.ensure_shape(tf.raw_ops.AddN(inputs=hidden), shape)
+
+
+def _add_rows(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+    """Adds ``IndexedSlices`` without making them dense.
+
+    Args:
+      slices: K of one dtype and dense shape; ``[R_k, ...]`` values each.
+
+    Returns:
+      One with the ``R_0 + ... + R_(K-1)`` rows of all, in the order of towers.
+    """
+    indices = [item.indices for item in slices]
+    if len({index.dtype for index in indices}) > 1:
+        indices = [tf.cast(index, tf.int64) for index in indices]
+    shaped = [item for item in slices if item.dense_shape is not None]
+    known = [item for item in shaped if item.shape.is_fully_defined()]
+    best = next(iter([*known, *shaped]), None)
+    return tf.IndexedSlices(
+        tf.concat([arrived(item.values) for item in slices], axis=0),
+        tf.concat(indices, axis=0),
+        None if best is None else best.dense_shape,
+    )
+
+
+def _to_dense(tensor: Tensorlike, *, num_rows: int | tf.Tensor) -> tf.Tensor:
+    if not isinstance(tensor, tf.IndexedSlices):
+        return tensor
+    return tf.math.unsorted_segment_sum(tensor.values, tensor.indices, num_rows)
+
+
+def _num_dense_rows(column: Sequence[Tensorlike], *, caller: str) -> int | tf.Tensor:
+    for tensor in column:
+        if tensor.shape.rank is not None and tensor.shape[0] is not None:
+            return int(tensor.shape[0])
+    for tensor in column:
+        if not isinstance(tensor, tf.IndexedSlices):
+            return tf.shape(tensor)[0]
+        if tensor.dense_shape is not None:
+            return tensor.dense_shape[0]
+    raise ValueError(
+        f"{caller}: an IndexedSlices must become dense here, but no tower's has a "
+        "dense_shape. Give it one, or take a reducer that keeps it sparse, such as "
+        "sum_balanced."
+    )

@@ -25,9 +25,9 @@ from tw_reduce._combinators.mean import check_divisible, mean
 from tw_reduce._combinators.packed import packed
 from tw_reduce._combinators.partition import deal_out
 from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, columns
-from tw_reduce._sums.add_n import add_columns
 from tw_reduce._sums.collectives import sum_collective, sum_nccl
 from tw_reduce._sums.hierarchical import EIGHT_GPU_CROSS, hierarchical
+from tw_reduce._sums.one_device import add_columns
 from tw_reduce._sums.rendezvous import CollectiveKeys, check_keys
 
 

@@ -1,9 +1,11 @@
-"""A reducer that chooses by itself, and its choice as data that can be printed.
+"""Choosing a reducer: for each gradient by what was measured, or by an older name.
 
-The choice follows what was measured (``docs/design/reduce.md``). CPU devices of
-one process share one memory and one pool of threads, so one device adds all:
-spreading only adds transfers. GPUs add over their own links. Devices of several
-kinds or tasks share the bytes.
+The choice of ``auto`` is data that can be printed, and follows what was measured
+(``docs/design/reduce.md``). CPU devices of one process share one memory and one pool
+of threads, so one device adds all: spreading only adds transfers. GPUs add over their
+own links. Devices of several kinds or tasks share the bytes.
+
+Source of the mode names: tensorpack 0.11, ``SyncMultiGPUReplicatedBuilder``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +24,13 @@ from tw_reduce._combinators.mean import Dealer
 from tw_reduce._combinators.packed import check_below_bytes, packed, packs_of
 from tw_reduce._combinators.partition import deal_out
 from tw_reduce._reducer import Reducer, Tensorlike
-from tw_reduce._sums.collectives import NCCL_DTYPES, sum_nccl
+from tw_reduce._sums.collectives import (
+    NCCL_DTYPES,
+    check_one_gpu_per_tower,
+    sum_collective,
+    sum_nccl,
+)
+from tw_reduce._sums.hierarchical import EIGHT_GPU_CROSS, hierarchical
 from tw_reduce._sums.one_device import balanced, sum_balanced, sum_on_device
 from tw_reduce._sums.rendezvous import CollectiveKeys, check_keys
 from tw_reduce._tensor_info import TensorInfo, check_infos, describe_columns
@@ -164,6 +172,45 @@ def auto(
     return Dealer("auto", packing, reduce)
 
 
+def reducer_for_mode(
+    mode: str, devices: Sequence[str], *, keys: CollectiveKeys | None = None
+) -> Reducer:
+    """Returns the reducer that an older mode name stands for.
+
+    Args:
+      mode: ``"cpu"`` adds on the first CPU; ``"gpu"`` on the towers' devices,
+        the bytes spread evenly; ``"hierarchical"`` in two groups of four;
+        ``"nccl"`` and ``"collective"`` by those libraries.
+      devices: [K] the towers' devices, tower 0 first.
+      keys: the caller's collective keys; None makes an object for this reducer.
+
+    Returns:
+      A reducer of sums, not means.
+
+    Raises:
+      TypeError: ``keys`` are not a CollectiveKeys.
+      ValueError: an unknown mode (the known ones are listed), no device,
+        ``"hierarchical"`` with other than eight devices, ``"nccl"`` without a
+        GPU for each of several towers.
+    """
+    if keys is not None:
+        check_keys(keys, caller="reducer_for_mode")
+    makers: dict[str, Callable[[Sequence[str], CollectiveKeys], Reducer]] = {
+        "collective": lambda own, keys: partial(sum_collective, devices=own, keys=keys),
+        "cpu": lambda own, keys: partial(sum_on_device, device="/cpu:0"),
+        "gpu": lambda own, keys: partial(sum_balanced, devices=own),
+        "hierarchical": lambda own, keys: _in_two_groups(own),
+        "nccl": _by_nccl,
+    }
+    if mode not in list(makers):
+        raise ValueError(
+            f"reducer_for_mode: unknown mode {mode!r}; known are {sorted(makers)}. "
+            "Or pass a reducer, such as auto(devices)."
+        )
+    check_devices(devices, caller=f"reducer_for_mode: mode {mode!r}")
+    return makers[mode](tuple(devices), keys or CollectiveKeys())
+
+
 def _reduce_by_plan(
     make_plan: Callable[[Sequence[TensorInfo]], AutoPlan],
     devices: Sequence[str],
@@ -233,3 +280,19 @@ def _unit_bytes(unit: Sequence[TensorInfo]) -> int | None:
     sizes = [info.num_bytes for info in unit]
     known = [size for size in sizes if size is not None]
     return sum(known) if len(known) == len(sizes) else None
+
+
+def _in_two_groups(devices: Sequence[str]) -> Reducer:
+    if len(devices) != 8:
+        raise ValueError(
+            "reducer_for_mode: mode 'hierarchical' means eight towers; got "
+            f"{len(devices)}. For other numbers pass hierarchical(groups), e.g. "
+            "hierarchical([[0, 1], [2, 3]])."
+        )
+    return packed(hierarchical(EIGHT_GPU_CROSS, devices=devices))
+
+
+def _by_nccl(devices: Sequence[str], keys: CollectiveKeys) -> Reducer:
+    if len(devices) > 1:
+        check_one_gpu_per_tower(devices, len(devices))
+    return partial(sum_nccl, devices=devices, keys=keys)
