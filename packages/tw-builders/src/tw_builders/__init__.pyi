@@ -1,13 +1,13 @@
 from ._apply import apply_gradients as apply_gradients
 from ._apply import apply_shared_gradients as apply_shared_gradients
 from ._apply import make_optimizers as make_optimizers
-from ._asynchronous import AsyncMultiGPUBuilder as AsyncMultiGPUBuilder
 from ._base import DataParallelBuilder as DataParallelBuilder
-from ._parameter_server import (
-    SyncMultiGPUParameterServerBuilder as SyncMultiGPUParameterServerBuilder,
-)
 from ._replicated import SyncMultiGPUReplicatedBuilder as SyncMultiGPUReplicatedBuilder
 from ._runner import AsyncRunner as AsyncRunner
 from ._runner import TowerError as TowerError
 from ._runner import locked_step as locked_step
+from ._shared_variables import AsyncMultiGPUBuilder as AsyncMultiGPUBuilder
+from ._shared_variables import (
+    SyncMultiGPUParameterServerBuilder as SyncMultiGPUParameterServerBuilder,
+)
 from ._sync_variables import SyncVariablesHook as SyncVariablesHook

@@ -6,16 +6,18 @@ Everything that these packages carry on of ``tensorpack.graph_builder`` and
 carried on, the error says what to use instead.
 """
 
-from tw_builders._asynchronous import AsyncMultiGPUBuilder
-from tw_builders._base import DataParallelBuilder
-from tw_builders._contexts import (
+from tw_builders._base import (
     MOVING_SUMMARY_OPS_KEY,
+    DataParallelBuilder,
     PredictTowerContext,
     TowerContext,
     TrainTowerContext,
 )
-from tw_builders._parameter_server import SyncMultiGPUParameterServerBuilder
 from tw_builders._replicated import SyncMultiGPUReplicatedBuilder
+from tw_builders._shared_variables import (
+    AsyncMultiGPUBuilder,
+    SyncMultiGPUParameterServerBuilder,
+)
 from tw_builders.tensorpack._caching_device import OverrideCachingDevice
 from tw_builders.tensorpack._checkpoints import assignment_map
 from tw_core.contexts import BaseTowerContext, TowerFunc, get_current_tower_context
