@@ -14,9 +14,9 @@ import tensorflow as tf
 from tw_core import flat_packs
 from tw_core.checks import check_function, check_whole_number
 from tw_core.flat_packs import PackPlan
+from tw_core.gradients import values_of
 from tw_core.renames import renamed_arguments
 from tw_reduce import _renamed
-from tw_core.gradients import values_of
 from tw_reduce._checked_towers import CheckedTowers
 from tw_reduce._checks import reduced_by
 from tw_reduce._combinators.mean import Combinator
