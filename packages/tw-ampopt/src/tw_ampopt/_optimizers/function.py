@@ -27,8 +27,7 @@ from tw_ampopt._optimizers.towers import (
     towers_of,
     variables_by_tower,
 )
-from tw_ampopt._update.buffers import RawGradients
-from tw_ampopt._update.finite import nonfinite_flags
+from tw_ampopt._update.buffers import RawGradients, nonfinite_flags
 from tw_ampopt._update.options import Reducer, check_update_options
 from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tw_ampopt._update.finite import all_finite_and_norm
+from tw_ampopt._update.buffers import all_finite_and_norm
 from tw_ampopt._variables import make_state, present
 from tw_core.gradients import Gradient
 from tw_core.modes import compiles_with_xla

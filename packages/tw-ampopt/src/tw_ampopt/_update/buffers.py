@@ -1,9 +1,13 @@
-"""Gradients made uniform and joined: what accumulating and reducing work on.
+"""Gradients made uniform and joined, and the test of them: finiteness and norm.
 
 Each variable's gradient is averaged over calls, made float32, and zero where it is
 missing. Small gradients are then joined, so that adding, reducing and testing them is
 one kernel each. Large ones stay alone: joining them would be one more copy of the
 model. Sparse ones stay alone to stay sparse.
+
+The sum of squares is the cheapest pass over the data, and finite only when every
+element is. When it is not, an element may still be finite and only its square too
+large; then each element is tested.
 
 The original divided by the number of calls even where a call's loss did not reach
 the variable; here a call that does not reach a variable does not count for it.
@@ -17,13 +21,14 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from tw_core.flat_packs import PackPlan, pack, plan_packs
-from tw_core.gradients import map_values, scale
+from tw_core.gradients import map_values, scale, values_of, with_unique_rows
 
 Buffer: TypeAlias = tf.Tensor | tf.IndexedSlices
 # [K][N][calls]: the gradient from each call of a tower for each variable.
 RawGradients: TypeAlias = Sequence[Sequence[Sequence[Buffer | None]]]
 
 JOIN_UP_TO = 16_384  # elements; below it a kernel's overhead outweighs a copy
+_SHRINK = 2.0**-64  # squares of what it multiplies stay within float32
 
 
 def plan_buffers(
@@ -96,6 +101,40 @@ def to_float32(grad: Buffer) -> Buffer:
     return map_values(partial(tf.cast, dtype=tf.float32), grad)
 
 
+def all_finite_and_norm(buffers: Sequence[Buffer]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Tests whether every element is finite, and computes the global norm.
+
+    Args:
+      buffers: any number of float32 tensors; rows of a sparse one that share an
+        index are added before they are squared.
+
+    Returns:
+      bool scalar and float32 scalar, the norm being meaningless where not all
+      elements are finite.
+    """
+    squares = _sum_of_squares(buffers, 1.0)
+    finite, norm = tf.cond(
+        tf.math.is_finite(squares),
+        lambda: (tf.constant(True), tf.sqrt(squares)),
+        lambda: _exact(buffers),
+    )
+    return finite, norm
+
+
+def nonfinite_flags(grads: RawGradients, devices: Sequence[str]) -> tf.Tensor:
+    """Returns [K, N] bool: which gradients have an element that is not finite.
+
+    Args:
+      grads: [K][N][calls] gradients of one micro-batch.
+      devices: [K] devices to test them on.
+    """
+    rows = []
+    for device, tower in zip(devices, grads, strict=True):
+        with tf.device(device or None):
+            rows.append(tf.stack([_any_nonfinite(calls) for calls in tower]))
+    return tf.stack(rows)
+
+
 def _mean_of_calls(calls: Sequence[Buffer | None], shape: Sequence[int]) -> Buffer:
     reached = [to_float32(grad) for grad in calls if grad is not None]
     if not reached:
@@ -114,3 +153,25 @@ def _sum(grads: Sequence[Buffer]) -> Buffer:
             grads[0].dense_shape,
         )
     return tf.add_n([tf.convert_to_tensor(grad) for grad in grads])
+
+
+def _exact(buffers: Sequence[Buffer]) -> tuple[tf.Tensor, tf.Tensor]:
+    finite = tf.reduce_all(tf.stack([_is_finite(buffer) for buffer in buffers]))
+    return finite, tf.sqrt(_sum_of_squares(buffers, _SHRINK)) / _SHRINK
+
+
+def _sum_of_squares(buffers: Sequence[Buffer], factor: float) -> tf.Tensor:
+    values = [values_of(with_unique_rows(buffer)) for buffer in buffers]
+    if factor != 1.0:
+        values = [value * factor for value in values]
+    halves = [tf.nn.l2_loss(value) for value in values]
+    return 2.0 * (halves[0] if len(halves) == 1 else tf.add_n(halves))
+
+
+def _is_finite(grad: Buffer) -> tf.Tensor:
+    return tf.reduce_all(tf.math.is_finite(values_of(grad)))
+
+
+def _any_nonfinite(calls: Sequence[Buffer | None]) -> tf.Tensor:
+    finite = [_is_finite(grad) for grad in calls if grad is not None]
+    return tf.logical_not(tf.reduce_all(tf.stack([tf.constant(True), *finite])))

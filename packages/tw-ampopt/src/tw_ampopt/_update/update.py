@@ -20,10 +20,10 @@ from tw_ampopt._update.accumulator import (
 from tw_ampopt._update.buffers import (
     Buffer,
     RawGradients,
+    all_finite_and_norm,
     make_buffers,
     plan_buffers,
 )
-from tw_ampopt._update.finite import all_finite_and_norm
 from tw_ampopt._update.options import UpdateOptions
 from tw_ampopt._update.state import SharedState, SlotRequest
 from tw_ampopt._variables import are_local, make_state, present
