@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.devices import canonical_device
-from tw_core.variables import override_to_local_variable, tf_variable
+from tw_core.variables import tf_variable
 
 _LOCAL = tf.compat.v1.GraphKeys.LOCAL_VARIABLES
 
@@ -16,7 +16,6 @@ def make_state(
     *,
     name: str,
     device: str,
-    local: bool = False,
 ) -> tf.Variable:
     """Makes one variable of state, outside of any control flow being built.
 
@@ -25,10 +24,9 @@ def make_state(
         makes the initial tensor.
       name: the variable's.
       device: where it lives; empty for wherever it is made.
-      local: whether a session graph's saver leaves it out.
     """
     dtype = {int: tf.int64, float: tf.float32}.get(type(initial))
-    with tf.init_scope(), tf.device(device or None), override_to_local_variable(local):
+    with tf.init_scope(), tf.device(device or None):
         return tf.Variable(initial, trainable=False, name=name, dtype=dtype)
 
 

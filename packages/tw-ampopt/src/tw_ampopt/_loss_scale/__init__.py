@@ -1,1 +1,1 @@
-"""Loss scales: the rules by which they move, and the variables that hold them."""
+"""Loss scales: the rules by which they move. Their variables are shared state."""

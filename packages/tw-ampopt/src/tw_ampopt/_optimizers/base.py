@@ -111,7 +111,7 @@ class BaseOptimizer:
                     "skipped_updates": skipped,
                     "global_norm": updater.global_norm.read_value(),
                 }
-                if (log2 := scalars.scale.log2) is not None:
+                if (log2 := scalars.log2) is not None:
                     values["loss_scaling_log2"] = tf.cast(log2.read_value(), tf.float32)
                 accumulator = updater.accumulator
                 if accumulator is not None and accumulator.dropped is not None:

@@ -157,7 +157,7 @@ class TowerOptimizer(
         """
         caller = f"{self._settings.caller}.get_loss_scaling_var"
         check_text(caller, empty=True, device=device)
-        return self._shared.scalars.scale.log2
+        return self._shared.scalars.log2
 
     @without_autograph
     def apply(self, grads: Sequence[Any]) -> tf.Tensor:

@@ -260,7 +260,7 @@ class Optimizer(BaseOptimizer):
             canonical_device(device)
         except ValueError as error:
             raise ValueError(f"{caller}: {error}") from error
-        return self._steps.start(device).scalars.scale.log2
+        return self._steps.start(device).scalars.log2
 
     @property
     def reset_op(self) -> tf.Operation:

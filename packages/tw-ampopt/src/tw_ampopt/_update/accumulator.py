@@ -49,7 +49,6 @@ class GradientAccumulator:
         steps: int | tf.Tensor | tf.Variable,
         drops: bool,
         host: str,
-        local: bool,
         steps_message: str,
     ) -> None:
         """Makes the state.
@@ -60,27 +59,25 @@ class GradientAccumulator:
           steps: micro-batches per update.
           drops: whether a micro-batch that is not finite stays out of the sums.
           host: where the counts live.
-          local: whether a session graph's saver leaves the state out.
           steps_message: the error where ``steps`` is a tensor with a bad value.
         """
         self._steps = steps
         self._steps_message = steps_message
         self._devices = tuple(devices)
         self._host = host
-        self.count = make_state(0, name="grad_acc_count", device=host, local=local)
-        self.wanted = make_state(0, name="grad_acc_wanted", device=host, local=local)
+        self.count = make_state(0, name="grad_acc_count", device=host)
+        self.wanted = make_state(0, name="grad_acc_wanted", device=host)
         self.summed: tf.Variable | None = None
         self.dropped: tf.Variable | None = None
         if drops:
-            self.summed = make_state(0, name="grad_acc_good", device=host, local=local)
-            self.dropped = make_state(0, name="dropped", device=host, local=local)
+            self.summed = make_state(0, name="grad_acc_good", device=host)
+            self.dropped = make_state(0, name="dropped", device=host)
         self.sums = [
             [
                 make_state(
                     partial(tf.zeros, shape, tf.float32),
                     name=f"tower{k}/grad_acc_{m}",
                     device=device,
-                    local=local,
                 )
                 for m, shape in enumerate(shapes)
             ]

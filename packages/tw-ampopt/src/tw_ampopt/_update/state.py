@@ -1,58 +1,133 @@
 """What optimizers that share have in common: slots, scale, and counts of updates.
 
 StyleGAN2 shares between an optimizer of the main loss and one of the regularisation
-loss. Accumulators are never shared, since both fill theirs in turn.
+loss. Accumulators are never shared, since both fill theirs in turn. One scale serves
+all towers: it lives on one host, and every tower reads it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import tensorflow as tf
 
 from tw_ampopt._loss_scale.rules import LossScale
-from tw_ampopt._loss_scale.variables import LossScaleVariables
 from tw_ampopt._update.buffers import Buffer, to_float32
-from tw_ampopt._variables import host_of, make_state
+from tw_ampopt._variables import graphs_around, host_of, make_state, present
 from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer
 from tw_core.gradients import map_values, scale
-from tw_core.modes import builds_session_graph
+from tw_core.modes import builds_session_graph, orders_effects
 from tw_core.variables import override_to_local_variable
 
+_LOG2 = "log2"
+_LOG2_ITSELF = 0  # the other keys are the signs 1 and -1
+_VARIABLE_NAMES = {_LOG2: "loss_scaling_var"}  # the older system's name
 
-@dataclass(frozen=True)
+
 class Scalars:
     """The variables that steer and count updates.
 
     Attributes:
       host: where they live.
-      scale: the loss scale.
       updates: counts updates made.
       skipped: counts updates skipped.
       mutex: names the mutex of the steps that accumulate.
     """
 
-    host: str
-    scale: LossScaleVariables
-    updates: tf.Variable
-    skipped: tf.Variable
-    mutex: str
+    def __init__(self, rule: LossScale, host: str) -> None:
+        """Makes the variables.
+
+        Args:
+          rule: how the scale moves.
+          host: where they live.
+        """
+        self.host = host
+        self._rule = rule
+        self._state = {
+            key: make_state(value, name=_VARIABLE_NAMES.get(key, key), device=host)
+            for key, value in rule.initial().items()
+        }
+        self.updates = make_state(0, name="updates", device=host)
+        self.skipped = make_state(0, name="skipped_updates", device=host)
+        self.mutex = f"{_unique_name(self.updates)}_mutex"
+        # Scaling and unscaling must see the same value. Where nothing orders a read
+        # against updates, the graph (of a session, or of wrap_function) reads once,
+        # and its branches and loops take what it has read.
+        self._reads: dict[tf.Graph, dict[int, tf.Tensor]] = {}
+
+    @property
+    def log2(self) -> tf.Variable | None:
+        """The variable that holds the scale's log2; None without scaling."""
+        return self._state.get(_LOG2)
 
     def counts(self) -> list[tf.Variable]:
-        """Lists the variables but for the scale itself."""
-        return [self.updates, self.skipped, *self.scale.counts]
-
-    def reset_counts(self) -> None:
-        """Assigns to the counts the values they started with; not to the scale."""
-        self.updates.assign(0)
-        self.skipped.assign(0)
-        self.scale.reset_counts()
+        """Lists the variables but for the scale's log2."""
+        own = [variable for key, variable in self._state.items() if key != _LOG2]
+        return [self.updates, self.skipped, *own]
 
     def variables(self) -> list[tf.Variable]:
-        """Lists scale and counts."""
-        log2 = self.scale.log2
-        return [*([] if log2 is None else [log2]), *self.counts()]
+        """Lists the scale's log2, where there is one, and the counts."""
+        return [*present([self.log2]), *self.counts()]
+
+    def reset_counts(self) -> None:
+        """Assigns to the counts the values they started with; not to the log2."""
+        self.updates.assign(0)
+        self.skipped.assign(0)
+        for key, start in self._rule.initial().items():
+            if key != _LOG2:
+                self._state[key].assign(start)
+
+    def scale(self) -> tf.Tensor | None:
+        """Returns the scale as a float32 scalar; None without scaling."""
+        return self._two_to_the(1)
+
+    def inverse(self) -> tf.Tensor | None:
+        """Returns 1 / scale as a float32 scalar; None without scaling."""
+        return self._two_to_the(-1)
+
+    def move_scale(self, good: tf.Tensor) -> list[tf.Operation]:
+        """Changes the scale's state by the rule, after an update of the model.
+
+        Args:
+          good: bool scalar, whether every gradient was finite.
+
+        Returns:
+          The assignments.
+        """
+        if self.log2 is None:
+            return []
+        with tf.device(self.log2.device):
+            state = {key: value.read_value() for key, value in self._state.items()}
+            return [
+                self._state[key].assign(value, read_value=False)
+                for key, value in self._rule.next(state, good).items()
+            ]
+
+    def _two_to_the(self, sign: int) -> tf.Tensor | None:
+        if self.log2 is None:
+            return None
+        if orders_effects():
+            # Read at every use: an update may come between, even one in a function
+            # that is not traced again.
+            with tf.device(self.log2.device):
+                return self._rule.scale(sign * self.log2.read_value())
+        made = self._made_in(tf.compat.v1.get_default_graph())
+        with tf.control_dependencies(None), tf.device(self.log2.device):
+            if _LOG2_ITSELF not in made:
+                made[_LOG2_ITSELF] = self.log2.read_value()
+            if sign in made:
+                return made[sign]
+            scale = self._rule.scale(sign * made[_LOG2_ITSELF])
+        if scale.graph is made[_LOG2_ITSELF].graph:
+            made[sign] = scale
+        return scale
+
+    def _made_in(self, graph: tf.Graph) -> dict[int, tf.Tensor]:
+        enclosing = list(graphs_around(graph))
+        # The others are finished; those of wrap_function are not to be kept.
+        self._reads = {g: self._reads[g] for g in enclosing if g in self._reads}
+        nearest = next((g for g in enclosing if g in self._reads), graph)
+        return self._reads.setdefault(nearest, {})
 
 
 class SlotRequest(NamedTuple):
@@ -104,14 +179,15 @@ class SharedState:
         return self.start("") if self._scalars is None else self._scalars
 
     def start(self, device: str, *, local: bool = False) -> Scalars:
-        """Makes the scalars on the host of ``device``, unless they exist."""
+        """Makes the scalars on the host of ``device``, unless they exist.
+
+        Args:
+          device: any device string; may be empty.
+          local: whether a session graph's saver leaves them out.
+        """
         if self._scalars is None:
-            host = host_of(device)
-            variables = LossScaleVariables(self._rule, device=host, local=local)
-            updates = make_state(0, name="updates", device=host, local=local)
-            skipped = make_state(0, name="skipped_updates", device=host, local=local)
-            mutex = f"{_unique_name(updates)}_mutex"
-            self._scalars = Scalars(host, variables, updates, skipped, mutex)
+            with tf.init_scope(), override_to_local_variable(local):
+                self._scalars = Scalars(self._rule, host_of(device))
         return self._scalars
 
     def build(self, new: SlotRequest) -> WrappedOptimizer:
@@ -138,15 +214,15 @@ class SharedState:
 
     def scaled(self, value: Buffer) -> Buffer:
         """Multiplies a value of any floating dtype by the scale, in float32."""
-        return _times(value, self.scalars.scale.scale())
+        return _times(value, self.scalars.scale())
 
     def unscaled(self, value: Buffer) -> Buffer:
         """Multiplies a value of any floating dtype by 1 / scale, in float32."""
-        return _times(value, self.scalars.scale.inverse())
+        return _times(value, self.scalars.inverse())
 
     def unscaled_gradients(self, grads: Sequence[Buffer | None]) -> list[Buffer | None]:
         """Unscales gradients into float32; None stays None."""
-        inverse = self.scalars.scale.inverse()
+        inverse = self.scalars.inverse()
         return [g if g is None else scale(to_float32(g), inverse) for g in grads]
 
     def get_slot(self, var: Any, name: str) -> tf.Variable | None:

@@ -30,7 +30,7 @@ from tw_ampopt._variables import are_local, make_state, present
 from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer
 from tw_core.flat_packs import PackPlan, unpack
 from tw_core.gradients import map_values, scale, values_of
-from tw_core.variables import tf_variable
+from tw_core.variables import override_to_local_variable, tf_variable
 
 
 class Updater:
@@ -66,24 +66,26 @@ class Updater:
         local = [are_local(tower) for tower in variables]
         first = tf_variable(variables[0][0])
         self._scalars = shared.start(first.device, local=local[0])
-        self.global_norm = make_state(
-            0.0, name="global_norm", device=self._scalars.host, local=local[0]
-        )
-        self.accumulator: GradientAccumulator | None = None
-        if options.accumulation_steps is not None:
-            self.accumulator = GradientAccumulator(
-                plan_buffers(self._shapes).packed_shapes(self._shapes),
-                self.devices,
-                steps=options.accumulation_steps,
-                steps_message=options.steps_message,
-                drops=options.drops,
-                host=self._scalars.host,
-                local=local[0],
-            )
+        with tf.init_scope(), override_to_local_variable(local[0]):
+            self._make_own_state()
         self.wrapped = [
             shared.build(SlotRequest(*tower, own, is_local))
             for tower, own, is_local in zip(towers, self.variables, local, strict=False)
         ]
+
+    def _make_own_state(self) -> None:
+        host, steps = self._scalars.host, self._options.accumulation_steps
+        self.global_norm = make_state(0.0, name="global_norm", device=host)
+        self.accumulator: GradientAccumulator | None = None
+        if steps is not None:
+            self.accumulator = GradientAccumulator(
+                plan_buffers(self._shapes).packed_shapes(self._shapes),
+                self.devices,
+                steps=steps,
+                steps_message=self._options.steps_message,
+                drops=self._options.drops,
+                host=host,
+            )
 
     def state(self) -> list[tf.Variable]:
         """Lists the state that is not shared."""
@@ -112,14 +114,14 @@ class Updater:
           bool scalar, whether variables changed; all effects have happened when it
           is known.
         """
-        accumulator, scaling = self.accumulator, self._scalars.scale
+        accumulator, scalars = self.accumulator, self._scalars
         plan, buffers = make_buffers(
             grads, self._shapes, self.devices, keep_sparse=accumulator is None
         )
         if accumulator is None:
-            factor = scaling.scale() if are_scaled else None
+            factor = scalars.scale() if are_scaled else None
             return self._update(plan, buffers, factor, True, global_step)
-        inverse = scaling.inverse() if are_scaled else None
+        inverse = scalars.inverse() if are_scaled else None
 
         def add_and_update() -> tf.Tensor:
             progress = accumulator.add(buffers, inverse)
@@ -131,8 +133,8 @@ class Updater:
 
         return one_at_a_time(
             add_and_update,
-            mutex=self._scalars.mutex,
-            device=self._scalars.host,
+            mutex=scalars.mutex,
+            device=scalars.host,
             after=[values_of(buffer) for tower in buffers for buffer in tower],
         )
 
@@ -168,7 +170,7 @@ class Updater:
         )
         # In parallel with the update: the rule needs to know ``finite`` only.
         good = finite if complete is True else tf.logical_and(finite, complete)
-        moved = self._scalars.scale.update(good)
+        moved = self._scalars.move_scale(good)
         with tf.control_dependencies(moved):
             return tf.identity(updated)
 

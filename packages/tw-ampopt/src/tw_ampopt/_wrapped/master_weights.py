@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tw_ampopt._variables import are_local, identity, make_state, present
 from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer
-from tw_core.variables import tf_variable
+from tw_core.variables import override_to_local_variable, tf_variable
 
 _HALF = (tf.float16, tf.bfloat16)
 
@@ -61,12 +61,12 @@ class MasterWeights:
             return variable
         if identity(variable) not in self._masters:
             name = f"{variable.name.split(':')[0].replace('/', '_')}_master"
-            self._masters[identity(variable)] = make_state(
-                lambda: tf.zeros(variable.shape, tf.float32),
-                name=name,
-                device=tf_variable(variable).device,
-                local=are_local([variable]),
-            )
+            with override_to_local_variable(are_local([variable])):
+                self._masters[identity(variable)] = make_state(
+                    lambda: tf.zeros(variable.shape, tf.float32),
+                    name=name,
+                    device=tf_variable(variable).device,
+                )
         return self._masters[identity(variable)]
 
 
