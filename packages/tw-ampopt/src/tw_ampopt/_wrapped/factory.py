@@ -16,8 +16,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tw_ampopt._checks.arguments import check_numeric_scalar
-from tw_ampopt._wrapped.master_weights import MasterWeights
-from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer, wrap
+from tw_ampopt._wrapped.wrapped_optimizer import MasterWeights, WrappedOptimizer, wrap
 
 OptimizerFactory: TypeAlias = Callable[..., Any]
 LearningRateLike: TypeAlias = (

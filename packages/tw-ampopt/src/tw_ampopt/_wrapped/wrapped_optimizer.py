@@ -2,7 +2,7 @@
 
 TensorFlow's v1 optimizers and tf_keras's legacy ones know their slots by variable and
 name. Keras 3 optimizers do not, and update the variables alone that they were built
-for.
+for. Any of them may update float32 masters in place of half-precision variables.
 """
 
 import sys
@@ -13,9 +13,12 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from tw_ampopt._variables import are_local, identity, make_state, present
 from tw_core.gradients import map_values, with_unique_rows
 from tw_core.optimizers import OptimizerKind, apply_pairs, create_slots, kind_of
-from tw_core.variables import tf_variable
+from tw_core.variables import override_to_local_variable, tf_variable
+
+_HALF = (tf.float16, tf.bfloat16)
 
 _CAN_BE_WRAPPED = (
     "tf.compat.v1.train optimizers (and classes that follow "
@@ -152,7 +155,7 @@ class WrappedKeras3:
 
     def get_slot(self, var: Any, name: str) -> tf.Variable | None:
         """Returns a slot, or None."""
-        own = next((v for v in self._variables if _identity(v) == _identity(var)), None)
+        own = next((v for v in self._variables if identity(v) == identity(var)), None)
         if own is None:
             return None
         # Variables may have the same name; their slots then come in their order.
@@ -175,8 +178,8 @@ class WrappedKeras3:
         return list(dict.fromkeys(names))
 
     def _check_known(self, variables: Sequence[Any]) -> None:
-        known = set(map(_identity, self._variables))
-        unknown = [v.name for v in variables if _identity(v) not in known]
+        known = set(map(identity, self._variables))
+        unknown = [v.name for v in variables if identity(v) not in known]
         if unknown:
             raise ValueError(
                 f"{self._caller}: the Keras optimizer {self.optimizer.name!r} has "
@@ -186,8 +189,76 @@ class WrappedKeras3:
             )
 
 
-def _identity(variable: Any) -> int:
-    return id(tf_variable(variable))
+class MasterWeights:
+    """A wrapped optimizer that updates float32 masters in place of half variables.
+
+    A half-precision variable cannot hold small updates. The optimizer updates a
+    float32 master instead, and the variable is the master, rounded. Where rounding the
+    master does not give the variable, the variable has been assigned since (by a
+    restore, or a copy between towers), and the master takes its value: so masters need
+    no care of their own.
+    """
+
+    def __init__(self, wrapped: WrappedOptimizer) -> None:
+        """Wraps ``wrapped`` once more."""
+        self._wrapped = wrapped
+        self._masters: dict[int, tf.Variable] = {}
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Makes masters and slots."""
+        self._wrapped.build([self._master_of(variable) for variable in variables])
+
+    def apply(self, grads: Sequence[Any], variables: Sequence[Any]) -> Any:
+        """Updates masters, then the variables; returns the last assignments."""
+        pairs = [(self._master_of(v), v) for v in variables]
+        halves = [(m, tf_variable(v)) for m, v in pairs if m is not v]
+        follow = [_follow(master, variable) for master, variable in halves]
+        with tf.control_dependencies(follow):
+            # Carries the dependency into functions that optimizers call.
+            grads = tf.nest.map_structure(tf.identity, grads, expand_composites=True)
+            updated = present([self._wrapped.apply(grads, [m for m, _ in pairs])])
+        with tf.control_dependencies(updated):
+            rounded = [_round_into(variable, master) for master, variable in halves]
+        return tf.group(*updated, *present(rounded))
+
+    def variables(self) -> list[tf.Variable]:
+        """Lists the optimizer's variables, then the masters."""
+        return [*self._wrapped.variables(), *self._masters.values()]
+
+    def get_slot(self, var: Any, name: str) -> tf.Variable | None:
+        """Returns the slot of ``var``, or of its master."""
+        return self._wrapped.get_slot(self._masters.get(identity(var), var), name)
+
+    def get_slot_names(self) -> list[str]:
+        """Lists the names of the slots."""
+        return self._wrapped.get_slot_names()
+
+    def _master_of(self, variable: Any) -> Any:
+        if tf.as_dtype(variable.dtype) not in _HALF:
+            return variable
+        if identity(variable) not in self._masters:
+            name = f"{variable.name.split(':')[0].replace('/', '_')}_master"
+            with override_to_local_variable(are_local([variable])):
+                self._masters[identity(variable)] = make_state(
+                    lambda: tf.zeros(variable.shape, tf.float32),
+                    name=name,
+                    device=tf_variable(variable).device,
+                )
+        return self._masters[identity(variable)]
+
+
+def _follow(master: tf.Variable, variable: tf.Variable) -> Any:
+    with tf.device(variable.device):
+        held, shown = master.read_value(), variable.read_value()
+        same = tf.equal(tf.cast(held, shown.dtype), shown)
+        value = tf.where(same, held, tf.cast(shown, tf.float32))
+        return master.assign(value, read_value=False)
+
+
+def _round_into(variable: tf.Variable, master: tf.Variable) -> Any:
+    with tf.device(variable.device):
+        rounded = tf.cast(master.read_value(), variable.dtype)
+        return variable.assign(rounded, read_value=False)
 
 
 def _cast_pairs(
