@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tw_ampopt._checks.arguments import check_slot, check_value
-from tw_ampopt._optimizers.settings import Settings, check_share
+from tw_ampopt._settings import Settings, check_share
 from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
 from tw_ampopt._variables import name_of
@@ -32,7 +32,7 @@ class BaseOptimizer:
           own: that class.
         """
         if share is None:
-            shared = SharedState(settings.rule, settings.make_wrapped)
+            shared = SharedState(settings)
         elif not (isinstance(share, BaseOptimizer) and isinstance(share, own)):
             raise TypeError(
                 f"{settings.caller}: share must be a tw_ampopt.{own.__name__}; got "

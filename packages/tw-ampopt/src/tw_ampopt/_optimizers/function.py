@@ -20,15 +20,14 @@ from tw_ampopt._checks.arguments import (
 from tw_ampopt._checks.gradients import check_step_and_name
 from tw_ampopt._loss_scale.rules import LossScale
 from tw_ampopt._optimizers.base import BaseOptimizer
-from tw_ampopt._optimizers.settings import check_settings
 from tw_ampopt._optimizers.towers import (
     gradients_by_tower,
     gradients_of_pairs,
     towers_of,
     variables_by_tower,
 )
+from tw_ampopt._settings import Reducer, check_settings, check_update_options
 from tw_ampopt._update.buffers import RawGradients, nonfinite_flags
-from tw_ampopt._update.options import Reducer, check_update_options
 from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
 from tw_ampopt._wrapped.factory import LearningRateLike, OptimizerFactory

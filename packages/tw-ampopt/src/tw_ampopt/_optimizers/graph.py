@@ -25,11 +25,12 @@ from tw_ampopt._loss_scale.rules import LossScale
 from tw_ampopt._optimizers.base import BaseOptimizer
 from tw_ampopt._optimizers.graph_steps import GraphSteps, check_in_graph
 from tw_ampopt._optimizers.registration import Registered
-from tw_ampopt._optimizers.settings import (
+from tw_ampopt._settings import (
+    Reducer,
     check_settings,
+    check_update_options,
     choose_rule,
 )
-from tw_ampopt._update.options import Reducer, check_update_options
 from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
 from tw_ampopt._variables import common_device

@@ -10,9 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from tw_ampopt._checks.gradients import check_still_usable
-from tw_ampopt._optimizers.settings import Settings
+from tw_ampopt._settings import Settings, UpdateOptions
 from tw_ampopt._update.buffers import RawGradients, nonfinite_flags
-from tw_ampopt._update.options import UpdateOptions
 from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
 from tw_ampopt._variables import are_local

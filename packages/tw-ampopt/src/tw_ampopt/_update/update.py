@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 import tw_reduce
+from tw_ampopt._settings import UpdateOptions
 from tw_ampopt._update.accumulator import (
     GradientAccumulator,
     Progress,
@@ -24,7 +25,6 @@ from tw_ampopt._update.buffers import (
     make_buffers,
     plan_buffers,
 )
-from tw_ampopt._update.options import UpdateOptions
 from tw_ampopt._update.state import SharedState, SlotRequest
 from tw_ampopt._variables import are_local, make_state, present
 from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer

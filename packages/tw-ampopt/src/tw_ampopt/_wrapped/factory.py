@@ -1,4 +1,4 @@
-"""From ``tf_optimizer=`` and ``learning_rate=`` to one wrapped optimizer per tower.
+"""Factories of optimizers and learning rates, as callers may give them.
 
 ``tf_optimizer`` is a class, a factory or a dotted name. In a dotted name ``tf.``
 stands for TensorFlow's v1 names first, as ``"tf.train.AdamOptimizer"`` has always
@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tw_ampopt._checks.arguments import check_numeric_scalar
-from tw_ampopt._wrapped.wrapped_optimizer import MasterWeights, WrappedOptimizer, wrap
 
 OptimizerFactory: TypeAlias = Callable[..., Any]
 LearningRateLike: TypeAlias = (
@@ -46,27 +45,13 @@ def find_factory(tf_optimizer: str | OptimizerFactory, *, caller: str) -> Any:
     return given
 
 
-def make_wrapped(
-    factory: OptimizerFactory,
-    *,
-    name: str,
-    learning_rate: Any,
-    kwargs: dict[str, Any],
-    master_copies: bool,
-    caller: str,
-) -> WrappedOptimizer:
-    """Makes one optimizer and wraps it."""
-    named = {"name": name} if _takes_name(factory) else {}
+def takes_name(factory: OptimizerFactory) -> bool:
+    """Tests whether a factory has a parameter ``name``; one that hides them has."""
     try:
-        optimizer = factory(learning_rate=learning_rate, **named, **kwargs)
-    except (TypeError, ValueError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(
-            f"{caller}: tf_optimizer must make an optimizer when it is called with "
-            f"learning_rate and {sorted(kwargs)}; {factory!r} says: {error}"
-        ) from error
-    wrapped = wrap(optimizer, caller=caller)
-    return MasterWeights(wrapped) if master_copies else wrapped
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    return any(p.name == "name" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 class LearningRate:
@@ -162,14 +147,6 @@ def _attribute(root: Any, dotted: str) -> Any:
     for part in dotted.split("."):
         root = getattr(root, part, None)
     return root
-
-
-def _takes_name(factory: OptimizerFactory) -> bool:
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):
-        return True
-    return any(p.name == "name" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _check_tensor(value: Any, caller: str) -> None:

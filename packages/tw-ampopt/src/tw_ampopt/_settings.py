@@ -1,0 +1,247 @@
+"""What optimizers are made with: checked once, and kept as plain values.
+
+``Settings`` are what sharing optimizers agree on; ``UpdateOptions`` belong to one
+optimizer alone.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from tw_ampopt._checks.arguments import check_numeric_scalar
+from tw_ampopt._loss_scale.rules import GradualLossScale, LossScale, NoOpLossScale
+from tw_ampopt._wrapped.factory import (
+    LearningRate,
+    LearningRateLike,
+    OptimizerFactory,
+    check_learning_rate,
+    find_factory,
+    same_rate,
+    takes_name,
+)
+from tw_ampopt._wrapped.wrapped_optimizer import MasterWeights, WrappedOptimizer, wrap
+from tw_core.checks import check_flag, check_number
+
+AccumulationSteps: TypeAlias = int | tf.Tensor | tf.Variable
+Reducer: TypeAlias = Callable[[Sequence[Sequence[Any]]], Sequence[Sequence[Any]]]
+
+_ON_NONFINITE = ("skip_group", "drop_micro_batch")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What sharing optimizers must agree on.
+
+    Attributes:
+      caller: class and name; opens messages.
+      prefix: begins the names of the wrapped optimizers.
+      factory: makes a wrapped optimizer.
+      learning_rate: as given.
+      kwargs: further arguments of the factory.
+      rule: how the loss scale moves.
+      master_copies: whether half-precision variables have float32 masters.
+    """
+
+    caller: str
+    prefix: str
+    factory: OptimizerFactory
+    learning_rate: LearningRateLike
+    rule: LossScale
+    master_copies: bool
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def rate(self, updates: tf.Variable) -> LearningRate:
+        """Returns the learning rate as a function of the count of updates."""
+        return LearningRate(self.learning_rate, updates, caller=self.caller)
+
+    def make_wrapped(self, index: int, updates: tf.Variable) -> WrappedOptimizer:
+        """Makes the wrapped optimizer of one tower.
+
+        Args:
+          index: how many there are.
+          updates: counts the updates made.
+        """
+        named = (
+            {"name": f"{self.prefix}_opt{index}"} if takes_name(self.factory) else {}
+        )
+        rate = self.rate(updates).for_optimizer()
+        try:
+            optimizer = self.factory(learning_rate=rate, **named, **self.kwargs)
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(
+                f"{self.caller}: tf_optimizer must make an optimizer when it is called "
+                f"with learning_rate and {sorted(self.kwargs)}; {self.factory!r} says: "
+                f"{error}"
+            ) from error
+        wrapped = wrap(optimizer, caller=self.caller)
+        return MasterWeights(wrapped) if self.master_copies else wrapped
+
+
+@dataclass(frozen=True)
+class UpdateOptions:
+    """How updates are made: the choices that belong to one optimizer alone.
+
+    Attributes:
+      accumulation_steps: micro-batches per update; None for no accumulation.
+      steps_message: the error where ``accumulation_steps`` is a tensor with a bad
+        value.
+      drops: whether a bad micro-batch is dropped rather than its update skipped.
+      clip: bound of the global norm, or None.
+      reducer: sums over towers; None for ``tw_reduce.sum_balanced`` over the devices.
+      caller: opens messages.
+    """
+
+    accumulation_steps: AccumulationSteps | None
+    steps_message: str
+    drops: bool
+    clip: float | None
+    reducer: Reducer | None
+    caller: str
+
+
+def check_settings(
+    *,
+    caller: str,
+    prefix: str,
+    tf_optimizer: str | OptimizerFactory,
+    learning_rate: LearningRateLike,
+    rule: LossScale | None,
+    master_copies: bool,
+    kwargs: Mapping[str, Any],
+) -> Settings:
+    """Checks what both classes take, and finds the optimizer's class."""
+    if inspect.isclass(rule) or not isinstance(rule, LossScale | None):
+        raise TypeError(
+            f"{caller}: loss_scale must be a rule such as "
+            f"tw_ampopt.DynamicLossScale(); got {rule!r}."
+        )
+    check_learning_rate(learning_rate, caller=caller)
+    return Settings(
+        caller,
+        prefix,
+        find_factory(tf_optimizer, caller=caller),
+        learning_rate,
+        NoOpLossScale() if rule is None else rule,
+        check_flag(caller, master_copies=master_copies),
+        dict(kwargs),
+    )
+
+
+def choose_rule(
+    given: LossScale | None,
+    gradual: tuple[float, float, float] | None,
+    *,
+    caller: str,
+) -> LossScale | None:
+    """Returns the one rule that is asked for, or None.
+
+    Args:
+      given: the argument ``loss_scale``.
+      gradual: start and steps of a ``GradualLossScale``; None for no such rule.
+      caller: opens messages.
+    """
+    if gradual is None:
+        return given
+    if given is not None:
+        raise ValueError(
+            f"{caller}: use_loss_scaling=True and loss_scale={given} are two rules for "
+            "one scale; keep one of them."
+        )
+    init, increment, decrement = gradual
+    check_number(caller, finite=False, loss_scaling_init=init)
+    check_number(caller, at_least=0, loss_scaling_inc=increment)
+    check_number(caller, at_least=0, loss_scaling_dec=decrement)
+    try:
+        return GradualLossScale(init, increment, decrement)
+    except ValueError as error:
+        raise ValueError(f"{caller}: loss_scaling_init: {error}") from error
+
+
+def check_share(ours: Settings, theirs: Settings) -> None:
+    """Refuses to share between optimizers of different settings."""
+    names = {"factory": "tf_optimizer", "rule": "loss_scale", "kwargs": "arguments"}
+    pairs = {
+        key: (getattr(ours, key), getattr(theirs, key))
+        for key in ("factory", "kwargs", "rule", "master_copies", "learning_rate")
+    }
+    different = [
+        f"{names.get(key, key)} {here!r} here, {there!r} there"
+        for key, (here, there) in pairs.items()
+        if not (same_rate(here, there) if key == "learning_rate" else here == there)
+    ]
+    if different:
+        raise ValueError(
+            f"{ours.caller}: share takes an optimizer made with the same settings, "
+            f"since both use one set of slots and one scale; got "
+            f"{'; '.join(different)}."
+        )
+
+
+def check_update_options(
+    *,
+    caller: str,
+    steps: Any,
+    steps_name: str,
+    on_nonfinite: str,
+    clip_by_global_norm: float | None,
+    reducer: Reducer | None,
+) -> UpdateOptions:
+    """Checks how updates are to be made.
+
+    Args:
+      steps: micro-batches per update.
+      steps_name: the argument by which they were given.
+      on_nonfinite: a policy by its name.
+      clip_by_global_norm: bound of the norm, or None.
+      reducer: sums over towers, or None.
+      caller: opens messages.
+    """
+    if on_nonfinite not in _ON_NONFINITE:
+        raise ValueError(
+            f"{caller}: on_nonfinite must be one of {list(_ON_NONFINITE)}; got "
+            f"{on_nonfinite!r}."
+        )
+    if clip_by_global_norm is not None:
+        clip_by_global_norm = check_number(
+            caller, above=0, clip_by_global_norm=clip_by_global_norm
+        )
+    if reducer is not None and not callable(reducer):
+        raise TypeError(
+            f"{caller}: reducer must be a function of [K][N] tensors that returns "
+            f"their sums over towers, e.g. from tw_reduce; got {reducer!r}."
+        )
+    message = f"{caller}: {steps_name} must be a whole number of 1 or more; got:"
+    return UpdateOptions(
+        accumulation_steps=_checked_steps(steps, steps_name, message, caller),
+        steps_message=message,
+        drops=on_nonfinite == "drop_micro_batch",
+        clip=clip_by_global_norm,
+        reducer=reducer,
+        caller=caller,
+    )
+
+
+def _checked_steps(
+    value: Any, name: str, message: str, caller: str
+) -> AccumulationSteps | None:
+    """Returns None where nothing is to be accumulated: for None and 1."""
+    if value is None:
+        return None
+    if tf.is_tensor(value) or isinstance(value, tf.Variable):
+        check_numeric_scalar(value, name=name, caller=caller)
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        whole = getattr(value, "item", lambda: None)()  # a NumPy number
+        if isinstance(whole, bool) or not isinstance(whole, int | float):
+            raise TypeError(
+                f"{caller}: {name} must be a whole number of micro-batches or a "
+                f"numeric scalar tensor; got {value!r}."
+            )
+        value = whole
+    if not (value >= 1 and float(value).is_integer()):
+        raise ValueError(f"{message.removesuffix(':')} {value}.")
+    return None if value == 1 else int(value)
