@@ -41,7 +41,7 @@ def check_loss(loss: object, *, caller: str) -> None:
             f"{caller}: loss must be a scalar; got a tensor of shape {loss.shape}. "
             "Take its mean or sum."
         )
-    check_same_graph({"the loss": loss}, caller=caller)
+    check_same_graph([loss], lambda _: "the loss", caller=caller)
 
 
 def check_variables(variables: Iterable[Any], *, caller: str) -> list[Any]:
@@ -75,14 +75,39 @@ def check_variables(variables: Iterable[Any], *, caller: str) -> list[Any]:
             f"{caller}: variables must have known shapes, as slots and accumulators "
             f"have theirs; got {', '.join(wrong)}. Make them with a full shape."
         )
-    check_same_graph({f"the variable {name_of(v)}": v for v in found}, caller=caller)
+    check_same_graph(
+        found, lambda n: f"the variable {name_of(found[n])}", caller=caller
+    )
     return found
 
 
-def check_trained_variables(
-    var_list: Iterable[Any] | None, default: Iterable[Any], *, caller: str
+def check_differentiation(
+    loss: object,
+    var_list: Iterable[Any] | None,
+    options: Mapping[str, Any],
+    *,
+    default: Iterable[Any],
+    gradients: Callable[..., Any],
+    caller: str,
 ) -> list[Any]:
-    """Returns the variables whose gradients ``compute_gradients`` is asked for."""
+    """Checks the arguments of a ``compute_gradients``.
+
+    Args:
+      loss: to be differentiated.
+      var_list: variables, or None for ``default``.
+      options: of ``gradients``.
+      default: the variables that are trained where none are given.
+      gradients: TensorFlow's function, which takes loss, variables and options.
+      caller: opens messages.
+
+    Returns:
+      The variables whose gradients are asked for.
+    """
+    check_loss(loss, caller=caller)
+    known = [*inspect.signature(gradients).parameters][2:]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise TypeError(f"{caller}: got unknown options {unknown}; takes {known}.")
     if var_list is not None and not isinstance(var_list, list | tuple):
         raise TypeError(
             f"{caller}: var_list must be a list of variables, or None for all "
@@ -109,7 +134,7 @@ def check_value(value: object, *, caller: str) -> None:
         raise TypeError(
             f"{caller}: value must be of a floating dtype; got {dtype.name}."
         )
-    check_same_graph({"value": value}, caller=caller)
+    check_same_graph([value], lambda _: "value", caller=caller)
 
 
 def check_counter(global_step: Any, *, caller: str) -> None:
@@ -131,7 +156,7 @@ def check_numeric_scalar(value: Any, *, name: str, caller: str) -> None:
         raise TypeError(f"{caller}: {name} must be numeric; got {dtype.name}.")
     if not tf.TensorShape(value.shape).is_compatible_with([]):
         raise ValueError(f"{caller}: {name} must be a scalar; got shape {value.shape}.")
-    check_same_graph({name: value}, caller=caller)
+    check_same_graph([value], lambda _: name, caller=caller)
 
 
 def check_slot(var: object, name: object, *, caller: str) -> None:
@@ -141,26 +166,19 @@ def check_slot(var: object, name: object, *, caller: str) -> None:
     check_text(caller, name=name)
 
 
-def check_options(
-    function: Callable[..., Any], options: Mapping[str, Any], *, caller: str
+def check_same_graph(
+    values: Sequence[Any], name: Callable[[int], str], *, caller: str
 ) -> None:
-    """Refuses options that a function of TensorFlow's does not take."""
-    known = [*inspect.signature(function).parameters][2:]
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise TypeError(f"{caller}: got unknown options {unknown}; takes {known}.")
-
-
-def check_same_graph(values: Mapping[str, Any], *, caller: str) -> None:
     """Refuses tensors and variables that ops made now cannot use.
 
     Args:
-      values: what is to be used, by what it is called in the message.
+      values: what is to be used.
+      name: says what value n is called in the message.
       caller: opens messages.
     """
     is_eager = tf.executing_eagerly()
     usable = [] if is_eager else [*graphs_around(tf.compat.v1.get_default_graph())]
-    foreign = [name for name, value in values.items() if not _is_usable(value, usable)]
+    foreign = [name(n) for n, v in enumerate(values) if not _is_usable(v, usable)]
     if foreign:
         raise ValueError(
             f"{caller}: everything must belong to the graph that is being built; got "

@@ -50,10 +50,7 @@ def check_gradients(
         if grad is not None
     ]
     _check_kinds(places, caller)
-    check_same_graph(
-        {f"the gradient of {name_of(v)} in tower {k}": grad for k, grad, v in places},
-        caller=caller,
-    )
+    _check_graphs(places, caller)
     _check_dtypes(places, caller)
     _check_shapes(places, caller)
     checked = iter([_of_known_shape(place, caller) for place in places])
@@ -75,14 +72,14 @@ def check_still_usable(
       lists: [K][N] variables.
       caller: opens messages.
     """
-    values = {
-        f"the gradient of {name_of(variable)} in tower {k}": grad
+    places = [
+        (k, grad, variable)
         for k, (tower, own) in enumerate(zip(towers, lists, strict=True))
         for calls, variable in zip(tower, own, strict=True)
         for grad in calls
         if grad is not None
-    }
-    check_same_graph(values, caller=caller)
+    ]
+    _check_graphs(places, caller)
 
 
 def check_application(
@@ -162,6 +159,11 @@ def _check_kinds(places: Sequence[_Place], caller: str) -> None:
         )
 
 
+def _check_graphs(places: Sequence[_Place], caller: str) -> None:
+    grads = [grad for _, grad, _ in places]
+    check_same_graph(grads, lambda n: _named(places[n]), caller=caller)
+
+
 def _check_dtypes(places: Sequence[_Place], caller: str) -> None:
     wrong = [
         f"{tf.as_dtype(grad.dtype).name} for {name_of(variable)} in tower {k}"
@@ -207,6 +209,11 @@ def _fits(grad: Any, variable: Any) -> bool:
         and shape[1:].is_compatible_with(rows[1:])
         and rows[:1].is_compatible_with(places)
     )
+
+
+def _named(place: _Place) -> str:
+    k, _, variable = place
+    return f"the gradient of {name_of(variable)} in tower {k}"
 
 
 def _shown(grad: Any) -> str:
@@ -258,7 +265,6 @@ def _compared(
 def _shape_check(
     got: tf.Tensor, wanted: tf.TensorShape, place: _Place, caller: str
 ) -> tf.Operation:
-    k, grad, variable = place
     sizes = wanted.as_list()
     # Of another rank, shapes may be equal by broadcasting.
     same = tf.logical_and(
@@ -269,9 +275,9 @@ def _shape_check(
             )
         ),
     )
-    what = "rows of shape" if isinstance(grad, tf.IndexedSlices) else "shape"
+    what = "rows of shape" if isinstance(place[1], tf.IndexedSlices) else "shape"
     message = (
-        f"{caller}: the gradient of {name_of(variable)} in tower {k} must have {what} "
-        f"{sizes}, as its variable has, in the variables' order; got:"
+        f"{caller}: {_named(place)} must have {what} {sizes}, as its variable has, in "
+        "the variables' order; got:"
     )
     return tf.debugging.Assert(same, [message, got])

@@ -11,16 +11,11 @@ from typing import Any
 import tensorflow as tf
 
 from tw_ampopt import _renamed
-from tw_ampopt._checks.arguments import (
-    check_loss,
-    check_name,
-    check_options,
-    check_trained_variables,
-)
+from tw_ampopt._checks.arguments import check_differentiation, check_name
 from tw_ampopt._checks.gradients import check_step_and_name
 from tw_ampopt._loss_scale.rules import LossScale
 from tw_ampopt._optimizers.base import BaseOptimizer
-from tw_ampopt._optimizers.towers import (
+from tw_ampopt._optimizers.tower_gradients import (
     gradients_by_tower,
     gradients_of_pairs,
     towers_of,
@@ -222,10 +217,11 @@ class TowerOptimizer(
           ValueError: no variables, or a loss that is no scalar.
         """
         caller = self._enter("compute_gradients")
-        check_loss(loss, caller=caller)
-        check_options(tf.gradients, options, caller=caller)
-        variables = check_trained_variables(
-            var_list, self._updater.variables[0], caller=caller
+        variables = check_differentiation(
+            *(loss, var_list, options),
+            default=self._updater.variables[0],
+            gradients=tf.gradients,
+            caller=caller,
         )
         if tf.executing_eagerly():
             raise RuntimeError(

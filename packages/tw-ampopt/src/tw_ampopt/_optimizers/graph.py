@@ -10,12 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_ampopt._checks.arguments import (
-    check_loss,
-    check_name,
-    check_options,
-    check_trained_variables,
-)
+from tw_ampopt._checks.arguments import check_differentiation, check_name
 from tw_ampopt._checks.gradients import (
     check_application,
     check_gradients,
@@ -24,7 +19,7 @@ from tw_ampopt._checks.gradients import (
 from tw_ampopt._loss_scale.rules import LossScale
 from tw_ampopt._optimizers.base import BaseOptimizer
 from tw_ampopt._optimizers.graph_steps import GraphSteps, check_in_graph
-from tw_ampopt._optimizers.registration import Registered
+from tw_ampopt._optimizers.tower_gradients import Registered
 from tw_ampopt._settings import (
     Reducer,
     check_settings,
@@ -203,10 +198,11 @@ class Optimizer(BaseOptimizer):
           ValueError: no variables, a loss that is no scalar, or another graph's.
         """
         caller = self._enter("compute_gradients")
-        check_loss(loss, caller=caller)
-        check_options(tf.compat.v1.gradients, options, caller=caller)
-        variables = check_trained_variables(
-            var_list, tf.compat.v1.trainable_variables(), caller=caller
+        variables = check_differentiation(
+            *(loss, var_list, options),
+            default=tf.compat.v1.trainable_variables(),
+            gradients=tf.compat.v1.gradients,
+            caller=caller,
         )
         grads = self._steps.scaled_gradients(loss, variables, **options)
         with tf.name_scope(f"{self._settings.prefix}_grad"):

@@ -217,8 +217,7 @@ class Updater:
         done = []
         for k, (variables, wrapped) in enumerate(self.replicas()):
             with tf.device(self.devices[k] or None):
-                buffers = [scale(b, self._clip_factor(norm)) for b in means[k]]
-                grads = unpack(buffers, plan, self._shapes)
+                grads = unpack(self._clipped(means[k], norm), plan, self._shapes)
                 done.append(wrapped.apply(grads, variables))
         with tf.control_dependencies(present(done)):
             # Learning rates may be computed from these counts: they come last.
@@ -233,10 +232,11 @@ class Updater:
         with tf.control_dependencies(present([skipped])):
             return tf.constant(False)
 
-    def _clip_factor(self, norm: tf.Tensor) -> tf.Tensor | None:
-        if self._options.clip is None:
-            return None
-        return self._options.clip / tf.maximum(norm, self._options.clip)
+    def _clipped(self, buffers: Sequence[Buffer], norm: tf.Tensor) -> Sequence[Buffer]:
+        bound = self._options.clip
+        if bound is None:
+            return buffers
+        return [scale(buffer, bound / tf.maximum(norm, bound)) for buffer in buffers]
 
 
 def _divided(buffer: Buffer, divisor: tf.Tensor | None) -> Buffer:

@@ -10,13 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_ampopt._checks.arguments import (
-    check_loss,
-    check_name,
-    check_options,
-    check_slot,
-    check_trained_variables,
-)
+from tw_ampopt._checks.arguments import check_differentiation, check_name, check_slot
 from tw_ampopt._checks.gradients import check_application
 from tw_ampopt._variables import make_state
 from tw_ampopt._wrapped.factory import check_learning_rate
@@ -97,10 +91,11 @@ class SimpleAdam:
                 f"{caller}: needs a graph; call it inside a tf.function, or use a "
                 "GradientTape and apply_gradients."
             )
-        check_loss(loss, caller=caller)
-        check_options(tf.compat.v1.gradients, options, caller=caller)
-        variables = check_trained_variables(
-            var_list, tf.compat.v1.trainable_variables(), caller=caller
+        variables = check_differentiation(
+            *(loss, var_list, options),
+            default=tf.compat.v1.trainable_variables(),
+            gradients=tf.compat.v1.gradients,
+            caller=caller,
         )
         grads = tf.compat.v1.gradients(loss, variables, **options)
         return list(zip(grads, variables, strict=True))

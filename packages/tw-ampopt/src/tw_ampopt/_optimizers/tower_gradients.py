@@ -1,0 +1,290 @@
+"""Towers' variables and gradients as callers bring them, made [K][N] lists.
+
+In a session graph they are registered loss by loss, and a loss's device says which
+tower it belongs to. A ``TowerOptimizer`` is given lists of them, or pairs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tw_ampopt._checks.arguments import check_loss, check_variables
+from tw_ampopt._checks.gradients import check_gradients, check_pairs, list_pairs
+from tw_ampopt._update.buffers import Buffer, RawGradients
+from tw_ampopt._variables import common_device, identity, name_of
+from tw_core import Tower, check_towers, towers
+from tw_core.checks import naming
+from tw_core.devices import canonical_device
+from tw_core.gradients import check_any_gradient, check_grad_list
+from tw_core.variables import repeated_variables, tf_variable
+
+
+@dataclass
+class DeviceGradients:
+    """The gradients that one device has registered.
+
+    Attributes:
+      key: the device's canonical name.
+      device: the device string as the losses have it.
+      variables: in the order of first registration.
+      calls: by the identity of a variable, one gradient (or None) per call.
+    """
+
+    key: str
+    device: str
+    variables: list[Any] = field(default_factory=list)
+    calls: dict[int, list[Buffer | None]] = field(default_factory=dict)
+
+    def add(self, variables: Sequence[Any], grads: Sequence[Buffer | None]) -> None:
+        """Adds the gradients of one call."""
+        for variable, grad in zip(variables, grads, strict=True):
+            if id(variable) not in self.calls:
+                self.variables.append(variable)
+                self.calls[id(variable)] = []
+            self.calls[id(variable)].append(grad)
+
+    def in_order(self) -> list[list[Buffer | None]]:
+        """Returns [N][calls] gradients."""
+        return [self.calls[id(variable)] for variable in self.variables]
+
+    def has_gradient(self) -> bool:
+        """Tests whether any loss reaches any variable."""
+        return any(grad is not None for calls in self.in_order() for grad in calls)
+
+
+class Registered:
+    """All devices' gradients, until an op takes them."""
+
+    def __init__(self, caller: str) -> None:
+        """Starts empty; ``caller`` opens messages."""
+        self._by_device: dict[str, DeviceGradients] = {}
+        self._caller = caller
+        self._taken = False
+
+    def check(self, loss: Any, trainable_vars: Any) -> list[Any]:
+        """Checks one registration and returns its variables as a list."""
+        caller = f"{self._caller}.register_gradients"
+        if self._taken:
+            raise RuntimeError(
+                f"{caller}: comes after apply_updates, whose op would not see these "
+                "gradients; register all of them first."
+            )
+        check_loss(loss, caller=caller)
+        if isinstance(trainable_vars, dict):
+            trainable_vars = list(trainable_vars.values())
+        if not isinstance(trainable_vars, list | tuple):
+            raise TypeError(
+                f"{caller}: trainable_vars must be a list or dict of variables; got "
+                f"{trainable_vars!r}."
+            )
+        if not trainable_vars:
+            raise ValueError(
+                f"{caller}: trainable_vars is empty; pass the variables that the loss "
+                f"{loss.name!r} trains."
+            )
+        variables = check_variables(trainable_vars, caller=caller)
+        _check_once(variables, caller)
+        _check_device(loss, variables, caller)
+        return variables
+
+    def add(
+        self, device: str, variables: Sequence[Any], grads: Sequence[Buffer | None]
+    ) -> None:
+        """Adds the gradients of one call."""
+        key = canonical_device(device)
+        own = self._by_device.setdefault(key, DeviceGradients(key, device))
+        own.add(variables, grads)
+
+    def take(self, *, allow_none: bool) -> list[DeviceGradients]:
+        """Returns each device's gradients, once.
+
+        Args:
+          allow_none: whether no gradient at all is allowed; it gives ``[]``.
+        """
+        caller = f"{self._caller}.apply_updates"
+        if self._taken:
+            raise RuntimeError(
+                f"{caller}: was called before; keep the op that it returned."
+            )
+        towers = list(self._by_device.values())
+        if allow_none and not any(tower.has_gradient() for tower in towers):
+            self._taken = True
+            return []
+        if not towers:
+            raise ValueError(
+                f"{caller}: no gradients were registered; call register_gradients, or "
+                "pass allow_no_op=True."
+            )
+        _check_registered(towers, caller)
+        self._taken = True
+        return towers
+
+
+def variables_by_tower(variables: Any, *, caller: str) -> list[list[Any]]:
+    """Makes [K][N] of [N] or [K][N] variables, checked.
+
+    Returns:
+      [K][N], or [1][N] where every tower has the same variables.
+    """
+    wanted = f"{caller}: variables must be one list per tower, or one list for all"
+    lists = _lists_by_tower(variables, wanted)
+    for tower in lists:
+        check_variables(tower, caller=caller)
+    if not any(lists):
+        raise ValueError(
+            f"{caller}: no variables; build the model before the optimizer, and pass "
+            "e.g. [model.trainable_variables for model in models]."
+        )
+    keys = [list(map(identity, tower)) for tower in lists]
+    if all(key == keys[0] for key in keys):
+        lists = lists[:1]
+    pairs = [[(None, tf_variable(v)) for v in tower] for tower in lists]
+    with naming(caller):
+        check_grad_list(pairs, allow_none=True)
+    twice = repeated_variables([v for tower in lists for v in tower])
+    if twice:
+        raise ValueError(
+            f"{caller}: {sorted(v.name for v in twice)} came more than once; every "
+            "tower has its own variables, or all have the same list."
+        )
+    return lists
+
+
+def towers_of(
+    lists: Sequence[Sequence[Any]], given: Sequence[Tower] | None, *, caller: str
+) -> tuple[Tower, ...]:
+    """Returns the given towers, or one for each list of variables, on its device."""
+    if given is None:
+        return tuple(towers([common_device(tower) for tower in lists]))
+    with naming(caller):
+        check_towers(given)
+    if len(lists) not in (1, len(given)):
+        raise ValueError(
+            f"{caller}: variables must be one list per tower, or one list for all; got "
+            f"{len(lists)} lists for {len(given)} towers."
+        )
+    return tuple(given)
+
+
+def gradients_by_tower(
+    grads: Any, variables: Sequence[Sequence[Any]], total: int, *, caller: str
+) -> RawGradients:
+    """Makes [K][N][1] of [K][N] gradients, or of [N] for one tower.
+
+    Args:
+      grads: tensors, sparse or not, and None.
+      variables: [K][N], or [1][N] where towers share.
+      total: K.
+      caller: opens messages.
+    """
+    wanted = f"{caller}: grads must be [K][N] gradients, one list per tower"
+    by_tower = _lists_by_tower(grads, wanted)
+    lists = list(variables) * (total if len(variables) == 1 else 1)
+    counts, expected = [len(t) for t in by_tower], [len(v) for v in lists]
+    if counts != expected:
+        raise ValueError(
+            f"{caller}: grads must hold one gradient (or None) per variable from each "
+            f"of {total} towers, {expected} of them; got {counts}."
+        )
+    check_any_gradient(caller, [g for tower in by_tower for g in tower], lists[0])
+    return _checked(by_tower, lists, caller)
+
+
+def gradients_of_pairs(
+    grads_and_vars: Any,
+    variables: Sequence[Sequence[Any]],
+    total: int,
+    *,
+    caller: str,
+) -> RawGradients:
+    """Makes [K][N][1] of [N] or [K][N] pairs, in the order of ``variables``.
+
+    Args:
+      grads_and_vars: pairs of a gradient, or None, and a variable.
+      variables: [K][N], or [1][N] where towers share.
+      total: K.
+      caller: opens messages.
+    """
+    pairs = list_pairs(grads_and_vars, caller=caller)
+    nested = bool(pairs) and all(isinstance(tower, list) for tower in pairs)
+    by_tower = pairs if nested else [pairs]
+    if len(by_tower) != total:
+        raise ValueError(
+            f"{caller}: grads_and_vars must hold pairs from each of {total} towers; "
+            f"got them from {len(by_tower)}."
+        )
+    lists = list(variables) * (total if len(variables) == 1 else 1)
+    grads = []
+    for k, (tower, own) in enumerate(zip(by_tower, lists, strict=True)):
+        checked = check_pairs(tower, caller=caller)
+        _check_same([v for _, v in checked], own, f"{caller}, tower {k}")
+        found = {identity(variable): grad for grad, variable in checked}
+        grads.append([found[identity(variable)] for variable in own])
+    return _checked(grads, lists, caller)
+
+
+def _check_registered(found: Sequence[DeviceGradients], caller: str) -> None:
+    lists = [[(None, tf_variable(v)) for v in tower.variables] for tower in found]
+    devices = ", ".join(f"tower {k} is {t.device!r}" for k, t in enumerate(found))
+    with naming(f"{caller} ({devices})"):
+        check_grad_list(lists, allow_none=True)
+    if not any(tower.has_gradient() for tower in found):
+        names = sorted({name_of(v) for tower in found for v in tower.variables})
+        raise ValueError(
+            f"{caller}: no registered loss depends on any of its variables {names}; "
+            "check what the losses are computed from, or pass allow_no_op=True."
+        )
+
+
+def _check_once(variables: Sequence[Any], caller: str) -> None:
+    twice = sorted(map(name_of, repeated_variables(variables)))
+    if twice:
+        raise ValueError(
+            f"{caller}: trainable_vars holds {twice} more than once; each variable has "
+            "one gradient per call. To add up losses, register them one by one."
+        )
+
+
+def _check_device(loss: Any, variables: Sequence[Any], caller: str) -> None:
+    device = canonical_device(loss.device)
+    elsewhere = [
+        f"{name_of(variable)} on {tf_variable(variable).device!r}"
+        for variable in variables
+        if canonical_device(tf_variable(variable).device) != device
+    ]
+    if elsewhere:
+        raise ValueError(
+            f"{caller}: variables must be on their loss's device; the loss "
+            f"{loss.name!r} is on {loss.device!r}, but {', '.join(elsewhere)}. Compute "
+            "the loss where its variables are: with tf.device(variable.device)."
+        )
+
+
+def _lists_by_tower(values: Any, wanted: str) -> list[list[Any]]:
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise TypeError(f"{wanted}; got {values!r}.")
+    are_lists = [isinstance(tower, list | tuple) for tower in values]
+    if not any(are_lists):
+        return [list(values)]
+    if not all(are_lists):
+        raise TypeError(f"{wanted}; got lists and others: {values!r}.")
+    return [list(tower) for tower in values]
+
+
+def _checked(
+    grads: Sequence[Sequence[Any]], lists: Sequence[Sequence[Any]], caller: str
+) -> RawGradients:
+    checked = check_gradients(grads, lists, caller=caller)
+    return [[[grad] for grad in tower] for tower in checked]
+
+
+def _check_same(came: Sequence[Any], own: Sequence[Any], caller: str) -> None:
+    given, known = set(map(identity, came)), set(map(identity, own))
+    unknown = [name_of(v) for v in came if identity(v) not in known]
+    missing = [name_of(v) for v in own if identity(v) not in given]
+    if unknown or missing:
+        raise ValueError(
+            f"{caller}: the pairs must have the variables that the optimizer was made "
+            f"for; got unknown {unknown}, and missing are {missing}. A variable "
+            "without a gradient takes part with None."
+        )
