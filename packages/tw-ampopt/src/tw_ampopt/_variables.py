@@ -1,6 +1,6 @@
-"""Variables: state made alike in both modes, their names, devices and graphs."""
+"""Variables: state made alike in both modes, and the devices that hold variables."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,10 +12,7 @@ _LOCAL = tf.compat.v1.GraphKeys.LOCAL_VARIABLES
 
 
 def make_state(
-    initial: float | int | Callable[[], tf.Tensor],
-    *,
-    name: str,
-    device: str,
+    initial: float | int | Callable[[], tf.Tensor], *, name: str, device: str
 ) -> tf.Variable:
     """Makes one variable of state, outside of any control flow being built.
 
@@ -66,21 +63,9 @@ def common_device(variables: Sequence[Any]) -> str:
     return str(devices[0]) if len(set(map(canonical_device, devices))) == 1 else ""
 
 
-def graphs_around(graph: tf.Graph) -> Iterator[tf.Graph]:
-    """Yields a graph, then the one in which it is a branch, loop or function, ..."""
-    while graph is not None:
-        yield graph
-        graph = getattr(graph, "outer_graph", None)
-
-
 def identity(variable: Any) -> int:
     """Returns what a Keras variable and the ``tf.Variable`` in it have in common."""
     return id(tf_variable(variable))
-
-
-def name_of(variable: Any) -> str:
-    """Names a variable in messages: a Keras variable by its path."""
-    return str(getattr(variable, "path", None) or variable.name)
 
 
 def present(items: Sequence[Any]) -> list[Any]:

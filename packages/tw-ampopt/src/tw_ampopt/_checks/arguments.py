@@ -2,13 +2,12 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tw_ampopt._variables import graphs_around, name_of
 from tw_core.checks import check_text
 from tw_core.gradients import values_of
 from tw_core.modes import builds_session_graph
@@ -185,6 +184,18 @@ def check_same_graph(
             f"{', '.join(foreign)} of another graph, of eager mode, or of a tf.cond "
             "branch, a loop or a function that is finished. Build both in one place."
         )
+
+
+def graphs_around(graph: tf.Graph) -> Iterator[tf.Graph]:
+    """Yields a graph, then the one in which it is a branch, loop or function, ..."""
+    while graph is not None:
+        yield graph
+        graph = getattr(graph, "outer_graph", None)
+
+
+def name_of(variable: Any) -> str:
+    """Names a variable in messages: a Keras variable by its path."""
+    return str(getattr(variable, "path", None) or variable.name)
 
 
 def _is_resource_variable(value: Any) -> bool:

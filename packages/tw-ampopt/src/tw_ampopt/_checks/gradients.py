@@ -16,8 +16,9 @@ from tw_ampopt._checks.arguments import (
     check_name,
     check_same_graph,
     check_variables,
+    name_of,
 )
-from tw_ampopt._variables import host_of, name_of
+from tw_ampopt._variables import host_of
 from tw_core.gradients import check_any_gradient
 from tw_core.modes import compiles_with_xla
 from tw_core.variables import repeated_variables

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tw_ampopt._checks.arguments import check_slot, check_value
+from tw_ampopt._checks.arguments import check_slot, check_value, name_of
 from tw_ampopt._settings import Settings, check_share
 from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
-from tw_ampopt._variables import name_of
 from tw_core import copy_to_replicas
 from tw_core.modes import without_autograph
 from tw_core.variables import tf_variable
@@ -32,7 +31,7 @@ class BaseOptimizer:
           own: that class.
         """
         if share is None:
-            shared = SharedState(settings)
+            shared = SharedState(settings.rule, settings.make_wrapped)
         elif not (isinstance(share, BaseOptimizer) and isinstance(share, own)):
             raise TypeError(
                 f"{settings.caller}: share must be a tw_ampopt.{own.__name__}; got "

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tw_ampopt._checks.arguments import check_loss, check_variables
+from tw_ampopt._checks.arguments import check_loss, check_variables, name_of
 from tw_ampopt._checks.gradients import check_gradients, check_pairs, list_pairs
 from tw_ampopt._update.buffers import Buffer, RawGradients
-from tw_ampopt._variables import common_device, identity, name_of
+from tw_ampopt._variables import common_device, identity
 from tw_core import Tower, check_towers, towers
 from tw_core.checks import naming
 from tw_core.devices import canonical_device

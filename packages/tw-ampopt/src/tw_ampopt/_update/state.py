@@ -11,10 +11,10 @@ from uuid import uuid4
 
 import tensorflow as tf
 
+from tw_ampopt._checks.arguments import graphs_around
 from tw_ampopt._loss_scale.rules import LossScale
-from tw_ampopt._settings import Settings
 from tw_ampopt._update.buffers import Buffer, to_float32
-from tw_ampopt._variables import graphs_around, host_of, make_state, present
+from tw_ampopt._variables import host_of, make_state, present
 from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer
 from tw_core.gradients import map_values, scale
 from tw_core.modes import builds_session_graph, orders_effects
@@ -155,9 +155,20 @@ class SharedState:
       on_new_slots: called after steps that made slots; one function per sharer.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        """Keeps how to make the state; ``settings`` are all sharers'."""
-        self._settings = settings
+    def __init__(
+        self,
+        rule: LossScale,
+        make_wrapped: Callable[[int, tf.Variable], WrappedOptimizer],
+    ) -> None:
+        """Keeps how to make the state.
+
+        Args:
+          rule: how the scale moves.
+          make_wrapped: makes an optimizer, from how many there are and the count of
+            updates.
+        """
+        self._rule = rule
+        self._make_wrapped = make_wrapped
         self._scalars: Scalars | None = None
         self._requests: list[SlotRequest] = []
         self.wrapped: dict[str, WrappedOptimizer] = {}
@@ -177,7 +188,7 @@ class SharedState:
         """
         if self._scalars is None:
             with tf.init_scope(), override_to_local_variable(local):
-                self._scalars = Scalars(self._settings.rule, host_of(device))
+                self._scalars = Scalars(self._rule, host_of(device))
         return self._scalars
 
     def build(self, new: SlotRequest) -> WrappedOptimizer:
@@ -187,7 +198,7 @@ class SharedState:
         """
         with tf.init_scope(), tf.device(new.device or None):
             if new.key not in self.wrapped:
-                self.wrapped[new.key] = self._settings.make_wrapped(
+                self.wrapped[new.key] = self._make_wrapped(
                     len(self.wrapped), self.scalars.updates
                 )
             with override_to_local_variable(new.local):
@@ -197,7 +208,7 @@ class SharedState:
 
     def fresh_copy(self) -> "SharedState":
         """Makes the same state once more, with all slots in the same order."""
-        other = SharedState(self._settings)
+        other = SharedState(self._rule, self._make_wrapped)
         other.start(self.scalars.host)
         for request in self._requests:
             other.build(request)
