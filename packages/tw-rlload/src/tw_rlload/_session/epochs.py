@@ -1,17 +1,18 @@
 """Whole epochs in one session call: the step, copied into a loop.
 
 The step was built once, outside, as ``optimize`` runs it. The loop's body holds
-a copy of what lies between its inputs and its update.
+a copy of the operations between its inputs and its update; placeholders and resource
+handles (variables, tables, ...) stay the outer ones and are captured.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tw_rlload._loading.plan import LoadPlan
-from tw_rlload._session.losses import loss_of, operations_of, scalars_of
-from tw_rlload._session.step import SessionStep
-from tw_rlload._session.subgraph import make_copier
+from tw_rlload._session.step import SessionStep, loss_of
+from tw_rlload._tf_compat import capture
 from tw_rlload._training.loop import (
     LOOP_SPECS,
     LoopFeeds,
@@ -36,9 +37,9 @@ class SessionEpochs:
           losses: [K] scalars to report.
           picks: pick the rows of a turn.
         """
-        others = [scalars_of(fetches) for fetches in step.fetches]
+        others = [_scalars_of(fetches) for fetches in step.fetches]
         self._layout, scalars = lay_out(losses, step.weights, others)
-        operations = [op for fetches in step.fetches for op in operations_of(fetches)]
+        operations = [op for fetches in step.fetches for op in _operations_of(fetches)]
         self._step = step
         with tf.device("/cpu:0"), tf.name_scope("epochs"):
             placeholder = tf.compat.v1.placeholder
@@ -78,7 +79,7 @@ class SessionEpochs:
         picks: list[Pick],
     ) -> tf.Tensor:
         replaced = [tensor for tower in self._step.inputs for tensor in tower]
-        copy = make_copier(replaced, [*operations, *scalars])
+        copy = _make_copier(replaced, [*operations, *scalars])
 
         def step(rows: list[list[tf.Tensor]]) -> tuple[list[Any], list[Any]]:
             copies = copy([tensor for tower in rows for tensor in tower])
@@ -92,3 +93,137 @@ def build_epochs(step: SessionStep, picks: list[Pick]) -> SessionEpochs | None:
     losses = [loss_of(loss) for loss in step.losses]
     known = [loss for loss in losses if loss is not None]
     return SessionEpochs(step, known, picks) if len(known) == len(losses) else None
+
+
+def _make_copier(
+    inputs: Sequence[tf.Tensor], targets: Sequence[tf.Tensor | tf.Operation]
+) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor | tf.Operation]]:
+    """Finds the part of a graph that computes ``targets`` from ``inputs``.
+
+    Args:
+      inputs: tensors that every copy replaces.
+      targets: tensors and operations of the same graph.
+
+    Returns:
+      What copies the part into the function that is being built: it takes a tensor of
+      the function for each input, and returns what stands for each target inside.
+    """
+    operations = _ancestors({t.op for t in inputs}, [_op(t) for t in targets])
+    outside = {op for op in operations if _stays_outside(op)}
+    part = _graph_def(inputs[0].graph, {op.name for op in operations - outside})
+    outer = sorted((t for op in outside for t in op.outputs), key=lambda t: str(t.name))
+
+    def copy(replacements: Sequence[tf.Tensor]) -> list[tf.Tensor | tf.Operation]:
+        body = tf.compat.v1.get_default_graph()
+        inside: dict[str, tf.Tensor] = {t.name: capture(body, t) for t in outer}
+        pairs = zip(inputs, replacements, strict=True)
+        inside.update({tensor.name: new for tensor, new in pairs})
+        copied = tf.graph_util.import_graph_def(
+            part,
+            input_map=_used(part, inside),
+            return_elements=[t.name for t in targets if t.name not in inside],
+            name="step",
+        )
+        fresh = iter(copied)
+        return [inside[t.name] if t.name in inside else next(fresh) for t in targets]
+
+    return copy
+
+
+def _scalars_of(fetches: Mapping[str, Any], prefix: str = "") -> dict[str, tf.Tensor]:
+    """Returns the numeric scalars among fetches, dictionaries inside included.
+
+    Args:
+      fetches: names, and tensors, operations or dictionaries.
+      prefix: of the names.
+
+    Returns:
+      Tensors by name, levels joined with ``/``.
+    """
+    found: dict[str, tf.Tensor] = {}
+    for name, value in fetches.items():
+        if isinstance(value, Mapping):
+            found |= _scalars_of(value, f"{prefix}{name}/")
+        elif tf.is_tensor(value) and _is_number(value):
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def _operations_of(fetches: Mapping[str, Any]) -> list[tf.Operation]:
+    """Returns the operations among fetches, dictionaries inside included."""
+    found: list[tf.Operation] = []
+    for value in fetches.values():
+        if isinstance(value, Mapping):
+            found += _operations_of(value)
+        elif isinstance(value, tf.Operation):
+            found.append(value)
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    dtype = value.dtype
+    numeric = dtype.is_floating or dtype.is_integer or dtype.is_bool
+    return bool(numeric and value.shape.rank == 0)
+
+
+def _ancestors(
+    stop: set[tf.Operation], targets: Sequence[tf.Operation]
+) -> set[tf.Operation]:
+    found: set[tf.Operation] = set()
+    waiting = list(targets)
+    while waiting:
+        op = waiting.pop()
+        if op in found or op in stop:
+            continue
+        found.add(op)
+        if not _stays_outside(op):
+            waiting += [tensor.op for tensor in op.inputs]
+            waiting += op.control_inputs
+    return found
+
+
+def _stays_outside(op: tf.Operation) -> bool:
+    if op.type in ("Placeholder", "PlaceholderWithDefault"):
+        return True
+    resources = (tf.resource, tf.variant)
+    return not op.inputs and any(t.dtype in resources for t in op.outputs)
+
+
+def _graph_def(graph: tf.Graph, names: set[str]) -> tf.compat.v1.GraphDef:
+    whole = graph.as_graph_def()
+    part = tf.compat.v1.GraphDef(versions=whole.versions, library=whole.library)
+    for node in whole.node:
+        if node.name in names:
+            copy = part.node.add()
+            copy.CopyFrom(node)
+            _forget_others(copy, names)
+    return part
+
+
+def _forget_others(node: tf.compat.v1.NodeDef, names: set[str]) -> None:
+    """Removes control inputs and colocations that refer outside of the part."""
+    kept = [i for i in node.input if not i.startswith("^") or i[1:] in names]
+    del node.input[:]
+    node.input.extend(kept)
+    if "_class" in node.attr:
+        near = [c for c in node.attr["_class"].list.s if c.decode()[5:] in names]
+        del node.attr["_class"].list.s[:]
+        node.attr["_class"].list.s.extend(near)
+        if not near:
+            del node.attr["_class"]
+
+
+def _used(
+    graph_def: tf.compat.v1.GraphDef, inside: Mapping[str, tf.Tensor]
+) -> dict[str, tf.Tensor]:
+    # Importing refuses replacements for tensors that no node reads.
+    read = {name for node in graph_def.node for name in node.input}
+    return {
+        name: tensor
+        for name, tensor in inside.items()
+        if name in read or name.removesuffix(":0") in read
+    }
+
+
+def _op(target: tf.Tensor | tf.Operation) -> tf.Operation:
+    return target if isinstance(target, tf.Operation) else target.op

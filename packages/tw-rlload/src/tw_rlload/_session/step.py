@@ -1,9 +1,13 @@
 """The step that a session graph holds: every tower's loss, averaged, applied.
 
-``optimize`` runs it as it is; ``run_epochs`` runs copies of it in a loop.
+``optimize`` runs it as it is; ``run_epochs`` runs copies of it in a loop. What
+``build_graph`` returns for a tower is read by the names that policies of RLlib have,
+in its versions with this optimizer and in the later ones (up to 2.9.3, the last that
+was looked at).
 """
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,9 +16,8 @@ import tensorflow as tf
 from tw_core import Tower, map_towers
 from tw_rlload._loading.plan import LoadPlan
 from tw_rlload._loading.variables import WEIGHTS, ColumnSpec, DataVariables
-from tw_rlload._session.losses import feeds_of, fetches_of, gradients_of
 from tw_rlload._training.gradients import Combine, Pairs
-from tw_rlload._training.slices import MinibatchSlice, slice_rows
+from tw_rlload._training.loop import MinibatchSlice, slice_rows
 
 _NAME = "LocalSyncParallelOptimizer"
 v1 = tf.compat.v1
@@ -108,11 +111,11 @@ class SessionStep:
             self.weights = map_towers(
                 lambda _, rows: tf.reduce_sum(rows[-1]), towers, self.inputs
             )
-        check_shared(grad_list)
+        _check_shared(grad_list)
         pairs = combine(grad_list, self.weights)
         with tf.control_dependencies(updates):
             self.train_op = optimizer.apply_gradients(pairs[0])
-        self.fetches = [fetches_of(loss) for loss in self.losses]
+        self.fetches = [_fetches_of(loss) for loss in self.losses]
 
     def request(
         self, plan: LoadPlan, buffer: int, first: int
@@ -132,11 +135,11 @@ class SessionStep:
         """Returns the losses' own placeholders and their present values."""
         feeds: dict[Any, Any] = {}
         for loss in self.losses:
-            feeds.update(feeds_of(loss))
+            feeds.update(_feeds_of(loss))
         return feeds
 
 
-def check_shared(grad_list: Sequence[Pairs]) -> None:
+def _check_shared(grad_list: Sequence[Pairs]) -> None:
     """Refuses towers with variables of their own.
 
     Args:
@@ -160,6 +163,15 @@ def check_shared(grad_list: Sequence[Pairs]) -> None:
         )
 
 
+def loss_of(tower_loss: Any) -> tf.Tensor | None:
+    """Returns a tower's scalar loss, or None where it shows none."""
+    for name in ("loss", "_loss"):
+        loss: Any = getattr(tower_loss, name, None)
+        if tf.is_tensor(loss) and loss.shape.rank == 0:
+            return loss
+    return None
+
+
 def _with_weights(build_graph: Callable[..., Any]) -> Callable[..., Any]:
     """Makes ``build_graph(inputs, weights)`` take the weights as last input."""
     return lambda tensors: build_graph(tensors[:-1], tensors[-1])
@@ -181,7 +193,7 @@ def _build_losses(
 
     def build(_: Tower, inputs: Sequence[tf.Tensor]) -> tuple[Any, Pairs]:
         loss = build_loss(list(inputs))
-        return loss, gradients_of(loss, optimizer, caller=_NAME)
+        return loss, _gradients_of(loss, optimizer, caller=_NAME)
 
     with v1.variable_scope(
         v1.get_variable_scope(), reuse=v1.AUTO_REUSE, auxiliary_name_scope=False
@@ -192,3 +204,62 @@ def _build_losses(
         built = map_towers(build, towers, tower_inputs)
     updates = v1.get_collection(v1.GraphKeys.UPDATE_OPS)
     return common, built, [update for update in updates if id(update) not in known]
+
+
+def _gradients_of(tower_loss: Any, optimizer: Any, *, caller: str) -> Pairs:
+    """Asks a tower for its gradients.
+
+    Raises:
+      TypeError: ``build_graph`` returned something without ``gradients``, or that
+        needs a loss and has none; ``gradients`` returned something other than pairs.
+    """
+    kind = type(tower_loss).__name__
+    gradients = getattr(tower_loss, "gradients", None)
+    if not callable(gradients):
+        raise TypeError(
+            f"{caller}: build_graph must return an object with gradients(optimizer); "
+            f"got {kind}."
+        )
+    who = f"{caller}: {kind}.gradients"
+    if not _takes_loss(gradients):
+        return _pairs(gradients(optimizer), who)
+    loss = loss_of(tower_loss)
+    if loss is None:
+        raise TypeError(
+            f"{who} takes a loss besides the optimizer, and {kind} has no scalar "
+            "tensor `loss` (or `_loss`) to give it."
+        )
+    return _pairs(gradients(optimizer, loss), who)
+
+
+def _feeds_of(tower_loss: Any) -> Mapping[Any, Any]:
+    """Returns a tower's own placeholders and their present values."""
+    feeds = getattr(tower_loss, "extra_compute_grad_feed_dict", None)
+    return feeds() or {} if feeds else {}
+
+
+def _fetches_of(tower_loss: Any) -> dict[str, Any]:
+    """Returns what a tower computes besides its gradients."""
+    for name in ("_get_grad_and_stats_fetches", "extra_compute_grad_fetches"):
+        fetches = getattr(tower_loss, name, None)
+        if fetches:
+            return dict(fetches() or {})
+    return {}
+
+
+def _takes_loss(gradients: Any) -> bool:
+    try:
+        inspect.signature(gradients).bind(None)
+    except TypeError:
+        return True
+    return False
+
+
+def _pairs(returned: Any, who: str) -> Pairs:
+    pairs: list[Any] = list(returned) if isinstance(returned, Iterable) else [None]
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        raise TypeError(
+            f"{who} must return a list of (gradient, variable) pairs, for one "
+            f"optimizer and one loss; got {returned!r:.200}."
+        )
+    return [(grad, variable) for grad, variable in pairs]

@@ -1,5 +1,5 @@
 """What a training step and whole epochs share in both modes.
 
-Slices of the loaded rows, the loop over steps, its order and results, and the
+The loop over steps and the rows that it picks, its order and results, and the
 gradients' way to what is applied.
 """
