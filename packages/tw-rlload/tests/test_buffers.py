@@ -12,7 +12,7 @@ import pytest
 from tw_core import towers
 from tw_core.testing import CPUS
 from tw_rlload._loading.buffers import Buffers
-from tw_rlload._loading.variables import ColumnSpec
+from tw_rlload._loading.specs import ColumnSpec
 
 SPEC = ColumnSpec("x", np.dtype(np.float32), (), is_state=False)
 ROWS = np.arange(8, dtype=np.float32)

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tw_rlload._loading.columns import check_lengths, read_columns
-from tw_rlload._loading.variables import make_spec
+from tw_rlload._loading.specs import make_spec
 
 
 def specs_of(**columns):

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tw_rlload._loading.columns import Column
+from tw_rlload._loading.specs import ColumnSpec
 from tw_rlload._loading.staging import StagingPool, copy_rows, pad_rows
-from tw_rlload._loading.variables import ColumnSpec
 
 FLOAT = np.dtype(np.float32)
 

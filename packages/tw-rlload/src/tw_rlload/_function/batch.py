@@ -12,15 +12,10 @@ from tw_core.checks import naming
 from tw_core.renames import renamed_arguments
 from tw_rlload import _renamed
 from tw_rlload._loading.buffers import Buffers
-from tw_rlload._loading.casts import Array
 from tw_rlload._loading.columns import Columns
 from tw_rlload._loading.plan import LoadReport, Remainder
-from tw_rlload._loading.staging import Writer
-from tw_rlload._loading.variables import (
-    DataVariables,
-    no_rows,
-    specs_of_mappings,
-)
+from tw_rlload._loading.specs import Array, DataVariables, specs_of_mappings
+from tw_rlload._loading.staging import Writer, no_rows
 
 _NAME = "DeviceBatch"
 

@@ -12,6 +12,7 @@ from tw_reduce import Reducer
 from tw_rlload._function.batch import DeviceBatch, buffers_of, check_eager
 from tw_rlload._function.step import FunctionStep
 from tw_rlload._loading.buffers import Loaded
+from tw_rlload._loading.plan import first_sequence
 from tw_rlload._training.gradients import averaging, check_clipping
 from tw_rlload._training.loop import (
     LOOP_SPECS,
@@ -110,7 +111,7 @@ class EpochFunction:
         """
         check_eager("gives arrays", caller="optimize")
         with self._buffers.training(self, caller="optimize") as loaded:
-            first = loaded.first_sequence(batch_index)
+            first = first_sequence(loaded.report, batch_index)
             step = first // loaded.report.sequences_per_device_step
             order = EpochOrder(None, None, np.full((1, 1), step, np.int32), None)
             loop, layout = self._loop()

@@ -14,7 +14,7 @@ from tw_core.checks import check_list
 from tw_core.optimizers import check_optimizer, create_slots
 from tw_core.variables import is_variable, shared_variables, tf_variable
 from tw_reduce import Reducer
-from tw_rlload._loading.variables import WEIGHTS, ColumnSpec
+from tw_rlload._loading.specs import WEIGHTS, ColumnSpec
 from tw_rlload._training.gradients import Pairs, combine_gradients
 
 _NAME = "EpochFunction"

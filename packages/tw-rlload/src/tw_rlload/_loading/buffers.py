@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -24,14 +23,13 @@ from tw_core.checks import check_flag, check_number, check_whole_number
 from tw_core.devices import repeated_devices
 from tw_rlload._loading.columns import Columns, PreparedLoad, prepare
 from tw_rlload._loading.plan import LoadReport, Remainder, check_options, cut_batch
-from tw_rlload._loading.staging import StagingPool, Writer, fill
-from tw_rlload._loading.variables import WEIGHTS, ColumnSpec, make_data_variables
+from tw_rlload._loading.specs import WEIGHTS, ColumnSpec
+from tw_rlload._loading.staging import StagingPool, Writer, fill, make_data_variables
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(NamedTuple):
     """A batch that can be trained on.
 
     Attributes:
@@ -41,25 +39,6 @@ class Loaded:
 
     buffer: int
     report: LoadReport
-
-    def first_sequence(self, batch_index: int) -> int:
-        """Returns the number of the first sequence of a step.
-
-        Args:
-          batch_index: where the step starts, in rows of a device.
-
-        Raises:
-          IndexError: no step starts there.
-          TypeError: not a whole number.
-        """
-        offsets = self.report.batch_offsets
-        first = check_whole_number("optimize", batch_index=batch_index)
-        if first not in offsets:
-            raise IndexError(
-                f"optimize: batch_index must be one of report.batch_offsets, "
-                f"{list(offsets)}; got {batch_index}."
-            )
-        return first // self.report.sequence_length
 
 
 class _Run(NamedTuple):

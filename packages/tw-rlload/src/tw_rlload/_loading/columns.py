@@ -14,9 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from tw_rlload._loading.casts import Array, DType, cast_fault
 from tw_rlload._loading.plan import LoadPlan
-from tw_rlload._loading.variables import ColumnSpec
+from tw_rlload._loading.specs import Array, ColumnSpec, DType, cast_fault
 
 Columns: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
 

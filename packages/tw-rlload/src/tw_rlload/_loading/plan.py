@@ -231,6 +231,27 @@ def cut_batch(
     return plan
 
 
+def first_sequence(report: LoadReport, batch_index: int) -> int:
+    """Returns the number of the first sequence of a step on its device.
+
+    Args:
+      report: of the batch that is trained on.
+      batch_index: where the step starts, in rows of a device.
+
+    Raises:
+      IndexError: no step starts there.
+      TypeError: not a whole number.
+    """
+    offsets = report.batch_offsets
+    first = check_whole_number("optimize", batch_index=batch_index)
+    if first not in offsets:
+        raise IndexError(
+            f"optimize: batch_index must be one of report.batch_offsets, "
+            f"{list(offsets)}; got {batch_index}."
+        )
+    return first // report.sequence_length
+
+
 def _sequence_length(rows: int, states: int | None, caller: str) -> int:
     if rows < 1 or (states is not None and states < 1):
         given = f"{rows} rows" if states is None else f"{rows} rows, {states} states"

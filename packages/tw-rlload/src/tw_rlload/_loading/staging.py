@@ -1,4 +1,8 @@
-"""From a prepared batch to filled variables, by way of memory of our own.
+"""The variables that hold a batch, and filling them by way of memory of our own.
+
+The variables are in no collection: a saver, an initialiser or a summary of "all
+variables" leaves them alone. Assigning zero rows frees what they held, in a graph and
+eagerly alike.
 
 A session adopts a fed array as a variable's memory where the array starts at a
 multiple of 64 bytes and the device is a CPU. So rows are always copied into blocks
@@ -14,12 +18,38 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
-from tw_rlload._loading.casts import Array, DType
+from tw_core import Tower, map_towers
 from tw_rlload._loading.columns import Column, PreparedLoad
-from tw_rlload._loading.variables import WEIGHTS
+from tw_rlload._loading.specs import WEIGHTS, Array, ColumnSpec, DataVariables, DType
 
 _ALIGNMENT = 64
+
+
+def make_data_variables(
+    towers: Sequence[Tower], specs: Sequence[ColumnSpec], num_buffers: int
+) -> DataVariables:
+    """Makes a variable per buffer, tower and column, on the tower's device.
+
+    Args:
+      towers: K towers.
+      specs: C columns.
+      num_buffers: how many batches are held.
+
+    Returns:
+      Variables of no rows yet (in a graph: uninitialised), in no collection and
+      not trainable.
+    """
+    return [
+        map_towers(lambda _: [_variable(spec) for spec in specs], towers)
+        for _ in range(num_buffers)
+    ]
+
+
+def no_rows(variable: tf.Variable) -> tf.Tensor:
+    """Returns the value that frees what a data variable holds."""
+    return tf.zeros(_without_rows(variable.shape.as_list()[1:]), variable.dtype)
 
 
 class Writer(NamedTuple):
@@ -167,3 +197,19 @@ def _aligned(size: int) -> Array:
     start = -memory.ctypes.data % _ALIGNMENT
     aligned: Array = memory[start : start + size]
     return aligned
+
+
+def _variable(spec: ColumnSpec) -> tf.Variable:
+    return tf.compat.v1.Variable(
+        lambda: tf.zeros(_without_rows(spec.inner_shape), spec.dtype),
+        trainable=False,
+        collections=[],
+        use_resource=True,
+        dtype=spec.dtype,
+        shape=tf.TensorShape([None, *spec.inner_shape]),
+        name=f"loaded/{spec.name}",
+    )
+
+
+def _without_rows(inner_shape: Sequence[int | None]) -> list[int]:
+    return [0, *(size or 0 for size in inner_shape)]

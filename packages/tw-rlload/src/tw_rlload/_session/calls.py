@@ -14,9 +14,8 @@ import tensorflow as tf
 from tw_core import Tower, map_towers
 from tw_core.checks import naming
 from tw_core.devices import check_devices
-from tw_rlload._loading.casts import Array
-from tw_rlload._loading.staging import Writer
-from tw_rlload._loading.variables import DataVariables, no_rows
+from tw_rlload._loading.specs import Array, DataVariables
+from tw_rlload._loading.staging import Writer, no_rows
 from tw_rlload._tf_compat import make_callable
 
 

@@ -19,8 +19,8 @@ from tw_reduce import Reducer
 from tw_rlload import _renamed
 from tw_rlload._loading.buffers import Buffers
 from tw_rlload._loading.columns import Columns
-from tw_rlload._loading.plan import LoadReport, Remainder
-from tw_rlload._loading.variables import specs_of_placeholders
+from tw_rlload._loading.plan import LoadReport, Remainder, first_sequence
+from tw_rlload._loading.specs import specs_of_placeholders
 from tw_rlload._session.calls import SessionCalls, session_writer
 from tw_rlload._session.epochs import build_epochs
 from tw_rlload._session.step import SessionStep, StepInputs
@@ -223,7 +223,7 @@ class LocalSyncParallelOptimizer:
         """
         self._calls.check_session(sess, caller="optimize")
         with self._buffers.training(self, caller="optimize") as loaded:
-            first = loaded.first_sequence(batch_index)
+            first = first_sequence(loaded.report, batch_index)
             request = self._step.request(loaded.report, loaded.buffer, first)
             fetched: dict[str, Any] = self._calls.run(sess, "step", *request)
         return fetched

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tw_core import Tower, map_towers
 from tw_rlload._loading.plan import LoadPlan
-from tw_rlload._loading.variables import WEIGHTS, ColumnSpec, DataVariables
+from tw_rlload._loading.specs import WEIGHTS, ColumnSpec, DataVariables
 from tw_rlload._training.gradients import Combine, Pairs
 from tw_rlload._training.loop import MinibatchSlice, slice_rows
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tw_core import Tower, map_towers
 from tw_rlload._loading.plan import LoadPlan
-from tw_rlload._loading.variables import ColumnSpec, DataVariables
+from tw_rlload._loading.specs import ColumnSpec, DataVariables
 from tw_rlload._training.order import EpochOrder
 
 # [K][C] rows -> operations to run, and M scalars to bring out.

@@ -1,8 +1,8 @@
-"""The variables that hold a batch on the devices, and the specs of its columns.
+"""What columns must look like, and which casts into that would change values.
 
-The variables are in no collection: a saver, an initialiser or a summary of "all
-variables" leaves them alone. Assigning zero rows frees what they held, in a graph and
-eagerly alike.
+A float may lose digits (float64 to float32), as feeding always allowed; it may
+not become an integer, nor leave the range. An integer must be met exactly. Faults are
+found before anything is copied.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
-from tw_core import Tower, map_towers
 from tw_core.checks import check_list
-from tw_rlload._loading.casts import DType
+
+Array = npt.NDArray[np.generic]
+DType = np.dtype[np.generic]
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,9 @@ class ColumnSpec:
 
 WEIGHTS = ColumnSpec("weights", np.dtype(np.float32), (), is_state=False)
 
+
 DataVariables: TypeAlias = "list[list[list[tf.Variable]]]"
-"""[buffers][K][C]"""
+"""[buffers][K][C], C columns on K devices."""
 
 
 def make_spec(
@@ -117,45 +120,30 @@ def specs_of_mappings(
     )
 
 
-def make_data_variables(
-    towers: Sequence[Tower], specs: Sequence[ColumnSpec], num_buffers: int
-) -> DataVariables:
-    """Makes a variable per buffer, tower and column, on the tower's device.
+def cast_fault(array: Array, wanted: DType) -> str | None:
+    """Says what the cast of ``array`` to ``wanted`` would lose.
 
     Args:
-      towers: K towers.
-      specs: C columns.
-      num_buffers: how many batches are held.
+      array: any shape; its values are read only where its dtype does not
+        settle the question.
+      wanted: dtype of the column.
 
     Returns:
-      Variables of no rows yet (in a graph: uninitialised), in no collection and
-      not trainable.
+      None where nothing is lost, else what, with the extreme values.
     """
-    return [
-        map_towers(lambda _: [_variable(spec) for spec in specs], towers)
-        for _ in range(num_buffers)
-    ]
-
-
-def no_rows(variable: tf.Variable) -> tf.Tensor:
-    """Returns the value that frees what a data variable holds."""
-    return tf.zeros(_without_rows(variable.shape.as_list()[1:]), variable.dtype)
-
-
-def _variable(spec: ColumnSpec) -> tf.Variable:
-    return tf.compat.v1.Variable(
-        lambda: tf.zeros(_without_rows(spec.inner_shape), spec.dtype),
-        trainable=False,
-        collections=[],
-        use_resource=True,
-        dtype=spec.dtype,
-        shape=tf.TensorShape([None, *spec.inner_shape]),
-        name=f"loaded/{spec.name}",
-    )
-
-
-def _without_rows(inner_shape: Sequence[int | None]) -> list[int]:
-    return [0, *(size or 0 for size in inner_shape)]
+    given = array.dtype
+    kinds = (_kind(given), _kind(wanted))
+    if given == wanted or (kinds[0] == "bool" and kinds[1] in ("int", "float")):
+        return None
+    if kinds == ("int", "int"):
+        return _integer_fault(array, wanted)
+    if kinds == ("int", "float"):
+        return _exactness_fault(array, wanted)
+    if kinds == ("float", "float"):
+        return _overflow_fault(array, wanted)
+    if np.can_cast(given, wanted, "safe"):
+        return None
+    return f"{given.name} does not become {wanted.name} without loss"
 
 
 def _check_placeholders(given: Sequence[Any], name: str, caller: str) -> None:
@@ -190,3 +178,65 @@ def _check_specs(given: Mapping[str, tf.TensorSpec], what: str, caller: str) -> 
             f"{caller}: {what} must map names to tf.TensorSpec; got {others}. Write "
             "e.g. {'x': tf.TensorSpec([None, 17])}."
         )
+
+
+def _kind(dtype: DType) -> str:
+    if dtype.kind in "iu":
+        return "int"
+    # bfloat16 and the like come from ml_dtypes, where their kind says nothing.
+    if dtype.kind == "f" or "float" in dtype.name:
+        return "float"
+    return "bool" if dtype.kind == "b" else dtype.kind
+
+
+def _integer_fault(array: Array, wanted: DType) -> str | None:
+    if np.can_cast(array.dtype, wanted, "safe") or not array.size:
+        return None
+    info = np.iinfo(wanted.name)
+    least, most = int(np.min(array)), int(np.max(array))
+    if info.min <= least and most <= info.max:
+        return None
+    return f"{array.dtype.name} values from {least} to {most} do not fit {wanted.name}"
+
+
+def _exactness_fault(array: Array, wanted: DType) -> str | None:
+    exact = 2 ** _digits(wanted)
+    if 2 ** (8 * array.dtype.itemsize) <= exact or not array.size:
+        return None
+    least, most = int(np.min(array)), int(np.max(array))
+    if -exact <= least and most <= exact:
+        return None
+    return (
+        f"{array.dtype.name} values from {least} to {most} are not all exact in "
+        f"{wanted.name}, which holds every integer up to {exact}"
+    )
+
+
+def _overflow_fault(array: Array, wanted: DType) -> str | None:
+    if array.dtype.itemsize <= wanted.itemsize and wanted.kind == "f":
+        return None
+    extremes = _finite_extremes(array)
+    with np.errstate(over="ignore"):
+        cast = [np.asarray(value, np.float64).astype(wanted) for value in extremes]
+    if all(np.isfinite(value.astype(np.float64)) for value in cast):
+        return None
+    least, most = extremes
+    return f"{array.dtype.name} values from {least} to {most} overflow {wanted.name}"
+
+
+def _digits(dtype: DType) -> int:
+    """Returns n such that every integer up to 2**n is exact in a float dtype."""
+    digits = 1
+    while int(np.asarray(2.0**digits + 1).astype(dtype)) == 2**digits + 1:
+        digits += 1
+    return digits
+
+
+def _finite_extremes(array: Array) -> tuple[float, float]:
+    if not array.size:
+        return 0.0, 0.0
+    least, most = np.fmin.reduce(array, axis=None), np.fmax.reduce(array, axis=None)
+    if np.isfinite(least) and np.isfinite(most):
+        return float(least), float(most)
+    finite = array[np.isfinite(array)]
+    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)

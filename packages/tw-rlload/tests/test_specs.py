@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_rlload._loading.casts import cast_fault
+from tw_rlload._loading.specs import cast_fault
 
 BFLOAT16 = tf.bfloat16.as_numpy_dtype
 
