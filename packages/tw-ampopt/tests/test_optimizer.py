@@ -400,10 +400,14 @@ def test_a_fed_multiplier_is_checked_when_it_runs(graph):
 
 
 def test_numpy_numbers_count_too(graph):
-    assert (
-        Optimizer(minibatch_multiplier=np.int32(3))._steps._options.accumulation_steps
-        == 3
-    )
+    w = variable_on("/cpu:0")
+    optimizer = Optimizer(minibatch_multiplier=np.int32(3), **SGD)
+    optimizer.register_gradients(square_loss(w), [w])
+    step = optimizer.apply_updates()
+    with session(graph) as sess:
+        for want in ([1, 2], [1, 2], [0, 0]):
+            sess.run(step)
+            np.testing.assert_array_equal(sess.run(w), want)
 
 
 def test_a_start_outside_of_the_bounds_is_refused(graph):

@@ -137,16 +137,21 @@ def test_bad_settings_are_refused(tmp_path):
         tf.function(writer.write)()
 
 
-def test_counts_that_were_reset_start_a_new_interval():
-    from tw_ampopt._summaries import OverflowInterval
+def test_counts_that_were_reset_start_a_new_interval(tmp_path):
+    optimizer = TowerOptimizer([tf.Variable([1.0, 2.0])], name="G/main", **SGD)
+    writer = StatisticsWriter(optimizer, str(tmp_path))
 
-    interval = OverflowInterval({"updates": 10, "skipped_updates": 5})
-    closed = interval.close(
-        {"updates": 3, "skipped_updates": 1, "overflow_frequency": 0.25}
-    )
-    assert closed["overflow_frequency"] == 0.25
-    assert interval.due == 4
-    idle = interval.close(
-        {"updates": 3, "skipped_updates": 1, "overflow_frequency": 0.25}
-    )
-    assert idle["overflow_frequency"] == 0.25
+    def write_after(*grads):
+        for grad in grads:
+            optimizer.apply([tf.fill([2], grad)])
+        writer.write()
+
+    write_after(1.0, np.nan, 1.0)
+    optimizer.reset_optimizer_state()
+    write_after(np.nan, 1.0)
+    written = events(tmp_path)
+    assert list(written) == [3, 2]
+    assert written[2]["G.main/overflow_frequency"] == 0.5
+    write_after()  # no update was due: the share of all updates stands
+    writer.close()
+    assert events(tmp_path)[2]["G.main/overflow_frequency"] == 0.5
