@@ -1,48 +1,54 @@
-"""A process that runs the code blocks of pages, one page after the other.
+"""A process that runs the code blocks of pages: ``docs_runner.py PAGE ...``.
 
-TensorFlow takes seconds to import, and has one number of logical CPUs a process:
-so one such process runs all pages of a number. It reads a JSON line a page from
-its standard input, ``{"page": ..., "blocks": [[line, code], ...]}``, and answers
-with a line on the descriptor that it is given, null or a traceback.
+Sybil finds the blocks and runs those of a page in order, in one namespace. TensorFlow
+takes seconds to import, and has one number of logical CPUs a process: so one such
+process runs all pages of a number.
 """
 
-import json
 import os
 import sys
-import traceback
 from typing import Any
 
+import pytest
+from docs_blocks import Block
+from sybil import Example, Sybil
+from sybil.evaluators.python import PythonEvaluator
+from sybil.parsers.markdown import CodeBlockParser
 
-def main() -> None:
-    with os.fdopen(int(sys.argv[1]), "w") as answers:
-        for line in sys.stdin:
-            task = json.loads(line)
-            start_afresh()
-            print(f"== {task['page']}", flush=True)
-            answers.write(json.dumps(run(**task)) + "\n")
-            answers.flush()
+DEADLINE_S = 240  # of a block
 
 
-def start_afresh() -> None:
+class Evaluator(PythonEvaluator):
+    """Runs all blocks but those that are files, which a page starts otherwise."""
+
+    def __call__(self, example: Example) -> None:
+        if not Block("python", example.parsed, example.line).file_name:
+            super().__call__(example)
+
+
+def start_afresh(names: dict[str, Any]) -> None:
+    """Leaves nothing of the page before."""
     import keras
     import tensorflow as tf
 
     tf.compat.v1.reset_default_graph()
     keras.utils.clear_session()
     tf.random.set_seed(0)
+    names["__name__"] = "__page__"
 
 
-def run(page: str, blocks: list[tuple[int, str]]) -> str | None:
-    """Runs a page's blocks in order, in one namespace."""
-    names: dict[str, Any] = {"__name__": "__page__"}
-    for line, code in blocks:
-        try:
-            # Empty lines before the code: tracebacks then tell the page's lines.
-            exec(compile("\n" * (line - 1) + code, page, "exec"), names)
-        except BaseException:
-            return traceback.format_exc()
-    return None
+python = CodeBlockParser("python", Evaluator())
+pages = Sybil(parsers=[python], patterns=["*.md"], setup=start_afresh, path="/")
+pytest_collect_file = pages.pytest()
+
+
+def main() -> int:
+    # Without the repository's settings, by which warnings could be errors.
+    alone = ("-c", os.devnull, "--noconftest", "-p", "no:cacheprovider")
+    end = ("--timeout", str(DEADLINE_S), "--timeout-method", "thread")
+    own = [sys.modules[__name__]]
+    return pytest.main(["-q", *alone, *end, *sys.argv[1:]], plugins=own)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

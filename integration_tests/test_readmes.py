@@ -3,11 +3,7 @@
 Those of the design pages list signatures: they are compared with ``api.txt`` instead.
 """
 
-import json
-import os
 import re
-import selectors
-import subprocess
 import sys
 from pathlib import Path
 
@@ -25,74 +21,21 @@ from docs_blocks import (
 from launching import run_to_its_end
 
 RUNNER = Path(__file__).with_name("docs_runner.py")
-DEADLINE_S = 240
+PAGES_DEADLINE_S = 900
 LAUNCH_DEADLINE_S = 150
 TRIES = 3  # of a peer's program
 CPUS = re.compile(r"use_logical_cpus\((\d+)\)")
 DESIGN = [path for path in PAGES if path.parent.name == "design"]  # list signatures
-RUN = [p for p in (*READMES, *PAGES) if python_blocks(p) and p not in DESIGN]
 OURS = re.compile(r"^(?:from|import) tw_", re.MULTILINE)
 SYNC_REPLICAS = ROOT / "docs" / "migration" / "sync_replicas_optimizer.md"
 SIGNATURE = re.compile(r"^([\w.]+)\(", re.MULTILINE)
 LAUNCHED = [path for path in (*READMES, *PAGES) if launches(path)]
+RUN = [
+    path
+    for path in (*READMES, *PAGES)
+    if python_blocks(path) and path not in (*DESIGN, *LAUNCHED)
+]
 WEIGHTS = f"w = {[0.5 + 0.5 * 0.75**4] * 3}"  # as the page works out by hand
-ENV = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
-
-
-class Runner:
-    """A process that runs pages; see docs_runner.py."""
-
-    def __init__(self, log, folder):
-        answers, end = os.pipe()
-        self.answers = os.fdopen(answers)
-        self.process = subprocess.Popen(
-            [sys.executable, str(RUNNER), str(end)],
-            stdin=subprocess.PIPE,
-            stdout=log.open("a"),
-            stderr=subprocess.STDOUT,
-            pass_fds=[end],
-            cwd=folder,
-            env=ENV,
-            text=True,
-        )
-        os.close(end)
-
-    def ask(self, task):
-        """Runs a page and returns its traceback, or None."""
-        self.process.stdin.write(json.dumps(task) + "\n")
-        self.process.stdin.flush()
-        with selectors.DefaultSelector() as waiting:
-            waiting.register(self.answers, selectors.EVENT_READ)
-            if not waiting.select(DEADLINE_S):
-                self.close()
-                return f"{task['page']} still ran after {DEADLINE_S} s"
-        line = self.answers.readline()
-        return json.loads(line) if line else "the process ended"
-
-    def close(self):
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.answers.close()
-
-
-@pytest.fixture(scope="module")
-def run_page(tmp_path_factory):
-    """Runs a page in the process that has its number of logical CPUs."""
-    folder = tmp_path_factory.mktemp("pages")
-    log, runners = folder / "log.txt", {}
-
-    def run(path):
-        count = num_cpus(path)
-        if count not in runners or runners[count].process.poll() is not None:
-            runners[count] = Runner(log, folder)
-        own = [(b.line, b.code) for b in python_blocks(path) if not b.file_name]
-        fault = runners[count].ask({"page": name(path), "blocks": own})
-        return f"{log.read_text()[-4000:]}\n{fault}" if fault else None
-
-    yield run
-    for runner in runners.values():
-        runner.close()
 
 
 def num_cpus(path):
@@ -101,12 +44,13 @@ def num_cpus(path):
     return counts.pop() if counts else 1
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in RUN if path not in LAUNCHED], ids=name
-)
-def test_the_code_of_a_page_runs(path, run_page):
-    fault = run_page(path)
-    assert fault is None, fault
+@pytest.mark.timeout(PAGES_DEADLINE_S + 60)
+@pytest.mark.parametrize("count", sorted({num_cpus(path) for path in RUN}))
+def test_the_code_of_the_pages_runs_with_their_number_of_logical_cpus(count, tmp_path):
+    pages = [str(path) for path in RUN if num_cpus(path) == count]
+    command = [sys.executable, str(RUNNER), *pages]
+    status, said = run_to_its_end(command, deadline_s=PAGES_DEADLINE_S, cwd=tmp_path)
+    assert status == 0, said
 
 
 def with_time(path):
