@@ -92,17 +92,21 @@ def test_a_class_shows_members_and_what_it_inherits_but_nothing_private(lines_of
     ]
 
 
-def test_public_modules_count_and_private_names_in_them_do_not(lines_of):
+def test_public_modules_count_and_private_names_in_them_do_not(lines_of, tmp_path):
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "part.pyi").write_text("from toy._work import work as work\n")
     main = "import os\n\ndef main(): pass\n\ndef _parse(): pass\n"
     other = '__all__ = ["b", "load"]\nfrom json import load\ndef a(): ...\ndef b(): ...'
-    source = "def work(): pass"
-    assert lines_of(source, "work", main=main, other=other, _private=main) == [
+    modules = {"main": main, "other": other, "part": "", "_private": main}
+    assert lines_of("def work(): pass", "work", **modules) == [
         "module toy",
         "module toy.main",
         "def toy.main.main()",
         "module toy.other",
         "def toy.other.b()",
         "alias toy.other.load = json.load",
+        "module toy.part",
+        "def toy.part.work()",
         "def toy.work()",
     ]
 
@@ -111,9 +115,3 @@ def test_an_exported_name_that_nothing_defines_is_an_error(lines_of):
     source = '__all__ = ["lost", "gone"]'
     with pytest.raises(ValueError, match=r"toy.other exports \['gone', 'lost'\]"):
         lines_of("def work(): pass", "work", other=source)
-
-
-def test_a_stub_says_what_a_public_module_exports(lines_of, tmp_path):
-    (tmp_path / "toy").mkdir()
-    (tmp_path / "toy" / "part.pyi").write_text("from toy._work import work as work\n")
-    assert "def toy.part.work()" in lines_of("def work(): pass", "work", part="")

@@ -1,5 +1,6 @@
 """A repository in miniature, with packages, releases and a history, for the tests."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,11 +19,13 @@ version = "{version}"
 description = "A toy"
 readme = "README.md"
 requires-python = ">=3.11"
-dependencies = [{needs}]
+dependencies = {needs}
 
 [tool.hatch.build.targets.wheel]
 packages = ["src/{module}"]
 """
+_MARK = "<!-- releases -->\n"
+_DEFINED = re.compile(r"^(?:def |class )?(work|more)\b", re.MULTILINE)
 
 WORK = "def work(size: int = 1) -> int:\n    return size\n"
 
@@ -51,24 +54,25 @@ class ToyRepository(Repository):
         folder = self.root / "packages" / name
         module = name.replace("-", "_")
         if not folder.exists():
-            (folder / "src" / module).mkdir(parents=True)
+            folder.mkdir(parents=True)
             (folder / "README.md").write_text(f"# {name}\n\nA toy.\n")
-            (folder / "CHANGELOG.md").write_text("# Changelog\n\n<!-- releases -->\n")
-            stub = f"from {module}._work import work as work\n"
-            (folder / "src" / module / "__init__.pyi").write_text(stub)
-            init = f'{stub}__all__ = ["work"]\n'
-            (folder / "src" / module / "__init__.py").write_text(init)
+            (folder / "CHANGELOG.md").write_text(f"# Changelog\n\n{_MARK}")
             self.write_work(name, WORK)
-        lines = ", ".join(f'"{n}{bound}"' for n, bound in (needs or {}).items())
+        lines = [f"{need}{bound}" for need, bound in (needs or {}).items()]
         text = _PYPROJECT.format(name=name, module=module, version=version, needs=lines)
         (folder / "pyproject.toml").write_text(text)
         return folder
 
     def write_work(self, name: str, source: str) -> None:
-        """Writes the module of a package that holds its function."""
+        """Writes a package's module; its ``work`` and ``more`` are exported."""
         module = name.replace("-", "_")
-        path = self.root / "packages" / name / "src" / module / "_work.py"
-        path.write_text(source)
+        folder = self.root / "packages" / name / "src" / module
+        folder.mkdir(parents=True, exist_ok=True)
+        names = list(dict.fromkeys(_DEFINED.findall(source)))
+        stub = "".join(f"from {module}._work import {n} as {n}\n" for n in names)
+        (folder / "_work.py").write_text(source)
+        (folder / "__init__.pyi").write_text(stub)
+        (folder / "__init__.py").write_text(f"{stub}__all__ = {names}\n")
 
     def fragment(self, name: str, text: str) -> None:
         """Leaves a line for the next section of a changelog."""
@@ -92,7 +96,6 @@ class ToyRepository(Repository):
         """Commits a release of a package, as the tool would; returns the commit."""
         changelog = self.package(name, version, needs) / "CHANGELOG.md"
         self.freeze(name)
-        mark = "<!-- releases -->\n"
-        section = f"{mark}\n## {version} (2025-01-01)\n"
-        changelog.write_text(changelog.read_text().replace(mark, section))
+        section = f"{_MARK}\n## {version} (2025-01-01)\n"
+        changelog.write_text(changelog.read_text().replace(_MARK, section))
         return self.commit(f"Release {name} {version}")
