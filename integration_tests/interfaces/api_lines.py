@@ -80,6 +80,7 @@ def _is_hidden(name: str, member: Any) -> bool:
 
 def _forms(member: Any) -> Iterator[tuple[str, str]]:
     """Writes the kind of a name, and what stands behind it; of overloads each."""
+    has_type = getattr(member, "annotation", None) is not None
     if member.is_module:
         missing = set(map(str, member.exports or ())) - member.members.keys()
         if missing:
@@ -93,17 +94,16 @@ def _forms(member: Any) -> Iterator[tuple[str, str]]:
         yield "class", _constructor(member) + bases + _decorators(member)
     elif member.is_function:
         for one in member.overloads or [member]:
-            text = _signature(one.parameters) + _text(" -> ", one.returns)
-            yield "def", text + _decorators(member)
+            yield "def", _signature(one.parameters, one.returns) + _decorators(member)
     elif "property" in member.labels:
         setter = " @setter" if "writable" in member.labels else ""
-        yield "property", _text(" -> ", member.annotation) + setter
+        yield "property", f" -> {member.annotation}" * has_type + setter
     else:
         is_shared = member.labels & {"module-attribute", "class-attribute"}
         value = f" = {member.value}" if is_shared and member.value is not None else ""
         if str(member.annotation) == "TypeAlias":
-            value = _text(" = ", member.value)
-        yield "value", _text(": ", member.annotation) + value
+            value = " = " + str(member.value).strip("'\"")  # a late name
+        yield "value", f": {member.annotation}" * has_type + value
 
 
 def _constructor(owner: griffe.Class) -> str:
@@ -123,26 +123,21 @@ def _constructor(owner: griffe.Class) -> str:
     return _signature(parameters)
 
 
-def _signature(parameters: Any) -> str:
+def _signature(parameters: Any, returns: Any = None) -> str:
     # A function without a class around it, so that griffe leaves `self` in.
     written = [
         griffe.Parameter(
             one.name,
-            annotation=_text("", one.annotation) or None,
+            annotation=one.annotation,
             kind=one.kind,
             default=one.default and _constant(one.default),
         )
         for one in parameters
     ]
-    function = griffe.Function("", parameters=griffe.Parameters(*written))
+    function = griffe.Function(
+        "", parameters=griffe.Parameters(*written), returns=returns
+    )
     return function.signature()
-
-
-def _text(before: str, expression: Any) -> str:
-    """Writes an expression behind ``before``, late names without their quotes."""
-    text = str(expression)
-    late = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
-    return "" if expression is None else before + (text[1:-1] if late else text)
 
 
 def _constant(value: Any) -> str:
