@@ -258,7 +258,7 @@ def run_planned(session: nox.Session, planner: str, package: str) -> None:
     folder = Path(session.create_tmp()).resolve() / "planned"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    tool(session, "siblings", planner, package, "--dist", DIST, "--into", folder)
+    tool(session, "siblings", planner, package, folder)
     runs = json.loads((folder / "runs.json").read_text())
     if not runs:
         session.skip("nothing to prove, as said above")

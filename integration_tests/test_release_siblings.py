@@ -1,9 +1,7 @@
 """Tests with siblings of other releases are planned from history, by uv's resolver."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 from interfaces.manifest import Manifest, find_releases, needed_by
 from interfaces.repository import build
-from interfaces.siblings import build_wheels, choose, compat, forward
+from interfaces.siblings import DIST, build_wheels, choose, compat, forward, main
 from interfaces.toy_repository import ToyRepository
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -99,21 +97,20 @@ def toy(tmp_path):
     repository.package("tw-a", "0.1.2")
     repository.package("tw-b", "0.1.1", {"tw-a": ">=0.1,<0.2"})
     repository.commit("Work on")
+    build_now(repository, "tw-a", "tw-b")
     return repository
 
 
 @pytest.fixture
-def folders(toy, tmp_path):
-    """Returns the folders ``dist``, with wheels of the checkout, and ``into``."""
-    found = {"dist": tmp_path / "dist", "into": tmp_path / "into"}
-    found["into"].mkdir()
-    build_now(toy, found["dist"], "tw-a", "tw-b")
-    return found
+def into(tmp_path):
+    folder = tmp_path / "into"
+    folder.mkdir()
+    return folder
 
 
-def build_now(toy, dist, *names):
+def build_now(toy, *names):
     for name in names:
-        build(toy.root / "packages" / name, dist, "--wheel")
+        build(toy.root / "packages" / name, toy.root / DIST, "--wheel")
 
 
 OLDEST = "tw-b 0.1.1 (the checkout) is tested with tw-a 0.1.0 (commit"
@@ -139,13 +136,13 @@ PLANS = {
 
 @pytest.mark.parametrize("what", PLANS)
 def test_a_session_runs_what_it_says_or_says_why_it_has_nothing_to_prove(
-    toy, folders, what, capsys
+    toy, into, what, capsys
 ):
     plan, package, raised, wheels, said = PLANS[what]
     for name, state in raised.items():
         toy.package(name, *state)
-        build_now(toy, folders["dist"], name)
-    runs = plan(toy.root, package, **folders)
+        build_now(toy, name)
+    runs = plan(toy.root, package, into)
     assert [stems(run.wheels) for run in runs] == [wheels] * bool(wheels)
     assert said in capsys.readouterr().out
     for tree in (Path(run.root) for run in runs):
@@ -153,27 +150,27 @@ def test_a_session_runs_what_it_says_or_says_why_it_has_nothing_to_prove(
         assert (tree / "packages" / "tw-b" / "tests").exists() == (plan is compat)
 
 
-def test_bounds_that_nothing_meets_are_told_with_all_that_there_was(toy, folders):
+def test_bounds_that_nothing_meets_are_told_with_all_that_there_was(toy, into):
     toy.package("tw-b", "0.1.1", {"tw-a": ">=0.3"})
-    build_now(toy, folders["dist"], "tw-b")
+    build_now(toy, "tw-b")
     with pytest.raises(
         ValueError, match=r"(?s)only tw-a<=0\.1\.2 is available.*tw-a>=0\.3"
     ):
-        compat(toy.root, "tw-b", **folders)
+        compat(toy.root, "tw-b", into)
 
 
-def test_forward_prefers_released_siblings_to_those_of_the_checkout(toy, folders):
+def test_forward_prefers_released_siblings_to_those_of_the_checkout(toy, into):
     needs = {"tw-a": ">=0.1", "tw-b": ">=0.1"}
     toy.released("tw-c", "0.1.0", needs)
     toy.package("tw-c", "0.1.1", needs)
-    build_now(toy, folders["dist"], "tw-c")
-    _, run = forward(toy.root, "tw-a", **folders)
+    build_now(toy, "tw-c")
+    _, run = forward(toy.root, "tw-a", into)
     assert stems(run.wheels) == ["tw_a-0.1.2", "tw_b-0.1.0", "tw_c-0.1.0"]
     toy.package("tw-a", "0.2.0")  # which the released tw-b excludes
     toy.package("tw-b", "0.2.0", {"tw-a": ">=0.2"})
-    build_now(toy, folders["dist"], "tw-a", "tw-b")
-    shutil.rmtree(folders["into"])
-    [run] = forward(toy.root, "tw-a", **folders)
+    build_now(toy, "tw-a", "tw-b")
+    shutil.rmtree(into)
+    [run] = forward(toy.root, "tw-a", into)
     assert stems(run.wheels) == ["tw_a-0.2.0", "tw_b-0.2.0", "tw_c-0.1.0"]
 
 
@@ -186,31 +183,25 @@ def test_the_wheel_of_a_release_holds_what_its_commit_held(toy, tmp_path):
         assert archive.read("tw_a/_work.py").decode() == then
 
 
-def test_a_wheel_of_the_checkout_that_is_missing_is_named(toy, folders):
-    next(folders["dist"].glob("tw_b-*")).unlink()
+def test_a_wheel_of_the_checkout_that_is_missing_is_named(toy, into):
+    next((toy.root / DIST).glob("tw_b-*")).unlink()
     with pytest.raises(RuntimeError, match=r"one wheel of tw-b 0\.1\.1 \(the checkout"):
-        compat(toy.root, "tw-b", **folders)
+        compat(toy.root, "tw-b", into)
 
 
-@pytest.mark.parametrize("session", ["compat", "forward"])
+@pytest.mark.parametrize(
+    ("session", "package"), [("compat", "tw-b"), ("forward", "tw-a")]
+)
 @pytest.mark.parametrize("depth", [(), ("--depth", "1")], ids=["whole", "shallow"])
 def test_a_clone_without_tags_is_enough_and_a_shallow_one_is_not(
-    toy, folders, tmp_path, session, depth
+    toy, into, session, package, depth, monkeypatch, capsys
 ):
-    clone, into = tmp_path / "clone", folders["into"]
+    clone = into.parent / "clone"
     toy.git("clone", "--quiet", "--no-tags", *depth, toy.root.as_uri(), clone)
-    package = {"compat": "tw-b", "forward": "tw-a"}[session]
-    command = [sys.executable, "-m", "interfaces.siblings", session, package]
-    done = subprocess.run(
-        [*command, "--dist", folders["dist"], "--into", into],
-        cwd=clone,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == bool(depth), done.stderr
-    assert bool(depth) == ("git fetch --unshallow" in done.stderr)
+    shutil.copytree(toy.root / DIST, clone / DIST)
+    monkeypatch.chdir(clone)
+    monkeypatch.setattr(sys, "argv", ["siblings", session, package, str(into)])
+    assert main() == bool(depth)
+    assert bool(depth) == ("git fetch --unshallow" in capsys.readouterr().err)
     runs = json.loads((into / "runs.json").read_text()) if not depth else []
     assert [run["package"] for run in runs] == ["tw-b"] * (not depth)

@@ -24,6 +24,7 @@ from interfaces.manifest import (
 )
 from interfaces.repository import Repository, build, run_module
 
+DIST = "dist"
 Wheels = dict[Path, Manifest]
 
 
@@ -42,12 +43,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="siblings", description=__doc__)
     parser.add_argument("session", choices=plans)
     parser.add_argument("package")
-    parser.add_argument("--dist", type=Path, required=True)
-    parser.add_argument("--into", type=Path, required=True)
+    parser.add_argument("into", type=Path, help="a folder, for wheels and runs.json")
     options = parser.parse_args()
-    plan = plans[options.session]
     try:
-        runs = plan(Path.cwd(), options.package, dist=options.dist, into=options.into)
+        runs = plans[options.session](Path.cwd(), options.package, options.into)
     except (RuntimeError, ValueError) as error:
         sys.stderr.write(f"{options.session}({options.package}): {error}\n")
         return 1
@@ -55,7 +54,7 @@ def main() -> int:
     return 0
 
 
-def compat(root: Path, package: str, *, dist: Path, into: Path) -> list[PlannedRun]:
+def compat(root: Path, package: str, into: Path) -> list[PlannedRun]:
     """Plans a package's tests with the oldest sibling releases that its bounds allow.
 
     A sibling of which no release is in the bounds is taken from the checkout; there is
@@ -67,7 +66,9 @@ def compat(root: Path, package: str, *, dist: Path, into: Path) -> list[PlannedR
     needed = needed_by(package, [*manifests.values(), *releases])
     old = build_wheels(root, (one for one in releases if one.name in needed), into)
     current = (one for one in manifests.values() if one.name in {package, *needed})
-    chosen = choose(built_wheels(current, dist) | old, [own], resolution="lowest")
+    chosen = choose(
+        built_wheels(current, root / DIST) | old, [own], resolution="lowest"
+    )
     if not old.keys() & chosen.keys():
         why = "no earlier release of a sibling is in its bounds"
         sys.stdout.write(f"{package}: {why if needed else 'needs no sibling'}.\n")
@@ -75,7 +76,7 @@ def compat(root: Path, package: str, *, dist: Path, into: Path) -> list[PlannedR
     return [_planned(own, chosen, root)]
 
 
-def forward(root: Path, package: str, *, dist: Path, into: Path) -> list[PlannedRun]:
+def forward(root: Path, package: str, into: Path) -> list[PlannedRun]:
     """Plans the tests of a package's last released dependents with the package of now.
 
     A dependent is tested by the tests of its own release, with the newest sibling
@@ -91,8 +92,8 @@ def forward(root: Path, package: str, *, dist: Path, into: Path) -> list[Planned
     if not dependents:
         sys.stdout.write(f"{package}: no released package needs it.\n")
         return []
-    old, here = build_wheels(root, releases, into), built_wheels([own], dist)
-    every = built_wheels(manifests.values(), dist) | old
+    old, here = build_wheels(root, releases, into), built_wheels([own], root / DIST)
+    every = built_wheels(manifests.values(), root / DIST) | old
     runs = []
     for one in dependents:
         chosen = _chosen(here | old, [own, one]) or _chosen(every, [own, one])
