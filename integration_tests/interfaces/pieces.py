@@ -16,6 +16,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 from docs_blocks import files, launches, python_blocks
+from launching import run_to_its_end
 
 ATTEMPTS = 3
 IMPORT_LIMIT_S = 0.1
@@ -33,6 +34,7 @@ print(json.dumps([seconds, "tensorflow" in sys.modules]))
 def main() -> int:
     """Checks the package named first, with the others installed as well."""
     package, *_ = wanted = sys.argv[1:]
+    os.environ.pop("PYTHONPATH", None)  # has led here, and is nothing to examples
     faults = check_installed(wanted)
     for name in wanted:
         faults += check_import(name.replace("-", "_"))
@@ -78,12 +80,14 @@ def check_import(module: str) -> list[str]:
 def check_example(readme: Path) -> list[str]:
     """Runs the examples of a README in an empty folder."""
     with tempfile.TemporaryDirectory() as folder:
-        commands = example_commands(readme, Path(folder))
-        faults = [_fault_of(command, folder) for command in commands]
-    if not commands:
+        runs = [
+            run_to_its_end(command, deadline_s=EXAMPLE_DEADLINE_S, cwd=Path(folder))
+            for command in example_commands(readme, Path(folder))
+        ]
+    if not runs:
         return ["the README has no block ```python; it must have an example."]
-    sys.stdout.write(f"{readme.parent.name}: {len(commands)} examples were run\n")
-    return [fault for fault in faults if fault]
+    sys.stdout.write(f"{readme.parent.name}: {len(runs)} examples were run\n")
+    return [f"the README's example failed:\n{said}" for status, said in runs if status]
 
 
 def example_commands(readme: Path, folder: Path) -> list[list[str]]:
@@ -101,21 +105,6 @@ def example_commands(readme: Path, folder: Path) -> list[list[str]]:
         for i, block in enumerate(python_blocks(readme), start=1)
     )
     return [[sys.executable, "-c", program]] if program else []
-
-
-def _fault_of(command: list[str], folder: str) -> str:
-    """Runs a command in ``folder``; says why it failed, or nothing."""
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=EXAMPLE_DEADLINE_S,
-        check=False,
-    )
-    said = f"the README's example failed:\n{done.stdout}\n{done.stderr}"
-    return said if done.returncode else ""
 
 
 if __name__ == "__main__":
