@@ -22,7 +22,7 @@ from packaging.version import Version
 
 from interfaces.api import PARTS, bump, check_file, check_version
 from interfaces.manifest import Manifest, find_releases, needed_by, read_manifests
-from interfaces.repository import Repository, build, run, run_module
+from interfaces.repository import Repository, build, run_module
 from interfaces.siblings import build_wheels, choose
 
 ARCHIVES = Path("out") / "release"
@@ -94,7 +94,7 @@ def release(
             commit(clone, target)
             archives = prepare_archives(clone, target, folder)
             wheels |= {path: target for path in archives if path.suffix == ".whl"}
-            install(target, wheels, folder / "venv")
+            install(target, wheels)
         check(targets)
         bring_back(repository, clone, targets)
         for made in (folder / "archives").iterdir():
@@ -234,8 +234,8 @@ def check_archives(folder: Path, pyproject: Path) -> list[Path]:
     return archives
 
 
-def install(target: Manifest, wheels: dict[Path, Manifest], venv: Path) -> None:
-    """Installs a release with its newest siblings and no other of ours, and loads it.
+def install(target: Manifest, wheels: dict[Path, Manifest]) -> None:
+    """Loads a release from its wheel, with its newest siblings and no other of ours.
 
     The wheels are a package's and its siblings', so that none comes from an index.
     """
@@ -246,19 +246,16 @@ def install(target: Manifest, wheels: dict[Path, Manifest], venv: Path) -> None:
             f"{target.name} admits no set of released siblings; release those first, "
             f"or with it: {error}"
         ) from None
-    if not venv.exists():  # what packages need from others is the same, and stays
-        run_module("uv", "venv", "--quiet", "--python", sys.executable, venv)
-    python = venv / "bin" / "python"
-    here = ("--quiet", "--python", python)
-    run_module("uv", "pip", "install", *here, *chosen)
+    clean = ("--isolated", "--no-project", "--quiet", "--python", sys.executable)
+    installed = [word for wheel in chosen for word in ("--with", wheel)]
+    program = ("python", "-I", "-c", _USE.format(module=target.module))
     try:
-        run(python, "-I", "-c", _USE.format(module=target.module))
+        run_module("uv", "run", *clean, *installed, "--", *program)
     except RuntimeError as error:
         raise RuntimeError(
             f"{target.module} does not load from its wheel in a clean environment:"
             f"\n{error}"
         ) from None
-    run_module("uv", "pip", "uninstall", *here, *(one.name for one in chosen.values()))
 
 
 def bring_back(
