@@ -19,7 +19,7 @@ import griffe
 from packaging.version import Version
 
 from interfaces.api_lines import interface_lines, load
-from interfaces.manifest import Manifest, find_releases, known, read_manifests
+from interfaces.manifest import Manifest, find_releases, read_manifests
 from interfaces.repository import Repository
 
 FILE = "api.txt"
@@ -34,7 +34,7 @@ def main() -> int:
     options = parser.parse_args()
     root = Path.cwd()
     try:
-        manifest = known(read_manifests(root), options.package)
+        manifest = read_manifests(root)[options.package]
         if options.write:
             write(root, manifest)
         fault = check(root, manifest)

@@ -7,7 +7,7 @@ section.
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -72,15 +72,6 @@ def read_manifests(root: Path) -> dict[str, Manifest]:
     needs = {name: sorted(found[name].needs) for name in found}
     ordered = TopologicalSorter(needs).static_order()
     return {name: found[name] for name in ordered if name in found}
-
-
-def known(manifests: Mapping[str, Manifest], name: str) -> Manifest:
-    """Finds a package by name; ``ValueError`` where there is none."""
-    if name not in manifests:
-        raise ValueError(
-            f"there is no package {name!r}; it must be one of {', '.join(manifests)}."
-        )
-    return manifests[name]
 
 
 def needed_by(name: str, states: Iterable[Manifest]) -> set[str]:

@@ -5,7 +5,6 @@ those of the checkout. It sees no index, where others may have our names, and le
 third parties out: the session installs those of today first, and holds them.
 """
 
-import argparse
 import json
 import shutil
 import sys
@@ -18,7 +17,6 @@ from interfaces.manifest import (
     PREFIX,
     Manifest,
     find_releases,
-    known,
     needed_by,
     read_manifests,
 )
@@ -38,19 +36,18 @@ class PlannedRun:
 
 
 def main() -> int:
-    """Leaves runs.json for the session; returns 1 where nothing can be planned."""
-    plans = {"compat": compat, "forward": forward}
-    parser = argparse.ArgumentParser(prog="siblings", description=__doc__)
-    parser.add_argument("session", choices=plans)
-    parser.add_argument("package")
-    parser.add_argument("into", type=Path, help="a folder, for wheels and runs.json")
-    options = parser.parse_args()
+    """Leaves runs.json for the session; returns 1 where nothing can be planned.
+
+    Its arguments are the session, the package, and a folder for runs.json and wheels.
+    """
+    session, package, into = sys.argv[1:]
+    plan = {"compat": compat, "forward": forward}[session]
     try:
-        runs = plans[options.session](Path.cwd(), options.package, options.into)
+        runs = plan(Path.cwd(), package, Path(into))
     except (RuntimeError, ValueError) as error:
-        sys.stderr.write(f"{options.session}({options.package}): {error}\n")
+        sys.stderr.write(f"{session}({package}): {error}\n")
         return 1
-    (options.into / "runs.json").write_text(json.dumps([asdict(run) for run in runs]))
+    (Path(into) / "runs.json").write_text(json.dumps([asdict(run) for run in runs]))
     return 0
 
 
@@ -61,7 +58,7 @@ def compat(root: Path, package: str, into: Path) -> list[PlannedRun]:
     nothing to run where that is so of all. ``ValueError`` where nothing goes together.
     """
     manifests = read_manifests(root)
-    own = known(manifests, package)
+    own = manifests[package]
     releases = find_releases(Repository(root), *manifests)
     needed = needed_by(package, [*manifests.values(), *releases])
     old = build_wheels(root, (one for one in releases if one.name in needed), into)
@@ -84,7 +81,7 @@ def forward(root: Path, package: str, into: Path) -> list[PlannedRun]:
     bounds exclude the package of now is named and left out.
     """
     manifests = read_manifests(root)
-    own = known(manifests, package)
+    own = manifests[package]
     others = [name for name in manifests if name != package]
     releases = find_releases(Repository(root), *others)
     last = {one.name: one for one in releases}.values()
