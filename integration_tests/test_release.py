@@ -264,13 +264,13 @@ def test_two_builds_are_the_same_and_one_at_another_time_is_not(toy, tmp_path):
     for name, epoch in (("1", EPOCH), ("2", EPOCH), ("3", EPOCH + 86_400)):
         build(source, tmp_path / name, epoch=str(epoch))
     check_same_bytes(tmp_path / "1", tmp_path / "2")
-    with pytest.raises(RuntimeError, match=r"tw_a-0\.1\.0-py3-none-any\.whl"):
+    with pytest.raises(RuntimeError, match=r"M\s.*tw_a-0\.1\.0-py3-none-any\.whl"):
         check_same_bytes(tmp_path / "1", tmp_path / "3")
     sdist, _ = check_archives(tmp_path / "1", source / "pyproject.toml")
     with tarfile.open(sdist) as archive:
         assert {member.mtime for member in archive} == {EPOCH}
     sdist.unlink()
-    with pytest.raises(RuntimeError, match=r"\['tw_a-0\.1\.0\.tar\.gz'\] differ"):
+    with pytest.raises(RuntimeError, match=r"A\s.*tw_a-0\.1\.0\.tar\.gz"):
         check_same_bytes(tmp_path / "1", tmp_path / "2")
 
 

@@ -7,7 +7,6 @@ leaves the repository as it was. Nothing is published.
 """
 
 import argparse
-import filecmp
 import os
 import shutil
 import subprocess
@@ -22,7 +21,7 @@ from packaging.version import Version
 
 from interfaces.api import PARTS, bump, check_file, check_version
 from interfaces.manifest import Manifest, find_releases, needed_by, read_manifests
-from interfaces.repository import Repository, build, run_module
+from interfaces.repository import Repository, build, run, run_module
 from interfaces.siblings import build_wheels, choose
 
 ARCHIVES = Path("out") / "release"
@@ -215,14 +214,10 @@ def prepare_archives(tree: Repository, target: Manifest, folder: Path) -> list[P
 
 def check_same_bytes(one: Path, other: Path) -> None:
     """Refuses two folders whose files differ in name or bytes; names every one."""
-    names = {path.name for folder in (one, other) for path in folder.iterdir()}
-    _, *unequal = filecmp.cmpfiles(one, other, names, shallow=False)
-    different = sorted(name for group in unequal for name in group)
-    if different:
-        raise RuntimeError(
-            f"two builds must give the same bytes; {different} differ between {one} "
-            f"and {other}."
-        )
+    try:
+        run("git", "diff", "--no-index", "--no-renames", "--name-status", one, other)
+    except RuntimeError as error:
+        raise RuntimeError(f"two builds must give the same bytes.\n{error}") from None
 
 
 def check_archives(folder: Path, pyproject: Path) -> list[Path]:

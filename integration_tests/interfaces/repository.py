@@ -1,10 +1,9 @@
 """What is asked of git and of other tools, free of the hook that may run this."""
 
-import io
 import os
+import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -22,8 +21,8 @@ def _of_hooks() -> list[str]:
 
 def run(
     *command: Words, cwd: Path | None = None, env: Mapping[str, str] | None = None
-) -> bytes:
-    """Runs a command and returns what it prints.
+) -> str:
+    """Runs a command and returns what it prints, without the space around that.
 
     Raises:
       RuntimeError: it fails; the message holds all that it said.
@@ -35,13 +34,15 @@ def run(
         cwd=cwd,
         env={**outside, **(env or {})},
         capture_output=True,
+        encoding="utf-8",
+        errors="replace",
         check=False,
     )
     if done.returncode:
         words = " ".join(map(str, command))
-        said = (done.stdout + done.stderr).decode(errors="replace")
+        said = done.stdout + done.stderr
         raise RuntimeError(f"{words} failed with status {done.returncode}:\n{said}")
-    return done.stdout
+    return done.stdout.strip()
 
 
 def run_module(
@@ -51,7 +52,7 @@ def run_module(
     env: Mapping[str, str] | None = None,
 ) -> str:
     """Runs ``python -m module`` with this interpreter; as ``run``."""
-    return run(sys.executable, "-m", module, *arguments, cwd=cwd, env=env).decode()
+    return run(sys.executable, "-m", module, *arguments, cwd=cwd, env=env)
 
 
 def build(source: Path, into: Path, *options: str, epoch: str = "") -> None:
@@ -77,17 +78,15 @@ class Repository:
 
     def git(self, *arguments: Words) -> str:
         """Runs git and returns what it prints; ``RuntimeError`` where it fails."""
-        return self._run(*arguments).decode().strip()
+        # It is to take no repository around an unpacked archive for its own.
+        ceiling = {"GIT_CEILING_DIRECTORIES": str(self.root.resolve().parent)}
+        return run("git", "-C", self.root, *arguments, env=ceiling)
 
     def export(self, commit: str, into: Path, *paths: str) -> Path:
         """Writes files of ``commit``, by default all, into a new folder."""
         into.mkdir(parents=True)
-        archive = self._run("archive", "--format=tar", commit, "--", *paths)
-        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-            tar.extractall(into, filter="data")
+        archive = into.resolve().with_name(f"{into.name}.tar")
+        self.git("archive", "--output", archive, commit, "--", *paths)
+        shutil.unpack_archive(archive, into, filter="data")
+        archive.unlink()
         return into
-
-    def _run(self, *arguments: Words) -> bytes:
-        # Git is to take no repository around an unpacked archive for its own.
-        ceiling = {"GIT_CEILING_DIRECTORIES": str(self.root.resolve().parent)}
-        return run("git", "-C", self.root, *arguments, env=ceiling)
