@@ -9,79 +9,27 @@ from pathlib import Path
 import pytest
 from interfaces.manifest import Manifest, find_releases, needed_by
 from interfaces.repository import build
-from interfaces.siblings import DIST, build_wheels, choose, compat, forward, main
+from interfaces.siblings import DIST, build_wheels, compat, forward, main
 from interfaces.toy_repository import ToyRepository
-from packaging.requirements import Requirement
 from packaging.version import Version
 
-
-@pytest.fixture
-def wheels(tmp_path):
-    """Writes wheels that hold nothing but their metadata; one per line."""
-
-    def write(*lines):
-        found = {}
-        for line in lines:
-            name, version, *needs = line.split()
-            stem = f"{name.replace('-', '_')}-{version}"
-            path = tmp_path / f"{stem}-py3-none-any.whl"
-            text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-            text += "".join(f"Requires-Dist: {need}\n" for need in needs)
-            with zipfile.ZipFile(path, "w") as archive:
-                archive.writestr(f"{stem}.dist-info/METADATA", text)
-                archive.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\n")
-                archive.writestr(f"{stem}.dist-info/RECORD", "")
-            names = frozenset(Requirement(need).name for need in needs)
-            found[path] = Manifest(name, Version(version), names)
-        return found
-
-    return write
-
-
-TOP = Manifest("tw-top", Version("0.1.0"), frozenset())
+# No index has what is not ours: it is left out.
+NEEDS = {"tw-a": ">=0.1,<0.2", "no-such-thing": ">=1"}
 
 
 def stems(paths):
     return sorted(Path(path).name.split("-py3")[0] for path in paths)
 
 
-def test_an_old_sibling_that_refuses_another_gives_way_to_a_newer_one(wheels):
-    every = wheels(
-        "tw-top 0.1.0 tw-core>=0.2 tw-reduce>=0.1",
-        *(f"tw-core {version}" for version in ("0.1.0", "0.2.0", "0.3.0")),
-        "tw-reduce 0.1.0 tw-core<0.2",
-        "tw-reduce 0.1.1 tw-core<0.3",
-        "tw-reduce 0.2.0 tw-core>=0.2",
-    )
-    chosen = choose(every, [TOP], "lowest")
-    assert stems(chosen) == ["tw_core-0.2.0", "tw_reduce-0.1.1", "tw_top-0.1.0"]
-    chosen = choose(every, [TOP])
-    assert stems(chosen) == ["tw_core-0.3.0", "tw_reduce-0.2.0", "tw_top-0.1.0"]
-
-
-def test_third_parties_and_prereleases_do_not_stand_in_the_way(wheels):
-    every = wheels(
-        "tw-top 0.1.0 tw-core>=0.1.dev0 no-such-thing>=1", "tw-core 0.2.0.dev1"
-    )
-    assert stems(choose(every, [TOP])) == ["tw_core-0.2.0.dev1", "tw_top-0.1.0"]
-
-
-def test_an_index_is_not_asked_for_a_sibling_that_is_missing(wheels):
-    every = wheels("tw-top 0.1.0 tw-core packaging")
-    with pytest.raises(
-        ValueError, match=r"tw-core\s+was\s+not\s+found\s+in\s+the\s+provided"
-    ):
-        choose(every, [TOP])
-
-
 def test_what_a_package_needs_through_others_in_any_state_is_needed():
+    top = Manifest("tw-top", Version("0.1"), frozenset())
     states = [
-        TOP,
+        top,
         Manifest("tw-top", Version("0.2"), frozenset({"tw-reduce"})),
         Manifest("tw-reduce", Version("0.1"), frozenset({"tw-core"})),
     ]
     assert needed_by("tw-top", states) == {"tw-core", "tw-reduce"}
-    assert needed_by("tw-core", states) == needed_by("tw-top", [TOP]) == set()
+    assert needed_by("tw-core", states) == needed_by("tw-top", [top]) == set()
 
 
 @pytest.fixture
@@ -90,12 +38,12 @@ def toy(tmp_path):
     repository = ToyRepository.create(tmp_path / "toy")
     repository.released("tw-a", "0.1.0")
     repository.released("tw-a", "0.1.1")
-    repository.released("tw-b", "0.1.0", {"tw-a": ">=0.1,<0.2"})
+    repository.released("tw-b", "0.1.0", NEEDS)
     work = repository.root / "packages" / "tw-b" / "tests"
     work.mkdir()
     (work / "test_b.py").write_text("def test_b(): pass\n")
     repository.package("tw-a", "0.1.2")
-    repository.package("tw-b", "0.1.1", {"tw-a": ">=0.1,<0.2"})
+    repository.package("tw-b", "0.1.1", NEEDS)
     repository.commit("Work on")
     build_now(repository, "tw-a", "tw-b")
     return repository
@@ -126,6 +74,11 @@ PLANS = {
         *(forward, "tw-a", {}, ["tw_a-0.1.2", "tw_b-0.1.0"]),
         "is tested with tw-a 0.1.2 (the checkout)",
     ),
+    "prerelease": (
+        *(forward, "tw-a", {"tw-a": ("0.1.2.dev1", {})}),
+        ["tw_a-0.1.2.dev1", "tw_b-0.1.0"],
+        "is tested with tw-a 0.1.2.dev1 (the checkout)",
+    ),
     "excluded": (
         *(forward, "tw-a", {"tw-a": ("0.2.0", {})}, []),
         "no set of releases goes with it and tw-a 0.2.0; nothing to prove.",
@@ -150,12 +103,18 @@ def test_a_session_runs_what_it_says_or_says_why_it_has_nothing_to_prove(
         assert (tree / "packages" / "tw-b" / "tests").exists() == (plan is compat)
 
 
-def test_bounds_that_nothing_meets_are_told_with_all_that_there_was(toy, into):
-    toy.package("tw-b", "0.1.1", {"tw-a": ">=0.3"})
+@pytest.mark.parametrize(
+    ("needs", "said"),
+    [
+        ({"tw-a": ">=0.3"}, r"only tw-a<=0\.1\.2 is available.*tw-a>=0\.3"),
+        ({"tw-lost": ">=0"}, r"tw-lost\s+was\s+not\s+found\s+in\s+the\s+provided"),
+    ],
+    ids=["outside the bounds", "not ours"],
+)
+def test_what_nothing_meets_is_told_and_no_index_asked(toy, into, needs, said):
+    toy.package("tw-b", "0.1.1", needs)
     build_now(toy, "tw-b")
-    with pytest.raises(
-        ValueError, match=r"(?s)only tw-a<=0\.1\.2 is available.*tw-a>=0\.3"
-    ):
+    with pytest.raises(ValueError, match=f"(?s){said}"):
         compat(toy.root, "tw-b", into)
 
 
