@@ -47,10 +47,24 @@ def num_cpus(path):
 @pytest.mark.timeout(PAGES_DEADLINE_S + 60)
 @pytest.mark.parametrize("count", sorted({num_cpus(path) for path in RUN}))
 def test_the_code_of_the_pages_runs_with_their_number_of_logical_cpus(count, tmp_path):
-    pages = [str(path) for path in RUN if num_cpus(path) == count]
-    command = [sys.executable, str(RUNNER), *pages]
-    status, said = run_to_its_end(command, deadline_s=PAGES_DEADLINE_S, cwd=tmp_path)
+    pages = [path for path in RUN if num_cpus(path) == count]
+    status, said = run_pages(pages, tmp_path)
     assert status == 0, said
+
+
+def run_pages(pages, folder):
+    command = [sys.executable, str(RUNNER), *map(str, pages)]
+    return run_to_its_end(command, deadline_s=PAGES_DEADLINE_S, cwd=folder)
+
+
+def test_a_block_that_fails_is_told_with_its_line(tmp_path):
+    blocks = ("# file.py\nlost\n", "here = 1\n", "print(here)\nprint(lost)\n")
+    page = tmp_path / "page.md"
+    page.write_text("".join(f"```python\n{code}```\n" for code in blocks))
+    status, said = run_pages([page], tmp_path)
+    assert status == 1
+    assert "page.md:10: NameError" in said
+    assert "1 failed, 2 passed" in said
 
 
 def with_time(path):
