@@ -305,10 +305,10 @@ def released(session: nox.Session) -> None:
     session.install(*map(wheel, PACKAGES), *test_requirements(*PACKAGES, root=tree))
     env = {**ENV, "PYTHONPATH": None}
     own = ("-W", "default", *session.posargs)
+    # No promise: CONTRIBUTING.md, and which private module an export lies in.
+    (tree / "docs" / "CONTRIBUTING.md").unlink()
     with session.chdir(tree):
-        # No promise: CONTRIBUTING.md, and which private module an export lies in.
-        pages = ("integration_tests/test_readmes.py", "-k", "not CONTRIBUTING")
-        session.run("pytest", *own, *pages, env=env)
+        session.run("pytest", *own, "integration_tests/test_readmes.py", env=env)
         private = ("lazy_table", "loads_from_its_module")
         public = ("-k", " and ".join(f"not {name}" for name in private))
         session.run("pytest", *own, *public, *map(str, tests), env=env)
