@@ -1,8 +1,8 @@
-from ._loss_scale.rules import DynamicLossScale as DynamicLossScale
-from ._loss_scale.rules import GradualLossScale as GradualLossScale
-from ._loss_scale.rules import LossScale as LossScale
-from ._loss_scale.rules import NoOpLossScale as NoOpLossScale
-from ._loss_scale.rules import StaticLossScale as StaticLossScale
+from ._loss_scale import DynamicLossScale as DynamicLossScale
+from ._loss_scale import GradualLossScale as GradualLossScale
+from ._loss_scale import LossScale as LossScale
+from ._loss_scale import NoOpLossScale as NoOpLossScale
+from ._loss_scale import StaticLossScale as StaticLossScale
 from ._optimizers.function import TowerOptimizer as TowerOptimizer
 from ._optimizers.graph import Optimizer as Optimizer
 from ._summaries import StatisticsHook as StatisticsHook

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tw_ampopt._checks.arguments import check_numeric_scalar
-from tw_ampopt._loss_scale.rules import GradualLossScale, LossScale, NoOpLossScale
+from tw_ampopt._loss_scale import GradualLossScale, LossScale, NoOpLossScale
 from tw_ampopt._wrapped.factory import (
     LearningRate,
     LearningRateLike,

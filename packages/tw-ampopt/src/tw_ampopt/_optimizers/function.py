@@ -13,7 +13,7 @@ import tensorflow as tf
 from tw_ampopt import _renamed
 from tw_ampopt._checks.arguments import check_differentiation, check_name
 from tw_ampopt._checks.gradients import check_step_and_name
-from tw_ampopt._loss_scale.rules import LossScale
+from tw_ampopt._loss_scale import LossScale
 from tw_ampopt._optimizers.base import BaseOptimizer
 from tw_ampopt._optimizers.tower_gradients import (
     gradients_by_tower,

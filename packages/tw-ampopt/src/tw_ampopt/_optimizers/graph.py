@@ -16,7 +16,7 @@ from tw_ampopt._checks.gradients import (
     check_gradients,
     check_still_usable,
 )
-from tw_ampopt._loss_scale.rules import LossScale
+from tw_ampopt._loss_scale import LossScale
 from tw_ampopt._optimizers.base import BaseOptimizer
 from tw_ampopt._optimizers.graph_steps import GraphSteps, check_in_graph
 from tw_ampopt._optimizers.tower_gradients import Registered

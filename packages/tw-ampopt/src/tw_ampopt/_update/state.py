@@ -12,7 +12,7 @@ from uuid import uuid4
 import tensorflow as tf
 
 from tw_ampopt._checks.arguments import graphs_around
-from tw_ampopt._loss_scale.rules import LossScale
+from tw_ampopt._loss_scale import LossScale
 from tw_ampopt._update.buffers import Buffer, to_float32
 from tw_ampopt._variables import host_of, make_state, present
 from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer
