@@ -34,7 +34,10 @@ INIT = [v1.global_variables_initializer, v1.local_variables_initializer]
 
 
 def gradients(variables):
-    loss = tf.add_n([tf.reduce_sum(v**2) for v in variables])
+    return gradients_of(tf.add_n([tf.reduce_sum(v**2) for v in variables]), variables)
+
+
+def gradients_of(loss, variables):
     return list(zip(tf.gradients(loss, variables), variables, strict=True))
 
 
@@ -65,6 +68,31 @@ def number_all(session, variables):
     for number, variable in enumerate(variables):
         variable.load(np.full(variable.shape, number + 1.0, np.float32), session)
     return {v.name: session.run(v) for v in variables}
+
+
+@pytest.mark.parametrize("name", ["x{}", "x_{}"])
+def test_data_that_each_tower_holds_stays_its_own(name):
+    """Held in local variables that are numbered by tower, as in a benchmark."""
+    data = np.arange(12.0, dtype=np.float32).reshape(3, 4)
+
+    def tower():
+        k = get_current_tower_context().index
+        held = v1.Variable(
+            data[k],
+            trainable=False,
+            collections=[v1.GraphKeys.LOCAL_VARIABLES],
+            name=name.format(k),
+        )
+        weight = v1.get_variable("w", [4], initializer=v1.zeros_initializer())
+        return gradients_of(tf.reduce_sum(weight * held), [weight])
+
+    with tf.Graph().as_default(), new_session() as session:
+        grads, train_op, sync = build(3, "momentum", tower)
+        session.run([make() for make in INIT])
+        session.run(sync)
+        session.run(train_op)
+        for _, weight in (pair for tower_grads in grads for pair in tower_grads):
+            np.testing.assert_array_equal(session.run(weight), -0.1 * data.mean(0))
 
 
 def expect_copies(session, sync, originals, copies):

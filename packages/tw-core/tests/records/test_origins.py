@@ -94,6 +94,25 @@ def test_numbers_that_count_on_are_told_by_order(graph, build):
     expect_counterparts(build(model))
 
 
+@pytest.mark.parametrize("name", ["x{}", "x_{}", "data/x_{}"])
+def test_local_variables_that_towers_number_are_no_copies(graph, name):
+    numbers = iter(range(3))
+
+    def model():
+        own = name.format(next(numbers))
+        collections = [v1.GraphKeys.LOCAL_VARIABLES]
+        return [
+            v1.Variable(1.0, name=own, collections=collections),
+            v1.Variable(1.0, name="kept", collections=collections),
+        ]
+
+    made = in_contexts(model)
+    expect_counterparts([[kept] for _, kept in made])
+    for k, (data, _) in enumerate(made):
+        own = data.name.removesuffix(":0")
+        assert variable_origin(data) == VariableOrigin(k, own)
+
+
 @each_way
 def test_names_go_before_order(graph, build):
     orders = iter([["left_1", "left_2"], ["left_2", "left_1"], ["left_1", "left_2"]])

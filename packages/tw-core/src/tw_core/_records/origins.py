@@ -54,6 +54,8 @@ class Made:
       name: the variable's own, without ``":0"``.
       likely: names that tower 0's may have, the likeliest first.
       loose: its name without towers and numbers.
+      is_local: whether it was made as a local variable. A tower may keep its data in
+        one and number it by hand, so that its number tells it from other towers'.
     """
 
     variable: tf.Variable
@@ -62,6 +64,7 @@ class Made:
     build: int
     likely: tuple[str, ...]
     loose: str
+    is_local: bool
 
 
 @dataclass(eq=False)
@@ -81,11 +84,13 @@ class Record:
     _by_name: dict[str, Made] = field(default_factory=dict)
     _origins: dict[int, VariableOrigin] | None = None
 
-    def add(self, variable: tf.Variable, tower: int, prefix: str) -> None:
+    def add(
+        self, variable: tf.Variable, tower: int, prefix: str, *, is_local: bool
+    ) -> None:
         """Notes a variable that was made below the scope ``prefix`` of a tower."""
         name = _plain_name(variable)
         likely, loose = _names_in_tower_0(name, prefix)
-        self.put_back(Made(variable, name, tower, self.build, likely, loose))
+        self.put_back(Made(variable, name, tower, self.build, likely, loose, is_local))
 
     def put_back(self, made: Made) -> None:
         """Notes again what ``forget`` has returned."""
@@ -195,7 +200,9 @@ def record_scope(index: int, *, ns_name: str, vs_name: str) -> Iterator[None]:
             is_below = f"{scope}/".startswith(f"{ns_name}/")
             prefix = ns_name if ns_name and is_below else vs_name
             record = make_record(getattr(variable, "graph", None) or building_graph())
-            record.add(variable, index, prefix)
+            collections = kwargs.get("collections") or ()
+            is_local = tf.compat.v1.GraphKeys.LOCAL_VARIABLES in collections
+            record.add(variable, index, prefix, is_local=is_local)
         return variable
 
     with tf.variable_creator_scope(note):
@@ -272,9 +279,10 @@ def _matches(
         if name is not None
     ]
     is_one_to_one = len({id(original) for original, _ in exact}) == len(copies)
-    if not is_one_to_one and len(originals) == len(copies):
-        return list(zip(originals, copies, strict=True))
-    return exact
+    has_local = any(made.is_local for made in (*originals, *copies))
+    if is_one_to_one or has_local or len(originals) != len(copies):
+        return exact
+    return list(zip(originals, copies, strict=True))
 
 
 def _names_in_tower_0(name: str, prefix: str) -> tuple[tuple[str, ...], str]:
