@@ -1,1 +1,1 @@
-"""One update of all towers: clean, accumulate, reduce, test, apply."""
+"""One update of all towers: clean, accumulate, reduce, test, clip, apply."""
