@@ -237,6 +237,32 @@ def test_a_server_on_all_interfaces_is_noticed(monkeypatch):
         assert not is_exposed(server.getsockname()[1])
 
 
+def test_what_the_system_does_not_show_is_called_unknown_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
+    with pytest.warns(ExposedServerWarning, match="is unknown.*tcp'"):
+        assert is_exposed(80, proc=tmp_path) is False
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for port in (80, 81):
+            warn_if_exposed(port, proc=tmp_path)
+    (warning,) = caught
+    assert "is unknown here: [Errno 2]" in str(warning.message)
+    assert "tw-launch --isolate" in str(warning.message)
+
+
+def test_a_system_without_ipv6_shows_what_there_is(monkeypatch, tmp_path):
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
+    (tmp_path / "tcp").write_text(
+        "  sl  local_address rem_address   st\n"
+        "   0: 00000000:0050 00000000:0000 0A\n"
+        "   1: 0100007F:0051 00000000:0000 0A\n"
+    )
+    assert is_exposed(80, proc=tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not is_exposed(81, proc=tmp_path)
+
+
 def test_starting_servers_warns_once_that_they_are_open(monkeypatch):
     from tw_syncrep import cluster
 

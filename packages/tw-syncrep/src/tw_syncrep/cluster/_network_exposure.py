@@ -26,10 +26,16 @@ _SIOCGIFFLAGS = 0x8913
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 0x1
 _REQUEST = "16sh14x"
+_OPEN = (
+    "A TensorFlow server listens on all network interfaces, whatever host it was "
+    "given, and runs any graph that anyone sends, without authentication. Keep the "
+    "ports closed to others by a firewall or a network policy, or run all tasks on "
+    "this machine with `tw-launch --isolate`."
+)
 
 
 class ExposedServerWarning(UserWarning):
-    """A server can be reached from other machines."""
+    """A server can be reached from other machines, or the system does not say."""
 
 
 def is_exposed(port: int, *, proc: Path = Path("/proc/net")) -> bool:
@@ -40,8 +46,9 @@ def is_exposed(port: int, *, proc: Path = Path("/proc/net")) -> bool:
       proc: where the kernel's tables are.
 
     Returns:
-      Whether it does, as far as the system shows; False on a machine (or in a
-      network namespace) that has the loopback interface only.
+      Whether it does; False on a machine (or in a network namespace) that has the
+      loopback interface only. Where the system does not show it, False with an
+      ``ExposedServerWarning`` that says why.
 
     Raises:
       TypeError: ``port`` is not a whole number, or ``proc`` not a path.
@@ -52,26 +59,21 @@ def is_exposed(port: int, *, proc: Path = Path("/proc/net")) -> bool:
         raise ValueError(f"is_exposed: port must be 1 to 65535; got {port}.")
     if not isinstance(proc, Path):
         raise TypeError(f"is_exposed: proc must be a pathlib.Path; got {proc!r}.")
-    if [name for _, name in socket.if_nameindex()] == ["lo"]:
+    try:
+        return _find_exposure(port, proc)
+    except OSError as error:
+        warnings.warn(_unknown(error), ExposedServerWarning, stacklevel=2)
         return False
-    return any(
-        not _is_loopback(address)
-        for table in ("tcp", "tcp6")
-        for address in _listening_addresses(proc / table, port)
-    )
 
 
-def warn_if_exposed(port: int) -> None:
-    """Warns, once in a process, that a server is open to other machines."""
-    if is_exposed(port):
-        warnings.warn(
-            "A TensorFlow server listens on all network interfaces, whatever host it "
-            "was given, and runs any graph that anyone sends, without authentication. "
-            "Keep the ports closed to others by a firewall or a network policy, or "
-            "run all tasks on this machine with `tw-launch --isolate`.",
-            ExposedServerWarning,
-            stacklevel=2,
-        )
+def warn_if_exposed(port: int, *, proc: Path = Path("/proc/net")) -> None:
+    """Warns, once in a process, that a server is or may be open to other machines."""
+    try:
+        warning = _OPEN if _find_exposure(port, proc) else None
+    except OSError as error:
+        warning = _unknown(error)
+    if warning:
+        warnings.warn(warning, ExposedServerWarning, stacklevel=2)
 
 
 def find_free_ports(count: int) -> list[int]:
@@ -136,6 +138,27 @@ def _bring_up(interface: str) -> None:
         fcntl.ioctl(control, _SIOCSIFFLAGS, request)
 
 
+def _find_exposure(port: int, proc: Path) -> bool:
+    """Returns whether something listens on ``port`` for other machines.
+
+    Raises:
+      OSError: the system does not show it.
+    """
+    if [name for _, name in socket.if_nameindex()] == ["lo"]:
+        return False
+    addresses = _listening_addresses(proc / "tcp", port)
+    # A system without IPv6 has no such table.
+    with contextlib.suppress(FileNotFoundError):
+        addresses += _listening_addresses(proc / "tcp6", port)
+    return not all(map(_is_loopback, addresses))
+
+
+def _unknown(error: OSError) -> str:
+    return (
+        f"Whether other machines can reach a server is unknown here: {error}. {_OPEN}"
+    )
+
+
 def _first_ephemeral() -> int:
     try:
         text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
@@ -146,11 +169,12 @@ def _first_ephemeral() -> int:
 
 
 def _listening_addresses(table: Path, port: int) -> list[str]:
-    """Reads the hexadecimal local addresses of a kernel table."""
-    try:
-        lines = table.read_text().splitlines()[1:]
-    except OSError:
-        return []
+    """Reads the hexadecimal local addresses of a kernel table.
+
+    Raises:
+      OSError: the table cannot be read.
+    """
+    lines = table.read_text().splitlines()[1:]
     rows = [line.split() for line in lines]
     local = [row[1].split(":") for row in rows if len(row) > 3 and row[3] == _LISTEN]
     return [address for address, number in local if int(number, 16) == port]
