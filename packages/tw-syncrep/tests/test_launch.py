@@ -145,6 +145,34 @@ def test_signals_are_handed_on_and_stubborn_tasks_killed():
     assert not any(map(is_alive, pids))
 
 
+def test_stubborn_tasks_share_one_grace():
+    program = """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("ready", flush=True)
+    time.sleep(60)
+    """
+    process = launch(program, "--ps", "3", "--workers", "1", "--grace", "2")
+    for _ in range(4):
+        process.stdout.readline()
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    status, _, _ = finish(process)
+    assert status == 128 + signal.SIGINT
+    assert 2 <= time.monotonic() - began < 5
+
+
+def test_a_server_that_ends_well_before_the_workers_is_reported_once():
+    program = """
+    if job == "worker":
+        time.sleep(2)
+    """
+    status, _, err = finish(launch(program, "--ps", "1", "--workers", "2"))
+    assert status == 0
+    said = "[tw-launch] ps 0 ended with status 0 before the workers"
+    assert err.count(said) == 1
+    assert "worker 0 ended" not in err
+
+
 def test_a_killed_launcher_leaves_no_task_behind():
     program = "print(os.getpid(), flush=True); time.sleep(60)"
     process = launch(program, "--ps", "0", "--workers", "1")

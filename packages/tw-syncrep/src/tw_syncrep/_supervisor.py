@@ -8,13 +8,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import IO, TextIO
 
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.1
+_KILLED_S = 10.0
+_LAST_LINES_S = 1.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -140,9 +143,17 @@ class TaskProcess:
         except subprocess.TimeoutExpired:
             return False
         self.poll()
-        for reader in self._readers:
-            reader.join(1.0)
         return True
+
+    def wait_for_output(self, timeout_s: float) -> bool:
+        """Waits until all that an ended task wrote is passed on; returns whether it is.
+
+        It never is while a process that left the task's group keeps its output open.
+        """
+        end = time.monotonic() + timeout_s
+        for reader in self._readers:
+            reader.join(max(0.0, end - time.monotonic()))
+        return not any(reader.is_alive() for reader in self._readers)
 
     def _end_children(self) -> None:
         if self._process is not None:
@@ -179,6 +190,7 @@ class Supervisor:
         self.max_restarts = max_restarts
         self.grace_s = grace_s
         self._signal: int | None = None
+        self._servers_reported: set[str] = set()
         self._woken = threading.Event()
 
     def run(self) -> int:
@@ -206,8 +218,6 @@ class Supervisor:
         while True:
             if self._signal is not None:
                 self._say(f"got {signal.Signals(self._signal).name}, passing it on")
-                for task in self.tasks:
-                    task.send(self._signal)
                 return 128 + self._signal
             for task in self.tasks:
                 if task.poll() and not self._restart(task):
@@ -215,6 +225,7 @@ class Supervisor:
             deciding = [task for task in self.tasks if task.plan.decides]
             if all(task.poll() == 0 for task in deciding):
                 return 0
+            self._report_ended_servers()
             self._woken.wait(_POLL_S)
 
     def _restart(self, task: TaskProcess) -> bool:
@@ -231,18 +242,42 @@ class Supervisor:
         task.start()
         return True
 
+    def _report_ended_servers(self) -> None:
+        """Says once of each server that ended well that the workers are without it.
+
+        It may be meant, as of a server that waits until the workers are done, so that
+        the run goes on.
+        """
+        for task in self.tasks:
+            name = task.plan.name
+            ended = task.plan.job == "ps" and task.status == 0
+            if ended and name not in self._servers_reported:
+                self._servers_reported.add(name)
+                self._say(f"{name} ended with status 0 before the workers")
+
     def _end_all(self) -> None:
         running = [task for task in self.tasks if task.poll() is None]
         for task in running:
             task.send(signal.SIGTERM if self._signal is None else self._signal)
-        late = [task for task in running if not task.wait(self.grace_s)]
+        late = _late(TaskProcess.wait, running, within_s=self.grace_s)
         for task in late:
             task.send(signal.SIGKILL)
-        for task in self.tasks:
-            task.wait(self.grace_s)
+        _late(TaskProcess.wait, late, within_s=_KILLED_S)
+        _late(TaskProcess.wait_for_output, self.tasks, within_s=_LAST_LINES_S)
 
     def _say(self, text: str) -> None:
         say(sys.stderr, f"[tw-launch] {text}\n")
+
+
+def _late(
+    wait: Callable[[TaskProcess, float], bool],
+    tasks: Sequence[TaskProcess],
+    *,
+    within_s: float,
+) -> list[TaskProcess]:
+    """Waits for tasks with one deadline for all; returns those that missed it."""
+    end = time.monotonic() + within_s
+    return [task for task in tasks if not wait(task, max(0.0, end - time.monotonic()))]
 
 
 def say(stream: TextIO | None, text: str) -> None:
