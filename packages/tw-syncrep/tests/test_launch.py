@@ -173,6 +173,41 @@ def test_a_server_that_ends_well_before_the_workers_is_reported_once():
     assert "worker 0 ended" not in err
 
 
+def test_every_worker_gets_its_own_gpus_and_servers_none():
+    program = """
+    print(os.environ.get("CUDA_VISIBLE_DEVICES", "unset"), flush=True)
+    if job == "ps":
+        time.sleep(60)
+    time.sleep(1)
+    """
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "3,1,0,2"}
+    counts = ["--ps", "1", "--workers", "2", "--evaluators", "1"]
+    status, out, _ = finish(launch(program, *counts, env=env))
+    assert status == 0
+    assert sorted(out.splitlines()) == [
+        "[evaluator 0] ",
+        "[ps 0] ",
+        "[worker 0] 3,1",
+        "[worker 1] 0,2",
+    ]
+
+
+def test_more_gpus_than_there_are_are_refused():
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    status, out, err = finish(launch("print(1)", "--gpus-per-task", "3", env=env))
+    assert (status, out) == (2, "")
+    assert "--gpus-per-task 3 of 2 workers needs 6; there are 4 (0, 1, 2, 3)" in err
+
+
+def test_workers_without_a_gpu_each_are_told_that_they_have_none():
+    program = 'print(os.environ["CUDA_VISIBLE_DEVICES"] or "none")'
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "0"}
+    status, out, err = finish(launch(program, "--ps", "0", env=env))
+    assert status == 0
+    assert sorted(out.splitlines()) == ["[worker 0] none", "[worker 1] none"]
+    assert "1 GPU for 2 workers" in err
+
+
 def test_a_killed_launcher_leaves_no_task_behind():
     program = "print(os.getpid(), flush=True); time.sleep(60)"
     process = launch(program, "--ps", "0", "--workers", "1")

@@ -733,6 +733,7 @@ def test_a_wrong_tf_config_is_no_missing_one(monkeypatch, text, says):
     [
         ("--ps", "1.5", "argument --ps: must be 0 or more; got '1.5'"),
         ("--workers", "two", "argument --workers: must be 0 or more; got 'two'"),
+        ("--gpus-per-task", "-1", "--gpus-per-task: must be 0 or more; got '-1'"),
         ("--max-restarts", "-1", "--max-restarts: must be 0 or more; got '-1'"),
         ("--grace", "nan", "--grace: must be seconds, 0 or more; got 'nan'"),
         ("--grace", "inf", "--grace: must be seconds, 0 or more; got 'inf'"),

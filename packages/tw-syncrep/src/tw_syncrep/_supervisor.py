@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import IO, TextIO
 
+from tw_syncrep._gpus import share_gpus
+
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.1
 _KILLED_S = 10.0
@@ -29,11 +31,13 @@ class TaskPlan:
       job: "ps", "worker" or "evaluator".
       index: within the job.
       tf_config: JSON.
+      gpus: its CUDA_VISIBLE_DEVICES; None leaves the variable as it is.
     """
 
     job: str
     index: int
     tf_config: str
+    gpus: str | None = None
 
     @property
     def name(self) -> str:
@@ -45,9 +49,23 @@ class TaskPlan:
         """Whether the run is over when all such tasks have ended well."""
         return self.job == "worker"
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """What is added to the environment."""
+        variables = {"TF_CONFIG": self.tf_config}
+        if self.gpus is not None:
+            variables["CUDA_VISIBLE_DEVICES"] = self.gpus
+        return variables
+
 
 def plan_tasks(
-    *, ps: int, workers: int, evaluators: int, ports: Sequence[int]
+    *,
+    ps: int,
+    workers: int,
+    evaluators: int,
+    ports: Sequence[int],
+    gpus: Sequence[str] = (),
+    gpus_per_task: int | None = None,
 ) -> tuple[TaskPlan, ...]:
     """Plans a cluster on this machine.
 
@@ -56,18 +74,21 @@ def plan_tasks(
       workers: replicas; the first is the chief.
       evaluators: tasks outside the cluster, 0 or 1.
       ports: one per parameter server and worker.
+      gpus: of this machine, as in CUDA_VISIBLE_DEVICES.
+      gpus_per_task: of each worker; by default as many as there are for each.
 
     Returns:
-      The tasks, parameter servers first.
+      The tasks, parameter servers first. Only workers have GPUs.
 
     Raises:
-      ValueError: the counts make no cluster.
+      ValueError: the counts make no cluster, or there are too few GPUs.
     """
     if ps < 0 or workers < 1 or evaluators not in (0, 1):
         raise ValueError(
             "plan_tasks: needs ps >= 0, workers >= 1 and 0 or 1 evaluator; got "
             f"{ps}, {workers} and {evaluators}."
         )
+    shares = share_gpus(gpus, workers=workers, per_task=gpus_per_task)
     addresses = [f"localhost:{port}" for port in ports]
     cluster = {"ps": addresses[:ps], "worker": addresses[ps : ps + workers]}
     cluster = {job: listed for job, listed in cluster.items() if listed}
@@ -77,6 +98,7 @@ def plan_tasks(
             job,
             index,
             json.dumps({"cluster": cluster, "task": {"type": job, "index": index}}),
+            gpus=shares[index] if job == "worker" else "",
         )
         for job, count in counts.items()
         for index in range(count)
@@ -108,7 +130,7 @@ class TaskProcess:
         libc = ctypes.CDLL(None)
         self._process = subprocess.Popen(
             self._command,
-            env={**os.environ, "TF_CONFIG": self.plan.tf_config},
+            env={**os.environ, **self.plan.variables},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

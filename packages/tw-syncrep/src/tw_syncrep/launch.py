@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from tw_core.checks import check_list, check_text
-from tw_syncrep._supervisor import Supervisor, TaskProcess, plan_tasks, say
+from tw_syncrep._gpus import find_gpus
+from tw_syncrep._supervisor import Supervisor, TaskPlan, TaskProcess, plan_tasks, say
 from tw_syncrep.cluster._network_exposure import find_free_ports, isolate
 
 __all__ = ["main"]
@@ -43,13 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.isolate:
             isolate()
-        plans = plan_tasks(
-            ps=options.ps,
-            workers=options.workers,
-            evaluators=options.evaluators,
-            ports=find_free_ports(options.ps + options.workers),
-        )
-        tasks = [TaskProcess(plan, options.command) for plan in plans]
+        tasks = [TaskProcess(plan, options.command) for plan in _plan(options)]
         supervisor = Supervisor(
             tasks, max_restarts=options.max_restarts, grace_s=options.grace
         )
@@ -57,6 +52,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, RuntimeError, ValueError) as error:
         say(sys.stderr, f"[tw-launch] {error}\n")
         return _CANNOT_START
+
+
+def _plan(options: argparse.Namespace) -> tuple[TaskPlan, ...]:
+    """Plans the tasks, and says where workers are left without the GPUs there are."""
+    gpus = find_gpus()
+    plans = plan_tasks(
+        ps=options.ps,
+        workers=options.workers,
+        evaluators=options.evaluators,
+        ports=find_free_ports(options.ps + options.workers),
+        gpus=gpus,
+        gpus_per_task=options.gpus_per_task,
+    )
+    if options.gpus_per_task is None and 0 < len(gpus) < options.workers:
+        say(
+            sys.stderr,
+            f"[tw-launch] {len(gpus)} GPU{'s' * (len(gpus) > 1)} for "
+            f"{options.workers} workers: none gets one\n",
+        )
+    return plans
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -70,10 +85,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             name, type=_count, default=default, help=f"{meaning} ({default})"
         )
     parser.add_argument(
+        "--gpus-per-task",
+        type=_count,
+        help="of each worker (as many as there are for each); other tasks get none",
+    )
+    parser.add_argument(
         "--grace",
         type=_seconds,
         default=10.0,
-        help="seconds between asking a task to end and killing it (10)",
+        help="seconds between asking all tasks to end and killing them (10)",
     )
     parser.add_argument(
         "--isolate",

@@ -1,0 +1,102 @@
+"""tw-launch shares out the GPUs that CUDA_VISIBLE_DEVICES or the driver lists.
+
+Private modules are imported for what a launch decides before it starts anything. No
+GPU is needed: drivers and nvidia-smi are fakes.
+"""
+
+import pytest
+
+from tw_syncrep._gpus import find_gpus, share_gpus
+from tw_syncrep._supervisor import plan_tasks
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A machine without nvidia-smi, whose driver's folder is returned."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    return tmp_path / "gpus"
+
+
+@pytest.mark.parametrize(
+    ("count", "workers", "per_task", "want"),
+    [
+        (4, 2, None, ("0,1", "2,3")),
+        (5, 2, None, ("0,1", "2,3")),
+        (4, 1, None, ("0,1,2,3",)),
+        (4, 2, 1, ("0", "1")),
+        (4, 2, 0, ("", "")),
+        (1, 2, None, ("", "")),
+        (0, 2, None, (None, None)),
+        (0, 2, 0, ("", "")),
+    ],
+)
+def test_workers_share_gpus_in_order(count, workers, per_task, want):
+    gpus = [str(n) for n in range(count)]
+    assert share_gpus(gpus, workers=workers, per_task=per_task) == want
+
+
+@pytest.mark.parametrize(
+    ("gpus", "says"),
+    [
+        (["3", "1"], r"--gpus-per-task 2 of 2 workers needs 4; there are 2 \(3, 1\)"),
+        ([], r"--gpus-per-task 2 of 2 workers needs 4; there are none"),
+    ],
+)
+def test_more_than_there_are_is_refused(gpus, says):
+    with pytest.raises(ValueError, match=says):
+        share_gpus(gpus, workers=2, per_task=2)
+
+
+def test_only_workers_of_a_plan_have_gpus():
+    counts = {"ps": 1, "workers": 2, "evaluators": 1, "ports": [1, 2, 3]}
+    plans = plan_tasks(**counts, gpus=["7", "5"])
+    assert [plan.gpus for plan in plans] == ["", "7", "5", ""]
+    assert plans[1].variables["CUDA_VISIBLE_DEVICES"] == "7"
+
+
+def test_without_gpus_the_variable_of_workers_is_left_alone():
+    plans = plan_tasks(ps=1, workers=1, evaluators=0, ports=[1, 2])
+    assert [plan.gpus for plan in plans] == ["", None]
+    assert "CUDA_VISIBLE_DEVICES" not in plans[1].variables
+
+
+@pytest.mark.parametrize(
+    ("listed", "want"),
+    [
+        ("", ()),
+        ("3, 1", ("3", "1")),
+        ("GPU-8d1f,MIG-77aa", ("GPU-8d1f", "MIG-77aa")),
+        ("0,-1,1", ("0",)),
+        ("-1", ()),
+        ("NoDevFiles", ()),
+    ],
+)
+def test_the_users_variable_is_read_as_cuda_reads_it(monkeypatch, listed, want):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert find_gpus() == want
+
+
+def test_a_gpu_that_is_listed_twice_is_refused(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,0")
+    with pytest.raises(ValueError, match="each GPU once; got '0,1,0', which repeats 0"):
+        find_gpus()
+
+
+def test_gpus_are_counted_in_the_drivers_folder(machine):
+    assert find_gpus(driver=machine) == ()
+    for bus in ("0000:01:00.0", "0000:02:00.0"):
+        (machine / bus).mkdir(parents=True)
+    assert find_gpus(driver=machine) == ("0", "1")
+
+
+def test_nvidia_smi_is_asked_first(machine):
+    (machine / "0000:01:00.0").mkdir(parents=True)
+    tool = machine.parent / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    lines = ["GPU 0: A", "  MIG 1g.5gb Device 0: (UUID: MIG-1)", "GPU 1: A"]
+    tool.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
+    tool.chmod(0o755)
+    assert find_gpus(driver=machine) == ("0", "1")
+    tool.write_text("#!/bin/sh\necho 'No devices were found'; exit 6\n")
+    assert find_gpus(driver=machine) == ()
