@@ -7,6 +7,7 @@ change the import alone, and with those of ``tw_syncrep.cluster``.
 import re
 import time
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 from syncrep_works import (
@@ -22,6 +23,7 @@ from syncrep_works import (
 )
 
 WAIT_S = 120.0
+_POLL_S = 0.02
 BATCH = 1024
 """Rows of the table that a worker draws a step."""
 
@@ -57,8 +59,27 @@ def train(
             pipe.send(sessions[name].run(*rest))
 
 
+@dataclass(frozen=True)
+class Tokens:
+    """Ops on the queue from which TensorFlow's replicas take a token a step.
+
+    Attributes:
+      put_back: puts one in, of the step that the variables are at.
+      take: takes one, whose step the replica's next gradients are for.
+    """
+
+    put_back: Any
+    take: Any
+
+
 class Trained:
-    """One contender's session in one worker."""
+    """One contender's session in one worker.
+
+    Attributes:
+      session: a monitored one.
+      tokens: of TensorFlow's optimizer; None for the others.
+      expected: the global step after the steps that were run.
+    """
 
     def __init__(
         self, target: str, cluster: Any, index: int, work: Work, name: str
@@ -84,6 +105,9 @@ class Trained:
                     loss = self._loss(work, index)
                 optimizer = self._optimizer(name)
                 self._train = optimizer.minimize(loss, global_step=step)
+            self.tokens = None
+            if name in (PEER, SAME_SERVERS):
+                self.tokens = _tokens(optimizer, step)
             self._checked = _mean_parameter(v1.trainable_variables()[0], work)
             hooks = []
             if name != ASYNCHRONOUS:
@@ -94,25 +118,42 @@ class Trained:
                 make = tw_syncrep.training_session
             config = v1.ConfigProto(device_filters=["/job:ps", device])
             settings = {"config": config, "log_step_count_steps": None}
-            self._session = make(target, index == 0, hooks=hooks, **settings)
-            self._name, self._step, self._expected = name, step, 0
+            self.session = make(target, index == 0, hooks=hooks, **settings)
+            self._name, self._step, self.expected = name, step, 0
 
     def run(self, steps: int) -> float:
         began = time.perf_counter()
         for _ in range(steps):
-            self._session.run(self._train)
+            self.session.run(self._train)
         seconds = time.perf_counter() - began
-        self._expected += steps
+        self.expected += steps
         if self._name != ASYNCHRONOUS:
-            reached = int(self._session.run(self._step))
-            if reached != self._expected:
-                raise RuntimeError(
-                    f"{self._name}: step {reached}, not {self._expected}"
-                )
+            if self.tokens is not None and self.reached() < self.expected:
+                self._let_the_other_end()
+            if (reached := self.reached()) != self.expected:
+                raise RuntimeError(f"{self._name}: step {reached}, not {self.expected}")
         return seconds
 
+    def reached(self) -> int:
+        """Returns the global step."""
+        return int(self.session.run(self._step))
+
+    def _let_the_other_end(self) -> None:
+        """Exchanges a token that was the other replica's for one of the last step.
+
+        TensorFlow's replicas take tokens from one queue. One that is back before the
+        other has taken its token gets that too, and stays a step ahead: it has run all
+        its steps before the last one is made, which needs the other, which waits for
+        its token.
+        """
+        self.session.run(self.tokens.put_back)
+        until = time.monotonic() + WAIT_S
+        while self.reached() < self.expected and time.monotonic() < until:
+            time.sleep(_POLL_S)
+        self.session.run(self.tokens.take)
+
     def read(self) -> Any:
-        return self._session.run(self._checked)
+        return self.session.run(self._checked)
 
     def _loss(self, work: Work, index: int) -> Any:
         import tensorflow as tf
@@ -157,6 +198,15 @@ class Trained:
 def hosts(cluster: dict[str, list[int]]) -> dict[str, list[str]]:
     """Returns addresses by job for ports by job."""
     return {job: [f"localhost:{p}" for p in ports] for job, ports in cluster.items()}
+
+
+def _tokens(optimizer: Any, step: Any) -> Tokens:
+    import tensorflow as tf
+
+    queue = optimizer._sync_token_queue
+    with tf.device(queue.queue_ref.device):
+        put_back, taken = queue.enqueue(step), queue.dequeue()
+    return Tokens(put_back, optimizer._local_step.assign(taken))
 
 
 def _drawn_rows(rows: int, index: int) -> Any:
