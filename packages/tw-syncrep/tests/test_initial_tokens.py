@@ -63,17 +63,16 @@ def slow_to_read(monkeypatch):
     """Has replica 2 read the run table only when its round is over."""
     wait = WakeQueues.wait
 
-    def wait_late(self, replica, position, *args, **settings):
+    def wait_late(self, replica, ticket, *args, **settings):
         if replica != 2:
-            return wait(self, replica, position, *args, **settings)
+            return wait(self, replica, ticket, *args, **settings)
         with tf.device(self.table.device):
             late = tf.numpy_function(
-                lambda x: (time.sleep(0.3), x)[1], [position], tf.int64
+                lambda x: (time.sleep(0.3), x)[1], [ticket], tf.int64
             )
             with tf.control_dependencies([late]):
-                return wait(
-                    self, replica, tf.ensure_shape(late, [2]), *args, **settings
-                )
+                late = tf.ensure_shape(late, ticket.shape)
+                return wait(self, replica, late, *args, **settings)
 
     monkeypatch.setattr(WakeQueues, "wait", wait_late)
 

@@ -1,5 +1,6 @@
 """A replica that never learns of the end of its step continues in a new session."""
 
+import contextlib
 import logging
 import threading
 import time
@@ -12,10 +13,21 @@ from syncrep_threads import local_cluster, run_replicas
 
 v1 = tf.compat.v1
 STEPS = 4
+BATCHES = [1.0, 10.0, 100.0]
 
 
 def build(task):
-    grad = tf.fill([3], 2.0 * task.replica_index + 1)
+    return build_with(task, tf.fill([3], 2.0 * task.replica_index + 1))
+
+
+def build_fed(task):
+    fed = v1.placeholder(tf.float32, [])
+    model = build_with(task, tf.fill([3], fed))
+    model.fed = fed
+    return model
+
+
+def build_with(task, grad):
     model = make(task, lambda _: [(grad, vector())], wait_timeout_s=16)
     with tf.device(model.step.device):
         queue = tf.queue.FIFOQueue(
@@ -26,56 +38,101 @@ def build(task):
 
 
 class Thief:
-    """Takes the next token of a replica, and so the end of its next wait."""
+    """Takes the next tokens of a replica, and so the end of its next wait."""
 
-    def __init__(self, replica, model):
-        self._target = local_cluster().target("worker", replica)
+    def __init__(self, replica, model, *, tokens):
+        self._session = v1.Session(
+            local_cluster().target("worker", replica), graph=model.step.graph
+        )
         self._model = model
-        self._thread = threading.Thread(target=self._take, daemon=True)
-        self.is_waiting = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._take, daemon=True) for _ in range(tokens)
+        ]
+        self._taken = []
 
     def __enter__(self):
-        self._thread.start()
-        assert self.is_waiting.wait(30)
+        while self._session.run(self._model.size):
+            self._session.run(self._model.take)
+        for thread in self._threads:
+            thread.start()
         time.sleep(1.0)  # No one can ask a queue who waits for it.
 
     def __exit__(self, *_):
-        self._thread.join(30)
-        assert not self._thread.is_alive(), "nothing was taken"
+        self._session.close()
+        for thread in self._threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        assert self._taken, "nothing was taken"
 
     def _take(self):
-        with v1.Session(self._target, graph=self._model.step.graph) as session:
-            while session.run(self._model.size):
-                session.run(self._model.take)
-            self.is_waiting.set()
-            session.run(self._model.take)
+        with contextlib.suppress(tf.errors.CancelledError, RuntimeError):
+            self._taken.append(self._session.run(self._model.take))
 
 
-@pytest.mark.parametrize("victim", [0, 1], ids=["chief", "worker"])
+ALL = 6
+"""As many tokens as there can be before a session is replaced, and more."""
+VICTIMS = pytest.mark.parametrize("victim", [0, 1], ids=["chief", "worker"])
+THIEVES = pytest.mark.parametrize("tokens", [1, ALL], ids=["one", "all"])
+
+
+@VICTIMS
 def test_it_continues_before_the_others_give_it_up(victim, caplog, tmp_path):
     caplog.set_level(logging.WARNING, "tw_syncrep")
 
     def drive(replica, model, session):
         session.run(model.train)
         if replica == victim:
-            with Thief(replica, model):
+            with Thief(replica, model, tokens=ALL):
                 session.run(model.train)
         else:  # The last to arrive may see the round's end without reading a token.
-            wait_for_arrival(model.opt, session)
+            wait_for_arrival(victim, model.opt, session)
         at = int(session.run(model.step))
         while at < STEPS:
             session.run(model.train)
             at = int(session.run(model.step))
         return at, session.run(model.values)
 
-    def wait_for_arrival(opt, session):
-        deadline = time.monotonic() + 30
-        while victim not in opt.status(session).arrived:
-            assert time.monotonic() < deadline, f"replica {victim} has not arrived"
-            time.sleep(0.05)
-
     for step, (value,) in run_replicas(2, build, drive, folder=tmp_path):
         assert step == STEPS
         np.testing.assert_array_equal(value, [-2.0 * STEPS] * 3)
-    (warning,) = [r for r in caplog.records if r.name == "tw_syncrep"]
-    assert f"replica {victim} did not learn of the end of round" in warning.message
+    (warning,) = replacements(caplog)
+    assert f"replica {victim} did not learn of the end of round" in warning
+
+
+@VICTIMS
+@THIEVES
+def test_a_batch_counts_once_and_no_step_is_lost(victim, tokens, caplog):
+    """Without a folder for checkpoints: what the servers hold is not initialized."""
+    caplog.set_level(logging.WARNING, "tw_syncrep")
+
+    def drive(replica, model, session):
+        for batch in BATCHES:
+            feed = {model.fed: batch}
+            if batch == BATCHES[1] and replica == victim:
+                with Thief(replica, model, tokens=tokens):
+                    session.run(model.train, feed)
+                continue
+            if batch == BATCHES[1]:
+                wait_for_arrival(victim, model.opt, session)
+            session.run(model.train, feed)
+        if replica == 0:
+            return int(session.run(model.step)), session.run(model.values)
+        return None
+
+    step, (value,) = run_replicas(2, build_fed, drive)[0]
+    assert step == len(BATCHES)
+    np.testing.assert_array_equal(value, [-sum(BATCHES)] * 3)
+    is_replaced = bool(list(replacements(caplog)))
+    assert is_replaced == (tokens == ALL), "one wake-up is enough for one token"
+
+
+def replacements(caplog):
+    messages = [r.getMessage() for r in caplog.records if r.name == "tw_syncrep"]
+    return [message for message in messages if "replacing its session" in message]
+
+
+def wait_for_arrival(replica, opt, session):
+    deadline = time.monotonic() + 30
+    while replica not in opt.status(session).arrived:
+        assert time.monotonic() < deadline, f"replica {replica} has not arrived"
+        time.sleep(0.05)

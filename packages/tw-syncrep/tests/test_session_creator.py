@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tw_syncrep import StartTimeoutError, training_session
-from tw_syncrep._session.training_session import ReadySessionCreator
+from tw_syncrep._session.creators import ReadySessionCreator
 
 v1 = tf.compat.v1
 

@@ -5,6 +5,7 @@ the clock, the servers and the run table are fakes.
 """
 
 import dataclasses
+import logging
 import socket
 import threading
 import time
@@ -26,11 +27,13 @@ from tw_syncrep._session.bounded_session import AbandonedError, CallThread
 from tw_syncrep._timeouts.server_monitor import ServerMonitor, find_fault, find_faults
 from tw_syncrep._timeouts.status import (
     format_status,
+    is_held_by_others,
+    judge_absence,
     judge_wait,
     overdue_s,
     read_status,
 )
-from tw_syncrep._timeouts.waits import Watchdog, heartbeat_interval
+from tw_syncrep._timeouts.watchdog import Watchdog, heartbeat_interval
 
 NOW = 1_000_000_000
 INCARNATION = NOW - 60_000_000
@@ -72,6 +75,20 @@ def test_a_status_is_read_from_the_run_table():
     assert read.waiting_s == pytest.approx(10.0)
     assert read.steps_per_s == pytest.approx(2.0)
     assert read.heard_s == pytest.approx((1.0, 0.0, 12.0))
+
+
+def test_a_run_is_held_by_others_that_have_trained_and_are_there():
+    run, rows, ring = parts()
+    rows[ReplicaField.SESSION] = 100
+    assert not is_held_by_others([run, rows, ring], 0, within_s=5)
+    rows[ReplicaField.COUNTED, 1], rows[ReplicaField.COUNTED_ROUND, 1] = 107, 5
+    assert is_held_by_others([run, rows, ring], 0, within_s=5)
+    assert not is_held_by_others([run, rows, ring], 1, within_s=5)
+    rows[ReplicaField.HEARD, 1] = NOW - 6_000_000
+    assert not is_held_by_others([run, rows, ring], 0, within_s=5)
+    rows[ReplicaField.HEARD, 1] = NOW
+    rows[ReplicaField.SESSION, 1] = 108  # has started again since
+    assert not is_held_by_others([run, rows, ring], 0, within_s=5)
 
 
 def test_the_line_tells_all_of_it():
@@ -172,15 +189,26 @@ OPS = SimpleNamespace(
 )
 
 
-def watchdog_of(session, judge, *, replica=0, replace_session=pytest.fail):
-    return Watchdog(
+def watchdog_of(
+    session, judge, *, replica=0, replace_session=pytest.fail, absent=lambda _: None
+):
+    """A watchdog that has asked everything once, before anything is slow."""
+    slow, session.slow = session.slow, None
+    watchdog = Watchdog(
         session,
         OPS,
         judge,
+        absent,
         replica=replica,
         timeout_s=2.0,
         replace_session=replace_session,
     )
+    assert [call[0] for call in session.calls] == [
+        *("heartbeat", ["position", "status"], ["wake"])
+    ]
+    session.calls.clear()
+    session.slow = slow
+    return watchdog
 
 
 def test_a_wake_that_did_not_arrive_is_sent_again_soon():
@@ -210,6 +238,7 @@ def test_a_session_whose_reply_is_lost_is_replaced_and_judged_no_more():
 
     lost.parts = after_a_while
     reasons = []
+    arrived_at = time.monotonic()
     watchdog = watchdog_of(
         lost, lambda _: None, replica=2, replace_session=reasons.append
     )
@@ -220,6 +249,85 @@ def test_a_session_whose_reply_is_lost_is_replaced_and_judged_no_more():
     assert reasons[0].startswith(
         "SyncReplicasOptimizer: replica 2 did not learn of the end of round 6, 1."
     )
+    wakes = lost.of(["wake"])
+    assert len(wakes) >= 2, "a wake-up may be enough"
+    assert wakes[0][1] == {"position": (6, INCARNATION)}
+
+
+class Stopped(Answering):
+    """A session whose questions never return, once its server is stopped."""
+
+    def __init__(self):
+        super().__init__()
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+
+    def run(self, *args, **settings):
+        self.goes_on.wait(30)
+        return super().run(*args, **settings)
+
+
+def test_a_question_that_does_not_return_is_unanswered_when_the_wait_is_over():
+    session = Stopped()
+    watchdog = watchdog_of(session, lambda _: None)
+    session.goes_on.clear()
+    began = time.monotonic()
+    watchdog.begin_wait()
+    assert not watchdog.is_unanswered
+    eventually(lambda: watchdog.is_unanswered, within_s=10)
+    assert 2.0 <= time.monotonic() - began < 4.0
+    session.goes_on.set()
+    eventually(lambda: not watchdog.is_unanswered, within_s=10)
+    watchdog.stop()
+
+
+def test_a_heartbeat_that_does_not_return_is_unanswered_after_the_timeout():
+    session = Stopped()
+    watchdog = watchdog_of(session, lambda _: None)
+    session.goes_on.clear()
+    eventually(lambda: watchdog.is_unanswered, within_s=10)
+    session.goes_on.set()
+    watchdog.stop()
+
+
+def test_a_session_that_was_closed_is_watched_no_more():
+    session = Answering()
+    watchdog = watchdog_of(session, lambda _: None)
+
+    def closed(*args, **settings):
+        raise RuntimeError("Attempted to use a closed Session.")
+
+    session.run = closed
+    watchdog.begin_wait()
+    eventually(lambda: not watchdog._thread.is_alive(), within_s=10)
+    assert not watchdog.is_unanswered
+
+
+def test_a_step_that_neither_returns_nor_arrives_is_logged_and_given_up(caplog):
+    caplog.set_level(logging.WARNING, "tw_syncrep")
+    given_up = ReplicaTimeoutError("given up")
+    session = Answering()
+    watchdog = watchdog_of(
+        session, lambda _: None, replica=2, absent=lambda status: given_up
+    )
+    watchdog.begin_wait()
+    eventually(lambda: caplog.records, within_s=10)
+    assert watchdog.given_up is None
+    eventually(lambda: watchdog.given_up is given_up, within_s=10)
+    watchdog.stop()
+    (record,) = caplog.records
+    assert "the training op of replica 2 has run for 0." in record.getMessage()
+    assert "The server answers: step 37" in record.getMessage()
+
+
+def test_others_that_have_waited_for_too_long_have_given_a_replica_up():
+    error = judge_absence(status(), 2, timeout_s=10, needed=3)
+    assert type(error) is ReplicaTimeoutError
+    assert error.missing == (2,)
+    assert "the gradient of replica 2 for step 37 has not arrived" in str(error)
+    assert judge_absence(status(), 2, timeout_s=100, needed=3) is None
+    assert judge_absence(status(), 2, timeout_s=10, needed=2) is None
+    assert judge_absence(status(), 0, timeout_s=10, needed=3) is None
 
 
 POSITIONS = {

@@ -411,6 +411,24 @@ HOOKS = [
             "called before after_create_session()",
         ),
         ("end", lambda: running_hook().end(None), TypeError, "session; got None"),
+        (
+            "is_under_way",
+            lambda: hook(True).is_under_way(None, is_again=False),
+            TypeError,
+            "session must be a session; got None",
+        ),
+        (
+            "is_under_way",
+            lambda: hook(True).is_under_way(v1.Session(), is_again=1),
+            TypeError,
+            f"is_again {FLAG} 1",
+        ),
+        (
+            "release",
+            lambda: hook(True).release(is_left=None),
+            TypeError,
+            f"is_left {FLAG} None",
+        ),
     ]
 ]
 SESSIONS = [

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tw_core.gradients import with_unique_rows
 from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
-from tw_syncrep._protocol.chief import Apply, build_open, build_round
+from tw_syncrep._protocol.chief import build_open
 from tw_syncrep._protocol.graph import (
     LifecycleOps,
     SyncGraph,
@@ -24,12 +24,14 @@ from tw_syncrep._protocol.replica import (
     build_step,
     make_replica,
 )
+from tw_syncrep._protocol.round import Apply, build_round
 from tw_syncrep._protocol.run_table import (
     ReplicaField,
     RunField,
     replica_keys,
     ring_keys,
 )
+from tw_syncrep._protocol.saving import build_hold
 from tw_syncrep._transfer.payload import SyncOptions
 
 _NAMES = "tw_syncrep_optimizers"
@@ -72,7 +74,7 @@ def build_sync_graph(
     with tf.name_scope(f"{name}/step/"):
         train_op, reply = build_step(state, replica, by_index)
     with tf.name_scope(f"{name}/round/"):
-        round_op = build_round(state, apply, global_step=global_step)
+        round_op, incarnation = build_round(state, apply, global_step=global_step)
     uninitialized = _report_uninitialized()
     with tf.name_scope(f"{name}/session/"):
         ops = _build_lifecycle_ops(state, replica, global_step=global_step)
@@ -82,7 +84,11 @@ def build_sync_graph(
         train_op=train_op,
         reply=reply,
         position=replica.position,
+        session=replica.session,
+        stamp=replica.stamp,
         round_op=round_op,
+        incarnation=incarnation,
+        holding=build_hold(state.table),
         uninitialized=uninitialized,
         ops=ops,
     )

@@ -18,6 +18,7 @@ from tw_syncrep._protocol.queues import (
     make_wake_queues,
 )
 from tw_syncrep._protocol.run_table import RunTable, make_run_table
+from tw_syncrep._protocol.saving import HoldOps
 from tw_syncrep._transfer.payload import Payload, SyncOptions, make_payloads
 
 
@@ -94,7 +95,11 @@ class SyncGraph:
         ``WakeReason``.
       position: local variable, int64 [2]: round and incarnation that the replica
         computes for.
+      session: local variable, int64 []: in which the replica has joined.
+      stamp: int64 [], feeds ``train_op`` with its batch's number.
       round_op: one round of the chief.
+      incarnation: int64 [], feeds ``round_op`` with the incarnation that it is for.
+      holding: what holds the rounds while the chief saves.
       uninitialized: names of global variables without a value, string [*].
       ops: everything around the steps.
     """
@@ -104,7 +109,11 @@ class SyncGraph:
     train_op: tf.Operation
     reply: tf.Tensor
     position: tf.Variable
+    session: tf.Variable
+    stamp: tf.Tensor
     round_op: tf.Operation
+    incarnation: tf.Tensor
+    holding: HoldOps
     uninitialized: tf.Tensor
     ops: LifecycleOps
 

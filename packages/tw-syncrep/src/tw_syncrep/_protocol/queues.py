@@ -23,7 +23,7 @@ from tw_syncrep._protocol.run_table import (
 from tw_syncrep._transfer.payload import Payload
 
 # Where the rows that a replica reads from the table have what.
-_CURRENT, _FIRST, _CLOSED, _INITIAL = slice(0, 3), slice(3, 6), 6, 7
+_CURRENT, _FIRST, _CLOSED, _INITIAL, _SESSION = slice(0, 3), slice(3, 6), 6, 7, 8
 _BACKLOG = 4
 """Tokens that a replica may leave unread before it gets no more."""
 
@@ -58,6 +58,11 @@ class GradientQueue:
         """
         with exact_device_scope(self.server):
             return self.queue.enqueue([ticket, *sent])
+
+    def put_back(self, ticket: tf.Tensor, sent: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Puts back, on the current device, what another is to take; returns True."""
+        with tf.control_dependencies([self.queue.enqueue([ticket, *sent])]):
+            return tf.constant(True)
 
     def dequeue(self) -> list[tf.Tensor]:
         """Takes an element out, on the current device: a ticket and what was sent."""
@@ -115,11 +120,13 @@ class WakeReason(IntEnum):
     """Why a replica was woken; the first element of a token.
 
     A WATCHDOG's token also has the round and incarnation of the wait that it ends.
+    REPLACED comes in no token: the replica has joined again in a later session.
     """
 
     TABLE_CHANGED = 0
     RUN_CLOSED = 1
     WATCHDOG = 2
+    REPLACED = 3
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,9 @@ class WakeQueues:
     initial token. The latter hold even if that round is over by then, as with
     TensorFlow's class, so that what counts does not depend on who was fast.
 
+    A wait that finds that its replica has joined again, in a later session, puts the
+    token that it took back and ends: TensorFlow may have dropped its cancellation.
+
     Like the table's, its methods build their ops on the current device.
 
     Attributes:
@@ -147,22 +157,22 @@ class WakeQueues:
     queues: tuple[tf.queue.QueueBase, ...]
 
     def wait(
-        self, replica: int, position: tf.Tensor, count: tf.Tensor, *, quota: int
+        self, replica: int, ticket: tf.Tensor, count: tf.Tensor, *, quota: int
     ) -> tf.Tensor:
         """Waits until the replica may continue or a token says otherwise.
 
         Args:
           replica: who waits.
-          position: int64 [2], round and incarnation of its own gradient, on the
-            server.
+          ticket: int64 [TICKET_SIZE], of its own gradient, on the server.
           count: int64 [], its gradients of that round and incarnation, this one
-            included.
+            included; 0 where it need not wait.
           quota: its slots in a round.
 
         Returns:
           int64 [4]: the round, the incarnation and the global step to continue with,
           and the ``WakeReason``.
         """
+        position, session = ticket[1:3], ticket[3]
 
         def read_rows() -> tf.Tensor:
             return self.table.read(_watched_keys(replica))
@@ -173,6 +183,7 @@ class WakeQueues:
                 count < quota,
                 _repeats_first_round(rows, position, count),
                 rows[_CLOSED] > 0,
+                tf.not_equal(rows[_SESSION], session),
                 tf.not_equal(_reason(token, position), WakeReason.TABLE_CHANGED),
             ]
             return tf.logical_not(tf.reduce_any(tf.stack(changes)))
@@ -180,7 +191,11 @@ class WakeQueues:
         def take_token(*_: tf.Tensor) -> list[tf.Tensor]:
             token = self.queues[replica].dequeue()
             with tf.control_dependencies([token]):
-                return [read_rows(), token]
+                rows = read_rows()
+            is_others = tf.not_equal(rows[_SESSION], session)
+            returned = _enqueue_if(is_others, self.queues[replica], token)
+            with tf.control_dependencies([returned]):
+                return [tf.identity(rows), token]
 
         nothing = _token(WakeReason.TABLE_CHANGED)
         rows, token = tf.while_loop(
@@ -188,8 +203,12 @@ class WakeQueues:
         )
         repeats = _repeats_first_round(rows, position, count)
         progress = tf.where(repeats, rows[_FIRST], rows[_CURRENT])
-        closed = tf.constant(WakeReason.RUN_CLOSED, tf.int64)
-        reason = tf.where(rows[_CLOSED] > 0, closed, _reason(token, position))
+        reason = _reason(token, position)
+        for is_so, other in (
+            (rows[_CLOSED] > 0, WakeReason.RUN_CLOSED),
+            (tf.not_equal(rows[_SESSION], session), WakeReason.REPLACED),
+        ):
+            reason = tf.where(is_so, tf.constant(other, tf.int64), reason)
         return tf.concat([progress, reason[tf.newaxis]], axis=0)
 
     def wake(self, replica: int, position: tf.Tensor) -> tf.Operation:
@@ -250,12 +269,13 @@ def make_wake_queues(table: RunTable, *, replicas: int, shared_name: str) -> Wak
 
 
 def _watched_keys(replica: int) -> list[int]:
-    """Returns the keys of what _CURRENT, _FIRST, _CLOSED and _INITIAL find."""
+    """Returns the keys of what _CURRENT, _FIRST and the others find."""
     return [
         *(RunField.ROUND, RunField.INCARNATION, RunField.STEP),
         *(RunField.FIRST_ROUND, RunField.INCARNATION, RunField.FIRST_STEP),
         RunField.CLOSED,
         replica_key(replica, ReplicaField.INITIAL),
+        replica_key(replica, ReplicaField.SESSION),
     ]
 
 
@@ -283,6 +303,12 @@ def _reason(token: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
 
 
 def _enqueue_if_room(queue: tf.queue.QueueBase) -> tf.Operation:
-    has_room = tf.cast(queue.size() < _BACKLOG, tf.int32)
     token = _token(WakeReason.TABLE_CHANGED)
-    return queue.enqueue_many([token[tf.newaxis][:has_room]])
+    return _enqueue_if(queue.size() < _BACKLOG, queue, token)
+
+
+def _enqueue_if(
+    condition: tf.Tensor, queue: tf.queue.QueueBase, token: tf.Tensor
+) -> tf.Operation:
+    count = tf.cast(condition, tf.int32)
+    return queue.enqueue_many([token[tf.newaxis][:count]])

@@ -16,7 +16,6 @@ from tw_syncrep._protocol.graph import SyncState
 from tw_syncrep._protocol.run_table import (
     ReplicaField,
     RunField,
-    RunTable,
     make_notice,
     make_ticket,
     replica_key,
@@ -37,6 +36,9 @@ class Replica:
       index: its number.
       device: of the worker.
       position: local variable, int64 [2]: round and incarnation it computes for.
+      session: local variable, int64 []: in which it has joined; 0 before.
+      stamp: int64 [], feeds a step with its batch's number, larger than those before;
+        by default one that never counts as seen.
       local_step: local variable, []: the global step that it computes for, under
         TensorFlow's name and dtype, for those who look there.
       cached: its copies of the parameters that the optimizer changes.
@@ -46,6 +48,8 @@ class Replica:
     index: int
     device: str
     position: tf.Variable
+    session: tf.Variable
+    stamp: tf.Tensor
     local_step: tf.Variable
     cached: tuple[CachedParameter, ...]
     below_bytes: int
@@ -82,10 +86,16 @@ def make_replica(
     with detached_scope(), tf.device(device):
         start = tf.zeros([2], tf.int64)
         position = _local_variable(start, f"{name}/replica_{index}/place")
+        session = _local_variable(start[0], f"{name}/replica_{index}/session")
+        unstamped = -tf.cast(tf.timestamp() * 1e6, tf.int64)
+        stamp = tf.compat.v1.placeholder_with_default(unstamped, [], name="stamp")
         local_step = _local_variable(tf.zeros([], step_dtype), "sync_rep_local_step")
     names = {variable.name for variable in variables}
     cached = [found for found in cached_parameters() if found.master.name in names]
-    return Replica(index, device, position, local_step, tuple(cached), below_bytes)
+    return Replica(
+        *(index, device, position, session, stamp),
+        *(local_step, tuple(cached), below_bytes),
+    )
 
 
 def build_step(
@@ -102,7 +112,12 @@ def build_step(
       The training op, and what it returns: int64 [4] round, incarnation, global step
       and ``WakeReason``, on the worker.
     """
-    ticket = make_ticket(replica.index, replica.position.read_value())
+    ticket = make_ticket(
+        replica.index,
+        replica.position.read_value(),
+        session=replica.session.read_value(),
+        stamp=replica.stamp,
+    )
     pushed = [
         queue.enqueue(ticket, queue.payload.encode(grads))
         for queue in state.gradient_queues
@@ -115,7 +130,7 @@ def build_step(
         # A loop with one input from elsewhere becomes a loop over the network.
         with tf.control_dependencies([announced]):
             progress = state.wake_queues.wait(
-                replica.index, ticket[1:3], count, quota=state.quota[replica.index]
+                replica.index, ticket, count, quota=state.quota[replica.index]
             )
     continued = replica.continue_at(progress)
     with exact_device_scope(replica.device), tf.control_dependencies([continued]):
@@ -128,13 +143,15 @@ def build_join(
 ) -> tf.Operation:
     """Returns the op with which a replica continues where the run stands."""
     table = state.table
+    now = table.now()
     # After a run closes, joiners belong to the next run.
     run = tf.reduce_sum(table.read([RunField.RUN, RunField.CLOSED]))
     joined = table.write(
         {
-            replica_key(replica.index, ReplicaField.HEARD): table.now(),
+            replica_key(replica.index, ReplicaField.HEARD): now,
             replica_key(replica.index, ReplicaField.LEFT): 0,
             replica_key(replica.index, ReplicaField.JOINED): run_mark(run),
+            replica_key(replica.index, ReplicaField.SESSION): now,
         }
     )
     with tf.control_dependencies([joined]):
@@ -142,8 +159,10 @@ def build_join(
         position = table.read([RunField.ROUND, RunField.INCARNATION])
         # The chief may not have written the table's own yet.
         step = tf.cast(global_step.read_value(), tf.int64)
-        progress = tf.concat([position, step[tf.newaxis]], axis=0)
-    return tf.group(notified, replica.continue_at(progress))
+        progress = tf.concat([position, tf.stack([step, now])], axis=0)
+    with exact_device_scope(replica.device):
+        session = replica.session.assign(tf.identity(progress)[3], read_value=False)
+    return tf.group(notified, session, replica.continue_at(progress))
 
 
 def build_leave(state: SyncState, replica: Replica) -> tf.Operation:
@@ -162,11 +181,16 @@ def build_leave(state: SyncState, replica: Replica) -> tf.Operation:
 
 def build_close(state: SyncState, replica: Replica) -> tf.Operation:
     """Returns the op that ends the run that it joined, and no later one."""
+    table = state.table
     joined = replica_key(replica.index, ReplicaField.JOINED)
-    rows = state.table.read([joined, RunField.RUN, RunField.CLOSED])
+    baton = table.take_baton()  # No other run begins in between.
+    with tf.control_dependencies([baton]):
+        rows = table.read([joined, RunField.RUN, RunField.CLOSED])
     is_own = tf.cast(tf.equal(rows[0], run_mark(rows[1])), tf.int64)
-    closed = state.table.write({RunField.CLOSED: tf.maximum(is_own, rows[2])})
+    closed = table.write({RunField.CLOSED: tf.maximum(is_own, rows[2])})
     with tf.control_dependencies([closed]):
+        given_back = table.give_back(baton)
+    with tf.control_dependencies([given_back]):
         return state.wake_queues.wake_all()
 
 
@@ -178,41 +202,70 @@ def build_heartbeat(state: SyncState, replica: Replica) -> tf.Operation:
 
 def _notify_chief(state: SyncState, replica: Replica) -> tf.Operation:
     """Has the chief read the table again."""
-    ticket = make_notice(replica.index)
+    incarnation = state.table.read([RunField.INCARNATION])[0]
+    ticket = make_notice(replica.index, incarnation)
     return state.arrivals.enqueue(ticket, state.arrivals.payload.encode_nothing())
 
 
 def _announce(
     state: SyncState, replica: int, ticket: tf.Tensor, sent: Sequence[tf.Tensor]
 ) -> tuple[tf.Operation, tf.Tensor]:
-    """Returns the op that records an arrival, and which of its position's it is."""
+    """Returns the op that records an arrival, and which of its position's it is.
+
+    A batch that has been accepted, in a session that was lost, does not arrive again:
+    its replica waits for the end of that round, where it is still in progress.
+    """
+    table = state.table
+    before = _ArrivalRows(table.read([replica_key(replica, f) for f in _ARRIVAL]))
+    counted = before.counts(ticket)
+    sent_as = tf.where(counted, make_notice(replica, ticket[2]), ticket)
     # The ticket first: a replica killed in between has arrived, and is only called
     # missing; the other way round, the chief would be blamed.
-    table = state.table
-    with tf.control_dependencies([state.arrivals.enqueue(ticket, sent)]):
+    with tf.control_dependencies([state.arrivals.enqueue(sent_as, sent)]):
         now = table.now()
-        count = _count_arrivals(table, replica, ticket)
+    arrived_round = tf.where(counted, before.counted_round, ticket[1])
+    count = before.count_of(ticket)
     rows = {
         ReplicaField.HEARD: now,
-        ReplicaField.ARRIVED_ROUND: ticket[1],
+        ReplicaField.ARRIVED_ROUND: arrived_round,
         ReplicaField.ARRIVED_INCARNATION: ticket[2],
         ReplicaField.ARRIVED_AT: now,
         ReplicaField.ARRIVALS: count,
     }
     keyed = {replica_key(replica, field): row for field, row in rows.items()}
-    return table.write(keyed), count
+    is_over = tf.logical_and(counted, tf.not_equal(arrived_round, ticket[1]))
+    return table.write(keyed), tf.where(is_over, tf.zeros_like(count), count)
 
 
-def _count_arrivals(table: RunTable, replica: int, ticket: tf.Tensor) -> tf.Tensor:
-    """Counts a replica's gradients of a round and incarnation, this one included."""
-    fields = (
-        ReplicaField.ARRIVED_ROUND,
-        ReplicaField.ARRIVED_INCARNATION,
-        ReplicaField.ARRIVALS,
-    )
-    before = table.read([replica_key(replica, field) for field in fields])
-    is_same = tf.reduce_all(tf.equal(before[:2], ticket[1:3]))
-    return tf.where(is_same, before[2], tf.zeros_like(before[2])) + 1
+_ARRIVAL = (
+    ReplicaField.ARRIVED_ROUND,
+    ReplicaField.ARRIVED_INCARNATION,
+    ReplicaField.ARRIVALS,
+    ReplicaField.COUNTED,
+    ReplicaField.COUNTED_ROUND,
+)
+
+
+@dataclass(frozen=True)
+class _ArrivalRows:
+    """What the table says of a replica's last arrival: the rows of _ARRIVAL, int64."""
+
+    rows: tf.Tensor
+
+    @property
+    def counted_round(self) -> tf.Tensor:
+        """The round in which its last accepted batch counted, int64 []."""
+        return self.rows[4] - 1
+
+    def counts(self, ticket: tf.Tensor) -> tf.Tensor:
+        """Returns whether the ticket's batch has been accepted already, bool []."""
+        is_seen = tf.logical_and(ticket[4] > 0, ticket[4] <= self.rows[3])
+        return tf.logical_and(is_seen, self.rows[4] > 0)
+
+    def count_of(self, ticket: tf.Tensor) -> tf.Tensor:
+        """Counts gradients of a round and incarnation, this one included, int64 []."""
+        is_same = tf.reduce_all(tf.equal(self.rows[:2], ticket[1:3]))
+        return tf.where(is_same, self.rows[2], tf.zeros_like(self.rows[2])) + 1
 
 
 def _local_variable(start: tf.Tensor, name: str) -> tf.Variable:

@@ -8,9 +8,11 @@ starts late changes its own rows only. Its clock is the server's.
 A *round* is one step of the optimizer. An *incarnation* begins when a chief starts or
 restores: what a replica computed in an older one is not accepted. A *run* has
 incarnations until it is closed; whoever has joined or left it is marked with its
-number, since the servers may outlive it and see another.
+number, since the servers may outlive it and see another. A *session* begins when a
+replica joins: only its last one may go on.
 
-A *ticket* says which replica computed a gradient, and for which round.
+A *ticket* says which replica computed a gradient, from which batch, and for which
+round. The batch is known by its *stamp*, which grows with every batch of a replica.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +30,9 @@ class RunField(IntEnum):
     """Rows about the run.
 
     STEP is the global step after the last round; FIRST_ROUND and FIRST_STEP are the
-    round and the global step with which the incarnation began.
+    round and the global step with which the incarnation began. CHANGING is 1 more than
+    the round whose means are being applied, else 0; CUT_OFF counts rounds that ended
+    with their chief while they were. HELD is the number of the last hold.
     """
 
     ROUND = 0
@@ -40,6 +44,9 @@ class RunField(IntEnum):
     RUN = 6
     STEP = 7
     FIRST_STEP = 8
+    CHANGING = 9
+    CUT_OFF = 10
+    HELD = 11
 
 
 class ReplicaField(IntEnum):
@@ -48,6 +55,8 @@ class ReplicaField(IntEnum):
     Times are in microseconds of the server's clock; LEFT and JOINED hold the
     ``run_mark`` of the run that it left or joined last. ARRIVALS counts its gradients
     of the round and incarnation that it arrived in last, INITIAL its initial tokens.
+    SESSION is the time of its last join. COUNTED is the stamp of the last batch that
+    was accepted from it, COUNTED_ROUND 1 more than the round that it counted in.
     """
 
     HEARD = 0
@@ -58,11 +67,14 @@ class ReplicaField(IntEnum):
     ARRIVED_INCARNATION = 5
     ARRIVALS = 6
     INITIAL = 7
+    SESSION = 8
+    COUNTED = 9
+    COUNTED_ROUND = 10
 
 
 _RING_BASE = 16
 _REPLICA_BASE = _RING_BASE + RING
-_ROWS_PER_REPLICA = 8
+_ROWS_PER_REPLICA = 16
 
 
 def run_mark(run: Any) -> Any:
@@ -100,10 +112,13 @@ class RunTable:
     Attributes:
       handle: resource, on the server.
       device: the server.
+      baton: shared name of a mutex there: who holds it may change the variables, or
+        knows that nobody does.
     """
 
     handle: tf.Tensor
     device: str
+    baton: str
 
     def read(self, keys: Sequence[int]) -> tf.Tensor:
         """Reads rows, int64 [len(keys)]; 0 where nothing was written."""
@@ -114,17 +129,26 @@ class RunTable:
         )
 
     def write(self, rows: Mapping[Any, Any] | Sequence[tuple[Any, Any]]) -> Any:
-        """Returns the op that writes rows: keys and values are int64 []."""
+        """Returns the op that writes rows: keys and values are int64, [] or [R]."""
         pairs = list(rows.items()) if isinstance(rows, Mapping) else list(rows)
         return tf.raw_ops.LookupTableInsertV2(
             table_handle=self.handle,
-            keys=tf.stack([tf.cast(key, tf.int64) for key, _ in pairs]),
-            values=tf.stack([tf.cast(value, tf.int64) for _, value in pairs]),
+            keys=tf.concat([_as_vector(key) for key, _ in pairs], axis=0),
+            values=tf.concat([_as_vector(value) for _, value in pairs], axis=0),
         )
 
     def now(self) -> tf.Tensor:
         """Returns the server's time in microseconds, int64 []."""
         return tf.cast(tf.timestamp() * 1e6, tf.int64)
+
+    def take_baton(self) -> tf.Tensor:
+        """Waits for the baton; a step that ends without ``give_back`` gives it back."""
+        mutex = tf.raw_ops.MutexV2(shared_name=self.baton)
+        return tf.raw_ops.MutexLock(mutex=mutex)
+
+    def give_back(self, baton: tf.Tensor) -> tf.Operation:
+        """Returns the op after which another may take the baton."""
+        return tf.raw_ops.ConsumeMutexLock(mutex_lock=baton)
 
 
 def make_run_table(device: str, *, shared_name: str) -> RunTable:
@@ -142,30 +166,37 @@ def make_run_table(device: str, *, shared_name: str) -> RunTable:
             shared_name=shared_name,
             use_node_name_sharing=False,
         )
-    return RunTable(handle, device)
+    return RunTable(handle, device, f"{shared_name}/baton")
 
 
-TICKET_SIZE = 4
+def _as_vector(value: Any) -> tf.Tensor:
+    return tf.reshape(tf.cast(value, tf.int64), [-1])
+
+
+TICKET_SIZE = 5
 NOTICE = -1
 """Round of a ticket that carries no gradient: the chief is to read the table again."""
 
 
-def make_ticket(replica: int, position: tf.Tensor) -> tf.Tensor:
+def make_ticket(
+    replica: int, position: tf.Tensor, *, session: tf.Tensor, stamp: tf.Tensor
+) -> tf.Tensor:
     """Makes a ticket on the worker.
 
     Args:
       replica: number of the replica.
       position: int64 [2], round and incarnation for which it computed.
+      session: int64 [], in which it did.
+      stamp: int64 [], of the batch.
 
     Returns:
-      int64 [TICKET_SIZE]: replica, round, incarnation, and the worker's time, which
-      tells apart two pushes of one replica in one round, as by a restarted worker.
+      int64 [TICKET_SIZE]: replica, round, incarnation, session and stamp.
     """
     own = tf.constant([replica], tf.int64)
-    stamp = tf.bitcast(tf.reshape(tf.timestamp(), [1]), tf.int64)
-    return tf.concat([own, position, stamp], axis=0)
+    return tf.concat([own, position, tf.stack([session, stamp])], axis=0)
 
 
-def make_notice(replica: int) -> tf.Tensor:
-    """Makes a ticket that only wakes the chief."""
-    return tf.constant([replica, NOTICE, NOTICE, NOTICE], tf.int64)
+def make_notice(replica: int, incarnation: tf.Tensor) -> tf.Tensor:
+    """Makes a ticket that only wakes the chief of an incarnation, int64 []."""
+    own = tf.constant([replica, NOTICE], tf.int64)
+    return tf.concat([own, tf.stack([incarnation, NOTICE, NOTICE])], axis=0)

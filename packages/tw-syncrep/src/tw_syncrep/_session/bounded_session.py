@@ -122,6 +122,8 @@ class TrainingSession:
         wait_timeout_s: float | None,
         start_timeout_s: float | None,
         unanswered: Callable[[], bool],
+        failure: Callable[[], Exception | None] = lambda: None,
+        release: Callable[[bool], None] = lambda _: None,
     ) -> None:
         """Creates the session in a thread of its own.
 
@@ -131,6 +133,9 @@ class TrainingSession:
           wait_timeout_s: how long they may be silent; None for no bound.
           start_timeout_s: how long ``create`` may take; None for no bound.
           unanswered: returns whether a question through the session got no answer.
+          failure: returns why a call is to be left behind, if it is.
+          release: called at the end, and where a call is left behind, which it is
+            told; ends the threads that watch over the session.
 
         Raises:
           TypeError: an argument is of another type.
@@ -139,6 +144,8 @@ class TrainingSession:
         """
         check_function("TrainingSession", create=create)
         check_function("TrainingSession", unanswered=unanswered)
+        check_function("TrainingSession", failure=failure)
+        check_function("TrainingSession", release=release)
         check_kind("TrainingSession", Mapping, "addresses by task", servers=servers)
         check_timeouts(
             "TrainingSession",
@@ -148,6 +155,8 @@ class TrainingSession:
         self._servers = servers
         self._wait_timeout_s = wait_timeout_s
         self._unanswered = unanswered
+        self._failure = failure
+        self._release = release
         self._graph = tf.compat.v1.get_default_graph()
         self._thread = CallThread(self._graph.as_default())
         try:
@@ -156,6 +165,7 @@ class TrainingSession:
             )
         except BaseException:
             self._thread.end()
+            self._release(self._thread.is_abandoned)
             raise
 
     @property
@@ -228,6 +238,7 @@ class TrainingSession:
             return self._call("closing the session", close)
         finally:
             self._thread.end()
+            self._release(self._thread.is_abandoned)
 
     def _call(
         self, doing: str, call: Callable[[], T], *, limit_s: float | None = None
@@ -238,5 +249,11 @@ class TrainingSession:
             self._wait_timeout_s,
             limit_s=limit_s,
             unanswered=self._unanswered,
+            failure=self._failure,
         )
-        return self._thread.run(call, monitor.check)
+        try:
+            return self._thread.run(call, monitor.check)
+        except BaseException:
+            if self._thread.is_abandoned:
+                self._release(True)
+            raise

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,14 +12,26 @@ from tw_core.checks import check_flag, check_whole_number
 from tw_syncrep._checks import check_methods, check_session
 from tw_syncrep._protocol.graph import SyncGraph, share_initial_tokens
 from tw_syncrep._protocol.queues import WakeReason
+from tw_syncrep._protocol.round import SUPERSEDED
+from tw_syncrep._protocol.saving import HoldOps
+from tw_syncrep._session.holding import HoldRounds
+from tw_syncrep._session.rounds import BatchStamps, start_rounds
 from tw_syncrep._timeouts.errors import SyncTimeoutError
-from tw_syncrep._timeouts.status import Status, judge_wait
-from tw_syncrep._timeouts.waits import StartBarrier, Watchdog
+from tw_syncrep._timeouts.start_barrier import StartBarrier
+from tw_syncrep._timeouts.status import (
+    Status,
+    is_held_by_others,
+    judge_absence,
+    judge_wait,
+    read_status,
+)
+from tw_syncrep._timeouts.watchdog import Watchdog
 
 _log = logging.getLogger("tw_syncrep")
 
 # Plain numbers are compared many times faster, and this is done every step.
 _CLOSED, _WATCHDOG = int(WakeReason.RUN_CLOSED), int(WakeReason.WATCHDOG)
+_REPLACED = int(WakeReason.REPLACED)
 _ENDING_MS = 10_000
 
 
@@ -62,6 +73,8 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._rounds_stopped: threading.Event | None = None
         self._failure: Exception | None = None
         self._waits = False
+        self._stamps = BatchStamps()
+        self._fenced = 0
         self._session: Any = None
         self._begun: SyncGraph | None = None
 
@@ -82,6 +95,38 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         """Whether the server is silent though a wait has taken too long."""
         return self._watchdog is not None and self._watchdog.is_unanswered
 
+    @property
+    def given_up(self) -> Exception | None:
+        """Why the training op is to be left behind, if it is."""
+        return None if self._watchdog is None else self._watchdog.given_up
+
+    def make_saver_listener(self) -> tf.compat.v1.train.CheckpointSaverListener:
+        """Makes what holds the rounds while a ``CheckpointSaverHook`` saves.
+
+        ``training_session`` gives it to the hook that it makes; a hook of your own
+        takes it among its ``listeners``. With backups, rounds would otherwise go on
+        during a save, and a checkpoint could mix two steps.
+        """
+        return HoldRounds(self._find_holding)
+
+    def release(self, *, is_left: bool) -> None:
+        """Ends the threads of a session that has ended.
+
+        Args:
+          is_left: whether a call was left behind in it. Then the session is closed,
+            in a thread of its own, as that may not return either.
+
+        Raises:
+          TypeError: ``is_left`` is no flag.
+        """
+        check_flag("SyncReplicasHook.release", is_left=is_left)
+        self._stop_threads()
+        session, self._session = self._session, None
+        if is_left and session is not None:
+            threading.Thread(
+                target=session.close, name="tw-syncrep-close", daemon=True
+            ).start()
+
     def begin(self) -> None:
         """Gets the ops.
 
@@ -101,6 +146,35 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._initial = share_initial_tokens(
                 self._num_tokens, aggregate=graph.aggregate, replicas=graph.replicas
             )
+
+    def is_under_way(self, session: tf.compat.v1.Session, *, is_again: bool) -> bool:
+        """Returns whether the servers hold a run that this chief is to go on with.
+
+        They do where all variables have values, the run has begun and is not closed,
+        and either this chief's process has begun it or another replica, whose
+        gradients have counted, was heard from within ``wait_timeout_s``. Where all
+        replicas start at once, none has, and the chief initializes or restores.
+
+        Args:
+          session: of this graph; need not be initialized.
+          is_again: whether it is to take the place of one that was lost.
+
+        Raises:
+          TypeError: ``session`` is not a session, or ``is_again`` no flag.
+          ValueError: the session is one of another graph.
+        """
+        graph = self._graph
+        caller = "SyncReplicasHook.is_under_way"
+        check_session(caller, session, graph.train_op.graph)
+        check_flag(caller, is_again=is_again)
+        if not self._is_chief or len(session.run(graph.uninitialized)):
+            return False
+        parts = session.run(graph.ops.status)
+        status = read_status(parts)
+        if not status.incarnation or status.is_closed:
+            return False
+        within_s = self.wait_timeout_s or 0.0
+        return is_again or is_held_by_others(parts, graph.replica, within_s=within_s)
 
     def after_create_session(
         self, session: tf.compat.v1.Session, coord: tf.train.Coordinator
@@ -124,14 +198,16 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._barrier.join(ops.join)
         else:
             self._barrier.join(ops.open, {ops.initial: self._initial})
-            self._rounds_stopped = _start_rounds(
-                session, self._graph.round_op, self._fail
+            self._rounds_stopped = start_rounds(
+                session, self._graph, self._barrier.incarnation, self._end_rounds
             )
+        self._stamps.begin_session(self._barrier.number)
         if self.wait_timeout_s is not None:
             self._watchdog = Watchdog(
                 session,
                 ops,
                 self._judge,
+                self._judge_absence,
                 replica=self._graph.replica,
                 timeout_s=self.wait_timeout_s,
                 replace_session=partial(self._replace_session, session, coord),
@@ -159,7 +235,10 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._barrier.wait(run_context.session, timeout_s=self.start_timeout_s)
         if self._watchdog is not None:
             self._watchdog.begin_wait()
-        return tf.compat.v1.train.SessionRunArgs(self._graph.reply)
+        stamp = self._stamps.begin_call()
+        return tf.compat.v1.train.SessionRunArgs(
+            self._graph.reply, {self._graph.stamp: stamp}
+        )
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         """Raises what ended the wait, or has the session stop.
@@ -175,10 +254,14 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             error = error or self._watchdog.error
             self._watchdog.end_wait()
         reason = int(run_values.results[-1])
+        if reason == _WATCHDOG and error is not None:
+            raise error
+        if reason == _REPLACED:
+            raise self._fenced_by("another session of this replica")
+        self._stamps.end_call()
+        self._fenced = 0
         if reason == _CLOSED:
             run_context.request_stop()
-        elif reason == _WATCHDOG and error is not None:
-            raise error
 
     def end(self, session: tf.compat.v1.Session) -> None:
         """Leaves in order; the chief ends the run for all.
@@ -197,6 +280,11 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             session.run(farewell, options=_bounded(_ENDING_MS))
         except tf.errors.OpError as error:
             _log.warning("Could not leave in order; others will wait: %s", error)
+
+    def _find_holding(self) -> HoldOps | None:
+        """Returns what holds the rounds, where they go on without the chief."""
+        graph = self._graph
+        return graph.holding if graph.aggregate < graph.replicas else None
 
     @property
     def _graph(self) -> SyncGraph:
@@ -229,6 +317,14 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             needed=self._graph.aggregate,
         )
 
+    def _judge_absence(self, status: Status) -> SyncTimeoutError | None:
+        return judge_absence(
+            status,
+            self._graph.replica,
+            timeout_s=self.wait_timeout_s or 0.0,
+            needed=self._graph.aggregate,
+        )
+
     def _replace_session(
         self, session: tf.compat.v1.Session, coord: tf.train.Coordinator, reason: str
     ) -> None:
@@ -241,8 +337,30 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         coord.request_stop((type(error), error, None))
         session.close()
 
-    def _fail(self, error: Exception) -> None:
+    def _fenced_by(self, whom: str) -> Exception:
+        """Returns what to raise where another has taken this replica's place.
+
+        The first time it may have been an earlier session of its own, whose last call
+        came late: TensorFlow then replaces the session, and makes the call again.
+        """
+        self._fenced += 1
+        error: Exception
+        reason = (
+            f"SyncReplicasOptimizer: replica {self._graph.replica} gave way to {whom}"
+        )
+        if self._fenced == 1:
+            error = tf.errors.AbortedError(None, None, f"{reason}; joining again.")
+        else:
+            error = RuntimeError(
+                f"{reason} again. Two processes seem to run under one number: end one "
+                "of them, or give it another task index."
+            )
+        return error
+
+    def _end_rounds(self, error: Exception) -> None:
         """Has the training op raise what the chief's thread could not do."""
+        if SUPERSEDED in str(error):
+            error = self._fenced_by("another chief")
         self._failure = error
         # Where the server is lost, the training op fails without being woken.
         with contextlib.suppress(tf.errors.OpError, RuntimeError):
@@ -254,41 +372,6 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if self._watchdog is not None:
             self._watchdog.stop()
         self._rounds_stopped = self._watchdog = None
-
-
-def _start_rounds(
-    session: tf.compat.v1.Session,
-    round_op: tf.Operation,
-    on_failure: Callable[[Exception], None],
-) -> threading.Event:
-    """Starts a thread that runs the chief's rounds until its session is closed.
-
-    It is not one of the coordinator's threads: those are waited for at the end, and
-    this one waits for gradients that then do not come.
-
-    Args:
-      session: not wrapped.
-      round_op: one round.
-      on_failure: gets what a round raised, such as the loss of its server, which the
-        replica's own step need not have noticed: the session must be replaced.
-
-    Returns:
-      Once it is set, no further round begins and no failure is reported.
-    """
-    run_round = session.make_callable(round_op)
-    stopped = threading.Event()
-
-    def run() -> None:
-        while not stopped.is_set():
-            try:
-                run_round()
-            except Exception as error:
-                if not stopped.is_set():
-                    on_failure(error)
-                return
-
-    threading.Thread(target=run, name="tw-syncrep-chief", daemon=True).start()
-    return stopped
 
 
 def _out_of_order(called: str, missing: str) -> str:

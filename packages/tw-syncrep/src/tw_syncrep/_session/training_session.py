@@ -15,15 +15,19 @@ from tw_syncrep._checks import (
     check_timeouts,
 )
 from tw_syncrep._session.bounded_session import TrainingSession
+from tw_syncrep._session.creators import HeldSessionCreator, ReadySessionCreator
 from tw_syncrep._session.hook import SyncReplicasHook
-from tw_syncrep._timeouts.errors import StartTimeoutError
 from tw_syncrep.cluster._servers import with_device_filters
 from tw_syncrep.cluster._tf_config import TaskConfig, find_tf_config
 
 _DEFAULT_TIMEOUT_S = 600.0
-_POLL_S = 1
 _AS_TENSORFLOW: Any = object()
 _CALLER = "training_session"
+_DEFAULTS: dict[tuple[str, ...], tuple[Any, ...]] = {
+    ("save_checkpoint_secs", "save_checkpoint_steps"): (600, None),
+    ("save_summaries_steps", "save_summaries_secs"): (100, None),
+    ("log_step_count_steps",): (100,),
+}
 _NUMBERS = (
     "save_checkpoint_secs",
     "save_checkpoint_steps",
@@ -125,11 +129,13 @@ def training_session(
     ours = _our_hooks(arguments)
     start_s = _timeout(start_timeout_s, [hook.start_timeout_s for hook in ours])
     return TrainingSession(
-        partial(_create, arguments, is_chief=is_chief, start_s=start_s),
+        partial(_create, arguments, ours, is_chief=is_chief, start_s=start_s),
         servers=_servers(cluster),
         wait_timeout_s=_timeout(wait_timeout_s, [h.wait_timeout_s for h in ours]),
         start_timeout_s=start_s,
         unanswered=lambda: any(hook.is_unanswered for hook in ours),
+        failure=lambda: next(filter(None, (hook.given_up for hook in ours)), None),
+        release=partial(_release, ours),
     )
 
 
@@ -181,27 +187,98 @@ def _our_hooks(arguments: Mapping[str, Any]) -> list[SyncReplicasHook]:
     return [hook for hook in hooks if isinstance(hook, SyncReplicasHook)]
 
 
+def _release(ours: list[SyncReplicasHook], is_left: bool) -> None:
+    for hook in ours:
+        hook.release(is_left=is_left)
+
+
 def _create(
-    arguments: Mapping[str, Any], *, is_chief: bool, start_s: float | None
+    arguments: Mapping[str, Any],
+    ours: list[SyncReplicasHook],
+    *,
+    is_chief: bool,
+    start_s: float | None,
 ) -> Any:
-    """Creates the session; a replica that is not the chief looks more often."""
-    given = {
-        name: value for name, value in arguments.items() if value is not _AS_TENSORFLOW
+    """Creates the session, whose creator is ours for chief and others alike."""
+    given: dict[str, Any] = {
+        name: None if value is _AS_TENSORFLOW else value
+        for name, value in _with_defaults(arguments).items()
     }
+    given["scaffold"] = given["scaffold"] or tf.compat.v1.train.Scaffold()
     if is_chief:
-        return tf.compat.v1.train.MonitoredTrainingSession(is_chief=True, **given)
-    longest = given["max_wait_secs"]
-    creator = ReadySessionCreator(
-        given["scaffold"],
-        given["master"],
-        given["config"],
-        max_wait_s=longest if start_s is None else min(longest, start_s),
-    )
+        creator: Any = HeldSessionCreator(
+            given["scaffold"],
+            given["master"],
+            given["config"],
+            given["checkpoint_dir"],
+            is_held=lambda session, is_again: any(
+                hook.is_under_way(session, is_again=is_again) for hook in ours
+            ),
+        )
+        saving = _saving_hooks(given, [hook.make_saver_listener() for hook in ours])
+        hooks = [*given["chief_only_hooks"], *saving, *given["hooks"]]
+    else:
+        longest = given["max_wait_secs"]
+        creator = ReadySessionCreator(
+            given["scaffold"],
+            given["master"],
+            given["config"],
+            max_wait_s=longest if start_s is None else min(longest, start_s),
+        )
+        hooks = given["hooks"]
     return tf.compat.v1.train.MonitoredSession(
-        creator,
-        hooks=given["hooks"],
-        stop_grace_period_secs=given["stop_grace_period_secs"],
+        creator, hooks=hooks, stop_grace_period_secs=given["stop_grace_period_secs"]
     )
+
+
+def _with_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Fills in what ``MonitoredTrainingSession`` takes where nothing is given."""
+    filled = dict(arguments)
+    for every, default in _DEFAULTS.items():
+        if all(arguments[name] is _AS_TENSORFLOW for name in every):
+            filled |= dict(zip(every, default, strict=True))
+    return filled
+
+
+def _saving_hooks(given: Mapping[str, Any], listeners: list[Any]) -> list[Any]:
+    """Makes the chief's hooks for steps per second, summaries and checkpoints."""
+    hooks: list[Any] = []
+    scaffold, folder = given["scaffold"], given["checkpoint_dir"]
+    summaries = given["summary_dir"] or folder
+    if summaries and (given["log_step_count_steps"] or 0) > 0:
+        hooks.append(
+            tf.compat.v1.train.StepCounterHook(
+                given["log_step_count_steps"], output_dir=summaries
+            )
+        )
+    steps, seconds = (
+        _above_0(given[f"save_summaries_{unit}"]) for unit in ("steps", "secs")
+    )
+    if summaries and (steps or seconds):
+        hooks.append(
+            tf.compat.v1.train.SummarySaverHook(
+                steps, seconds, output_dir=summaries, scaffold=scaffold
+            )
+        )
+    seconds, steps = (
+        _above_0(given[f"save_checkpoint_{unit}"]) for unit in ("secs", "steps")
+    )
+    if folder and (steps or seconds):
+        hooks.append(
+            tf.compat.v1.train.CheckpointSaverHook(
+                folder,
+                seconds,
+                steps,
+                scaffold=scaffold,
+                listeners=listeners,
+                save_graph_def=given["save_graph_def"],
+            )
+        )
+    return hooks
+
+
+def _above_0(number: float | None) -> float | None:
+    return number if number is not None and number > 0 else None
 
 
 def _servers(cluster: TaskConfig | None) -> dict[str, str]:
@@ -216,46 +293,3 @@ def _timeout(given: float | None, of_hooks: list[float | None]) -> float | None:
         return _DEFAULT_TIMEOUT_S
     bounds = [seconds for seconds in of_hooks if seconds is not None]
     return max(bounds) if len(bounds) == len(of_hooks) else None
-
-
-class ReadySessionCreator(tf.compat.v1.train.SessionCreator):  # type: ignore[misc]
-    """Makes the sessions of replicas that wait for the chief's variables.
-
-    TensorFlow's own creator looks every 30 seconds whether the chief has initialized
-    them; a restarted worker would idle for that long.
-    """
-
-    def __init__(
-        self, scaffold: Any, master: str, config: Any, *, max_wait_s: float
-    ) -> None:
-        """Keeps the arguments of ``tf.compat.v1.train.WorkerSessionCreator``."""
-        self._scaffold = scaffold or tf.compat.v1.train.Scaffold()
-        self._master = master
-        self._config = config
-        self._max_wait_s = max_wait_s
-
-    def create_session(self) -> tf.compat.v1.Session:
-        """Returns a session whose variables are initialized.
-
-        Raises:
-          StartTimeoutError: they are not, after the longest wait.
-        """
-        self._scaffold.finalize()
-        manager = tf.compat.v1.train.SessionManager(
-            local_init_op=self._scaffold.local_init_op,
-            ready_op=self._scaffold.ready_op,
-            ready_for_local_init_op=self._scaffold.ready_for_local_init_op,
-            graph=tf.compat.v1.get_default_graph(),
-            recovery_wait_secs=_POLL_S,
-        )
-        try:
-            return manager.wait_for_session(
-                self._master, config=self._config, max_wait_secs=self._max_wait_s
-            )
-        except tf.errors.DeadlineExceededError as error:
-            raise StartTimeoutError(
-                "training_session: the chief has not initialized the variables within "
-                f"{self._max_wait_s:g} s, the lesser of start_timeout_s and "
-                f"max_wait_secs: {error.message}. Start it, or raise that.",
-                waited_s=self._max_wait_s,
-            ) from error

@@ -78,6 +78,7 @@ class ServerMonitor:
       limit_s: how long the call may take in all; None for no bound.
       unanswered: returns whether a question through the session got no answer,
         which is a silence like a server's own.
+      failure: returns why the call is to be left behind, whatever servers say.
       probe: takes ``servers`` and returns faults by name.
       clock: seconds.
     """
@@ -87,6 +88,7 @@ class ServerMonitor:
     timeout_s: float | None
     limit_s: float | None = None
     unanswered: Callable[[], bool] = lambda: False
+    failure: Callable[[], Exception | None] = lambda: None
     probe: Callable[[Mapping[str, str]], dict[str, str]] = find_faults
     clock: Callable[[], float] = time.monotonic
     _began: float = field(init=False)
@@ -105,7 +107,11 @@ class ServerMonitor:
         Raises:
           ServerLostError: servers have been silent for too long.
           StartTimeoutError: the call takes too long, though servers answer.
+          Exception: what ``failure`` returns.
         """
+        failure = self.failure()
+        if failure is not None:
+            raise failure
         now = self.clock()
         faults = self.probe(self.servers)
         if not faults and not self.unanswered():

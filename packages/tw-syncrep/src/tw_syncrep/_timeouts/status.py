@@ -35,6 +35,8 @@ class Status:
       waiting_s: seconds since the first arrival of this round; 0 without one.
       arrived_s: seconds since each replica's last arrival; None without one.
       heard_s: seconds since each replica was last heard from; None if it never was.
+      cut_off: rounds whose chief was lost while their means were being applied: they
+        count, but some variables may have missed them.
     """
 
     step: int
@@ -51,6 +53,7 @@ class Status:
     waiting_s: float
     arrived_s: tuple[float | None, ...]
     heard_s: tuple[float | None, ...]
+    cut_off: int = 0
 
     epoch = renamed_attribute("incarnation")
 
@@ -91,7 +94,31 @@ def read_status(parts: Sequence[np.ndarray]) -> Status:
         waiting_s=float(now - waiting_since) * _MICROSECOND_S,
         arrived_s=_ages(arrived_at, now),
         heard_s=_ages(replicas[ReplicaField.HEARD], now),
+        cut_off=run[RunField.CUT_OFF],
     )
+
+
+def is_held_by_others(
+    parts: Sequence[np.ndarray], replica: int, *, within_s: float
+) -> bool:
+    """Returns whether another replica has trained in this run and is still there.
+
+    Its gradients have counted in its present session: one that has just started,
+    as all do after a run was killed, has brought none.
+
+    Args:
+      parts: of a status, as ``read_status`` takes them.
+      replica: the one that asks.
+      within_s: it was heard from in so many seconds.
+    """
+    about_run, replicas, _ = parts
+    heard = about_run[-2] - replicas[ReplicaField.HEARD]
+    is_there = heard * _MICROSECOND_S <= within_s
+    has_trained = replicas[ReplicaField.COUNTED] >= replicas[ReplicaField.SESSION]
+    has_begun = replicas[ReplicaField.COUNTED_ROUND] > 0
+    others = np.arange(replicas.shape[1]) != replica
+    joined = list(read_status(parts).joined)
+    return bool((is_there & has_trained & has_begun & others)[joined].any())
 
 
 def format_status(status: Status) -> str:
@@ -143,9 +170,8 @@ def judge_wait(
     waited = status.arrived_s[replica]
     if replica not in status.arrived or waited is None or waited < timeout_s:
         return None
-    present = len(status.arrived) + len(status.missing)
     # With fewer replicas than gradients, all must have brought all of theirs.
-    is_complete = len(status.arrived) >= min(needed, present)
+    is_complete = len(status.arrived) >= min(needed, _present(status))
     chief_heard = status.heard_s[status.chief]
     chief_is_silent = chief_heard is None or chief_heard > timeout_s / 2
     chief_is_lost = is_complete or (status.chief in status.missing and chief_is_silent)
@@ -166,6 +192,45 @@ def judge_wait(
         missing=status.missing,
         heard_s=status.heard_s,
     )
+
+
+def judge_absence(
+    status: Status, replica: int, *, timeout_s: float, needed: int
+) -> SyncTimeoutError | None:
+    """Decides whether the others have given a replica up that does not arrive.
+
+    It would never hear of it: their waits have ended, and its own has not begun.
+
+    Args:
+      status: how the run stands.
+      replica: whose gradient has not arrived for as long.
+      timeout_s: longest wait.
+      needed: gradients that make a step.
+
+    Returns:
+      The error to raise; None where they may wait for it, or need not.
+    """
+    is_needed = len(status.arrived) < min(needed, _present(status))
+    if replica not in status.missing or not is_needed or status.waiting_s < timeout_s:
+        return None
+    return ReplicaTimeoutError(
+        f"SyncReplicasOptimizer: the gradient of replica {replica} for step "
+        f"{status.step} has not arrived; others have waited {status.waiting_s:.1f} s "
+        f"for it and given it up (wait_timeout_s is {timeout_s:g}). Arrived: "
+        f"{name_replicas(status, status.arrived)}. Missing: "
+        f"{name_replicas(status, status.missing)}. If it computes for so long, raise "
+        "wait_timeout_s; else look at its input and its network.",
+        step=status.step,
+        waited_s=status.waiting_s,
+        arrived=status.arrived,
+        missing=status.missing,
+        heard_s=status.heard_s,
+    )
+
+
+def _present(status: Status) -> int:
+    """Returns how many replicas have not left."""
+    return len(status.arrived) + len(status.missing)
 
 
 def overdue_s(

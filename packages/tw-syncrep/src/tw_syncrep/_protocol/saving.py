@@ -1,0 +1,67 @@
+"""Holding the rounds while the chief saves, so that no checkpoint mixes two steps.
+
+With backups, rounds go on while the chief is busy. A hold is a call that takes the
+baton and keeps it until it is released; a round that is ready waits for that long.
+Holds are numbered by the time at which they were asked for, on the table's server, and
+so are releases: one ends every hold that was asked for before.
+"""
+
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
+from tw_syncrep._protocol.run_table import RunField, RunTable
+
+
+@dataclass(frozen=True)
+class HoldOps:
+    """What holds the rounds.
+
+    Attributes:
+      now: int64 [], the server's time in microseconds.
+      hold: returns when it is released; until then no round changes variables.
+      held: int64 [], the number of the last hold that began.
+      release: ends the holds that were asked for before.
+    """
+
+    now: tf.Tensor
+    hold: tf.Operation
+    held: tf.Tensor
+    release: tf.Operation
+
+
+def build_hold(table: RunTable) -> HoldOps:
+    """Builds the ops, on the table's server."""
+    with detached_scope(), exact_device_scope(table.device):
+        number = table.now()
+        with tf.control_dependencies([number]):
+            baton = table.take_baton()
+        with tf.control_dependencies([baton]):
+            begun = table.write({RunField.HELD: number})
+        queue = _releases(table)
+        with tf.control_dependencies([begun]):
+            (token,) = tf.while_loop(
+                lambda token: token < number,
+                lambda _: [queue.dequeue()],
+                [tf.constant(0, tf.int64)],
+                parallel_iterations=1,
+            )
+        with tf.control_dependencies([token]):
+            hold = table.give_back(baton)
+        return HoldOps(
+            now=table.now(),
+            hold=hold,
+            held=table.read([RunField.HELD])[0],
+            release=release_holds(table),
+        )
+
+
+def release_holds(table: RunTable) -> tf.Operation:
+    """Returns the op, on the current device, that ends all holds asked for before."""
+    return _releases(table).enqueue(table.now())
+
+
+def _releases(table: RunTable) -> tf.queue.QueueBase:
+    name = f"{table.baton}/releases"
+    return tf.queue.FIFOQueue(-1, [tf.int64], [[]], shared_name=name, name="releases")

@@ -1,0 +1,108 @@
+"""How the sessions of chief and replicas are made, and made again.
+
+Variables are initialized or restored only where the servers hold nothing that is to go
+on.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tw_syncrep._timeouts.errors import StartTimeoutError
+
+_POLL_S = 1
+
+
+class HeldSessionCreator(tf.compat.v1.train.ChiefSessionCreator):  # type: ignore[misc]
+    """Makes the chief's sessions, and initializes only what the servers do not hold.
+
+    TensorFlow's own restores or initializes the variables whenever it makes a session.
+    That would undo steps where parameter servers and other replicas have gone on.
+    """
+
+    def __init__(
+        self,
+        scaffold: Any,
+        master: str,
+        config: Any,
+        checkpoint_dir: str | None,
+        *,
+        is_held: Callable[[tf.compat.v1.Session, bool], bool],
+    ) -> None:
+        """Keeps the arguments of ``tf.compat.v1.train.ChiefSessionCreator``.
+
+        Args:
+          scaffold: as TensorFlow's.
+          master: as TensorFlow's.
+          config: as TensorFlow's.
+          checkpoint_dir: as TensorFlow's.
+          is_held: takes a session and whether this creator has made one before;
+            returns whether the servers hold a run that is to go on.
+        """
+        super().__init__(scaffold, master, config, checkpoint_dir)
+        self._scaffold = scaffold
+        self._master = master
+        self._config = config
+        self._is_held = is_held
+        self._has_created = False
+
+    def create_session(self) -> tf.compat.v1.Session:
+        """Returns a session whose variables have values."""
+        self._scaffold.finalize()
+        session = tf.compat.v1.Session(self._master, config=self._config)
+        try:
+            is_held = self._is_held(session, self._has_created)
+            if is_held:
+                session.run(self._scaffold.local_init_op)
+        except BaseException:
+            session.close()
+            raise
+        self._has_created = True
+        if is_held:
+            return session
+        session.close()
+        return super().create_session()
+
+
+class ReadySessionCreator(tf.compat.v1.train.SessionCreator):  # type: ignore[misc]
+    """Makes the sessions of replicas that wait for the chief's variables.
+
+    TensorFlow's own creator looks every 30 seconds whether the chief has initialized
+    them; a restarted worker would idle for that long.
+    """
+
+    def __init__(
+        self, scaffold: Any, master: str, config: Any, *, max_wait_s: float
+    ) -> None:
+        """Keeps the arguments of ``tf.compat.v1.train.WorkerSessionCreator``."""
+        self._scaffold = scaffold or tf.compat.v1.train.Scaffold()
+        self._master = master
+        self._config = config
+        self._max_wait_s = max_wait_s
+
+    def create_session(self) -> tf.compat.v1.Session:
+        """Returns a session whose variables are initialized.
+
+        Raises:
+          StartTimeoutError: they are not, after the longest wait.
+        """
+        self._scaffold.finalize()
+        manager = tf.compat.v1.train.SessionManager(
+            local_init_op=self._scaffold.local_init_op,
+            ready_op=self._scaffold.ready_op,
+            ready_for_local_init_op=self._scaffold.ready_for_local_init_op,
+            graph=tf.compat.v1.get_default_graph(),
+            recovery_wait_secs=_POLL_S,
+        )
+        try:
+            return manager.wait_for_session(
+                self._master, config=self._config, max_wait_secs=self._max_wait_s
+            )
+        except tf.errors.DeadlineExceededError as error:
+            raise StartTimeoutError(
+                "training_session: the chief has not initialized the variables within "
+                f"{self._max_wait_s:g} s, the lesser of start_timeout_s and "
+                f"max_wait_secs: {error.message}. Start it, or raise that.",
+                waited_s=self._max_wait_s,
+            ) from error

@@ -1,0 +1,111 @@
+"""What a replica waits for before its first step: the chief, and enough others."""
+
+import time
+from typing import Any
+
+import tensorflow as tf
+
+from tw_syncrep._protocol.graph import SyncGraph
+from tw_syncrep._timeouts.errors import StartTimeoutError
+from tw_syncrep._timeouts.status import Status, name_replicas, read_status
+
+_POLL_S = 0.05
+
+
+class StartBarrier:
+    """The start of one session of a replica: it needs the chief, and enough others.
+
+    A replica that starts before the chief joins again once the chief has started:
+    only then is there an incarnation to compute for.
+
+    Attributes:
+      is_passed: whether ``wait`` has returned.
+      incarnation: that the replica has joined, or begun.
+      number: of the session among the replica's own, which grows.
+    """
+
+    def __init__(self, graph: SyncGraph, session: tf.compat.v1.Session) -> None:
+        """Has not joined yet.
+
+        Raises:
+          RuntimeError: variables have no value; all are named.
+        """
+        names = [name.decode() for name in session.run(graph.uninitialized)]
+        if names:
+            raise RuntimeError(
+                "SyncReplicasOptimizer: the model is not ready: these variables have "
+                f"no value: {', '.join(names)}. Add them to the init_op, or make them "
+                "before the session."
+            )
+        self.is_passed = False
+        self._graph = graph
+        self._session = session
+        self._needed = min(graph.aggregate, graph.replicas)
+        self.incarnation = 0
+        self.number = 0
+
+    def join(self, op: tf.Operation, feed: Any = None) -> None:
+        """Joins the run with ``op``, the graph's op ``join`` or ``open``."""
+        self._session.run(op, feed)
+        fetches = [self._graph.position, self._graph.session]
+        position, number = self._session.run(fetches)
+        self.incarnation, self.number = int(position[1]), int(number)
+
+    def wait(self, session: tf.compat.v1.Session, *, timeout_s: float | None) -> None:
+        """Waits until the chief and enough replicas have started.
+
+        Returns at once where the run that this replica has joined has ended: its
+        step will stop it.
+
+        Raises:
+          StartTimeoutError: they have not, after the longest wait.
+        """
+        began = time.monotonic()
+        while not self._has_started(status := self._read(session)):
+            waited_s = time.monotonic() - began
+            if timeout_s is not None and waited_s >= timeout_s:
+                raise self._timeout(status, waited_s, timeout_s)
+            if self._is_left_out(status):
+                self.join(self._graph.ops.join)
+            time.sleep(_POLL_S)
+        self.is_passed = True
+
+    def _has_started(self, status: Status) -> bool:
+        if status.is_closed:  # If before this replica came, it is for the next run.
+            return self._graph.replica in status.joined
+        enough = len(status.joined) + len(status.left) >= self._needed
+        return status.incarnation > 0 and enough and not self._is_left_out(status)
+
+    def _is_left_out(self, status: Status) -> bool:
+        """Returns whether the chief has started since this replica joined."""
+        if not status.incarnation or status.is_closed:
+            return False
+        is_older = status.incarnation != self.incarnation
+        return is_older or self._graph.replica not in status.joined
+
+    def _timeout(
+        self, status: Status, waited_s: float, timeout_s: float
+    ) -> StartTimeoutError:
+        own = self._graph.replica
+        started = {own} if status.is_closed else {own, *status.joined}
+        missing = sorted(set(range(self._graph.replicas)) - started)
+        return StartTimeoutError(
+            f"SyncReplicasOptimizer: replica {own} waited {waited_s:.1f} s for "
+            f"the others to start (start_timeout_s is {timeout_s:g}); {self._needed} "
+            f"replicas are needed.{_about_chief(status)} Started: "
+            f"{name_replicas(status, sorted(started))}. Missing: "
+            f"{name_replicas(status, missing)}. Start them, or raise start_timeout_s.",
+            waited_s=waited_s,
+            arrived=sorted(started),
+            missing=missing,
+            heard_s=status.heard_s,
+        )
+
+    def _read(self, session: tf.compat.v1.Session) -> Status:
+        return read_status(session.run(self._graph.ops.status))
+
+
+def _about_chief(status: Status) -> str:
+    if status.is_closed:
+        return " The chief has ended the run and has not begun another."
+    return "" if status.incarnation else " The chief has not started."

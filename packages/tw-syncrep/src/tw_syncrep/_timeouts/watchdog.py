@@ -1,0 +1,233 @@
+"""A replica's watchdog: a thread that bounds the waits of its training op.
+
+A call that waits inside TensorFlow cannot be interrupted from Python. The watchdog
+wakes it with a token, as the chief does at the end of a round. Where the round is long
+over and no token helps, it has the session replaced. In an ordinary run it only records
+now and then that its replica lives.
+
+What it asks of the server may itself never return: TensorFlow does not bound the first
+call of a set of fetches, which registers the graph. So all its questions are asked
+once while the session is made, and a question counts as unanswered while it is open.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_syncrep._protocol.graph import LifecycleOps
+from tw_syncrep._timeouts.errors import SyncTimeoutError
+from tw_syncrep._timeouts.status import Status, format_status, overdue_s, read_status
+
+_log = logging.getLogger("tw_syncrep")
+
+_LONGEST_HEARTBEAT_S = 10.0
+_ASK_TIMEOUT_S = 0.5
+_WAKE_TIMEOUT_S = 5.0
+_NO_WAIT = (-1, -1)
+
+
+class Watchdog:
+    """Bounds the waits of one session's training op.
+
+    Attributes:
+      error: why the training op was woken, until ``end_wait``.
+      given_up: why it is to be left behind: its gradient has not arrived, so that it
+        cannot be woken, and the others have given it up.
+    """
+
+    def __init__(
+        self,
+        session: tf.compat.v1.Session,
+        ops: LifecycleOps,
+        judge: Callable[[Status], SyncTimeoutError | None],
+        judge_absence: Callable[[Status], SyncTimeoutError | None],
+        *,
+        replica: int,
+        timeout_s: float,
+        replace_session: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Asks all questions once, in the caller's thread, and starts its own.
+
+        Args:
+          session: not wrapped.
+          ops: of the optimizer.
+          judge: takes the status and returns the error, if any.
+          judge_absence: the same, for a replica whose gradient has not arrived.
+          replica: whose session it is.
+          timeout_s: longest wait.
+          replace_session: takes the reason; called at half of ``timeout_s``, so that
+            the others need not give this replica up.
+          clock: seconds.
+        """
+        self.error: Exception | None = None
+        self.given_up: Exception | None = None
+        self._session = session
+        self._ops = ops
+        self._judge = judge
+        self._judge_absence = judge_absence
+        self._replica = replica
+        self._timeout_s = timeout_s
+        self._replace_session = replace_session
+        self._clock = clock
+        self._heartbeat_s = heartbeat_interval(timeout_s)
+        self._check_at: float | None = None
+        self._began_at = 0.0
+        self._asked_at: float | None = None  # of a question that has no answer yet
+        self._has_logged = False
+        self._stopped = threading.Event()
+        session.run(ops.heartbeat)
+        session.run([ops.position, *ops.status])
+        session.run([ops.wake], {ops.position: _NO_WAIT})
+        self._thread = threading.Thread(
+            target=self._run, name="tw-syncrep-watchdog", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether the server is silent though a wait has taken too long.
+
+        A question that is open counts as one without an answer. Outside of a wait the
+        server may be silent for as long as in one.
+        """
+        asked_at = self._asked_at
+        if asked_at is None or self._stopped.is_set():
+            return False
+        is_waiting = self._check_at is not None
+        since = self._began_at if is_waiting else asked_at
+        now = self._clock()
+        return now - asked_at >= _ASK_TIMEOUT_S and now - since >= self._timeout_s
+
+    def begin_wait(self) -> None:
+        """Records that the training op starts."""
+        self.error = None
+        self._has_logged = False
+        self._began_at = self._clock()
+        self._check_at = self._began_at + min(self._timeout_s / 4, self._heartbeat_s)
+
+    def end_wait(self) -> None:
+        """Records that it has returned."""
+        self._check_at = None
+        self.error = None
+        self._asked_at = None
+
+    def stop(self) -> None:
+        """Ends the thread after its present call."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        next_beat = self._clock() + self._heartbeat_s
+        # A wait that begins during a sleep ends after it: no one need wake us.
+        while not self._stopped.wait(self._pause(next_beat)):
+            now = self._clock()
+            if now >= next_beat:
+                self._ask(self._ops.heartbeat)
+                next_beat = now + self._heartbeat_s
+            check_at = self._check_at
+            if check_at is not None and now >= check_at:
+                self._check()
+
+    def _pause(self, next_beat: float) -> float:
+        check_at = self._check_at
+        due = next_beat if check_at is None else min(next_beat, check_at)
+        return max(0.0, due - self._clock())
+
+    def _check(self) -> None:
+        answer = self._ask([self._ops.position, *self._ops.status])
+        running_s = self._clock() - self._began_at
+        if answer is None:  # A lost server is for the session's bounds.
+            self._check_again(in_s=_ASK_TIMEOUT_S)
+            return
+        position, *parts = answer
+        overdue = overdue_s(parts, position, self._replica, running_s=running_s)
+        status = read_status(parts)
+        if overdue > 0 and self._check_at is not None:
+            self._end_overdue(position, overdue)
+            return
+        error = self._judge(status)
+        if error is not None:
+            self._check_again(in_s=self._timeout_s)
+            self._fail(error, status)
+        else:
+            self._look_at_silence(status, running_s)
+            self._check_again(in_s=self._rest_of_wait(status))
+
+    def _fail(self, error: Exception, status: Status) -> None:
+        """Wakes the training op, which then has ``error`` to raise."""
+        self.error = error
+        if not self._wake((status.round_number, status.incarnation)):
+            self._check_again(in_s=_ASK_TIMEOUT_S)
+
+    def _wake(self, position: Sequence[int]) -> bool:
+        """Ends the wait at ``position``; returns whether the server has answered."""
+        feed = {self._ops.position: tuple(position)}
+        # In a list: of a bare op, the answer is None.
+        return self._ask([self._ops.wake], feed, timeout_s=_WAKE_TIMEOUT_S) is not None
+
+    def _end_overdue(self, position: Sequence[int], overdue: float) -> None:
+        """Wakes a training op whose round is over, or has its session replaced."""
+        half_s = self._timeout_s / 2
+        if overdue < half_s:
+            if overdue >= half_s / 4:
+                self._wake(position)
+            self._check_again(in_s=min(half_s / 4, half_s - overdue))
+            return
+        self.stop()
+        self._replace_session(
+            f"SyncReplicasOptimizer: replica {self._replica} did not learn of the end "
+            f"of round {position[0]}, {overdue:.1f} s ago; replacing its session."
+        )
+
+    def _look_at_silence(self, status: Status, running_s: float) -> None:
+        """Logs, and at last gives up, a step that neither returns nor arrives."""
+        arrived_s = status.arrived_s[self._replica]
+        has_arrived = arrived_s is not None and arrived_s <= running_s
+        if has_arrived or running_s < self._timeout_s / 4:
+            return
+        if running_s >= self._timeout_s:
+            self.given_up = self._judge_absence(status)
+        if self._has_logged:
+            return
+        self._has_logged = True
+        _log.warning(
+            "SyncReplicasOptimizer: the training op of replica %d has run for %.1f s, "
+            "and its gradient has not arrived: it computes, waits for its input, or "
+            "was lost on the way. The server answers: %s.",
+            self._replica,
+            running_s,
+            format_status(status),
+        )
+
+    def _rest_of_wait(self, status: Status) -> float:
+        waited = [status.arrived_s[replica] or 0.0 for replica in status.arrived]
+        return min(max(0.02, self._timeout_s - max(waited, default=0.0)), 1.0)
+
+    def _check_again(self, *, in_s: float) -> None:
+        if self._check_at is not None:
+            self._check_at = self._clock() + in_s
+
+    def _ask(
+        self, fetches: Any, feed: Any = None, *, timeout_s: float = _ASK_TIMEOUT_S
+    ) -> Sequence[Any] | None:
+        """Runs something small; None where the server does not answer in time."""
+        options = tf.compat.v1.RunOptions(timeout_in_ms=int(timeout_s * 1000))
+        self._asked_at = self._asked_at or self._clock()
+        try:
+            answer: Sequence[Any] = self._session.run(fetches, feed, options=options)
+        except (tf.errors.CancelledError, RuntimeError):
+            self.stop()  # The session was closed: there is nothing left to watch.
+            return None
+        except tf.errors.OpError:
+            return None
+        self._asked_at = None
+        return answer
+
+
+def heartbeat_interval(timeout_s: float) -> float:
+    """Returns the seconds between two heartbeats of a replica."""
+    return min(_LONGEST_HEARTBEAT_S, timeout_s / 4)
