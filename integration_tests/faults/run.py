@@ -1,7 +1,8 @@
 """Fault trials: kills or stops tasks of real clusters, and times the errors.
 
 Every survivor must raise the right error within ``wait_timeout_s`` plus one second
-of the fault, in every trial. Run by the nox session ``faults``:
+of the fault, in every trial; and what starts afterwards must go on, or afresh. Run by
+the nox session ``faults``:
 
     nox -s faults -- --trials 20
 """
@@ -21,20 +22,42 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 def main() -> int:
     """Runs the trials and tells how many were good."""
-    from syncrep_faults import FAULTS
+    from syncrep_faults import FAULTS, RECOVERIES
     from syncrep_tasks import make_template
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--trials", type=int, default=20, help="of each fault")
-    parser.add_argument("--fault", choices=list(FAULTS), help="only this one")
+    parser.add_argument("--fault", choices=[*FAULTS, *RECOVERIES], help="only this one")
     arguments = parser.parse_args()
     template = make_template()
     bad = 0
-    for fault in [arguments.fault] if arguments.fault else FAULTS:
-        verdicts = [trial(template, fault) for _ in range(arguments.trials)]
-        bad += sum(not is_good for is_good, _ in verdicts)
-        print(f"{fault}: {summary(verdicts)}", flush=True)
+    for fault in [arguments.fault] if arguments.fault else [*FAULTS, *RECOVERIES]:
+        if fault in FAULTS:
+            verdicts = [trial(template, fault) for _ in range(arguments.trials)]
+            bad += sum(not is_good for is_good, _ in verdicts)
+            print(f"{fault}: {summary(verdicts)}", flush=True)
+        else:
+            good = [recovers(template, fault) for _ in range(arguments.trials)]
+            bad += good.count(False)
+            print(f"{fault}: {sum(good)} of {len(good)} went on", flush=True)
     return 1 if bad else 0
+
+
+def recovers(template: Any, fault: str) -> bool:
+    """Runs one trial of what goes on after a fault."""
+    from syncrep_faults import RECOVERIES
+    from syncrep_tasks import Tasks
+
+    tasks = Tasks(template)
+    try:
+        tasks.serve()
+        RECOVERIES[fault](tasks)
+    except (AssertionError, TimeoutError) as error:
+        print(f"{fault}: FAILED: {error}", flush=True)
+        return False
+    finally:
+        tasks.kill()
+    return True
 
 
 def summary(verdicts: list[tuple[bool, float]]) -> str:

@@ -45,6 +45,9 @@ class Task:
     def stop(self) -> None:
         os.kill(self.process.pid, signal.SIGSTOP)
 
+    def go_on(self) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
+
     def kill(self) -> None:
         if self.process.is_alive():
             self.process.kill()

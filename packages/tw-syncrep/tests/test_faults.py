@@ -4,7 +4,7 @@ How soon is measured by the trials of the session ``faults``.
 """
 
 import pytest
-from syncrep_faults import FAULTS, OPTIONS, SPEC, run_trial
+from syncrep_faults import FAULTS, OPTIONS, RECOVERIES, SPEC, run_trial
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -30,6 +30,11 @@ def test_survivors_raise_a_typed_error_that_names_whom_they_wait_for(
             assert f"ps 0 ({address})" in report.message
     for task in tasks.all:
         task.kill()
+
+
+@pytest.mark.parametrize("recovery", RECOVERIES)
+def test_what_went_before_is_neither_lost_nor_in_the_way(make_cluster, recovery):
+    RECOVERIES[recovery](make_cluster())
 
 
 def test_the_hook_alone_names_a_lost_worker_in_tensorflows_session(make_cluster):
