@@ -58,11 +58,12 @@ class HeldSessionCreator(tf.compat.v1.train.ChiefSessionCreator):  # type: ignor
         except BaseException:
             session.close()
             raise
+        if not is_held:
+            session.close()
+            session = super().create_session()
+        # Only now: what failed may have left variables half restored.
         self._has_created = True
-        if is_held:
-            return session
-        session.close()
-        return super().create_session()
+        return session
 
 
 class ReadySessionCreator(tf.compat.v1.train.SessionCreator):  # type: ignore[misc]

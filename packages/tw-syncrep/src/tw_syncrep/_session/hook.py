@@ -362,9 +362,12 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if SUPERSEDED in str(error):
             error = self._fenced_by("another chief")
         self._failure = error
+        session = self._session
+        if session is None:  # released meanwhile
+            return
         # Where the server is lost, the training op fails without being woken.
         with contextlib.suppress(tf.errors.OpError, RuntimeError):
-            self._session.run(self._graph.ops.wake, options=_bounded(_ENDING_MS))
+            session.run(self._graph.ops.wake, options=_bounded(_ENDING_MS))
 
     def _stop_threads(self) -> None:
         if self._rounds_stopped is not None:
