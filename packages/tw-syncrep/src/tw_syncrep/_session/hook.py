@@ -16,10 +16,8 @@ from tw_syncrep._protocol.round import SUPERSEDED
 from tw_syncrep._protocol.saving import HoldOps
 from tw_syncrep._session.holding import HoldRounds
 from tw_syncrep._session.rounds import BatchStamps, start_rounds
-from tw_syncrep._timeouts.errors import SyncTimeoutError
 from tw_syncrep._timeouts.start_barrier import StartBarrier
 from tw_syncrep._timeouts.status import (
-    Status,
     is_held_by_others,
     judge_absence,
     judge_wait,
@@ -202,14 +200,19 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
                 session, self._graph, self._barrier.incarnation, self._end_rounds
             )
         self._stamps.begin_session(self._barrier.number)
-        if self.wait_timeout_s is not None:
+        timeout_s, own = self.wait_timeout_s, self._graph.replica
+        if timeout_s is not None:
+            needed = self._graph.aggregate
+            judges = [
+                partial(judge, replica=own, timeout_s=timeout_s, needed=needed)
+                for judge in (judge_wait, judge_absence)
+            ]
             self._watchdog = Watchdog(
                 session,
                 ops,
-                self._judge,
-                self._judge_absence,
-                replica=self._graph.replica,
-                timeout_s=self.wait_timeout_s,
+                *judges,
+                replica=own,
+                timeout_s=timeout_s,
                 replace_session=partial(self._replace_session, session, coord),
             )
 
@@ -308,22 +311,6 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def _check_started(self, called: str) -> None:
         if self._session is None:
             raise RuntimeError(_out_of_order(called, "after_create_session"))
-
-    def _judge(self, status: Status) -> SyncTimeoutError | None:
-        return judge_wait(
-            status,
-            self._graph.replica,
-            timeout_s=self.wait_timeout_s or 0.0,
-            needed=self._graph.aggregate,
-        )
-
-    def _judge_absence(self, status: Status) -> SyncTimeoutError | None:
-        return judge_absence(
-            status,
-            self._graph.replica,
-            timeout_s=self.wait_timeout_s or 0.0,
-            needed=self._graph.aggregate,
-        )
 
     def _replace_session(
         self, session: tf.compat.v1.Session, coord: tf.train.Coordinator, reason: str
