@@ -49,6 +49,11 @@ def weight(name="w", dtype=tf.float32, shape=(2,)):
     return v1.get_variable(name, shape, dtype, v1.zeros_initializer())
 
 
+def placed(**arguments):
+    with v1.device(cluster.device_setter(TASK, **arguments)):
+        return weight()
+
+
 def apply(pairs=None, *args, step=None, **changes):
     pairs = [(tf.ones([2]), weight())] if pairs is None else pairs
     step = v1.train.get_or_create_global_step() if step is None else step
@@ -545,6 +550,62 @@ CLUSTERS = [
             lambda: cluster.device_setter("/job:worker"),
             TypeError,
             "task must be a cluster.TaskConfig",
+        ),
+        (
+            "device_setter",
+            lambda: cluster.device_setter(TASK, strategy="greedy"),
+            ValueError,
+            "strategy must be 'bytes', 'round_robin' or a function from an op to the "
+            "number of a server; got 'greedy'",
+        ),
+        (
+            "device_setter",
+            lambda: cluster.device_setter(TASK, strategy=None),
+            TypeError,
+            "strategy must be 'bytes', 'round_robin' or a function from an op to the "
+            "number of a server; got None",
+        ),
+        (
+            "device_setter",
+            lambda: placed(strategy=lambda op: 1),
+            ValueError,
+            "number of one of 1 servers, from 0; got 1 for 'w'",
+        ),
+        (
+            "device_setter",
+            lambda: placed(strategy=lambda op: "0"),
+            ValueError,
+            "strategy must return the number of one of 1 servers, from 0; got '0'",
+        ),
+        (
+            "device_setter",
+            lambda: cluster.device_setter(TASK, capacities=2),
+            TypeError,
+            "capacities must be a list of numbers; got 2",
+        ),
+        (
+            "device_setter",
+            lambda: cluster.device_setter(TASK, capacities=(1, 2)),
+            ValueError,
+            "capacities must have one number for each parameter server; got 2 for 1",
+        ),
+        (
+            "device_setter",
+            lambda: cluster.device_setter(TASK, capacities=[0]),
+            ValueError,
+            "capacities must be above 0; got 0",
+        ),
+        (
+            "device_setter",
+            lambda: cluster.device_setter(TASK, capacities=["1"]),
+            TypeError,
+            "capacities must be a number; got '1'",
+        ),
+        (
+            "device_setter",
+            lambda: cluster.device_setter(TASK, strategy="round_robin", capacities=[1]),
+            ValueError,
+            "capacities are for strategy='bytes'; got [1] with 'round_robin'",
         ),
         (
             "variable_getter",

@@ -4,9 +4,9 @@ from ._parameter_cache import CachedParameter as CachedParameter
 from ._parameter_cache import cached_parameters as cached_parameters
 from ._parameter_cache import pulled_together as pulled_together
 from ._parameter_cache import variable_getter as variable_getter
+from ._placement import device_setter as device_setter
 from ._servers import LocalCluster as LocalCluster
 from ._servers import cluster_spec as cluster_spec
-from ._servers import device_setter as device_setter
 from ._servers import start_local as start_local
 from ._servers import start_server as start_server
 from ._servers import with_device_filters as with_device_filters

@@ -1,14 +1,13 @@
-"""A cluster's servers, and the devices and sessions of its tasks."""
+"""A cluster's servers, and the settings of its tasks' servers and sessions."""
 
 import ctypes
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from tw_core import replica_device_setter
 from tw_core.checks import check_flag, check_whole_number
 from tw_syncrep._checks import check_config
 from tw_syncrep.cluster._network_exposure import find_free_ports, warn_if_exposed
@@ -65,20 +64,6 @@ def start_server(
     )
     warn_if_exposed(int(task.address.rpartition(":")[2]))
     return server
-
-
-def device_setter(task: TaskConfig) -> Callable[[tf.Operation], str] | None:
-    """Returns a device function: variables on the servers, the rest on this task.
-
-    For ``tf.compat.v1.device``; None where the cluster has no parameter server.
-
-    Raises:
-      TypeError: ``task`` is not a description of a task.
-    """
-    check_task("device_setter", task)
-    return replica_device_setter(
-        worker_device=f"/job:{task.job}/task:{task.index}", cluster=cluster_spec(task)
-    )
 
 
 def with_device_filters(config: Any, cluster: TaskConfig | None) -> Any:

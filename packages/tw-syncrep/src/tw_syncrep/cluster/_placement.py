@@ -1,0 +1,140 @@
+"""Which parameter server a variable lies on.
+
+Every task of a cluster builds the graph for itself, and all must place a variable on
+the same server: where it goes follows from the variables that were made before it.
+"""
+
+from collections.abc import Callable, Sequence
+from numbers import Integral
+from typing import Literal, TypeAlias
+
+import tensorflow as tf
+
+from tw_core import replica_device_setter
+from tw_core.checks import check_list, check_number
+from tw_core.devices import LeastLoadedTask
+from tw_syncrep.cluster._servers import cluster_spec
+from tw_syncrep.cluster._tf_config import TaskConfig, check_task
+
+_Strategy: TypeAlias = Callable[[tf.Operation], int]
+_CALLER = "device_setter"
+_NAMED = ("bytes", "round_robin")
+
+
+def device_setter(
+    task: TaskConfig,
+    *,
+    strategy: Literal["bytes", "round_robin"] | Callable[[tf.Operation], int] = "bytes",
+    capacities: Sequence[float] | None = None,
+) -> Callable[[tf.Operation], str] | None:
+    """Returns a device function: variables on the servers, the rest on this task.
+
+    For ``tf.compat.v1.device``; None where the cluster has no parameter server. All
+    tasks of a cluster must make the same variables in the same order, with the same
+    arguments here; a checkpoint restores under any.
+
+    Args:
+      task: of a cluster.
+      strategy: "bytes" puts each variable on the server that has the fewest bytes with
+        it, an unknown dimension counting as 1; "round_robin" on the servers in turn, as
+        TensorFlow does. A function takes the op of a variable or table and returns the
+        number of a server.
+      capacities: [servers] what each holds or carries in comparison to the others: of
+        (1, 2), the second gets twice as many bytes. By default all are alike.
+
+    Raises:
+      TypeError: an argument is of another type.
+      ValueError: ``strategy`` is unknown, or ``capacities`` are not one number above 0
+        for each server, or given with another strategy than "bytes". The device
+        function raises it where ``strategy`` returns no server's number.
+    """
+    check_task(_CALLER, task)
+    return replica_device_setter(
+        worker_device=f"/job:{task.job}/task:{task.index}",
+        cluster=cluster_spec(task),
+        ps_strategy=_make_strategy(
+            strategy, capacities, servers=len(task.addresses.get("ps", ()))
+        ),
+    )
+
+
+def _make_strategy(
+    strategy: str | _Strategy, capacities: Sequence[float] | None, *, servers: int
+) -> _Strategy | None:
+    """Returns a ``ps_strategy`` of ``replica_device_setter``; None for its own."""
+    is_named = isinstance(strategy, str)
+    if not callable(strategy) and not (is_named and strategy in _NAMED):
+        raise (ValueError if is_named else TypeError)(
+            f"{_CALLER}: strategy must be 'bytes', 'round_robin' or a function from an "
+            f"op to the number of a server; got {strategy!r}."
+        )
+    if capacities is not None:
+        if strategy != "bytes":
+            raise ValueError(
+                f"{_CALLER}: capacities are for strategy='bytes'; got {capacities!r} "
+                f"with {strategy!r}."
+            )
+        capacities = _check_capacities(capacities, servers)
+    if callable(strategy):
+        return _refuse_others(strategy, servers)
+    if strategy == "round_robin" or not servers:
+        return None
+    return _fewest_bytes(capacities or [1.0] * servers)
+
+
+def _check_capacities(capacities: Sequence[float], servers: int) -> list[float]:
+    listed = check_list(_CALLER, capacities=capacities, of="numbers", empty=True)
+    if len(listed) != servers:
+        raise ValueError(
+            f"{_CALLER}: capacities must have one number for each parameter server; "
+            f"got {len(listed)} for {servers}."
+        )
+    return [check_number(_CALLER, capacities=size, above=0) for size in listed]
+
+
+def _fewest_bytes(capacities: Sequence[float]) -> _Strategy:
+    """Makes what chooses the server that has the fewest bytes for its capacity.
+
+    With the new variable on it: without, a large one that comes first would go to the
+    first server, however small that is.
+    """
+    loads = LeastLoadedTask(len(capacities))
+
+    def choose(op: tf.Operation) -> int:
+        more = _bytes_of(op)
+        # Before the op is noted: it is counted once it has its device.
+        before = loads.bytes_on
+        loads(op)
+        full = [
+            (has + more) / size for has, size in zip(before, capacities, strict=True)
+        ]
+        return full.index(min(full))
+
+    return choose
+
+
+def _bytes_of(op: tf.Operation) -> int:
+    """Counts a variable's bytes as ``LeastLoadedTask`` does; 0 for other ops."""
+    if op.type != "VarHandleOp":
+        return 0
+    count = int(tf.as_dtype(op.get_attr("dtype")).size)
+    shape = tf.TensorShape(op.get_attr("shape"))
+    for size in shape.as_list() if shape.rank else []:
+        count *= 1 if size is None else size
+    return count
+
+
+def _refuse_others(strategy: _Strategy, servers: int) -> _Strategy:
+    """Returns ``strategy``, which may return numbers of servers only."""
+
+    def choose(op: tf.Operation) -> int:
+        server = strategy(op)
+        is_whole = isinstance(server, Integral) and not isinstance(server, bool)
+        if not is_whole or not 0 <= server < servers:
+            raise ValueError(
+                f"{_CALLER}: strategy must return the number of one of {servers} "
+                f"servers, from 0; got {server!r} for {op.name!r}."
+            )
+        return int(server)
+
+    return choose
