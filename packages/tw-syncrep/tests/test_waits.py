@@ -30,6 +30,7 @@ from tw_syncrep._timeouts.status import (
     is_held_by_others,
     judge_absence,
     judge_wait,
+    longest_pause_s,
     overdue_s,
     read_status,
 )
@@ -161,6 +162,11 @@ def test_heartbeats_come_several_times_a_timeout():
     assert heartbeat_interval(6000.0) == 10.0
 
 
+@pytest.mark.parametrize("replicas, want", [(1, 1.0), (100, 1.0), (1000, 10.0)])
+def test_the_more_replicas_wait_the_more_rarely_each_of_them_asks(replicas, want):
+    assert longest_pause_s(replicas) == want
+
+
 class Answering:
     """A session in which the first call of ``slow`` takes too long."""
 
@@ -209,6 +215,16 @@ def watchdog_of(
     session.calls.clear()
     session.slow = slow
     return watchdog
+
+
+def test_a_watchdog_of_many_replicas_looks_more_rarely_and_not_after_the_timeout():
+    watchdog = watchdog_of(Answering(), lambda _: None)
+    watchdog.stop()
+    pauses = {
+        replicas: watchdog._rest_of_wait(status(arrived=(), heard_s=(0.0,) * replicas))
+        for replicas in (3, 150, 1000)
+    }
+    assert pauses == {3: 1.0, 150: 1.5, 1000: 2.0}
 
 
 def test_a_wake_that_did_not_arrive_is_sent_again_soon():

@@ -14,6 +14,7 @@ from tw_syncrep._timeouts.errors import (
 )
 
 _MICROSECOND_S = 1e-6
+_QUESTIONS_PER_S = 100.0
 
 
 @dataclass(frozen=True)
@@ -266,6 +267,15 @@ def overdue_s(
         return 0.0
     waits_since = max(_ended_at(about_run, ring, position), arrived_at)
     return (now - waits_since) * _MICROSECOND_S
+
+
+def longest_pause_s(replicas: int) -> float:
+    """Returns the seconds between two looks at the table in a wait that takes long.
+
+    What is read has rows of all replicas. So beyond a hundred they look more rarely,
+    and all together no more than a hundred times a second.
+    """
+    return max(1.0, replicas / _QUESTIONS_PER_S)
 
 
 def _rate(rounds: int, ring: np.ndarray) -> float:

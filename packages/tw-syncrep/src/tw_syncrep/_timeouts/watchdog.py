@@ -20,7 +20,13 @@ import tensorflow as tf
 
 from tw_syncrep._protocol.graph import LifecycleOps
 from tw_syncrep._timeouts.errors import SyncTimeoutError
-from tw_syncrep._timeouts.status import Status, format_status, overdue_s, read_status
+from tw_syncrep._timeouts.status import (
+    Status,
+    format_status,
+    longest_pause_s,
+    overdue_s,
+    read_status,
+)
 
 _log = logging.getLogger("tw_syncrep")
 
@@ -205,7 +211,8 @@ class Watchdog:
 
     def _rest_of_wait(self, status: Status) -> float:
         waited = [status.arrived_s[replica] or 0.0 for replica in status.arrived]
-        return min(max(0.02, self._timeout_s - max(waited, default=0.0)), 1.0)
+        rest_s = max(0.02, self._timeout_s - max(waited, default=0.0))
+        return min(rest_s, longest_pause_s(len(status.heard_s)))
 
     def _check_again(self, *, in_s: float) -> None:
         if self._check_at is not None:
