@@ -222,22 +222,22 @@ class _Selection:
         count: tf.Tensor,
         filled: tf.Tensor,
         stamps: tf.Tensor,
-        _: tf.Tensor,
+        left: tf.Tensor,
         dropped: tf.Tensor,
         is_superseded: tf.Tensor,
         *rest: tf.Tensor,
     ) -> list[tf.Tensor]:
         """Waits for an arrival; returns the loop's variables with it."""
         ticket, *sent = self.state.arrivals.dequeue()
-        with tf.control_dependencies([ticket]):
-            left = self._read_left()
         replica, stamp = ticket[0], ticket[4]
         is_new = tf.logical_or(stamp < 0, stamp > tf.gather(stamps, replica))
         is_accepted = tf.logical_and(self._fits(ticket, filled), is_new)
         accepted = tf.cast(is_accepted, tf.int64)
         is_gradient = tf.logical_and(tf.not_equal(ticket[1], NOTICE), is_new)
         slot = tf.one_hot(replica, self.state.replicas, dtype=tf.int64) * accepted
-        is_superseded, *added = self._add_if(is_accepted, rest, ticket, sent)
+        is_superseded, left, *added = self._add_if(
+            is_accepted, left, rest, ticket, sent
+        )
         return [
             count + accepted,
             filled + slot,
@@ -256,6 +256,7 @@ class _Selection:
     def _add_if(
         self,
         is_accepted: tf.Tensor,
+        left: tf.Tensor,
         so_far: Sequence[tf.Tensor],
         ticket: tf.Tensor,
         sent: Sequence[tf.Tensor],
@@ -263,16 +264,18 @@ class _Selection:
         """Adds an arrival to the tickets, if they are kept, and to the sums.
 
         One that was made for a later incarnation goes back: its own chief waits for it.
+        Who has left is read again where nothing is added: whoever leaves or joins says
+        so in the table first, and sends a notice then, which is never accepted.
 
         Returns:
-          Whether it went back, bool []; then tickets and sums.
+          Whether it went back, bool []; marks of left; then tickets and sums.
         """
         arrivals, kept = self.state.arrivals, int(bool(self.state.gradient_queues))
 
         def add() -> list[tf.Tensor]:
             more = [tf.concat([t, ticket[tf.newaxis]], axis=0) for t in so_far[:kept]]
             sums = arrivals.payload.add(so_far[kept:], sent)
-            return [tf.constant(False), *more, *sums]
+            return [tf.constant(False), left, *more, *sums]
 
         def leave() -> list[tf.Tensor]:
             is_later = ticket[2] > self.position[1]
@@ -281,7 +284,7 @@ class _Selection:
                 lambda: arrivals.put_back(ticket, sent),
                 lambda: tf.constant(False),
             )
-            return [went_back, *so_far]
+            return [went_back, self._read_left(), *so_far]
 
         return list(tf.cond(is_accepted, add, leave))
 
