@@ -227,13 +227,7 @@ class Model:
         options = v1.RunOptions(output_partition_graphs=True)
         metadata = v1.RunMetadata()
         session.run(self.train_op, self._feed(value), options, metadata)
-        received = [
-            node
-            for graph in metadata.partition_graphs
-            for node in graph.node
-            if node.op == "_Recv" and _task(node, "send") != _task(node, "recv")
-        ]
-        return sorted(node.attr["tensor_name"].s.decode() for node in received)
+        return sorted(name for *_, name in received_tensors(metadata))
 
     def out_of_data(self, session: Any, value: Any) -> None:
         """Comes to the end of its data."""
@@ -242,8 +236,20 @@ class Model:
         raise tf.errors.OutOfRangeError(None, None, "end of data")
 
 
+def received_tensors(metadata: Any) -> list[tuple[str, str, str]]:
+    """Returns sender, receiver and name of what crossed between tasks in a call."""
+    nodes = [node for graph in metadata.partition_graphs for node in graph.node]
+    received = [
+        (_task(node, "send"), _task(node, "recv"), node.attr["tensor_name"].s.decode())
+        for node in nodes
+        if node.op == "_Recv"
+    ]
+    return [found for found in received if found[0] != found[1]]
+
+
 def _task(node: Any, side: str) -> str:
-    return node.attr[f"{side}_device"].s.decode().partition("/device")[0]
+    device = node.attr[f"{side}_device"].s.decode().partition("/device")[0]
+    return device.replace("/replica:0", "")
 
 
 def _facts(error: BaseException) -> dict[str, Any]:

@@ -6,6 +6,7 @@ only in how many transfers a step has.
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from tw_syncrep import SyncReplicasOptimizer
 from tw_syncrep._protocol.graph import share_out
-from tw_syncrep._transfer.packs import plan_packs
+from tw_syncrep._transfer.packs import plan_packs, with_head
 from tw_syncrep._transfer.payload import SyncOptions, make_payloads
 
 SERVERS = ["/job:ps/task:0", "/job:ps/task:1"]
@@ -55,6 +56,56 @@ def test_large_tensors_travel_alone_and_small_ones_never_apart(variables, below_
     assert len(packs) == len(small) + list(is_small.values()).count(False)
 
 
+DTYPES = [tf.float16, tf.bfloat16, tf.float32, tf.float64]
+WHOLE_NUMBERS = [0, 1, -1, 255, 256, -(2**63), 2**63 - 1, 1_763_823_689_000_123]
+
+
+@pytest.mark.parametrize("shapes", [[[]], [[2, 3]], [[2, 3], [], [5]]])
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_a_head_and_the_tensors_behind_it_come_out_as_they_went_in(dtype, shapes):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        tensors = {
+            n: tf.random.stateless_uniform(shape, [n, 0], dtype=tf.float32)
+            for n, shape in enumerate(shapes)
+        }
+        tensors = {n: tf.cast(tensor, dtype) for n, tensor in tensors.items()}
+        sizes = [
+            SimpleNamespace(device="", dtype=dtype, shape=tf.TensorShape(s))
+            for s in shapes
+        ]
+        packs = plan_packs(dict(enumerate(sizes)), below_bytes=200)
+        (pack,) = with_head(packs, numbers=len(WHOLE_NUMBERS), server="")
+        joined = pack.join(tensors, tf.constant(WHOLE_NUMBERS, tf.int64))
+        assert joined.shape == pack.shape
+        head, found = pack.open(joined)
+        got = session.run([tensors, found, head, pack.read_head(joined)])
+    want, found, *heads = got
+    for head in heads:
+        np.testing.assert_array_equal(head, WHOLE_NUMBERS)
+    for n, tensor in want.items():
+        np.testing.assert_array_equal(found[n], tensor)
+
+
+def kinds_of(server, *kinds):
+    """Packs of a server, of one variable each."""
+    made = {
+        n: SimpleNamespace(device=server, dtype=dtype, shape=tf.TensorShape([size]))
+        for n, (dtype, size) in enumerate(kinds)
+    }
+    return plan_packs(made, below_bytes=1024)
+
+
+def test_the_first_small_pack_of_floats_takes_the_head():
+    packs = kinds_of(
+        SERVERS[0],
+        *[(tf.float32, 1024), (tf.int32, 1), (tf.as_dtype("float8_e5m2"), 1)],
+        *[(tf.float64, 1), (tf.float32, 1)],
+    )
+    for place, pack in enumerate(with_head(packs, numbers=5, server=SERVERS[0])):
+        assert pack.numbers == (5 if place == 3 else 0)
+    assert with_head(packs, numbers=5, server=SERVERS[1]) == packs
+
+
 def test_each_server_gets_one_payload():
     with tf.Graph().as_default():
         variables = []
@@ -63,7 +114,11 @@ def test_each_server_gets_one_payload():
                 variables.append(tf.compat.v1.get_variable(f"v{n}", [1]))
         grads = [tf.ones([1])] * 4
         payloads = make_payloads(
-            grads, variables, SyncOptions(1, 1, 0, None, "replicas"), shared_name="x"
+            grads,
+            variables,
+            SyncOptions(1, 1, 0, None, "replicas"),
+            ticket_size=5,
+            shared_name="x",
         )
     assert list(payloads) == SERVERS
     assert [len(payload.packs) for payload in payloads.values()] == [2, 2]

@@ -1,7 +1,17 @@
-"""How often something crosses the network in a worker's step, on real processes."""
+"""What crosses the network in a worker's step, on real processes and on threads."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
+import tensorflow as tf
+from syncrep_given import make
+from syncrep_programs import received_tensors
+from syncrep_threads import run_replicas
 
+from tw_syncrep import cluster
+
+v1 = tf.compat.v1
 SPEC = {
     "kind": "towers",
     "aggregate": 2,
@@ -26,11 +36,146 @@ def transfers_of_a_step(make_cluster, **changes):
 def test_transfers_of_a_step(make_cluster, pulled, variables):
     more = variables - 2  # besides w and b
     found = transfers_of_a_step(make_cluster, pulled=pulled, more=more)
+    # Gradients with their ticket, and the reply; with it, all that has a copy.
     for transfers in found:
-        # Of w, b and the others, only what the loss reads is pulled.
-        assert 3 <= len(transfers) <= (5 if pulled else variables + 4), transfers
+        assert len(transfers) == 2 + (0 if pulled else variables), transfers
 
 
 def test_tensorflows_step_needs_three_transfers_a_variable(make_cluster):
     found = transfers_of_a_step(make_cluster, kind="tensorflow", more=18)
     assert max(map(len, found)) >= 3 * 20
+
+
+BELOW = 64
+SMALL, LARGE = [15], [16]
+"""Of four bytes an element: on both sides of the bound for packs."""
+
+PS = "ps0", "ps1"
+# What is given (server, dtype, shape, or rows of a table), and what then crosses from
+# and to the worker and between the servers, the first of which has the run table.
+CASES = {
+    "one": ([(0, "float32", SMALL)], {"w>ps0": 1, "ps0>w": 1}),
+    "many": ([(0, "float32", SMALL)] * 9, {"w>ps0": 1, "ps0>w": 1}),
+    "a scalar": ([(0, "float32", [])], {"w>ps0": 1, "ps0>w": 1}),
+    "large": ([(0, "float32", LARGE)] * 2, {"w>ps0": 3, "ps0>w": 1}),
+    "both": (
+        [(0, "float32", SMALL), (0, "float32", LARGE), (0, "float32", SMALL)],
+        {"w>ps0": 2, "ps0>w": 1},
+    ),
+    "two dtypes": (
+        [(0, "float32", SMALL), (0, "float64", [7]), (0, "float32", [2, 3])],
+        {"w>ps0": 2, "ps0>w": 2},
+    ),
+    "sparse": ([(0, "float32", "rows")], {"w>ps0": 2, "ps0>w": 1}),
+    "two sparse": ([(0, "float32", "rows")] * 2, {"w>ps0": 3, "ps0>w": 1}),
+    "sparse and dense": (
+        [(0, "float32", SMALL), (0, "float32", "rows")],
+        {"w>ps0": 3, "ps0>w": 1},
+    ),
+    "two servers": (
+        [(0, "float32", SMALL), (1, "float32", SMALL)] * 2,
+        {
+            **{"w>ps0": 1, "w>ps1": 1, "ps1>ps0": 1},
+            **{"ps0>w": 1, "ps0>ps1": 1, "ps1>w": 1},
+        },
+    ),
+    "the other server alone": (
+        [(1, "float32", SMALL)] * 2,
+        {
+            **{"w>ps0": 1, "w>ps1": 1, "ps1>ps0": 1},
+            **{"ps0>w": 1, "ps0>ps1": 1, "ps1>w": 1},
+        },
+    ),
+    "all on two servers": (
+        [
+            *[(0, "float32", SMALL), (0, "float64", [7]), (0, "float32", LARGE)],
+            *[(1, "float32", LARGE), (1, "float32", "rows"), (1, "float32", SMALL)],
+        ],
+        {
+            **{"w>ps0": 3, "w>ps1": 4, "ps1>ps0": 1},
+            **{"ps0>w": 2, "ps0>ps1": 1, "ps1>w": 1},
+        },
+    ),
+}
+
+
+def numbers(n, shape):
+    """Distinct small whole numbers, whose sums are exact in each dtype."""
+    return (np.arange(np.prod(shape, dtype=int)) % 7 + n).reshape(shape)
+
+
+def pairs_of(given, replica):
+    """Returns gradients of the given kinds, twice as large in the second replica."""
+    found = []
+    for n, (server, dtype, shape) in enumerate(given):
+        is_sparse = shape == "rows"
+        shape = [4, 32] if is_sparse else shape
+        with tf.device(f"/job:ps/task:{server}"):
+            zeros = v1.zeros_initializer()
+            variable = v1.get_variable(f"v{n}", shape, dtype, zeros)
+        rows = [replica, 3, 3][: 3 - replica] if is_sparse else []
+        shape = [len(rows), *shape[1:]] if is_sparse else shape
+        values = tf.constant(numbers(n, shape) * (replica + 1), dtype)
+        grad = v1.placeholder_with_default(values, shape)
+        if is_sparse:
+            at = v1.placeholder_with_default(tf.constant(rows, tf.int32), [None])
+            grad = tf.IndexedSlices(grad, at, tf.constant([4, 32]))
+        found.append((grad, variable))
+    return found
+
+
+def applied(n, shape):
+    """Returns what two replicas' gradients make of a variable of zeros."""
+    if shape != "rows":
+        return -numbers(n, shape) * 1.5
+    table = np.zeros([4, 32])
+    for replica in range(2):
+        rows = [replica, 3, 3][: 3 - replica]
+        sent = numbers(n, [len(rows), 32]) * (replica + 1)
+        np.subtract.at(table, rows, sent / 2)
+    return table
+
+
+@pytest.mark.parametrize("compression", [None, tf.bfloat16], ids=["as is", "bfloat16"])
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_small_travels_as_one_tensor_per_server(case, compression):
+    given, want = CASES[case]
+
+    def build(task):
+        with tf.device("/job:ps/task:0"):
+            v1.train.get_or_create_global_step()
+        with cluster.pulled_together(task, below_bytes=BELOW):
+            model = make(
+                task,
+                lambda replica: pairs_of(given, replica),
+                fuse_below_bytes=BELOW,
+                compression=compression,
+            )
+        return SimpleNamespace(
+            hooks=model.hooks,
+            train=model.train,
+            values=[v for v in v1.trainable_variables()],
+            copies=[cached.copy for cached in cluster.cached_parameters()],
+        )
+
+    def drive(replica, model, session):
+        options = v1.RunOptions(output_partition_graphs=True)
+        metadata = v1.RunMetadata()
+        session.run(model.train, options=options, run_metadata=metadata)
+        values, copies = session.run([model.values, model.copies])
+        return received_tensors(metadata), values, copies
+
+    places = {"/job:ps/task:0": "ps0", "/job:ps/task:1": "ps1"}
+    for received, values, copies in run_replicas(2, build, drive):
+        crossed = {}
+        for sender, receiver, _ in received:
+            path = f"{places.get(sender, 'w')}>{places.get(receiver, 'w')}"
+            crossed[path] = crossed.get(path, 0) + 1
+        assert crossed == want, received
+        wanted = [applied(n, shape) for n, (*_, shape) in enumerate(given)]
+        for value, expected in zip(values, wanted, strict=True):
+            np.testing.assert_array_equal(value, expected)
+        small = [v for v in values if v.nbytes < BELOW]
+        assert len(copies) == len(small)
+        for copy, value in zip(copies, small, strict=True):
+            np.testing.assert_array_equal(copy, value)

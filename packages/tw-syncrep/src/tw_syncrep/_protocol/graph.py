@@ -17,7 +17,7 @@ from tw_syncrep._protocol.queues import (
     make_gradient_queue,
     make_wake_queues,
 )
-from tw_syncrep._protocol.run_table import RunTable, make_run_table
+from tw_syncrep._protocol.run_table import TICKET_SIZE, RunTable, make_run_table
 from tw_syncrep._protocol.saving import HoldOps
 from tw_syncrep._transfer.payload import Payload, SyncOptions, make_payloads
 
@@ -160,10 +160,12 @@ def make_state(
     """
     with detached_scope(), tf.name_scope(f"{name}/meeting/"):
         table = make_run_table(device, shared_name=f"{name}/board")
-        payloads = make_payloads(grads, variables, options, shared_name=name)
+        payloads = make_payloads(
+            grads, variables, options, ticket_size=TICKET_SIZE, shared_name=name
+        )
         arrivals = make_gradient_queue(
             device,
-            payloads.pop(device, Payload((), (), options.wire_dtype)),
+            payloads.pop(device, Payload((), (), options.wire_dtype, TICKET_SIZE)),
             shared_name=f"{name}/arrivals",
             name="arrivals",
         )

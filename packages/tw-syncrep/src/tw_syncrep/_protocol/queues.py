@@ -5,7 +5,7 @@ the process that put it in, and the chief that it was meant for. A gradient's ti
 says whether it still counts; a token only has its replica read the run table again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -49,13 +49,20 @@ class GradientQueue:
     queue: tf.queue.QueueBase
     payload: Payload
 
-    def enqueue(self, ticket: tf.Tensor, sent: Sequence[tf.Tensor]) -> tf.Operation:
-        """Returns the op, on the server, that has put a replica's element in.
+    def receive(
+        self, ticket: tf.Tensor, grads: Mapping[int, Any]
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Has a replica's ticket and gradients, by index, travel to the server.
 
-        Args:
-          ticket: int64 [TICKET_SIZE].
-          sent: gradients as ``payload`` encodes them, on the worker.
+        Returns:
+          The ticket, int64 [TICKET_SIZE], and what ``enqueue`` takes, on the server.
         """
+        sent = self.payload.encode(ticket, grads)
+        with exact_device_scope(self.server):
+            return self.payload.decode([tf.identity(tensor) for tensor in sent])
+
+    def enqueue(self, ticket: tf.Tensor, sent: Sequence[tf.Tensor]) -> tf.Operation:
+        """Returns the op, on the server, that puts in what it has received."""
         with exact_device_scope(self.server):
             return self.queue.enqueue([ticket, *sent])
 

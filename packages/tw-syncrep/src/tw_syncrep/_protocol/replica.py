@@ -54,20 +54,24 @@ class Replica:
     cached: tuple[CachedParameter, ...]
     below_bytes: int
 
-    def continue_at(self, progress: tf.Tensor) -> tf.Operation:
-        """Returns the op that records where the replica is and pulls parameters.
+    def continue_at(self, progress: tf.Tensor) -> tuple[tf.Tensor, tf.Operation]:
+        """Records where the replica is, and pulls parameters.
 
         Args:
-          progress: int64 [3 or more]: round, incarnation, global step; on the run
-            table's server.
+          progress: int64 [4]: round, incarnation, global step, and another number; on
+            the run table's server.
+
+        Returns:
+          The same on the worker, and the op that has done both.
         """
-        pulled = refresh(self.cached, after=progress, below_bytes=self.below_bytes)
+        progress, pulled = refresh(
+            self.cached, progress, device=self.device, below_bytes=self.below_bytes
+        )
         with exact_device_scope(self.device):
-            progress = tf.identity(progress)
             step = tf.cast(progress[2], self.local_step.dtype)
             # Last: the watchdog takes the position for a sign that all has arrived.
             with tf.control_dependencies([pulled]):
-                return tf.group(
+                return progress, tf.group(
                     self.position.assign(progress[:2], read_value=False),
                     self.local_step.assign(step, read_value=False),
                 )
@@ -119,22 +123,21 @@ def build_step(
         stamp=replica.stamp,
     )
     pushed = [
-        queue.enqueue(ticket, queue.payload.encode(grads))
-        for queue in state.gradient_queues
+        queue.enqueue(*queue.receive(ticket, grads)) for queue in state.gradient_queues
     ]
-    sent = state.arrivals.payload.encode(grads)
+    # A loop with one input from elsewhere becomes a loop over the network: from here
+    # on, the ticket is the one that the server has received.
+    ticket, sent = state.arrivals.receive(ticket, grads)
     with exact_device_scope(state.table.device):
-        ticket = tf.identity(ticket)
         with tf.control_dependencies(pushed):
             announced, count = _announce(state, replica.index, ticket, sent)
-        # A loop with one input from elsewhere becomes a loop over the network.
         with tf.control_dependencies([announced]):
             progress = state.wake_queues.wait(
                 replica.index, ticket, count, quota=state.quota[replica.index]
             )
-    continued = replica.continue_at(progress)
+    reply, continued = replica.continue_at(progress)
     with exact_device_scope(replica.device), tf.control_dependencies([continued]):
-        reply = tf.identity(progress, name="reply")
+        reply = tf.identity(reply, name="reply")
     return reply.op, reply
 
 
@@ -160,9 +163,10 @@ def build_join(
         # The chief may not have written the table's own yet.
         step = tf.cast(global_step.read_value(), tf.int64)
         progress = tf.concat([position, tf.stack([step, now])], axis=0)
+    progress, continued = replica.continue_at(progress)
     with exact_device_scope(replica.device):
-        session = replica.session.assign(tf.identity(progress)[3], read_value=False)
-    return tf.group(notified, session, replica.continue_at(progress))
+        session = replica.session.assign(progress[3], read_value=False)
+    return tf.group(notified, session, continued)
 
 
 def build_leave(state: SyncState, replica: Replica) -> tf.Operation:

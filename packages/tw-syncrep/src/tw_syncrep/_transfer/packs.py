@@ -4,11 +4,15 @@ A transfer over gRPC costs about as much as copying a hundred kilobytes, so smal
 tensors to one server are joined. A tensor of a mebibyte or more would be copied for
 nothing, and travels alone. The plan follows from what the graph knows before anything
 runs, and is the same in every worker's process.
+
+A few whole numbers, such as a ticket, need no transfer of their own either: they travel
+as the *head* of a pack of floats, a byte in an element. Every float type of two bytes
+or more holds a byte exactly, so nothing that copies or casts floats can change it.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
@@ -16,6 +20,8 @@ from tw_core import flat_packs
 
 SMALL_BYTES = 1 << 20
 """From this size on, joining costs more than it saves."""
+
+_BYTES_PER_NUMBER = 8
 
 
 @dataclass(frozen=True)
@@ -27,41 +33,97 @@ class Pack:
       dtype: name of the element type.
       indices: the tensors' places in the caller's list.
       shapes: their shapes, in the same order.
+      is_small: whether it may be copied on its way.
+      numbers: how many whole numbers travel as its head.
     """
 
     server: str
     dtype: str
     indices: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
+    is_small: bool
+    numbers: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of what travels: a single tensor keeps its own, several are flat."""
-        return self.shapes[0] if self._is_single else (sum(self._sizes),)
+        """Shape of what travels: a single tensor keeps its own, others are flat."""
+        return self.shapes[0] if self._is_as_it_was else (sum(self._sizes),)
 
-    def join(self, tensors: Mapping[int, tf.Tensor]) -> tf.Tensor:
-        """Joins the pack's tensors, given by index, to what travels."""
-        if self._is_single:
+    def join(
+        self, tensors: Mapping[int, tf.Tensor], head: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Joins the pack's tensors, given by index, to what travels.
+
+        Args:
+          tensors: at least those of the pack.
+          head: int64 [numbers], where there are any.
+        """
+        if self._is_as_it_was:
             return tensors[self.indices[0]]
-        return tf.concat([tf.reshape(tensors[n], [-1]) for n in self.indices], axis=0)
+        flat = [tf.reshape(tensors[n], [-1]) for n in self.indices]
+        if head is not None:
+            flat.insert(0, _as_bytes(head, flat[0].dtype))
+        return tf.concat(flat, axis=0)
 
     def cut(self, joined: tf.Tensor) -> dict[int, tf.Tensor]:
         """Undoes ``join``; the tensors by index, on the current device."""
-        if self._is_single:
-            return {self.indices[0]: joined}
+        return self.open(joined)[1]
+
+    def open(self, joined: tf.Tensor) -> tuple[tf.Tensor | None, dict[int, tf.Tensor]]:
+        """Returns the head, if there is one, and the tensors by index."""
+        if self._is_as_it_was:
+            return None, {self.indices[0]: joined}
         parts = tf.split(joined, self._sizes)
-        return {
+        head = _as_numbers(parts.pop(0)) if self.numbers else None
+        return head, {
             n: tf.reshape(part, shape)
             for n, part, shape in zip(self.indices, parts, self.shapes, strict=True)
         }
 
+    def read_head(self, joined: tf.Tensor) -> tf.Tensor:
+        """Returns the head of what travelled, int64 [numbers]."""
+        return _as_numbers(joined[: self._sizes[0]])
+
     @property
-    def _is_single(self) -> bool:
-        return len(self.indices) == 1
+    def _is_as_it_was(self) -> bool:
+        return len(self.indices) == 1 and not self.numbers
 
     @property
     def _sizes(self) -> list[int]:
-        return [math.prod(shape) for shape in self.shapes]
+        head = [_BYTES_PER_NUMBER * self.numbers] if self.numbers else []
+        return head + [math.prod(shape) for shape in self.shapes]
+
+
+def _as_bytes(numbers: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Writes whole numbers, int64 [P], as bytes in elements of a float dtype."""
+    return tf.cast(tf.reshape(tf.bitcast(numbers, tf.uint8), [-1]), dtype)
+
+
+def _as_numbers(elements: tf.Tensor) -> tf.Tensor:
+    """Undoes ``_as_bytes``."""
+    table = tf.reshape(tf.cast(elements, tf.uint8), [-1, _BYTES_PER_NUMBER])
+    return tf.bitcast(table, tf.int64)
+
+
+def holds_bytes(dtype: tf.DType) -> bool:
+    """Returns whether a dtype is one of floats that are exact for 0 to 255."""
+    return bool(dtype.is_floating and dtype.size > 1)
+
+
+def with_head(packs: Sequence[Pack], *, numbers: int, server: str) -> tuple[Pack, ...]:
+    """Has the first pack of a server that can take a head travel with one.
+
+    Args:
+      packs: planned; where none of that server is small and of floats, as they were.
+      numbers: how many whole numbers travel as the head.
+      server: device.
+    """
+    for place, pack in enumerate(packs):
+        takes_head = pack.is_small and holds_bytes(tf.as_dtype(pack.dtype))
+        if pack.server == server and takes_head:
+            carrier = replace(pack, numbers=numbers)
+            return (*packs[:place], carrier, *packs[place + 1 :])
+    return tuple(packs)
 
 
 def is_small(variable: tf.Variable, below_bytes: int) -> bool:
@@ -86,7 +148,11 @@ def plan_packs(
     indices = list(variables)
     keys = [_key_if_small(variables[n], below_bytes) for n in indices]
     return tuple(
-        _make_pack(variables, [indices[place] for place in group])
+        _make_pack(
+            variables,
+            [indices[place] for place in group],
+            is_small=keys[group[0]] is not None,
+        )
         for group in flat_packs.plan_packs(keys).groups
     )
 
@@ -98,11 +164,14 @@ def _key_if_small(variable: tf.Variable, below_bytes: int) -> tuple[str, str] | 
     return variable.device, variable.dtype.base_dtype.name
 
 
-def _make_pack(variables: Mapping[int, tf.Variable], group: list[int]) -> Pack:
+def _make_pack(
+    variables: Mapping[int, tf.Variable], group: list[int], *, is_small: bool
+) -> Pack:
     first = variables[group[0]]
     return Pack(
         first.device,
         first.dtype.base_dtype.name,
         tuple(group),
         tuple(tuple(variables[n].shape.as_list()) for n in group),
+        is_small,
     )

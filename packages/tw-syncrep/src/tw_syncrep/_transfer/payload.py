@@ -1,11 +1,11 @@
 """What one replica sends to one server, and how several replicas' are added up.
 
-Dense gradients travel in packs. A sparse one travels as values and indices, and several
-replicas' become one by ``sparse_mean``: "replicas" divides the sum by the number of
-replicas, as for dense gradients, so that a row that one of two replicas touched counts
-half. "per_row" divides each row by the number of replicas that touched it, as
-TensorFlow's class does, and uses TensorFlow's accumulator, so that repeated indices in
-one gradient count as they do there.
+Dense gradients travel in packs. Of a sparse one, the values travel alone, and the
+indices of all with the ticket. Several replicas' become one by ``sparse_mean``:
+"replicas" divides the sum by the number of replicas, as for dense gradients, so that a
+row that one of two replicas touched counts half. "per_row" divides each row by the
+number of replicas that touched it, as TensorFlow's class does, and uses TensorFlow's
+accumulator, so that repeated indices in one gradient count as they do there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_syncrep._transfer.packs import Pack, plan_packs
+from tw_syncrep._transfer.packs import Pack, holds_bytes, plan_packs, with_head
 
 SPARSE_MEANS = ("replicas", "per_row")
 
@@ -135,34 +135,67 @@ class RowSums:
 class Payload:
     """Packs of dense gradients, then values and indices of each sparse one.
 
-    Sums have one tensor per pack, then the state of each ``RowSums``.
+    The ticket travels as the head of a pack. Where no pack can take it, or there are
+    indices, it travels with these as one vector of whole numbers.
+
+    Sums have one tensor per pack, then the state of each ``RowSums``. What a head adds
+    up to goes with its pack's sum, and is cut off with the means.
 
     Attributes:
       packs: of dense gradients.
       rows: one per sparse gradient.
       wire_dtype: what wider floats are cast to on their way, or None.
+      ticket_size: how many numbers a ticket has.
     """
 
     packs: tuple[Pack, ...]
     rows: tuple[RowSums, ...]
     wire_dtype: tf.DType | None
+    ticket_size: int
 
     def dtypes(self) -> list[tf.DType]:
-        """Returns the dtypes of the tensors that travel."""
-        found = [tf.as_dtype(pack.dtype) for pack in self.packs]
+        """Returns the dtypes of what has arrived: of packs, values and indices."""
+        found = [self._on_wire(pack.dtype) for pack in self.packs]
         for row in self.rows:
-            found += [row.dtype, row.index_dtype]
-        return [self._on_wire(dtype) for dtype in found]
+            found += [self._on_wire(row.dtype), row.index_dtype]
+        return found
 
-    def encode(self, grads: Mapping[int, Any]) -> list[tf.Tensor]:
-        """Returns the tensors that travel for gradients by index."""
-        tensors = [pack.join(grads) for pack in self.packs]
-        for row in self.rows:
-            tensors += [grads[row.index].values, grads[row.index].indices]
-        return [
-            tf.cast(tensor, dtype)
-            for tensor, dtype in zip(tensors, self.dtypes(), strict=True)
+    def encode(self, ticket: tf.Tensor, grads: Mapping[int, Any]) -> list[tf.Tensor]:
+        """Returns the tensors that travel.
+
+        Args:
+          ticket: int64 [ticket_size].
+          grads: by index.
+        """
+        packed = [
+            pack.join(grads, ticket if pack.numbers else None) for pack in self.packs
         ]
+        found = [grads[row.index] for row in self.rows]
+        sent = [*packed, *(rows.values for rows in found)]
+        sent = [tf.cast(tensor, self._on_wire(tensor.dtype)) for tensor in sent]
+        if self._carrier is not None:
+            return sent
+        indices = [tf.cast(rows.indices, tf.int64) for rows in found]
+        return [tf.concat([ticket, *indices], axis=0), *sent]
+
+    def decode(self, sent: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Undoes ``encode``, but for the packs, on the current device.
+
+        Returns:
+          The ticket, and what has arrived with it, of the ``dtypes``.
+        """
+        carrier = self._carrier
+        if carrier is not None:
+            return carrier.read_head(sent[self.packs.index(carrier)]), list(sent)
+        numbers, *arrived = sent
+        if not self.rows:
+            return numbers, arrived
+        arrived, values = arrived[: len(self.packs)], arrived[len(self.packs) :]
+        sizes = [self.ticket_size, *(tf.shape(rows)[0] for rows in values)]
+        ticket, *indices = tf.split(numbers, sizes)
+        for row, *rows in zip(self.rows, values, indices, strict=True):
+            arrived += [rows[0], tf.cast(rows[1], row.index_dtype)]
+        return ticket, arrived
 
     def encode_nothing(self) -> list[tf.Tensor]:
         """Returns tensors for a ticket that brings no gradient."""
@@ -217,8 +250,13 @@ class Payload:
         """Returns the ops that drop what an interrupted chief left half added."""
         return [op for row in self.rows for op in row.clear()]
 
-    def _on_wire(self, dtype: tf.DType) -> tf.DType:
-        wire = self.wire_dtype
+    @property
+    def _carrier(self) -> Pack | None:
+        """The pack that the ticket travels with."""
+        return next((pack for pack in self.packs if pack.numbers), None)
+
+    def _on_wire(self, dtype: Any) -> tf.DType:
+        dtype, wire = tf.as_dtype(dtype), self.wire_dtype
         is_narrower = wire is not None and dtype.is_floating and dtype.size > wire.size
         return wire if is_narrower else dtype
 
@@ -228,6 +266,7 @@ def make_payloads(
     variables: Sequence[tf.Variable],
     options: SyncOptions,
     *,
+    ticket_size: int,
     shared_name: str,
 ) -> dict[str, Payload]:
     """Plans what a replica sends to each parameter server.
@@ -237,6 +276,7 @@ def make_payloads(
         travel.
       variables: [N] that they belong to; a gradient goes where its variable lives.
       options: how gradients travel.
+      ticket_size: how many numbers a ticket has.
       shared_name: prefix of the accumulators' names; to be called in
         ``detached_scope``.
 
@@ -247,19 +287,19 @@ def make_payloads(
     rows: dict[str, list[RowSums]] = {}
     for n, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
         if isinstance(grad, tf.IndexedSlices):
-            sums = _make_row_sums(n, grad, variable, options, shared_name=shared_name)
-            rows.setdefault(variable.device, []).append(sums)
+            added = _make_row_sums(n, grad, variable, options, shared_name=shared_name)
+            rows.setdefault(variable.device, []).append(added)
         elif grad is not None:
             dense[n] = variable
-    packs = plan_packs(dense, below_bytes=options.below_bytes)
-    return {
-        server: Payload(
-            tuple(pack for pack in packs if pack.server == server),
-            tuple(rows.get(server, ())),
-            options.wire_dtype,
-        )
-        for server in dict.fromkeys([*(pack.server for pack in packs), *rows])
-    }
+    planned = plan_packs(dense, below_bytes=options.below_bytes)
+    payloads = {}
+    for server in dict.fromkeys([*(pack.server for pack in planned), *rows]):
+        packs = tuple(pack for pack in planned if pack.server == server)
+        sums = tuple(rows.get(server, ()))
+        if not sums and holds_bytes(options.wire_dtype or tf.float32):
+            packs = with_head(packs, numbers=ticket_size, server=server)
+        payloads[server] = Payload(packs, sums, options.wire_dtype, ticket_size)
+    return payloads
 
 
 def _make_row_sums(

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tw_core.checks import check_whole_number
 from tw_core.renames import renamed_arguments
 from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
-from tw_syncrep._transfer.packs import SMALL_BYTES, is_small, plan_packs
+from tw_syncrep._transfer.packs import SMALL_BYTES, is_small, plan_packs, with_head
 from tw_syncrep.cluster._tf_config import TaskConfig, check_task
 
 _COLLECTION = "tw_syncrep_mirrors"
@@ -113,24 +113,44 @@ def with_masters(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, tf.Variabl
 
 
 def refresh(
-    cached: Sequence[CachedParameter], *, after: tf.Tensor, below_bytes: int
-) -> tf.Operation:
-    """Returns the op that reads the masters in packs and updates their copies.
+    cached: Sequence[CachedParameter],
+    progress: tf.Tensor,
+    *,
+    device: str,
+    below_bytes: int,
+) -> tuple[tf.Tensor, tf.Operation]:
+    """Reads the masters in packs and updates their copies.
 
     Args:
       cached: what to update.
-      after: a tensor on a server; the masters are read once it is computed.
+      progress: int64 [P], on a server; the masters are read once it is computed. It
+        travels with a pack of that server, where there is one that can take it.
+      device: the worker.
       below_bytes: a smaller parameter travels in a pack with others.
+
+    Returns:
+      What ``progress`` says, on the worker, and the op that has updated all copies.
     """
     masters = {n: parameter.master for n, parameter in enumerate(cached)}
-    assigns = []
-    for pack in plan_packs(masters, below_bytes=below_bytes):
-        with exact_device_scope(pack.server), tf.control_dependencies([after]):
-            joined = pack.join({n: masters[n].read_value() for n in pack.indices})
-        with exact_device_scope(cached[pack.indices[0]].copy.device):
-            for n, value in pack.cut(tf.identity(joined)).items():
+    packs = with_head(
+        plan_packs(masters, below_bytes=below_bytes),
+        numbers=progress.shape[0],
+        server=progress.device,
+    )
+    arrived, assigns = None, []
+    for pack in packs:
+        with exact_device_scope(pack.server), tf.control_dependencies([progress]):
+            values = {n: masters[n].read_value() for n in pack.indices}
+            joined = pack.join(values, progress if pack.numbers else None)
+        with exact_device_scope(device):
+            head, values = pack.open(tf.identity(joined))
+            arrived = arrived if head is None else head
+            for n, value in values.items():
                 assigns.append(cached[n].copy.assign(value, read_value=False))
-    return tf.group(*assigns)
+    if arrived is None:
+        with exact_device_scope(device):
+            arrived = tf.identity(progress)
+    return arrived, tf.group(*assigns)
 
 
 def _make_getter(
