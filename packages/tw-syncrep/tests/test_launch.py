@@ -121,6 +121,24 @@ def test_a_failed_task_is_restarted(tmp_path):
     assert "worker 1 failed with status 1; restart 2 of 2" in err
 
 
+def test_a_run_goes_on_while_enough_workers_are_left():
+    program = """
+    time.sleep(index / 2)
+    sys.exit(7 if index < 2 else 0)
+    """
+    counts = ("--ps", "0", "--workers", "4", "--min-workers")
+    status, _, err = finish(launch(program, *counts, "2"))
+    assert status == 0
+    assert "worker 0 failed with status 7 after 1 start(s); going on with 3 work" in err
+    assert "worker 1 failed with status 7 after 1 start(s); going on with 2 work" in err
+    status, _, err = finish(launch(program, *counts, "3"))
+    assert status == 7
+    assert "worker 1 failed with status 7 after 1 start(s); ending all tasks" in err
+    status, _, err = finish(launch(program, *counts, "0"))
+    assert status == 2
+    assert "must be 1 or more; got '0'" in err
+
+
 def test_a_task_that_a_signal_ended_counts_as_a_shell_counts_it():
     program = "os.kill(os.getpid(), signal.SIGKILL)"
     status, _, _ = finish(launch(program, "--ps", "0", "--workers", "1"))

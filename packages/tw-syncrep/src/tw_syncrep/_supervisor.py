@@ -202,15 +202,24 @@ class Supervisor:
       tasks: not started yet.
       max_restarts: how often a task is started again after a failure.
       grace_s: seconds between asking a task to end and killing it.
+      min_workers: with so many left, the run goes on without workers that failed for
+        good; None where it ends with the first.
     """
 
     def __init__(
-        self, tasks: Sequence[TaskProcess], *, max_restarts: int, grace_s: float
+        self,
+        tasks: Sequence[TaskProcess],
+        *,
+        max_restarts: int,
+        grace_s: float,
+        min_workers: int | None = None,
     ) -> None:
         """Keeps the arguments."""
         self.tasks = list(tasks)
         self.max_restarts = max_restarts
         self.grace_s = grace_s
+        self.min_workers = min_workers
+        self._given_up: list[TaskProcess] = []
         self._signal: int | None = None
         self._servers_reported: set[str] = set()
         self._woken = threading.Event()
@@ -242,20 +251,34 @@ class Supervisor:
                 self._say(f"got {signal.Signals(self._signal).name}, passing it on")
                 return 128 + self._signal
             for task in self.tasks:
-                if task.poll() and not self._restart(task):
+                has_failed = task.poll() and task not in self._given_up
+                if has_failed and not (self._restart(task) or self._give_up(task)):
                     return task.status or 1
-            deciding = [task for task in self.tasks if task.plan.decides]
+            deciding = self._workers_left()
             if all(task.poll() == 0 for task in deciding):
                 return 0
             self._report_ended_servers()
             self._woken.wait(_POLL_S)
 
+    def _workers_left(self) -> list[TaskProcess]:
+        return [t for t in self.tasks if t.plan.decides and t not in self._given_up]
+
+    def _give_up(self, task: TaskProcess) -> bool:
+        """Returns whether the run goes on without a task that failed for good."""
+        failed = (
+            f"{task.plan.name} failed with status {task.status} after {task.starts} "
+            "start(s)"
+        )
+        left = len(self._workers_left()) - 1
+        if self.min_workers is None or not task.plan.decides or left < self.min_workers:
+            self._say(f"{failed}; ending all tasks")
+            return False
+        self._given_up.append(task)
+        self._say(f"{failed}; going on with {left} workers")
+        return True
+
     def _restart(self, task: TaskProcess) -> bool:
         if task.starts > self.max_restarts:
-            self._say(
-                f"{task.plan.name} failed with status {task.status} after "
-                f"{task.starts} start(s); ending all tasks"
-            )
             return False
         self._say(
             f"{task.plan.name} failed with status {task.status}; restart "

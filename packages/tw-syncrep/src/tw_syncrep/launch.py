@@ -46,7 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             isolate()
         tasks = [TaskProcess(plan, options.command) for plan in _plan(options)]
         supervisor = Supervisor(
-            tasks, max_restarts=options.max_restarts, grace_s=options.grace
+            tasks,
+            max_restarts=options.max_restarts,
+            grace_s=options.grace,
+            min_workers=options.min_workers,
         )
         return supervisor.run()
     except (OSError, RuntimeError, ValueError) as error:
@@ -85,6 +88,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             name, type=_count, default=default, help=f"{meaning} ({default})"
         )
     parser.add_argument(
+        "--min-workers",
+        type=_positive,
+        help="with so many left, go on without workers that fail for good (all)",
+    )
+    parser.add_argument(
         "--gpus-per-task",
         type=_count,
         help="of each worker (as many as there are for each); other tasks get none",
@@ -109,6 +117,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be 0 or more; got {text!r}")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"must be 1 or more; got {text!r}")
     return int(text)
 
 
