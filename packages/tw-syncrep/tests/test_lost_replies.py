@@ -11,13 +11,15 @@ import tensorflow as tf
 from syncrep_given import make, vector
 from syncrep_threads import local_cluster, run_replicas
 
+from tw_syncrep import SyncTimeoutError
+
 v1 = tf.compat.v1
 STEPS = 4
 BATCHES = [1.0, 10.0, 100.0]
 
 
-def build(task):
-    return build_with(task, tf.fill([3], 2.0 * task.replica_index + 1))
+def build(task, **options):
+    return build_with(task, tf.fill([3], 2.0 * task.replica_index + 1), **options)
 
 
 def build_fed(task):
@@ -27,8 +29,9 @@ def build_fed(task):
     return model
 
 
-def build_with(task, grad):
-    model = make(task, lambda _: [(grad, vector())], wait_timeout_s=16)
+def build_with(task, grad, *, wait_timeout_s=16, **options):
+    options["wait_timeout_s"] = wait_timeout_s
+    model = make(task, lambda _: [(grad, vector())], **options)
     with tf.device(model.step.device):
         queue = tf.queue.FIFOQueue(
             -1, [tf.int64], [[3]], shared_name=f"sync_replicas/tokens_{task.index}"
@@ -124,6 +127,42 @@ def test_a_batch_counts_once_and_no_step_is_lost(victim, tokens, caplog):
     np.testing.assert_array_equal(value, [-sum(BATCHES)] * 3)
     is_replaced = bool(list(replacements(caplog)))
     assert is_replaced == (tokens == ALL), "one wake-up is enough for one token"
+
+
+def test_a_pull_that_is_too_slow_for_every_session_ends_with_an_error(
+    caplog, monkeypatch
+):
+    caplog.set_level(logging.WARNING, "tw_syncrep")
+    pulls = []
+
+    def pull_slowly(cached, progress, *, device, below_bytes):
+        with tf.device(device):
+            arrived = tf.identity(progress)
+            if device.endswith("task:0"):
+                return arrived, tf.no_op()
+            with tf.control_dependencies([arrived]):
+                waited = v1.py_func(lambda: pulls.append(time.sleep(2.5)), [], [])
+            return arrived, tf.group(waited)
+
+    def build_slow(task):
+        # The other is patient, or it would end the run first.
+        return build(
+            task, wait_timeout_s=4 if task.replica_index else 50, start_timeout_s=50
+        )
+
+    def drive(replica, model, session):
+        if replica == 0:
+            for _ in range(3):
+                session.run(model.train)
+            return
+        for _ in range(3):  # A batch that has counted has nothing to wait for.
+            session.run(model.train)
+
+    monkeypatch.setattr("tw_syncrep._protocol.replica.refresh", pull_slowly)
+    with pytest.raises(SyncTimeoutError, match="was needed 2 times running"):
+        run_replicas(2, build_slow, drive)
+    assert len(replacements(caplog)) == 3
+    assert len(pulls) >= 3
 
 
 def replacements(caplog):

@@ -26,7 +26,10 @@ from tw_syncrep._protocol.run_table import RING, ReplicaField, RunField
 from tw_syncrep._session.bounded_session import AbandonedError, CallThread
 from tw_syncrep._timeouts.server_monitor import ServerMonitor, find_fault, find_faults
 from tw_syncrep._timeouts.status import (
+    Remedy,
+    find_remedy,
     format_status,
+    is_acting,
     is_held_by_others,
     judge_absence,
     judge_wait,
@@ -93,10 +96,62 @@ def test_a_run_is_held_by_others_that_have_trained_and_are_there():
 
 
 def test_the_line_tells_all_of_it():
-    assert format_status(status(left=(1,), is_closed=True)) == (
+    assert format_status(status(left=(1,), evicted=(2,), is_closed=True)) == (
         "step 37, 2.0 steps/s, arrived 0 1, missing 2 (heard 12.0 s ago), 4 stale "
-        "gradients dropped, waiting 10.0 s, left 1, closed by the chief"
+        "gradients dropped, waiting 10.0 s, left 1, evicted 2 (heard 12.0 s ago), "
+        "closed by the chief"
     )
+
+
+def test_who_was_evicted_is_neither_missing_nor_has_it_left():
+    run, rows, ring = parts()
+    rows[ReplicaField.LEFT] = [0, 1, -1]
+    run[RunField.EVICTED] = 3
+    read = read_status([run, rows, ring])
+    assert (read.missing, read.left, read.evicted) == ((), (1,), (2,))
+    assert (read.joined, read.evictions) == ((0,), 3)
+    run[RunField.RUN] = 1  # The marks are an earlier run's.
+    read = read_status([run, rows, ring])
+    assert (read.left, read.evicted) == ((), ())
+
+
+def remedy(error=ReplicaTimeoutError, *, replica=0, min_replicas=1, **changes):
+    return find_remedy(
+        status(**changes),
+        error("late"),
+        replica,
+        timeout_s=10,
+        min_replicas=min_replicas,
+    )
+
+
+def test_an_elastic_run_goes_on_without_those_that_have_not_arrived():
+    assert remedy() == Remedy((2,), takes_over=False)
+    assert remedy(min_replicas=2) == Remedy((2,), takes_over=False)
+    assert remedy(min_replicas=3) is None
+    heard_s = (0.0, 0.0, 0.1)  # It lives, but has not come for as long.
+    assert remedy(heard_s=heard_s) == Remedy((2,), takes_over=False)
+
+
+def test_a_lost_chief_is_replaced_and_only_the_silent_are_evicted_with_it():
+    lost = {"error": ChiefLostError, "chief": 2, "min_replicas": 1}
+    assert remedy(**lost) == Remedy((2,), takes_over=True)
+    apart = {"arrived": (0,), "missing": (1, 2)}
+    assert remedy(**lost, **apart) == Remedy((2,), takes_over=True)
+    silent = {"heard_s": (0.0, 5.1, None)}
+    assert remedy(**lost, **apart, **silent) == Remedy((1, 2), takes_over=True)
+    assert remedy(**(lost | {"min_replicas": 2}), **apart, **silent) is None
+    # A chief whose own rounds do not end begins anew, and stays.
+    own = remedy(ChiefLostError, chief=0, missing=())
+    assert own == Remedy((), takes_over=True)
+
+
+def test_a_chief_acts_while_it_is_heard_from_in_a_run_that_is_open():
+    assert is_acting(status(chief=1, incarnation=5), within_s=1)
+    assert not is_acting(status(chief=2), within_s=10)
+    assert not is_acting(status(chief=1, is_closed=True), within_s=1)
+    assert not is_acting(status(chief=1, incarnation=0), within_s=1)
+    assert not is_acting(status(chief=1, joined=(0, 2)), within_s=1)
 
 
 def test_arrivals_of_an_older_incarnation_do_not_count():
@@ -191,12 +246,23 @@ class Answering:
 
 
 OPS = SimpleNamespace(
-    heartbeat="heartbeat", wake="wake", position="position", status=["status"]
+    heartbeat="heartbeat",
+    wake="wake",
+    position="position",
+    status=["status"],
+    evict="evict",
+    take_over="take over",
 )
 
 
 def watchdog_of(
-    session, judge, *, replica=0, replace_session=pytest.fail, absent=lambda _: None
+    session,
+    judge,
+    *,
+    replica=0,
+    replace_session=pytest.fail,
+    absent=lambda _: None,
+    recover=None,
 ):
     """A watchdog that has asked everything once, before anything is slow."""
     slow, session.slow = session.slow, None
@@ -208,10 +274,11 @@ def watchdog_of(
         replica=replica,
         timeout_s=2.0,
         replace_session=replace_session,
+        recover=recover,
     )
-    assert [call[0] for call in session.calls] == [
-        *("heartbeat", ["position", "status"], ["wake"])
-    ]
+    asked = ["heartbeat", ["position", "status"], ["wake"]]
+    asked += [["evict", "take over"]] if recover else []
+    assert [call[0] for call in session.calls] == asked
     session.calls.clear()
     session.slow = slow
     return watchdog
@@ -240,6 +307,43 @@ def test_a_wake_that_did_not_arrive_is_sent_again_soon():
     assert watchdog.error is overdue
     watchdog.begin_wait()
     assert watchdog.error is None
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_wait_that_is_over_its_deadline_ends_unless_the_run_goes_on(goes_on):
+    session = Answering()
+    late = ReplicaTimeoutError("late")
+    judged = []
+
+    def recover(ask, error, read):
+        judged.append((error, read.step))
+        assert ask(["evict"]) == [None]
+        return goes_on
+
+    watchdog = watchdog_of(session, lambda _: late, recover=recover)
+    watchdog.begin_wait()
+    eventually(lambda: len(judged) >= (2 if goes_on else 1), within_s=10)
+    eventually(lambda: goes_on or session.of(["wake"]), within_s=10)
+    watchdog.stop()
+    assert judged[0] == (late, 37)
+    assert watchdog.error is (None if goes_on else late)
+
+
+def test_who_was_evicted_and_does_not_arrive_gets_a_new_session():
+    session = Answering()
+    run, rows, ring = parts()
+    rows[ReplicaField.LEFT, 2] = -1
+    session.parts = lambda: [run, rows, ring]
+    reasons = []
+    watchdog = watchdog_of(
+        session, lambda _: None, replica=2, replace_session=reasons.append
+    )
+    began = time.monotonic()
+    watchdog.begin_wait()
+    eventually(lambda: reasons, within_s=20)
+    assert time.monotonic() - began >= 4.0
+    assert "the run goes on without replica 2" in reasons[0]
+    assert watchdog.given_up is None
 
 
 def test_a_session_whose_reply_is_lost_is_replaced_and_judged_no_more():

@@ -4,6 +4,7 @@ from ._session.bounded_session import TrainingSession as TrainingSession
 from ._session.hook import SyncReplicasHook as SyncReplicasHook
 from ._session.training_session import training_session as training_session
 from ._timeouts.errors import ChiefLostError as ChiefLostError
+from ._timeouts.errors import ReplicaReplacedError as ReplicaReplacedError
 from ._timeouts.errors import ReplicaTimeoutError as ReplicaTimeoutError
 from ._timeouts.errors import ServerLostError as ServerLostError
 from ._timeouts.errors import StartTimeoutError as StartTimeoutError

@@ -24,6 +24,8 @@ def read_options(
     fuse_below_bytes: int,
     compression: Any,
     sparse_mean: str,
+    elastic: bool,
+    min_replicas: int,
 ) -> SyncOptions:
     """Checks how gradients are to travel and to be counted.
 
@@ -33,6 +35,8 @@ def read_options(
       fuse_below_bytes: a smaller tensor travels in a pack with others.
       compression: what wider floats are pushed as, or None.
       sparse_mean: one of SPARSE_MEANS.
+      elastic: whether rounds go on without replicas that are lost.
+      min_replicas: that must be left then; at most ``total``.
 
     Raises:
       ValueError: a count or a choice is not a possible one.
@@ -52,6 +56,12 @@ def read_options(
             f"{', '.join(wrong)}."
         )
     check_choice("sparse_mean", sparse_mean, SPARSE_MEANS)
+    check_flag(_CLASS, elastic=elastic)
+    if check_whole_number(_CLASS, min_replicas=min_replicas, at_least=1) > total:
+        raise ValueError(
+            f"{_CLASS}: min_replicas={min_replicas} is more than there are replicas "
+            f"({total})."
+        )
     return SyncOptions(
         aggregate=int(aggregate),
         total=int(total),
@@ -60,6 +70,7 @@ def read_options(
         ),
         wire_dtype=_wire_dtype(compression),
         sparse_mean=sparse_mean,
+        is_elastic=elastic,
     )
 
 

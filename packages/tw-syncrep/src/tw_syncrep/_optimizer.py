@@ -63,6 +63,8 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         wait_timeout_s: float | None = 600.0,
         start_timeout_s: float | None = None,
         when_replica_leaves: str = "continue",
+        elastic: bool = False,
+        min_replicas: int = 1,
     ) -> None:
         """Wraps an optimizer.
 
@@ -88,6 +90,11 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
           start_timeout_s: longest wait for the others' start; like
             ``wait_timeout_s`` by default.
           when_replica_leaves: "continue" with fewer, or "end" for all.
+          elastic: whether a wait that reaches ``wait_timeout_s`` has the run go on
+            without those that have not come, instead of raising; they take their place
+            again when they come back. Where it is the chief that is lost, another
+            replica goes on in its place.
+          min_replicas: with fewer, an elastic run ends as others do.
 
         Raises:
           ValueError: a count, a choice, a timeout or a name is not a possible one.
@@ -109,17 +116,25 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             fuse_below_bytes=fuse_below_bytes,
             compression=compression,
             sparse_mean=sparse_mean,
+            elastic=elastic,
+            min_replicas=min_replicas,
         )
         check_choice("when_replica_leaves", when_replica_leaves, _WHEN_LEAVING)
         self.wait_timeout_s, self.start_timeout_s = read_timeouts(
             wait_timeout_s, start_timeout_s
         )
+        if elastic and self.wait_timeout_s is None:
+            raise ValueError(
+                f"{_CLASS}: elastic=True needs a wait_timeout_s, after which replicas "
+                "are given up; got None."
+            )
         self._opt = opt
         self._average: Any = None
         if variable_averages is not None:
             self._average = partial(variable_averages.apply, variables_to_average)
         self._replica_index = replica_index
         self._ends_all = when_replica_leaves == "end"
+        self._min_replicas = min_replicas if elastic else None
         self._built: SyncGraph | None = None
         self._runner: Any = None
 
@@ -279,7 +294,11 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         caller = f"{_CLASS}.make_session_run_hook"
         check_flag(caller, is_chief=is_chief)
         check_whole_number(caller, num_tokens=num_tokens)
-        return SyncReplicasHook(self, is_chief, num_tokens, ends_all=self._ends_all)
+        return SyncReplicasHook(
+            *(self, is_chief, num_tokens),
+            ends_all=self._ends_all,
+            min_replicas=self._min_replicas,
+        )
 
     def status(self, session: Any) -> Status:
         """Reads how the run stands, in any replica's session.

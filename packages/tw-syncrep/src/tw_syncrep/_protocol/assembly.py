@@ -1,29 +1,27 @@
 """Puts everything that one ``apply_gradients`` needs into the graph."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from tw_core.gradients import with_unique_rows
 from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
-from tw_syncrep._protocol.chief import build_open
+from tw_syncrep._protocol.chief import build_open, build_take_over
 from tw_syncrep._protocol.graph import (
     LifecycleOps,
     SyncGraph,
     SyncState,
     make_state,
 )
-from tw_syncrep._protocol.replica import (
-    Replica,
+from tw_syncrep._protocol.membership import (
     build_close,
+    build_evict,
     build_heartbeat,
     build_join,
     build_leave,
-    build_step,
-    make_replica,
 )
+from tw_syncrep._protocol.replica import Replica, build_step, make_replica
 from tw_syncrep._protocol.round import Apply, build_round
 from tw_syncrep._protocol.run_table import (
     ReplicaField,
@@ -139,18 +137,33 @@ def _build_lifecycle_ops(
         initial = tf.compat.v1.placeholder_with_default(
             none, [state.replicas], name="initial"
         )
-        join = partial(build_join, state, replica, global_step=global_step)
+        whom = tf.compat.v1.placeholder_with_default(
+            none, [state.replicas], name="whom"
+        )
+        no_life = tf.zeros([], tf.int64)
+        life = tf.compat.v1.placeholder_with_default(no_life, [], name="life")
         return LifecycleOps(
-            join=join(),
+            join=build_join(state, replica, global_step=global_step, life=life),
             open=build_open(
                 state,
-                replica.index,
+                replica,
                 initial=initial,
                 global_step=global_step,
-                join=join,
+                life=life,
+            ),
+            take_over=build_take_over(
+                state,
+                replica.index,
+                position=position,
+                whom=whom,
+                initial=initial,
+                global_step=global_step,
             ),
             initial=initial,
+            life=life,
             leave=build_leave(state, replica),
+            evict=build_evict(state, replica.index, position=position, whom=whom),
+            whom=whom,
             close=build_close(state, replica),
             heartbeat=build_heartbeat(state, replica),
             wake=state.wake_queues.wake(replica.index, position),

@@ -1,70 +1,152 @@
-"""How the chief begins: a run, an incarnation, and who gets initial tokens."""
+"""How a chief begins: a run, an incarnation, in another's place, with which tokens."""
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
 from tw_syncrep._protocol.graph import SyncState, share_initial_tokens
+from tw_syncrep._protocol.membership import build_join, has_number, mark_evicted
+from tw_syncrep._protocol.replica import Replica
 from tw_syncrep._protocol.run_table import ReplicaField, RunField, replica_keys
 from tw_syncrep._protocol.saving import release_holds
 
 
 def build_open(
     state: SyncState,
-    chief: int,
+    replica: Replica,
     *,
     initial: tf.Tensor,
     global_step: tf.Variable,
-    join: Callable[[], tf.Operation],
+    life: tf.Tensor,
 ) -> tf.Operation:
     """Returns the op that begins an incarnation, and a run where the last has ended.
 
-    Nothing that was interrupted before reaches into the incarnation. A round that was
-    cut off while its means were being applied counts as over: its gradients are not
-    applied twice, though some variables may have missed them. Initial tokens are
-    written with the incarnation, as replicas begin their steps when they see it.
+    It joins it too. Where a later process has taken the replica's number, it begins
+    nothing, and joining is refused.
 
     Args:
       state: of the optimizer.
-      chief: its number among the replicas.
+      replica: the chief's.
       initial: int64 [R], initial tokens of each replica.
       global_step: what the incarnation continues with.
-      join: returns the op with which the chief, a replica itself, joins.
+      life: as for ``build_join``.
     """
     table = state.table
     # A chief that is gone may hold the rounds still.
     with tf.control_dependencies([release_holds(table)]):
         baton = table.take_baton()
     with tf.control_dependencies([baton]):
-        cleared = [op for payload in state.payloads for op in payload.clear()]
-    with tf.control_dependencies([baton, *cleared]):
-        before = table.read(list(RunField))
-        changing = before[RunField.CHANGING]
-        is_cut_off = changing > 0
-        first = tf.where(is_cut_off, changing, before[RunField.ROUND])
-        cut_off = before[RunField.CUT_OFF] + tf.cast(is_cut_off, tf.int64)
-        step = global_step.read_value()
-        opened = table.write(
-            {
-                RunField.ROUND: first,
-                RunField.INCARNATION: table.now(),
-                RunField.CHANGING: 0,
-                RunField.CUT_OFF: cut_off,
-                RunField.CLOSED: 0,
-                RunField.CHIEF: chief,
-                RunField.FIRST_ROUND: first,
-                RunField.RUN: before[RunField.RUN] + before[RunField.CLOSED],
-                RunField.STEP: step,
-                RunField.FIRST_STEP: step,
-                **_initial_rows(initial, state.replicas),
-            }
+        is_own = has_number(state, replica.index, life)
+        begun = _begin(
+            state,
+            replica.index,
+            where=is_own,
+            initial=initial,
+            global_step=global_step,
         )
-    with tf.control_dependencies([opened]):
+    with tf.control_dependencies([begun]):
         given_back = table.give_back(baton)
     with tf.control_dependencies([given_back]):
-        return tf.group(state.wake_queues.wake_all(), join())
+        join = build_join(state, replica, global_step=global_step, life=life)
+        return tf.group(state.wake_queues.wake_all(), join)
+
+
+def build_take_over(
+    state: SyncState,
+    replica: int,
+    *,
+    position: tf.Tensor,
+    whom: tf.Tensor,
+    initial: tf.Tensor,
+    global_step: tf.Variable,
+) -> tf.Tensor:
+    """Builds how a replica becomes the chief in the middle of a run.
+
+    It does where round and incarnation, and so the chief, are those by which it judged
+    that the chief is lost. It has joined already, and is not to join again: its step
+    is to see the new incarnation. Where the chief may be saving, its hold is to be
+    released first.
+
+    Args:
+      state: of the optimizer.
+      replica: its number.
+      position: int64 [2], the round and incarnation that it waits in.
+      whom: int64 [R], 1 for each replica that is evicted.
+      initial: int64 [R], initial tokens of each replica.
+      global_step: what the incarnation continues with.
+
+    Returns:
+      int64 [2]: the incarnation that is in progress then, and 1 where the replica has
+      begun it.
+    """
+    table = state.table
+    baton = table.take_baton()
+    with tf.control_dependencies([baton]):
+        now = table.read([RunField.ROUND, RunField.INCARNATION, RunField.RUN])
+        is_open = tf.equal(table.read([RunField.CLOSED])[0], 0)
+        is_due = tf.reduce_all(tf.equal(now[:2], position)) & is_open
+        begun = _begin(
+            state, replica, where=is_due, initial=initial, global_step=global_step
+        )
+    with tf.control_dependencies([begun]):
+        evicted = mark_evicted(state, is_due & (whom > 0), run=now[2])
+    with tf.control_dependencies([evicted]):
+        incarnation = table.read([RunField.INCARNATION])[0]
+        given_back = table.give_back(baton)
+    with tf.control_dependencies([given_back, incarnation]):
+        woken = state.wake_queues.wake_all()
+    with tf.control_dependencies([woken]):
+        return tf.stack([incarnation, tf.cast(is_due, tf.int64)])
+
+
+def _begin(
+    state: SyncState,
+    chief: int,
+    *,
+    where: tf.Tensor,
+    initial: tf.Tensor,
+    global_step: tf.Variable,
+) -> tf.Operation:
+    """Returns the op that begins an incarnation, under the baton.
+
+    Nothing that was interrupted before reaches into it. A round that was cut off while
+    its means were being applied counts as over: its gradients are not applied twice,
+    though some variables may have missed them. Initial tokens are written with
+    the incarnation, as replicas begin their steps when they see it.
+
+    Args:
+      state: of the optimizer.
+      chief: its number.
+      where: bool [], whether it begins.
+      initial: int64 [R], initial tokens of each replica.
+      global_step: what the incarnation continues with.
+    """
+    table = state.table
+    # Nobody adds under the baton but who holds it: what is there is left over.
+    with tf.control_dependencies(
+        [op for payload in state.payloads for op in payload.clear()]
+    ):
+        before = table.read(list(RunField))
+    changing = before[RunField.CHANGING]
+    is_cut_off = changing > 0
+    first = tf.where(is_cut_off, changing, before[RunField.ROUND])
+    cut_off = before[RunField.CUT_OFF] + tf.cast(is_cut_off, tf.int64)
+    step = global_step.read_value()
+    rows = {
+        RunField.ROUND: first,
+        RunField.INCARNATION: table.now(above=[before[RunField.INCARNATION]]),
+        RunField.CHANGING: 0,
+        RunField.CUT_OFF: cut_off,
+        RunField.CLOSED: 0,
+        RunField.CHIEF: chief,
+        RunField.FIRST_ROUND: first,
+        RunField.RUN: before[RunField.RUN] + before[RunField.CLOSED],
+        RunField.STEP: step,
+        RunField.FIRST_STEP: step,
+        **_initial_rows(initial, state.replicas),
+    }
+    return table.write(rows, where=where)
 
 
 def build_initial_tokens_op(state: SyncState, num_tokens: int) -> tf.Operation:

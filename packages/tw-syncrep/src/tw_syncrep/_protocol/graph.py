@@ -34,6 +34,7 @@ class SyncState:
       wake_queues: how replicas are woken.
       quota: [R] slots that each replica may fill in a round.
       aggregate: gradients that make a round.
+      is_elastic: whether replicas may be evicted, and come back by arriving.
     """
 
     table: RunTable
@@ -42,6 +43,7 @@ class SyncState:
     wake_queues: WakeQueues
     quota: tuple[int, ...]
     aggregate: int
+    is_elastic: bool
 
     @property
     def replicas(self) -> int:
@@ -61,21 +63,31 @@ class LifecycleOps:
     Attributes:
       join: before a replica's first step: it continues where the run stands.
       open: the chief's, before its first round: begins an incarnation and joins it.
-      initial: int64 [R], feeds ``open`` with each replica's initial tokens; none
-        by default.
+      take_over: begins one in a lost chief's place; int64 [2] the incarnation that is
+        in progress then, and whether this replica has begun it.
+      initial: int64 [R], feeds ``open`` and ``take_over`` with each replica's initial
+        tokens; none by default.
+      life: int64 [], feeds ``join`` and ``open`` with the process's life; by default
+        one begins.
       leave: a replica's that has no more data.
+      evict: has the round no longer wait for replicas that have not arrived.
+      whom: int64 [R], feeds ``evict`` and ``take_over``: 1 for those replicas.
       close: ends the run for all; the chief's, at an orderly end.
       heartbeat: records that the replica lives.
       wake: wakes the replica's own training op, in the wait that ``position`` names.
-      position: int64 [2], feeds ``wake`` with the round and incarnation of a wait;
-        by default those that the replica computes for.
+      position: int64 [2], feeds ``wake``, ``evict`` and ``take_over`` with the round
+        and incarnation of a wait; by default those that the replica computes for.
       status: int64 vectors that ``read_status`` understands.
     """
 
     join: tf.Operation
     open: tf.Operation
+    take_over: tf.Tensor
     initial: tf.Tensor
+    life: tf.Tensor
     leave: tf.Operation
+    evict: tf.Operation
+    whom: tf.Tensor
     close: tf.Operation
     heartbeat: tf.Operation
     wake: tf.Operation
@@ -180,7 +192,8 @@ def make_state(
         )
     quota = share_out(max(options.aggregate, options.total), options.total)
     return SyncState(
-        table, arrivals, gradient_queues, wake_queues, quota, options.aggregate
+        *(table, arrivals, gradient_queues, wake_queues),
+        *(quota, options.aggregate, options.is_elastic),
     )
 
 

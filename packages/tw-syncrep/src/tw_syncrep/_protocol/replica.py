@@ -1,6 +1,6 @@
-"""What a replica does: its step, and how it joins and leaves a run.
+"""A replica's step.
 
-A step pushes the gradients, announces them, waits for the end of the round and pulls
+It pushes the gradients, announces them, waits for the end of the round and pulls
 parameters. What a replica keeps is where it is and, on the worker, its copies of the
 parameters.
 """
@@ -15,11 +15,9 @@ from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
 from tw_syncrep._protocol.graph import SyncState
 from tw_syncrep._protocol.run_table import (
     ReplicaField,
-    RunField,
     make_notice,
     make_ticket,
     replica_key,
-    run_mark,
 )
 from tw_syncrep.cluster._parameter_cache import (
     CachedParameter,
@@ -141,76 +139,6 @@ def build_step(
     return reply.op, reply
 
 
-def build_join(
-    state: SyncState, replica: Replica, *, global_step: tf.Variable
-) -> tf.Operation:
-    """Returns the op with which a replica continues where the run stands."""
-    table = state.table
-    now = table.now()
-    # After a run closes, joiners belong to the next run.
-    run = tf.reduce_sum(table.read([RunField.RUN, RunField.CLOSED]))
-    joined = table.write(
-        {
-            replica_key(replica.index, ReplicaField.HEARD): now,
-            replica_key(replica.index, ReplicaField.LEFT): 0,
-            replica_key(replica.index, ReplicaField.JOINED): run_mark(run),
-            replica_key(replica.index, ReplicaField.SESSION): now,
-        }
-    )
-    with tf.control_dependencies([joined]):
-        notified = _notify_chief(state, replica)
-        position = table.read([RunField.ROUND, RunField.INCARNATION])
-        # The chief may not have written the table's own yet.
-        step = tf.cast(global_step.read_value(), tf.int64)
-        progress = tf.concat([position, tf.stack([step, now])], axis=0)
-    progress, continued = replica.continue_at(progress)
-    with exact_device_scope(replica.device):
-        session = replica.session.assign(progress[3], read_value=False)
-    return tf.group(notified, session, continued)
-
-
-def build_leave(state: SyncState, replica: Replica) -> tf.Operation:
-    """Returns the op that leaves the run that it joined, which may have ended."""
-    table = state.table
-    joined = table.read([replica_key(replica.index, ReplicaField.JOINED)])[0]
-    left = table.write(
-        {
-            replica_key(replica.index, ReplicaField.HEARD): table.now(),
-            replica_key(replica.index, ReplicaField.LEFT): joined,
-        }
-    )
-    with tf.control_dependencies([left]):
-        return _notify_chief(state, replica)
-
-
-def build_close(state: SyncState, replica: Replica) -> tf.Operation:
-    """Returns the op that ends the run that it joined, and no later one."""
-    table = state.table
-    joined = replica_key(replica.index, ReplicaField.JOINED)
-    baton = table.take_baton()  # No other run begins in between.
-    with tf.control_dependencies([baton]):
-        rows = table.read([joined, RunField.RUN, RunField.CLOSED])
-    is_own = tf.cast(tf.equal(rows[0], run_mark(rows[1])), tf.int64)
-    closed = table.write({RunField.CLOSED: tf.maximum(is_own, rows[2])})
-    with tf.control_dependencies([closed]):
-        given_back = table.give_back(baton)
-    with tf.control_dependencies([given_back]):
-        return state.wake_queues.wake_all()
-
-
-def build_heartbeat(state: SyncState, replica: Replica) -> tf.Operation:
-    """Returns the op that records that the replica lives."""
-    heard = replica_key(replica.index, ReplicaField.HEARD)
-    return state.table.write({heard: state.table.now()})
-
-
-def _notify_chief(state: SyncState, replica: Replica) -> tf.Operation:
-    """Has the chief read the table again."""
-    incarnation = state.table.read([RunField.INCARNATION])[0]
-    ticket = make_notice(replica.index, incarnation)
-    return state.arrivals.enqueue(ticket, state.arrivals.payload.encode_nothing())
-
-
 def _announce(
     state: SyncState, replica: int, ticket: tf.Tensor, sent: Sequence[tf.Tensor]
 ) -> tuple[tf.Operation, tf.Tensor]:
@@ -238,7 +166,11 @@ def _announce(
     }
     keyed = {replica_key(replica, field): row for field, row in rows.items()}
     is_over = tf.logical_and(counted, tf.not_equal(arrived_round, ticket[1]))
-    return table.write(keyed), tf.where(is_over, tf.zeros_like(count), count)
+    written = [table.write(keyed)]
+    if state.is_elastic:  # Who arrives is waited for again.
+        back = {replica_key(replica, ReplicaField.LEFT): 0}
+        written.append(table.write(back, where=before.is_evicted(ticket)))
+    return tf.group(*written), tf.where(is_over, tf.zeros_like(count), count)
 
 
 _ARRIVAL = (
@@ -247,6 +179,8 @@ _ARRIVAL = (
     ReplicaField.ARRIVALS,
     ReplicaField.COUNTED,
     ReplicaField.COUNTED_ROUND,
+    ReplicaField.LEFT,
+    ReplicaField.SESSION,
 )
 
 
@@ -265,6 +199,10 @@ class _ArrivalRows:
         """Returns whether the ticket's batch has been accepted already, bool []."""
         is_seen = tf.logical_and(ticket[4] > 0, ticket[4] <= self.rows[3])
         return tf.logical_and(is_seen, self.rows[4] > 0)
+
+    def is_evicted(self, ticket: tf.Tensor) -> tf.Tensor:
+        """Returns whether the ticket's session is one that was evicted, bool []."""
+        return tf.logical_and(self.rows[5] < 0, tf.equal(self.rows[6], ticket[3]))
 
     def count_of(self, ticket: tf.Tensor) -> tf.Tensor:
         """Counts gradients of a round and incarnation, this one included, int64 []."""

@@ -180,7 +180,7 @@ class _Selection:
       state: where arrivals come from.
       position: int64 [2], the round and incarnation that are decided.
       slots: int64 [R], how many gradients each replica may bring.
-      left_mark: int64 [], marks who has left this run.
+      left_mark: int64 [], marks who has left this run; negative, who was evicted.
     """
 
     state: SyncState
@@ -212,7 +212,7 @@ class _Selection:
         *rest: tf.Tensor,
     ) -> tf.Tensor:
         """Returns whether more gradients are asked for and possible, bool []."""
-        has_left = tf.equal(left, self.left_mark)
+        has_left = tf.equal(tf.abs(left), self.left_mark)
         possible = tf.reduce_sum(tf.where(has_left, filled, self.slots))
         is_short = count < tf.clip_by_value(possible, 1, self.state.aggregate)
         return tf.logical_and(is_short, tf.logical_not(is_superseded))

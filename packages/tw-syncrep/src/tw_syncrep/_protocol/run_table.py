@@ -9,7 +9,8 @@ A *round* is one step of the optimizer. An *incarnation* begins when a chief sta
 restores: what a replica computed in an older one is not accepted. A *run* has
 incarnations until it is closed; whoever has joined or left it is marked with its
 number, since the servers may outlive it and see another. A *session* begins when a
-replica joins: only its last one may go on.
+replica joins: only its last one may go on. A *life* begins when a process joins for the
+first time: a replica's number is the latest life's.
 
 A *ticket* says which replica computed a gradient, from which batch, and for which
 round. The batch is known by its *stamp*, which grows with every batch of a replica.
@@ -32,7 +33,8 @@ class RunField(IntEnum):
     STEP is the global step after the last round; FIRST_ROUND and FIRST_STEP are the
     round and the global step with which the incarnation began. CHANGING is 1 more than
     the round whose means are being applied, else 0; CUT_OFF counts rounds that ended
-    with their chief while they were. HELD is the number of the last hold.
+    with their chief while they were. HELD is the number of the last hold. EVICTED
+    counts replicas that were taken out of the quota.
     """
 
     ROUND = 0
@@ -47,16 +49,19 @@ class RunField(IntEnum):
     CHANGING = 9
     CUT_OFF = 10
     HELD = 11
+    EVICTED = 12
 
 
 class ReplicaField(IntEnum):
     """Rows about one replica.
 
     Times are in microseconds of the server's clock; LEFT and JOINED hold the
-    ``run_mark`` of the run that it left or joined last. ARRIVALS counts its gradients
-    of the round and incarnation that it arrived in last, INITIAL its initial tokens.
-    SESSION is the time of its last join. COUNTED is the stamp of the last batch that
-    was accepted from it, COUNTED_ROUND 1 more than the round that it counted in.
+    ``run_mark`` of the run that it left or joined last; LEFT is negative where it was
+    evicted. ARRIVALS counts its gradients of the round and incarnation that it arrived
+    in last, INITIAL its initial tokens. SESSION is the number of its last join, LIFE
+    that of the first join of the process that has the replica's number. COUNTED is the
+    stamp of the last batch that was accepted from it, COUNTED_ROUND 1 more than the
+    round that it counted in.
     """
 
     HEARD = 0
@@ -70,6 +75,7 @@ class ReplicaField(IntEnum):
     SESSION = 8
     COUNTED = 9
     COUNTED_ROUND = 10
+    LIFE = 11
 
 
 _RING_BASE = 16
@@ -128,18 +134,39 @@ class RunTable:
             default_value=tf.constant(0, tf.int64),
         )
 
-    def write(self, rows: Mapping[Any, Any] | Sequence[tuple[Any, Any]]) -> Any:
-        """Returns the op that writes rows: keys and values are int64, [] or [R]."""
+    def write(
+        self,
+        rows: Mapping[Any, Any] | Sequence[tuple[Any, Any]],
+        *,
+        where: tf.Tensor | None = None,
+    ) -> Any:
+        """Returns the op that writes rows.
+
+        Args:
+          rows: keys and values, int64, [] or [R].
+          where: bool, [] or one per row: which rows are written; all by default.
+        """
         pairs = list(rows.items()) if isinstance(rows, Mapping) else list(rows)
+        keys = tf.concat([_as_vector(key) for key, _ in pairs], axis=0)
+        values = tf.concat([_as_vector(value) for _, value in pairs], axis=0)
+        if where is not None:
+            chosen = tf.where(tf.broadcast_to(where, tf.shape(keys)))[:, 0]
+            keys, values = tf.gather(keys, chosen), tf.gather(values, chosen)
         return tf.raw_ops.LookupTableInsertV2(
-            table_handle=self.handle,
-            keys=tf.concat([_as_vector(key) for key, _ in pairs], axis=0),
-            values=tf.concat([_as_vector(value) for _, value in pairs], axis=0),
+            table_handle=self.handle, keys=keys, values=values
         )
 
-    def now(self) -> tf.Tensor:
-        """Returns the server's time in microseconds, int64 []."""
-        return tf.cast(tf.timestamp() * 1e6, tf.int64)
+    def now(self, *, above: Sequence[tf.Tensor] = ()) -> tf.Tensor:
+        """Returns the server's time in microseconds, int64 [].
+
+        Args:
+          above: int64 [], numbers that it is to be greater than, though a clock may
+            have been set back.
+        """
+        now = tf.cast(tf.timestamp() * 1e6, tf.int64)
+        for number in above:
+            now = tf.maximum(now, number + 1)
+        return now
 
     def take_baton(self) -> tf.Tensor:
         """Waits for the baton; a step that ends without ``give_back`` gives it back."""

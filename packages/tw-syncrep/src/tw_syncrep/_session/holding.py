@@ -1,10 +1,14 @@
-"""Holds the rounds while TensorFlow's ``CheckpointSaverHook`` writes a checkpoint."""
+"""Around TensorFlow's hooks that write checkpoints and summaries.
+
+Rounds are held while a checkpoint is written, and only the acting chief writes.
+"""
 
 import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -58,3 +62,61 @@ class HoldRounds(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[mi
 def _hold(session: tf.compat.v1.Session, ops: HoldOps) -> None:
     with contextlib.suppress(tf.errors.OpError, RuntimeError):
         session.run(ops.hold)
+
+
+class WhileActing(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Has a hook that writes do so while its replica acts as the chief.
+
+    The hook begins, and makes its files, when the replica first acts.
+    """
+
+    def __init__(self, writer: Any, is_acting: Callable[[], bool]) -> None:
+        """Takes the hook, and what returns whether the replica acts."""
+        self._writer = writer
+        self._is_acting = is_acting
+        self._coord: Any = None
+        self._created_in: Any = None
+        self._has_begun = False
+        self._was_asked = False
+
+    def begin(self) -> None:
+        """Makes what the writer needs in the graph, which is finalized then."""
+        # A counter that writes nowhere makes it, and nothing else.
+        tf.compat.v1.train.StepCounterHook(summary_writer=_NOWHERE).begin()
+
+    def after_create_session(
+        self, session: tf.compat.v1.Session, coord: tf.train.Coordinator
+    ) -> None:
+        """Keeps the coordinator: whether the replica acts is settled after this."""
+        del session
+        self._coord = coord
+        self._created_in = None
+
+    def before_run(self, run_context: Any) -> Any:
+        """Asks the writer, if the replica acts."""
+        self._was_asked = self._begin_if_acting(run_context.session)
+        return self._writer.before_run(run_context) if self._was_asked else None
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Tells the writer, if it was asked."""
+        if self._was_asked:
+            self._writer.after_run(run_context, run_values)
+
+    def end(self, session: tf.compat.v1.Session) -> None:
+        """Has the writer end, if the replica acts."""
+        if self._begin_if_acting(session):
+            self._writer.end(session)
+
+    def _begin_if_acting(self, session: tf.compat.v1.Session) -> bool:
+        if not self._is_acting():
+            return False
+        if not self._has_begun:
+            self._writer.begin()
+            self._has_begun = True
+        if self._created_in is not session:
+            self._created_in = session
+            self._writer.after_create_session(session, self._coord)
+        return True
+
+
+_NOWHERE = object()

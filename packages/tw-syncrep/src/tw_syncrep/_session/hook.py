@@ -15,10 +15,12 @@ from tw_syncrep._protocol.queues import WakeReason
 from tw_syncrep._protocol.round import SUPERSEDED
 from tw_syncrep._protocol.saving import HoldOps
 from tw_syncrep._session.holding import HoldRounds
-from tw_syncrep._session.rounds import BatchStamps, start_rounds
+from tw_syncrep._session.rounds import BatchStamps, ChiefRole
+from tw_syncrep._timeouts.errors import ReplicaReplacedError, SyncTimeoutError
 from tw_syncrep._timeouts.start_barrier import StartBarrier
 from tw_syncrep._timeouts.status import (
     is_held_by_others,
+    is_replaced,
     judge_absence,
     judge_wait,
     read_status,
@@ -31,6 +33,8 @@ _log = logging.getLogger("tw_syncrep")
 _CLOSED, _WATCHDOG = int(WakeReason.RUN_CLOSED), int(WakeReason.WATCHDOG)
 _REPLACED = int(WakeReason.REPLACED)
 _ENDING_MS = 10_000
+_MOST_REPLACED = 2
+"""Sessions in a row that are replaced with no step between that needed none."""
 
 
 class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
@@ -43,6 +47,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         num_tokens: int = -1,
         *,
         ends_all: bool = False,
+        min_replicas: int | None = None,
     ) -> None:
         """Keeps the arguments; the graph is read in ``begin``.
 
@@ -51,6 +56,8 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
           is_chief: whether this replica runs the rounds.
           num_tokens: as for ``get_init_tokens_op``.
           ends_all: whether the run ends when this replica leaves.
+          min_replicas: of an elastic run; None where a run ends with a replica that is
+            lost.
 
         Raises:
           TypeError: an argument is of another type.
@@ -63,16 +70,20 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         check_flag("SyncReplicasHook", is_chief=is_chief)
         check_whole_number("SyncReplicasHook", num_tokens=num_tokens)
         check_flag("SyncReplicasHook", ends_all=ends_all)
+        if min_replicas is not None:
+            check_whole_number("SyncReplicasHook", min_replicas=min_replicas)
         self._optimizer = optimizer
         self._is_chief = is_chief
         self._num_tokens = num_tokens
         self._ends_all = ends_all
+        self._min_replicas = min_replicas
         self._watchdog: Watchdog | None = None
-        self._rounds_stopped: threading.Event | None = None
+        self._role: ChiefRole | None = None
         self._failure: Exception | None = None
         self._waits = False
         self._stamps = BatchStamps()
-        self._fenced = 0
+        self._life = 0
+        self._replaced = 0
         self._session: Any = None
         self._begun: SyncGraph | None = None
 
@@ -87,6 +98,16 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         """Longest wait for the others' start, in seconds."""
         timeout_s: float | None = self._optimizer.start_timeout_s
         return timeout_s
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the run goes on without replicas that are lost."""
+        return self._min_replicas is not None
+
+    @property
+    def is_acting(self) -> bool:
+        """Whether this replica applies the steps: in an elastic run any of them may."""
+        return self._role is not None and self._role.is_acting
 
     @property
     def is_unanswered(self) -> bool:
@@ -140,10 +161,18 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             ) from None
         self._begun = graph
         self._known_fetches: dict[tuple[str, ...], bool] = {}
-        if self._is_chief:
-            self._initial = share_initial_tokens(
-                self._num_tokens, aggregate=graph.aggregate, replicas=graph.replicas
-            )
+        self._role = ChiefRole(
+            graph,
+            is_chief=self._is_chief,
+            initial=share_initial_tokens(
+                self._num_tokens if self._is_chief else -1,
+                aggregate=graph.aggregate,
+                replicas=graph.replicas,
+            ),
+            wait_timeout_s=self.wait_timeout_s,
+            min_replicas=self._min_replicas,
+            on_failure=self._end_rounds,
+        )
 
     def is_under_way(self, session: tf.compat.v1.Session, *, is_again: bool) -> bool:
         """Returns whether the servers hold a run that this chief is to go on with.
@@ -160,6 +189,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         Raises:
           TypeError: ``session`` is not a session, or ``is_again`` no flag.
           ValueError: the session is one of another graph.
+          ReplicaReplacedError: another process has this replica's number.
         """
         graph = self._graph
         caller = "SyncReplicasHook.is_under_way"
@@ -168,6 +198,8 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if not self._is_chief or len(session.run(graph.uninitialized)):
             return False
         parts = session.run(graph.ops.status)
+        if is_replaced(parts, graph.replica, life=self._life):
+            raise ReplicaReplacedError(graph.replica)
         status = read_status(parts)
         if not status.incarnation or status.is_closed:
             return False
@@ -181,40 +213,53 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
         Raises:
           RuntimeError: variables have no value; all are named.
+          ReplicaReplacedError: another process has this replica's number.
           TypeError: ``session`` is not a session, or ``coord`` not a coordinator.
           ValueError: the session is one of another graph.
         """
         caller = "SyncReplicasHook.after_create_session"
         check_session(caller, session, self._graph.train_op.graph)
         check_methods(caller, ["request_stop"], "a tf.train.Coordinator", coord=coord)
-        self._stop_threads()
-        ops = self._graph.ops
-        self._barrier = StartBarrier(self._graph, session)
+        if self._watchdog is not None:
+            self._watchdog.stop()
         self._failure = None
         self._session = session
-        if not self._is_chief:
-            self._barrier.join(ops.join)
-        else:
-            self._barrier.join(ops.open, {ops.initial: self._initial})
-            self._rounds_stopped = start_rounds(
-                session, self._graph, self._barrier.incarnation, self._end_rounds
-            )
+        self._barrier = StartBarrier(
+            self._graph, session, life=self._life, at_least=self._min_replicas
+        )
+        self._chief_role.begin(session, self._barrier)
+        self._life = self._barrier.life
         self._stamps.begin_session(self._barrier.number)
-        timeout_s, own = self.wait_timeout_s, self._graph.replica
-        if timeout_s is not None:
-            needed = self._graph.aggregate
-            judges = [
-                partial(judge, replica=own, timeout_s=timeout_s, needed=needed)
-                for judge in (judge_wait, judge_absence)
-            ]
-            self._watchdog = Watchdog(
-                session,
-                ops,
-                *judges,
-                replica=own,
+        if self.wait_timeout_s is not None:
+            self._watchdog = self._watch(session, coord, self.wait_timeout_s)
+
+    def _watch(
+        self,
+        session: tf.compat.v1.Session,
+        coord: tf.train.Coordinator,
+        timeout_s: float,
+    ) -> Watchdog:
+        graph = self._graph
+        judges = [
+            partial(
+                judge,
+                replica=graph.replica,
                 timeout_s=timeout_s,
-                replace_session=partial(self._replace_session, session, coord),
+                needed=graph.aggregate,
             )
+            for judge in (judge_wait, judge_absence)
+        ]
+        return Watchdog(
+            session,
+            graph.ops,
+            *judges,
+            replica=graph.replica,
+            timeout_s=timeout_s,
+            replace_session=partial(self._replace_session, session, coord),
+            recover=partial(self._chief_role.recover, session)
+            if self.is_elastic
+            else None,
+        )
 
     def before_run(self, run_context: Any) -> Any:
         """Waits for the others before the first step, and begins a wait.
@@ -260,9 +305,10 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if reason == _WATCHDOG and error is not None:
             raise error
         if reason == _REPLACED:
-            raise self._fenced_by("another session of this replica")
+            raise self._superseded("another session of this replica")
         self._stamps.end_call()
-        self._fenced = 0
+        if not self._stamps.is_repeated:
+            self._replaced = 0
         if reason == _CLOSED:
             run_context.request_stop()
 
@@ -276,9 +322,9 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         """
         self._check_started("end")
         check_session("SyncReplicasHook.end", session, self._graph.train_op.graph)
+        ops, ends_run = self._graph.ops, self._ends_all or self._chief_role.ends_run
         self._stop_threads()
-        ops = self._graph.ops
-        farewell = [ops.close] if self._is_chief or self._ends_all else [ops.leave]
+        farewell = [ops.close] if ends_run else [ops.leave]
         try:
             session.run(farewell, options=_bounded(_ENDING_MS))
         except tf.errors.OpError as error:
@@ -287,7 +333,8 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def _find_holding(self) -> HoldOps | None:
         """Returns what holds the rounds, where they go on without the chief."""
         graph = self._graph
-        return graph.holding if graph.aggregate < graph.replicas else None
+        goes_on = self.is_elastic or graph.aggregate < graph.replicas
+        return graph.holding if goes_on else None
 
     @property
     def _graph(self) -> SyncGraph:
@@ -295,6 +342,13 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if self._begun is None:
             raise RuntimeError(_out_of_order("after_create_session", "begin"))
         return self._begun
+
+    @property
+    def _chief_role(self) -> ChiefRole:
+        """What ``begin`` has made."""
+        if self._role is None:
+            raise RuntimeError(_out_of_order("after_create_session", "begin"))
+        return self._role
 
     def _is_training(self, fetches: Any) -> bool:
         """Returns whether a call runs the training op.
@@ -315,53 +369,57 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def _replace_session(
         self, session: tf.compat.v1.Session, coord: tf.train.Coordinator, reason: str
     ) -> None:
-        """Has a call that will not return fail as if its server had restarted."""
+        """Has a call that will not return fail as if its server had restarted.
+
+        Where that has not helped, it fails for good.
+        """
         _log.warning("%s", reason)
-        if self._rounds_stopped is not None:
-            self._rounds_stopped.set()
-        error = tf.errors.AbortedError(None, None, reason)
+        self._chief_role.pause()
+        self._replaced += 1
+        error: Exception = tf.errors.AbortedError(None, None, reason)
+        if self._replaced > _MOST_REPLACED:
+            error = SyncTimeoutError(
+                f"{reason} That was needed {_MOST_REPLACED} times running: what its "
+                "step pulls or computes takes longer than wait_timeout_s allows, or is "
+                "lost each time. Raise it, or look at the network."
+            )
         # Of an error that was not raised, the coordinator wants all three parts.
         coord.request_stop((type(error), error, None))
         session.close()
 
-    def _fenced_by(self, whom: str) -> Exception:
-        """Returns what to raise where another has taken this replica's place.
+    def _superseded(self, by: str) -> Exception:
+        """Returns what has TensorFlow replace the session, and join again.
 
-        The first time it may have been an earlier session of its own, whose last call
-        came late: TensorFlow then replaces the session, and makes the call again.
+        Where a later process has the replica's number, joining is refused then.
         """
-        self._fenced += 1
-        error: Exception
         reason = (
-            f"SyncReplicasOptimizer: replica {self._graph.replica} gave way to {whom}"
+            f"SyncReplicasOptimizer: replica {self._graph.replica} gave way to {by}"
         )
-        if self._fenced == 1:
-            error = tf.errors.AbortedError(None, None, f"{reason}; joining again.")
-        else:
-            error = RuntimeError(
-                f"{reason} again. Two processes seem to run under one number: end one "
-                "of them, or give it another task index."
-            )
+        error: Exception = tf.errors.AbortedError(
+            None, None, f"{reason}; joining again."
+        )
         return error
 
     def _end_rounds(self, error: Exception) -> None:
         """Has the training op raise what the chief's thread could not do."""
-        if SUPERSEDED in str(error):
-            error = self._fenced_by("another chief")
-        self._failure = error
         session = self._session
         if session is None:  # released meanwhile
             return
+        if SUPERSEDED in str(error):
+            if self._chief_role.gives_way(session):
+                return  # The step sees the new incarnation, and goes on in it.
+            error = self._superseded("another chief")
+        self._failure = error
         # Where the server is lost, the training op fails without being woken.
         with contextlib.suppress(tf.errors.OpError, RuntimeError):
             session.run(self._graph.ops.wake, options=_bounded(_ENDING_MS))
 
     def _stop_threads(self) -> None:
-        if self._rounds_stopped is not None:
-            self._rounds_stopped.set()
+        if self._role is not None:
+            self._role.release()
         if self._watchdog is not None:
             self._watchdog.stop()
-        self._rounds_stopped = self._watchdog = None
+        self._watchdog = None
 
 
 def _out_of_order(called: str, missing: str) -> str:

@@ -1,11 +1,27 @@
 """What a session counts and runs beside its calls: batches, and the chief's rounds."""
 
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from tw_syncrep._protocol.graph import SyncGraph
+from tw_syncrep._timeouts.errors import SyncTimeoutError
+from tw_syncrep._timeouts.start_barrier import StartBarrier
+from tw_syncrep._timeouts.status import (
+    Status,
+    find_remedy,
+    is_acting,
+    name_replicas,
+    read_status,
+)
+from tw_syncrep._timeouts.watchdog import Ask
+
+_log = logging.getLogger("tw_syncrep")
+
+_BATON_S = 5.0
 
 
 class BatchStamps:
@@ -21,9 +37,14 @@ class BatchStamps:
     >>> stamps.begin_session(200)
     >>> stamps.begin_call()
     101
+    >>> stamps.is_repeated
+    True
     >>> stamps.end_call()
     >>> stamps.begin_call()
     201
+
+    Attributes:
+      is_repeated: whether the last call was made again.
     """
 
     def __init__(self) -> None:
@@ -32,6 +53,7 @@ class BatchStamps:
         self._number = 0
         self._has_returned = True
         self._is_again = False
+        self.is_repeated = False
 
     def begin_session(self, number: int) -> None:
         """Records that a session has joined; an open call comes again."""
@@ -40,6 +62,7 @@ class BatchStamps:
 
     def begin_call(self) -> int:
         """Returns the stamp of a training call's batch."""
+        self.is_repeated = self._is_again
         if not self._is_again:
             self._last = max(self._last, self._number) + 1
         self._has_returned = self._is_again = False
@@ -50,38 +73,188 @@ class BatchStamps:
         self._has_returned = True
 
 
-def start_rounds(
-    session: tf.compat.v1.Session,
-    graph: SyncGraph,
-    incarnation: int,
-    on_failure: Callable[[Exception], None],
-) -> threading.Event:
-    """Starts a thread that runs the chief's rounds until its session is closed.
+class ChiefRole:
+    """Whether this process acts as the chief, and the rounds that it then runs.
 
-    It is not one of the coordinator's threads: those are waited for at the end, and
-    this one waits for gradients that then do not come.
-
-    Args:
-      session: not wrapped.
-      graph: with the op of a round.
-      incarnation: that the session has begun.
-      on_failure: gets what a round raised, such as the loss of its server, which the
-        replica's own step need not have noticed: the session must be replaced.
-
-    Returns:
-      Once it is set, no further round begins and no failure is reported.
+    In an elastic run any replica may, where the chief is lost. The rounds have a thread
+    that is none of the coordinator's: those are waited for at the end, and this one
+    waits for gradients that then do not come.
     """
-    run_round = session.make_callable(graph.round_op, [graph.incarnation])
-    stopped = threading.Event()
 
-    def run() -> None:
-        while not stopped.is_set():
-            try:
-                run_round(incarnation)
-            except Exception as error:
-                if not stopped.is_set():
-                    on_failure(error)
+    def __init__(
+        self,
+        graph: SyncGraph,
+        *,
+        is_chief: bool,
+        initial: Sequence[int],
+        wait_timeout_s: float | None,
+        min_replicas: int | None,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        """Does not act yet.
+
+        Args:
+          graph: of the replica.
+          is_chief: whether it is the chief, unless another acts.
+          initial: [R] initial tokens, with which it begins an incarnation.
+          wait_timeout_s: longest wait; None where there is no bound.
+          min_replicas: of an elastic run; None where it is none.
+          on_failure: gets what a round raised, such as the loss of its server, which
+            the replica's own step need not have noticed.
+        """
+        self._graph = graph
+        self._is_chief = is_chief
+        self._initial = initial
+        self._timeout_s = wait_timeout_s or 0.0
+        self._min_replicas = min_replicas
+        self._on_failure = on_failure
+        self._lock = threading.Lock()  # A watchdog may take over while a session ends.
+        self._session: tf.compat.v1.Session | None = None
+        self._stopped: threading.Event | None = None
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the run goes on without replicas that are lost."""
+        return self._min_replicas is not None
+
+    @property
+    def is_acting(self) -> bool:
+        """Whether this process runs the rounds."""
+        return self._stopped is not None
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether the run ends with this replica."""
+        return self.is_acting if self.is_elastic else self._is_chief
+
+    def begin(self, session: tf.compat.v1.Session, barrier: StartBarrier) -> None:
+        """Joins the run in a new session, as the chief or as another replica.
+
+        In an elastic run the chief joins like the others where another acts in its
+        place, and one that acts goes on with it where only its session was lost.
+        """
+        acts = self._is_to_act(session)
+        self.release()
+        self._session = session
+        ops = self._graph.ops
+        if acts:
+            barrier.join(ops.open, {ops.initial: self._initial})
+            self._start(session, barrier.incarnation)
+        else:
+            barrier.join(ops.join)
+
+    def recover(
+        self,
+        session: tf.compat.v1.Session,
+        ask: Ask,
+        error: SyncTimeoutError,
+        status: Status,
+    ) -> bool:
+        """Has an elastic run go on without those that a wait was too long for.
+
+        Args:
+          session: not wrapped.
+          ask: the watchdog's, in whose thread this is called.
+          error: what the wait would raise.
+          status: by which it was judged.
+
+        Returns:
+          Whether it does.
+        """
+        graph, ops = self._graph, self._graph.ops
+        remedy = find_remedy(
+            status,
+            error,
+            graph.replica,
+            timeout_s=self._timeout_s,
+            min_replicas=self._min_replicas or 1,
+        )
+        if remedy is None:
+            return False
+        feed: dict[Any, Any] = {
+            ops.position: (status.round_number, status.incarnation),
+            ops.whom: [int(n in remedy.evicted) for n in range(graph.replicas)],
+        }
+        if not remedy.takes_over:
+            _log.warning(
+                "SyncReplicasOptimizer: replica %d goes on without replica(s) %s: no "
+                "gradient for step %d.",
+                *(graph.replica, name_replicas(status, remedy.evicted), status.step),
+            )
+            return ask([ops.evict], feed, timeout_s=_BATON_S) is not None
+        ask([graph.holding.release])  # which the lost chief may keep
+        feed[ops.initial] = self._initial
+        answer = ask([ops.take_over], feed, timeout_s=_BATON_S)
+        if answer is None:
+            return False
+        incarnation, has_begun = map(int, answer[0])
+        if has_begun:
+            _log.warning(
+                "SyncReplicasOptimizer: replica %d acts as the chief from step %d on, "
+                "in place of replica %s.",
+                *(graph.replica, status.step),
+                name_replicas(status, [status.chief]),
+            )
+            self._start(session, incarnation)
+        return True
+
+    def gives_way(self, session: tf.compat.v1.Session) -> bool:
+        """Stops acting where another replica does, in an elastic run, by the table."""
+        if not self.is_elastic:
+            return False
+        options = tf.compat.v1.RunOptions(timeout_in_ms=int(_BATON_S * 1000))
+        try:
+            parts = session.run(self._graph.ops.status, options=options)
+        except (tf.errors.OpError, RuntimeError):
+            return False
+        if read_status(parts).chief == self._graph.replica:
+            return False
+        with self._lock:
+            self._stop()
+        return True
+
+    def pause(self) -> None:
+        """Has no further round begin, and no failure reported, in this session."""
+        with self._lock:
+            self._session = None
+            if self._stopped is not None:
+                self._stopped.set()
+
+    def release(self) -> None:
+        """Ends acting, and what a session has begun."""
+        self.pause()
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._stopped is not None:
+            self._stopped.set()
+        self._stopped = None
+
+    def _is_to_act(self, session: tf.compat.v1.Session) -> bool:
+        if not self.is_elastic:
+            return self._is_chief
+        status = read_status(session.run(self._graph.ops.status))
+        if status.chief == self._graph.replica:
+            return self._is_chief or self.is_acting
+        return self._is_chief and not is_acting(status, within_s=self._timeout_s)
+
+    def _start(self, session: tf.compat.v1.Session, incarnation: int) -> None:
+        """Starts the rounds of an incarnation; they end with their session."""
+        graph = self._graph
+        run_round = session.make_callable(graph.round_op, [graph.incarnation])
+        with self._lock:
+            if self._session is not session:
                 return
+            self._stop()
+            stopped = self._stopped = threading.Event()
 
-    threading.Thread(target=run, name="tw-syncrep-chief", daemon=True).start()
-    return stopped
+        def run() -> None:
+            while not stopped.is_set():
+                try:
+                    run_round(incarnation)
+                except Exception as error:
+                    if not stopped.is_set():
+                        self._on_failure(error)
+                    return
+
+        threading.Thread(target=run, name="tw-syncrep-chief", daemon=True).start()

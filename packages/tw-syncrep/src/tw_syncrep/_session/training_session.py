@@ -16,6 +16,7 @@ from tw_syncrep._checks import (
 )
 from tw_syncrep._session.bounded_session import TrainingSession
 from tw_syncrep._session.creators import HeldSessionCreator, ReadySessionCreator
+from tw_syncrep._session.holding import WhileActing
 from tw_syncrep._session.hook import SyncReplicasHook
 from tw_syncrep.cluster._servers import with_device_filters
 from tw_syncrep.cluster._tf_config import TaskConfig, find_tf_config
@@ -66,7 +67,8 @@ def training_session(
 
     Args:
       master: target of this task's server.
-      is_chief: whether to initialize variables and write checkpoints.
+      is_chief: whether to initialize variables and write checkpoints; in an elastic
+        run whoever acts as the chief writes them.
       checkpoint_dir: where; the chief restores from there.
       scaffold: as TensorFlow's.
       hooks: the optimizer's hook among them.
@@ -215,8 +217,6 @@ def _create(
                 hook.is_under_way(session, is_again=is_again) for hook in ours
             ),
         )
-        saving = _saving_hooks(given, [hook.make_saver_listener() for hook in ours])
-        hooks = [*given["chief_only_hooks"], *saving, *given["hooks"]]
     else:
         longest = given["max_wait_secs"]
         creator = ReadySessionCreator(
@@ -225,10 +225,20 @@ def _create(
             given["config"],
             max_wait_s=longest if start_s is None else min(longest, start_s),
         )
-        hooks = given["hooks"]
+    saving: list[Any] = []
+    elastic = [hook for hook in ours if hook.is_elastic]
+    if is_chief or elastic:
+        saving = _saving_hooks(given, [hook.make_saver_listener() for hook in ours])
+    if elastic:  # Who acts as the chief may change.
+        saving = [WhileActing(hook, partial(_acts, elastic)) for hook in saving]
+    hooks = [*given["chief_only_hooks"], *saving, *given["hooks"]]
     return tf.compat.v1.train.MonitoredSession(
         creator, hooks=hooks, stop_grace_period_secs=given["stop_grace_period_secs"]
     )
+
+
+def _acts(elastic: list[SyncReplicasHook]) -> bool:
+    return any(hook.is_acting for hook in elastic)
 
 
 def _with_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:

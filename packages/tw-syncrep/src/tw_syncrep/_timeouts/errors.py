@@ -1,4 +1,4 @@
-"""What is raised when a wait reached its deadline, and whom it names."""
+"""What is raised when a wait reached its deadline, or a replica has lost its place."""
 
 from collections.abc import Sequence
 
@@ -56,3 +56,19 @@ class ServerLostError(SyncTimeoutError):
     ) -> None:
         super().__init__(message, waited_s=waited_s)
         self.servers = tuple(servers)
+
+
+class ReplicaReplacedError(RuntimeError):
+    """Another process has taken this replica's number since.
+
+    Attributes:
+      replica: the number.
+    """
+
+    def __init__(self, replica: int) -> None:
+        super().__init__(
+            f"SyncReplicasOptimizer: another process has joined as replica {replica} "
+            "since this one did, and has its place. If both are meant to run, give one "
+            "of them another task index."
+        )
+        self.replica = replica

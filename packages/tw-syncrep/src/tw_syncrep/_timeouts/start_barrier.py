@@ -1,19 +1,23 @@
 """What a replica waits for before its first step: the chief, and enough others."""
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from tw_syncrep._protocol.graph import SyncGraph
-from tw_syncrep._timeouts.errors import StartTimeoutError
+from tw_syncrep._protocol.membership import REFUSED
+from tw_syncrep._timeouts.errors import ReplicaReplacedError, StartTimeoutError
 from tw_syncrep._timeouts.status import (
     Status,
     longest_pause_s,
     name_replicas,
     read_status,
 )
+
+_log = logging.getLogger("tw_syncrep")
 
 _SHORTEST_PAUSE_S = 0.05
 _PAUSE_PER_WAIT = 1 / 8
@@ -29,6 +33,7 @@ class StartBarrier:
       is_passed: whether ``wait`` has returned.
       incarnation: that the replica has joined, or begun.
       number: of the session among the replica's own, which grows.
+      life: number of the first session of this process.
     """
 
     def __init__(
@@ -36,14 +41,19 @@ class StartBarrier:
         graph: SyncGraph,
         session: tf.compat.v1.Session,
         *,
+        life: int = 0,
+        at_least: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         """Has not joined yet.
 
         Args:
-          graph: the replica's.
+          graph: of the replica.
           session: not wrapped.
+          life: number of the first session of this process; 0 where this is it.
+          at_least: replicas that are enough once the wait is over its timeout; None
+            where all that are needed must come.
           clock: seconds.
           sleep: takes seconds.
 
@@ -63,15 +73,24 @@ class StartBarrier:
         self._needed = min(graph.aggregate, graph.replicas)
         self._clock = clock
         self._sleep = sleep
+        self._at_least = at_least
+        self.life = life
         self.incarnation = 0
         self.number = 0
 
-    def join(self, op: tf.Operation, feed: Any = None) -> None:
-        """Joins the run with ``op``, the graph's op ``join`` or ``open``."""
-        self._session.run(op, feed)
+    def join(self, op: tf.Operation, feed: Mapping[Any, Any] | None = None) -> None:
+        """Joins the run with ``op``, the graph's op ``join`` or ``open``.
+
+        Raises:
+          ReplicaReplacedError: a later process has taken the replica's number.
+        """
+        self._session.run(op, {**(feed or {}), self._graph.ops.life: self.life})
         fetches = [self._graph.position, self._graph.session]
         position, number = self._session.run(fetches)
         self.incarnation, self.number = int(position[1]), int(number)
+        if self.number == REFUSED:
+            raise ReplicaReplacedError(self._graph.replica)
+        self.life = self.life or self.number
 
     def wait(self, session: tf.compat.v1.Session, *, timeout_s: float | None) -> None:
         """Waits until the chief and enough replicas have started.
@@ -87,7 +106,10 @@ class StartBarrier:
         while not self._has_started(status := self._read(session)):
             waited_s = self._clock() - began
             if timeout_s is not None and waited_s >= timeout_s:
-                raise self._timeout(status, waited_s, timeout_s)
+                if not self._is_enough(status):
+                    raise self._timeout(status, waited_s, timeout_s)
+                self._evict(session, status)
+                break
             pause_s = self._pause_after(waited_s)
             if self._is_left_out(status):
                 self.join(self._graph.ops.join)
@@ -101,10 +123,27 @@ class StartBarrier:
         longest_s = longest_pause_s(self._graph.replicas)
         return min(max(_SHORTEST_PAUSE_S, waited_s * _PAUSE_PER_WAIT), longest_s)
 
+    def _is_enough(self, status: Status) -> bool:
+        """Returns whether an elastic run begins without those that are missing."""
+        if self._at_least is None or not status.incarnation or status.is_closed:
+            return False
+        return not self._is_left_out(status) and len(status.joined) >= self._at_least
+
+    def _evict(self, session: tf.compat.v1.Session, status: Status) -> None:
+        ops, position = self._graph.ops, (status.round_number, status.incarnation)
+        whom = [int(n not in status.joined) for n in range(self._graph.replicas)]
+        session.run(ops.evict, {ops.position: position, ops.whom: whom})
+        missing = [n for n, is_missing in enumerate(whom) if is_missing]
+        _log.warning(
+            "SyncReplicasOptimizer: the run begins without replica(s) %s: not started.",
+            name_replicas(status, missing),
+        )
+
     def _has_started(self, status: Status) -> bool:
         if status.is_closed:  # If before this replica came, it is for the next run.
             return self._graph.replica in status.joined
-        enough = len(status.joined) + len(status.left) >= self._needed
+        there = {*status.joined, *status.left, *status.evicted}
+        enough = len(there) >= self._needed
         return status.incarnation > 0 and enough and not self._is_left_out(status)
 
     def _is_left_out(self, status: Status) -> bool:

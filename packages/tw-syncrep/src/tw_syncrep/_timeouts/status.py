@@ -1,4 +1,4 @@
-"""How a run stands by its table, and whether a replica has waited for too long."""
+"""How a run stands by its table, and what a wait that takes too long leads to."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,15 +29,19 @@ class Status:
       chief: the chief's number among the replicas.
       steps_per_s: over the last steps, at most 64; 0 before the second.
       arrived: replicas whose gradients for this round have all arrived.
-      missing: replicas of which some have not, without those that have left.
+      missing: replicas of which some have not, without those that have left or were
+        evicted.
       left: replicas that have left this run in order.
-      joined: replicas that have started in this run, without those.
+      evicted: replicas that this run does not wait for until they come back.
+      joined: replicas that have started in this run, without those that left or were
+        evicted.
       dropped: gradients that came too late or were one too many.
       waiting_s: seconds since the first arrival of this round; 0 without one.
       arrived_s: seconds since each replica's last arrival; None without one.
       heard_s: seconds since each replica was last heard from; None if it never was.
       cut_off: rounds whose chief was lost while their means were being applied: they
         count, but some variables may have missed them.
+      evictions: how often a replica was evicted since the server started.
     """
 
     step: int
@@ -55,6 +59,8 @@ class Status:
     arrived_s: tuple[float | None, ...]
     heard_s: tuple[float | None, ...]
     cut_off: int = 0
+    evicted: tuple[int, ...] = ()
+    evictions: int = 0
 
     epoch = renamed_attribute("incarnation")
 
@@ -78,6 +84,8 @@ def read_status(parts: Sequence[np.ndarray]) -> Status:
     )
     mark = run_mark(run[RunField.RUN])
     has_left = replicas[ReplicaField.LEFT] == mark
+    is_evicted = replicas[ReplicaField.LEFT] == -mark
+    is_out = has_left | is_evicted
     has_joined = replicas[ReplicaField.JOINED] == mark
     waiting_since = min(arrived_at[has_arrived], default=now)
     return Status(
@@ -88,14 +96,16 @@ def read_status(parts: Sequence[np.ndarray]) -> Status:
         chief=run[RunField.CHIEF],
         steps_per_s=_rate(run[RunField.ROUND] - run[RunField.FIRST_ROUND], ring),
         arrived=_numbers(has_arrived),
-        missing=_numbers(~has_arrived & ~has_left),
+        missing=_numbers(~has_arrived & ~is_out),
         left=_numbers(has_left),
-        joined=_numbers(has_joined & ~has_left),
+        joined=_numbers(has_joined & ~is_out),
         dropped=run[RunField.DROPPED],
         waiting_s=float(now - waiting_since) * _MICROSECOND_S,
         arrived_s=_ages(arrived_at, now),
         heard_s=_ages(replicas[ReplicaField.HEARD], now),
         cut_off=run[RunField.CUT_OFF],
+        evicted=_numbers(is_evicted),
+        evictions=run[RunField.EVICTED],
     )
 
 
@@ -122,6 +132,17 @@ def is_held_by_others(
     return bool((is_there & has_trained & has_begun & others)[joined].any())
 
 
+def is_replaced(parts: Sequence[np.ndarray], replica: int, *, life: int) -> bool:
+    """Returns whether a later process has taken a replica's number.
+
+    Args:
+      parts: of a status, as ``read_status`` takes them.
+      replica: the number.
+      life: of the process that asks; 0 before it has joined.
+    """
+    return bool(0 < life < parts[1][ReplicaField.LIFE, replica])
+
+
 def format_status(status: Status) -> str:
     """Formats a status as one line.
 
@@ -139,6 +160,8 @@ def format_status(status: Status) -> str:
     ]
     if status.left:
         parts.append(f"left {_listed(status.left)}")
+    if status.evicted:
+        parts.append(f"evicted {name_replicas(status, status.evicted)}")
     if status.is_closed:
         parts.append("closed by the chief")
     return ", ".join(parts)
@@ -173,8 +196,7 @@ def judge_wait(
         return None
     # With fewer replicas than gradients, all must have brought all of theirs.
     is_complete = len(status.arrived) >= min(needed, _present(status))
-    chief_heard = status.heard_s[status.chief]
-    chief_is_silent = chief_heard is None or chief_heard > timeout_s / 2
+    chief_is_silent = is_silent(status, status.chief, within_s=timeout_s / 2)
     chief_is_lost = is_complete or (status.chief in status.missing and chief_is_silent)
     lost = name_replicas(status, [status.chief])
     about_chief = f" The chief is lost: replica {lost} does not end the step."
@@ -193,6 +215,67 @@ def judge_wait(
         missing=status.missing,
         heard_s=status.heard_s,
     )
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """How a run goes on where a wait is over its deadline.
+
+    Attributes:
+      evicted: replicas that are no longer waited for.
+      takes_over: whether the replica that waits becomes the chief.
+    """
+
+    evicted: tuple[int, ...]
+    takes_over: bool
+
+
+def find_remedy(
+    status: Status,
+    error: SyncTimeoutError,
+    replica: int,
+    *,
+    timeout_s: float,
+    min_replicas: int,
+) -> Remedy | None:
+    """Decides how an elastic run goes on without those that do not come.
+
+    Where the chief is lost, who is missing but was heard from lately may be about to
+    arrive: it is not evicted with the chief.
+
+    Args:
+      status: how the run stands.
+      error: what ``judge_wait`` would have the replica raise.
+      replica: whose wait it is.
+      timeout_s: longest wait.
+      min_replicas: that must be left.
+
+    Returns:
+      None where too few would be left.
+    """
+    takes_over = isinstance(error, ChiefLostError)
+    evicted = set(status.missing)
+    if takes_over:
+        silent = {n for n in evicted if is_silent(status, n, within_s=timeout_s / 2)}
+        evicted = (silent | {status.chief}) - {replica}
+    if _present(status) - len(evicted) < min_replicas:
+        return None
+    return Remedy(tuple(sorted(evicted)), takes_over)
+
+
+def is_acting(status: Status, *, within_s: float) -> bool:
+    """Returns whether the run's chief is there, heard from in so many seconds."""
+    is_open = status.incarnation > 0 and not status.is_closed
+    is_in_run = status.chief in status.joined
+    return (
+        is_open and is_in_run and not is_silent(status, status.chief, within_s=within_s)
+    )
+
+
+def is_silent(status: Status, replica: int, *, within_s: float) -> bool:
+    """Returns whether a replica was not heard from in so many seconds."""
+    heard_s = status.heard_s[replica]
+    return heard_s is None or heard_s > within_s
 
 
 def judge_absence(

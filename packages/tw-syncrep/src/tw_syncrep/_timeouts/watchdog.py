@@ -34,6 +34,10 @@ _LONGEST_HEARTBEAT_S = 10.0
 _ASK_TIMEOUT_S = 0.5
 _WAKE_TIMEOUT_S = 5.0
 _NO_WAIT = (-1, -1)
+_LATE_S = 1.0
+
+Ask = Callable[..., Sequence[Any] | None]
+"""Takes fetches and what feeds them; returns None where no answer comes in time."""
 
 
 class Watchdog:
@@ -55,6 +59,7 @@ class Watchdog:
         replica: int,
         timeout_s: float,
         replace_session: Callable[[str], None],
+        recover: Callable[[Ask, SyncTimeoutError, Status], bool] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Asks all questions once, in the caller's thread, and starts its own.
@@ -68,6 +73,9 @@ class Watchdog:
           timeout_s: longest wait.
           replace_session: takes the reason; called at half of ``timeout_s``, so that
             the others need not give this replica up.
+          recover: takes what runs something small on the server, the error and the
+            status by which it was judged; returns whether the run goes on instead.
+            None where it never does.
           clock: seconds.
         """
         self.error: Exception | None = None
@@ -79,16 +87,20 @@ class Watchdog:
         self._replica = replica
         self._timeout_s = timeout_s
         self._replace_session = replace_session
+        self._recover = recover
         self._clock = clock
         self._heartbeat_s = heartbeat_interval(timeout_s)
         self._check_at: float | None = None
         self._began_at = 0.0
+        self._still_s = 0.0  # of the wait, in which the whole process did not run
         self._asked_at: float | None = None  # of a question that has no answer yet
         self._has_logged = False
         self._stopped = threading.Event()
         session.run(ops.heartbeat)
         session.run([ops.position, *ops.status])
         session.run([ops.wake], {ops.position: _NO_WAIT})
+        if recover is not None:
+            session.run([ops.evict, ops.take_over], {ops.position: _NO_WAIT})
         self._thread = threading.Thread(
             target=self._run, name="tw-syncrep-watchdog", daemon=True
         )
@@ -113,6 +125,7 @@ class Watchdog:
         """Records that the training op starts."""
         self.error = None
         self._has_logged = False
+        self._still_s = 0.0
         self._began_at = self._clock()
         self._check_at = self._began_at + min(self._timeout_s / 4, self._heartbeat_s)
 
@@ -129,8 +142,13 @@ class Watchdog:
     def _run(self) -> None:
         next_beat = self._clock() + self._heartbeat_s
         # A wait that begins during a sleep ends after it: no one need wake us.
-        while not self._stopped.wait(self._pause(next_beat)):
+        while True:
+            began, pause = self._clock(), self._pause(next_beat)
+            if self._stopped.wait(pause):
+                return
             now = self._clock()
+            if now - began - pause > _LATE_S:  # The process, and its step, stood still.
+                self._still_s += now - began - pause
             if now >= next_beat:
                 self._ask(self._ops.heartbeat)
                 next_beat = now + self._heartbeat_s
@@ -156,12 +174,18 @@ class Watchdog:
             self._end_overdue(position, overdue)
             return
         error = self._judge(status)
-        if error is not None:
+        if error is not None and self._has_recovered(error, status):
+            # Who was told to go on has a while to do so.
+            self._check_again(in_s=min(self._timeout_s / 4, 1.0))
+        elif error is not None:
             self._check_again(in_s=self._timeout_s)
             self._fail(error, status)
         else:
             self._look_at_silence(status, running_s)
             self._check_again(in_s=self._rest_of_wait(status))
+
+    def _has_recovered(self, error: SyncTimeoutError, status: Status) -> bool:
+        return self._recover is not None and self._recover(self._ask, error, status)
 
     def _fail(self, error: Exception, status: Status) -> None:
         """Wakes the training op, which then has ``error`` to raise."""
@@ -193,10 +217,19 @@ class Watchdog:
         """Logs, and at last gives up, a step that neither returns nor arrives."""
         arrived_s = status.arrived_s[self._replica]
         has_arrived = arrived_s is not None and arrived_s <= running_s
-        if has_arrived or running_s < self._timeout_s / 4:
+        active_s = running_s - self._still_s
+        if has_arrived or active_s < self._timeout_s / 4:
             return
-        if running_s >= self._timeout_s:
+        if active_s >= self._timeout_s:
             self.given_up = self._judge_absence(status)
+        if active_s >= 2 * self._timeout_s and self._replica in status.evicted:
+            self.stop()
+            self._replace_session(
+                f"SyncReplicasOptimizer: the run goes on without replica "
+                f"{self._replica}, whose training op has run for {running_s:.1f} s; "
+                "replacing its session."
+            )
+            return
         if self._has_logged:
             return
         self._has_logged = True

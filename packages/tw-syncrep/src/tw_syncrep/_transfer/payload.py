@@ -33,6 +33,7 @@ class SyncOptions:
       below_bytes: a smaller tensor travels in a pack with others.
       wire_dtype: what wider floats are pushed as, or None.
       sparse_mean: one of SPARSE_MEANS.
+      is_elastic: whether a round may go on without replicas that do not arrive.
     """
 
     aggregate: int
@@ -40,6 +41,7 @@ class SyncOptions:
     below_bytes: int
     wire_dtype: tf.DType | None
     sparse_mean: str
+    is_elastic: bool = False
 
 
 @dataclass(frozen=True)
