@@ -82,9 +82,10 @@ def start_by_hand(
     with tf.Graph().as_default() as graph, graph.container(container):
         with v1.device(cluster.device_setter(task)):
             model = build(task)
-        init = [v1.local_variables_initializer(), v1.global_variables_initializer()]
+        init = [v1.global_variables_initializer(), v1.local_variables_initializer()]
         session = v1.Session(local.target("worker", replica), graph=graph)
-        session.run(init[:1] if replica else init)
+        for op in init[1:] if replica else init:  # copies read what they are copies of
+            session.run(op)
         # What a hook finds made.
         graph.finalize()
     return model, session

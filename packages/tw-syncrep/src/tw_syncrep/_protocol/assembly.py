@@ -72,7 +72,9 @@ def build_sync_graph(
     with tf.name_scope(f"{name}/step/"):
         train_op, reply = build_step(state, replica, by_index)
     with tf.name_scope(f"{name}/round/"):
-        round_op, incarnation = build_round(state, apply, global_step=global_step)
+        round_op, incarnation = build_round(
+            state, apply, global_step=global_step, publish=replica.pulling.publish
+        )
     uninitialized = _report_uninitialized()
     with tf.name_scope(f"{name}/session/"):
         ops = _build_lifecycle_ops(state, replica, global_step=global_step)
@@ -158,6 +160,7 @@ def _build_lifecycle_ops(
                 whom=whom,
                 initial=initial,
                 global_step=global_step,
+                publish=replica.pulling.publish,
             ),
             initial=initial,
             life=life,

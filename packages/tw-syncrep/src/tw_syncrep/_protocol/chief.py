@@ -8,6 +8,7 @@ from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
 from tw_syncrep._protocol.graph import SyncState, share_initial_tokens
 from tw_syncrep._protocol.membership import build_join, has_number, mark_evicted
 from tw_syncrep._protocol.replica import Replica
+from tw_syncrep._protocol.round import Publish
 from tw_syncrep._protocol.run_table import ReplicaField, RunField, replica_keys
 from tw_syncrep._protocol.saving import release_holds
 
@@ -44,6 +45,7 @@ def build_open(
             where=is_own,
             initial=initial,
             global_step=global_step,
+            publish=replica.pulling.publish,
         )
     with tf.control_dependencies([begun]):
         given_back = table.give_back(baton)
@@ -60,6 +62,7 @@ def build_take_over(
     whom: tf.Tensor,
     initial: tf.Tensor,
     global_step: tf.Variable,
+    publish: Publish,
 ) -> tf.Tensor:
     """Builds how a replica becomes the chief in the middle of a run.
 
@@ -75,6 +78,7 @@ def build_take_over(
       whom: int64 [R], 1 for each replica that is evicted.
       initial: int64 [R], initial tokens of each replica.
       global_step: what the incarnation continues with.
+      publish: as for ``build_round``.
 
     Returns:
       int64 [2]: the incarnation that is in progress then, and 1 where the replica has
@@ -87,7 +91,12 @@ def build_take_over(
         is_open = tf.equal(table.read([RunField.CLOSED])[0], 0)
         is_due = tf.reduce_all(tf.equal(now[:2], position)) & is_open
         begun = _begin(
-            state, replica, where=is_due, initial=initial, global_step=global_step
+            state,
+            replica,
+            where=is_due,
+            initial=initial,
+            global_step=global_step,
+            publish=publish,
         )
     with tf.control_dependencies([begun]):
         evicted = mark_evicted(state, is_due & (whom > 0), run=now[2])
@@ -107,6 +116,7 @@ def _begin(
     where: tf.Tensor,
     initial: tf.Tensor,
     global_step: tf.Variable,
+    publish: Publish,
 ) -> tf.Operation:
     """Returns the op that begins an incarnation, under the baton.
 
@@ -121,12 +131,12 @@ def _begin(
       where: bool [], whether it begins.
       initial: int64 [R], initial tokens of each replica.
       global_step: what the incarnation continues with.
+      publish: has replicas see the parameters that it begins with.
     """
     table = state.table
     # Nobody adds under the baton but who holds it: what is there is left over.
-    with tf.control_dependencies(
-        [op for payload in state.payloads for op in payload.clear()]
-    ):
+    cleared = [op for payload in state.payloads for op in payload.clear()]
+    with tf.control_dependencies([*cleared, publish(tf.no_op())]):
         before = table.read(list(RunField))
     changing = before[RunField.CHANGING]
     is_cut_off = changing > 0

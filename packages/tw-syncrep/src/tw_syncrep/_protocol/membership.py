@@ -69,7 +69,7 @@ def build_join(
         step = tf.cast(global_step.read_value(), tf.int64)
         given = tf.where(is_own, number, REFUSED)
         progress = tf.concat([position, tf.stack([step, given])], axis=0)
-    progress, continued = replica.continue_at(progress)
+    progress, continued = replica.continue_at(progress, is_published=False)
     with exact_device_scope(replica.device):
         session = replica.session.assign(progress[3], read_value=False)
     return tf.group(notified, session, continued)

@@ -19,11 +19,8 @@ from tw_syncrep._protocol.run_table import (
     make_ticket,
     replica_key,
 )
-from tw_syncrep.cluster._parameter_cache import (
-    CachedParameter,
-    cached_parameters,
-    refresh,
-)
+from tw_syncrep._transfer.packs import plan_packs
+from tw_syncrep.cluster._parameter_cache import Pulling, cached_parameters
 
 
 @dataclass(frozen=True)
@@ -39,8 +36,7 @@ class Replica:
         by default one that never counts as seen.
       local_step: local variable, []: the global step that it computes for, under
         TensorFlow's name and dtype, for those who look there.
-      cached: its copies of the parameters that the optimizer changes.
-      below_bytes: a smaller parameter is pulled in a pack with others.
+      pulling: how its copies of the parameters that the optimizer changes are kept.
     """
 
     index: int
@@ -49,22 +45,22 @@ class Replica:
     session: tf.Variable
     stamp: tf.Tensor
     local_step: tf.Variable
-    cached: tuple[CachedParameter, ...]
-    below_bytes: int
+    pulling: Pulling
 
-    def continue_at(self, progress: tf.Tensor) -> tuple[tf.Tensor, tf.Operation]:
+    def continue_at(
+        self, progress: tf.Tensor, *, is_published: bool
+    ) -> tuple[tf.Tensor, tf.Operation]:
         """Records where the replica is, and pulls parameters.
 
         Args:
           progress: int64 [4]: round, incarnation, global step, and another number; on
             the run table's server.
+          is_published: whether to pull what the chief has published.
 
         Returns:
           The same on the worker, and the op that has done both.
         """
-        progress, pulled = refresh(
-            self.cached, progress, device=self.device, below_bytes=self.below_bytes
-        )
+        progress, pulled = self.pulling.pull(progress, is_published=is_published)
         with exact_device_scope(self.device):
             step = tf.cast(progress[2], self.local_step.dtype)
             # Last: the watchdog takes the position for a sign that all has arrived.
@@ -94,10 +90,14 @@ def make_replica(
         local_step = _local_variable(tf.zeros([], step_dtype), "sync_rep_local_step")
     names = {variable.name for variable in variables}
     cached = [found for found in cached_parameters() if found.master.name in names]
-    return Replica(
-        *(index, device, position, session, stamp),
-        *(local_step, tuple(cached), below_bytes),
+    masters = {n: found.master for n, found in enumerate(cached)}
+    pulling = Pulling(
+        tuple(cached),
+        plan_packs(masters, below_bytes=below_bytes),
+        device,
+        f"{name}/published",
     )
+    return Replica(index, device, position, session, stamp, local_step, pulling)
 
 
 def build_step(
@@ -133,7 +133,7 @@ def build_step(
             progress = state.wake_queues.wait(
                 replica.index, ticket, count, quota=state.quota[replica.index]
             )
-    reply, continued = replica.continue_at(progress)
+    reply, continued = replica.continue_at(progress, is_published=True)
     with exact_device_scope(replica.device), tf.control_dependencies([continued]):
         reply = tf.identity(reply, name="reply")
     return reply.op, reply

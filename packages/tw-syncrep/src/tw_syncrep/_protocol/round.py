@@ -35,12 +35,15 @@ Apply = Callable[[dict[int, Any]], Any]
 """Takes mean gradients by index; returns the op that has applied them."""
 
 
+Publish = Callable[[tf.Operation], tf.Operation]
+"""Takes what changes parameters; returns the op that has published them then."""
+
 SUPERSEDED = "superseded by a later incarnation"
 """In the message of the ``InvalidArgumentError`` of a round that was fenced."""
 
 
 def build_round(
-    state: SyncState, apply: Apply, *, global_step: tf.Variable
+    state: SyncState, apply: Apply, *, global_step: tf.Variable, publish: Publish
 ) -> tuple[tf.Operation, tf.Tensor]:
     """Builds one round of the chief.
 
@@ -48,6 +51,7 @@ def build_round(
       state: where the gradients are.
       apply: called once, while the graph is built.
       global_step: that it increases.
+      publish: has replicas see the parameters.
 
     Returns:
       The op that waits for a round's gradients, applies their mean and wakes
@@ -72,7 +76,7 @@ def build_round(
         # Some optimizers begin without their gradients, as Adam does by decaying
         # the moments of sparse ones; a checkpoint must not catch that.
         with tf.control_dependencies([count]):
-            applied = apply(means)
+            applied = publish(tf.group(apply(means)))
         with tf.control_dependencies([applied]):
             rows = [
                 (RunField.ROUND, decision.round + 1),

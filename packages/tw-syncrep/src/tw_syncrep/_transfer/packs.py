@@ -65,6 +65,12 @@ class Pack:
             flat.insert(0, _as_bytes(head, flat[0].dtype))
         return tf.concat(flat, axis=0)
 
+    def prepend(self, head: tf.Tensor | None, joined: tf.Tensor) -> tf.Tensor:
+        """Returns what travels of a pack that was joined without its head."""
+        if head is None:
+            return joined
+        return tf.concat([_as_bytes(head, joined.dtype), joined], axis=0)
+
     def cut(self, joined: tf.Tensor) -> dict[int, tf.Tensor]:
         """Undoes ``join``; the tensors by index, on the current device."""
         return self.open(joined)[1]

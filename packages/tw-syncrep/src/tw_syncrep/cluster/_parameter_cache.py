@@ -11,6 +11,7 @@ that it can be exported with the graph.
 """
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ import tensorflow as tf
 from tw_core.checks import check_whole_number
 from tw_core.renames import renamed_arguments
 from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
-from tw_syncrep._transfer.packs import SMALL_BYTES, is_small, plan_packs, with_head
+from tw_syncrep._transfer.packs import SMALL_BYTES, Pack, is_small, with_head
 from tw_syncrep.cluster._tf_config import TaskConfig, check_task
 
 _COLLECTION = "tw_syncrep_mirrors"
@@ -112,45 +113,145 @@ def with_masters(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, tf.Variabl
     return [(grad, masters.get(var.ref(), var)) for grad, var in pairs]
 
 
-def refresh(
-    cached: Sequence[CachedParameter],
-    progress: tf.Tensor,
-    *,
-    device: str,
-    below_bytes: int,
-) -> tuple[tf.Tensor, tf.Operation]:
-    """Reads the masters in packs and updates their copies.
+@dataclass(frozen=True)
+class Pulling:
+    """How a worker's copies are refreshed.
 
-    Args:
+    The chief joins the parameters of each pack at the end of a round and *publishes*
+    what it has joined, in a variable on their server that is in no collection and no
+    checkpoint. So a round joins them once for all workers, and a worker that is slow
+    gets the state after one round or the next, but none in between. Before anything is
+    published, and where the chief has no such copies, the parameters are read.
+
+    Attributes:
       cached: what to update.
-      progress: int64 [P], on a server; the masters are read once it is computed. It
-        travels with a pack of that server, where there is one that can take it.
+      packs: of ``cached``, by their places.
       device: the worker.
-      below_bytes: a smaller parameter travels in a pack with others.
-
-    Returns:
-      What ``progress`` says, on the worker, and the op that has updated all copies.
+      shared_name: prefix of the names of what is published.
     """
-    masters = {n: parameter.master for n, parameter in enumerate(cached)}
-    packs = with_head(
-        plan_packs(masters, below_bytes=below_bytes),
-        numbers=progress.shape[0],
-        server=progress.device,
+
+    cached: tuple[CachedParameter, ...]
+    packs: tuple[Pack, ...]
+    device: str
+    shared_name: str
+
+    def publish(self, after: tf.Operation) -> tf.Operation:
+        """Returns the op that publishes the parameters, once ``after`` is done."""
+        published = []
+        for pack in filter(_is_joined, self.packs):
+            changes = _changes_on(pack.server, after)
+            with exact_device_scope(pack.server), tf.control_dependencies(changes):
+                published.append(
+                    tf.raw_ops.AssignVariableOp(
+                        resource=self._published(pack), value=self._join(pack)
+                    )
+                )
+        return tf.group(after, *published)
+
+    def pull(
+        self, progress: tf.Tensor, *, is_published: bool
+    ) -> tuple[tf.Tensor, tf.Operation]:
+        """Reads the parameters in packs and updates their copies.
+
+        Args:
+          progress: int64 [P], on a server; parameters are read once it is computed. It
+            travels with a pack of that server, where there is one that can take it.
+          is_published: whether to take what was published, if there is anything.
+
+        Returns:
+          What ``progress`` says, on the worker, and the op that has updated all copies.
+        """
+        arrived, assigns = None, []
+        numbers, server = progress.shape[0], progress.device
+        carriers = with_head(self.packs, numbers=numbers, server=server)
+        for pack, carrier in zip(self.packs, carriers, strict=True):
+            head = progress if carrier.numbers else None
+            with exact_device_scope(pack.server), tf.control_dependencies([progress]):
+                if is_published and _is_joined(pack):
+                    joined = carrier.prepend(head, self._read(pack))
+                else:
+                    joined = self._join(carrier, head)
+            with exact_device_scope(self.device):
+                head, values = carrier.open(tf.identity(joined))
+                arrived = arrived if head is None else head
+                for n, value in values.items():
+                    copy = self.cached[n].copy
+                    assigns.append(copy.assign(value, read_value=False))
+        if arrived is None:
+            with exact_device_scope(self.device):
+                arrived = tf.identity(progress)
+        return arrived, tf.group(*assigns)
+
+    def _join(self, pack: Pack, head: tf.Tensor | None = None) -> tf.Tensor:
+        """Reads and joins the parameters, on the current device."""
+        masters = {n: self.cached[n].master for n in pack.indices}
+        return pack.join({n: m.read_value() for n, m in masters.items()}, head)
+
+    def _read(self, pack: Pack) -> tf.Tensor:
+        """Reads what is published, or else the parameters, on the current device."""
+        dtype, handle = tf.as_dtype(pack.dtype), self._published(pack)
+        masters = {n: self.cached[n].master for n in pack.indices}
+
+        def join() -> tf.Tensor:
+            # Handles of its own: those from outside would cost an op each, every time.
+            handles = {n: _remade_handle(master) for n, master in masters.items()}
+            return pack.join(
+                {
+                    n: tf.raw_ops.ReadVariableOp(resource=own, dtype=dtype)
+                    for n, own in handles.items()
+                }
+            )
+
+        return tf.cond(
+            tf.raw_ops.VarIsInitializedOp(resource=handle),
+            lambda: tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype),
+            join,
+        )
+
+    def _published(self, pack: Pack) -> tf.Tensor:
+        """Returns the handle of what is published, on the current device."""
+        names = "\n".join(self.cached[n].master.name for n in pack.indices)
+        digest = hashlib.sha256(names.encode()).hexdigest()[:16]
+        return tf.raw_ops.VarHandleOp(
+            dtype=tf.as_dtype(pack.dtype),
+            shape=pack.shape,
+            shared_name=f"{self.shared_name}/{digest}",
+        )
+
+
+def _is_joined(pack: Pack) -> bool:
+    """Returns whether there is anything to join; one parameter is read as it is."""
+    return len(pack.indices) > 1
+
+
+def _remade_handle(variable: tf.Variable) -> tf.Tensor:
+    """Returns another handle of a variable, on the current device."""
+    made = variable.handle.op
+    return tf.raw_ops.VarHandleOp(
+        dtype=variable.dtype.base_dtype,
+        shape=variable.shape,
+        container=made.get_attr("container"),
+        shared_name=made.get_attr("shared_name") or made.name.encode(),
     )
-    arrived, assigns = None, []
-    for pack in packs:
-        with exact_device_scope(pack.server), tf.control_dependencies([progress]):
-            values = {n: masters[n].read_value() for n in pack.indices}
-            joined = pack.join(values, progress if pack.numbers else None)
-        with exact_device_scope(device):
-            head, values = pack.open(tf.identity(joined))
-            arrived = arrived if head is None else head
-            for n, value in values.items():
-                assigns.append(cached[n].copy.assign(value, read_value=False))
-    if arrived is None:
-        with exact_device_scope(device):
-            arrived = tf.identity(progress)
-    return arrived, tf.group(*assigns)
+
+
+def _changes_on(server: str, after: tf.Operation) -> list[tf.Operation]:
+    """Returns what ``after`` does to the resources of a server, or all that it does.
+
+    Waiting for the rest too would cost a message between servers there and back.
+    """
+    if not tf.compat.v1.control_flow_v2_enabled():  # An op may be within a loop.
+        return [after]
+    found, todo, seen = [], [after], {after}
+    while todo:
+        op = todo.pop()
+        resources = [given for given in op.inputs if given.dtype == tf.resource]
+        if any(handle.op.device == server for handle in resources):
+            found.append(op)
+        before = {*(given.op for given in op.inputs), *op.control_inputs} - seen
+        todo += before
+        seen |= before
+    return found
 
 
 def _make_getter(
