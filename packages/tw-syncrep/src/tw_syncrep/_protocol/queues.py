@@ -92,35 +92,24 @@ class GradientQueue:
             accepted = tf.identity(accepted)
             count = tf.shape(accepted)[0]
 
-            def add_one(number: tf.Tensor, *sums: tf.Tensor) -> list[tf.Tensor]:
-                sent = self._next_accepted(accepted)
-                return [number + 1, *self.payload.add(sums, sent)]
+            def add_next(number: tf.Tensor, *sums: tf.Tensor) -> list[tf.Tensor]:
+                ticket, *sent = self.dequeue()
+                is_same = tf.reduce_all(tf.equal(ticket, accepted), axis=1)
+                added = tf.cond(
+                    tf.reduce_any(is_same),
+                    lambda: [number + 1, *self.payload.add(sums, sent)],
+                    lambda: [number, *sums],
+                )
+                return list(added)
 
             result = tf.while_loop(
                 lambda number, *_: number < count,
-                add_one,
+                add_next,
                 [tf.constant(0), *self.payload.zeros()],
                 shape_invariants=[tf.TensorShape([]), *self.payload.sum_shapes()],
                 parallel_iterations=1,
             )
             return self.payload.means(result[1:], count)
-
-    def _next_accepted(self, accepted: tf.Tensor) -> list[tf.Tensor]:
-        """Takes elements out until one is accepted; returns what was sent with it."""
-
-        def is_rejected(ticket: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
-            is_same = tf.reduce_all(tf.equal(ticket, accepted), axis=1)
-            return tf.logical_not(tf.reduce_any(is_same))
-
-        unknown = [tf.TensorShape(None)] * len(self.payload.dtypes())
-        element = tf.while_loop(
-            is_rejected,
-            lambda *_: self.dequeue(),
-            self.dequeue(),
-            shape_invariants=[tf.TensorShape([TICKET_SIZE]), *unknown],
-            parallel_iterations=1,
-        )
-        return list(element[1:])
 
 
 class WakeReason(IntEnum):
