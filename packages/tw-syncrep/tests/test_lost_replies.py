@@ -135,10 +135,10 @@ def test_a_pull_that_is_too_slow_for_every_session_ends_with_an_error(
     caplog.set_level(logging.WARNING, "tw_syncrep")
     pulls = []
 
-    def pull_slowly(cached, progress, *, device, below_bytes):
-        with tf.device(device):
+    def pull_slowly(pulling, progress, *, is_published):
+        with tf.device(pulling.device):
             arrived = tf.identity(progress)
-            if device.endswith("task:0"):
+            if pulling.device.endswith("task:0"):
                 return arrived, tf.no_op()
             with tf.control_dependencies([arrived]):
                 waited = v1.py_func(lambda: pulls.append(time.sleep(2.5)), [], [])
@@ -158,7 +158,7 @@ def test_a_pull_that_is_too_slow_for_every_session_ends_with_an_error(
         for _ in range(3):  # A batch that has counted has nothing to wait for.
             session.run(model.train)
 
-    monkeypatch.setattr("tw_syncrep._protocol.replica.refresh", pull_slowly)
+    monkeypatch.setattr("tw_syncrep._protocol.replica.Pulling.pull", pull_slowly)
     with pytest.raises(SyncTimeoutError, match="was needed 2 times running"):
         run_replicas(2, build_slow, drive)
     assert len(replacements(caplog)) == 3
