@@ -139,6 +139,7 @@ class CallCounter:
     def __init__(self) -> None:
         self._calls: Counter[tuple[str, str, str]] = Counter()
         self._bytes: Counter[tuple[str, str]] = Counter()
+        self._open: set[Any] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -166,6 +167,8 @@ class CallCounter:
                 self._calls[source, target, path.rpartition("/")[2]] += 1
 
             calls = CallReader(count_call)
+            own = asyncio.current_task()
+            self._open.add(own)  # The loop itself does not keep it.
             try:
                 await asyncio.gather(
                     self._pump(reader, theirs[1], (source, target), calls.feed),
@@ -176,6 +179,7 @@ class CallCounter:
             finally:
                 writer.close()
                 theirs[1].close()
+                self._open.discard(own)
 
         async def listen() -> str:
             server = await asyncio.start_server(serve, "127.0.0.1", 0)

@@ -91,18 +91,21 @@ class CountedCluster:
     Every task has its own address and, for each other, that of a proxy.
     """
 
-    def __init__(self, context: Any, *, ps: int, workers: int) -> None:
+    def __init__(
+        self, context: Any, *, ps: int, workers: int, limit_s: int = 180
+    ) -> None:
         """Starts the servers.
 
         Args:
           context: as of ``make_template``.
           ps: parameter servers.
           workers: at most as many can train.
+          limit_s: after which the parameter servers end in any case.
         """
         ports = iter(find_free_ports(ps + workers))
         self.counter = CallCounter()
         self._addresses = {
-            job: [f"localhost:{next(ports)}" for _ in range(count)]
+            job: [f"127.0.0.1:{next(ports)}" for _ in range(count)]
             for job, count in (("ps", ps), ("worker", workers))
         }
         self._seen = {
@@ -110,8 +113,9 @@ class CountedCluster:
             for job, listed in self._addresses.items()
             for index in range(len(listed))
         }
+        spec = {"limit_s": limit_s}
         self.servers = [
-            Task(context, f"ps {index}", "serve", self._config("ps", index), {})
+            Task(context, f"ps {index}", "serve", self._config("ps", index), spec)
             for index in range(ps)
         ]
         for server in self.servers:

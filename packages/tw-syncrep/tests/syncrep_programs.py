@@ -18,7 +18,7 @@ def run_task(
     pipe: Any, program: str, task: dict[str, Any], spec: dict[str, Any]
 ) -> None:
     """Runs one task in a process of its own."""
-    signal.alarm(180)  # Nothing here outlives a broken test.
+    signal.alarm(spec.get("limit_s", 180))  # Nothing here outlives a broken test.
     os.environ["TF_CONFIG"] = json.dumps(task)
     warnings.simplefilter("ignore")
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
