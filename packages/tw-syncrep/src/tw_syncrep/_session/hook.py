@@ -85,6 +85,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._life = 0
         self._replaced = 0
         self._session: Any = None
+        self._opened = 0  # the incarnation that this chief has begun last
         self._begun: SyncGraph | None = None
 
     @property
@@ -178,9 +179,10 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         """Returns whether the servers hold a run that this chief is to go on with.
 
         They do where all variables have values, the run has begun and is not closed,
-        and either this chief's process has begun it or another replica, whose
-        gradients have counted, was heard from within ``wait_timeout_s``. Where all
-        replicas start at once, none has, and the chief initializes or restores.
+        and either this chief has begun it, in a session that was lost or has raised, or
+        another replica, whose gradients have counted, was heard from within
+        ``wait_timeout_s``. Where all replicas start at once, none has, and the chief
+        initializes or restores.
 
         Args:
           session: of this graph; need not be initialized.
@@ -195,16 +197,11 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         caller = "SyncReplicasHook.is_under_way"
         check_session(caller, session, graph.train_op.graph)
         check_flag(caller, is_again=is_again)
-        if not self._is_chief or len(session.run(graph.uninitialized)):
-            return False
-        parts = session.run(graph.ops.status)
-        if is_replaced(parts, graph.replica, life=self._life):
-            raise ReplicaReplacedError(graph.replica)
-        status = read_status(parts)
-        if not status.incarnation or status.is_closed:
-            return False
-        within_s = self.wait_timeout_s or 0.0
-        return is_again or is_held_by_others(parts, graph.replica, within_s=within_s)
+        is_held = self._is_chief and self._finds_run(session, is_again=is_again)
+        if not is_held:
+            # What is then initialized or restored may not come to its end.
+            self._opened = 0
+        return is_held
 
     def after_create_session(
         self, session: tf.compat.v1.Session, coord: tf.train.Coordinator
@@ -229,6 +226,8 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         )
         self._chief_role.begin(session, self._barrier)
         self._life = self._barrier.life
+        if self.is_acting:
+            self._opened = self._barrier.incarnation
         self._stamps.begin_session(self._barrier.number)
         if self.wait_timeout_s is not None:
             self._watchdog = self._watch(session, coord, self.wait_timeout_s)
@@ -329,6 +328,22 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             session.run(farewell, options=_bounded(_ENDING_MS))
         except tf.errors.OpError as error:
             _log.warning("Could not leave in order; others will wait: %s", error)
+
+    def _finds_run(self, session: tf.compat.v1.Session, *, is_again: bool) -> bool:
+        graph = self._graph
+        if len(session.run(graph.uninitialized)):
+            return False
+        parts = session.run(graph.ops.status)
+        if is_replaced(parts, graph.replica, life=self._life):
+            raise ReplicaReplacedError(graph.replica)
+        status = read_status(parts)
+        if not status.incarnation or status.is_closed:
+            return False
+        # Later than its own: it has begun that too, but did not hear of it.
+        if is_again or 0 < self._opened <= status.incarnation:
+            return True
+        within_s = self.wait_timeout_s or 0.0
+        return is_held_by_others(parts, graph.replica, within_s=within_s)
 
     def _find_holding(self) -> HoldOps | None:
         """Returns what holds the rounds, where they go on without the chief."""
