@@ -1,13 +1,16 @@
-"""How long a replica that is not the chief waits for the variables.
+"""Which sessions are made, and how long they wait for the variables.
 
-A private class is imported, as only TensorFlow calls it within a step.
+Private classes are imported, as only TensorFlow calls them within a step.
 """
+
+import threading
 
 import pytest
 import tensorflow as tf
 
-from tw_syncrep import StartTimeoutError, training_session
+from tw_syncrep import ServerLostError, StartTimeoutError, cluster, training_session
 from tw_syncrep._session.creators import HeldSessionCreator, ReadySessionCreator
+from tw_syncrep.cluster._network_exposure import find_free_ports
 
 v1 = tf.compat.v1
 
@@ -54,3 +57,45 @@ def test_a_start_that_failed_in_the_middle_is_no_session_to_go_on_with(monkeypat
         creator.create_session().close()
         creator.create_session().close()
     assert asked == [False, False, True]
+
+
+class FailsLate(v1.train.SessionRunHook):
+    """A user's hook in which a step waits, and fails as if its server had restarted."""
+
+    def __init__(self):
+        self.sessions = 0
+        self.go_on = threading.Event()
+
+    def after_create_session(self, session, coord):
+        del session, coord
+        self.sessions += 1
+
+    def before_run(self, run_context):
+        del run_context
+        assert self.go_on.wait(30)
+        raise tf.errors.AbortedError(None, None, "late")
+
+
+@pytest.mark.parametrize("is_chief", [True, False])
+def test_a_call_that_comes_back_after_it_was_left_behind_makes_no_session(is_chief):
+    free = [(f"localhost:{port}",) for port in find_free_ports(2)]
+    task = cluster.TaskConfig({"ps": free[0], "worker": free[1]}, "worker", 0)
+    hook = FailsLate()
+    before = set(threading.enumerate())
+    with tf.Graph().as_default():
+        step = v1.train.get_or_create_global_step()
+        none = tf.constant([], tf.string)
+        session = training_session(
+            *("", is_chief),
+            scaffold=v1.train.Scaffold(ready_op=none, ready_for_local_init_op=none),
+            hooks=[hook],
+            cluster=task,
+            wait_timeout_s=2,
+        )
+        with pytest.raises(ServerLostError, match="cannot be reached"):
+            session.run(step)
+    hook.go_on.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert hook.sessions == 1

@@ -27,6 +27,51 @@ class AbandonedError(RuntimeError):
     """An earlier call was left behind and may still be running."""
 
 
+class AbandonedCalls(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Ends a call that was left behind as soon as it comes back from TensorFlow.
+
+    It may do so much later, when its server answers again. It would then go on in hooks
+    that serve another session by now, and where it fails, TensorFlow would make a
+    session of its own again: two of one replica. So this is the first of the hooks.
+    """
+
+    def __init__(self) -> None:
+        """Nothing was left behind."""
+        self._is_left = False
+
+    def leave(self) -> None:
+        """Records that the session's call was left behind."""
+        self._is_left = True
+
+    def check(self) -> None:
+        """Ends a call that was left behind.
+
+        Raises:
+          AbandonedError: it was.
+        """
+        if self._is_left:
+            raise AbandonedError(
+                "training_session: this call was left behind; what it returns now is "
+                "of no use to anyone."
+            )
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Checks before the other hooks."""
+        self.check()
+
+    def before_run(self, run_context: Any) -> None:
+        """Checks before the other hooks."""
+        self.check()
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Checks before the other hooks."""
+        self.check()
+
+    def end(self, session: Any) -> None:
+        """Checks before the other hooks."""
+        self.check()
+
+
 class CallThread:
     """One thread that makes one call after the other.
 
@@ -78,6 +123,7 @@ class CallThread:
             result, error = self._await_answer(check)
         except BaseException:
             self.is_abandoned = True
+            self._calls.put(None)  # Once it comes back, the thread ends.
             raise
         if error is not None:
             raise error

@@ -29,6 +29,7 @@ class HeldSessionCreator(tf.compat.v1.train.ChiefSessionCreator):  # type: ignor
         checkpoint_dir: str | None,
         *,
         is_held: Callable[[tf.compat.v1.Session, bool], bool],
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """Keeps the arguments of ``tf.compat.v1.train.ChiefSessionCreator``.
 
@@ -39,16 +40,19 @@ class HeldSessionCreator(tf.compat.v1.train.ChiefSessionCreator):  # type: ignor
           checkpoint_dir: as TensorFlow's.
           is_held: takes a session and whether this creator has made one before;
             returns whether the servers hold a run that is to go on.
+          check: raises where nobody waits for a session any more.
         """
         super().__init__(scaffold, master, config, checkpoint_dir)
         self._scaffold = scaffold
         self._master = master
         self._config = config
         self._is_held = is_held
+        self._check = check
         self._has_created = False
 
     def create_session(self) -> tf.compat.v1.Session:
         """Returns a session whose variables have values."""
+        self._check()
         self._scaffold.finalize()
         session = tf.compat.v1.Session(self._master, config=self._config)
         try:
@@ -60,6 +64,7 @@ class HeldSessionCreator(tf.compat.v1.train.ChiefSessionCreator):  # type: ignor
             raise
         if not is_held:
             session.close()
+            self._check()  # The servers may have been silent for long.
             session = super().create_session()
         # Only now: what failed may have left variables half restored.
         self._has_created = True
@@ -74,13 +79,28 @@ class ReadySessionCreator(tf.compat.v1.train.SessionCreator):  # type: ignore[mi
     """
 
     def __init__(
-        self, scaffold: Any, master: str, config: Any, *, max_wait_s: float
+        self,
+        scaffold: Any,
+        master: str,
+        config: Any,
+        *,
+        max_wait_s: float,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Keeps the arguments of ``tf.compat.v1.train.WorkerSessionCreator``."""
+        """Keeps the arguments of ``tf.compat.v1.train.WorkerSessionCreator``.
+
+        Args:
+          scaffold: as TensorFlow's.
+          master: as TensorFlow's.
+          config: as TensorFlow's.
+          max_wait_s: how long to wait for the chief's variables.
+          check: raises where nobody waits for a session any more.
+        """
         self._scaffold = scaffold or tf.compat.v1.train.Scaffold()
         self._master = master
         self._config = config
         self._max_wait_s = max_wait_s
+        self._check = check
 
     def create_session(self) -> tf.compat.v1.Session:
         """Returns a session whose variables are initialized.
@@ -88,6 +108,7 @@ class ReadySessionCreator(tf.compat.v1.train.SessionCreator):  # type: ignore[mi
         Raises:
           StartTimeoutError: they are not, after the longest wait.
         """
+        self._check()
         self._scaffold.finalize()
         manager = tf.compat.v1.train.SessionManager(
             local_init_op=self._scaffold.local_init_op,

@@ -14,7 +14,7 @@ from tw_syncrep._checks import (
     check_methods,
     check_timeouts,
 )
-from tw_syncrep._session.bounded_session import TrainingSession
+from tw_syncrep._session.bounded_session import AbandonedCalls, TrainingSession
 from tw_syncrep._session.creators import HeldSessionCreator, ReadySessionCreator
 from tw_syncrep._session.holding import WhileActing
 from tw_syncrep._session.hook import SyncReplicasHook
@@ -130,14 +130,15 @@ def training_session(
         arguments["chief_only_hooks"] = []
     ours = _our_hooks(arguments)
     start_s = _timeout(start_timeout_s, [hook.start_timeout_s for hook in ours])
+    calls = AbandonedCalls()
     return TrainingSession(
-        partial(_create, arguments, ours, is_chief=is_chief, start_s=start_s),
+        partial(_create, arguments, ours, calls, is_chief=is_chief, start_s=start_s),
         servers=_servers(cluster),
         wait_timeout_s=_timeout(wait_timeout_s, [h.wait_timeout_s for h in ours]),
         start_timeout_s=start_s,
         unanswered=lambda: any(hook.is_unanswered for hook in ours),
         failure=lambda: next(filter(None, (hook.given_up for hook in ours)), None),
-        release=partial(_release, ours),
+        release=partial(_release, ours, calls),
     )
 
 
@@ -189,7 +190,11 @@ def _our_hooks(arguments: Mapping[str, Any]) -> list[SyncReplicasHook]:
     return [hook for hook in hooks if isinstance(hook, SyncReplicasHook)]
 
 
-def _release(ours: list[SyncReplicasHook], is_left: bool) -> None:
+def _release(
+    ours: list[SyncReplicasHook], calls: AbandonedCalls, is_left: bool
+) -> None:
+    if is_left:
+        calls.leave()
     for hook in ours:
         hook.release(is_left=is_left)
 
@@ -197,6 +202,7 @@ def _release(ours: list[SyncReplicasHook], is_left: bool) -> None:
 def _create(
     arguments: Mapping[str, Any],
     ours: list[SyncReplicasHook],
+    calls: AbandonedCalls,
     *,
     is_chief: bool,
     start_s: float | None,
@@ -216,6 +222,7 @@ def _create(
             is_held=lambda session, is_again: any(
                 hook.is_under_way(session, is_again=is_again) for hook in ours
             ),
+            check=calls.check,
         )
     else:
         longest = given["max_wait_secs"]
@@ -224,6 +231,7 @@ def _create(
             given["master"],
             given["config"],
             max_wait_s=longest if start_s is None else min(longest, start_s),
+            check=calls.check,
         )
     saving: list[Any] = []
     elastic = [hook for hook in ours if hook.is_elastic]
@@ -233,7 +241,9 @@ def _create(
         saving = [WhileActing(hook, partial(_acts, elastic)) for hook in saving]
     hooks = [*given["chief_only_hooks"], *saving, *given["hooks"]]
     return tf.compat.v1.train.MonitoredSession(
-        creator, hooks=hooks, stop_grace_period_secs=given["stop_grace_period_secs"]
+        creator,
+        hooks=[calls, *hooks],
+        stop_grace_period_secs=given["stop_grace_period_secs"],
     )
 
 
