@@ -1,98 +1,173 @@
-"""Fault trials: kills or stops tasks of real clusters, and times the errors.
+"""Drills: does harm to tasks of real clusters, and checks what must hold then.
 
-Every survivor must raise the right error within ``wait_timeout_s`` plus one second
-of the fault, in every trial; and what starts afterwards must go on, or afresh. Run by
-the nox session ``faults``:
+``syncrep_faults`` tells which drills there are, and what must hold. Run by the nox
+session ``faults``:
 
     nox -s faults -- --trials 20
+    nox -s faults -- --total 1000 --ledger docs/benchmarks/syncrep-faults.tsv
+
+With a ledger, trials that are in it count: it can be stopped at any time, and goes on
+where it was.
 """
 
 import argparse
 import os
-import statistics
+import subprocess
 import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parents[2] / "packages" / "tw-syncrep" / "tests"
+from ledger import GOOD, Ledger, Line, choose, summarize
+
+ROOT = Path(__file__).parents[2]
+TESTS = ROOT / "packages" / "tw-syncrep" / "tests"
+SOURCE = "packages/tw-syncrep/src"
 sys.path.insert(0, str(TESTS))
-GRACE_S = 1.0
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def main() -> int:
     """Runs the trials and tells how many were good."""
-    from syncrep_faults import FAULTS, RECOVERIES
+    from syncrep_faults import is_linked, why_no_links
     from syncrep_tasks import make_template
 
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--trials", type=int, default=20, help="of each fault")
-    parser.add_argument("--fault", choices=[*FAULTS, *RECOVERIES], help="only this one")
-    arguments = parser.parse_args()
+    arguments = read_arguments()
+    ledger = Ledger(arguments.ledger)
     template = make_template()
-    bad = 0
-    for fault in [arguments.fault] if arguments.fault else [*FAULTS, *RECOVERIES]:
-        if fault in FAULTS:
-            verdicts = [trial(template, fault) for _ in range(arguments.trials)]
-            bad += sum(not is_good for is_good, _ in verdicts)
-            print(f"{fault}: {summary(verdicts)}", flush=True)
-        else:
-            good = [recovers(template, fault) for _ in range(arguments.trials)]
-            bad += good.count(False)
-            print(f"{fault}: {sum(good)} of {len(good)} went on", flush=True)
-    return 1 if bad else 0
+    names = arguments.drill
+    reason = why_no_links(template) if any(map(is_linked, names)) else None
+    if reason is not None:
+        names = [name for name in names if not is_linked(name)]
+        print(f"No links are taken down here: {reason}", flush=True)
+    drills = Drills(template, names, ledger, arguments.trials, arguments.total)
+    began, before = time.monotonic(), len(ledger.lines)
+    lanes = [threading.Thread(target=drills.run) for _ in range(arguments.at_once)]
+    for lane in lanes:
+        lane.start()
+    for lane in lanes:
+        lane.join()
+    lines = [line for line in ledger.lines if line.drill in names]
+    print(summarize(lines, grid(names)))
+    minutes, fresh = (time.monotonic() - began) / 60, ledger.lines[before:]
+    print(f"{len(fresh)} trials in {minutes:.0f} min; {len(lines)} in all")
+    return 0 if all(line.is_good for line in fresh) else 1
 
 
-def recovers(template: Any, fault: str) -> bool:
-    """Runs one trial of what goes on after a fault."""
-    from syncrep_faults import RECOVERIES
-    from syncrep_tasks import Tasks
+def read_arguments() -> argparse.Namespace:
+    """Reads the command line; without a total, there are as many trials of each."""
+    from syncrep_faults import DRILLS, SCENES
 
-    tasks = Tasks(template)
-    try:
-        tasks.serve()
-        RECOVERIES[fault](tasks)
-    except (AssertionError, TimeoutError) as error:
-        print(f"{fault}: FAILED: {error}", flush=True)
-        return False
-    finally:
-        tasks.kill()
-    return True
-
-
-def summary(verdicts: list[tuple[bool, float]]) -> str:
-    """Tells how many were good, and how far beyond the deadline the errors came."""
-    from syncrep_faults import WAIT_S
-
-    good = sum(is_good for is_good, _ in verdicts)
-    beyond = [seconds - WAIT_S for _, seconds in verdicts] or [0.0]
-    middle, most = statistics.median(beyond), max(beyond)
-    return (
-        f"{good} of {len(verdicts)} within the deadline plus {GRACE_S:g} s; beyond the "
-        f"deadline {middle:.2f} s in the middle, {most:.2f} s at most"
+    known = [*DRILLS, *SCENES]
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], epilog=f"Drills: {'; '.join(known)}."
     )
+    parser.add_argument("--trials", type=int, help="of each drill; 20 by default")
+    parser.add_argument("--total", type=int, help="trials in all, in turn")
+    parser.add_argument("--ledger", type=Path, help="a file with a line for each trial")
+    parser.add_argument("--at-once", type=int, default=2, help="trials side by side")
+    parser.add_argument(
+        *("--drill", "--fault"),
+        nargs="+",
+        help="only those with one of these in their names",
+    )
+    arguments = parser.parse_args()
+    if arguments.trials is None and arguments.total is None:
+        arguments.trials = 20
+    parts = arguments.drill or [""]
+    arguments.drill = [name for name in known if any(part in name for part in parts)]
+    if not arguments.drill:
+        parser.error(f"no drill has {' or '.join(parts)} in its name")
+    return arguments
 
 
-def trial(template: Any, fault: str) -> tuple[bool, float]:
-    """Runs one trial; whether it was good, and the slowest survivor's seconds."""
-    from syncrep_faults import FAULTS, WAIT_S, run_trial
-    from syncrep_tasks import Tasks
+class Drills:
+    """Trials that several threads run, each another one."""
 
-    tasks = Tasks(template)
+    def __init__(
+        self,
+        template: Any,
+        names: Sequence[str],
+        ledger: Ledger,
+        each: int | None,
+        total: int | None,
+    ) -> None:
+        self._template = template
+        self._names = names
+        self._ledger = ledger
+        self._each = each
+        self._total = total
+        self._code = find_code()
+        self._lock = threading.Lock()
+        self._under_way: list[str] = []
+
+    def run(self) -> None:
+        """Runs trials until there are enough."""
+        while (name := self._begin()) is not None:
+            line = self._try(name)
+            with self._lock:
+                self._under_way.remove(name)
+                self._ledger.add(line)
+            if not line.is_good:
+                print(f"{name}: FAILED: {line.verdict}", flush=True)
+
+    def _begin(self) -> str | None:
+        with self._lock:
+            lines = [line for line in self._ledger.lines if line.drill in self._names]
+            name = choose(
+                *(self._names, lines, self._under_way),
+                each=self._each,
+                total=self._total,
+            )
+            if name is not None:
+                self._under_way.append(name)
+            return name
+
+    def _try(self, name: str) -> Line:
+        from syncrep_faults import run_drill
+
+        with tempfile.TemporaryDirectory() as folder:
+            outcome = run_drill(self._template, name, Path(folder))
+        return Line(
+            name,
+            outcome.failure or GOOD,
+            outcome.beyond_s,
+            outcome.longest_s,
+            outcome.lost,
+            self._code,
+            outcome.remarks,
+        )
+
+
+def grid(names: Sequence[str]) -> dict[tuple[str, str], dict[str, str]]:
+    """Returns drills by what comes after, by victim and fault."""
+    from syncrep_faults import DRILLS
+
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for name in names:
+        if name in DRILLS:
+            drill = DRILLS[name]
+            rows.setdefault((drill.victim, drill.fault), {})[drill.after] = name
+    return rows
+
+
+def find_code() -> str:
+    """Returns which version of the package is tried: a short name of its sources."""
+    git = ["git", "-C", str(ROOT)]
+    asked = [["rev-parse", "--short", f"HEAD:{SOURCE}"], ["status", "-s", SOURCE]]
     try:
-        tasks.serve()
-        reports = run_trial(tasks, fault)
-    except (AssertionError, TimeoutError) as error:
-        print(f"{fault}: FAILED: {error}", flush=True)
-        return False, float("inf")
-    finally:
-        tasks.kill()
-    slowest = max(report.after_s for report in reports)
-    wrong = [report for report in reports if report.error != FAULTS[fault]]
-    for report in reports:
-        if report in wrong or report.after_s > WAIT_S + GRACE_S:
-            print(f"{fault}: {report}", flush=True)
-    return not wrong and slowest <= WAIT_S + GRACE_S, slowest
+        name, changes = (
+            subprocess.run(
+                [*git, *words], capture_output=True, text=True, check=True
+            ).stdout.strip()
+            for words in asked
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{name}+" if changes else name
 
 
 if __name__ == "__main__":

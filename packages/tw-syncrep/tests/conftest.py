@@ -33,8 +33,8 @@ def make_cluster(processes: Any) -> Any:
 
     with contextlib.ExitStack() as stack:
 
-        def make(**counts: int) -> Tasks:
-            tasks = Tasks(processes, **counts)
+        def make(**options: Any) -> Tasks:
+            tasks = Tasks(processes, **options)
             stack.callback(tasks.kill)
             tasks.serve()
             return tasks

@@ -4,30 +4,40 @@ A task gets ``(command, value)`` pairs and answers each; an exception that a
 command raises is the answer, and ends the task.
 """
 
+import ctypes
 import json
 import logging
 import os
 import signal
+import time
+import traceback
 import warnings
 from typing import Any
 
-STEPS_DEADLINE_S = 60
+import syncrep_links
+
+_PR_SET_PDEATHSIG = 1
 
 
 def run_task(
     pipe: Any, program: str, task: dict[str, Any], spec: dict[str, Any]
 ) -> None:
     """Runs one task in a process of its own."""
-    signal.alarm(spec.get("limit_s", 180))  # Nothing here outlives a broken test.
+    # Nothing here outlives a broken test, nor one that was killed.
+    signal.alarm(spec.get("limit_s", 180))
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ["TF_CONFIG"] = json.dumps(task)
     warnings.simplefilter("ignore")
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     try:
+        if "network" in spec:
+            syncrep_links.join_network(pipe, *spec["network"])
         PROGRAMS[program](pipe, spec)
     except EOFError:  # The test is over.
         pass
     except BaseException as error:
-        pipe.send(("raised", type(error).__name__, str(error), _facts(error)))
+        traceback.print_exc()
+        pipe.send(("raised", *_told(error)))
     finally:
         # A server's threads would keep the process.
         pipe.close()
@@ -46,7 +56,7 @@ def serve(pipe: Any, spec: dict[str, Any]) -> None:
 def train(pipe: Any, spec: dict[str, Any]) -> None:
     import tensorflow as tf
 
-    from tw_syncrep import cluster, training_session
+    from tw_syncrep import SyncTimeoutError, cluster, training_session
 
     v1 = tf.compat.v1
     task = cluster.read_tf_config()
@@ -68,25 +78,68 @@ def train(pipe: Any, spec: dict[str, Any]) -> None:
             }
         pipe.send(("built", None))
         pipe.recv()
-        with make(
-            server.target,
-            task.is_chief,
-            hooks=[model.hook, *model.extra_hooks],
-            **settings,
-        ) as session:
-            pipe.send(("created", None))
-            obey(pipe, model, session)
+        settings["hooks"] = [model.hook, *model.extra_hooks]
+        while not model.has_ended:
+            try:
+                with make(server.target, task.is_chief, **settings) as session:
+                    pipe.send(("created", None))
+                    obey(pipe, model, session)
+            except SyncTimeoutError as error:
+                if model.has_ended or not spec.get("retries"):
+                    raise
+                pipe.send(("lost", *_told(error)))
         pipe.send(("closed", None))
         pipe.recv()
 
 
 def obey(pipe: Any, model: "Model", session: Any) -> None:
-    """Does what the test says until it says end."""
-    while True:
-        command, value = pipe.recv()
+    """Does what the test says until it says end; in a new session, what was open."""
+    while not model.has_ended:
+        model.task_at_hand = model.task_at_hand or pipe.recv()
+        command, value = model.task_at_hand
         if command == "end":
+            model.has_ended = True
             return
-        pipe.send(("done", getattr(model, command)(session, value)))
+        answer = getattr(model, command)(session, value)
+        model.task_at_hand = None
+        pipe.send(("done", answer))
+
+
+class Record:
+    """What a replica has seen, in all of its sessions.
+
+    Attributes:
+      first: the first step.
+      highest: the highest one.
+      fell_back: the largest fall, from a step and to one; None where there was none.
+      longest_s: seconds that the longest call took.
+    """
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        self.highest = 0
+        self.fell_back: tuple[int, int] | None = None
+        self.longest_s = 0.0
+
+    def see(self, step: int) -> None:
+        if self.first is None:
+            self.first = step
+        if self.highest - step > self.fall:
+            self.fell_back = self.highest, step
+        self.highest = max(self.highest, step)
+
+    @property
+    def fall(self) -> int:
+        """Steps of the largest fall."""
+        return self.fell_back[0] - self.fell_back[1] if self.fell_back else 0
+
+    def time(self, call: Any) -> Any:
+        """Makes a call, whose time counts also where it raises."""
+        began = time.monotonic()
+        try:
+            return call()
+        finally:
+            self.longest_s = max(self.longest_s, time.monotonic() - began)
 
 
 class Model:
@@ -99,6 +152,9 @@ class Model:
 
         v1 = tf.compat.v1
         self.spec, self.task = spec, task
+        self.task_at_hand: Any = None
+        self.has_ended = False
+        self.record = Record()
         self.global_step = v1.train.get_or_create_global_step()
         self.factor = v1.placeholder(tf.float32, [])
         self.ids = v1.placeholder(tf.int64, [None])
@@ -112,7 +168,7 @@ class Model:
         chief = task.is_chief
         tokens = spec.get("num_tokens", 0 if spec["kind"] == "tensorflow" else -1)
         self.hook = self.optimizer.make_session_run_hook(chief, tokens)
-        self.extra_hooks: list[Any] = []
+        self.extra_hooks = [_fails_once()] if spec.get("fails_once") else []
         (self.local_step,) = (
             v for v in v1.local_variables() if v.name == "sync_rep_local_step:0"
         )
@@ -190,12 +246,18 @@ class Model:
         """Runs steps until the global step is reached; whether the session is over."""
         self.lowest = 10**9
         while not session.should_stop():
-            step = int(session.run(self.global_step))
+            step = int(self.record.time(lambda: session.run(self.global_step)))
             self.lowest = min(self.lowest, step)
+            self.record.see(step)
             if step >= value["step"]:
                 break
-            session.run(self.train_op, self._feed(value))
+            feed = self._feed(value)
+            self.record.time(lambda: session.run(self.train_op, feed))  # noqa: B023
         return session.should_stop()
+
+    def recorded(self, session: Any, value: Any) -> Any:
+        """Returns the record of all sessions."""
+        return self.record
 
     def lowest_step(self, session: Any, value: Any) -> Any:
         """Returns the lowest global step that the last ``until`` has seen."""
@@ -252,9 +314,28 @@ def _task(node: Any, side: str) -> str:
     return device.replace("/replica:0", "")
 
 
+def _fails_once() -> Any:
+    """Makes a user's hook for which TensorFlow makes the first session again."""
+    import tensorflow as tf
+
+    class FailsOnce(tf.compat.v1.train.SessionRunHook):
+        has_failed = False
+
+        def after_create_session(self, session: Any, coord: Any) -> None:
+            if not self.has_failed:
+                self.has_failed = True
+                raise tf.errors.AbortedError(None, None, "once")
+
+    return FailsOnce()
+
+
+def _told(error: BaseException) -> tuple[str, str, dict[str, Any]]:
+    return type(error).__name__, str(error), _facts(error)
+
+
 def _facts(error: BaseException) -> dict[str, Any]:
     names = ("step", "arrived", "missing", "heard_s", "servers", "waited_s")
     return {name: getattr(error, name) for name in names if hasattr(error, name)}
 
 
-PROGRAMS = {"serve": serve, "train": train}
+PROGRAMS = {"serve": serve, "train": train, "hub": syncrep_links.hub}

@@ -6,6 +6,7 @@ import signal
 import time
 from typing import Any
 
+import syncrep_links
 import syncrep_programs
 
 from tw_syncrep.cluster._network_exposure import find_free_ports
@@ -14,10 +15,15 @@ DEADLINE_S = 60
 
 
 class Task:
-    """A process of a cluster, and the test's end of its pipe."""
+    """A process of a cluster, and the test's end of its pipe.
+
+    Attributes:
+      plug: name of its link at the hub, where it has one.
+    """
 
     def __init__(self, context: Any, name: str, *arguments: Any) -> None:
         self.name = name
+        self.plug: str | None = None
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(
             target=syncrep_programs.run_task, args=(theirs, *arguments), daemon=True
@@ -56,26 +62,65 @@ class Task:
 
 
 class Tasks:
-    """A cluster of processes on this machine."""
+    """A cluster of processes on this machine.
 
-    def __init__(self, context: Any, *, ps: int = 1, workers: int = 2) -> None:
+    Linked tasks have a network namespace each, whose link ``cut`` takes down.
+    """
+
+    def __init__(
+        self, context: Any, *, ps: int = 1, workers: int = 2, linked: bool = False
+    ) -> None:
         self._context = context
-        ports = find_free_ports(ps + workers)
-        self.addresses = {
-            "ps": [f"localhost:{port}" for port in ports[:ps]],
-            "worker": [f"localhost:{port}" for port in ports[ps:]],
-        }
+        count = ps + workers
+        if linked:
+            addresses = syncrep_links.task_addresses(count)
+        else:
+            addresses = [f"localhost:{port}" for port in find_free_ports(count)]
+        self.addresses = {"ps": addresses[:ps], "worker": addresses[ps:]}
         self.servers: list[Task] = []
         self.workers: list[Task] = []
         self.all: list[Task] = []
+        self._hub: Task | None = None
+        if linked:
+            self._hub = Task(context, "hub", "hub", {}, {})
+            self.all.append(self._hub)
 
     def start(self, job: str, index: int, program: str, spec: dict[str, Any]) -> Task:
         config = {"cluster": self.addresses, "task": {"type": job, "index": index}}
+        if self._hub is not None:
+            every = [*self.addresses["ps"], *self.addresses["worker"]]
+            spec = {**spec, "network": (self.addresses[job][index], every)}
         task = Task(self._context, f"{job} {index}", program, config, spec)
         self.all.append(task)
+        if self._hub is not None:
+            self._plug(task)
         return task
 
+    def cut(self, task: Task) -> None:
+        """Takes the task's link down: what is sent vanishes."""
+        assert self._hub is not None
+        self._hub.ask("down", task.plug)
+
+    def mend(self, task: Task) -> None:
+        """Brings the task's link up again."""
+        assert self._hub is not None
+        self._hub.ask("up", task.plug)
+
+    def _plug(self, task: Task) -> None:
+        """Links a task to the hub, in the place of its predecessor."""
+        assert self._hub is not None
+        task.expect("alone")
+        for other in self.all:
+            if other.name == task.name and other.plug is not None:
+                self._hub.ask("unplug", other.plug)
+                other.plug = None
+        task.plug = f"plug{len(self.all)}"
+        self._hub.ask("plug", (task.plug, task.process.pid))
+        task.say("plugged")
+
     def serve(self) -> None:
+        if self._hub is not None:
+            self._hub.expect("bridged")
         count = len(self.addresses["ps"])
         self.servers = [self.start("ps", i, "serve", {}) for i in range(count)]
         for server in self.servers:

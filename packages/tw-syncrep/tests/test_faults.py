@@ -1,45 +1,81 @@
 """Lost tasks end the others' waits with an error of the right type and names.
 
-How soon is measured by the trials of the session ``faults``.
+Of all the drills, as many as show each fault and each victim; ``nox -s faults`` runs
+all of them, and again and again.
 """
 
 import pytest
-from syncrep_faults import FAULTS, OPTIONS, RECOVERIES, SPEC, run_trial
+from syncrep_faults import (
+    DRILLS,
+    OPTIONS,
+    RAISED,
+    SCENES,
+    SPEC,
+    Trial,
+    is_linked,
+    why_no_links,
+)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_survivors_raise_a_typed_error_that_names_whom_they_wait_for(
-    make_cluster, fault
-):
-    tasks = make_cluster()
-    reports = run_trial(tasks, fault)
-    assert {report.error for report in reports} == {FAULTS[fault]}
-    for report in reports:
-        if fault == "worker killed":
+@pytest.fixture
+def try_out(make_cluster, processes, tmp_path):
+    """Makes trials of drills; skips those with links where there can be none."""
+
+    def make(name):
+        if is_linked(name) and (reason := why_no_links(processes)):
+            pytest.skip(f"links cannot be taken down here: {reason}")
+        return Trial(make_cluster(linked=is_linked(name)), DRILLS[name], tmp_path)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "worker killed, retried",
+        "chief killed, in time",
+        "ps killed, retried",
+        "ps stopped, new run",
+        "chief paused, retried",
+        "worker cut, new run",
+        "ps interrupted, in time",
+    ],
+)
+def test_survivors_name_whom_they_wait_for_and_no_step_is_lost(try_out, name):
+    trial = try_out(name)
+    outcome = trial.run()
+    assert not outcome.failure
+    for report in trial.reports:
+        if report.error == RAISED["worker"]:
             assert (report.facts["arrived"], report.facts["missing"]) == ((0,), (1,))
             assert report.facts["step"] >= 0
             assert report.facts["waited_s"] >= OPTIONS["wait_timeout_s"]
             assert report.facts["heard_s"][0] < report.facts["heard_s"][1]
             assert "Missing: 1 (heard" in report.message
             assert "Arrived: 0 (heard" in report.message
-        elif fault == "chief killed":
+        elif report.error == RAISED["chief"]:
             assert 0 in report.facts["missing"]
             assert "The chief is lost: replica 0 (heard" in report.message
         else:
-            address = tasks.addresses["ps"][0]
+            address = trial.tasks.addresses["ps"][0]
             assert f"ps 0 ({address})" in report.message
-    for task in tasks.all:
-        task.kill()
 
 
-@pytest.mark.parametrize("recovery", RECOVERIES)
-def test_what_went_before_is_neither_lost_nor_in_the_way(make_cluster, recovery):
-    RECOVERIES[recovery](make_cluster())
+@pytest.mark.parametrize(
+    "scene",
+    ["workers killed while the server is paused", "chief killed between two steps"],
+)
+def test_what_went_before_is_neither_lost_nor_in_the_way(make_cluster, scene):
+    SCENES[scene](make_cluster())
 
 
-def test_the_hook_alone_names_a_lost_worker_in_tensorflows_session(make_cluster):
-    (report,) = run_trial(make_cluster(), "worker killed", bounded=False)
-    assert report.error == "ReplicaTimeoutError"
+def test_the_hook_alone_names_a_lost_worker_in_tensorflows_session(try_out):
+    trial = try_out("worker killed, new run")
+    trial.spec["bounded"] = False
+    trial.begin()
+    trial.harm()
+    trial.hear_errors("raised")
+    (report,) = trial.reports
     assert report.facts["missing"] == (1,)
 
 
