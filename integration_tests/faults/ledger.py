@@ -50,7 +50,8 @@ class Ledger:
             # What a process that was killed has left of its last line ends here.
             with path.open("a+") as file:
                 file.seek(0)
-                if not file.read().endswith("\n"):
+                text = file.read()
+                if text and not text.endswith("\n"):
                     file.write("\n")
 
     def add(self, line: Line) -> None:

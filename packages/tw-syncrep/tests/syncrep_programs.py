@@ -12,6 +12,7 @@ import signal
 import time
 import traceback
 import warnings
+from multiprocessing import forkserver
 from typing import Any
 
 import syncrep_links
@@ -23,9 +24,11 @@ def run_task(
     pipe: Any, program: str, task: dict[str, Any], spec: dict[str, Any]
 ) -> None:
     """Runs one task in a process of its own."""
-    # Nothing here outlives a broken test, nor one that was killed.
+    # Nothing here outlives a broken test, nor one that was killed: the process that
+    # tasks are forked from ends with the test, once no task holds the pipe to it.
     signal.alarm(spec.get("limit_s", 180))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.close(forkserver._forkserver._forkserver_alive_fd)
     os.environ["TF_CONFIG"] = json.dumps(task)
     warnings.simplefilter("ignore")
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
