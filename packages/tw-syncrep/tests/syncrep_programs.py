@@ -79,6 +79,8 @@ def train(pipe: Any, spec: dict[str, Any]) -> None:
                 "save_checkpoint_steps": spec.get("save_steps", 1),
                 "save_checkpoint_secs": None,
             }
+        if not spec.get("addresses", True):
+            del os.environ["TF_CONFIG"]
         pipe.send(("built", None))
         pipe.recv()
         settings["hooks"] = [model.hook, *model.extra_hooks]
@@ -171,7 +173,10 @@ class Model:
         chief = task.is_chief
         tokens = spec.get("num_tokens", 0 if spec["kind"] == "tensorflow" else -1)
         self.hook = self.optimizer.make_session_run_hook(chief, tokens)
-        self.extra_hooks = [_fails_once()] if spec.get("fails_once") else []
+        self.asking = _asking_hook()
+        self.extra_hooks: list[Any] = [self.asking]
+        if spec.get("fails_once"):
+            self.extra_hooks.append(_fails_once())
         (self.local_step,) = (
             v for v in v1.local_variables() if v.name == "sync_rep_local_step:0"
         )
@@ -294,6 +299,18 @@ class Model:
         session.run(self.train_op, self._feed(value), options, metadata)
         return sorted(name for *_, name in received_tensors(metadata))
 
+    def ask(self, session: Any, value: Any) -> Any:
+        """Returns the global step, in a call whose fetches no other call has."""
+        fetches = [self.global_step, self.local_step]
+        if value == "in a step function":
+            return session.run_step_fn(
+                lambda step_context: step_context.session.run(fetches)
+            )
+        if value == "in a hook":
+            self.asking.fetches = fetches
+            return session.run(self.global_step)
+        return session.run(fetches)
+
     def out_of_data(self, session: Any, value: Any) -> None:
         """Comes to the end of its data."""
         import tensorflow as tf
@@ -310,6 +327,21 @@ def received_tensors(metadata: Any) -> list[tuple[str, str, str]]:
         if node.op == "_Recv"
     ]
     return [found for found in received if found[0] != found[1]]
+
+
+def _asking_hook() -> Any:
+    """Makes a hook that once makes a call of its own, where it is given fetches."""
+    import tensorflow as tf
+
+    class Asking(tf.compat.v1.train.SessionRunHook):
+        fetches: Any = None
+
+        def before_run(self, run_context: Any) -> None:
+            if self.fetches is not None:
+                fetches, self.fetches = self.fetches, None
+                run_context.session.run(fetches)
+
+    return Asking()
 
 
 def _task(node: Any, side: str) -> str:

@@ -4,6 +4,9 @@ Of all the drills, as many as show each fault and each victim; ``nox -s faults``
 all of them, and again and again.
 """
 
+import os
+import signal
+
 import pytest
 from syncrep_faults import (
     DRILLS,
@@ -104,6 +107,75 @@ def test_closing_a_session_with_a_stopped_parameter_server_is_bounded(make_clust
     word, error, message, _ = worker.hear(20)
     assert (word, error) == ("raised", "ServerLostError")
     assert "closing the session has waited" in message
+
+
+@pytest.mark.parametrize(
+    "where, with_addresses",
+    [
+        ("in a call", True),
+        ("in a call", False),
+        ("in a step function", True),
+        ("in a hook", True),
+    ],
+)
+def test_a_first_call_of_its_fetches_to_a_stopped_server_is_bounded(
+    make_cluster, where, with_addresses
+):
+    # TensorFlow registers the graph in it, which nothing cancels.
+    tasks = make_cluster(workers=1)
+    spec = {**SPEC, "aggregate": 1, "total": 1, "addresses": with_addresses}
+    (worker,) = tasks.train(spec)
+    worker.ask("step", {"factor": 1.0})
+    tasks.servers[0].stop()
+    worker.say("ask", where)
+    word, error, message, _ = worker.hear(20)
+    assert (word, error) == ("raised", "ServerLostError")
+    assert "a step has waited" in message
+
+
+def test_a_wait_ends_with_the_unanswered_questions_where_addresses_are_unknown(
+    make_cluster,
+):
+    tasks = make_cluster()
+    workers = tasks.train({**SPEC, "addresses": False})
+    tasks.step_together([{"factor": 1.0}] * 2)
+    workers[0].say("step", {"factor": 1.0})
+    assert not workers[0].pipe.poll(0.5)  # It waits for the other's gradient.
+    tasks.servers[0].stop()
+    workers[1].say("step", {"factor": 1.0})
+    for worker in workers:
+        word, error, message, _ = worker.hear(OPTIONS["wait_timeout_s"] + 20)
+        assert (word, error) == ("raised", "ServerLostError")
+        assert "the one that holds the global step" in message
+
+
+def test_a_server_that_is_back_is_not_lost_while_the_chief_stays_away(make_cluster):
+    tasks = make_cluster()
+    options = {"wait_timeout_s": 2.0, "start_timeout_s": 15}
+    _, worker = tasks.train({**SPEC, "options": options})
+    tasks.step_together([{"factor": 1.0}] * 2)
+    worker.say("step", {"factor": 1.0})
+    tasks.workers[0].kill()
+    tasks.servers[0].kill()
+    tasks.restart("ps", 0, "serve", {})
+    word, error, message, _ = worker.hear(60)
+    assert (word, error) == ("raised", "StartTimeoutError")
+    assert "the chief has not initialized the variables" in message
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_step_that_waits_can_be_interrupted(make_cluster, is_stopped):
+    tasks = make_cluster()
+    options = {**OPTIONS, "wait_timeout_s": 600}
+    worker, _ = tasks.train({**SPEC, "options": options})
+    tasks.step_together([{"factor": 1.0}] * 2)
+    worker.say("step", {"factor": 1.0})
+    assert not worker.pipe.poll(0.5)  # It waits for the other's gradient.
+    if is_stopped:
+        tasks.servers[0].stop()
+    os.kill(worker.process.pid, signal.SIGINT)
+    word, error, *_ = worker.hear(10)
+    assert (word, error) == ("raised", "KeyboardInterrupt")
 
 
 def test_a_replica_that_does_not_start_is_named(make_cluster):
