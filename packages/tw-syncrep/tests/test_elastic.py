@@ -168,23 +168,55 @@ class ByHand:
 
 def test_an_older_process_does_not_get_its_number_back():
     replicas = ByHand()
-    life = replicas.session(1)
+    life = replicas.do("draw", 1)
     replicas.do("join", 1, life=life)
-    again = replicas.session(1)
-    assert again > life
-    replicas.do("join", 1)  # another process
-    newer = replicas.session(1)
+    first = replicas.session(1)
+    replicas.do("join", 1, life=life)
+    assert replicas.session(1) > first
+    newer = replicas.do("draw", 1)  # another process
+    replicas.do("join", 1, life=newer)
     before = replicas.status()
     replicas.do("join", 1, life=life)
     assert replicas.session(1) == -1
     replicas.do("join", 1, life=newer)
-    assert replicas.session(1) > newer
+    assert replicas.session(1) > first
     assert replicas.status().joined == before.joined
-    own = replicas.session(0)
-    replicas.do("open", 0)
+    own = replicas.do("draw", 0)
+    replicas.do("open", 0, life=own)
+    replicas.do("open", 0, life=replicas.do("draw", 0))
     begun = replicas.status().incarnation
     replicas.do("open", 0, life=own)
     assert (replicas.session(0), replicas.status().incarnation) == (-1, begun)
+    assert not replicas.do("claim", 0, life=own)
+    assert replicas.status().incarnation == begun
+
+
+def test_a_join_that_was_left_behind_does_not_replace_its_successor():
+    replicas = ByHand()
+    life = replicas.do("draw", 1)
+    successor = replicas.do("draw", 1)
+    replicas.do("join", 1, life=successor)
+    replicas.do("join", 1, life=life)  # which comes late
+    assert replicas.session(1) == -1
+    replicas.do("join", 1, life=successor)
+    assert replicas.session(1) > 0
+
+
+def test_while_a_chief_restores_nobody_else_changes_the_variables():
+    replicas = ByHand()
+    before = replicas.status()
+    graph = replicas.graph(0)
+    feed = {graph.incarnation: before.incarnation}
+    assert replicas.do("claim", 0) == 1
+    assert replicas.status().incarnation == 0
+    with pytest.raises(tf.errors.InvalidArgumentError, match="superseded"):
+        replicas.sessions[0].run(graph.round_op, feed)
+    for incarnation in (before.incarnation, -before.incarnation):
+        position = (before.round_number, incarnation)
+        answer = replicas.do("take_over", 1, position=position, whom=[1, 0, 0])
+        assert not answer[1]
+    replicas.do("open", 0)
+    assert replicas.status().incarnation > before.incarnation
 
 
 @pytest.mark.parametrize("elastic", [True, False])

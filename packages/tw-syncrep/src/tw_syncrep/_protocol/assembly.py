@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tw_core.gradients import with_unique_rows
 from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
-from tw_syncrep._protocol.chief import build_open, build_take_over
+from tw_syncrep._protocol.chief import build_claim, build_open, build_take_over
 from tw_syncrep._protocol.graph import (
     LifecycleOps,
     SyncGraph,
@@ -20,6 +20,7 @@ from tw_syncrep._protocol.membership import (
     build_heartbeat,
     build_join,
     build_leave,
+    draw_life,
 )
 from tw_syncrep._protocol.replica import Replica, build_step, make_replica
 from tw_syncrep._protocol.round import Apply, build_round
@@ -163,6 +164,8 @@ def _build_lifecycle_ops(
                 publish=replica.pulling.publish,
             ),
             initial=initial,
+            claim=build_claim(state, replica.index, life=life),
+            draw=draw_life(state, replica.index),
             life=life,
             leave=build_leave(state, replica),
             evict=build_evict(state, replica.index, position=position, whom=whom),

@@ -6,7 +6,12 @@ import tensorflow as tf
 
 from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
 from tw_syncrep._protocol.graph import SyncState, share_initial_tokens
-from tw_syncrep._protocol.membership import build_join, has_number, mark_evicted
+from tw_syncrep._protocol.membership import (
+    build_join,
+    has_number,
+    mark_evicted,
+    take_number,
+)
 from tw_syncrep._protocol.replica import Replica
 from tw_syncrep._protocol.round import Publish
 from tw_syncrep._protocol.run_table import ReplicaField, RunField, replica_keys
@@ -48,10 +53,40 @@ def build_open(
             publish=replica.pulling.publish,
         )
     with tf.control_dependencies([begun]):
+        taken = take_number(state, replica.index, life)
+    with tf.control_dependencies([taken]):
         given_back = table.give_back(baton)
     with tf.control_dependencies([given_back]):
         join = build_join(state, replica, global_step=global_step, life=life)
         return tf.group(state.wake_queues.wake_all(), join)
+
+
+def build_claim(state: SyncState, chief: int, *, life: tf.Tensor) -> tf.Tensor:
+    """Builds how a chief keeps the variables to itself, before it restores them.
+
+    No round changes them, and nobody else begins an incarnation, until it opens one: a
+    replica that finds values in all variables could take half restored ones for whole.
+
+    Args:
+      state: of the optimizer.
+      chief: its number among the replicas.
+      life: as for ``build_join``.
+
+    Returns:
+      Whether it has them to itself, int64 []: 0 where a later process has its number.
+    """
+    table = state.table
+    with tf.control_dependencies([release_holds(table)]):
+        baton = table.take_baton()
+    with tf.control_dependencies([baton]):
+        is_own = has_number(state, chief, life)
+        incarnation = table.read([RunField.INCARNATION])[0]
+        rows = {RunField.INCARNATION: -tf.abs(incarnation), RunField.CHIEF: chief}
+        written = [table.write(rows, where=is_own), take_number(state, chief, life)]
+    with tf.control_dependencies(written):
+        given_back = table.give_back(baton)
+    with tf.control_dependencies([given_back]):
+        return tf.cast(is_own, tf.int64)
 
 
 def build_take_over(
@@ -89,7 +124,8 @@ def build_take_over(
     with tf.control_dependencies([baton]):
         now = table.read([RunField.ROUND, RunField.INCARNATION, RunField.RUN])
         is_open = tf.equal(table.read([RunField.CLOSED])[0], 0)
-        is_due = tf.reduce_all(tf.equal(now[:2], position)) & is_open
+        is_same = tf.reduce_all(tf.equal(now[:2], position))
+        is_due = is_same & is_open & (now[1] > 0)
         begun = _begin(
             state,
             replica,
@@ -145,7 +181,7 @@ def _begin(
     step = global_step.read_value()
     rows = {
         RunField.ROUND: first,
-        RunField.INCARNATION: table.now(above=[before[RunField.INCARNATION]]),
+        RunField.INCARNATION: table.now(above=[tf.abs(before[RunField.INCARNATION])]),
         RunField.CHANGING: 0,
         RunField.CUT_OFF: cut_off,
         RunField.CLOSED: 0,

@@ -67,8 +67,10 @@ class LifecycleOps:
         in progress then, and whether this replica has begun it.
       initial: int64 [R], feeds ``open`` and ``take_over`` with each replica's initial
         tokens; none by default.
-      life: int64 [], feeds ``join`` and ``open`` with the process's life; by default
-        one begins.
+      claim: before a chief initializes or restores: int64 [], 0 where it is replaced.
+      draw: int64 [], a life for a process that has not joined yet.
+      life: int64 [], feeds ``join``, ``open`` and ``claim`` with the process's life; 0
+        by default.
       leave: a replica's that has no more data.
       evict: has the round no longer wait for replicas that have not arrived.
       whom: int64 [R], feeds ``evict`` and ``take_over``: 1 for those replicas.
@@ -84,6 +86,8 @@ class LifecycleOps:
     open: tf.Operation
     take_over: tf.Tensor
     initial: tf.Tensor
+    claim: tf.Tensor
+    draw: tf.Tensor
     life: tf.Tensor
     leave: tf.Operation
     evict: tf.Operation

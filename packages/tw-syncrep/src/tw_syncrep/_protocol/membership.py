@@ -21,13 +21,23 @@ REFUSED = -1
 """Number of the session of a process whose replica's number a later one has taken."""
 
 
+def draw_life(state: SyncState, replica: int) -> tf.Tensor:
+    """Returns a number for a process that is to join, later than any before, int64 [].
+
+    It is drawn by itself, before the first join: a join that was left behind by a
+    process that is gone would otherwise count as the latest of all.
+    """
+    latest = state.table.read([replica_key(replica, ReplicaField.LIFE)])
+    return state.table.now(above=tf.unstack(latest))
+
+
 def has_number(state: SyncState, replica: int, life: tf.Tensor) -> tf.Tensor:
     """Returns whether a replica's number is still a process's own, bool [].
 
     Args:
       state: of the optimizer.
       replica: its number.
-      life: int64 [], of the process; 0 before it has joined.
+      life: int64 [], of the process; 0 where it has drawn none.
     """
     latest = state.table.read([replica_key(replica, ReplicaField.LIFE)])[0]
     return tf.logical_or(tf.equal(life, 0), life >= latest)
@@ -44,13 +54,13 @@ def build_join(
       state: of the optimizer.
       replica: who joins.
       global_step: what the run stands at.
-      life: int64 [], of the process; 0 begins one, with the session's number.
+      life: int64 [], of the process; 0 where it has drawn none.
     """
     table, own = state.table, replica.index
-    fields = [ReplicaField.SESSION, ReplicaField.COUNTED, ReplicaField.LIFE]
-    latest = tf.unstack(table.read([replica_key(own, field) for field in fields]))
+    fields = [ReplicaField.SESSION, ReplicaField.COUNTED]
+    latest = table.read([replica_key(own, field) for field in fields])
     now = table.now()
-    number = table.now(above=latest)
+    number = table.now(above=tf.unstack(latest))
     is_own = has_number(state, own, life)
     # After a run closes, joiners belong to the next run.
     run = tf.reduce_sum(table.read([RunField.RUN, RunField.CLOSED]))
@@ -59,10 +69,10 @@ def build_join(
         ReplicaField.LEFT: 0,
         ReplicaField.JOINED: run_mark(run),
         ReplicaField.SESSION: number,
-        ReplicaField.LIFE: tf.where(tf.equal(life, 0), number, life),
     }
     keyed = {replica_key(own, field): row for field, row in rows.items()}
-    with tf.control_dependencies([table.write(keyed, where=is_own)]):
+    written = [table.write(keyed, where=is_own), take_number(state, own, life)]
+    with tf.control_dependencies(written):
         notified = notify_chief(state, own)
         position = table.read([RunField.ROUND, RunField.INCARNATION])
         # The chief may not have written the table's own yet.
@@ -73,6 +83,13 @@ def build_join(
     with exact_device_scope(replica.device):
         session = replica.session.assign(progress[3], read_value=False)
     return tf.group(notified, session, continued)
+
+
+def take_number(state: SyncState, replica: int, life: tf.Tensor) -> tf.Operation:
+    """Returns the op by which a process has a replica's number, if it is the latest."""
+    key = replica_key(replica, ReplicaField.LIFE)
+    latest = state.table.read([key])[0]
+    return state.table.write({key: life}, where=life > latest)
 
 
 def build_leave(state: SyncState, replica: Replica) -> tf.Operation:

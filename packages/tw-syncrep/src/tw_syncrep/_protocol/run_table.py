@@ -9,8 +9,8 @@ A *round* is one step of the optimizer. An *incarnation* begins when a chief sta
 restores: what a replica computed in an older one is not accepted. A *run* has
 incarnations until it is closed; whoever has joined or left it is marked with its
 number, since the servers may outlive it and see another. A *session* begins when a
-replica joins: only its last one may go on. A *life* begins when a process joins for the
-first time: a replica's number is the latest life's.
+replica joins: only its last one may go on. A process draws a *life* before it joins for
+the first time: a replica's number is the latest life's.
 
 A *ticket* says which replica computed a gradient, from which batch, and for which
 round. The batch is known by its *stamp*, which grows with every batch of a replica.
@@ -31,10 +31,11 @@ class RunField(IntEnum):
     """Rows about the run.
 
     STEP is the global step after the last round; FIRST_ROUND and FIRST_STEP are the
-    round and the global step with which the incarnation began. CHANGING is 1 more than
-    the round whose means are being applied, else 0; CUT_OFF counts rounds that ended
-    with their chief while they were. HELD is the number of the last hold. EVICTED
-    counts replicas that were taken out of the quota.
+    round and the global step with which the incarnation began. INCARNATION is negative
+    while a chief initializes or restores the variables, before it begins one. CHANGING
+    is 1 more than the round whose means are being applied, else 0; CUT_OFF counts
+    rounds that ended with their chief while they were. HELD is the number of the last
+    hold. EVICTED counts replicas that were taken out of the quota.
     """
 
     ROUND = 0
@@ -59,7 +60,7 @@ class ReplicaField(IntEnum):
     ``run_mark`` of the run that it left or joined last; LEFT is negative where it was
     evicted. ARRIVALS counts its gradients of the round and incarnation that it arrived
     in last, INITIAL its initial tokens. SESSION is the number of its last join, LIFE
-    that of the first join of the process that has the replica's number. COUNTED is the
+    what the process has drawn that has the replica's number. COUNTED is the
     stamp of the last batch that was accepted from it, COUNTED_ROUND 1 more than the
     round that it counted in.
     """

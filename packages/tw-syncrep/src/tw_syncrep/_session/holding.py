@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -46,17 +47,55 @@ class HoldRounds(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[mi
             if time.monotonic() > deadline or not self._thread.is_alive():
                 _log.warning(
                     "SyncReplicasOptimizer: the rounds could not be held for a "
-                    "checkpoint; it may mix two steps."
+                    "checkpoint, which may mix two steps."
                 )
                 return
             time.sleep(_POLL_S)
 
     def after_save(self, session: tf.compat.v1.Session, _: int) -> None:
-        """Lets the rounds go on."""
-        ops = self._find()
-        if self._thread is not None and ops is not None:
+        """Lets the rounds go on.
+
+        Others end the hold of a chief that they have not heard from for long. Its
+        checkpoint may mix two steps, and be older than those that were written since:
+        it is withdrawn.
+        """
+        if self._thread is not None and not self._thread.is_alive():
+            _withdraw(session.graph)
+        self.end_hold(session)
+
+    def end_hold(self, session: tf.compat.v1.Session) -> None:
+        """Lets the rounds go on, if they are held; a save that fails leaves them so."""
+        ops, thread = self._find(), self._thread
+        self._thread = None
+        if thread is not None and ops is not None:
             session.run(ops.release)
-            self._thread = None
+
+
+def _withdraw(graph: tf.Graph) -> None:
+    """Removes the checkpoint that the graph's savers have written last."""
+    for saver in graph.get_collection(tf.compat.v1.GraphKeys.SAVERS):
+        *kept, last = saver.last_checkpoints or [None]
+        if last is None:
+            continue
+        _log.warning(
+            "SyncReplicasOptimizer: rounds went on while checkpoint %s was written; it "
+            "is removed.",
+            last,
+        )
+        tf.compat.v1.train.remove_checkpoint(last)
+        saver.set_last_checkpoints(kept)
+        stem = last.rpartition("-")[0]
+        found = sorted(Path(last).parent.glob("*.index"), key=_written_at)
+        newest = [str(file.with_suffix("")) for file in found]
+        newest = [name for name in newest if name.startswith(f"{stem}-")]
+        if newest:
+            tf.compat.v1.train.update_checkpoint_state(
+                str(Path(last).parent), newest[-1], newest
+            )
+
+
+def _written_at(file: Path) -> float:
+    return file.stat().st_mtime
 
 
 def _hold(session: tf.compat.v1.Session, ops: HoldOps) -> None:

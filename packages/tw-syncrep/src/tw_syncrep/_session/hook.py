@@ -82,6 +82,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._failure: Exception | None = None
         self._waits = False
         self._stamps = BatchStamps()
+        self._holds: list[HoldRounds] = []
         self._life = 0
         self._replaced = 0
         self._session: Any = None
@@ -127,7 +128,8 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         takes it among its ``listeners``. With backups, rounds would otherwise go on
         during a save, and a checkpoint could mix two steps.
         """
-        return HoldRounds(self._find_holding)
+        self._holds.append(HoldRounds(self._find_holding))
+        return self._holds[-1]
 
     def release(self, *, is_left: bool) -> None:
         """Ends the threads of a session that has ended.
@@ -182,7 +184,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         and either this chief has begun it, in a session that was lost or has raised, or
         another replica, whose gradients have counted, was heard from within
         ``wait_timeout_s``. Where all replicas start at once, none has, and the chief
-        initializes or restores.
+        initializes or restores: until it has joined, nobody else changes the variables.
 
         Args:
           session: of this graph; need not be initialized.
@@ -197,10 +199,16 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         caller = "SyncReplicasHook.is_under_way"
         check_session(caller, session, graph.train_op.graph)
         check_flag(caller, is_again=is_again)
-        is_held = self._is_chief and self._finds_run(session, is_again=is_again)
+        if not self._is_chief:
+            return False
+        is_held = self._finds_run(session, is_again=is_again)
         if not is_held:
             # What is then initialized or restored may not come to its end.
             self._opened = 0
+            ops = graph.ops
+            self._life = self._life or int(session.run(ops.draw))
+            if not session.run(ops.claim, {ops.life: self._life}):
+                raise ReplicaReplacedError(graph.replica)
         return is_held
 
     def after_create_session(
@@ -278,6 +286,8 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             return None
         if self._failure is not None:
             raise self._failure
+        for hold in self._holds:
+            hold.end_hold(run_context.session)
         if not self._barrier.is_passed:
             self._barrier.wait(run_context.session, timeout_s=self.start_timeout_s)
         if self._watchdog is not None:

@@ -14,6 +14,7 @@ from tw_syncrep._timeouts.status import (
     Status,
     find_remedy,
     is_acting,
+    is_silent,
     name_replicas,
     read_status,
 )
@@ -182,12 +183,15 @@ class ChiefRole:
                 *(graph.replica, name_replicas(status, remedy.evicted), status.step),
             )
             return ask([ops.evict], feed, timeout_s=_BATON_S) is not None
-        ask([graph.holding.release])  # which the lost chief may keep
+        if is_silent(status, status.chief, within_s=self._timeout_s / 2):
+            ask([graph.holding.release])  # It may have been lost while it saved.
         feed[ops.initial] = self._initial
         answer = ask([ops.take_over], feed, timeout_s=_BATON_S)
         if answer is None:
             return False
         incarnation, has_begun = map(int, answer[0])
+        if incarnation <= 0:  # The chief restores the variables.
+            return False
         if has_begun:
             _log.warning(
                 "SyncReplicasOptimizer: replica %d acts as the chief from step %d on, "

@@ -33,7 +33,7 @@ class StartBarrier:
       is_passed: whether ``wait`` has returned.
       incarnation: that the replica has joined, or begun.
       number: of the session among the replica's own, which grows.
-      life: number of the first session of this process.
+      life: of this process.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class StartBarrier:
         Args:
           graph: of the replica.
           session: not wrapped.
-          life: number of the first session of this process; 0 where this is it.
+          life: of this process; 0 where it has drawn none yet.
           at_least: replicas that are enough once the wait is over its timeout; None
             where all that are needed must come.
           clock: seconds.
@@ -74,7 +74,7 @@ class StartBarrier:
         self._clock = clock
         self._sleep = sleep
         self._at_least = at_least
-        self.life = life
+        self.life = life or int(session.run(graph.ops.draw))
         self.incarnation = 0
         self.number = 0
 
@@ -90,7 +90,6 @@ class StartBarrier:
         self.incarnation, self.number = int(position[1]), int(number)
         if self.number == REFUSED:
             raise ReplicaReplacedError(self._graph.replica)
-        self.life = self.life or self.number
 
     def wait(self, session: tf.compat.v1.Session, *, timeout_s: float | None) -> None:
         """Waits until the chief and enough replicas have started.

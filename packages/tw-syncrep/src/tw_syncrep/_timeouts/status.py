@@ -24,7 +24,8 @@ class Status:
     Attributes:
       step: the global step.
       round_number: steps since the parameter server started; the one in progress.
-      incarnation: begun by the chief's last start; 0 before it.
+      incarnation: begun by the chief's last start; 0 before it, and while the chief
+        initializes or restores the variables.
       is_closed: whether the chief has ended the run.
       chief: the chief's number among the replicas.
       steps_per_s: over the last steps, at most 64; 0 before the second.
@@ -79,7 +80,7 @@ def read_status(parts: Sequence[np.ndarray]) -> Status:
     arrived_at = replicas[ReplicaField.ARRIVED_AT]
     has_arrived = (
         (replicas[ReplicaField.ARRIVED_ROUND] == run[RunField.ROUND])
-        & (replicas[ReplicaField.ARRIVED_INCARNATION] == run[RunField.INCARNATION])
+        & (replicas[ReplicaField.ARRIVED_INCARNATION] == abs(run[RunField.INCARNATION]))
         & (replicas[ReplicaField.ARRIVALS] >= replicas[-1])
     )
     mark = run_mark(run[RunField.RUN])
@@ -91,7 +92,7 @@ def read_status(parts: Sequence[np.ndarray]) -> Status:
     return Status(
         step=step,
         round_number=run[RunField.ROUND],
-        incarnation=run[RunField.INCARNATION],
+        incarnation=max(0, run[RunField.INCARNATION]),
         is_closed=bool(run[RunField.CLOSED]),
         chief=run[RunField.CHIEF],
         steps_per_s=_rate(run[RunField.ROUND] - run[RunField.FIRST_ROUND], ring),
@@ -251,8 +252,10 @@ def find_remedy(
       min_replicas: that must be left.
 
     Returns:
-      None where too few would be left.
+      None where too few would be left, or the chief restores the variables.
     """
+    if not status.incarnation:
+        return None
     takes_over = isinstance(error, ChiefLostError)
     evicted = set(status.missing)
     if takes_over:
@@ -344,6 +347,8 @@ def overdue_s(
     arrived = row[[ReplicaField.ARRIVED_ROUND, ReplicaField.ARRIVED_INCARNATION]]
     current = about_run[[RunField.ROUND, RunField.INCARNATION]]
     if not np.array_equal(arrived, position) or np.array_equal(current, position):
+        return 0.0
+    if current[1] <= 0:  # The chief restores the variables, and will wake the replica.
         return 0.0
     now, arrived_at = int(about_run[-2]), int(row[ReplicaField.ARRIVED_AT])
     if (now - arrived_at) * _MICROSECOND_S > running_s:
