@@ -319,17 +319,17 @@ def _timeouts(world: World, setup: Setup, kinds: frozenset[str]) -> Moves:
         place, number, other = call.process, call.replica, 1 - call.replica
         if call.ticket[2:4] != position:
             continue
-        judged = {"round": world.round, "incarnation": world.incarnation}
+        judged = Call("evict", number, place, "begin", round=world.round)
+        judged = judged._replace(incarnation=world.incarnation)
         own = _own_calls(world, place)
         begun = {c.kind for c in own if c.kind != "round" or not _is_older(world, c)}
         is_missing = world.arrived[other] != position and not world.evicted[other]
         if "evict" in kinds - begun and is_missing:
-            evict = Call("evict", number, place, "begin", **judged)
-            yield f"{place} misses {other} in round {world.round}", _add(world, evict)
+            yield f"{place} misses {other} in round {world.round}", _add(world, judged)
         may = world.chief == other or "own office" in setup.rules
         if "takeover" in kinds - begun and "round" not in begun and may:
             after = _release_holds(world, setup)
-            take_over = Call("takeover", number, place, "begin", **judged)
+            take_over = judged._replace(kind="takeover")
             yield f"{place} misses the chief", _add(after, take_over)
 
 

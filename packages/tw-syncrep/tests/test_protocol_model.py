@@ -1,6 +1,7 @@
 """Explores the model of the protocol: with all rules, and without each of them.
 
-With SYNCREP_MODEL_DEEP=1 in the environment also two faults at a time: an hour.
+With SYNCREP_MODEL_DEEP=1 in the environment also larger setups, with two faults at a
+time: a quarter of an hour.
 """
 
 import dataclasses
@@ -11,13 +12,13 @@ from syncrep_model import RULES, Setup, Violation, explore
 
 
 def of(*faults, orphans=False, **sizes):
-    """Returns what one of the faults may befall, or with ``order`` all in turn."""
+    """Returns a setup in which any of these faults may happen, by default one."""
     modes = {"orphan"} if orphans else set()
     return Setup(kinds=frozenset(faults) | modes, **sizes)
 
 
 def in_turn(*faults, rounds=1, **sizes):
-    """Returns what all of these faults may befall, one after the other."""
+    """Returns a setup in which each of these faults may happen, in this order."""
     return of(*faults, order=faults, faults=len(faults), rounds=rounds, **sizes)
 
 
@@ -54,10 +55,9 @@ DEEP = [
     in_turn("takeover", "restart", servers=2),
     in_turn("restart", "takeover", servers=2),
     in_turn("takeover", "crash", orphans=True),
-    in_turn("crash", "takeover", orphans=True),
+    in_turn("crash", "takeover"),
     in_turn("crash", "lost call", orphans=True),
     in_turn("lost call", "crash", orphans=True),
-    in_turn("crash", "crash", orphans=True),
     in_turn("evict", "takeover"),
     in_turn("takeover", "evict"),
     in_turn("takeover", "takeover"),
@@ -99,10 +99,10 @@ def test_no_order_of_moves_breaks_the_protocol(setup):
     assert explore(setup) > 100
 
 
-@pytest.mark.skipif("SYNCREP_MODEL_DEEP" not in os.environ, reason="takes an hour")
+@pytest.mark.skipif("SYNCREP_MODEL_DEEP" not in os.environ, reason="takes long")
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("setup", DEEP, ids=name_of)
-def test_nor_does_one_of_two_faults(setup):
+def test_no_order_breaks_it_in_larger_setups_either(setup):
     assert explore(setup, at_most=2_000_000) > 100
 
 
