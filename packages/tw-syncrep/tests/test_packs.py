@@ -104,6 +104,9 @@ def test_the_first_small_pack_of_floats_takes_the_head():
     for place, pack in enumerate(with_head(packs, numbers=5, server=SERVERS[0])):
         assert pack.numbers == (5 if place == 3 else 0)
     assert with_head(packs, numbers=5, server=SERVERS[1]) == packs
+    # The fourth has 8 bytes, the fifth 4.
+    heads = with_head(packs, numbers=5, server=SERVERS[0], below_bytes=8)
+    assert [pack.numbers for pack in heads] == [0, 0, 0, 0, 5]
 
 
 def test_each_server_gets_one_payload():

@@ -116,16 +116,21 @@ def holds_bytes(dtype: tf.DType) -> bool:
     return bool(dtype.is_floating and dtype.size > 1)
 
 
-def with_head(packs: Sequence[Pack], *, numbers: int, server: str) -> tuple[Pack, ...]:
+def with_head(
+    packs: Sequence[Pack], *, numbers: int, server: str, below_bytes: float = math.inf
+) -> tuple[Pack, ...]:
     """Has the first pack of a server that can take a head travel with one.
 
     Args:
       packs: planned; where none of that server is small and of floats, as they were.
       numbers: how many whole numbers travel as the head.
       server: device.
+      below_bytes: a larger pack takes no head; for those that would be copied for it.
     """
     for place, pack in enumerate(packs):
-        takes_head = pack.is_small and holds_bytes(tf.as_dtype(pack.dtype))
+        dtype = tf.as_dtype(pack.dtype)
+        size = math.prod(pack.shape) * dtype.size
+        takes_head = pack.is_small and holds_bytes(dtype) and size < below_bytes
         if pack.server == server and takes_head:
             carrier = replace(pack, numbers=numbers)
             return (*packs[:place], carrier, *packs[place + 1 :])

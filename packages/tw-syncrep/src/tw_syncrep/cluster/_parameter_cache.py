@@ -21,7 +21,12 @@ import tensorflow as tf
 from tw_core.checks import check_whole_number
 from tw_core.renames import renamed_arguments
 from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
-from tw_syncrep._transfer.packs import SMALL_BYTES, Pack, is_small, with_head
+from tw_syncrep._transfer.packs import (
+    SMALL_BYTES,
+    Pack,
+    is_small,
+    with_head,
+)
 from tw_syncrep.cluster._tf_config import TaskConfig, check_task
 
 _COLLECTION = "tw_syncrep_mirrors"
@@ -155,15 +160,20 @@ class Pulling:
 
         Args:
           progress: int64 [P], on a server; parameters are read once it is computed. It
-            travels with a pack of that server, where there is one that can take it.
+            travels with a small pack of that server, where there is one that can take
+            it; a large one would be copied for it.
           is_published: whether to take what was published, if there is anything.
 
         Returns:
           What ``progress`` says, on the worker, and the op that has updated all copies.
         """
         arrived, assigns = None, []
-        numbers, server = progress.shape[0], progress.device
-        carriers = with_head(self.packs, numbers=numbers, server=server)
+        carriers = with_head(
+            self.packs,
+            numbers=progress.shape[0],
+            server=progress.device,
+            below_bytes=SMALL_BYTES,
+        )
         for pack, carrier in zip(self.packs, carriers, strict=True):
             head = progress if carrier.numbers else None
             with exact_device_scope(pack.server), tf.control_dependencies([progress]):
