@@ -131,6 +131,11 @@ class Drills:
 
         with tempfile.TemporaryDirectory() as folder:
             outcome = run_drill(self._template, name, Path(folder))
+        remarks = outcome.remarks
+        if outcome.failure:  # A busy machine makes errors late.
+            remarks += (
+                f" (load {os.getloadavg()[0]:.0f} on {os.cpu_count()} processors)"
+            )
         return Line(
             name,
             outcome.failure or GOOD,
@@ -138,7 +143,7 @@ class Drills:
             outcome.longest_s,
             outcome.lost,
             self._code,
-            outcome.remarks,
+            remarks.strip(),
         )
 
 

@@ -84,11 +84,12 @@ def train(pipe: Any, spec: dict[str, Any]) -> None:
         pipe.send(("built", None))
         pipe.recv()
         settings["hooks"] = [model.hook, *model.extra_hooks]
-        while not model.has_ended:
+        while True:
             try:
                 with make(server.target, task.is_chief, **settings) as session:
                     pipe.send(("created", None))
                     obey(pipe, model, session)
+                break
             except SyncTimeoutError as error:
                 if model.has_ended or not spec.get("retries"):
                     raise
