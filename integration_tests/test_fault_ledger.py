@@ -40,3 +40,7 @@ def test_the_table_tells_of_failures_and_lost_steps():
         "| worker | killed | 1 of 1; 1.00 / 1.00 s | 1 of 2; +1.12 / +2.00 s | 4 |"
     )
     assert table[3] == "| scene |  | 1 of 1 |  | 0 |"
+    assert summarize([scene], {}).splitlines()[::2] == [
+        "| victim | fault | trials | steps lost |",
+        "| scene |  | 1 of 1 | 0 |",
+    ]

@@ -121,6 +121,7 @@ def summarize(
       grid: drills by what comes after, by victim and fault; others have a row each.
     """
     columns = list(dict.fromkeys(after for row in grid.values() for after in row))
+    columns = columns or ["trials"]
     table = [["victim", "fault", *columns, "steps lost"]]
     gridded = set()
     for (victim, fault), row in grid.items():
