@@ -57,12 +57,11 @@ def received_for_a_worker(work: Work) -> dict[str, int]:
     """Returns what is received for a worker's step, by what it is."""
     others = work.servers - 1
     return {
-        "tickets": work.servers,
-        "gradients": work.servers,  # a pack each
+        "tickets and gradients": work.servers,  # a pack each
         "pushed": others,  # told to the table's server
         "round is over": others if work.is_pulled else 0,  # told by it
         "parameters": work.servers * (1 if work.is_pulled else work.variables),
-        "reply": 1,
+        "reply": 0 if work.is_pulled else 1,  # else with the parameters
     }
 
 
@@ -74,6 +73,7 @@ def received_for_a_round(work: Work) -> dict[str, int]:
         "accepted tickets": others,
         "changes may begin": others,
         "applied": others,
+        "published": others if work.is_pulled else 0,
     }
 
 
@@ -81,8 +81,9 @@ def expected_at_table(work: Work) -> int:
     """Returns how many of a step's calls begin or end at the run table's server."""
     others = work.servers - 1
     parameters = 1 if work.is_pulled else work.variables
-    of_a_worker = 2 + (1 + 1 + parameters + 1) + others * (1 + work.is_pulled)
-    return work.workers * of_a_worker + 2 + 1 + 3 * others
+    reply = 0 if work.is_pulled else 1
+    of_a_worker = 2 + (1 + parameters + reply) + others * (1 + work.is_pulled)
+    return work.workers * of_a_worker + 2 + 1 + (3 + work.is_pulled) * others
 
 
 class CountedCluster:

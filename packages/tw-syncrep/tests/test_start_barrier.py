@@ -16,7 +16,7 @@ from tw_syncrep import StartTimeoutError
 from tw_syncrep._protocol.run_table import RING, ReplicaField, RunField
 from tw_syncrep._timeouts.start_barrier import StartBarrier
 
-OPS = SimpleNamespace(status="status", join="join")
+OPS = SimpleNamespace(status="status", join="join", draw="draw", life="life")
 
 
 class Cluster:
@@ -54,7 +54,10 @@ class Cluster:
     def run(self, fetches, feed=None):
         if fetches == "uninitialized":
             return []
+        if fetches == "draw":
+            return 3
         if fetches == "join":
+            assert feed == {"life": 3}
             self.joined_at.append(self.now)
             return None
         if fetches == ["position", "session"]:
