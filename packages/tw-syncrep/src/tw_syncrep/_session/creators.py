@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_syncrep._session.known_calls import KnowingSession
 from tw_syncrep._timeouts.errors import StartTimeoutError
 
 _POLL_S = 1
@@ -68,7 +69,7 @@ class HeldSessionCreator(tf.compat.v1.train.ChiefSessionCreator):  # type: ignor
             session = super().create_session()
         # Only now: what failed may have left variables half restored.
         self._has_created = True
-        return session
+        return KnowingSession.adopt(session)
 
 
 class ReadySessionCreator(tf.compat.v1.train.SessionCreator):  # type: ignore[misc]
@@ -118,7 +119,7 @@ class ReadySessionCreator(tf.compat.v1.train.SessionCreator):  # type: ignore[mi
             recovery_wait_secs=_POLL_S,
         )
         try:
-            return manager.wait_for_session(
+            session = manager.wait_for_session(
                 self._master, config=self._config, max_wait_secs=self._max_wait_s
             )
         except tf.errors.DeadlineExceededError as error:
@@ -128,3 +129,4 @@ class ReadySessionCreator(tf.compat.v1.train.SessionCreator):  # type: ignore[mi
                 f"max_wait_secs: {error.message}. Start it, or raise that.",
                 waited_s=self._max_wait_s,
             ) from error
+        return KnowingSession.adopt(session)

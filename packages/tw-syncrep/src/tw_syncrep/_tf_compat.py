@@ -1,0 +1,53 @@
+"""What TensorFlow has no public function for; nothing else imports it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.client.session import _FetchHandler
+
+
+class PreparedCall:
+    """Fetches and feeds that ``Session.run`` need not look at again.
+
+    The public ``Session.make_callable`` prepares fetches without feeds only; with
+    feeds it calls ``Session.run``.
+    """
+
+    def __init__(
+        self, graph: tf.Graph, fetches: Any, feeds: Sequence[tf.Tensor]
+    ) -> None:
+        """Looks at them.
+
+        Args:
+          graph: that has them.
+          fetches: any structure of fetches, none of them fed.
+          feeds: [N] what is fed.
+        """
+        self._handler = _FetchHandler(graph, fetches, {})
+        self._outputs = [tensor._as_tf_output() for tensor in self._handler.fetches()]
+        self._targets = [operation._c_op for operation in self._handler.targets()]
+        self._feeds = [tensor._as_tf_output() for tensor in feeds]
+
+    def run(self, session: tf.compat.v1.Session, values: Sequence[np.ndarray]) -> Any:
+        """Runs them.
+
+        Args:
+          session: of the graph.
+          values: [N] of the feeds' dtypes and shapes.
+
+        Returns:
+          What ``Session.run`` does.
+
+        Raises:
+          RuntimeError: the session is closed.
+          tf.errors.OpError: as ``Session.run``.
+        """
+        if session._closed:
+            raise RuntimeError("Attempted to use a closed Session.")
+        session._extend_graph()
+        fed = dict(zip(self._feeds, values, strict=True))
+        call = session._call_tf_sessionrun
+        results = session._do_call(call, None, fed, self._outputs, self._targets, None)
+        return self._handler.build_results(session, results)
