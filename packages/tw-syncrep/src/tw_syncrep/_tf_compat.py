@@ -5,7 +5,18 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.client.session import _FetchHandler
+
+try:
+    from tensorflow.python.client.session import _FetchHandler
+except ImportError:  # TensorFlow may move it with any version.
+    _FetchHandler = None
+
+_NEEDED = ("_closed", "_extend_graph", "_call_tf_sessionrun", "_do_call")
+
+
+def can_prepare(session: tf.compat.v1.Session) -> bool:
+    """Returns whether this TensorFlow has what prepared calls need."""
+    return _FetchHandler is not None and all(hasattr(session, n) for n in _NEEDED)
 
 
 class PreparedCall:

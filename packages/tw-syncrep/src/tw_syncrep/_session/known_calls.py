@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tw_syncrep._tf_compat import PreparedCall
+from tw_syncrep._tf_compat import PreparedCall, can_prepare
 
 _PLAIN = (np.ndarray, np.generic, bool, int, float, list, tuple)
 
@@ -68,8 +68,11 @@ class KnowingSession(tf.compat.v1.Session):  # type: ignore[misc]
     def adopt(cls, session: tf.compat.v1.Session) -> tf.compat.v1.Session:
         """Has a session know its calls, and returns it.
 
-        TensorFlow's creators and managers make their sessions themselves.
+        TensorFlow's creators and managers make their sessions themselves. One that lacks
+        what this needs stays as it is.
         """
+        if not can_prepare(session):
+            return session
         session.__class__ = cls
         session._known_calls = {}
         return session
