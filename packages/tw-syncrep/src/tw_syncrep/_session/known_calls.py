@@ -68,8 +68,8 @@ class KnowingSession(tf.compat.v1.Session):  # type: ignore[misc]
     def adopt(cls, session: tf.compat.v1.Session) -> tf.compat.v1.Session:
         """Has a session know its calls, and returns it.
 
-        TensorFlow's creators and managers make their sessions themselves. Where a version
-        of it lacks what this needs, they stay as they are.
+        TensorFlow's creators and managers make their sessions themselves. Where it
+        lacks what this needs, they stay as they are.
         """
         if not can_prepare(session):
             return session
