@@ -43,6 +43,7 @@ WAIT_S = 3.0
 GRACE_S = 1.0
 PATIENT_S = 20.0  # where nobody is to raise while a process starts
 OUTAGE_S = 1.0
+RESUMED_S = 2.0  # after the deadline, where others take over
 FIRST_STEPS, STEPS = 5, 200
 SAVE_EVERY = 20
 FINISH_S = 60.0
@@ -83,14 +84,11 @@ class Drill:
     def restores(self) -> bool:
         """Whether the run goes on from the last checkpoint.
 
-        It does where the server's variables have ended with it, and where a new chief
-        finds nobody who has trained in the session that they have now.
+        It does where the server's variables have ended with it, and where all replicas
+        are new processes.
         """
         is_new = self.fault not in STANDSTILLS
-        is_late_chief = self.victim == "chief" and self.after == "retried"
-        return self.after == "new run" or (
-            is_new and (self.victim == "ps" or is_late_chief)
-        )
+        return self.after == "new run" or (is_new and self.victim == "ps")
 
 
 @dataclass(frozen=True)
@@ -384,17 +382,85 @@ def fail_in_a_hook(tasks: Tasks) -> None:
     expect_exact(step, variables)
 
 
+ELASTIC = {
+    **SPEC,
+    "aggregate": 3,
+    "total": 3,
+    "options": {**OPTIONS, "elastic": True},
+}
+
+
+def kill_elastic_chief(tasks: Tasks) -> None:
+    """A chief is killed in a step: another replica goes on, and it comes back."""
+    _harm_elastic(tasks, 0, Task.kill)
+    tasks.restart("worker", 0, "train", ELASTIC)
+    _go_on_together(tasks)
+
+
+def pause_elastic_chief(tasks: Tasks) -> None:
+    """A chief is paused for longer than the deadline; it goes on as another replica."""
+    _harm_elastic(tasks, 0, Task.stop)
+    tasks.workers[0].go_on()
+    tasks.workers[0].expect("done")
+    _go_on_together(tasks)
+
+
+def pause_elastic_worker(tasks: Tasks) -> None:
+    """A worker is paused for longer than the deadline, and comes back."""
+    _harm_elastic(tasks, 2, Task.stop)
+    tasks.workers[2].go_on()
+    tasks.workers[2].expect("done")
+    _go_on_together(tasks)
+
+
+def _harm_elastic(tasks: Tasks, victim: int, harm: Callable[[Task], None]) -> None:
+    """Does harm in a step; the others resume by themselves, and lose no step."""
+    tasks.train(ELASTIC)
+    _step_until(tasks, 20)
+    for worker in tasks.workers:
+        worker.say("until", {"factor": 1.0, "step": 2000})
+    time.sleep(0.3)
+    harm(tasks.workers[victim])
+    for number, worker in enumerate(tasks.workers):
+        if number == victim:
+            continue
+        assert not worker.expect("done")
+        record = worker.ask("recorded")
+        assert record.fell_back is None, record.fell_back
+        repeated = record.calls - record.highest
+        assert repeated <= 1, f"{repeated} rounds were repeated"
+        late_s = record.longest_s - WAIT_S
+        assert late_s <= RESUMED_S, f"resumed {late_s:.2f} s after the deadline"
+    status, _ = tasks.workers[1].ask("status")
+    assert status.evictions == 1, status
+    assert (status.chief == 0) == (victim != 0), status
+    expect_exact(*tasks.workers[1].ask("read"), cut_off=status.cut_off)
+
+
+def _go_on_together(tasks: Tasks) -> None:
+    """All take part again, under whoever acts as the chief."""
+    before, _ = tasks.workers[1].ask("status")
+    _step_until(tasks, before.step + 50)
+    after, _ = tasks.workers[1].ask("status")
+    assert (after.evicted, len(after.joined)) == ((), 3), after
+    assert (after.chief, after.incarnation) == (before.chief, before.incarnation)
+    expect_exact(*tasks.workers[0].ask("read"), cut_off=after.cut_off)
+
+
 SCENES: dict[str, Callable[[Tasks], None]] = {
     "workers killed while the server is paused": start_afresh,
     "chief killed between two steps": restart_chief,
     "server paused four times, retried": lose_server_again_and_again,
     "a hook aborts the first session": fail_in_a_hook,
+    "elastic, chief killed": kill_elastic_chief,
+    "elastic, chief paused": pause_elastic_chief,
+    "elastic, worker paused": pause_elastic_worker,
 }
 
 
 def run_drill(context: Any, name: str, folder: Path) -> Outcome:
     """Runs one trial in a cluster of its own, of which no process is left."""
-    tasks = Tasks(context, linked=is_linked(name))
+    tasks = Tasks(context, workers=workers_of(name), linked=is_linked(name))
     try:
         tasks.serve()
         if name in DRILLS:
@@ -405,6 +471,11 @@ def run_drill(context: Any, name: str, folder: Path) -> Outcome:
     finally:
         tasks.kill()
     return Outcome()
+
+
+def workers_of(name: str) -> int:
+    """Returns how many replicas a drill takes."""
+    return 3 if name.startswith("elastic") else 2
 
 
 def is_linked(name: str) -> bool:

@@ -119,9 +119,11 @@ class Record:
       highest: the highest one.
       fell_back: the largest fall, from a step and to one; None where there was none.
       longest_s: seconds that the longest call took.
+      calls: how many calls of the training op returned.
     """
 
     def __init__(self) -> None:
+        self.calls = 0
         self.first: int | None = None
         self.highest = 0
         self.fell_back: tuple[int, int] | None = None
@@ -262,6 +264,7 @@ class Model:
                 break
             feed = self._feed(value)
             self.record.time(lambda: session.run(self.train_op, feed))  # noqa: B023
+            self.record.calls += 1
         return session.should_stop()
 
     def recorded(self, session: Any, value: Any) -> Any:

@@ -17,6 +17,7 @@ from syncrep_faults import (
     Trial,
     is_linked,
     why_no_links,
+    workers_of,
 )
 
 
@@ -69,7 +70,7 @@ def test_survivors_name_whom_they_wait_for_and_no_step_is_lost(try_out, name):
     ["workers killed while the server is paused", "chief killed between two steps"],
 )
 def test_what_went_before_is_neither_lost_nor_in_the_way(make_cluster, scene):
-    SCENES[scene](make_cluster())
+    SCENES[scene](make_cluster(workers=workers_of(scene)))
 
 
 def test_the_hook_alone_names_a_lost_worker_in_tensorflows_session(try_out):

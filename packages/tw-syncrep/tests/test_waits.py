@@ -83,7 +83,7 @@ def test_a_status_is_read_from_the_run_table():
 
 def test_a_run_is_held_by_others_that_have_trained_and_are_there():
     run, rows, ring = parts()
-    rows[ReplicaField.SESSION] = 100
+    rows[ReplicaField.LIFE] = 100
     assert not is_held_by_others([run, rows, ring], 0, within_s=5)
     rows[ReplicaField.COUNTED, 1], rows[ReplicaField.COUNTED_ROUND, 1] = 107, 5
     assert is_held_by_others([run, rows, ring], 0, within_s=5)
@@ -91,7 +91,7 @@ def test_a_run_is_held_by_others_that_have_trained_and_are_there():
     rows[ReplicaField.HEARD, 1] = NOW - 6_000_000
     assert not is_held_by_others([run, rows, ring], 0, within_s=5)
     rows[ReplicaField.HEARD, 1] = NOW
-    rows[ReplicaField.SESSION, 1] = 108  # has started again since
+    rows[ReplicaField.LIFE, 1] = 108  # has started again since
     assert not is_held_by_others([run, rows, ring], 0, within_s=5)
 
 

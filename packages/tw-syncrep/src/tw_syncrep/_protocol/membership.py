@@ -27,7 +27,8 @@ def draw_life(state: SyncState, replica: int) -> tf.Tensor:
     It is drawn by itself, before the first join: a join that was left behind by a
     process that is gone would otherwise count as the latest of all.
     """
-    latest = state.table.read([replica_key(replica, ReplicaField.LIFE)])
+    fields = [ReplicaField.LIFE, ReplicaField.COUNTED]
+    latest = state.table.read([replica_key(replica, field) for field in fields])
     return state.table.now(above=tf.unstack(latest))
 
 

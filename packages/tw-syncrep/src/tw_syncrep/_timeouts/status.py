@@ -115,8 +115,8 @@ def is_held_by_others(
 ) -> bool:
     """Returns whether another replica has trained in this run and is still there.
 
-    Its gradients have counted in its present session: one that has just started,
-    as all do after a run was killed, has brought none.
+    Gradients of its process have counted: one that has just started, as all do after a
+    run was killed, has brought none.
 
     Args:
       parts: of a status, as ``read_status`` takes them.
@@ -126,7 +126,8 @@ def is_held_by_others(
     about_run, replicas, _ = parts
     heard = about_run[-2] - replicas[ReplicaField.HEARD]
     is_there = heard * _MICROSECOND_S <= within_s
-    has_trained = replicas[ReplicaField.COUNTED] >= replicas[ReplicaField.SESSION]
+    life = replicas[ReplicaField.LIFE]
+    has_trained = (life > 0) & (replicas[ReplicaField.COUNTED] >= life)
     has_begun = replicas[ReplicaField.COUNTED_ROUND] > 0
     others = np.arange(replicas.shape[1]) != replica
     joined = list(read_status(parts).joined)
