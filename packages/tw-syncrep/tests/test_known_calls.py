@@ -97,6 +97,7 @@ REFUSED = {
     "a tensor": lambda g: {g.x: g.total},
     "a fraction": lambda g: {g.x: rows(1), g.small: 1.5},
     "too large a number": lambda g: {g.x: rows(1), g.small: 1000},
+    "a number that float32 lacks": lambda g: {g.x: rows(1), g.any: 2**24 + 1},
     "a division by 0": lambda g: {g.x: np.zeros([1, 2], np.float32)},
     "no feed": lambda g: None,
     "no dictionary": lambda g: [g.x],
@@ -108,9 +109,9 @@ def test_what_tensorflow_refuses_is_refused_in_its_words(refused):
     graph = Graph()
     outcomes = []
     for session in graph.sessions():
-        for usual in ({graph.x: rows(1)}, {graph.x: rows(1), graph.small: 1}):
+        for more in ({}, {graph.small: 1}, {graph.any: 1}):
             for _ in range(2):
-                session.run([graph.bad, graph.small], usual)
+                session.run([graph.bad, graph.small], {graph.x: rows(1), **more})
         try:
             outcome = session.run([graph.bad, graph.small], REFUSED[refused](graph))
         except Exception as error:
@@ -127,6 +128,17 @@ def test_a_list_that_has_changed_is_another_call():
         assert knowing.run(fetches) == [14]
     fetches[0] = graph.count
     assert knowing.run(fetches) == [0]
+
+
+def test_the_same_fetches_in_another_structure_are_another_call():
+    graph = Graph()
+    _, knowing = graph.sessions()
+    twice = graph.twice
+    for fetches in ([twice], (twice,), {"a": twice}, {"b": twice}, twice) * 3:
+        want = tf.nest.map_structure(lambda _: 14, fetches)
+        got = knowing.run(fetches)
+        assert got == want
+        assert type(got) is type(want) or want == 14
 
 
 def test_run_options_are_tensorflows():
