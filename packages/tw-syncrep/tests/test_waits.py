@@ -401,6 +401,21 @@ def test_a_question_that_does_not_return_is_unanswered_when_the_wait_is_over():
     watchdog.stop()
 
 
+def test_a_short_silence_is_none_however_long_a_call_has_taken():
+    session = Stopped()
+    watchdog = watchdog_of(session, lambda _: None)
+    watchdog.begin_wait()
+    time.sleep(2.5)  # It computes, and the server answers.
+    session.goes_on.clear()
+    began = time.monotonic()
+    while time.monotonic() - began < 1.0:
+        assert not watchdog.is_unanswered
+        time.sleep(0.05)
+    eventually(lambda: watchdog.is_unanswered, within_s=10)
+    session.goes_on.set()
+    watchdog.stop()
+
+
 def test_a_heartbeat_that_does_not_return_is_unanswered_after_the_timeout():
     session = Stopped()
     watchdog = watchdog_of(session, lambda _: None)

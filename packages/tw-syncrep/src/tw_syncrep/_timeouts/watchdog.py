@@ -94,6 +94,7 @@ class Watchdog:
         self._began_at = 0.0
         self._still_s = 0.0  # of the wait, in which the whole process did not run
         self._asked_at: float | None = None  # of a question that has no answer yet
+        self._answered_at = 0.0
         self._has_logged = False
         self._stopped = threading.Event()
         session.run(ops.heartbeat)
@@ -108,16 +109,16 @@ class Watchdog:
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether the server is silent though a wait has taken too long.
+        """Whether the server has been silent for too long.
 
-        A question that is open counts as one without an answer. Outside of a wait the
-        server may be silent for as long as in one.
+        A question that is open counts as one without an answer. A wait is over its
+        deadline no later than the silence: it begins with what was answered last.
         """
         asked_at = self._asked_at
         if asked_at is None or self._stopped.is_set():
             return False
         is_waiting = self._check_at is not None
-        since = self._began_at if is_waiting else asked_at
+        since = max(self._began_at, self._answered_at) if is_waiting else asked_at
         now = self._clock()
         return now - asked_at >= _ASK_TIMEOUT_S and now - since >= self._timeout_s
 
@@ -265,6 +266,7 @@ class Watchdog:
         except tf.errors.OpError:
             return None
         self._asked_at = None
+        self._answered_at = self._clock()
         return answer
 
 
