@@ -1,6 +1,7 @@
 """Puts everything that one ``apply_gradients`` needs into the graph."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -18,15 +19,14 @@ from tw_syncrep._protocol.membership import (
     build_close,
     build_evict,
     build_heartbeat,
-    build_join,
     build_leave,
-    draw_life,
 )
-from tw_syncrep._protocol.replica import Replica, build_step, make_replica
+from tw_syncrep._protocol.replica import Replica, build_join, build_step, make_replica
 from tw_syncrep._protocol.round import Apply, build_round
 from tw_syncrep._protocol.run_table import (
     ReplicaField,
     RunField,
+    draw_life,
     replica_keys,
     ring_keys,
 )
@@ -145,14 +145,17 @@ def _build_lifecycle_ops(
         )
         no_life = tf.zeros([], tf.int64)
         life = tf.compat.v1.placeholder_with_default(no_life, [], name="life")
+        join = partial(build_join, state, replica, global_step=global_step, life=life)
         return LifecycleOps(
-            join=build_join(state, replica, global_step=global_step, life=life),
+            join=join(),
             open=build_open(
                 state,
-                replica,
+                replica.index,
                 initial=initial,
                 global_step=global_step,
                 life=life,
+                publish=replica.pulling.publish,
+                join=join,
             ),
             take_over=build_take_over(
                 state,
@@ -165,13 +168,13 @@ def _build_lifecycle_ops(
             ),
             initial=initial,
             claim=build_claim(state, replica.index, life=life),
-            draw=draw_life(state, replica.index),
+            draw=draw_life(state.table, replica.index),
             life=life,
-            leave=build_leave(state, replica),
+            leave=build_leave(state, replica.index),
             evict=build_evict(state, replica.index, position=position, whom=whom),
             whom=whom,
-            close=build_close(state, replica),
-            heartbeat=build_heartbeat(state, replica),
+            close=build_close(state, replica.index),
+            heartbeat=build_heartbeat(state, replica.index),
             wake=state.wake_queues.wake(replica.index, position),
             position=position,
             status=_status_parts(state, global_step),

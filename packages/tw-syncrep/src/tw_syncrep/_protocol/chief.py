@@ -1,30 +1,32 @@
 """How a chief begins: a run, an incarnation, in another's place, with which tokens."""
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
-from tw_syncrep._protocol.graph import SyncState, share_initial_tokens
-from tw_syncrep._protocol.membership import (
-    build_join,
+from tw_syncrep._protocol.graph import Publish, SyncState, share_initial_tokens
+from tw_syncrep._protocol.run_table import (
+    ReplicaField,
+    RunField,
     has_number,
     mark_evicted,
+    replica_keys,
     take_number,
 )
-from tw_syncrep._protocol.replica import Replica
-from tw_syncrep._protocol.round import Publish
-from tw_syncrep._protocol.run_table import ReplicaField, RunField, replica_keys
 from tw_syncrep._protocol.saving import release_holds
 
 
 def build_open(
     state: SyncState,
-    replica: Replica,
+    chief: int,
     *,
     initial: tf.Tensor,
     global_step: tf.Variable,
     life: tf.Tensor,
+    publish: Publish,
+    join: Callable[[], tf.Operation],
 ) -> tf.Operation:
     """Returns the op that begins an incarnation, and a run where the last has ended.
 
@@ -33,32 +35,33 @@ def build_open(
 
     Args:
       state: of the optimizer.
-      replica: the chief's.
+      chief: its number among the replicas.
       initial: int64 [R], initial tokens of each replica.
       global_step: what the incarnation continues with.
       life: as for ``build_join``.
+      publish: has replicas see the parameters that it begins with.
+      join: returns the op with which the chief, a replica itself, joins.
     """
     table = state.table
     # A chief that is gone may hold the rounds still.
     with tf.control_dependencies([release_holds(table)]):
         baton = table.take_baton()
     with tf.control_dependencies([baton]):
-        is_own = has_number(state, replica.index, life)
+        is_own = has_number(table, chief, life)
         begun = _begin(
             state,
-            replica.index,
+            chief,
             where=is_own,
             initial=initial,
             global_step=global_step,
-            publish=replica.pulling.publish,
+            publish=publish,
         )
     with tf.control_dependencies([begun]):
-        taken = take_number(state, replica.index, life)
+        taken = take_number(table, chief, life)
     with tf.control_dependencies([taken]):
         given_back = table.give_back(baton)
     with tf.control_dependencies([given_back]):
-        join = build_join(state, replica, global_step=global_step, life=life)
-        return tf.group(state.wake_queues.wake_all(), join)
+        return tf.group(state.wake_queues.wake_all(), join())
 
 
 def build_claim(state: SyncState, chief: int, *, life: tf.Tensor) -> tf.Tensor:
@@ -79,10 +82,10 @@ def build_claim(state: SyncState, chief: int, *, life: tf.Tensor) -> tf.Tensor:
     with tf.control_dependencies([release_holds(table)]):
         baton = table.take_baton()
     with tf.control_dependencies([baton]):
-        is_own = has_number(state, chief, life)
+        is_own = has_number(table, chief, life)
         incarnation = table.read([RunField.INCARNATION])[0]
         rows = {RunField.INCARNATION: -tf.abs(incarnation), RunField.CHIEF: chief}
-        written = [table.write(rows, where=is_own), take_number(state, chief, life)]
+        written = [table.write(rows, where=is_own), take_number(table, chief, life)]
     with tf.control_dependencies(written):
         given_back = table.give_back(baton)
     with tf.control_dependencies([given_back]):
@@ -135,7 +138,7 @@ def build_take_over(
             publish=publish,
         )
     with tf.control_dependencies([begun]):
-        evicted = mark_evicted(state, is_due & (whom > 0), run=now[2])
+        evicted = mark_evicted(table, is_due & (whom > 0), run=now[2])
     with tf.control_dependencies([evicted]):
         incarnation = table.read([RunField.INCARNATION])[0]
         given_back = table.give_back(baton)

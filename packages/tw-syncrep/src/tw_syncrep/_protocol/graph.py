@@ -4,7 +4,7 @@ The processes of a cluster build a graph each. They share the state, which lies 
 servers under the same names in all of them; of the ops, each runs its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,18 @@ from tw_syncrep._protocol.queues import (
     make_gradient_queue,
     make_wake_queues,
 )
-from tw_syncrep._protocol.run_table import TICKET_SIZE, RunTable, make_run_table
+from tw_syncrep._protocol.run_table import (
+    TICKET_SIZE,
+    RunField,
+    RunTable,
+    make_notice,
+    make_run_table,
+)
 from tw_syncrep._protocol.saving import HoldOps
 from tw_syncrep._transfer.payload import Payload, SyncOptions, make_payloads
+
+Publish = Callable[[tf.Operation], tf.Operation]
+"""Takes what changes parameters; returns the op that has published them then."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,12 @@ class SyncState:
     def replicas(self) -> int:
         """How many replicas there are."""
         return len(self.quota)
+
+    def notify_chief(self, replica: int) -> tf.Operation:
+        """Returns the op, on the current device, that has the chief read the table."""
+        incarnation = self.table.read([RunField.INCARNATION])[0]
+        ticket = make_notice(replica, incarnation)
+        return self.arrivals.enqueue(ticket, self.arrivals.payload.encode_nothing())
 
     @property
     def payloads(self) -> list[Payload]:

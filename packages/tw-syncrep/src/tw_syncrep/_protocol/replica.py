@@ -1,6 +1,6 @@
-"""A replica's step.
+"""A replica's step, and how it joins a run.
 
-It pushes the gradients, announces them, waits for the end of the round and pulls
+A step pushes the gradients, announces them, waits for the end of the round and pulls
 parameters. What a replica keeps is where it is and, on the worker, its copies of the
 parameters.
 """
@@ -14,10 +14,15 @@ import tensorflow as tf
 from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
 from tw_syncrep._protocol.graph import SyncState
 from tw_syncrep._protocol.run_table import (
+    REFUSED,
     ReplicaField,
+    RunField,
+    has_number,
     make_notice,
     make_ticket,
     replica_key,
+    run_mark,
+    take_number,
 )
 from tw_syncrep._transfer.packs import plan_packs
 from tw_syncrep.cluster._parameter_cache import Pulling, cached_parameters
@@ -137,6 +142,48 @@ def build_step(
     with exact_device_scope(replica.device), tf.control_dependencies([continued]):
         reply = tf.identity(reply, name="reply")
     return reply.op, reply
+
+
+def build_join(
+    state: SyncState, replica: Replica, *, global_step: tf.Variable, life: tf.Tensor
+) -> tf.Operation:
+    """Returns the op with which a replica continues where the run stands.
+
+    Its local variable for the session gets the number of the new one, or REFUSED.
+
+    Args:
+      state: of the optimizer.
+      replica: who joins.
+      global_step: what the run stands at.
+      life: int64 [], of the process; 0 where it has drawn none.
+    """
+    table, own = state.table, replica.index
+    fields = [ReplicaField.SESSION, ReplicaField.COUNTED]
+    latest = table.read([replica_key(own, field) for field in fields])
+    now = table.now()
+    number = table.now(above=tf.unstack(latest))
+    is_own = has_number(table, own, life)
+    # After a run closes, joiners belong to the next run.
+    run = tf.reduce_sum(table.read([RunField.RUN, RunField.CLOSED]))
+    rows = {
+        ReplicaField.HEARD: now,
+        ReplicaField.LEFT: 0,
+        ReplicaField.JOINED: run_mark(run),
+        ReplicaField.SESSION: number,
+    }
+    keyed = {replica_key(own, field): row for field, row in rows.items()}
+    written = [table.write(keyed, where=is_own), take_number(table, own, life)]
+    with tf.control_dependencies(written):
+        notified = state.notify_chief(own)
+        position = table.read([RunField.ROUND, RunField.INCARNATION])
+        # The chief may not have written the table's own yet.
+        step = tf.cast(global_step.read_value(), tf.int64)
+        given = tf.where(is_own, number, REFUSED)
+        progress = tf.concat([position, tf.stack([step, given])], axis=0)
+    progress, continued = replica.continue_at(progress, is_published=False)
+    with exact_device_scope(replica.device):
+        session = replica.session.assign(progress[3], read_value=False)
+    return tf.group(notified, session, continued)
 
 
 def _announce(

@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
-from tw_syncrep._protocol.graph import SyncState
+from tw_syncrep._protocol.graph import Publish, SyncState
 from tw_syncrep._protocol.run_table import (
     NOTICE,
     TICKET_SIZE,
@@ -34,9 +34,6 @@ from tw_syncrep._protocol.run_table import (
 Apply = Callable[[dict[int, Any]], Any]
 """Takes mean gradients by index; returns the op that has applied them."""
 
-
-Publish = Callable[[tf.Operation], tf.Operation]
-"""Takes what changes parameters; returns the op that has published them then."""
 
 SUPERSEDED = "superseded by a later incarnation"
 """In the message of the ``InvalidArgumentError`` of a round that was fenced."""

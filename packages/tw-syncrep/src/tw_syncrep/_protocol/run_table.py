@@ -201,6 +201,58 @@ def _as_vector(value: Any) -> tf.Tensor:
     return tf.reshape(tf.cast(value, tf.int64), [-1])
 
 
+REFUSED = -1
+"""Number of the session of a process whose replica's number a later one has taken."""
+
+
+def draw_life(table: RunTable, replica: int) -> tf.Tensor:
+    """Returns a number for a process that is to join, later than any before, int64 [].
+
+    It is drawn by itself, before the first join: a join that was left behind by a
+    process that is gone would otherwise count as the latest of all.
+    """
+    fields = [ReplicaField.LIFE, ReplicaField.COUNTED]
+    latest = table.read([replica_key(replica, field) for field in fields])
+    return table.now(above=tf.unstack(latest))
+
+
+def has_number(table: RunTable, replica: int, life: tf.Tensor) -> tf.Tensor:
+    """Returns whether a replica's number is still a process's own, bool [].
+
+    Args:
+      table: of the run.
+      replica: its number.
+      life: int64 [], of the process; 0 where it has drawn none.
+    """
+    latest = table.read([replica_key(replica, ReplicaField.LIFE)])[0]
+    return tf.logical_or(tf.equal(life, 0), life >= latest)
+
+
+def take_number(table: RunTable, replica: int, life: tf.Tensor) -> tf.Operation:
+    """Returns the op by which a process has a replica's number, if it is the latest."""
+    key = replica_key(replica, ReplicaField.LIFE)
+    latest = table.read([key])[0]
+    return table.write({key: life}, where=life > latest)
+
+
+def mark_evicted(table: RunTable, out: tf.Tensor, *, run: tf.Tensor) -> tf.Operation:
+    """Returns the op that marks and counts replicas as evicted, under the baton.
+
+    Args:
+      table: of the run.
+      out: bool [R]; who has left already is not marked again.
+      run: int64 [], the run's number.
+    """
+    keys = replica_keys(out.shape[0], ReplicaField.LEFT)
+    mark = run_mark(run)
+    out = tf.logical_and(out, tf.not_equal(tf.abs(table.read(keys)), mark))
+    count = table.read([RunField.EVICTED])[0]
+    more = tf.reduce_sum(tf.cast(out, tf.int64))
+    counted = table.write({RunField.EVICTED: count + more})
+    marks = tf.fill(out.shape, -mark)
+    return tf.group(counted, table.write([(keys, marks)], where=out))
+
+
 TICKET_SIZE = 5
 NOTICE = -1
 """Round of a ticket that carries no gradient: the chief is to read the table again."""

@@ -232,7 +232,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._barrier = StartBarrier(
             self._graph, session, life=self._life, at_least=self._min_replicas
         )
-        self._chief_role.begin(session, self._barrier)
+        self._chief_role.begin(session, self._barrier.join)
         self._life = self._barrier.life
         if self.is_acting:
             self._opened = self._barrier.incarnation

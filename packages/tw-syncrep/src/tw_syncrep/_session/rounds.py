@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from tw_syncrep._protocol.graph import SyncGraph
 from tw_syncrep._timeouts.errors import SyncTimeoutError
-from tw_syncrep._timeouts.start_barrier import StartBarrier
 from tw_syncrep._timeouts.status import (
     Status,
     find_remedy,
@@ -18,7 +17,6 @@ from tw_syncrep._timeouts.status import (
     name_replicas,
     read_status,
 )
-from tw_syncrep._timeouts.watchdog import Ask
 
 _log = logging.getLogger("tw_syncrep")
 
@@ -128,26 +126,30 @@ class ChiefRole:
         """Whether the run ends with this replica."""
         return self.is_acting if self.is_elastic else self._is_chief
 
-    def begin(self, session: tf.compat.v1.Session, barrier: StartBarrier) -> None:
+    def begin(self, session: tf.compat.v1.Session, join: Callable[..., int]) -> None:
         """Joins the run in a new session, as the chief or as another replica.
 
         In an elastic run the chief joins like the others where another acts in its
         place, and one that acts goes on with it where only its session was lost.
+
+        Args:
+          session: not wrapped.
+          join: takes the graph's op ``open`` and what feeds it, or ``join``; returns
+            the incarnation.
         """
         acts = self._is_to_act(session)
         self.release()
         self._session = session
         ops = self._graph.ops
         if acts:
-            barrier.join(ops.open, {ops.initial: self._initial})
-            self._start(session, barrier.incarnation)
+            self._start(session, join(ops.open, {ops.initial: self._initial}))
         else:
-            barrier.join(ops.join)
+            join(ops.join)
 
     def recover(
         self,
         session: tf.compat.v1.Session,
-        ask: Ask,
+        ask: Callable[..., Sequence[Any] | None],
         error: SyncTimeoutError,
         status: Status,
     ) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_syncrep._protocol.graph import SyncGraph
-from tw_syncrep._protocol.membership import REFUSED
+from tw_syncrep._protocol.run_table import REFUSED
 from tw_syncrep._timeouts.errors import ReplicaReplacedError, StartTimeoutError
 from tw_syncrep._timeouts.status import (
     Status,
@@ -78,8 +78,11 @@ class StartBarrier:
         self.incarnation = 0
         self.number = 0
 
-    def join(self, op: tf.Operation, feed: Mapping[Any, Any] | None = None) -> None:
+    def join(self, op: tf.Operation, feed: Mapping[Any, Any] | None = None) -> int:
         """Joins the run with ``op``, the graph's op ``join`` or ``open``.
+
+        Returns:
+          The incarnation that it has joined, or begun.
 
         Raises:
           ReplicaReplacedError: a later process has taken the replica's number.
@@ -90,6 +93,7 @@ class StartBarrier:
         self.incarnation, self.number = int(position[1]), int(number)
         if self.number == REFUSED:
             raise ReplicaReplacedError(self._graph.replica)
+        return self.incarnation
 
     def wait(self, session: tf.compat.v1.Session, *, timeout_s: float | None) -> None:
         """Waits until the chief and enough replicas have started.
