@@ -1,9 +1,14 @@
-"""Checkpoints of a run with backups hold one step, though rounds go on meanwhile."""
+"""Checkpoints of a run with backups hold one step, though rounds go on meanwhile.
+
+A private module is imported, as a hold that others end takes a chief that stands still.
+"""
 
 import numpy as np
 import tensorflow as tf
 from syncrep_given import make, vector
 from syncrep_threads import run_replicas
+
+from tw_syncrep._session import holding
 
 SAVES = 25
 SIZE = 300_000
@@ -42,3 +47,20 @@ def test_no_checkpoint_mixes_two_steps(tmp_path):
     assert len({found[2][0] for found in saved}) > SAVES / 2, "no round went on"
     for a, _, (step,) in saved:
         assert a == [-float(step)]
+
+
+def test_a_checkpoint_that_may_be_torn_is_removed_and_an_older_one_is_the_latest(
+    tmp_path,
+):
+    with tf.Graph().as_default() as graph:
+        tf.compat.v1.get_variable("v", [2])
+        saver = tf.compat.v1.train.Saver()
+        graph.add_to_collection(tf.compat.v1.GraphKeys.SAVERS, saver)
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            for step in (3, 7):
+                saver.save(session, str(tmp_path / "model.ckpt"), global_step=step)
+    holding._withdraw(graph)
+    assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-3")
+    assert not list(tmp_path.glob("model.ckpt-7*index"))
+    assert saver.last_checkpoints == [str(tmp_path / "model.ckpt-3")]
