@@ -49,6 +49,20 @@ def test_a_block_ends_though_one_replica_took_the_tokens_of_both(replicas):
     assert ahead.reached() == 6
 
 
+@pytest.mark.timeout(120)
+def test_a_round_is_timed_with_all_tickets_that_it_needs(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from calls import time_rounds
+
+    few, many = time_rounds([2, 6], [2], times=1)
+    assert (few["tickets"], many["tickets"]) == (2, 6)
+    assert 0 < few["least_s"] <= few["median_s"]
+    # Each ticket is selected on the table's server and added on the other.
+    assert many["ops"] - few["ops"] > 4 * 100
+    assert many["reads"] == few["reads"]
+    assert capsys.readouterr().out.count(" ms") == 4
+
+
 def push(replica):
     """Runs a step of a replica up to where it takes its token."""
     operations = replica.session.graph.get_operations()

@@ -158,7 +158,7 @@ def time_round(local: Any, ps: int, replicas: int, times: int) -> dict[str, Any]
         ticket = v1.placeholder(tf.int64, [5])
         by_index = dict(enumerate(grads))
         pushed = [
-            queue.enqueue(ticket, queue.payload.encode(by_index))
+            queue.enqueue(*queue.receive(ticket, by_index))
             for queue in (*found.state.gradient_queues, found.state.arrivals)
         ]
         init = [v1.global_variables_initializer(), v1.local_variables_initializer()]
