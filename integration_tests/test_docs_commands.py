@@ -13,7 +13,7 @@ TEXTS = [*READMES, *PAGES]
 PACKAGES = {path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")}
 SESSION = re.compile(r"nox(?: -R)? -s ((?:\"[^\"]+\" ?|\w[\w-]* ?)+)")
 MODULES = {
-    "tw-launch": ["packages/tw-syncrep/src/tw_syncrep/launch.py"],
+    "tw-launch": ["packages/tw-syncrep/src/tw_syncrep/launch/*.py"],
     "train": ["docs/examples/train_digits.py"],
     "train-rl": ["docs/examples/ppo/train.py"],
     "bench": ["integration_tests/benchmarks/run.py"],

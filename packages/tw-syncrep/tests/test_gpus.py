@@ -6,8 +6,8 @@ GPU is needed: drivers and nvidia-smi are fakes.
 
 import pytest
 
-from tw_syncrep._gpus import find_gpus, share_gpus
-from tw_syncrep._supervisor import plan_tasks
+from tw_syncrep.launch._gpus import find_gpus, share_gpus
+from tw_syncrep.launch._plan import Share, plan_tasks
 
 
 @pytest.fixture
@@ -29,6 +29,7 @@ def machine(monkeypatch, tmp_path):
         (1, 2, None, ("", "")),
         (0, 2, None, (None, None)),
         (0, 2, 0, ("", "")),
+        (4, 0, None, ()),
     ],
 )
 def test_workers_share_gpus_in_order(count, workers, per_task, want):
@@ -49,16 +50,17 @@ def test_more_than_there_are_is_refused(gpus, says):
 
 
 def test_only_workers_of_a_plan_have_gpus():
-    counts = {"ps": 1, "workers": 2, "evaluators": 1, "ports": [1, 2, 3]}
-    plans = plan_tasks(**counts, gpus=["7", "5"])
-    assert [plan.gpus for plan in plans] == ["", "7", "5", ""]
-    assert plans[1].variables["CUDA_VISIBLE_DEVICES"] == "7"
+    share = Share(ps=1, workers=2, evaluators=1, gpus=("7", "5"))
+    plans = plan_tasks(share, cluster={})
+    shown = [plan.variables["CUDA_VISIBLE_DEVICES"] for plan in plans]
+    assert shown == ["", "7", "5", ""]
 
 
 def test_without_gpus_the_variable_of_workers_is_left_alone():
-    plans = plan_tasks(ps=1, workers=1, evaluators=0, ports=[1, 2])
-    assert [plan.gpus for plan in plans] == ["", None]
-    assert "CUDA_VISIBLE_DEVICES" not in plans[1].variables
+    share = Share(ps=1, workers=1, evaluators=0, gpus=(None,))
+    server, worker = plan_tasks(share, cluster={})
+    assert server.variables["CUDA_VISIBLE_DEVICES"] == ""
+    assert "CUDA_VISIBLE_DEVICES" not in worker.variables
 
 
 @pytest.mark.parametrize(

@@ -11,39 +11,15 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import time
 import warnings
 
 import pytest
+from syncrep_launches import finish, is_alive, launch
 
-from tw_syncrep._supervisor import plan_tasks
 from tw_syncrep.cluster import ExposedServerWarning, is_exposed
 from tw_syncrep.cluster._network_exposure import find_free_ports, warn_if_exposed
 from tw_syncrep.launch import main
-
-HEAD = """
-import json, os, signal, socket, sys, time
-config = json.loads(os.environ["TF_CONFIG"])
-job, index = config["task"]["type"], config["task"]["index"]
-"""
-
-
-def launch(program, *arguments, **settings):
-    command = [sys.executable, "-m", "tw_syncrep.launch", *arguments, "--"]
-    script = [sys.executable, "-c", HEAD + textwrap.dedent(program)]
-    return subprocess.Popen(
-        command + script,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **settings,
-    )
-
-
-def finish(process):
-    out, err = process.communicate(timeout=30)
-    return process.returncode, out, err
 
 
 def test_tasks_get_their_tf_config_and_their_output_a_prefix(tmp_path):
@@ -238,14 +214,6 @@ def test_a_killed_launcher_leaves_no_task_behind():
     assert not is_alive(pid)
 
 
-def is_alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def test_isolated_tasks_have_the_loopback_interface_only():
     program = """
     names = [name for _, name in socket.if_nameindex()]
@@ -277,21 +245,10 @@ def test_isolation_that_the_system_refuses_is_reported(monkeypatch, capsys):
 def test_wrong_counts_are_reported():
     status, _, err = finish(launch("pass", "--workers", "0"))
     assert status == 2
-    assert "workers >= 1" in err
+    assert "--workers >= 1 is needed on a single machine; got 0" in err
     status, _, err = finish(launch("pass", "--ps", "-1"))
     assert status == 2
     assert "must be 0 or more; got '-1'" in err
-
-
-def test_plans_list_servers_first_and_an_evaluator_outside():
-    plans = plan_tasks(ps=1, workers=2, evaluators=1, ports=[1, 2, 3])
-    assert [p.name for p in plans] == ["ps 0", "worker 0", "worker 1", "evaluator 0"]
-    assert [p.decides for p in plans] == [False, True, True, False]
-    config = json.loads(plans[-1].tf_config)
-    assert config["task"] == {"type": "evaluator", "index": 0}
-    assert config["cluster"]["worker"] == ["localhost:2", "localhost:3"]
-    with pytest.raises(ValueError, match="0 or 1 evaluator; got 1, 1 and 2"):
-        plan_tasks(ps=1, workers=1, evaluators=2, ports=[1, 2])
 
 
 def test_ports_are_free_and_different():

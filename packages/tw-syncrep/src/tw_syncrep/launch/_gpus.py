@@ -48,7 +48,7 @@ def share_gpus(
 
     Args:
       gpus: as in CUDA_VISIBLE_DEVICES.
-      workers: how many share them, at least 1.
+      workers: how many share them.
       per_task: GPUs of each worker; by default as many as there are for each.
 
     Returns:
@@ -59,7 +59,7 @@ def share_gpus(
       ValueError: there are fewer GPUs than that.
     """
     if per_task is None:
-        if not gpus:
+        if not gpus or not workers:
             return (None,) * workers
         per_task = len(gpus) // workers
     if per_task * workers > len(gpus):

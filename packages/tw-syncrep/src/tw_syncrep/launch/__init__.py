@@ -1,0 +1,203 @@
+"""``tw-launch`` starts the tasks of a cluster, with TF_CONFIG set, and watches them.
+
+tw-launch --ps 1 --workers 2 -- python train.py --epochs 3
+"""
+
+import argparse
+import contextlib
+import platform
+import signal
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from queue import SimpleQueue
+from types import FrameType
+
+from tw_core.checks import check_list, check_text
+from tw_syncrep.cluster._network_exposure import isolate
+from tw_syncrep.launch._gpus import find_gpus, share_gpus
+from tw_syncrep.launch._machine import Machine
+from tw_syncrep.launch._meeting import (
+    CANNOT_START,
+    Inbox,
+    Member,
+    Reception,
+    gather,
+    join,
+)
+from tw_syncrep.launch._messages import SIGNALS, Hello, Over, Signalled
+from tw_syncrep.launch._options import parse
+from tw_syncrep.launch._output import announce, check_log_folder
+from tw_syncrep.launch._plan import Share
+from tw_syncrep.launch._run import Director, follow, summarize
+
+__all__ = ["main"]
+
+# Options that are the same on every machine of a run.
+_AGREED = (
+    "nnodes",
+    "ps",
+    "evaluators",
+    "restart",
+    "max_restarts",
+    "min_workers",
+    "node_timeout",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs ``tw-launch``.
+
+    Args:
+      arguments: of the command line; by default this process's.
+
+    Returns:
+      The exit status: 0; the status of the first task that failed for good, on
+      whatever machine; 128 plus the number of the signal that ended the run; 1 where a
+      machine was lost, or 2 where nothing could be started.
+
+    Raises:
+      TypeError: ``arguments`` are not strings.
+    """
+    if arguments is not None:
+        for argument in check_list("main", arguments=arguments, empty=True):
+            check_text("main", argument=argument, empty=True)
+    options = parse(arguments)
+    try:
+        if options.isolate:
+            isolate()
+        if options.log_dir is not None:
+            check_log_folder(options.log_dir)
+        return _launch(options)
+    except (OSError, RuntimeError, ValueError) as error:
+        announce(str(error))
+        return CANNOT_START
+
+
+def _launch(options: argparse.Namespace) -> int:
+    inbox: Inbox = SimpleQueue()
+    machine = Machine(
+        _share(options),
+        options.command,
+        grace_s=options.grace,
+        log_dir=options.log_dir,
+        on_end=inbox.put,
+    )
+    take_part = _lead if options.node_rank == 0 else _follow
+    ended_by: int = signal.SIGTERM
+    with _signals_into(inbox), contextlib.ExitStack() as farewell:
+        try:
+            over = take_part(options, machine, inbox, farewell)
+            ended_by = over.signal if over.signal in SIGNALS else ended_by
+            announce(over.said)
+        finally:
+            machine.end(ended_by)
+    for line in summarize(over, machine.failures()):
+        announce(line)
+    return over.status if 0 <= over.status < 256 else 1
+
+
+def _lead(
+    options: argparse.Namespace,
+    machine: Machine,
+    inbox: Inbox,
+    farewell: contextlib.ExitStack,
+) -> Over:
+    """Takes node 0's part: of the only machine, or of the first of several."""
+    hello = _hello(options, machine)
+    if options.nnodes == 1:
+        return Director(machine, [Member(hello)], options.rules, inbox).run()
+    host, port = options.coordinator
+    with contextlib.closing(
+        Reception(host, port, inbox=inbox, silence_s=options.node_timeout)
+    ) as reception:
+        announce(f"node 0 waits at {reception.address} for {options.nnodes - 1} more")
+        members = gather(
+            hello,
+            num_nodes=options.nnodes,
+            within_s=options.start_timeout,
+            inbox=inbox,
+        )
+        if isinstance(members, Over):
+            return members
+        director = Director(machine, members, options.rules, inbox)
+        farewell.callback(director.part)
+        return director.run()
+
+
+def _follow(
+    options: argparse.Namespace,
+    machine: Machine,
+    inbox: Inbox,
+    farewell: contextlib.ExitStack,
+) -> Over:
+    """Takes the part of another machine than node 0."""
+    host, port = options.coordinator
+    joined = join(
+        host,
+        port,
+        _hello(options, machine),
+        within_s=options.start_timeout,
+        silence_s=options.node_timeout,
+        inbox=inbox,
+    )
+    if isinstance(joined, Over):
+        return joined
+    link, start = joined
+    farewell.callback(link.drop)
+    return follow(machine, link, start, inbox, f"node 0 ({host})")
+
+
+def _hello(options: argparse.Namespace, machine: Machine) -> Hello:
+    host = options.address
+    if not host and options.node_rank == 0:
+        host = "localhost" if options.nnodes == 1 else options.coordinator[0]
+    settings = {
+        "tw-syncrep": _version("tw-syncrep"),
+        "TensorFlow": _version("tensorflow"),
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+    }
+    for name in _AGREED:
+        settings[f"--{name.replace('_', '-')}"] = str(getattr(options, name))
+    ports = machine.find_ports()
+    return Hello(options.node_rank, host, options.workers, ports, settings)
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:  # as of another build of it
+        return "of unknown version"
+
+
+def _share(options: argparse.Namespace) -> Share:
+    """Says what this machine runs, and where its workers are left without GPUs."""
+    gpus, workers = find_gpus(), options.workers
+    leads = options.node_rank == 0
+    if options.gpus_per_task is None and 0 < len(gpus) < workers:
+        announce(
+            f"{len(gpus)} GPU{'s' * (len(gpus) > 1)} for {workers} workers: none gets "
+            "one"
+        )
+    return Share(
+        ps=options.ps if leads else 0,
+        workers=workers,
+        evaluators=options.evaluators if leads else 0,
+        gpus=share_gpus(gpus, workers=workers, per_task=options.gpus_per_task),
+        node=options.node_rank,
+        num_nodes=options.nnodes,
+    )
+
+
+@contextlib.contextmanager
+def _signals_into(inbox: Inbox) -> Iterator[None]:
+    """Has signals put into the inbox, instead of ending this process."""
+
+    def note(number: int, _: FrameType | None) -> None:
+        inbox.put(Signalled(number))
+
+    before = {number: signal.signal(number, note) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,151 @@
+"""The tasks of this machine: they are started and ended as node 0 says."""
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tw_syncrep.cluster._network_exposure import find_free_ports
+from tw_syncrep.launch._messages import Ended, Idle, Restart, Start, Stop
+from tw_syncrep.launch._plan import Share, TaskPlan, plan_tasks
+from tw_syncrep.launch._task import TaskProcess
+
+_KILLED_S = 10.0
+_LAST_LINES_S = 1.0
+
+
+class Machine:
+    """Tasks that run one command.
+
+    Attributes:
+      share: which tasks.
+    """
+
+    def __init__(
+        self,
+        share: Share,
+        command: Sequence[str],
+        *,
+        grace_s: float,
+        log_dir: Path | None,
+        on_end: Callable[[TaskProcess], None],
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+          share: which tasks.
+          command: that each runs.
+          grace_s: seconds between asking all tasks to end and killing them.
+          log_dir: a folder for log files.
+          on_end: is called in other threads with each process that has ended; it is
+            then due to be passed to ``take``.
+        """
+        self.share = share
+        self._command, self._grace_s, self._log_dir = command, grace_s, log_dir
+        self._on_end = on_end
+        self._plans: dict[str, TaskPlan] = {}
+        self._processes: dict[str, TaskProcess] = {}
+        self._starts: Counter[str] = Counter()
+        self._asked: set[int] = set()
+        self._deadline: float | None = None
+        self._owes_idle = False
+
+    def find_ports(self) -> tuple[int, ...]:
+        """Finds free ports for its servers and workers."""
+        return tuple(find_free_ports(self.share.ps + self.share.workers))
+
+    def obey(self, order: Start | Restart | Stop) -> None:
+        """Does what node 0 says, without waiting for it to be done."""
+        match order:
+            case Start(number, cluster, first):
+                plans = plan_tasks(
+                    self.share, cluster=cluster, first_worker=first, start=number
+                )
+                self._plans = {plan.name: plan for plan in plans}
+                self._asked, self._deadline = set(), None
+                self._processes = {}
+                for plan in plans:
+                    self._start(plan)
+            case Restart(task):
+                self._start(self._plans[task])
+            case Stop():
+                self._owes_idle = True
+                self.ask_to_end(signal.SIGTERM)
+
+    def take(self, process: TaskProcess) -> Ended | None:
+        """Reports the end of a process; None for one that was started again since."""
+        is_current = self._processes.get(process.plan.name) is process
+        return process.report() if is_current else None
+
+    def failures(self) -> list[Ended]:
+        """Lists the tasks that failed by themselves since the last start of all."""
+        ended = [p.report() for p in self._processes.values() if p.has_ended.is_set()]
+        told = {128 + number for number in (*self._asked, signal.SIGKILL)}
+        expected = {0, *(told if self._asked else ())}
+        return [one for one in ended if one.status not in expected]
+
+    def tick(self) -> Idle | None:
+        """Does what is due; call it ten times a second.
+
+        Returns:
+          The answer to ``Stop``, once.
+
+        Raises:
+          RuntimeError: a task does not even end when it is killed.
+        """
+        running = self._running()
+        late_s = 0.0 if self._deadline is None else time.monotonic() - self._deadline
+        if running and late_s > 0:
+            _send(running, signal.SIGKILL)
+            if late_s > _KILLED_S:
+                names = ", ".join(process.plan.name for process in running)
+                raise RuntimeError(f"{names}: killed, but not gone in {_KILLED_S:g} s")
+        if running or not self._owes_idle:
+            return None
+        self._owes_idle = False
+        return Idle(self.find_ports())
+
+    def ask_to_end(self, number: int) -> None:
+        """Sends all tasks a signal; those that do not heed it are killed in ``tick``.
+
+        All share one grace, which begins with the first signal.
+        """
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._grace_s
+        if number not in self._asked:
+            _send(self._running(), number)
+        self._asked.add(number)
+
+    def end(self, number: int) -> None:
+        """Ends all tasks, and waits until they have."""
+        self._owes_idle = False
+        self.ask_to_end(number)
+        while running := self._running():
+            running[0].has_ended.wait(0.1)
+            self.tick()
+        end = time.monotonic() + _LAST_LINES_S
+        for process in self._processes.values():
+            process.wait_for_output(max(0.0, end - time.monotonic()))
+
+    def _running(self) -> list[TaskProcess]:
+        return [p for p in self._processes.values() if not p.has_ended.is_set()]
+
+    def _start(self, plan: TaskPlan) -> None:
+        """Starts a task, unless all are being ended."""
+        if self._asked:
+            return
+        log = None
+        if self._log_dir is not None:
+            log = (
+                self._log_dir / f"{plan.job}-{plan.index}.{self._starts[plan.name]}.log"
+            )
+        self._starts[plan.name] += 1
+        self._processes[plan.name] = TaskProcess(
+            plan, self._command, log=log, on_end=self._on_end
+        )
+
+
+def _send(processes: Sequence[TaskProcess], number: int) -> None:
+    for process in processes:
+        process.send(number)

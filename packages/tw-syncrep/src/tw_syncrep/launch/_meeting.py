@@ -1,0 +1,346 @@
+"""The machines of a run meet at node 0, which learns who they are.
+
+Node 0 listens at the coordinator's address. The others connect, say hello, and keep
+the connection; the run begins when all are there and agree on versions and options.
+"""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from signal import Signals
+
+from tw_syncrep.launch._link import Link, Lost
+from tw_syncrep.launch._messages import SIGNALS, Hello, Message, Over, Signalled, Start
+from tw_syncrep.launch._output import announce
+
+CANNOT_START = 2
+_HELLO_S = 10.0
+_CONNECT_S = 2.0
+_FAREWELL_S = 2.0
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 2.0
+_GREETED_AT_ONCE = 32
+_STRANGERS_SAID = 5
+
+# What happens while a launcher runs: it gets a signal, a process ends, a message or a
+# machine comes. Put in from any thread, taken out by the main thread alone.
+Inbox = SimpleQueue[object]
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A message came, or the other end of the link is lost."""
+
+    link: Link
+    message: Message | Lost
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """Somebody connected and said hello."""
+
+    link: Link
+    hello: Hello
+
+
+@dataclass(frozen=True)
+class Member:
+    """A machine of the run; node 0 itself has no link."""
+
+    hello: Hello
+    link: Link | None = None
+
+    @property
+    def name(self) -> str:
+        """As it is shown."""
+        return f"node {self.hello.node} ({self.hello.host})"
+
+
+def next_event(inbox: Inbox, within_s: float) -> object:
+    """Waits for an event; None where none comes in time."""
+    try:
+        return inbox.get(timeout=max(0.0, within_s))
+    except Empty:
+        return None
+
+
+def after_signal(number: int, where: str = "") -> Over:
+    """Returns the end of a run that a signal ended; ``where``: on which machine."""
+    said = f"{where} got {Signals(number).name}, passing it on".lstrip()
+    return Over(128 + number, said, number)
+
+
+class Reception:
+    """Node 0's open port.
+
+    Attributes:
+      address: "host:port" where it listens.
+    """
+
+    def __init__(self, host: str, port: int, *, inbox: Inbox, silence_s: float) -> None:
+        """Listens; who comes is put into ``inbox`` as ``Arrived``.
+
+        Raises:
+          OSError: the address is not this machine's, or is taken.
+        """
+        try:
+            family, _, _, _, place = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            self._server = socket.create_server(place[:2], family=family)
+        except OSError as error:
+            raise OSError(
+                f"--coordinator {host}:{port}: node 0 cannot listen there "
+                f"({error.strerror}); pass an address of its machine and a free port"
+            ) from None
+        self.address = "{}:{}".format(*self._server.getsockname()[:2])
+        self._inbox, self._silence_s = inbox, silence_s
+        self._places = threading.Semaphore(_GREETED_AT_ONCE)
+        self._strangers = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Listens no more."""
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+    def _accept(self) -> None:
+        while self._server.fileno() >= 0:
+            self._places.acquire()
+            try:
+                connection, _ = self._server.accept()
+            except OSError:  # it was closed, or the client is gone already
+                self._places.release()
+                time.sleep(_FIRST_RETRY_S)
+                continue
+            threading.Thread(
+                target=self._greet, args=(connection,), daemon=True
+            ).start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        try:
+            link = Link(connection, silence_s=self._silence_s)
+            hello = link.receive(_HELLO_S)
+            if not isinstance(hello, Hello):
+                raise ValueError("it said no hello")
+            self._inbox.put(Arrived(link, hello))
+        except (OSError, ValueError) as error:
+            self._strangers += 1
+            if self._strangers <= _STRANGERS_SAID:
+                why = str(error) or type(error).__name__
+                announce(f"turned away a client that is no tw-launch: {why}")
+            connection.close()
+        finally:
+            self._places.release()
+
+
+def gather(
+    own: Hello, *, num_nodes: int, within_s: float, inbox: Inbox
+) -> list[Member] | Over:
+    """Waits, as node 0, until all machines are there.
+
+    Returns:
+      Them by rank; or why there will be no run, which all that came have been told.
+    """
+    members = {0: Member(own)}
+    end = time.monotonic() + within_s
+    over: Over | None = None
+    while over is None and len(members) < num_nodes:
+        match next_event(inbox, end - time.monotonic()):
+            case None:
+                over = Over(CANNOT_START, _missing(members, num_nodes, within_s))
+            case Signalled(number):
+                over = after_signal(number, members[0].name)
+            case Arrived(link, hello):
+                _welcome(members, link, hello, num_nodes, inbox)
+            case Heard(link, Signalled(number)) if number in SIGNALS:
+                over = after_signal(number, _member(members, link).name)
+            case Heard(link, Lost(why)) if any(
+                m.link is link for m in members.values()
+            ):
+                member = _member(members, link)
+                del members[member.hello.node]
+                announce(f"{member.name} has left before the run began: {why}")
+    by_rank = [members[rank] for rank in sorted(members)]
+    if over is None and (difference := find_difference(by_rank)):
+        over = Over(CANNOT_START, difference)
+    if over is None:
+        return by_rank
+    tell(by_rank, over)
+    part(by_rank, inbox)
+    return over
+
+
+def join(
+    host: str,
+    port: int,
+    hello: Hello,
+    *,
+    within_s: float,
+    silence_s: float,
+    inbox: Inbox,
+) -> tuple[Link, Start] | Over:
+    """Comes, as a node that is not node 0, to the meeting, and waits for the start.
+
+    Args:
+      host: of node 0.
+      port: of node 0.
+      hello: an empty host stands for this end's address of the connection.
+      within_s: how long to wait for node 0, and for the start.
+      silence_s: how long node 0 may be silent.
+      inbox: gets what comes afterwards, as ``Heard``.
+
+    Returns:
+      The connection and the start; or why there is none.
+    """
+    end = time.monotonic() + within_s
+    link = _connect(host, port, end=end, silence_s=silence_s, inbox=inbox)
+    if isinstance(link, Over):
+        return link
+    own_host = hello.host or link.own_host
+    link.send(Hello(hello.node, own_host, hello.workers, hello.ports, hello.settings))
+    link.attend(lambda link, message: inbox.put(Heard(link, message)))
+    start = _await_start(link, f"node 0 at {host}:{port}", end, within_s, inbox)
+    if isinstance(start, Over):
+        link.close()
+        return start
+    return link, start
+
+
+def _await_start(
+    link: Link, node_0: str, end: float, within_s: float, inbox: Inbox
+) -> Start | Over:
+    while True:
+        match next_event(inbox, end - time.monotonic()):
+            case None:
+                said = f"{node_0} did not begin within {within_s:g} s"
+                return Over(CANNOT_START, said)
+            case Signalled() as signalled:
+                link.send(signalled)
+                return after_signal(signalled.number)
+            case Heard(_, Over() as over):
+                return over
+            case Heard(_, Lost(why)):
+                return Over(CANNOT_START, f"{node_0} is lost: {why}")
+            case Heard(_, Start() as start):
+                return start
+
+
+def find_difference(members: Sequence[Member]) -> str:
+    """Says in which versions or options machines differ from node 0; empty if in none.
+
+    >>> hellos = [Hello(n, f"10.0.0.{n}", 1, (), {"Python": f"3.1{n}"}) for n in (1, 2)]
+    >>> find_difference([Member(hello) for hello in hellos])
+    'node 1 (10.0.0.1) has Python 3.11, but node 2 (10.0.0.2) has Python 3.12; all ...'
+    """
+    first, *others = members
+    differences = [
+        f"{first.name} has {name} {value}, but {other.name} has {name} {theirs}"
+        for other in others
+        for name, value, theirs in _unlike(first.hello.settings, other.hello.settings)
+    ]
+    if not differences:
+        return ""
+    return "; ".join(differences) + "; all machines need the same versions and options"
+
+
+def tell(members: Sequence[Member], message: Message) -> None:
+    """Sends a message to all machines but this one."""
+    for member in members:
+        if member.link is not None:
+            member.link.send(message)
+
+
+def part(members: Sequence[Member], inbox: Inbox) -> None:
+    """Waits until the other machines have heard the last message.
+
+    A process that ends with messages of theirs unread would take it back.
+    """
+    waiting = [member.link for member in members if member.link is not None]
+    for link in waiting:
+        link.close()
+    end = time.monotonic() + _FAREWELL_S
+    while waiting and time.monotonic() < end:
+        match next_event(inbox, end - time.monotonic()):
+            case Heard(link, Lost()):
+                waiting = [other for other in waiting if other is not link]
+
+
+def _unlike(
+    ours: Mapping[str, str], theirs: Mapping[str, str]
+) -> list[tuple[str, str, str]]:
+    both = {name: (ours.get(name, "none"), theirs.get(name, "none")) for name in ours}
+    return [(name, *pair) for name, pair in both.items() if pair[0] != pair[1]]
+
+
+def _member(members: Mapping[int, Member], link: Link) -> Member:
+    return next(member for member in members.values() if member.link is link)
+
+
+def _missing(members: Mapping[int, Member], num_nodes: int, within_s: float) -> str:
+    ranks = [str(rank) for rank in range(num_nodes) if rank not in members]
+    nodes = "node rank" if len(ranks) == 1 else "node ranks"
+    return (
+        f"{nodes} {', '.join(ranks)} of {num_nodes} did not come within {within_s:g} s "
+        "(--start-timeout); start tw-launch on every machine, each with its own "
+        "--node-rank"
+    )
+
+
+def _welcome(
+    members: dict[int, Member], link: Link, hello: Hello, num_nodes: int, inbox: Inbox
+) -> None:
+    """Adds who has come to the members, or turns it away."""
+    member = Member(hello, link)
+    theirs = hello.settings.get("--nnodes", "none")
+    if theirs != str(num_nodes):
+        turn_away(member, f"it has --nnodes {theirs}, but node 0 {num_nodes}")
+    elif not 0 < hello.node < num_nodes:
+        turn_away(member, f"its rank must be 1 to {num_nodes - 1}")
+    elif hello.node in members:
+        taken = members[hello.node].hello.host
+        turn_away(member, f"rank {hello.node} is taken already, by {taken}")
+    elif not _is_sound(hello):
+        turn_away(member, "its counts make no sense")
+    else:
+        members[hello.node] = member
+        link.attend(lambda link, message: inbox.put(Heard(link, message)))
+        announce(f"{member.name} has come; {len(members)} of {num_nodes} are here")
+
+
+def turn_away(member: Member, why: str) -> None:
+    """Tells somebody who cannot take part so, and the user too."""
+    said = f"{member.name} was turned away: {why}"
+    announce(said)
+    if member.link is not None:
+        member.link.send(Over(CANNOT_START, said))
+        member.link.drop()
+
+
+def _is_sound(hello: Hello) -> bool:
+    ports = all(0 < port < 65536 for port in hello.ports)
+    return ports and hello.workers == len(hello.ports) and bool(hello.host)
+
+
+def _connect(
+    host: str, port: int, *, end: float, silence_s: float, inbox: Inbox
+) -> Link | Over:
+    """Connects to node 0, which need not be there yet."""
+    retry_s = _FIRST_RETRY_S
+    while True:
+        try:
+            connection = socket.create_connection((host, port), _CONNECT_S)
+            return Link(connection, silence_s=silence_s)
+        except OSError as error:
+            fault = error.strerror or str(error)
+        match next_event(inbox, min(retry_s, end - time.monotonic())):
+            case Signalled(number):
+                return after_signal(number)
+        if time.monotonic() >= end:
+            said = f"node rank 0 cannot be reached at {host}:{port} ({fault})"
+            return Over(CANNOT_START, f"{said}; start it, or open the port to here")
+        retry_s = min(2 * retry_s, _LAST_RETRY_S)

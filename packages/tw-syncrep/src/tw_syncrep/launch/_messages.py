@@ -1,0 +1,172 @@
+"""What launchers tell each other: JSON objects, one a line, read into dataclasses.
+
+They hold text, whole numbers, and lists and tables of these, nothing that is run: each
+machine runs its own command line.
+"""
+
+import json
+from dataclasses import asdict, dataclass, is_dataclass
+from signal import SIGHUP, SIGINT, SIGTERM
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+MAX_BYTES = 1 << 20  # a cluster of 20,000 tasks is smaller
+SIGNALS = (SIGINT, SIGTERM, SIGHUP)
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A launcher has come to the meeting.
+
+    Attributes:
+      node: its rank.
+      host: where the tasks of other machines reach its own.
+      workers: how many it will run.
+      ports: free ones, one for each of its servers and workers.
+      settings: versions and options by name, which must be the same everywhere.
+    """
+
+    node: int
+    host: str
+    workers: int
+    ports: tuple[int, ...]
+    settings: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start all tasks.
+
+    Attributes:
+      number: of this start of all tasks, from 0.
+      cluster: "host:port" of the tasks of each job.
+      first_worker: index of the machine's first worker.
+    """
+
+    number: int
+    cluster: dict[str, tuple[str, ...]]
+    first_worker: int
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Start one task, which has failed, again."""
+
+    task: str
+    said: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End all tasks and answer with ``Idle``; they will be started again."""
+
+    said: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A task has ended.
+
+    Attributes:
+      task: its name, as "worker 1".
+      status: as a shell reports it, 0 to 255.
+      signal: name of the one that ended it; empty if none did.
+      lines: the last of its output, where it failed.
+      log: path of its log file; empty if there is none.
+    """
+
+    task: str
+    status: int
+    signal: str = ""
+    lines: tuple[str, ...] = ()
+    log: str = ""
+
+    @property
+    def how(self) -> str:
+        """As a person wants to read it."""
+        return self.signal or f"exit code {self.status}"
+
+
+@dataclass(frozen=True)
+class Idle:
+    """All tasks have been ended as told; these ports are free for the next start."""
+
+    ports: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Signalled:
+    """A launcher was sent a signal."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Over:
+    """The run is over, or there will be none.
+
+    Attributes:
+      status: of all launchers.
+      said: why; empty where the workers have ended well.
+      signal: what the tasks are asked to end with.
+      failed: the first task that failed, where that was why.
+      where: its machine; empty where there is only one.
+    """
+
+    status: int
+    said: str = ""
+    signal: int = SIGTERM
+    failed: Ended | None = None
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The launcher is there."""
+
+
+Message = Hello | Start | Restart | Stop | Ended | Idle | Signalled | Over | Beat
+_KINDS = {kind.__name__: kind for kind in get_args(Message)}
+
+
+def encode(message: Message) -> bytes:
+    """Writes a message as a line."""
+    return json.dumps([type(message).__name__, asdict(message)]).encode() + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """Reads a line.
+
+    Raises:
+      ValueError: it is no message, or one with wrong fields.
+    """
+    try:
+        kind, fields = json.loads(line)
+        message: Message = _read(_KINDS[kind], fields)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise ValueError(f"what came is no message: {line[:60]!r}") from None
+    return message
+
+
+def _read(hint: Any, value: Any) -> Any:
+    """Reads a value of a JSON object as the type that a field has.
+
+    Raises:
+      TypeError: it is of another.
+    """
+    inner = get_args(hint)
+    if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, dict):
+        hints = get_type_hints(hint)
+        if value.keys() != hints.keys():
+            raise TypeError
+        return hint(**{name: _read(hints[name], value[name]) for name in hints})
+    if get_origin(hint) is tuple and isinstance(value, list):
+        return tuple(_read(inner[0], item) for item in value)
+    if get_origin(hint) is dict and isinstance(value, dict):
+        return {name: _read(inner[1], item) for name, item in value.items()}
+    if get_origin(hint) is UnionType:
+        return None if value is None else _read(inner[0], value)
+    # A bool is no whole number.
+    if hint in (int, str) and type(value) is hint:
+        return value
+    raise TypeError

@@ -1,0 +1,232 @@
+"""The command line of ``tw-launch``."""
+
+import argparse
+import math
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tw_syncrep.launch._rules import Rules
+
+_EXAMPLES = """\
+examples:
+  tw-launch --ps 1 --workers 2 -- python train.py
+  tw-launch --ps 0 --workers 2 --restart group --max-restarts 3 -m package.train
+  tw-launch --nnodes 2 --node-rank 0 --coordinator 10.0.0.1:29400 -- python train.py
+"""
+_COUNTS = (
+    ("--ps", 1, "parameter servers, on node 0; with 0 there are workers only"),
+    ("--workers", 2, "replicas on this machine; the first of all is the chief"),
+    ("--evaluators", 0, "0 or 1, outside the cluster, on node 0"),
+    ("--max-restarts", 0, "of each task that fails, or of all together"),
+)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Reads the command line, this process's by default.
+
+    Returns:
+      The options; ``command`` is what each task runs, ``coordinator`` is None or host
+      and port, and ``rules`` are those of restarts.
+
+    Raises:
+      SystemExit: it is wrong, and why has been printed.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    # What follows is the tasks', whatever argparse would make of it.
+    at = words.index("--") if "--" in words else len(words)
+    parser = _parser()
+    options = parser.parse_args(words[:at])
+    command, theirs = options.command, words[at + 1 :]
+    if options.module is not None:
+        options.command = [sys.executable, "-m", *options.module, *command, *theirs]
+    elif theirs[:1] == ["-m"]:
+        options.command = [sys.executable, *theirs]
+    else:
+        options.command = [*command, *theirs]
+    if fault := _fault(options):
+        parser.error(fault)
+    options.rules = Rules(
+        restarts_group=options.restart == "group",
+        max_restarts=options.max_restarts,
+        min_workers=options.min_workers,
+        delay_s=1.0 if options.restart_delay is None else options.restart_delay,
+    )
+    return options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tw-launch",
+        description="Starts the tasks of a TensorFlow cluster, on this machine or, "
+        "with one command on each, on several.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for name, default, meaning in _COUNTS:
+        parser.add_argument(
+            name, type=_count, default=default, help=f"{meaning} ({default})"
+        )
+    parser.add_argument(
+        "--min-workers",
+        type=_positive,
+        help="with so many left, go on without workers that fail for good (all)",
+    )
+    parser.add_argument(
+        "--gpus-per-task",
+        type=_count,
+        help="of each worker (as many as there are for each); other tasks get none",
+    )
+    parser.add_argument(
+        "--grace",
+        type=_seconds,
+        default=10.0,
+        help="seconds between asking all tasks to end and killing them (10)",
+    )
+    parser.add_argument(
+        "--isolate",
+        action="store_true",
+        help="run in a network namespace, out of other machines' reach",
+    )
+    parser.add_argument(
+        "--log-dir",
+        type=Path,
+        help="folder for what each task prints, as worker-1.0.log (its first start)",
+    )
+    _add_restarts(parser)
+    _add_machines(parser)
+    parser.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        help="run this module by Python; what follows is its arguments",
+        metavar="MODULE",
+    )
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        help="what every task runs, after --",
+        metavar="COMMAND",
+    )
+    return parser
+
+
+def _add_restarts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--restart",
+        choices=("task", "group"),
+        default="task",
+        help="what is started again when a task fails: it, or all tasks (task)",
+    )
+    parser.add_argument(
+        "--restart-delay",
+        type=_seconds,
+        help="seconds before all tasks are restarted; doubled each time, to 30 (1)",
+    )
+
+
+def _add_machines(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("several machines", "one command on each")
+    group.add_argument(
+        "--nnodes", type=_positive, default=1, help="how many machines there are (1)"
+    )
+    group.add_argument(
+        "--node-rank", type=_count, default=0, help="of this machine, from 0 (0)"
+    )
+    group.add_argument(
+        "--coordinator",
+        type=_host_and_port,
+        help="where node 0 listens for the others",
+        metavar="HOST:PORT",
+    )
+    group.add_argument(
+        "--address",
+        default="",
+        help="where other machines reach this one's tasks (node 0: the coordinator's "
+        "host; others: their own end of the connection to it)",
+    )
+    group.add_argument(
+        "--start-timeout",
+        type=_seconds,
+        default=300.0,
+        help="seconds until all machines must have come (300)",
+    )
+    group.add_argument(
+        "--node-timeout",
+        type=_seconds,
+        default=30.0,
+        help="seconds of silence after which a machine counts as lost (30)",
+    )
+
+
+def _fault(options: argparse.Namespace) -> str:
+    """Says which options make no sense together; empty if all do."""
+    rank, nodes, workers = options.node_rank, options.nnodes, options.min_workers
+    # Each with what must not be.
+    faults = {
+        "COMMAND is missing; put it after --, or a module after -m": not (
+            options.command if options.module is None else options.module
+        ),
+        "--evaluators must be 0 or 1": options.evaluators > 1,
+        f"--node-rank must be below --nnodes {nodes}; got {rank}": rank >= nodes,
+        "--nnodes above 1 needs --coordinator HOST:PORT, node 0's, on every machine": (
+            nodes > 1 and options.coordinator is None
+        ),
+        "--isolate keeps the tasks out of other machines' reach; drop it or --nnodes": (
+            nodes > 1 and options.isolate
+        ),
+        "--node-timeout must be above 0": not options.node_timeout,
+        "--workers >= 1 is needed on a single machine; got 0": (
+            nodes == 1 and options.workers < 1
+        ),
+        f"--min-workers must not be above --workers {options.workers}; got {workers}": (
+            nodes == 1 and (workers or 0) > options.workers
+        ),
+    }
+    if options.restart == "group":
+        faults[
+            "--restart group needs --max-restarts, 1 or more"
+        ] = not options.max_restarts
+        faults["--min-workers goes on without workers, --restart group does not"] = (
+            workers is not None
+        )
+    else:
+        faults["--restart-delay is for --restart group"] = (
+            options.restart_delay is not None
+        )
+    for fault, is_so in faults.items():
+        if is_so:
+            return fault
+    program = options.command[0]
+    return "" if shutil.which(program) else f"COMMAND {program!r} cannot be run"
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be 0 or more; got {text!r}")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"must be 1 or more; got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be seconds, 0 or more; got {text!r}")
+    return value
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise argparse.ArgumentTypeError(f"must be HOST:PORT; got {text!r}")
+    return host, int(port)

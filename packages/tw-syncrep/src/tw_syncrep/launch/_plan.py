@@ -1,0 +1,127 @@
+"""The cluster of a run, and the tasks of each of its machines."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+Cluster = Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine, as the others see it.
+
+    Attributes:
+      host: where they reach its tasks.
+      workers: how many it runs.
+      ports: one for each of its parameter servers, then one for each worker.
+    """
+
+    host: str
+    workers: int
+    ports: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one machine runs.
+
+    Attributes:
+      ps: parameter servers, which are all on the first machine.
+      workers: replicas.
+      evaluators: tasks outside the cluster, on the first machine too.
+      gpus: each worker's CUDA_VISIBLE_DEVICES; None leaves the variable as it is.
+      node: rank of the machine.
+      num_nodes: how many machines there are.
+    """
+
+    ps: int
+    workers: int
+    evaluators: int
+    gpus: Sequence[str | None]
+    node: int = 0
+    num_nodes: int = 1
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """One task.
+
+    Attributes:
+      job: "ps", "worker" or "evaluator".
+      index: within the job, over all machines.
+      variables: what is added to the environment.
+    """
+
+    job: str
+    index: int
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """As it is shown, e.g. "worker 1"."""
+        return f"{self.job} {self.index}"
+
+
+def lay_out(
+    nodes: Sequence[Node], *, ps: int
+) -> tuple[dict[str, tuple[str, ...]], tuple[int, ...]]:
+    """Lays a cluster out over machines.
+
+    Args:
+      nodes: by rank.
+      ps: parameter servers, on the first.
+
+    Returns:
+      "host:port" of each job's tasks, those of the first machine first; and the index
+      of each machine's first worker.
+    """
+    counts = [node.workers for node in nodes]
+    listed = [[_address(node.host, port) for port in node.ports] for node in nodes]
+    servers, listed[0] = listed[0][:ps], listed[0][ps:]
+    workers = [address for addresses in listed for address in addresses]
+    jobs = {"ps": tuple(servers), "worker": tuple(workers)}
+    firsts = tuple(accumulate(counts[:-1], initial=0))
+    return {job: addresses for job, addresses in jobs.items() if addresses}, firsts
+
+
+def plan_tasks(
+    share: Share, *, cluster: Cluster, first_worker: int = 0, start: int = 0
+) -> tuple[TaskPlan, ...]:
+    """Plans the tasks of one machine.
+
+    Args:
+      share: what it runs.
+      cluster: of all machines.
+      first_worker: index of its first worker.
+      start: how often all tasks were started before.
+
+    Returns:
+      The tasks, parameter servers first. Only workers have GPUs.
+    """
+    counts = {"ps": share.ps, "worker": share.workers, "evaluator": share.evaluators}
+    tasks = []
+    for job, count in counts.items():
+        for place in range(count):
+            is_worker = job == "worker"
+            index = place + first_worker * is_worker
+            config = {"cluster": cluster, "task": {"type": job, "index": index}}
+            variables = {
+                "TF_CONFIG": json.dumps(config),
+                "TW_NODE_RANK": str(share.node),
+                "TW_NUM_NODES": str(share.num_nodes),
+                "TW_START": str(start),
+            }
+            if is_worker:
+                variables["TW_LOCAL_RANK"] = str(place)
+                variables["TW_LOCAL_SIZE"] = str(count)
+            gpus = share.gpus[place] if is_worker else ""
+            if gpus is not None:
+                variables["CUDA_VISIBLE_DEVICES"] = gpus
+            tasks.append(TaskPlan(job, index, variables))
+    return tuple(tasks)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,262 @@
+"""A run: node 0 decides what becomes of it, the other machines do what it says."""
+
+import time
+from collections.abc import Sequence
+
+from tw_syncrep.launch._link import Link, Lost
+from tw_syncrep.launch._machine import Machine
+from tw_syncrep.launch._meeting import (
+    CANNOT_START,
+    Arrived,
+    Heard,
+    Inbox,
+    Member,
+    after_signal,
+    next_event,
+    part,
+    tell,
+    turn_away,
+)
+from tw_syncrep.launch._messages import (
+    SIGNALS,
+    Ended,
+    Idle,
+    Over,
+    Restart,
+    Signalled,
+    Start,
+    Stop,
+)
+from tw_syncrep.launch._output import announce
+from tw_syncrep.launch._plan import Node, lay_out
+from tw_syncrep.launch._rules import (
+    Action,
+    Rules,
+    Standing,
+    Verdict,
+    judge_end,
+    judge_loss,
+)
+from tw_syncrep.launch._task import TaskProcess
+
+_TICK_S = 0.1
+_NODE_LOST = 1
+
+
+class Director:
+    """Node 0's part, of one machine or several.
+
+    The run is in one of three states: tasks run; they are being ended, and machines
+    still owe ``Idle``; all have ended, and the next start is due at a time.
+    """
+
+    def __init__(
+        self, machine: Machine, members: Sequence[Member], rules: Rules, inbox: Inbox
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+          machine: node 0's tasks.
+          members: all machines by rank.
+          rules: when to restart.
+          inbox: what happens.
+        """
+        self._machine, self._rules, self._inbox = machine, rules, inbox
+        self._members = list(members)
+        self._ports = {m.hello.node: m.hello.ports for m in members}
+        self._cluster, self._firsts = self._lay_out()
+        workers = self._cluster.get("worker", ())
+        self._standing = Standing(frozenset(f"worker {n}" for n in range(len(workers))))
+        self._number = 0
+        self._owing: set[int] = set()
+        self._due: float | None = None
+        self._delay_s = 0.0
+        self._over: Over | None = None
+
+    def run(self) -> Over:
+        """Runs all tasks until the run is over, which the other machines are told.
+
+        Raises:
+          RuntimeError: a task does not even end when it is killed.
+        """
+        if len(self._standing.workers) < (self._rules.min_workers or 1):
+            wanted = f"--min-workers {self._rules.min_workers or 1}"
+            said = (
+                f"{len(self._standing.workers)} workers on all machines, but {wanted}"
+            )
+            self._over = Over(CANNOT_START, said)
+        else:
+            self._start()
+        while self._over is None:
+            if self._due is not None and time.monotonic() >= self._due:
+                self._number += 1
+                self._start()
+            self._handle(next_event(self._inbox, _TICK_S))
+            if idle := self._machine.tick():
+                self._note_idle(0, idle)
+        tell(self._members, self._over)
+        return self._over
+
+    def part(self) -> None:
+        """Waits until the other machines know that the run is over."""
+        part(self._members, self._inbox)
+
+    def _handle(self, event: object) -> None:
+        match event:
+            case Signalled(number):
+                here = self._members[0].name if len(self._members) > 1 else ""
+                self._over = after_signal(number, here)
+            case TaskProcess() as process:
+                if ended := self._machine.take(process):
+                    self._note_end(self._members[0], ended)
+            case Arrived(link, hello):
+                turn_away(Member(hello, link), "the run has begun")
+            case Heard(link, message):
+                sender = next((m for m in self._members if m.link is link), None)
+                if sender is not None:
+                    self._hear(sender, message)
+
+    def _hear(self, sender: Member, message: object) -> None:
+        match message:
+            case Ended():
+                self._note_end(sender, message)
+            case Idle():
+                self._note_idle(sender.hello.node, message)
+            case Signalled(number) if number in SIGNALS:
+                self._over = after_signal(number, sender.name)
+            case Lost(why):
+                self._note_loss(sender, why)
+
+    def _note_end(self, member: Member, ended: Ended) -> None:
+        if self._owing or self._due is not None:
+            return  # as told
+        self._standing, verdict = judge_end(
+            self._standing, self._rules, task=ended.task, status=ended.status
+        )
+        where = member.name if len(self._members) > 1 else ""
+        if verdict.action is Action.FAIL:
+            self._over = Over(ended.status, verdict.said, failed=ended, where=where)
+        else:
+            self._act(verdict, member, ended.task)
+
+    def _note_loss(self, member: Member, why: str) -> None:
+        rank = member.hello.node
+        self._members.remove(member)
+        self._owing.discard(rank)
+        first = self._firsts[rank]
+        names = {f"worker {first + n}" for n in range(member.hello.workers)}
+        self._standing, verdict = judge_loss(
+            self._standing,
+            self._rules,
+            tasks=(names & self._standing.workers) - self._standing.finished,
+            said=f"{member.name} is lost: {why}",
+        )
+        if verdict.action is Action.FAIL:
+            self._over = Over(_NODE_LOST, verdict.said)
+        else:
+            self._act(verdict, member, "")
+
+    def _act(self, verdict: Verdict, member: Member, task: str) -> None:
+        announce(verdict.said)
+        match verdict.action:
+            case Action.SUCCEED:
+                self._over = Over(0)
+            case Action.RESTART_TASK:
+                self._order(member, Restart(task, verdict.said))
+            case Action.RESTART_GROUP:
+                self._delay_s = verdict.after_s
+                self._owing = {m.hello.node for m in self._members}
+                for each in self._members:
+                    self._order(each, Stop(verdict.said))
+
+    def _note_idle(self, rank: int, idle: Idle) -> None:
+        self._ports[rank] = idle.ports
+        self._owing.discard(rank)
+        if not self._owing:
+            self._due = time.monotonic() + self._delay_s
+
+    def _start(self) -> None:
+        self._due = None
+        self._cluster, self._firsts = self._lay_out()
+        for member in self._members:
+            first = self._firsts[member.hello.node]
+            self._order(member, Start(self._number, self._cluster, first))
+
+    def _order(self, member: Member, order: Start | Restart | Stop) -> None:
+        if member.link is None:
+            self._machine.obey(order)
+        else:
+            member.link.send(order)
+
+    def _lay_out(self) -> tuple[dict[str, tuple[str, ...]], tuple[int, ...]]:
+        hellos = [member.hello for member in self._members]
+        return lay_out(
+            [Node(h.host, h.workers, self._ports[h.node]) for h in hellos],
+            ps=self._machine.share.ps,
+        )
+
+
+def follow(
+    machine: Machine, link: Link, start: Start, inbox: Inbox, node_0: str
+) -> Over:
+    """Does what node 0 says until the run is over.
+
+    Args:
+      machine: the tasks.
+      link: to node 0.
+      start: the first.
+      inbox: what happens.
+      node_0: how node 0 is shown.
+
+    Raises:
+      RuntimeError: a task does not even end when it is killed.
+    """
+    machine.obey(start)
+    while True:
+        match next_event(inbox, _TICK_S):
+            case Signalled() as signalled:
+                link.send(signalled)
+                over = after_signal(signalled.number)
+                break
+            case TaskProcess() as process:
+                if ended := machine.take(process):
+                    link.send(ended)
+            case Heard(_, Over() as over):
+                break
+            case Heard(_, Lost(why)):
+                over = Over(_NODE_LOST, f"{node_0} is lost: {why}; ending all tasks")
+                break
+            case Heard(_, (Start() | Restart() | Stop()) as order):
+                announce("" if isinstance(order, Start) else order.said)
+                machine.obey(order)
+        if idle := machine.tick():
+            link.send(idle)
+    link.close()
+    return over
+
+
+def summarize(over: Over, failures: Sequence[Ended]) -> list[str]:
+    """Writes what a user wants to know first of a run that failed.
+
+    Args:
+      over: its end.
+      failures: of this machine.
+
+    Returns:
+      Lines; none where no task was why it ended.
+    """
+    first = over.failed
+    if first is None:
+        return []
+    where = over.where and f" on {over.where}"
+    lines = [f"the first task that failed: {first.task}{where}, {first.how}"]
+    if first.log:
+        lines.append(f"its log: {first.log}")
+    if first.lines:
+        lines.append("its last lines:")
+        lines += [f"  {line}" for line in first.lines]
+    others = [f"{one.task} ({one.how})" for one in failures if one.task != first.task]
+    if others:
+        here = " on this machine" if over.where else ""
+        lines.append(f"{len(others)} more failed{here}: {', '.join(others)}")
+    return lines

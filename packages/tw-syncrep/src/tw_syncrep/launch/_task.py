@@ -1,0 +1,124 @@
+"""A task's process, which ends with all its children, and with the launcher."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tw_syncrep.launch._messages import Ended
+from tw_syncrep.launch._output import TaskOutput
+from tw_syncrep.launch._plan import TaskPlan
+
+_PR_SET_PDEATHSIG = 1
+_NOT_RUN = 127  # as a shell reports it
+_LAST_LINES_S = 0.5
+
+
+class TaskProcess:
+    """One start of a task.
+
+    Attributes:
+      plan: which task.
+      log: its log file.
+      has_ended: set once it has.
+    """
+
+    def __init__(
+        self,
+        plan: TaskPlan,
+        command: Sequence[str],
+        *,
+        log: Path | None,
+        on_end: Callable[["TaskProcess"], None],
+    ) -> None:
+        """Starts it; call this from the main thread, whose end ends the task.
+
+        ``on_end`` is called in another thread as soon as the task has ended, so that
+        of several tasks it is called in the order of their ends.
+        """
+        self.plan = plan
+        self.log = log
+        self.has_ended = threading.Event()
+        self._code: int | None = None
+        self._fault = ""
+        self._output: TaskOutput | None = None
+        self._signalling = threading.Lock()
+        try:
+            self._process = _start(command, plan)
+        except OSError as error:
+            self._code, self._fault = _NOT_RUN, f"tw-launch: {command[0]}: {error}"
+            self.has_ended.set()
+            on_end(self)
+            return
+        pipes = self._process.stdout, self._process.stderr
+        self._output = TaskOutput(plan.name, *pipes, log)
+        threading.Thread(target=self._wait, args=(on_end,), daemon=True).start()
+
+    @property
+    def status(self) -> int | None:
+        """How it ended, as a shell reports it; None while it runs."""
+        code = self._code
+        return code if code is None or code >= 0 else 128 - code
+
+    def send(self, number: int) -> None:
+        """Sends a signal to the task and its children, if it runs."""
+        with self._signalling:
+            if self._code is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, number)
+
+    def wait_for_output(self, timeout_s: float) -> bool:
+        """Waits until all that it wrote is passed on; returns whether it is."""
+        return self._output is None or self._output.wait(timeout_s)
+
+    def report(self) -> Ended:
+        """Tells how it ended, with its last lines where it failed."""
+        status = self.status or 0
+        killer = _signal_name(-self._code) if self._code and self._code < 0 else ""
+        lines: tuple[str, ...] = (self._fault,) if self._fault else ()
+        if status and self._output is not None:
+            self.wait_for_output(_LAST_LINES_S)
+            lines = self._output.last_lines
+        log = "" if self.log is None else str(self.log.absolute())
+        return Ended(self.plan.name, status, killer, lines, log)
+
+    def _wait(self, on_end: Callable[["TaskProcess"], None]) -> None:
+        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        with self._signalling:
+            # Until it is waited for, nobody else can have its group's number.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._code = self._process.wait()
+        self.has_ended.set()
+        on_end(self)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have none
+        return f"signal {number}"
+
+
+def _start(command: Sequence[str], plan: TaskPlan) -> subprocess.Popen[bytes]:
+    libc = ctypes.CDLL(None)
+    launcher = os.getpid()
+
+    def end_with_launcher() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != launcher:  # It has ended before this line.
+            os._exit(1)
+
+    return subprocess.Popen(
+        command,
+        env={**os.environ, **plan.variables},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=end_with_launcher,
+    )
