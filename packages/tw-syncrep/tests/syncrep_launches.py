@@ -69,11 +69,12 @@ class Launches:
 
     Attributes:
       coordinator: where node 0 is to listen.
+      folder: where the output is.
     """
 
     def __init__(self, folder: Path, coordinator: str) -> None:
         self.coordinator = coordinator
-        self._folder = folder
+        self.folder = folder
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(self, node, program, *arguments, nnodes=2, launcher=None, **settings):
@@ -86,14 +87,12 @@ class Launches:
         words = map(str, (*place, *meeting, *address, *arguments))
         with contextlib.ExitStack() as stack:
             out, err = (
-                stack.enter_context((self._folder / f"{number}.{name}").open("wb"))
+                stack.enter_context((self.folder / f"{number}.{name}").open("wb"))
                 for name in ("out", "err")
             )
             process = subprocess.Popen(
                 [*launcher, *words, "--", *script(program)],
-                stdout=out,
-                stderr=err,
-                **settings,
+                **{"stdout": out, "stderr": err, **settings},
             )
         self._started.append(process)
         return process
@@ -122,4 +121,4 @@ class Launches:
 
     def _text(self, process, name):
         number = self._started.index(process)
-        return (self._folder / f"{number}.{name}").read_text()
+        return (self.folder / f"{number}.{name}").read_text()

@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import sys
+import time
 
 import pytest
 from syncrep_launches import Launches, is_alive, wait_until
@@ -174,6 +175,52 @@ def test_machines_that_are_there_are_not_taken_for_lost(launches):
     assert launches.finish() == [0, 0]
 
 
+def test_a_launcher_whose_output_is_not_read_is_not_taken_for_lost(launches):
+    program = """
+    if index == 1 and not os.path.exists("again"):
+        open("again", "w").close()
+        sys.exit(4)
+    time.sleep(4 * (1 - index))
+    """
+    options = ("--max-restarts", "1", "--node-timeout", "1")
+    settings = {"cwd": launches.folder}
+    launches.start(0, program, *options, **settings)
+    taken, given = os.pipe()
+    os.set_blocking(given, False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.write(given, bytes(4096))
+    os.set_blocking(given, True)
+    node_1 = launches.start(1, program, *options, **settings, stderr=given)
+    os.close(given)
+    wait_until(lambda: (launches.folder / "again").exists())
+    time.sleep(3)  # It is to say that it restarts the task, and cannot.
+    assert node_1.poll() is None
+    with open(taken, "rb") as pipe:
+        said = pipe.read()
+    assert b"restart 1 of 1" in said
+    assert launches.finish() == [0, 0]
+
+
+def test_a_hello_of_another_version_is_refused_in_words(launches):
+    launcher = [sys.executable, "-c", OTHER_HELLO]
+    launches.start(0, "pass", "--start-timeout", "5")
+    node_1 = launches.start(1, "pass", launcher=launcher)
+    assert launches.finish(node_1) == [2]
+    said = "node 0 takes this for no tw-launch of its version: what came is no message"
+    assert said in launches.err(node_1)
+
+
+OTHER_HELLO = """
+import sys
+from tw_syncrep import launch
+from tw_syncrep.launch import _link
+real = _link.encode
+_link.encode = lambda message: real(message).replace(b'"workers"', b'"replicas"')
+sys.exit(launch.main())
+"""
+
+
 def test_a_run_goes_on_without_a_machine_if_enough_workers_are_left(launches, tmp_path):
     program = f"""
     print("pid", os.getpid(), flush=True)
@@ -209,7 +256,7 @@ def test_what_is_no_launcher_is_turned_away_and_the_run_begins(launches):
     silent = socket.create_connection(place, 5)
     with endless, silent:
         with pytest.raises(OSError):
-            while True:
+            for _ in range(1000):
                 endless.sendall(b"x" * (1 << 16))
         node_1 = launches.start(1, "pass")
         assert launches.finish() == [0, 0]

@@ -122,6 +122,7 @@ class Reception:
             ).start()
 
     def _greet(self, connection: socket.socket) -> None:
+        link: Link | None = None
         try:
             link = Link(connection, silence_s=self._silence_s)
             hello = link.receive(_HELLO_S)
@@ -130,10 +131,14 @@ class Reception:
             self._inbox.put(Arrived(link, hello))
         except (OSError, ValueError) as error:
             self._strangers += 1
+            why = str(error) or type(error).__name__
             if self._strangers <= _STRANGERS_SAID:
-                why = str(error) or type(error).__name__
                 announce(f"turned away a client that is no tw-launch: {why}")
-            connection.close()
+            if link is not None:
+                # It may be one, of a version whose hello is another.
+                said = f"node 0 takes this for no tw-launch of its version: {why}"
+                link.send(Over(CANNOT_START, said))
+                link.drop()
         finally:
             self._places.release()
 
