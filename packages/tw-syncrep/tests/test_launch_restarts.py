@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from syncrep_launches import DEADLINE_S, finish, is_alive, launch
+from syncrep_launches import DEADLINE_S, finish, is_alive, launch, wait_until
 
 from tw_syncrep.launch import main
 
@@ -16,27 +16,26 @@ GROUP = ("--ps", "0", "--restart", "group", "--restart-delay", "0")
 
 
 def test_all_are_ended_and_started_again_on_fresh_ports_when_one_dies(tmp_path):
-    program = f"""
-    with open(f"{tmp_path}/{{job}}-{{index}}.{{start}}", "w") as file:
+    program = """
+    os.makedirs(f"told.{start}", exist_ok=True)
+    with open(f"{job}-{index}", "w") as file:
         json.dump([os.getpid(), config["cluster"]], file)
-    print("ready", flush=True)
-    if start == 0:
-        while len(os.listdir({str(tmp_path)!r})) < 3:
-            time.sleep(0.02)
-        if index == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(60)
-    if job == "ps":
+    os.rename(f"{job}-{index}", f"told.{start}/{job}-{index}")
+    while len(os.listdir(f"told.{start}")) < 3:
+        time.sleep(0.02)
+    if start == 0 and index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if start == 0 or job == "ps":
         time.sleep(60)
     """
     options = ("--restart", "group", "--restart-delay", "0", "--max-restarts", "2")
-    status, _, err = finish(launch(program, "--ps", "1", *options))
+    status, _, err = finish(launch(program, "--ps", "1", *options, cwd=tmp_path))
     assert status == 0, err
     assert "worker 1 failed with status 137; restart 1 of 2, of all tasks" in err
     assert "first task that failed" not in err
     tasks = ("ps-0", "worker-0", "worker-1")
     told = [
-        [json.loads((tmp_path / f"{task}.{start}").read_text()) for task in tasks]
+        [json.loads((tmp_path / f"told.{start}" / task).read_text()) for task in tasks]
         for start in (0, 1)
     ]
     clusters = [[cluster for _, cluster in one] for one in told]
@@ -85,9 +84,8 @@ def test_a_signal_ends_a_launcher_in_the_middle_of_a_restart(phase):
         sys.exit(3)
     time.sleep(60)
     """
-    grace = "2" if phase == "ending" else "20"
     options = ("--restart", "group", "--max-restarts", "1", "--restart-delay", "30")
-    process = launch(program, "--ps", "0", *options, "--grace", grace)
+    process = launch(program, "--ps", "0", *options, "--grace", "1000")
     for line in process.stderr:
         if "restart 1 of 1" in line:
             break
@@ -166,7 +164,6 @@ def test_a_summary_names_the_first_failure_its_last_lines_and_its_log(tmp_path):
     def fail(*_):
         sys.exit(3)
     signal.signal(signal.SIGTERM, fail)
-    print("ready", flush=True)
     if index == 1:
         while not os.path.exists("ready"):
             time.sleep(0.02)
@@ -194,25 +191,40 @@ def test_a_summary_names_the_first_failure_its_last_lines_and_its_log(tmp_path):
     ]
 
 
-def test_the_first_to_fail_is_named_though_others_fail_because_of_it():
+def test_the_first_to_fail_is_named_though_all_have_failed_when_it_is_noticed():
     program = """
-    host, port = config["cluster"]["worker"][1].rsplit(":", 1)
-    if index == 1:
-        server = socket.create_server(("", int(port)))
-        peers = [server.accept()[0] for _ in range(3)]
-        os._exit(9)
-    while True:
-        try:
-            peer = socket.create_connection((host, int(port)))
-            break
-        except OSError:
-            time.sleep(0.02)
-    peer.recv(1)
-    sys.exit(1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    print("pid", os.getpid(), flush=True)
+    signal.sigwait([signal.SIGUSR1])
+    sys.exit(5 + index)
     """
-    status, _, err = finish(launch(program, "--ps", "0", "--workers", "4"))
-    assert status == 9
-    assert "the first task that failed: worker 1, exit code 9" in err
+    process = launch(program, "--ps", "0", "--workers", "4")
+    pids = {}
+    while len(pids) < 4:
+        name, _, pid = process.stdout.readline().partition("] pid ")
+        pids[int(name[-1])] = int(pid)
+    process.send_signal(signal.SIGSTOP)
+    for index in (2, 0, 3, 1):
+        os.kill(pids[index], signal.SIGUSR1)
+        wait_until(lambda pid=pids[index]: not is_alive(pid))
+    process.send_signal(signal.SIGCONT)
+    status, _, err = finish(process)
+    assert status == 7
+    assert "the first task that failed: worker 2, exit code 7" in err
+    assert "3 more failed: worker 0 (exit code 5), worker 1 (exit code 6)" in err
+
+
+def test_what_a_task_leaves_behind_ends_with_it():
+    program = """
+    import subprocess
+    child = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
+    print(child.pid)
+    """
+    process = launch(program, "--ps", "0", "--workers", "1")
+    status, out, _ = finish(process)
+    assert status == 0
+    child = int(out.split()[-1])
+    wait_until(lambda: not is_alive(child))
 
 
 def test_a_worker_that_ends_well_lets_the_others_go_on():

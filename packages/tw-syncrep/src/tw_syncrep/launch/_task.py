@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import threading
@@ -16,6 +17,51 @@ from tw_syncrep.launch._plan import TaskPlan
 _PR_SET_PDEATHSIG = 1
 _NOT_RUN = 127  # as a shell reports it
 _LAST_LINES_S = 0.5
+_POLL_S = 1.0
+
+
+class Ends:
+    """Notices that child processes have ended, in the order in which they did.
+
+    The kernel queues them in that order, also where this process had no processor at
+    the time. (Linux before 5.3 has no descriptors of processes: there it is the order
+    in which this process came to see them.)
+    """
+
+    def __init__(self) -> None:
+        """Watches nothing yet."""
+        self._epoll = select.epoll()
+        self._watched: dict[int, Callable[[], None]] = {}
+        self._is_closed = False
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def watch(self, pid: int, on_end: Callable[[], None]) -> None:
+        """Has a function called when a child has ended that is not waited for yet."""
+        try:
+            descriptor = os.pidfd_open(pid)
+        except OSError:
+
+            def wait() -> None:
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+                on_end()
+
+            threading.Thread(target=wait, daemon=True).start()
+            return
+        self._watched[descriptor] = on_end
+        self._epoll.register(descriptor, select.EPOLLIN)
+
+    def close(self) -> None:
+        """Watches no more."""
+        self._is_closed = True
+
+    def _read(self) -> None:
+        with self._epoll:
+            while not self._is_closed:
+                for descriptor, _ in self._epoll.poll(_POLL_S):
+                    on_end = self._watched.pop(descriptor)
+                    self._epoll.unregister(descriptor)
+                    os.close(descriptor)
+                    on_end()
 
 
 class TaskProcess:
@@ -33,12 +79,12 @@ class TaskProcess:
         command: Sequence[str],
         *,
         log: Path | None,
+        ends: "Ends",
         on_end: Callable[["TaskProcess"], None],
     ) -> None:
         """Starts it; call this from the main thread, whose end ends the task.
 
-        ``on_end`` is called in another thread as soon as the task has ended, so that
-        of several tasks it is called in the order of their ends.
+        ``on_end`` is called in a thread of ``ends`` when the task has ended.
         """
         self.plan = plan
         self.log = log
@@ -56,7 +102,7 @@ class TaskProcess:
             return
         pipes = self._process.stdout, self._process.stderr
         self._output = TaskOutput(plan.name, *pipes, log)
-        threading.Thread(target=self._wait, args=(on_end,), daemon=True).start()
+        ends.watch(self._process.pid, lambda: self._end(on_end))
 
     @property
     def status(self) -> int | None:
@@ -86,8 +132,7 @@ class TaskProcess:
         log = "" if self.log is None else str(self.log.absolute())
         return Ended(self.plan.name, status, killer, lines, log)
 
-    def _wait(self, on_end: Callable[["TaskProcess"], None]) -> None:
-        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+    def _end(self, on_end: Callable[["TaskProcess"], None]) -> None:
         with self._signalling:
             # Until it is waited for, nobody else can have its group's number.
             with contextlib.suppress(ProcessLookupError, PermissionError):
