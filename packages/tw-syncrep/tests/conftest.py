@@ -40,3 +40,18 @@ def make_cluster(processes: Any) -> Any:
             return tasks
 
         yield make
+
+
+@pytest.fixture
+def make_ranks(processes: Any) -> Any:
+    """Makes groups of ranks, and ends all their processes after the test."""
+    from ranks import Ranks
+
+    with contextlib.ExitStack() as stack:
+
+        def make(*arguments: Any, **options: Any) -> Ranks:
+            ranks = Ranks(processes, *arguments, **options)
+            stack.callback(ranks.end)
+            return ranks
+
+        yield make

@@ -175,5 +175,5 @@ def eventually(condition: Any, within_s: float = 20) -> None:
 def make_template() -> Any:
     """Returns a context whose processes are forked from one with TensorFlow in it."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tensorflow", "syncrep_programs"])
+    context.set_forkserver_preload(["tensorflow", "syncrep_programs", "rank_programs"])
     return context

@@ -1,16 +1,20 @@
 """What TensorFlow has no public function for; nothing else imports it."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf import tensorflow_server_pb2
+from tensorflow.python.eager import context
 
 try:
     from tensorflow.python.client.session import _FetchHandler
 except ImportError:  # TensorFlow may move it with any version.
     _FetchHandler = None
 
+_LEADER = "/job:worker/replica:0/task:0"
 _NEEDED = ("_closed", "_extend_graph", "_call_tf_sessionrun", "_do_call")
 
 
@@ -62,3 +66,48 @@ class PreparedCall:
         call = session._call_tf_sessionrun
         results = session._do_call(call, None, fed, self._outputs, self._targets, None)
         return self._handler.build_results(session, results)
+
+
+def has_started() -> bool:
+    """Returns whether this process's eager runtime has been initialized."""
+    known = context.context_safe()
+    return known is not None and bool(known._initialized)
+
+
+def join_cluster(addresses: Sequence[str], rank: int, *, sleep_at_once: bool) -> None:
+    """Has the eager runtime become a task of a cluster, for collectives.
+
+    Args:
+      addresses: "host:port" of every rank's server.
+      rank: of this process, whose server starts.
+      sleep_at_once: whether its idle threads sleep instead of looking for work.
+
+    Raises:
+      tf.errors.OpError: the server cannot start.
+    """
+    runtime = context.context()
+    runtime.configure_collective_ops(
+        collective_leader=_LEADER, scoped_allocator_enabled_ops=()
+    )
+    definition = tensorflow_server_pb2.ServerDef(
+        job_name="worker", task_index=rank, protocol="grpc"
+    )
+    job = definition.cluster.job.add(name="worker")
+    for index, address in enumerate(addresses):
+        job.tasks[index] = address
+    settings = definition.default_session_config
+    settings.experimental.collective_group_leader = _LEADER
+    settings.experimental.disable_thread_spinning = sleep_at_once
+    runtime.enable_collective_ops(definition)
+    runtime.ensure_initialized()
+
+
+def abort_collectives(message: str) -> None:
+    """Ends all collectives of this process, running and later ones, with an error."""
+    context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
+
+
+def eager_mode() -> AbstractContextManager[None]:
+    """Returns a scope in which this thread runs eagerly, whatever the default is."""
+    scope: AbstractContextManager[None] = context.eager_mode()
+    return scope

@@ -1,0 +1,18 @@
+"""Processes that train together without servers: all-reduce, broadcast, uneven ends.
+
+.. code-block:: python
+
+    group = processes.join()
+    processes.broadcast_variables(model.variables, group=group)
+
+
+    @group.bounded
+    @tf.function
+    def step(batch):
+        [grads] = processes.mean_across([gradients(batch)], group=group)
+        optimizer.apply(grads, model.trainable_variables)
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

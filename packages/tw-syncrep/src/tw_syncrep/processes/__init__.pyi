@@ -1,0 +1,9 @@
+from ._group import ProcessGroup as ProcessGroup
+from ._joining import join as join
+from ._reducer import mean_across as mean_across
+from ._reducer import mean_of_ranks as mean_of_ranks
+from ._reducer import sum_across as sum_across
+from ._uneven import finish as finish
+from ._uneven import until_first_end as until_first_end
+from ._variables import broadcast as broadcast
+from ._variables import broadcast_variables as broadcast_variables

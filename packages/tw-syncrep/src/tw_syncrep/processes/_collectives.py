@@ -1,0 +1,292 @@
+"""Collectives of TensorFlow's eager runtime, run from each of the modes.
+
+    tf.function      the ops are part of the function; one op before and one after them
+                     count, so that the side channel knows how far this rank is
+    eager            the same ops, compiled into a function of their own
+    session graph    an op calls such a function through Python: neither a plain local
+                     session nor a server's has an eager runtime of its own
+
+What is exchanged is described first, and all ranks agree on it (``agreement.py``). The
+keys by which TensorFlow matches the ops of different processes follow from that.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tw_core.modes import (
+    builds_session_graph,
+    compiles_with_xla,
+    traces_function,
+    without_autograph,
+)
+from tw_syncrep import _tf_compat
+from tw_syncrep.processes._agreement import Exchange
+from tw_syncrep.processes._group import ProcessGroup
+
+GROUP_KEY = 6_144
+"""Other users of collectives in a process (``tf.distribute``) count from 1."""
+
+Body = Callable[[list[tf.Tensor], int], list[tf.Tensor]]
+"""Takes what is brought and the first key; returns what comes of it."""
+
+
+@without_autograph
+def run_collectives(
+    body: Body,
+    tensors: Sequence[tf.Tensor],
+    specs: Sequence[tf.TensorSpec],
+    *,
+    group: ProcessGroup,
+    exchange: Exchange,
+    find_weight: Callable[[list[tf.Tensor]], tf.Tensor] | None = None,
+) -> list[tf.Tensor]:
+    """Runs collectives, in whichever mode this is called.
+
+    Args:
+      body: builds the ops.
+      tensors: what this rank brings.
+      specs: shapes and dtypes of both what ``body`` takes and what it returns.
+      group: the ranks.
+      exchange: the description that all ranks must have in common.
+      find_weight: of exchanges in which a rank whose data has ended takes part with
+        zeros; returns the weight of all ranks, [1], from the results.
+
+    Returns:
+      What ``body`` returns.
+
+    Raises:
+      ValueError: ranks describe different exchanges; XLA compiles the function.
+      ReplicaTimeoutError: somebody is missing; in a session, an
+        ``tf.errors.UnknownError`` with its message.
+    """
+    graph = None
+    if not tf.executing_eagerly():
+        if compiles_with_xla():
+            raise ValueError(
+                "Collectives between processes cannot be compiled by XLA; trace the "
+                "step with jit_compile=False (of a Keras model: compile("
+                "jit_compile=False))."
+            )
+        graph = _outermost_graph()
+    first_key = group.note_use(exchange, graph)
+    bound = _Bound(body, specs, first_key, group)
+    if find_weight is not None:
+        group.of_step[first_key] = (bound, find_weight)
+    if builds_session_graph():
+        return _run_in_session(bound, tensors)
+    if traces_function():
+        return _run_in_function(bound, tensors)
+    return bound.run(tensors)
+
+
+class _Bound:
+    """Collectives with their keys, compiled when they first run by themselves."""
+
+    def __init__(
+        self,
+        body: Body,
+        specs: Sequence[tf.TensorSpec],
+        first_key: int,
+        group: ProcessGroup,
+    ) -> None:
+        """Takes what ``run_collectives`` was given, and the first key."""
+        self.group = group
+        self.specs = list(specs)
+        self._body, self._first_key = body, first_key
+
+    def build(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Builds the ops in the current graph."""
+        return self._body(list(tensors), self._first_key)
+
+    def run(self, tensors: Sequence[Any]) -> list[tf.Tensor]:
+        """Runs them now, eagerly."""
+        compiled = self.group.compiled.get(self._first_key)
+        if compiled is None:
+            traced = tf.function(
+                lambda *brought: self.build(brought),
+                input_signature=self.specs,
+                autograph=False,
+            )
+            compiled = traced.get_concrete_function()
+            self.group.compiled[self._first_key] = compiled
+        with self.group.host_call():
+            return list(compiled(*tensors))
+
+    def run_with_nothing(self) -> list[tf.Tensor]:
+        """Runs them with zeros, and with no rows where their number is unknown.
+
+        Raises:
+          ValueError: more is unknown of a shape.
+        """
+        shapes = [[size or 0 for size in spec.shape] for spec in self.specs]
+        return self.run(
+            [
+                tf.zeros(shape, spec.dtype)
+                for shape, spec in zip(shapes, self.specs, strict=True)
+            ]
+        )
+
+
+def add_up(
+    tensor: tf.Tensor, group: ProcessGroup, key: Any, op: str, *, divides: bool = False
+) -> tf.Tensor:
+    """Combines a tensor of every rank.
+
+    Args:
+      tensor: of one shape on all ranks; float32, float64, int32 or int64.
+      group: the ranks.
+      key: int32, one per op.
+      op: "Add", "Mul", "Min" or "Max".
+      divides: whether the result is divided by the number of ranks.
+
+    Returns:
+      Of the same shape, the same bits on all ranks.
+    """
+    return tf.raw_ops.CollectiveReduceV2(
+        input=tensor,
+        group_size=group.size,
+        group_key=GROUP_KEY,
+        instance_key=key,
+        ordering_token=[],
+        merge_op=op,
+        final_op="Div" if divides else "Id",
+        communication_hint="auto",
+    )
+
+
+def gather(tensor: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
+    """Joins a tensor of every rank, [R, ...], to [size R, ...] in rank order."""
+    if tensor.dtype == tf.bfloat16:  # The op does not take it; bits are bits.
+        gathered = gather(tf.bitcast(tensor, tf.float16), group, key)
+        return tf.bitcast(gathered, tf.bfloat16)
+    return tf.raw_ops.CollectiveGatherV2(
+        input=tensor,
+        group_size=group.size,
+        group_key=GROUP_KEY,
+        instance_key=key,
+        ordering_token=[],
+        communication_hint="auto",
+    )
+
+
+def swap(tensor: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
+    """Sends row r of [size, ...] to rank r; returns [size, ...], a row of each rank."""
+    return tf.raw_ops.CollectiveAllToAllV2(
+        input=tensor,
+        group_size=group.size,
+        group_key=GROUP_KEY,
+        instance_key=key,
+        ordering_token=[],
+        communication_hint="auto",
+    )
+
+
+def _run_in_function(bound: _Bound, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    progress = bound.group.progress
+    with tf.control_dependencies(tensors), tf.device("/cpu:0"):
+        progress.assign_add(1, read_value=False)
+    results = bound.build(tensors)
+    with tf.control_dependencies(results), tf.device("/cpu:0"):
+        progress.assign_add(1, read_value=False)
+    return results
+
+
+def _run_in_session(bound: _Bound, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def call(*arrays: np.ndarray) -> list[np.ndarray]:
+        with _tf_compat.eager_mode():
+            return [result.numpy() for result in bound.run(arrays)]
+
+    got = tf.numpy_function(call, list(tensors), [like.dtype for like in bound.specs])
+    got = got if isinstance(got, list | tuple) else [got]
+    for tensor, like in zip(got, bound.specs, strict=True):
+        tensor.set_shape(like.shape)
+    return list(got)
+
+
+def _outermost_graph() -> Any:
+    """Returns the graph of the function that is being traced, not of its branches."""
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(graph, "outer_graph", None) is not None:
+        outer = graph.outer_graph
+        if not hasattr(outer, "outer_graph"):
+            break
+        graph = outer
+    return graph
+
+
+BUCKETS = tuple(
+    sorted({(8 + m << e) // 8 for e in range(31) for m in range(8)} - {2**31})
+)
+"""Lengths to which tensors are padded whose length changes from step to step.
+
+TensorFlow wants one shape per key. There are eight per power of two, so that at most an
+eighth is padding.
+"""
+
+KEYS_PER_LENGTH = 1 << 9
+"""Room for a key per bucket."""
+
+
+def find_bucket(length: tf.Tensor) -> tf.Tensor:
+    """Returns the number of the smallest bucket that holds ``length``, int32 []."""
+    return tf.searchsorted(BUCKETS, [length], side="left")[0]
+
+
+def pad(tensor: tf.Tensor, bucket: tf.Tensor) -> tf.Tensor:
+    """Pads axis 0 of [R, ...] with zeros to a bucket's length."""
+    missing = tf.gather(BUCKETS, bucket) - tf.shape(tensor)[0]
+    return tf.pad(tensor, [[0, missing], *([[0, 0]] * (tensor.shape.rank - 1))])
+
+
+def gather_rows(
+    tensors: Sequence[tf.Tensor], group: ProcessGroup, key: Any
+) -> list[tf.Tensor]:
+    """Joins [R, ...] of every rank in rank order, R of each rank's own.
+
+    Args:
+      tensors: of one length R; a dtype that ``gather`` takes.
+      group: the ranks.
+      key: int32, the first of KEYS_PER_LENGTH times the number of tensors, and one.
+
+    Returns:
+      One [sum of R, ...] per tensor.
+    """
+    own = tf.shape(tensors[0])[:1]
+    counts = gather(own, group, key)
+    bucket = find_bucket(tf.reduce_max(counts))
+    kept = tf.reshape(tf.sequence_mask(counts, tf.gather(BUCKETS, bucket)), [-1])
+    first = key + 1 + bucket
+    return [
+        tf.boolean_mask(
+            gather(pad(tensor, bucket), group, first + n * KEYS_PER_LENGTH), kept
+        )
+        for n, tensor in enumerate(tensors)
+    ]
+
+
+def send(tensor: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
+    """Sends a tensor to all other ranks, which ``receive`` it; returns it."""
+    return tf.raw_ops.CollectiveBcastSendV2(
+        input=tensor,
+        group_size=group.size,
+        group_key=GROUP_KEY,
+        instance_key=key,
+        communication_hint="auto",
+    )
+
+
+def receive(
+    shape: tf.TensorShape, dtype: tf.DType, group: ProcessGroup, key: Any
+) -> tf.Tensor:
+    """Returns the tensor that another rank sends."""
+    return tf.raw_ops.CollectiveBcastRecvV2(
+        group_size=group.size,
+        group_key=GROUP_KEY,
+        instance_key=key,
+        shape=shape,
+        T=dtype,
+        communication_hint="auto",
+    )

@@ -1,0 +1,195 @@
+"""One exchange of gradients: what travels in which collective, and the ops."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core import flat_packs
+from tw_core.flat_packs import PackPlan
+from tw_core.gradients import values_of
+from tw_syncrep.processes._agreement import Exchange, TensorSpec
+from tw_syncrep.processes._collectives import (
+    KEYS_PER_LENGTH,
+    add_up,
+    find_bucket,
+    gather,
+    gather_rows,
+    pad,
+    run_collectives,
+    swap,
+)
+from tw_syncrep.processes._group import ProcessGroup
+
+NARROW = ("float16", "bfloat16")
+"""Floats that are added in float32."""
+
+_ALONE_BYTES = 1 << 20
+_KEYS_PER_TENSOR = 2 * KEYS_PER_LENGTH + 1
+
+
+@dataclass(frozen=True)
+class ExchangePlan:
+    """What travels how.
+
+    Attributes:
+      dense: positions of the dense gradients, in reversed order.
+      sparse: positions of the sparse ones.
+      packs: which of the dense gradients, and of the weight after them, are joined.
+      wire: narrow dtype as which wider floats travel, or None.
+      divides: whether sums are divided by the number of ranks.
+    """
+
+    dense: tuple[int, ...]
+    sparse: tuple[int, ...]
+    packs: PackPlan
+    wire: str | None
+    divides: bool
+
+    def travels_as(self, tensor: tf.Tensor) -> tf.DType | None:
+        """Returns the narrow dtype as which a pack travels; None for its own."""
+        if tensor.dtype.name in NARROW:
+            return tensor.dtype
+        is_weight = tensor.shape.num_elements() == 1
+        is_wide = self.wire is not None and tensor.dtype.is_floating
+        return tf.as_dtype(self.wire) if is_wide and not is_weight else None
+
+
+def plan_exchange(
+    local: Sequence[Any], wire: str | None, *, divides: bool
+) -> ExchangePlan:
+    order = range(len(local) - 1, -1, -1)
+    dense = tuple(n for n in order if not isinstance(local[n], tf.IndexedSlices))
+    sparse = tuple(n for n in order if isinstance(local[n], tf.IndexedSlices))
+    keys = [_pack_key(local[n]) for n in dense]
+    packs = flat_packs.plan_packs([*keys, "float32" if wire is None else None])
+    return ExchangePlan(dense, sparse, packs, wire, divides)
+
+
+def _pack_key(tensor: tf.Tensor) -> str | None:
+    """Returns what tensors of a pack share; None for one that travels alone."""
+    elements = tensor.shape.num_elements()
+    if not elements or elements * tensor.dtype.size >= _ALONE_BYTES:
+        return None
+    return str(tensor.dtype.name)
+
+
+def exchange_gradients(
+    local: Sequence[Any],
+    weight: tf.Tensor,
+    plan: ExchangePlan,
+    group: ProcessGroup,
+    names: Sequence[str],
+) -> tuple[list[Any], tf.Tensor]:
+    if group.size == 1:
+        return list(local), weight
+    dense = [*(local[n] for n in plan.dense), weight]
+    packed = flat_packs.pack(dense, plan.packs)
+    rows = [part for n in plan.sparse for part in _parts(local[n])]
+    specs = [
+        *(tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in packed),
+        *(tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype) for tensor in rows),
+    ]
+    got = run_collectives(
+        lambda brought, key: _body(brought, key, plan, group),
+        [*packed, *rows],
+        specs,
+        group=group,
+        exchange=_describe(local, plan, names),
+        find_weight=lambda results: _unpack(results, plan, dense)[-1],
+    )
+    *parts, total = _unpack(got, plan, dense)
+    reduced: dict[int, Any] = dict(zip(plan.dense, parts, strict=True))
+    for place, n in enumerate(plan.sparse):
+        values, indices = got[len(packed) + 2 * place : len(packed) + 2 * place + 2]
+        reduced[n] = tf.IndexedSlices(values, indices, local[n].dense_shape)
+    total = total * group.size if plan.divides else total
+    return [reduced[n] for n in range(len(local))], total
+
+
+def _unpack(
+    results: Sequence[tf.Tensor], plan: ExchangePlan, dense: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    count = len(plan.packs.packs) + len(plan.packs.alone)
+    shapes = [tensor.shape for tensor in dense]
+    return flat_packs.unpack(results[:count], plan.packs, shapes)
+
+
+def _parts(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
+    return slices.values, slices.indices
+
+
+def _describe(
+    local: Sequence[Any], plan: ExchangePlan, names: Sequence[str]
+) -> Exchange:
+    specs = []
+    for n, grad in enumerate(local):
+        values = values_of(grad)
+        shape = None if values.shape.rank is None else tuple(values.shape)
+        is_sparse = isinstance(grad, tf.IndexedSlices)
+        if is_sparse and shape is not None:
+            shape = (None, *shape[1:])
+        name = names[n] if names else ""
+        specs.append(TensorSpec(name, values.dtype.name, shape, is_sparse))
+    options = (("wire_dtype", str(plan.wire)), ("divides", str(plan.divides)))
+    return Exchange("the sum of gradients", tuple(specs), options)
+
+
+def _body(
+    brought: list[tf.Tensor], first_key: int, plan: ExchangePlan, group: ProcessGroup
+) -> list[tf.Tensor]:
+    """Builds the collectives of one exchange; see the module's picture."""
+    keys = itertools.count(first_key, _KEYS_PER_TENSOR)
+    count = len(plan.packs.packs) + len(plan.packs.alone)
+    results = [_sum_dense(t, next(keys), plan, group) for t in brought[:count]]
+    rows = brought[count:]
+    for values, indices in zip(rows[::2], rows[1::2], strict=True):
+        gathered = gather_rows([values, indices], group, next(keys))
+        if plan.divides:
+            gathered[0] /= group.size
+        results += gathered
+    return results
+
+
+def _sum_dense(
+    tensor: tf.Tensor, key: int, plan: ExchangePlan, group: ProcessGroup
+) -> tf.Tensor:
+    narrow = plan.travels_as(tensor)
+    if tensor.shape.num_elements() == 0:  # TensorFlow's ring takes no empty tensor.
+        return tensor
+    if narrow is not None:
+        return _sum_narrow(tensor, key, plan, group, narrow)
+    if tensor.shape.is_fully_defined():
+        return add_up(tensor, group, key, "Add", divides=plan.divides)
+    flat = tf.reshape(tensor, [-1])
+    bucket = find_bucket(tf.size(flat))
+    summed = add_up(pad(flat, bucket), group, key + bucket, "Add", divides=plan.divides)
+    result = tf.reshape(summed[: tf.size(flat)], tf.shape(tensor))
+    return tf.ensure_shape(result, tensor.shape)
+
+
+def _sum_narrow(
+    tensor: tf.Tensor, key: int, plan: ExchangePlan, group: ProcessGroup, wire: tf.DType
+) -> tf.Tensor:
+    """Adds in float32 what travels as a narrow type.
+
+    Two ranks send each other all; of more, each adds a part and sends its sum.
+    """
+    sent = tf.cast(tf.reshape(tensor, [-1]), wire)
+    if group.size == 2:
+        both = gather(sent[tf.newaxis], group, key)
+        summed = tf.cast(both[0], tf.float32) + tf.cast(both[1], tf.float32)
+        if plan.divides:
+            summed *= 0.5
+    else:
+        size = tf.shape(sent)[0]
+        filled = tf.pad(sent, [[0, -size % group.size]])
+        parts = swap(tf.reshape(filled, [group.size, -1]), group, key)
+        added = tf.add_n([tf.cast(part, tf.float32) for part in tf.unstack(parts)])
+        if plan.divides:
+            added /= group.size
+        summed = gather(tf.cast(added, wire), group, key + 1)[:size]
+    result = tf.reshape(tf.cast(summed, tensor.dtype), tf.shape(tensor))
+    return tf.ensure_shape(result, tensor.shape)

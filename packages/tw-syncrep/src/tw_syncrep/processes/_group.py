@@ -1,0 +1,226 @@
+"""A process group: the processes that train together, and this one's place among them.
+
+Every process is one rank. TensorFlow's eager runtime becomes a cluster of all ranks,
+over which its collectives run; the side channel knows who is missing.
+"""
+
+import atexit
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import tensorflow as tf
+
+from tw_syncrep import _tf_compat
+from tw_syncrep._timeouts.errors import ReplicaTimeoutError
+from tw_syncrep.processes._agreement import Exchange
+from tw_syncrep.processes._attendance import Deadlines, Report, describe_missing
+from tw_syncrep.processes._coordinator import Coordinator
+from tw_syncrep.processes._member import Member
+from tw_syncrep.processes._side_channel import Introduction
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_KEYS_EACH = 1 << 18
+_FIRST_KEY = 1 << 18
+_VERDICT_S = 2.0
+
+
+class ProcessGroup:
+    """The processes that train together, as one of them sees them.
+
+    Made by ``join``. Of several towers per process, a process is one rank.
+
+    Attributes:
+      rank: of this process, from 0.
+      size: how many ranks there are.
+      local_rank: of this process among those on its machine, from 0.
+      local_size: how many ranks this machine has.
+      node_rank: of this machine among all, in the order of their first ranks.
+      num_nodes: how many machines there are.
+      tasks: "host:port, process 123" of every rank.
+      has_left: whether this process has left it.
+    """
+
+    def __init__(
+        self,
+        introductions: Sequence[Introduction],
+        rank: int,
+        *,
+        member: Member | None,
+        coordinator: Coordinator | None,
+        limits: Deadlines,
+    ) -> None:
+        """Is made by ``join``."""
+        own = introductions[rank].machine
+        machines = list(dict.fromkeys(other.machine for other in introductions))
+        here = [r for r, other in enumerate(introductions) if other.machine == own]
+        self.rank, self.size = rank, len(introductions)
+        self.local_rank, self.local_size = here.index(rank), len(here)
+        self.node_rank, self.num_nodes = machines.index(own), len(machines)
+        self.tasks = tuple(other.task for other in introductions)
+        self.has_left = False
+        self._member, self._coordinator, self._limits = member, coordinator, limits
+        self._numbers: dict[tuple[Exchange, int], int] = {}
+        self._traced, self._inside = 0, ""
+        self.compiled: dict[int, Callable[..., Any]] = {}  # By first key.
+        self.of_step: dict[int, Any] = {}  # Exchanges of a training step, by first key.
+        self._entered = self._completed = 0  # By calls from Python.
+        self._progress: tf.Variable | None = None
+        self._uses: weakref.WeakKeyDictionary[Any, dict[Exchange, int]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        """Names the rank."""
+        return f"ProcessGroup(rank={self.rank}, size={self.size})"
+
+    def bounded(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
+        """Has a function that runs collectives raise errors that name who is missing.
+
+        TensorFlow ends a collective whose peer is lost with an error that names no
+        rank. Wrap what calls it, e.g. the training step::
+
+            @group.bounded
+            @tf.function
+            def step(images, labels): ...
+
+        Args:
+          function: runs collectives of this group.
+
+        Returns:
+          The function, which raises ``ReplicaTimeoutError`` instead.
+        """
+
+        @functools.wraps(function)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            try:
+                return function(*args, **kwargs)
+            except tf.errors.OpError as error:
+                missing = self._find_missing(error)
+                if missing is None:
+                    raise
+                raise missing from error
+
+        return call
+
+    def leave(self, *, timeout_s: float = 5.0) -> None:
+        """Leaves the group; a process leaves by itself when it ends.
+
+        Args:
+          timeout_s: how long rank 0 may take to answer, in seconds.
+        """
+        atexit.unregister(self.leave)
+        self.has_left = True
+        if self._member is not None:
+            self._member.leave(timeout_s=timeout_s)
+            self._member = None
+        if self._coordinator is not None:
+            self._coordinator.stop(timeout_s=timeout_s)
+            self._coordinator = None
+
+    def note_use(self, exchange: Exchange, graph: Any) -> int:
+        """Returns the first of the keys of a collective, which all ranks agree on.
+
+        A collective that is built again, in another graph or after a change of the
+        batch, keeps its keys; the second one of the same kind in one graph has others.
+        Waits for all ranks where it is new.
+
+        Args:
+          exchange: what is exchanged.
+          graph: in which it is built; None where it runs at once.
+
+        Raises:
+          ValueError: ranks are about to exchange different tensors.
+          ReplicaTimeoutError: somebody did not come.
+        """
+        with self._lock:
+            uses = {} if graph is None else self._uses.setdefault(graph, {})
+            place = uses.get(exchange, 0)
+            uses[exchange] = place + 1
+            number = self._numbers.get((exchange, place))
+            if number is None:
+                number = self._agree(exchange)
+                self._numbers[exchange, place] = number
+            if graph is not None:
+                self._traced, self._inside = self._read_progress()[0], exchange.kind
+        return _FIRST_KEY + number * _KEYS_EACH
+
+    @property
+    def progress(self) -> tf.Variable:
+        """int64 [], odd inside a collective: each adds one before and after itself."""
+        if self._progress is None:
+            with tf.init_scope(), tf.device("/cpu:0"):
+                self._progress = tf.Variable(
+                    0, dtype=tf.int64, trainable=False, name="tw_syncrep_progress"
+                )
+        return self._progress
+
+    @contextlib.contextmanager
+    def host_call(self) -> Iterator[None]:
+        """Scope of collectives that run at once, from Python.
+
+        Raises:
+          ReplicaTimeoutError: they end with an error, or not, as somebody is missing.
+        """
+        with self._lock:
+            self._entered += 1
+        try:
+            yield
+        except tf.errors.OpError as error:
+            missing = self._find_missing(error)
+            if missing is None:
+                raise
+            raise missing from error
+        with self._lock:
+            self._completed += 1
+
+    def start(self) -> None:
+        """Begins to tell the others how far this rank is; ``join`` calls it."""
+        if self._member is not None:
+            self._member.start(self._read_report, self._abort)
+        atexit.register(self.leave, timeout_s=1.0)
+
+    def _agree(self, exchange: Exchange) -> int:
+        if self._member is None:
+            return len(self._numbers)
+        try:
+            return self._member.agree(exchange)
+        except TimeoutError:
+            raise self._as_error(self._member.missing) from None
+
+    def _read_progress(self) -> tuple[int, int]:
+        """Reads how many collectives were entered, and how many completed."""
+        entered, completed = self._entered, self._completed
+        if self._progress is not None:
+            with _tf_compat.eager_mode():
+                marks = int(self._progress.numpy())
+            entered, completed = entered + (marks + 1) // 2, completed + marks // 2
+        return entered, completed
+
+    def _read_report(self) -> Report:
+        entered, completed = self._read_progress()
+        return Report(entered, completed, self._traced, self._inside)
+
+    def _abort(self, missing: dict[int, str]) -> None:
+        _tf_compat.abort_collectives(self._describe(missing))
+
+    def _find_missing(self, error: Exception) -> ReplicaTimeoutError | None:
+        """Returns what a collective's error means; None where nobody is missing."""
+        if self._member is None:
+            return None
+        missing = self._member.wait_for_missing(_VERDICT_S)
+        return self._as_error(missing) if missing else None
+
+    def _as_error(self, missing: dict[int, str]) -> ReplicaTimeoutError:
+        present = sorted(set(range(self.size)) - set(missing))
+        return ReplicaTimeoutError(
+            self._describe(missing), arrived=present, missing=sorted(missing)
+        )
+
+    def _describe(self, missing: dict[int, str]) -> str:
+        return describe_missing(missing, self.tasks, own=self.rank)

@@ -1,0 +1,223 @@
+"""Joining: who this process is, where it listens, and when all have come."""
+
+import contextlib
+import os
+import platform
+import socket
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import tensorflow as tf
+
+from tw_core.checks import check_number, check_text, check_whole_number
+from tw_syncrep import _tf_compat
+from tw_syncrep._timeouts.errors import StartTimeoutError
+from tw_syncrep.cluster._network_exposure import find_free_ports, warn_if_exposed
+from tw_syncrep.cluster._servers import keep_freed_memory, server_config
+from tw_syncrep.cluster._tf_config import find_tf_config
+from tw_syncrep.processes._attendance import Deadlines
+from tw_syncrep.processes._coordinator import Coordinator
+from tw_syncrep.processes._group import ProcessGroup
+from tw_syncrep.processes._member import Member
+from tw_syncrep.processes._side_channel import Introduction
+
+_joined: "weakref.ref[ProcessGroup] | None" = None
+
+
+def join(
+    coordinator: str | None = None,
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    timeout_s: float = 60.0,
+    first_timeout_s: float = 600.0,
+    start_timeout_s: float = 300.0,
+) -> ProcessGroup:
+    """Joins the processes that train together; call it before TensorFlow is used.
+
+    Without arguments the environment variable ``TF_CONFIG`` tells who they are, as
+    ``tw-launch --ps 0 --workers 2`` sets it: its chief and workers are the ranks, in
+    this order. Rank 0 then listens at its address for the other ranks, and its
+    TensorFlow server at a free port. A process for which it is not set is alone: a
+    group of one, in which every sum is what was brought.
+
+    Args:
+      coordinator: "host:port" at which rank 0 listens; of a rank's own server the
+        host is the one from which it reaches that address, the port a free one.
+      rank: of this process, from 0.
+      size: how many ranks there are.
+      timeout_s: how long a rank may be silent, and stay behind the others, before
+        they raise; seconds.
+      first_timeout_s: how long it may stay behind with its first collective, or one
+        that it has just traced.
+      start_timeout_s: how long ranks have to come.
+
+    Returns:
+      The group.
+
+    Raises:
+      StartTimeoutError: ranks did not come; they are named.
+      RuntimeError: this process has joined before, or has used TensorFlow already.
+      ValueError: the addresses or numbers make no group, or do not agree with those
+        of other ranks; so do versions.
+      TypeError: an argument is of another type.
+    """
+    global _joined
+    check_number("join", above=0.0, timeout_s=timeout_s)
+    check_number("join", above=0.0, first_timeout_s=first_timeout_s)
+    check_number("join", above=0.0, start_timeout_s=start_timeout_s)
+    before = None if _joined is None else _joined()
+    if before is not None and not before.has_left:
+        raise RuntimeError(
+            "join: this process has joined a group already; hand that group on."
+        )
+    seat = _find_seat(coordinator, rank, size)
+    limits = Deadlines(timeout_s, max(timeout_s, first_timeout_s))
+    if seat.size == 1:
+        alone = _introduce(seat, port=0)
+        group = ProcessGroup([alone], 0, member=None, coordinator=None, limits=limits)
+    else:
+        group = _join_others(seat, limits, start_timeout_s)
+    _joined = weakref.ref(group)
+    group.start()
+    return group
+
+
+@dataclass(frozen=True)
+class _Seat:
+    """Where this process has its place: who listens where."""
+
+    rank: int
+    size: int
+    coordinator: tuple[str, int]
+    host: str | None
+    port: int | None
+
+
+def _find_seat(coordinator: str | None, rank: int | None, size: int | None) -> _Seat:
+    if coordinator is None:
+        if rank is not None or size is not None:
+            raise ValueError("join: rank and size are given with coordinator only.")
+        return _seat_from_tf_config()
+    check_text("join", coordinator=coordinator)
+    count = check_whole_number("join", size=size, at_least=1)
+    own = check_whole_number("join", rank=rank, at_least=0)
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"join: coordinator must be 'host:port'; got {coordinator!r}.")
+    if own >= count:
+        raise ValueError(f"join: rank must be 0 to {count - 1}; got {own}.")
+    return _Seat(own, count, (host, int(port)), host if own == 0 else None, None)
+
+
+def _seat_from_tf_config() -> _Seat:
+    task = find_tf_config()
+    if task is None:
+        return _Seat(0, 1, ("localhost", 0), "localhost", None)
+    if task.addresses.get("ps"):
+        raise ValueError(
+            "join: TF_CONFIG has parameter servers, which take no part in sums between "
+            "processes; start the program with `tw-launch --ps 0`."
+        )
+    rank = task.replica_index
+    if rank is None:
+        raise ValueError(f"join: TF_CONFIG makes this task {task.job}, not a worker.")
+    addresses = [task.addresses[job][index] for job, index in task.replicas]
+    first, own = addresses[0].rpartition(":"), addresses[rank].rpartition(":")
+    port = None if rank == 0 else int(own[2])
+    return _Seat(rank, len(addresses), (first[0], int(first[2])), own[0], port)
+
+
+def _join_others(
+    seat: _Seat, limits: Deadlines, start_timeout_s: float
+) -> ProcessGroup:
+    if _tf_compat.has_started():
+        raise RuntimeError(
+            "join: TensorFlow's runtime has started already in this process, without "
+            "the other ranks; join before anything makes a tensor or lists devices."
+        )
+    coordinator = None
+    try:
+        with _held_port(seat.port) as port:
+            if seat.rank == 0:
+                listener = _listen(seat.coordinator)
+                coordinator = Coordinator(listener, seat.size, limits)
+            own = _introduce(seat, port=port)
+            member = Member(
+                seat.coordinator, own, limits, start_timeout_s=start_timeout_s
+            )
+        return _start_runtime(seat.rank, member, coordinator, limits)
+    except TimeoutError as error:
+        if coordinator is not None:
+            coordinator.stop(timeout_s=1.0)
+        raise StartTimeoutError(f"join: {error}.", waited_s=start_timeout_s) from None
+    except ValueError as error:
+        if coordinator is not None:
+            coordinator.stop(timeout_s=1.0)
+        raise ValueError(f"join: {error}.") from None
+
+
+def _start_runtime(
+    rank: int, member: Member, coordinator: Coordinator | None, limits: Deadlines
+) -> ProcessGroup:
+    introductions = member.introductions
+    addresses = [other.address for other in introductions]
+    listed = {"worker": addresses}
+    keep_freed_memory()
+    settings = server_config(listed, addresses[rank]).experimental
+    _tf_compat.join_cluster(
+        addresses, rank, sleep_at_once=settings.disable_thread_spinning
+    )
+    warn_if_exposed(int(addresses[rank].rpartition(":")[2]))
+    return ProcessGroup(
+        introductions, rank, member=member, coordinator=coordinator, limits=limits
+    )
+
+
+def _introduce(seat: _Seat, *, port: int) -> Introduction:
+    host = seat.host or _own_host(seat.coordinator)
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    machine = [platform.node(), os.environ.get("TW_NODE_RANK", "")]
+    with contextlib.suppress(OSError):
+        machine.append(boot.read_text().strip())
+    return Introduction(
+        rank=seat.rank,
+        size=seat.size,
+        address=f"{host}:{port}",
+        task=f"{platform.node()}, process {os.getpid()}",
+        machine="/".join(machine),
+        versions={
+            "Python": ".".join(platform.python_version_tuple()[:2]),
+            "TensorFlow": tf.__version__,
+            "tw-syncrep": version("tw-syncrep"),
+        },
+    )
+
+
+def _own_host(coordinator: tuple[str, int]) -> str:
+    """Returns the address from which this machine reaches rank 0's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(coordinator)  # Sends nothing.
+        return str(probe.getsockname()[0])
+
+
+@contextlib.contextmanager
+def _held_port(port: int | None) -> Iterator[int]:
+    """Keeps a port from other processes until this one's server takes it."""
+    with socket.socket() as held:
+        held.bind(("", port if port is not None else find_free_ports(1)[0]))
+        yield int(held.getsockname()[1])
+
+
+def _listen(address: tuple[str, int]) -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError:  # Others may know this machine by an address that is not its own.
+        listener.bind(("", address[1]))
+    listener.listen(512)
+    return listener

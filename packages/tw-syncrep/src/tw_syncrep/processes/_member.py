@@ -1,0 +1,246 @@
+"""A rank's end of the side channel."""
+
+import contextlib
+import json
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tw_syncrep.processes._agreement import Exchange
+from tw_syncrep.processes._attendance import Deadlines, Report
+from tw_syncrep.processes._side_channel import (
+    Introduction,
+    LineSocket,
+    find_interval_s,
+)
+
+
+class Member:
+    """One rank's end.
+
+    Attributes:
+      introductions: of all ranks, by rank.
+      missing: what is wrong with whom, by rank; empty while all is well.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        own: Introduction,
+        limits: Deadlines,
+        *,
+        start_timeout_s: float,
+    ) -> None:
+        """Comes, and waits until all have.
+
+        Args:
+          address: host and port of rank 0's end.
+          own: who comes.
+          limits: deadlines once all have come.
+          start_timeout_s: how long others have to come, in seconds.
+
+        Raises:
+          TimeoutError: somebody did not come; the message says who.
+          ValueError: rank 0 refuses this rank; the message says why.
+        """
+        self.introductions: tuple[Introduction, ...] = ()
+        self.missing: dict[int, str] = {}
+        self._own = own
+        self._limits = limits
+        self._agreed: dict[int, str] = {}
+        self._next_number = 0
+        self._changed = threading.Condition()
+        self._heard_s = time.monotonic()
+        self._said_bye = False
+        self._over_at: int | None = None  # Collectives that rank 0 had entered.
+        self._is_agreeing = False
+        self._ended = threading.Event()
+        self._on_missing: Callable[[dict[int, str]], None] = lambda missing: None
+        self._read_report: Callable[[], Report] = Report
+        end_s = time.monotonic() + start_timeout_s
+        self._line = _connect(address, own, end_s)
+        self._await_all(address, end_s, start_timeout_s)
+
+    def start(
+        self,
+        read_report: Callable[[], Report],
+        on_missing: Callable[[dict[int, str]], None],
+    ) -> None:
+        """Begins to say how far this rank is.
+
+        Args:
+          read_report: how far it is; is called in a thread of the side channel.
+          on_missing: is called there, once, with what is wrong by rank.
+        """
+        self._read_report, self._on_missing = read_report, on_missing
+        self._heard_s = time.monotonic()
+        self._thread = threading.Thread(
+            target=self._beat, name="tw-syncrep-member", daemon=True
+        )
+        self._thread.start()
+
+    def agree(self, exchange: Exchange) -> int:
+        """Waits until all ranks have described the same collective.
+
+        Returns:
+          Its number, the same on all ranks.
+
+        Raises:
+          ValueError: ranks describe different ones.
+          TimeoutError: somebody is missing; ``missing`` says who.
+        """
+        with self._changed:
+            number = self._next_number
+            self._next_number += 1
+        message = {"do": "agree", "number": number, "exchange": exchange.as_json()}
+        with contextlib.suppress(OSError):  # The thread notices.
+            self._line.send(message, timeout_s=self._limits.timeout_s)
+        with self._changed:
+            self._is_agreeing = True
+            self._changed.wait_for(lambda: number in self._agreed or self.missing)
+            self._is_agreeing = False
+            if number not in self._agreed:
+                raise TimeoutError("Somebody is missing.")
+            difference = self._agreed.pop(number)
+        if difference:
+            raise ValueError(difference)
+        return number
+
+    def wait_for_missing(self, timeout_s: float) -> dict[int, str]:
+        """Waits until it is known who is missing; what is wrong, by rank."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self.missing), timeout_s)
+            return dict(self.missing)
+
+    def leave(self, *, timeout_s: float) -> None:
+        """Says goodbye, and closes the connection."""
+        self._said_bye = True
+        message = {"do": "bye", "report": asdict(self._read_report())}
+        with contextlib.suppress(OSError):
+            self._line.send(message, timeout_s=timeout_s)
+        self._ended.wait(timeout_s)
+        self._ended.set()
+        self._line.close()
+
+    def _await_all(
+        self, address: tuple[str, int], end_s: float, start_timeout_s: float
+    ) -> None:
+        absent: Sequence[int] = ()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._line, selectors.EVENT_READ)
+            while not self.introductions:
+                left_s = end_s - time.monotonic()
+                if left_s <= 0:
+                    self._line.close()
+                    raise TimeoutError(_describe_absent(absent, start_timeout_s))
+                if not selector.select(left_s):
+                    continue
+                for message in self._receive(address, absent, start_timeout_s):
+                    if message["do"] == "refused":
+                        self._line.close()
+                        raise ValueError(message["why"])
+                    if message["do"] == "wait":
+                        absent = message["absent"]
+                    if message["do"] == "welcome":
+                        ranks = message["ranks"]
+                        self.introductions = tuple(Introduction(**r) for r in ranks)
+
+    def _receive(
+        self, address: tuple[str, int], absent: Sequence[int], waited_s: float
+    ) -> list[dict[str, Any]]:
+        try:
+            messages = self._line.receive()
+        except (OSError, json.JSONDecodeError):
+            messages = None
+        if messages is None:
+            self._line.close()
+            raise TimeoutError(
+                _describe_absent(absent, waited_s)
+                if absent
+                else f"rank 0 has closed the connection to {address[0]}:{address[1]}"
+            )
+        return messages
+
+    def _beat(self) -> None:
+        interval_s = find_interval_s(self._limits.timeout_s)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._line, selectors.EVENT_READ)
+            due_s = time.monotonic()
+            while not self._ended.is_set():
+                try:
+                    if selector.select(max(0.0, due_s - time.monotonic())):
+                        self._hear(self._line.receive())
+                        if self._over_at is None:
+                            continue
+                        break
+                    due_s = time.monotonic() + interval_s
+                    if not self._said_bye:
+                        message = {"do": "beat", "report": asdict(self._read_report())}
+                        self._line.send(message, timeout_s=self._limits.timeout_s)
+                    silent_s = time.monotonic() - self._heard_s
+                    if silent_s >= self._limits.timeout_s:
+                        self._lose({0: f"has been silent for {silent_s:.1f} s"})
+                except (OSError, ValueError):
+                    self._hear(None)
+        while self._over_at is not None and not self._ended.wait(interval_s):
+            if self._is_agreeing or self._read_report().entered > self._over_at:
+                self._lose({0: "has ended, and this rank waits for it"})
+
+    def _hear(self, messages: list[dict[str, Any]] | None) -> None:
+        if messages is None:
+            if self._said_bye:
+                self._ended.set()
+            elif self._over_at is None:
+                self._lose({0: "has closed its connection: its process has ended"})
+            return
+        self._heard_s = time.monotonic()
+        for message in messages:
+            if message["do"] == "agreed":
+                with self._changed:
+                    self._agreed[int(message["number"])] = message["why"]
+                    self._changed.notify_all()
+            if message["do"] == "missing":
+                found = {int(rank): why for rank, why in message["missing"].items()}
+                self._lose(found)
+            if message["do"] == "bye":
+                self._ended.set()
+            if message["do"] == "over":
+                self._over_at = int(message["entered"])
+
+    def _lose(self, missing: dict[int, str]) -> None:
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        with self._changed:
+            self.missing = missing
+            self._changed.notify_all()
+        self._on_missing(missing)
+
+
+def _connect(address: tuple[str, int], own: Introduction, end_s: float) -> LineSocket:
+    wait_s = 0.05
+    while True:
+        left_s = end_s - time.monotonic()
+        try:
+            line = LineSocket(socket.create_connection(address, max(0.1, left_s)))
+            line.send({"do": "hello", "hello": asdict(own)}, timeout_s=max(0.1, left_s))
+            return line
+        except OSError as error:
+            if left_s <= wait_s:
+                raise TimeoutError(
+                    f"rank 0 does not answer at {address[0]}:{address[1]} ({error})"
+                ) from None
+        time.sleep(wait_s)
+        wait_s = min(1.0, 2 * wait_s)
+
+
+def _describe_absent(absent: Sequence[int], waited_s: float) -> str:
+    if not absent:
+        return f"rank 0 says nothing for {waited_s:g} s"
+    one = len(absent) == 1
+    ranks = ", ".join(map(str, absent))
+    return f"rank{'' if one else 's'} {ranks} did not come within {waited_s:g} s"

@@ -1,0 +1,246 @@
+r"""Gradients of all towers of all ranks, summed or averaged.
+
+    tower 0  tower 1          tower 0  tower 1
+       \       /                \       /
+       sum_towers               sum_towers       on every rank by itself
+           |                        |
+         join                     join           one flat tensor per dtype, with the
+           |                        |            weight of the rank at its end
+           +------- all-reduce -----+            a ring; in a narrow type: exchange,
+           |                        |            then add in float32
+          cut                      cut
+       /       \                /       \
+    tower 0  tower 1          tower 0  tower 1
+
+The fixed cost of a collective is that of some hundred kilobytes, so all small tensors
+travel in one, the gradients of the last layers, which are there first, in front. A
+tensor of a mebibyte or more travels alone: joining and cutting copy it twice.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core.checks import check_function
+from tw_core.gradients import map_values, values_of
+from tw_core.modes import without_autograph
+from tw_syncrep.processes._gradient_exchange import (
+    NARROW,
+    exchange_gradients,
+    plan_exchange,
+)
+from tw_syncrep.processes._group import ProcessGroup
+
+Grads = Sequence[Sequence[Any]]
+"""[K][N]: ``grads[k][n]`` is tower k's gradient for variable n."""
+
+_FLOATS = ("float32", "float64", *NARROW)
+_WHOLE = ("int32", "int64")
+_WIRE_DTYPES = (None, *NARROW)
+
+
+def sum_across(
+    grads: Grads,
+    *,
+    group: ProcessGroup,
+    sum_towers: Callable[[Any], Any] | None = None,
+    wire_dtype: Any = None,
+    names: Sequence[str] = (),
+) -> list[list[Any]]:
+    """Adds the gradients of all towers of all ranks.
+
+    Args:
+      grads: [K][N], K of this rank alone; dense or ``tf.IndexedSlices``. N, shapes
+        and dtypes are those of all ranks. Half-precision floats are added in float32.
+      group: the ranks.
+      sum_towers: [K][N] -> [K][N], adds those of this rank's towers, e.g. a reducer
+        of tw-reduce; by default each is added where tower 0's lies.
+      wire_dtype: "float16" or "bfloat16", as which wider floats travel; the sum is
+        one of float32, rounded once more on its way back. None for as they are.
+      names: [N] of the variables, for messages; ranks must agree on them.
+
+    Returns:
+      [K][N], the same bits for all towers of all ranks. Sparse gradients have the
+      rows of all, those of one index not added up.
+
+    Raises:
+      ValueError: lists of unequal length, dtypes that cannot be added, or other
+        gradients than those of another rank.
+      TypeError: an argument is of another type.
+      ReplicaTimeoutError: a rank is missing (see ``ProcessGroup.bounded``).
+    """
+    return _reduce(grads, group, sum_towers, wire_dtype, names, weight=1.0)[0]
+
+
+def mean_across(
+    grads: Grads,
+    *,
+    group: ProcessGroup,
+    weight: Any = None,
+    sum_towers: Callable[[Any], Any] | None = None,
+    wire_dtype: Any = None,
+    names: Sequence[str] = (),
+) -> list[list[Any]]:
+    """Averages the gradients of all towers of all ranks.
+
+    Args:
+      grads: as ``sum_across`` takes them, of floats.
+      group: the ranks.
+      weight: of this rank's mean over its towers, a number or float tensor of shape [],
+        such as the rows of its batch. None for the same on all ranks, whose number is
+        then divided by, whoever brings nothing.
+      sum_towers: as for ``sum_across``.
+      wire_dtype: as for ``sum_across``.
+      names: as for ``sum_across``.
+
+    Returns:
+      [K][N] means; zeros where all weights are zero.
+
+    Raises:
+      ValueError: as ``sum_across``; gradients that are not floats.
+      TypeError: as ``sum_across``.
+      ReplicaTimeoutError: as ``sum_across``.
+    """
+    return _reduce(
+        grads, group, sum_towers, wire_dtype, names, weight=weight, is_mean=True
+    )[0]
+
+
+def mean_of_ranks(
+    grads: Grads,
+    *,
+    group: ProcessGroup,
+    sum_towers: Callable[[Any], Any] | None = None,
+    wire_dtype: Any = None,
+    names: Sequence[str] = (),
+) -> list[list[Any]]:
+    """Adds the gradients of a rank's towers, and averages these sums over the ranks.
+
+    For whoever takes a reducer that adds, and divides by the number of towers: the
+    builders, and the optimizers of tw-ampopt and tw-rlload, whose steps are then those
+    of all ranks' batches as one.
+
+    Args:
+      grads: as ``sum_across`` takes them, of floats.
+      group: the ranks.
+      sum_towers: as for ``sum_across``.
+      wire_dtype: as for ``sum_across``.
+      names: as for ``sum_across``.
+
+    Returns:
+      [K][N]: K times the mean.
+
+    Raises:
+      ValueError: as ``mean_across``.
+      TypeError: as ``sum_across``.
+      ReplicaTimeoutError: as ``sum_across``.
+    """
+    return _reduce(
+        *(grads, group, sum_towers, wire_dtype, names),
+        weight=None,
+        is_mean=True,
+        divides_towers=False,
+    )[0]
+
+
+@without_autograph
+def _reduce(
+    grads: Grads,
+    group: ProcessGroup,
+    sum_towers: Callable[[Any], Any] | None,
+    wire_dtype: Any,
+    names: Sequence[str],
+    *,
+    weight: Any,
+    is_mean: bool = False,
+    divides_towers: bool = True,
+) -> tuple[list[list[Any]], tf.Tensor]:
+    """Returns the sums or means, and the total weight of all ranks."""
+    caller = "mean_across" if is_mean else "sum_across"
+    wire = _check(caller, grads, sum_towers, wire_dtype, names)
+    local = _add_towers(grads) if sum_towers is None else list(sum_towers(grads)[0])
+    _check_dtypes(caller, local, (*_FLOATS, *(() if is_mean else _WHOLE)))
+    if is_mean:
+        share = 1.0 if weight is None else tf.convert_to_tensor(weight, tf.float32)
+        factor = share / len(grads) if divides_towers else share
+        if weight is not None or factor != 1.0:
+            local = [_scaled(g, factor) for g in local]
+    brought = tf.reshape(tf.cast(1.0 if weight is None else weight, tf.float32), [1])
+    plan = plan_exchange(local, wire, divides=is_mean and weight is None)
+    reduced, total = exchange_gradients(local, brought, plan, group, names)
+    if is_mean and weight is not None:
+        reduced = [_scaled(g, tf.math.divide_no_nan(1.0, total[0])) for g in reduced]
+    return [list(reduced) for _ in grads], total[0]
+
+
+def _check(
+    caller: str,
+    grads: Grads,
+    sum_towers: Callable[[Any], Any] | None,
+    wire_dtype: Any,
+    names: Sequence[str],
+) -> str | None:
+    lengths = [len(tower) for tower in grads]
+    if not lengths or len(set(lengths)) > 1 or not lengths[0]:
+        raise ValueError(
+            f"{caller}: every tower must bring the same number of gradients, at least "
+            f"one; got {lengths}."
+        )
+    absent = [n for n, g in enumerate(grads[0]) if g is None]
+    if absent:
+        raise ValueError(
+            f"{caller}: there is no gradient (None) at positions {absent}; leave these "
+            "variables out, on all ranks."
+        )
+    if sum_towers is not None:
+        check_function(caller, sum_towers=sum_towers)
+    if names and len(names) != lengths[0]:
+        raise ValueError(
+            f"{caller}: needs a name per gradient; got {len(names)} for {lengths[0]}."
+        )
+    wire = None if wire_dtype is None else tf.as_dtype(wire_dtype).name
+    if wire not in _WIRE_DTYPES:
+        raise ValueError(
+            f"{caller}: wire_dtype must be one of {_WIRE_DTYPES}; got {wire_dtype!r}."
+        )
+    return wire
+
+
+def _check_dtypes(caller: str, local: Sequence[Any], known: Sequence[str]) -> None:
+    others = [
+        f"{n} ({values_of(grad).dtype.name})"
+        for n, grad in enumerate(local)
+        if values_of(grad).dtype.name not in known
+    ]
+    if others:
+        raise ValueError(
+            f"{caller}: takes {', '.join(known)}; got others at positions "
+            f"{', '.join(others)}."
+        )
+
+
+def _add_towers(grads: Grads) -> list[Any]:
+    """Adds tower by tower, each gradient where tower 0's lies."""
+    if len(grads) == 1:
+        return list(grads[0])
+    sums = []
+    for column in zip(*grads, strict=True):
+        with tf.device(values_of(column[0]).device):
+            if any(isinstance(g, tf.IndexedSlices) for g in column):
+                sums.append(_join_rows(column))
+            else:
+                sums.append(tf.add_n(list(column)))
+    return sums
+
+
+def _join_rows(column: Sequence[Any]) -> tf.IndexedSlices:
+    return tf.IndexedSlices(
+        tf.concat([slices.values for slices in column], axis=0),
+        tf.concat([slices.indices for slices in column], axis=0),
+        column[0].dense_shape,
+    )
+
+
+def _scaled(grad: Any, factor: Any) -> Any:
+    return map_values(lambda values: values * tf.cast(factor, values.dtype), grad)

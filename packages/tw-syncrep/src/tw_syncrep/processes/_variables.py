@@ -1,0 +1,186 @@
+"""Broadcast: one rank's variables, or other tensors, for all.
+
+Tensors travel as whole numbers of 32 bits, whatever their dtypes are, so that all of
+them make one list and every bit arrives.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core import flat_packs
+from tw_core.checks import check_whole_number
+from tw_core.modes import builds_session_graph, without_autograph
+from tw_syncrep.processes._agreement import Exchange, TensorSpec
+from tw_syncrep.processes._collectives import receive, run_collectives, send
+from tw_syncrep.processes._group import ProcessGroup
+
+_PACK_BYTES = 64 << 20
+"""What travels at once: as much memory is needed besides the variables, twice."""
+
+
+@without_autograph
+def broadcast_variables(
+    variables: Sequence[Any], *, group: ProcessGroup, root: int = 0
+) -> tf.Operation | None:
+    """Gives all ranks the values that one rank's variables have.
+
+    To be called after variables were made, and after a restore: then only the root
+    needs to see the checkpoint. All ranks pass the same variables in the same order,
+    e.g. ``[*model.variables, *optimizer.variables]``, of an optimizer that has been
+    built.
+
+    Args:
+      variables: of TensorFlow, resource or reference, or of Keras; any dtype but
+        string, fully known shapes.
+      group: the ranks.
+      root: the rank whose values are taken.
+
+    Returns:
+      In a session graph the op that does it; else None, when it is done.
+
+    Raises:
+      ValueError: unknown shapes, strings, a root that is no rank, or other variables
+        than another rank's.
+      ReplicaTimeoutError: a rank is missing.
+    """
+    tensors = [_read(variable) for variable in variables]
+    names = [getattr(v, "path", None) or v.name for v in variables]
+    values = broadcast(tensors, group=group, root=root, names=names)
+    done = [
+        _assign(variable, value)
+        for variable, value in zip(variables, values, strict=True)
+    ]
+    return tf.group(*done) if builds_session_graph() else None
+
+
+@without_autograph
+def broadcast(
+    tensors: Sequence[Any],
+    *,
+    group: ProcessGroup,
+    root: int = 0,
+    names: Sequence[str] = (),
+) -> list[tf.Tensor]:
+    """Returns one rank's tensors on all ranks.
+
+    Args:
+      tensors: [N] of fully known shapes, the same on all ranks; any dtype but string.
+      group: the ranks.
+      root: the rank whose values are taken.
+      names: [N] for messages; ranks must agree on them.
+
+    Returns:
+      [N] of the same shapes and dtypes.
+
+    Raises:
+      ValueError: as ``broadcast_variables``.
+      ReplicaTimeoutError: a rank is missing.
+    """
+    check_whole_number("broadcast", root=root, at_least=0)
+    if root >= group.size:
+        raise ValueError(f"broadcast: root must be below {group.size}; got {root}.")
+    known = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    faults = [
+        f"{names[n] if names else n} ({tensor.dtype.name} {tensor.shape})"
+        for n, tensor in enumerate(known)
+        if tensor.dtype == tf.string or not tensor.shape.is_fully_defined()
+    ]
+    if faults:
+        raise ValueError(
+            "broadcast: takes tensors of known shapes, and no strings; got "
+            f"{', '.join(faults)}."
+        )
+    if group.size == 1 or not known:
+        return known
+    results: list[tf.Tensor] = []
+    for positions in _chunks(known):
+        labels = [names[n] for n in positions] if names else []
+        results += _broadcast_pack([known[n] for n in positions], labels, group, root)
+    return results
+
+
+def _chunks(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
+    chunks: list[list[int]] = [[]]
+    size = 0
+    for n, tensor in enumerate(tensors):
+        own = tensor.shape.num_elements() * tensor.dtype.size
+        if chunks[-1] and size + own > _PACK_BYTES:
+            chunks.append([])
+            size = 0
+        chunks[-1].append(n)
+        size += own
+    return chunks
+
+
+def _broadcast_pack(
+    tensors: Sequence[tf.Tensor], names: Sequence[str], group: ProcessGroup, root: int
+) -> list[tf.Tensor]:
+    specs = tuple(
+        TensorSpec(names[n] if names else "", tensor.dtype.name, tuple(tensor.shape))
+        for n, tensor in enumerate(tensors)
+    )
+    words = [_to_words(tensor) for tensor in tensors]
+    pack = flat_packs.join(words)
+
+    def body(brought: list[tf.Tensor], key: int) -> list[tf.Tensor]:
+        if group.rank == root:
+            return [send(brought[0], group, key)]
+        return [receive(pack.shape, pack.dtype, group, key)]
+
+    [received] = run_collectives(
+        body,
+        [pack],
+        [tf.TensorSpec(pack.shape, pack.dtype)],
+        group=group,
+        exchange=Exchange("a broadcast", specs, (("root", str(root)),)),
+    )
+    parts = flat_packs.cut(received, [word.shape for word in words])
+    return [
+        _from_words(part, tensor.shape, tensor.dtype)
+        for part, tensor in zip(parts, tensors, strict=True)
+    ]
+
+
+def _to_words(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor's bits as int32 [words]; bytes are filled up to words."""
+    if tensor.dtype == tf.bool:
+        tensor = tf.cast(tensor, tf.uint8)
+    flat = tf.reshape(tensor, [-1])
+    if tensor.dtype.size >= 4:
+        words = flat if tensor.dtype == tf.int32 else tf.bitcast(flat, tf.int32)
+        return tf.reshape(words, [tensor.shape.num_elements() * tensor.dtype.size // 4])
+    octets = flat if tensor.dtype == tf.uint8 else tf.bitcast(flat, tf.uint8)
+    octets = tf.reshape(octets, [-1])
+    count = tensor.shape.num_elements() * tensor.dtype.size
+    octets = tf.pad(octets, [[0, -count % 4]])
+    return tf.bitcast(tf.reshape(octets, [(count + 3) // 4, 4]), tf.int32)
+
+
+def _from_words(words: tf.Tensor, shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
+    """Undoes ``_to_words``."""
+    if dtype.size >= 4:
+        if dtype.size > 4:
+            words = tf.reshape(words, [-1, dtype.size // 4])
+        flat = words if dtype == tf.int32 else tf.bitcast(words, dtype)
+        return tf.reshape(flat, shape)
+    octets = tf.reshape(tf.bitcast(words, tf.uint8), [-1])
+    octets = octets[: shape.num_elements() * dtype.size]
+    if dtype == tf.bool:
+        return tf.reshape(tf.cast(octets, tf.bool), shape)
+    if dtype.size == 2:
+        return tf.reshape(tf.bitcast(tf.reshape(octets, [-1, 2]), dtype), shape)
+    return tf.reshape(octets if dtype == tf.uint8 else tf.bitcast(octets, dtype), shape)
+
+
+def _read(variable: Any) -> tf.Tensor:
+    if hasattr(variable, "read_value"):
+        return variable.read_value()
+    return tf.convert_to_tensor(variable)
+
+
+def _assign(variable: Any, value: tf.Tensor) -> Any:
+    if builds_session_graph():
+        return tf.compat.v1.assign(variable, value)
+    return variable.assign(value)

@@ -1,0 +1,237 @@
+"""What ranks do in tests: functions of a group, called by name."""
+
+import importlib
+import json
+import os
+import traceback
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tw_syncrep import processes
+
+v1 = tf.compat.v1
+
+
+def run_rank(pipe: Any, options: dict[str, Any]) -> None:
+    """Joins, then calls what the test asks for until the pipe closes.
+
+    Args:
+      pipe: to the test.
+      options: of ``join``, and what is out of order with this rank: ``alone`` and
+        ``tf_config`` (cluster) instead of an address, ``renumbered``, ``resized`` and
+        ``versions`` by rank, ``starts_early`` (ranks), ``v1``, ``towers``.
+    """
+    joining = _prepare(dict(options))
+    group = _answer(pipe, lambda: processes.join(**joining), tells=False)
+    while group is not None:
+        try:
+            name, arguments = pipe.recv()
+        except EOFError:
+            break
+        _answer(pipe, partial(_find(name), group, *arguments))
+
+
+def _find(name: str) -> Any:
+    """Returns a function of this module, or of "module:function"."""
+    module, _, function = name.rpartition(":")
+    return getattr(importlib.import_module(module or __name__), function)
+
+
+def _prepare(options: dict[str, Any]) -> dict[str, Any]:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    towers = [tf.config.LogicalDeviceConfiguration()] * options.pop("towers", 1)
+    tf.config.set_logical_device_configuration(cpu, towers)
+    if options.pop("v1", False):
+        v1.disable_v2_behavior()
+    rank = options["rank"]
+    if rank in options.pop("starts_early", ()):
+        tf.constant(1.0)
+    if (found := options.pop("versions", {}).get(rank)) is not None:
+        tf.__version__ = found
+    os.environ.pop("TF_CONFIG", None)
+    alone, cluster = options.pop("alone", False), options.pop("tf_config", None)
+    if cluster is not None:
+        tasks = [(job, n) for job in cluster for n in range(len(cluster[job]))]
+        task = dict(zip(("type", "index"), tasks[rank], strict=True))
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
+    options["size"] = options.pop("resized", {}).get(rank, options["size"])
+    options["rank"] = options.pop("renumbered", {}).get(rank, rank)
+    if alone or cluster is not None:
+        for name in ("coordinator", "rank", "size"):
+            del options[name]
+    return options
+
+
+def _answer(pipe: Any, function: Any, *, tells: bool = True) -> Any:
+    try:
+        result = function()
+    except Exception as error:
+        traceback.print_exc()
+        missing = getattr(error, "missing", None)
+        kind = type(error).__name__
+        pipe.send(("raised", (kind, str(error), missing and list(missing))))
+        return None
+    pipe.send(("done", result if tells else None))
+    return result
+
+
+def place(group: Any) -> dict[str, int]:
+    """Tells a rank's numbers."""
+    names = ("rank", "size", "local_rank", "local_size", "node_rank", "num_nodes")
+    return {name: getattr(group, name) for name in names}
+
+
+def reduce(
+    group: Any,
+    mode: str,
+    towers: list[list[Any]],
+    options: dict[str, Any],
+    times: int = 1,
+) -> list[list[Any]]:
+    """Sums, or averages where ``mean`` is set, what is given; ``times`` steps of it."""
+    options = dict(options)
+    combine = (
+        processes.mean_across if options.pop("mean", False) else processes.sum_across
+    )
+    hides = options.pop("hides_shapes", False)
+
+    def build(leaves: list[tf.Tensor]) -> list[list[Any]]:
+        own = iter(leaves)
+        grads = [[_like(item, own) for item in tower] for tower in towers]
+        return combine(grads, group=group, **options)
+
+    leaves = [leaf for tower in towers for item in tower for leaf in _leaves(item)]
+    results = None
+    if mode == "session":
+        with tf.Graph().as_default():
+            fed = [
+                v1.placeholder(leaf.dtype, [None] * leaf.ndim if hides else leaf.shape)
+                for leaf in leaves
+            ]
+            built = build(fed)
+            with v1.Session() as session:
+                for _ in range(times):
+                    results = session.run(built, dict(zip(fed, leaves, strict=True)))
+        return _plain(results)
+    step = build
+    if mode == "function":
+        signature = [
+            tf.TensorSpec([None] * leaf.ndim if hides else leaf.shape, leaf.dtype)
+            for leaf in leaves
+        ]
+        step = tf.function(lambda *args: build(list(args)), input_signature=signature)
+        step = (lambda traced: lambda given: traced(*given))(step)
+    for _ in range(times):
+        results = group.bounded(step)([tf.constant(leaf) for leaf in leaves])
+    return _plain(results)
+
+
+def _leaves(item: Any) -> list[np.ndarray]:
+    return list(item[:2]) if isinstance(item, tuple) else [item]
+
+
+def _like(item: Any, own: Any) -> Any:
+    if isinstance(item, tuple):
+        return tf.IndexedSlices(next(own), next(own), tf.constant(item[2]))
+    return next(own)
+
+
+def _plain(results: Any) -> list[list[Any]]:
+    return [[_numpy(value) for value in tower] for tower in results]
+
+
+def _numpy(value: Any) -> Any:
+    if hasattr(value, "indices"):
+        return np.asarray(value.values), np.asarray(value.indices)
+    return np.asarray(value)
+
+
+def exchange_variables(
+    group: Any, mode: str, arrays: list[np.ndarray], root: int
+) -> list[np.ndarray]:
+    """Broadcasts variables that have these values here."""
+    if mode == "keras":
+        import keras
+
+        made = [keras.Variable(a, dtype=a.dtype.name) for a in arrays]
+        processes.broadcast_variables(made, group=group, root=root)
+        return [np.asarray(variable) for variable in made]
+    if mode == "eager":
+        made = [tf.Variable(array, name="v") for array in arrays]
+        processes.broadcast_variables(made, group=group, root=root)
+        return [variable.numpy() for variable in made]
+    with tf.Graph().as_default(), v1.Session() as session:
+        made = [
+            v1.get_variable(f"v{n}", initializer=a, use_resource=mode == "resource")
+            for n, a in enumerate(arrays)
+        ]
+        op = processes.broadcast_variables(made, group=group, root=root)
+        session.run(v1.global_variables_initializer())
+        session.run(op)
+        return list(session.run(made))
+
+
+def train_unevenly(
+    group: Any, rows: list[list[float]], mode: str
+) -> tuple[list[float], int]:
+    """Trains on batches of its own, as many as given, then finishes."""
+    weight = tf.Variable(0.0)
+
+    @group.bounded
+    @tf.function
+    def step(batch: tf.Tensor) -> None:
+        gradient = tf.reduce_mean(weight - batch)
+        count = tf.cast(tf.size(batch), tf.float32)
+        [[mean]] = processes.mean_across([[gradient]], group=group, weight=count)
+        weight.assign_sub(0.5 * mean)
+
+    values = []
+    batches = [tf.constant(own) for own in rows]
+    if mode == "first end":
+        batches = processes.until_first_end(batches, group=group)
+    for batch in batches:
+        step(batch)
+        values.append(float(weight))
+    taken = processes.finish(group) if mode == "finish" else 0
+    return values, taken
+
+
+def step_until(group: Any, steps: int | None = None) -> int:
+    """Sums again and again."""
+    value = tf.Variable(0.0)
+
+    @group.bounded
+    @tf.function
+    def step() -> None:
+        [[total]] = processes.sum_across([[tf.ones([4096])]], group=group)
+        value.assign_add(total[0])
+
+    done = 0
+    while steps is None or done < steps:
+        step()
+        done += 1
+    return int(value)
+
+
+def build_unlike(group: Any, specs: list[tuple[str, str, list[int]]]) -> None:
+    """Sums zeros of given names, dtypes and shapes."""
+    grads = [tf.zeros(shape, dtype) for _, dtype, shape in specs]
+    names = [name for name, _, _ in specs]
+    processes.sum_across([grads], group=group, names=names)
+
+
+def join_again(group: Any) -> str:
+    """Tries to join a second time."""
+    try:
+        processes.join("127.0.0.1:1", rank=0, size=2)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def leave(group: Any) -> None:
+    """Leaves the group."""
+    group.leave()

@@ -1,0 +1,65 @@
+"""Descriptions of collectives: what is the same, and which difference is told."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tw_syncrep.processes._agreement import Exchange, TensorSpec, find_difference
+
+SHAPES = st.none() | st.lists(st.none() | st.integers(0, 9), max_size=3).map(tuple)
+SPECS = st.builds(
+    TensorSpec,
+    name=st.sampled_from(["", "a", "b/kernel"]),
+    dtype=st.sampled_from(["float32", "int64"]),
+    shape=SHAPES,
+    is_sparse=st.booleans(),
+)
+EXCHANGES = st.builds(
+    Exchange,
+    kind=st.sampled_from(["sum", "broadcast"]),
+    tensors=st.lists(SPECS, max_size=4).map(tuple),
+    options=st.sampled_from([(), (("root", "1"),), (("root", "2"),)]),
+)
+
+
+@given(EXCHANGES)
+def test_a_description_survives_the_wire(exchange):
+    assert Exchange.from_json(json.loads(json.dumps(exchange.as_json()))) == exchange
+
+
+@given(st.lists(EXCHANGES, min_size=1, max_size=4))
+def test_a_difference_is_told_exactly_where_there_is_one(exchanges):
+    differ = any(other != exchanges[0] for other in exchanges)
+    said = find_difference(exchanges)
+    assert bool(said) == differ
+    if differ:
+        first = next(r for r, other in enumerate(exchanges) if other != exchanges[0])
+        assert "rank 0" in said
+        assert f"rank {first}" in said
+
+
+@pytest.mark.parametrize("data", [None, [], {}, {"kind": 1, "tensors": [{}]}, "x", 3])
+def test_what_is_no_description_is_refused(data):
+    with pytest.raises(ValueError, match="not a description"):
+        Exchange.from_json(data)
+
+
+def test_the_first_tensor_that_differs_is_named():
+    mine = Exchange(
+        "sum", (TensorSpec("a", "float32", (2,)), TensorSpec("b", "float32", (3,)))
+    )
+    theirs = Exchange("sum", (mine.tensors[0], TensorSpec("b", "float32", None)))
+    assert find_difference([mine, mine, theirs]) == (
+        "tensor 1 of 'sum' is b float32 [3] on rank 0 and b float32 of unknown shape "
+        "on rank 2. All ranks must run one program."
+    )
+
+
+def test_options_that_differ_are_named():
+    mine = Exchange("sum", (), (("root", "1"), ("wire", "None")))
+    theirs = Exchange("sum", (), (("root", "1"), ("wire", "bfloat16")))
+    assert "rank 0 has wire=None, rank 1 has wire=bfloat16" in find_difference(
+        [mine, theirs]
+    )

@@ -1,0 +1,150 @@
+"""Who is missing: the rules, from what ranks say of themselves, without processes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tw_syncrep.processes._attendance import (
+    Attendance,
+    Deadlines,
+    Report,
+    describe_missing,
+)
+
+LIMITS = Deadlines(timeout_s=10.0, first_timeout_s=100.0)
+
+
+def attendance(size=3):
+    return Attendance(size, LIMITS, now_s=0.0)
+
+
+def all_say(found, now_s, *entered, completed=None):
+    for rank, count in enumerate(entered):
+        done = count if completed is None else completed[rank]
+        found.hear(rank, Report(entered=count, completed=done), now_s)
+
+
+def test_nobody_is_missing_at_first():
+    assert attendance().find_missing(9.9) == {}
+
+
+def test_silent_ranks_are_missing_from_the_deadline_on():
+    found = attendance()
+    found.hear(1, Report(), 5.0)
+    assert found.find_missing(9.9) == {}
+    assert sorted(found.find_missing(10.0)) == [0, 2]
+    assert "silent for 10.0 s" in found.find_missing(10.0)[0]
+
+
+def test_a_closed_connection_is_missing_at_once():
+    found = attendance()
+    found.close(2)
+    assert list(found.find_missing(0.0)) == [2]
+
+
+def test_who_stays_behind_has_the_deadline():
+    found = attendance()
+    all_say(found, 1.0, 5, 5, 5)
+    all_say(found, 2.0, 6, 5, 6)
+    all_say(found, 11.9, 6, 5, 6)
+    assert found.find_missing(11.9) == {}
+    all_say(found, 12.0, 6, 5, 6)
+    assert list(found.find_missing(12.0)) == [1]
+    assert "has not entered collective 6" in found.find_missing(12.0)[1]
+
+
+def test_the_first_collective_has_a_deadline_of_its_own():
+    found = attendance()
+    for now_s in (1.0, 50.0, 99.0, 100.9):
+        all_say(found, now_s, 1, 0, 1, completed=[0, 0, 0])
+        assert found.find_missing(now_s) == {}
+    all_say(found, 101.0, 1, 0, 1, completed=[0, 0, 0])
+    assert list(found.find_missing(101.0)) == [1]
+
+
+def test_who_has_just_traced_has_the_longer_deadline():
+    found = attendance(2)
+    found.hear(0, Report(entered=5, completed=4), 0.0)
+    for now_s in (0.0, 40.0, 99.0):
+        found.hear(1, Report(entered=4, completed=4, traced=4), now_s)
+        found.hear(0, Report(entered=5, completed=4), now_s)
+        assert found.find_missing(now_s) == {}
+
+
+def test_who_catches_up_starts_anew():
+    found = attendance(2)
+    all_say(found, 0.0, 3, 1)
+    all_say(found, 9.0, 3, 2)  # Still behind, but it moves.
+    all_say(found, 18.0, 3, 2)
+    assert found.find_missing(18.0) == {}
+    all_say(found, 19.0, 3, 2)
+    assert list(found.find_missing(19.0)) == [1]
+
+
+def test_a_rank_that_left_is_missing_when_others_wait_for_it():
+    found = attendance(2)
+    all_say(found, 0.0, 4, 4)
+    found.leave(1)
+    found.close(1)
+    assert found.find_missing(1_000.0).get(1) is None
+    found.hear(0, Report(entered=5, completed=4), 1_000.0)
+    assert "has ended" in found.find_missing(1_000.0)[1]
+
+
+def test_all_inside_and_none_gets_out():
+    found = attendance(2)
+    all_say(found, 0.0, 7, 7, completed=[6, 7])
+    for now_s in (5.0, 9.0):
+        all_say(found, now_s, 7, 7, completed=[6, 7])
+        assert found.find_missing(now_s) == {}
+    all_say(found, 10.0, 7, 7, completed=[6, 7])
+    assert list(found.find_missing(10.0)) == [0]
+    assert "has been inside collective 7" in found.find_missing(10.0)[0]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.floats(0.01, 2.0), st.booleans()), max_size=80
+    )
+)
+def test_ranks_that_speak_and_move_are_never_missing(moves):
+    """Whoever speaks within the deadline, and follows the others in time, is there."""
+    found, counts, now_s = attendance(), [0, 0, 0], 0.0
+    behind_s = [0.0, 0.0, 0.0]  # For how long others have been ahead.
+    for mover, later_s, moves_on in moves:
+        now_s += later_s
+        for rank in range(3):
+            is_behind = counts[rank] < max(counts)
+            behind_s[rank] = behind_s[rank] + later_s if is_behind else 0.0
+            # A collective ends when all have entered it; none may wait for too long.
+            may_move = counts[rank] == min(counts)
+            if (rank == mover and moves_on and may_move) or behind_s[rank] > 5.0:
+                counts[rank] += 1
+                behind_s[rank] = 0.0
+        for rank in range(3):
+            found.hear(rank, Report(counts[rank], min(counts)), now_s)
+        if min(counts):  # Before the first, nobody moves for longer than the deadline.
+            stuck = len(set(counts)) == 1
+            assert stuck or found.find_missing(now_s) == {}
+
+
+@given(st.integers(0, 2), st.floats(10.0, 1e6))
+def test_one_that_falls_silent_is_found_and_only_that_one(victim, later_s):
+    found = attendance()
+    all_say(found, 0.0, 3, 3, 3)
+    for rank in {0, 1, 2} - {victim}:
+        found.hear(rank, Report(entered=3, completed=3), later_s)
+    assert list(found.find_missing(later_s)) == [victim]
+
+
+def test_the_sentence_names_all():
+    text = describe_missing({2: "is gone", 0: "is silent"}, ["a", "b", "c"], own=1)
+    assert text == (
+        "rank 1 of 3 goes on without an answer from others: rank 0 (a) is silent; "
+        "rank 2 (c) is gone"
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_attendance_knows_every_rank(size):
+    assert len(attendance(size).ranks) == size

@@ -1,0 +1,83 @@
+"""One rank's variables for all: every dtype, mode and root."""
+
+import numpy as np
+import pytest
+from ranks import Raised, Ranks
+
+DTYPES = [
+    *("float32", "float64", "float16", "int8", "uint8", "int16", "uint16", "int32"),
+    *("uint32", "int64", "uint64", "bool", "complex64", "complex128"),
+]
+SHAPES = [(), (3,), (2, 3), (0,), (5, 1)]
+
+
+@pytest.fixture(scope="module")
+def ranks(processes):
+    group = Ranks(processes, 3).joined()
+    yield group
+    group.end()
+
+
+def values_of(rank, dtypes=DTYPES):
+    draw = np.random.default_rng(rank)
+    return [
+        np.asarray(
+            draw.integers(0, 100, shape)
+            if dtype != "bool"
+            else draw.random(shape) > 0.5
+        ).astype(dtype)
+        for dtype in dtypes
+        for shape in SHAPES
+    ]
+
+
+@pytest.mark.parametrize("mode", ["eager", "keras", "resource", "reference"])
+@pytest.mark.parametrize("root", [0, 2])
+def test_all_get_what_the_root_has(ranks, mode, root):
+    dtypes = [
+        d for d in DTYPES if mode == "eager" or not d.startswith(("complex", "u"))
+    ]
+    calls = [(mode, values_of(rank.rank, dtypes), root) for rank in ranks.all]
+    for got in ranks.call_each("exchange_variables", calls):
+        for array, want in zip(got, values_of(root, dtypes), strict=True):
+            assert array.dtype == want.dtype
+            np.testing.assert_array_equal(array, want)
+
+
+def test_bfloat16_and_nan_arrive_bit_for_bit(ranks):
+    import tensorflow as tf
+
+    half = tf.bfloat16.as_numpy_dtype
+    odd = np.array([np.nan, -0.0, np.inf, 1e-40], np.float32)
+    own = [odd * (rank.rank + 1) for rank in ranks.all]
+    calls = [("eager", [a, a.astype(half)], 1) for a in own]
+    for single, narrow in ranks.call_each("exchange_variables", calls):
+        assert single.tobytes() == own[1].tobytes()
+        assert narrow.tobytes() == own[1].astype(half).tobytes()
+
+
+def test_large_variables_travel_in_parts(ranks):
+    calls = [
+        ("eager", [np.full([9 << 20], rank.rank, np.float32)] * 2, 1)
+        for rank in ranks.all
+    ]
+    for got in ranks.call_each("exchange_variables", calls):
+        assert all(np.all(array == 1) for array in got)
+
+
+def test_other_variables_than_the_roots_are_refused(ranks):
+    for rank in ranks.all:
+        rank.say("exchange_variables", "eager", [np.zeros([2 + rank.rank])], 0)
+    for rank in ranks.all:
+        with pytest.raises(
+            Raised, match=r"v:0 float64 \[2\] on rank 0 and v:0 float64 \[3\] on rank 1"
+        ):
+            rank.hear()
+
+
+def test_a_root_that_is_no_rank_is_refused(ranks):
+    for rank in ranks.all:
+        rank.say("exchange_variables", "eager", [np.zeros([2])], 3)
+    for rank in ranks.all:
+        with pytest.raises(Raised, match=r"root must be below 3; got 3"):
+            rank.hear()

@@ -1,0 +1,152 @@
+"""Joining a group: who comes, who is refused, what a rank knows then."""
+
+import json
+import socket
+import time
+
+import pytest
+from ranks import Raised
+
+from tw_syncrep import StartTimeoutError, processes
+from tw_syncrep.cluster._network_exposure import find_free_ports
+
+
+def test_ranks_know_their_numbers(make_ranks):
+    ranks = make_ranks(3).joined()
+    for rank, told in enumerate(ranks.call("place")):
+        assert told == {
+            "rank": rank,
+            "size": 3,
+            "local_rank": rank,
+            "local_size": 3,
+            "node_rank": 0,
+            "num_nodes": 1,
+        }
+    for text in ranks.call("join_again"):
+        assert text.startswith("join: this process has joined a group already")
+    ranks.call("leave")
+
+
+def test_tf_config_tells_the_ranks(make_ranks):
+    ports = find_free_ports(3)
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    ranks = make_ranks(3, tf_config={"chief": addresses[:1], "worker": addresses[1:]})
+    ranks.joined()
+    assert [told["rank"] for told in ranks.call("place")] == [0, 1, 2]
+    assert ranks.call("step_until", 2) == [6, 6, 6]
+
+
+def test_who_does_not_come_is_named(make_ranks):
+    ranks = make_ranks(4, start_timeout_s=3.0, absent=[1, 3])
+    for rank in ranks.all:
+        with pytest.raises(Raised) as raised:
+            rank.hear()
+        assert raised.value.kind == "StartTimeoutError"
+        assert "ranks 1, 3 did not come within 3 s" in raised.value.text
+
+
+def test_rank_0_that_does_not_come_is_named(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    [port] = find_free_ports(1)
+    began = time.monotonic()
+    with pytest.raises(StartTimeoutError, match=r"rank 0 does not answer at 127.0.0.1"):
+        processes.join(f"127.0.0.1:{port}", rank=1, size=2, start_timeout_s=1.0)
+    assert time.monotonic() - began < 10
+
+
+def test_two_of_one_rank_are_refused(make_ranks):
+    ranks = make_ranks(2, start_timeout_s=20.0, renumbered={1: 0}, absent=[])
+    texts = []
+    for rank in ranks.all:
+        with pytest.raises(Raised) as raised:
+            rank.hear()
+        texts.append(raised.value.text)
+    # One of them could not listen where the other did, or was refused by it.
+    assert any("rank 0" in text or "in use" in text for text in texts)
+
+
+def test_other_sizes_are_refused(make_ranks):
+    ranks = make_ranks(2, start_timeout_s=5.0, resized={1: 3})
+    with pytest.raises(Raised, match=r"rank 0 expects 2 ranks, rank 1 .* 3"):
+        ranks.all[1].hear()
+    with pytest.raises(Raised, match=r"rank 1 did not come within 5 s"):
+        ranks.all[0].hear()
+
+
+def test_other_versions_are_refused(make_ranks):
+    ranks = make_ranks(2, start_timeout_s=5.0, versions={1: "2.99.1"})
+    with pytest.raises(Raised, match=r"has TensorFlow 2\.\d.*\) 2\.99\.1"):
+        ranks.all[1].hear()
+
+
+def test_a_started_runtime_is_refused(make_ranks):
+    ranks = make_ranks(2, start_timeout_s=5.0, starts_early=[1])
+    with pytest.raises(Raised, match=r"TensorFlow's runtime has started already"):
+        ranks.all[1].hear()
+
+
+def test_noise_at_the_coordinators_port_is_survived(make_ranks):
+    [port] = find_free_ports(1)
+    ranks = make_ranks(2, address=f"127.0.0.1:{port}", absent=[1], start_timeout_s=30.0)
+    noises = [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff" * 5000 + b"\n",
+        b"[]\n",
+        b'{"do": 1}\n',
+        b"",
+    ]
+    for noise in noises:
+        with _connected(port) as client:
+            client.sendall(noise)
+    with _connected(port) as silent:  # Says nothing.
+        ranks.come(1)
+        ranks.joined()
+        assert ranks.call("step_until", 2) == [4, 4]
+        silent.sendall(json.dumps({"hello": {}}).encode() + b"\n")
+        assert ranks.call("step_until", 2) == [4, 4]
+
+
+def _connected(port):
+    end = time.monotonic() + 20
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), 5)
+        except OSError:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        (
+            {"rank": 0, "size": 2},
+            ValueError,
+            "rank and size are given with coordinator",
+        ),
+        ({"coordinator": "here", "rank": 0, "size": 2}, ValueError, "'host:port'; got"),
+        ({"coordinator": "a:1", "rank": 2, "size": 2}, ValueError, "0 to 1; got 2"),
+        ({"coordinator": "a:1", "rank": 0}, TypeError, "size"),
+        ({"coordinator": 7, "rank": 0, "size": 1}, TypeError, "coordinator"),
+        ({"timeout_s": 0}, ValueError, "timeout_s"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, error, says):
+    with pytest.raises(error, match=says):
+        processes.join(**arguments)
+
+
+def test_parameter_servers_are_refused(monkeypatch):
+    config = {
+        "cluster": {"ps": ["a:1"], "worker": ["a:2"]},
+        "task": {"type": "worker", "index": 0},
+    }
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    with pytest.raises(ValueError, match=r"tw-launch --ps 0"):
+        processes.join()
+
+
+def test_a_process_without_tf_config_is_alone(make_ranks):
+    ranks = make_ranks(1, alone=True).joined()
+    assert ranks.call("place")[0]["size"] == 1
+    assert ranks.call("step_until", 3) == [3]

@@ -1,0 +1,222 @@
+"""Sums and means between processes, against NumPy."""
+
+import itertools
+
+import numpy as np
+import pytest
+from ranks import Raised, Ranks
+
+MODES = ["eager", "function", "session"]
+SHAPES = [(3,), (), (2, 4), (0,), (70_001,), (300_000,), (5, 1)]
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request, processes):
+    group = Ranks(processes, request.param).joined()
+    yield group
+    group.end()
+
+
+def brought(rank, *, towers=1, dtype="float32", shapes=SHAPES):
+    """Whole numbers, of which every sum is exact."""
+    draw = np.random.default_rng(100 + rank)
+    return [
+        [draw.integers(-8, 8, shape).astype(dtype) for shape in shapes]
+        for _ in range(towers)
+    ]
+
+
+def expected(groups):
+    return [
+        np.sum([item for tower in column for item in tower], axis=0)
+        for column in zip(
+            *(zip(*towers, strict=True) for towers in groups), strict=True
+        )
+    ]
+
+
+def arguments(ranks, mode, options=None, times=1, **drawn):
+    own = [brought(rank.rank, **drawn) for rank in ranks.all]
+    return own, [(mode, towers, options or {}, times) for towers in own]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("towers", [1, 2])
+def test_all_get_the_numpy_sum(ranks, mode, towers):
+    own, calls = arguments(ranks, mode, times=3, towers=towers)
+    wanted = expected(own)
+    for result in ranks.call_each("reduce", calls):
+        assert len(result) == towers
+        for tower in result:
+            for got, want in zip(tower, wanted, strict=True):
+                np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int32", "int64", "float16"])
+def test_each_dtype_is_added(ranks, dtype):
+    own, calls = arguments(ranks, "function", dtype=dtype)
+    for result in ranks.call_each("reduce", calls):
+        for got, want in zip(result[0], expected(own), strict=True):
+            assert got.dtype == dtype
+            np.testing.assert_array_equal(got, want)
+
+
+def test_dtypes_can_be_mixed(ranks):
+    own = [
+        [[a.astype(d) for a, d in zip(brought(r.rank)[0], DTYPES, strict=True)]]
+        for r in ranks.all
+    ]
+    calls = [("function", towers, {}, 1) for towers in own]
+    for result in ranks.call_each("reduce", calls):
+        for got, want in zip(result[0], expected(own), strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+DTYPES = ["float32", "float64", "float32", "int32", "float16", "float32", "int64"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mean_divides_by_towers_and_ranks(ranks, mode):
+    own, calls = arguments(ranks, mode, {"mean": True}, towers=2)
+    count = 2 * len(ranks.all)
+    for result in ranks.call_each("reduce", calls):
+        for got, want in zip(result[1], expected(own), strict=True):
+            np.testing.assert_allclose(got, want / count, rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_weighted_mean_is_over_all_rows(ranks, mode):
+    own, _ = arguments(ranks, mode)
+    weights = [1.0, 3.0, 0.0][: len(own)]
+    calls = [
+        (mode, towers, {"mean": True, "weight": weight}, 2)
+        for towers, weight in zip(own, weights, strict=True)
+    ]
+    weighted = [
+        [[weight * item for item in tower] for tower in towers]
+        for towers, weight in zip(own, weights, strict=True)
+    ]
+    for result in ranks.call_each("reduce", calls):
+        for got, want in zip(result[0], expected(weighted), strict=True):
+            np.testing.assert_allclose(got, want / sum(weights), rtol=1e-6)
+
+
+def test_a_mean_in_which_nobody_has_weight_is_zero(ranks):
+    _, calls = arguments(ranks, "function", {"mean": True, "weight": 0.0})
+    for result in ranks.call_each("reduce", calls):
+        assert not any(np.any(got) for got in result[0])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+@pytest.mark.parametrize("mean", [False, True])
+def test_what_travels_narrow_is_added_wide(ranks, mode, wire, mean):
+    own, calls = arguments(ranks, mode, {"wire_dtype": wire, "mean": mean})
+    count = len(own) if mean else 1
+    for result in ranks.call_each("reduce", calls):
+        for got, want in zip(result[0], expected(own), strict=True):
+            assert got.dtype == np.float32
+            # Whole numbers of up to 24 are exact in both.
+            np.testing.assert_allclose(got, want / count, rtol=2**-8 if mean else 0)
+
+
+def test_narrow_gradients_are_added_in_float32(ranks):
+    # In float16, 2048 + 1 is 2048.
+    values = [2048.0, 1.0, 1.0]
+    calls = [
+        ("function", [[np.full([5], values[rank.rank], np.float16)]], {}, 1)
+        for rank in ranks.all
+    ]
+    want = np.float16(sum(values[: len(calls)]))
+    for result in ranks.call_each("reduce", calls):
+        np.testing.assert_array_equal(result[0][0], np.full([5], want))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("towers", [1, 2])
+def test_rows_of_all_ranks_are_joined(ranks, mode, towers):
+    own = [
+        [
+            [
+                rows(rank.rank, tower, count=3 * rank.rank + tower),
+                np.ones([2], np.float32),
+                rows(rank.rank, tower, count=1),
+            ]
+            for tower in range(towers)
+        ]
+        for rank in ranks.all
+    ]
+    calls = [(mode, given, {}, 2) for given in own]
+    for result in ranks.call_each("reduce", calls):
+        for place in (0, 2):
+            values, indices = result[0][place]
+            parts = [tower[place] for given in own for tower in given]
+            np.testing.assert_array_equal(values, np.concatenate([p[0] for p in parts]))
+            np.testing.assert_array_equal(
+                indices, np.concatenate([p[1] for p in parts])
+            )
+        np.testing.assert_array_equal(result[0][1], np.full([2], towers * len(own)))
+
+
+def rows(rank, tower, *, count):
+    draw = np.random.default_rng(10 * rank + tower)
+    values = draw.integers(0, 9, (count, 4)).astype(np.float32)
+    return values, draw.integers(0, 50, count), (50, 4)
+
+
+@pytest.mark.parametrize("mode", ["function", "session"])
+def test_shapes_need_not_be_known(ranks, mode):
+    for size in (5, 1_000, 7):
+        shapes = [(size,), (2, size)]
+        own, calls = arguments(ranks, mode, {"hides_shapes": True}, shapes=shapes)
+        for result in ranks.call_each("reduce", calls):
+            for got, want in zip(result[0], expected(own), strict=True):
+                np.testing.assert_array_equal(got, want)
+
+
+def test_all_ranks_get_the_same_bits_every_time(ranks):
+    draw = np.random.default_rng(0)
+    own = [[[draw.normal(size=[40_000]).astype(np.float32)]] for _ in ranks.all]
+    calls = [("function", towers, {}, 2) for towers in own]
+    results = [ranks.call_each("reduce", calls) for _ in range(3)]
+    first = results[0][0][0][0]
+    for result in itertools.chain.from_iterable(results):
+        np.testing.assert_array_equal(result[0][0], first)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("kernel", "float32", [3, 5]), "kernel float32 [3, 5] on rank 1"),
+        (("kernel", "float64", [3, 4]), "kernel float64 [3, 4] on rank 1"),
+        (("weight", "float32", [3, 4]), "weight float32 [3, 4] on rank 1"),
+    ],
+)
+def test_other_gradients_than_another_rank_has_are_refused(ranks, change, says):
+    same = ("bias", "float32", [4])
+    calls = [([same, ("kernel", "float32", [3, 4])],)] * len(ranks.all)
+    calls[1] = ([same, change],)
+    for rank, own in zip(ranks.all, calls, strict=True):
+        rank.say("build_unlike", *own)
+    for rank in ranks.all:
+        with pytest.raises(Raised) as raised:
+            rank.hear()
+        assert raised.value.kind == "ValueError"
+        assert (
+            "tensor 1 of 'the sum of gradients' is kernel float32 [3, 4] on rank 0 and"
+            in raised.value.text
+        )
+        assert says in raised.value.text
+
+
+def test_another_number_of_gradients_is_refused(ranks):
+    one, two = ("a", "float32", [4]), ("b", "float32", [5])
+    calls = [([one, two],)] * len(ranks.all)
+    calls[1] = ([one],)
+    for rank, own in zip(ranks.all, calls, strict=True):
+        rank.say("build_unlike", *own)
+    for rank in ranks.all:
+        with pytest.raises(Raised, match=r"rank 0 brings 2 tensors .*b float32 \[5\]"):
+            rank.hear()
+    # After a refusal the group still works.
+    assert ranks.call("step_until", 2) == [2 * len(ranks.all)] * len(ranks.all)
