@@ -104,13 +104,18 @@ class Program(NamedTuple):
 
 
 def session_program(
-    is_replicated: bool, make_optimizer: Callable[[list[Any]], Any], num_towers: int = 2
+    is_replicated: bool,
+    make_optimizer: Callable[[list[Any]], Any],
+    num_towers: int = 2,
+    *,
+    reducer: Any = "gpu",
+    rows: int = BATCH,
 ) -> Program:
     """Builds it with a builder's class, in a graph with a session."""
     devices, made = list(CPUS[:num_towers]), []
     with tf.Graph().as_default():
-        images = v1.placeholder(tf.float32, [BATCH, 64])
-        labels = v1.placeholder(tf.int64, [BATCH])
+        images = v1.placeholder(tf.float32, [rows, 64])
+        labels = v1.placeholder(tf.int64, [rows])
         shards = [tf.split(part, num_towers) for part in (images, labels)]
 
         def tower() -> list[tuple[Any, Any]]:
@@ -122,7 +127,7 @@ def session_program(
             return made[-1].compute_gradients(loss, weights)
 
         if is_replicated:
-            builder = tw_builders.SyncMultiGPUReplicatedBuilder(devices, True, "gpu")
+            builder = tw_builders.SyncMultiGPUReplicatedBuilder(devices, True, reducer)
         else:
             builder = tw_builders.SyncMultiGPUParameterServerBuilder(devices, "cpu")
         pairs = builder.call_for_each_tower(tower)
@@ -131,14 +136,19 @@ def session_program(
         session = v1.Session(config=tw_core.session_config())
         init = [v1.global_variables_initializer(), v1.local_variables_initializer()]
         session.run(init)
-        session.run(after)
+        session.run([op for op in after if op is not None])
     variables = [[v for _, v in own] for own in pairs[: len(made)]]
     step = session.make_callable(train_op, [images, labels])
     return Program(step, session.run, variables, made)
 
 
 def function_program(
-    is_replicated: bool, make_optimizer: Callable[[list[Any]], Any], num_towers: int = 2
+    is_replicated: bool,
+    make_optimizer: Callable[[list[Any]], Any],
+    num_towers: int = 2,
+    *,
+    reducer: Any = None,
+    rows: int = BATCH,
 ) -> Program:
     """Builds it with the builders' functions, in a ``tf.function``."""
     devices = list(CPUS[:num_towers])
@@ -146,7 +156,7 @@ def function_program(
     copies = towers if is_replicated else towers[:1]
     models = tw_core.replicate(copies, Weights)
     optimizers = [make_optimizer(model.all) for model in models]
-    reduce = tw_reduce.mean(partial(tw_reduce.sum_balanced, devices=devices))
+    reduce = tw_reduce.mean(reducer or partial(tw_reduce.sum_balanced, devices=devices))
 
     def tower_pairs(tower: tw_core.Tower, images: Any, labels: Any) -> Any:
         own = tower.index if is_replicated else 0

@@ -1,0 +1,133 @@
+"""One rank: TensorFlow's strategy and our contenders in one process."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from allreduce_works import (
+    BFLOAT16,
+    FUNCTION,
+    MOMENTUM,
+    PEER,
+    RATE,
+    SESSION,
+    Work,
+)
+
+
+def serve_rank(pipe: Any, ports: list[int], rank: int, work: Work) -> None:
+    """Makes contenders, and runs blocks of steps, until the pipe closes."""
+    addresses = [f"localhost:{port}" for port in ports]
+    task = {"type": "worker", "index": rank}
+    config = {"cluster": {"worker": addresses}, "task": task}
+    os.environ["TF_CONFIG"] = json.dumps(config)
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    group = _join_beside(strategy, rank, len(ports), ports[0])
+    made: dict[str, tuple[Callable[[], Any], Callable[[], float]]] = {}
+    while True:
+        try:
+            command, name, *rest = pipe.recv()
+        except EOFError:
+            return
+        if command == "make":
+            made[name] = _make(name, strategy, group, rank, work)
+            pipe.send("made")
+        elif command == "read":
+            pipe.send(made[name][1]())
+        else:
+            step = made[name][0]
+            began = time.perf_counter()
+            for _ in range(*rest):
+                step()
+            pipe.send(time.perf_counter() - began)
+
+
+def _join_beside(strategy: Any, rank: int, size: int, port: int) -> Any:
+    """Joins where TensorFlow's runtime is part of a cluster already."""
+    from unittest import mock
+
+    from tw_syncrep import _tf_compat, processes
+
+    with (
+        mock.patch.object(_tf_compat, "has_started", return_value=False),
+        mock.patch.object(_tf_compat, "join_cluster"),
+    ):
+        address = f"localhost:{port + 1}"
+        return processes.join(address, rank=rank, size=size)
+
+
+def _make(name: str, strategy: Any, group: Any, rank: int, work: Work) -> Any:
+    if name == SESSION:
+        return _make_session(group, rank, work)
+    return _make_function(name, strategy, group, rank, work)
+
+
+def _make_function(
+    name: str, strategy: Any, group: Any, rank: int, work: Work
+) -> tuple[Callable[[], Any], Callable[[], float]]:
+    import contextlib
+
+    import tensorflow as tf
+
+    from tw_syncrep import processes
+
+    is_peer = name == PEER
+    with strategy.scope() if is_peer else contextlib.nullcontext():
+        found = [tf.Variable(tf.ones(shape)) for shape in work.shapes]
+        momenta = [tf.Variable(tf.zeros(shape)) for shape in work.shapes]
+
+    def step() -> None:
+        # A gradient that needs the parameters.
+        grads = [rank + 1.0 + 1e-30 * tf.identity(v) for v in found]
+        if is_peer:
+            context = tf.distribute.get_replica_context()
+            means = context.all_reduce(tf.distribute.ReduceOp.MEAN, grads)
+        else:
+            wire = "bfloat16" if name == BFLOAT16 else None
+            [means] = processes.mean_across([grads], group=group, wire_dtype=wire)
+        for variable, momentum, mean in zip(found, momenta, means, strict=True):
+            tf.raw_ops.ResourceApplyKerasMomentum(
+                var=variable.handle,
+                accum=momentum.handle,
+                lr=RATE,
+                grad=mean,
+                momentum=MOMENTUM,
+            )
+
+    def read() -> float:
+        return float(found[-1].numpy().ravel()[-1])
+
+    if is_peer:
+        return tf.function(lambda: strategy.run(step)), read
+    return group.bounded(tf.function(step)), read
+
+
+def _make_session(
+    group: Any, rank: int, work: Work
+) -> tuple[Callable[[], Any], Callable[[], float]]:
+    import tensorflow as tf
+
+    from tw_syncrep import processes
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+        found = [
+            v1.get_variable(f"v{n}", initializer=tf.ones(shape), use_resource=True)
+            for n, shape in enumerate(work.shapes)
+        ]
+        grads = [rank + 1.0 + 1e-30 * v.read_value() for v in found]
+        [means] = processes.mean_across([grads], group=group)
+        optimizer = v1.train.MomentumOptimizer(RATE, MOMENTUM)
+        train = optimizer.apply_gradients(zip(means, found, strict=True))
+        last = found[-1].read_value()
+        session = v1.Session()
+        session.run(v1.global_variables_initializer())
+    step = session.make_callable(train)
+    return step, lambda: float(session.run(last).ravel()[-1])
+
+
+_ = FUNCTION

@@ -1,0 +1,96 @@
+"""What the benchmark of all-reduce between processes has its contenders do."""
+
+from dataclasses import dataclass
+
+PEER, FUNCTION, SESSION = "multi-worker", "tf.function", "local session"
+BFLOAT16, SERVER, DDP = "bfloat16", "parameter server", "DDP"
+RATE, MOMENTUM = 0.01, 0.9
+CHECKED_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model of which nothing but parameters counts.
+
+    Attributes:
+      name: as shown.
+      shapes: of the variables.
+      contenders: who takes part.
+      targets: contender, whom it is measured against, and the most that it may take of
+        that one's time.
+    """
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    contenders: tuple[str, ...]
+    targets: tuple[tuple[str, str, float], ...]
+
+
+_MLP = tuple(shape for _ in range(6) for shape in ((512, 512), (512,)))
+_SMALL = tuple((16, 16) if n % 2 else (16,) for n in range(25))
+WORKS = {
+    "10": Work(
+        "10 variables of 1,024 floats",
+        ((1024,),) * 10,
+        (FUNCTION, SESSION, PEER, SERVER, DDP),
+        (
+            (FUNCTION, PEER, 0.8),
+            (SESSION, PEER, 0.9),
+            (FUNCTION, DDP, 0.65),
+            (FUNCTION, SERVER, 0.6),
+        ),
+    ),
+    "100": Work(
+        "100 variables of 1,024 floats",
+        ((1024,),) * 100,
+        (FUNCTION, SESSION, PEER, SERVER, DDP),
+        (
+            (FUNCTION, PEER, 0.8),
+            (SESSION, PEER, 0.9),
+            (FUNCTION, DDP, 0.45),
+            (FUNCTION, SERVER, 0.6),
+        ),
+    ),
+    "400": Work(
+        "400 variables of 1,024 floats",
+        ((1024,),) * 400,
+        (FUNCTION, SESSION, PEER, DDP),
+        ((FUNCTION, PEER, 0.75), (SESSION, PEER, 0.9), (FUNCTION, DDP, 0.6)),
+    ),
+    "1m": Work(
+        "10 variables of 1,048,576 floats",
+        ((1 << 20,),) * 10,
+        (FUNCTION, BFLOAT16, SESSION, PEER, DDP),
+        (
+            (FUNCTION, PEER, 1.0),
+            (BFLOAT16, PEER, 0.65),
+            (SESSION, PEER, 1.2),
+            (FUNCTION, DDP, 1.6),
+        ),
+    ),
+    "mlp": Work(
+        "MLP 6 x 512",
+        _MLP,
+        (FUNCTION, PEER, DDP),
+        ((FUNCTION, PEER, 0.8), (FUNCTION, DDP, 0.8)),
+    ),
+    "small": Work(
+        "25 small variables",
+        _SMALL,
+        (FUNCTION, PEER, DDP),
+        ((FUNCTION, PEER, 0.8), (FUNCTION, DDP, 0.8)),
+    ),
+}
+
+
+def parameter_after(steps: int, size: int) -> float:
+    """Returns what every parameter is, which begins at 1, after momentum steps.
+
+    Rank r's gradient is r + 1 for every element.
+    """
+    mean = (size + 1) / 2
+    parameter, momentum = 1.0, 0.0
+    for _ in range(steps):
+        momentum = MOMENTUM * momentum - RATE * mean
+        parameter += momentum
+    return parameter

@@ -1,0 +1,72 @@
+"""Towers of several processes: as one process with all of their rows.
+
+The siblings' steps with ``tw_syncrep.processes`` between the processes: builders,
+loss scaling, and epochs in one call.
+"""
+
+import multiprocessing
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from digits_towers import PROGRAMS, accuracy, batch
+from rank_towers import make_optimizer
+
+sys.path.append(str(Path(__file__).parents[1] / "packages" / "tw-syncrep" / "tests"))
+from ranks import Ranks
+
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tensorflow", "rank_programs", "rank_towers"])
+    group = Ranks(context, 2, towers=8).joined()
+    yield group
+    group.end()
+
+
+def alone(mode, is_scaled, steps=STEPS, towers=4):
+    program = PROGRAMS[mode](True, make_optimizer(mode, is_scaled), towers)
+    for step in range(steps):
+        program.step(*batch(step))
+    return program.read(program.variables)[0]
+
+
+@pytest.mark.parametrize("mode", PROGRAMS)
+@pytest.mark.parametrize("towers", [1, 2])
+@pytest.mark.parametrize("is_scaled", [False, True], ids=["plain", "scaled"])
+def test_a_builders_steps_are_those_of_one_process(ranks, mode, towers, is_scaled):
+    wanted = alone(mode, is_scaled)
+    results = ranks.call("rank_towers:train_digits", mode, towers, STEPS, is_scaled)
+    copies = [copy for variables, _ in results for copy in variables]
+    assert len(copies) == 2 * towers
+    for copy in copies:
+        for value, same, want in zip(copy, copies[0], wanted, strict=True):
+            np.testing.assert_array_equal(value, same)
+            np.testing.assert_allclose(value, want, rtol=1e-3, atol=1e-4)
+    assert accuracy(*copies[0]) >= 0.9
+
+
+@pytest.mark.parametrize("mode", PROGRAMS)
+def test_one_ranks_infinity_makes_all_skip_and_all_scales_stay_the_same(ranks, mode):
+    results = ranks.call("rank_towers:train_digits", mode, 2, 6, True, (2, 4))
+    for _, told in results:
+        assert [(s["updates"], s["skipped_updates"]) for s in told] == [(4, 2)] * 2
+        assert {float(s["loss_scaling_log2"]) for s in told} == {13.0}  # from 15
+    first = results[0][0][0]
+    for variables, _ in results:
+        for copy in variables:
+            for value, same in zip(copy, first, strict=True):
+                np.testing.assert_array_equal(value, same)
+
+
+def test_sums_between_processes_run_inside_an_epochs_loop(ranks):
+    results = ranks.call("rank_towers:train_epochs", 2, 3)
+    copies = [copy for variables in results for copy in variables]
+    for copy in copies:
+        for value, same in zip(copy, copies[0], strict=True):
+            np.testing.assert_array_equal(value, same)
+    assert accuracy(*copies[0]) >= 0.9
