@@ -4,31 +4,46 @@ Every rank is a process that holds all contenders of TensorFlow's collectives. T
 parent has all ranks start a block of steps at the same time, takes the slowest one's
 time, and has the contenders take turns. Before anything is timed, all must have the
 parameters that momentum on the mean gradient has.
+
+Two others take turns with them in processes of their own: PyTorch's
+DistributedDataParallel over gloo, where ``--torch`` names a Python that has it, and
+this package's parameter server.
 """
 
 import argparse
 import contextlib
+import json
 import multiprocessing
-from collections.abc import Iterator, Sequence
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import syncrep
 from allreduce_rank import serve_rank
 from allreduce_works import (
     CHECKED_STEPS,
     DDP,
+    MOMENTUM,
     PEER,
+    RATE,
     SERVER,
     WORKS,
     Work,
     parameter_after,
 )
 from harness import Contender, Report, paired_ratio, race
+from syncrep_works import PULLED
+from syncrep_works import Work as ServerWork
 
 from tw_syncrep.cluster._network_exposure import find_free_ports
 
 BLOCK_S = 0.25
 WAIT_S = 120.0
+TORCH = Path(__file__).with_name("allreduce_torch.py")
+Block = Callable[[int], float]
+"""Runs a number of steps on all ranks, and returns the slowest one's seconds."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -37,66 +52,51 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--works", nargs="+", choices=list(WORKS), default=list(WORKS))
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--torch", help="a Python that has PyTorch")
     options = parser.parse_args(arguments)
     report = Report("allreduce")
     for work in (WORKS[name] for name in options.works):
-        with ranks(work, options.workers) as crew:
-            crew.check()
+        with contextlib.ExitStack() as stack:
+            blocks = stack.enter_context(ours_and_peers(work, options.workers))
+            if DDP in work.contenders and options.torch:
+                started = ddp(options.torch, work, options.workers)
+                blocks[DDP] = stack.enter_context(started)
+            if SERVER in work.contenders and options.workers == 2:
+                blocks[SERVER] = stack.enter_context(server(work))
+            steps = {name: _count_steps(block) for name, block in blocks.items()}
             timings = race(
                 work.name,
-                [Contender(name, lambda: None) for name in crew.names],
+                [Contender(name, lambda: None) for name in blocks],
                 peer=PEER,
                 rounds=options.rounds,
-                timer=lambda contender: crew.time(contender.name),
+                timer=lambda c, b=blocks, n=steps: b[c.name](n[c.name]) / n[c.name],
             )
         report.add(timings, PEER)
         for name, peer, most in work.targets:
-            if {name, peer} <= set(crew.names):
+            if {name, peer} <= set(blocks):
                 measured = paired_ratio(timings, name, peer)
                 report.target(f"{work.name}: {name} / {peer}", measured, most)
     report.write()
 
 
-class Crew:
-    """The parent's ends of the pipes to the ranks of one work."""
-
-    def __init__(self, work: Work, pipes: list[Any]) -> None:
-        self.work = work
-        self.names = [name for name in work.contenders if name not in (SERVER, DDP)]
-        self._pipes = pipes
-        self._steps: dict[str, int] = {}
-
-    def check(self) -> None:
-        """Makes all contenders, and compares what they come to."""
-        for name in self.names:
-            self._ask(("make", name))
-            self._block(name, CHECKED_STEPS)
-            want = parameter_after(CHECKED_STEPS, len(self._pipes))
-            for seen in self._ask(("read", name)):
-                np.testing.assert_allclose(seen, want, rtol=1e-3, err_msg=name)
-            seconds = self._block(name, 5) / 5
-            self._steps[name] = min(max(3, int(BLOCK_S / seconds)), 300)
-
-    def time(self, name: str) -> float:
-        """Seconds for one step."""
-        steps = self._steps[name]
-        return self._block(name, steps) / steps
-
-    def _block(self, name: str, steps: int) -> float:
-        return max(self._ask(("run", name, steps)))
-
-    def _ask(self, message: Any) -> list[Any]:
-        for pipe in self._pipes:
-            pipe.send(message)
-        return [_hear(pipe) for pipe in self._pipes]
+def _count_steps(block: Block) -> int:
+    """Returns how many steps make a block."""
+    seconds = block(5) / 5
+    return min(max(3, int(BLOCK_S / seconds)), 300)
 
 
 @contextlib.contextmanager
-def ranks(work: Work, size: int) -> Iterator[Crew]:
-    """Starts the ranks of a work, and ends them."""
+def ours_and_peers(work: Work, size: int) -> Iterator[dict[str, Block]]:
+    """Starts ranks that hold all contenders of TensorFlow's collectives."""
     context = multiprocessing.get_context("spawn")
     ports = find_free_ports(size)
     running, pipes = [], []
+
+    def ask(message: Any) -> list[Any]:
+        for pipe in pipes:
+            pipe.send(message)
+        return [_hear(pipe) for pipe in pipes]
+
     try:
         for rank in range(size):
             pipe, theirs = context.Pipe()
@@ -106,11 +106,64 @@ def ranks(work: Work, size: int) -> Iterator[Crew]:
             theirs.close()
             running.append(process)
             pipes.append(pipe)
-        yield Crew(work, pipes)
+        names = [name for name in work.contenders if name not in (SERVER, DDP)]
+        for name in names:
+            ask(("make", name))
+            ask(("run", name, CHECKED_STEPS))
+            _check(name, ask(("read", name)))
+        yield {name: lambda n, own=name: max(ask(("run", own, n))) for name in names}
     finally:
         for process in running:
             process.kill()
             process.join()
+
+
+@contextlib.contextmanager
+def ddp(python: str, work: Work, size: int) -> Iterator[Block]:
+    """Starts ranks of PyTorch."""
+    [port] = find_free_ports(1)
+    shapes = json.dumps(work.shapes)
+    common = [str(size), str(port), shapes, str(RATE), str(MOMENTUM)]
+    running = [
+        subprocess.Popen(
+            [python, str(TORCH), str(rank), *common],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+
+    def block(steps: int) -> float:
+        for process in running:
+            print(steps, file=process.stdin, flush=True)
+        return max([float(process.stdout.readline()) for process in running])
+
+    try:
+        block(CHECKED_STEPS)
+        for process in running:
+            print(0, file=process.stdin, flush=True)
+        _check(DDP, [float(process.stdout.readline()) for process in running])
+        yield block
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def server(work: Work) -> Iterator[Block]:
+    """Starts the same with a parameter server and two replicas."""
+    [size] = set(work.shapes)
+    model = ServerWork(work.name, len(work.shapes), *size, (PULLED,), ())
+    with syncrep.processes(model) as crew:
+        crew.check()
+        yield lambda steps: crew.block(PULLED, steps)
+
+
+def _check(name: str, seen: Sequence[float]) -> None:
+    want = parameter_after(CHECKED_STEPS, len(seen))
+    np.testing.assert_allclose(seen, want, rtol=1e-3, err_msg=name)
 
 
 def _hear(pipe: Any) -> Any:

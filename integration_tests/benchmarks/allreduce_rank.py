@@ -8,7 +8,6 @@ from typing import Any
 
 from allreduce_works import (
     BFLOAT16,
-    FUNCTION,
     MOMENTUM,
     PEER,
     RATE,
@@ -128,6 +127,3 @@ def _make_session(
         session.run(v1.global_variables_initializer())
     step = session.make_callable(train)
     return step, lambda: float(session.run(last).ravel()[-1])
-
-
-_ = FUNCTION

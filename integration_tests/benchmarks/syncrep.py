@@ -68,20 +68,21 @@ class Crew:
 
     def check(self) -> None:
         for name in self.work.contenders:
-            self._block(name, CHECKED_STEPS)
+            self.block(name, CHECKED_STEPS)
             seen = self._ask(name, ("read", name), who=[0])[0]
             if name != ASYNCHRONOUS:
                 want = checked_value(self.work, name)
                 np.testing.assert_allclose(seen, want, rtol=1e-2, err_msg=name)
-            seconds = self._block(name, 5) / 5
+            seconds = self.block(name, 5) / 5
             self._steps[name] = min(max(3, int(BLOCK_S / seconds)), 300)
 
     def time(self, name: str) -> float:
         """Seconds for one global step."""
         steps = self._steps[name]
-        return self._block(name, steps) / steps
+        return self.block(name, steps) / steps
 
-    def _block(self, name: str, steps: int) -> float:
+    def block(self, name: str, steps: int) -> float:
+        """Runs steps on both workers; the slower one's seconds."""
         return max(self._ask(name, ("run", name, steps)))
 
     def _ask(self, name: str, message: Any, who: Sequence[int] = (0, 1)) -> list[Any]:

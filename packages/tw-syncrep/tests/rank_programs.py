@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tw_syncrep import processes
+from tw_syncrep import _tf_compat, processes
 
+_counter: Any = None
 v1 = tf.compat.v1
 
 
@@ -34,6 +35,26 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
         _answer(pipe, partial(_find(name), group, *arguments))
 
 
+def _count_calls_from() -> None:
+    """Has this rank reach the others' servers through proxies that count."""
+    from syncrep_calls import CallCounter
+
+    global _counter
+    counter = _counter = CallCounter()
+    join_cluster = _tf_compat.join_cluster
+
+    def join_through_proxies(addresses: list[str], own: int, **options: Any) -> None:
+        reached = [
+            address
+            if other == own
+            else counter.between(str(own), str(other), address)
+            for other, address in enumerate(addresses)
+        ]
+        join_cluster(reached, own, **options)
+
+    _tf_compat.join_cluster = join_through_proxies
+
+
 def _find(name: str) -> Any:
     """Returns a function of this module, or of "module:function"."""
     module, _, function = name.rpartition(":")
@@ -44,6 +65,8 @@ def _prepare(options: dict[str, Any]) -> dict[str, Any]:
     cpu = tf.config.list_physical_devices("CPU")[0]
     towers = [tf.config.LogicalDeviceConfiguration()] * options.pop("towers", 1)
     tf.config.set_logical_device_configuration(cpu, towers)
+    if options.pop("counted", False):
+        _count_calls_from()
     if options.pop("v1", False):
         v1.disable_v2_behavior()
     rank = options["rank"]
@@ -235,3 +258,26 @@ def join_again(group: Any) -> str:
 def leave(group: Any) -> None:
     """Leaves the group."""
     group.leave()
+
+
+def count_calls(
+    group: Any, floats: int, steps: int, options: dict[str, Any]
+) -> tuple[dict[str, float], float]:
+    """Tells this rank's calls of others per step, by method, and bytes received."""
+
+    @tf.function
+    def step() -> None:
+        processes.sum_across([[tf.ones([floats])]], group=group, **options)
+
+    step()
+    step()  # The first asks for devices and groups.
+    calls, sizes = _counter.settled(), sum(_counter.bytes().values())
+    for _ in range(steps):
+        step()
+    made = _counter.settled() - calls
+    received = (sum(_counter.bytes().values()) - sizes) / steps
+    by_method: dict[str, float] = {}
+    for (_, _, path), count in made.items():
+        method = path.rpartition("/")[2]
+        by_method[method] = by_method.get(method, 0) + count / steps
+    return by_method, received

@@ -27,6 +27,8 @@ NARROW = ("float16", "bfloat16")
 """Floats that are added in float32."""
 
 _ALONE_BYTES = 1 << 20
+_GATHERED_BYTES = 1 << 16
+"""Up to so many received, a rank does better to get what all others bring."""
 _KEYS_PER_TENSOR = 2 * KEYS_PER_LENGTH + 1
 
 
@@ -162,6 +164,9 @@ def _sum_dense(
     if narrow is not None:
         return _sum_narrow(tensor, key, plan, group, narrow)
     if tensor.shape.is_fully_defined():
+        size = tensor.shape.num_elements() * tensor.dtype.size
+        if size * (group.size - 1) <= _GATHERED_BYTES:
+            return _gather_and_add(tensor, key, plan, group)
         return add_up(tensor, group, key, "Add", divides=plan.divides)
     flat = tf.reshape(tensor, [-1])
     bucket = find_bucket(tf.size(flat))
@@ -170,26 +175,27 @@ def _sum_dense(
     return tf.ensure_shape(result, tensor.shape)
 
 
+def _gather_and_add(
+    tensor: tf.Tensor, key: int, plan: ExchangePlan, group: ProcessGroup
+) -> tf.Tensor:
+    """Adds what every rank gets of all: half as many messages, each of all bytes."""
+    gathered = gather(tensor[tf.newaxis], group, key)
+    summed = tf.add_n(tf.unstack(gathered, num=group.size))
+    return summed / group.size if plan.divides else summed
+
+
 def _sum_narrow(
     tensor: tf.Tensor, key: int, plan: ExchangePlan, group: ProcessGroup, wire: tf.DType
 ) -> tf.Tensor:
-    """Adds in float32 what travels as a narrow type.
-
-    Two ranks send each other all; of more, each adds a part and sends its sum.
-    """
+    """Adds in float32 what travels as a narrow type: each rank adds a part."""
     sent = tf.cast(tf.reshape(tensor, [-1]), wire)
-    if group.size == 2:
-        both = gather(sent[tf.newaxis], group, key)
-        summed = tf.cast(both[0], tf.float32) + tf.cast(both[1], tf.float32)
-        if plan.divides:
-            summed *= 0.5
-    else:
-        size = tf.shape(sent)[0]
-        filled = tf.pad(sent, [[0, -size % group.size]])
-        parts = swap(tf.reshape(filled, [group.size, -1]), group, key)
-        added = tf.add_n([tf.cast(part, tf.float32) for part in tf.unstack(parts)])
-        if plan.divides:
-            added /= group.size
-        summed = gather(tf.cast(added, wire), group, key + 1)[:size]
+    size = tf.shape(sent)[0]
+    filled = tf.pad(sent, [[0, -size % group.size]])
+    parts = swap(tf.reshape(filled, [group.size, -1]), group, key)
+    wide = [tf.cast(part, tf.float32) for part in tf.unstack(parts, num=group.size)]
+    added = tf.add_n(wide)
+    if plan.divides:
+        added /= group.size
+    summed = gather(tf.cast(added, wire), group, key + 1)[:size]
     result = tf.reshape(tf.cast(summed, tensor.dtype), tf.shape(tensor))
     return tf.ensure_shape(result, tensor.shape)
