@@ -92,11 +92,12 @@ class ServerMonitor:
     probe: Callable[[Mapping[str, str]], dict[str, str]] = find_faults
     clock: Callable[[], float] = time.monotonic
     _began: float = field(init=False)
+    _answered: float = field(init=False)
     _silent_since: float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         """The call begins now."""
-        self._began = self.clock()
+        self._began = self._answered = self.clock()
 
     def check(self) -> float:
         """Checks once.
@@ -115,17 +116,20 @@ class ServerMonitor:
         now = self.clock()
         faults = self.probe(self.servers)
         if not faults and not self.unanswered():
-            self._silent_since = None
+            self._silent_since, self._answered = None, self.clock()
             self._check_limit(faults)
             return CHECK_EVERY_S
         if self._silent_since is None:
-            self._silent_since = now
+            # Since the last answer, unless this process has not asked for longer.
+            self._silent_since = max(self._answered, now - CHECK_EVERY_S)
         silent_s = self.clock() - self._silent_since
         if self._is_too_long(silent_s):
             raise self._lost(faults, silent_s)
         self._check_limit(faults)
-        rest = CHECK_EVERY_S if self.timeout_s is None else self.timeout_s - silent_s
-        return max(0.01, min(CHECK_EVERY_S, rest))
+        if self.timeout_s is None:
+            return CHECK_EVERY_S
+        # The last question gets its answer, or none, when the time is over.
+        return max(0.01, min(CHECK_EVERY_S, self.timeout_s - silent_s - _PROBE_S))
 
     def _is_too_long(self, silent_s: float) -> bool:
         if self.timeout_s is None:
