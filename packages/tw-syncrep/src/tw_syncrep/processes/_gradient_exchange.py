@@ -26,7 +26,7 @@ from tw_syncrep.processes._group import ProcessGroup
 NARROW = ("float16", "bfloat16")
 """Floats that are added in float32."""
 
-_ALONE_BYTES = 1 << 20
+_ALONE_BYTES = 1 << 21
 _GATHERED_BYTES = 1 << 16
 """Up to so many received, a rank does better to get what all others bring."""
 _KEYS_PER_TENSOR = 2 * KEYS_PER_LENGTH + 1

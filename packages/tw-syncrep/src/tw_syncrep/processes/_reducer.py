@@ -14,7 +14,7 @@ r"""Gradients of all towers of all ranks, summed or averaged.
 
 The fixed cost of a collective is that of some hundred kilobytes, so all small tensors
 travel in one, the gradients of the last layers, which are there first, in front. A
-tensor of a mebibyte or more travels alone: joining and cutting copy it twice.
+tensor of two mebibytes or more travels alone: joining and cutting copy it twice.
 """
 
 from collections.abc import Callable, Sequence
