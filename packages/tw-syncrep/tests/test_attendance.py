@@ -102,6 +102,44 @@ def test_all_inside_and_none_gets_out():
     assert "has been inside collective 7" in found.find_missing(10.0)[0]
 
 
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_who_is_held_up_inside_a_collective_does_not_stay_behind(is_silent):
+    """Rank 2 is lost in collective 5, of which ranks 0 and 3 have their results."""
+    found = attendance(4)
+    all_say(found, 0.9, 5, 5, 5, 5, completed=[4, 4, 4, 4])
+    for now_s in (1.0, 5.0, 11.0):
+        for rank, (entered, completed) in {0: (6, 5), 1: (5, 4), 3: (6, 5)}.items():
+            found.hear(rank, Report(entered, completed), now_s)
+        if not is_silent:
+            found.hear(2, Report(6, 5), now_s)
+    missing = found.find_missing(11.0)
+    if is_silent:
+        assert list(missing) == [2]
+        assert "silent" in missing[2]
+    else:  # Nobody is silent: something between ranks is lost.
+        assert list(missing) == [1]
+        assert "has been inside collective 5" in missing[1]
+
+
+def test_who_waits_for_one_that_is_gone_does_not_stay_behind():
+    """Rank 1 waits, outside, for what it and rank 2 are to agree on."""
+    found = attendance()
+    all_say(found, 0.0, 3, 3, 3)
+    for now_s in (0.0, 8.0, 200.0):
+        found.hear(0, Report(entered=4, completed=3), now_s)
+        found.hear(1, Report(entered=3, completed=3), now_s)
+    assert list(found.find_missing(200.0)) == [2]
+
+
+def test_the_unheard_are_those_that_said_nothing_since():
+    found = attendance(4)
+    all_say(found, 3.0, 1, 1, 1, 1)
+    found.hear(1, Report(), 5.0)
+    found.leave(3)
+    assert found.find_unheard(3.0) == []
+    assert found.find_unheard(4.0) == [0, 2]
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 2), st.floats(0.01, 2.0), st.booleans()), max_size=80

@@ -7,6 +7,9 @@ collective that it has not entered for the deadline. Before its first collective
 while it traces, a rank has longer, since tracing a model can take minutes. Where all
 have entered a collective and some do not get out of it, a connection between them is
 lost.
+
+Who is gone holds others up, some of them inside a collective that the rest has got out
+of. So nobody is said to stay behind while it is inside one, or while somebody is gone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -98,44 +101,58 @@ class Attendance:
 
     def find_missing(self, now_s: float) -> dict[int, str]:
         """Returns what is wrong with each rank that is missing, by rank."""
-        found = {
-            number: self._fault_of(rank, now_s)
+        for find_fault in (self._find_end, self._find_delay):
+            found = {
+                number: fault
+                for number, rank in enumerate(self.ranks)
+                if (fault := find_fault(rank, now_s))
+            }
+            if found:
+                return found
+        return self._find_stuck(now_s)
+
+    def find_unheard(self, since_s: float) -> list[int]:
+        """Returns who has neither said anything since then, nor goodbye."""
+        return [
+            number
             for number, rank in enumerate(self.ranks)
-        }
-        return {number: fault for number, fault in found.items() if fault} or (
-            self._find_stuck(now_s)
-        )
+            if rank.heard_s < since_s and not rank.left
+        ]
 
     def _find_stuck(self, now_s: float) -> dict[int, str]:
         """Finds who does not get out of a collective that all have entered."""
-        entered = {rank.report.entered for rank in self.ranks}
-        last_s = max(rank.moved_s for rank in self.ranks)
-        if len(entered) > 1 or now_s - last_s < self.deadlines.timeout_s:
+        all_entered = min(rank.report.entered for rank in self.ranks)
+        still_s = now_s - max(rank.moved_s for rank in self.ranks)
+        if still_s < self.deadlines.timeout_s:
             return {}
         fault = (
-            f"has been inside collective {max(entered)} for {now_s - last_s:.1f} s, "
-            "which all have entered: a connection between ranks is lost or slow"
+            f"has been inside collective {all_entered} for {still_s:.1f} s, which all "
+            "have entered: a connection between ranks is lost or slow"
         )
         return {
             number: fault
             for number, rank in enumerate(self.ranks)
-            if rank.report.completed < rank.report.entered
+            if rank.report.completed < all_entered
         }
 
-    def _fault_of(self, rank: Rank, now_s: float) -> str:
-        report = rank.report
+    def _find_end(self, rank: Rank, now_s: float) -> str:
+        """Tells why a rank does not answer any more."""
         if rank.left:
             is_awaited = rank.behind_s is not None
             return "has ended, and others wait for it" if is_awaited else ""
         if rank.closed:
             return "has closed its connection: its process has ended"
         silent_s = now_s - rank.heard_s
-        if silent_s >= self.deadlines.timeout_s:
-            return f"has been silent for {silent_s:.1f} s"
-        if rank.behind_s is None:
+        is_silent = silent_s >= self.deadlines.timeout_s
+        return f"has been silent for {silent_s:.1f} s" if is_silent else ""
+
+    def _find_delay(self, rank: Rank, now_s: float) -> str:
+        """Tells for how long a rank has not come to a collective."""
+        report, limits = rank.report, self.deadlines
+        is_inside = report.completed < report.entered
+        if rank.left or rank.behind_s is None or is_inside:
             return ""
         is_new = report.entered == 0 or report.entered == report.traced
-        limits = self.deadlines
         limit_s = limits.first_timeout_s if is_new else limits.timeout_s
         behind_s = now_s - rank.behind_s
         if behind_s < limit_s:
