@@ -21,6 +21,9 @@ _log = logging.getLogger(__name__)
 _TOGETHER_S = 0.1
 """Ranks of one machine that dies are lost one after the other, but almost at once."""
 
+_ANSWER_S = 0.5
+"""After that rank 0 asks all others whether they are there, and waits so long."""
+
 
 class Coordinator:
     """Rank 0's end: a thread that answers all ranks.
@@ -48,6 +51,7 @@ class Coordinator:
         self._agreeing: dict[int, dict[int, Exchange]] = {}
         self._agreeing_since: dict[int, float] = {}
         self._missing_since: float | None = None
+        self._asked_s: float | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(
             target=self._serve, name="tw-syncrep-coordinator", daemon=True
@@ -197,15 +201,31 @@ class Coordinator:
             return
         missing = self._attendance.find_missing(now_s) or self._find_unasked(now_s)
         if not missing:
-            self._missing_since = None
-            return
-        if self._missing_since is None:
+            self._missing_since = self._asked_s = None
+        elif self._missing_since is None:
             self._missing_since = now_s
-        if now_s - self._missing_since >= _TOGETHER_S:
+        elif now_s - self._missing_since >= _TOGETHER_S and self._have_answered(
+            missing, now_s
+        ):
             told = {str(rank): why for rank, why in missing.items()}
             for rank in list(self._sockets):
                 self._send(rank, {"do": "missing", "missing": told})
             self._ended.set()
+
+    def _have_answered(self, missing: dict[int, str], now_s: float) -> bool:
+        """Whether all but the missing have said since that they are there.
+
+        Of ranks that fall silent together each passes the deadline when it does, and a
+        process that is killed keeps its connections until the kernel has ended it.
+        """
+        if self._asked_s is None:
+            self._asked_s = now_s
+            for rank in list(self._sockets):
+                self._send(rank, {"do": "report"})
+        is_late = now_s - self._asked_s >= _ANSWER_S
+        if is_late or self._attendance is None:
+            return is_late
+        return set(self._attendance.find_unheard(self._asked_s)) <= set(missing)
 
     def _find_unasked(self, now_s: float) -> dict[int, str]:
         """Finds who has not described a collective that others wait to agree on."""

@@ -54,7 +54,7 @@ class Member:
         self._agreed: dict[int, str] = {}
         self._next_number = 0
         self._changed = threading.Condition()
-        self._heard_s = time.monotonic()
+        self._heard_s = self._due_s = time.monotonic()
         self._said_bye = False
         self._over_at: int | None = None  # Collectives that rank 0 had entered.
         self._is_agreeing = False
@@ -169,15 +169,16 @@ class Member:
         interval_s = find_interval_s(self._limits.timeout_s)
         with selectors.DefaultSelector() as selector:
             selector.register(self._line, selectors.EVENT_READ)
-            due_s = time.monotonic()
+            self._due_s = time.monotonic()
             while not self._ended.is_set():
                 try:
-                    if selector.select(max(0.0, due_s - time.monotonic())):
+                    until_s = min(self._due_s, self._heard_s + self._limits.timeout_s)
+                    if selector.select(max(0.0, until_s - time.monotonic())):
                         self._hear(self._line.receive())
                         if self._over_at is None:
                             continue
                         break
-                    due_s = time.monotonic() + interval_s
+                    self._due_s = time.monotonic() + interval_s
                     if not self._said_bye:
                         message = {"do": "beat", "report": asdict(self._read_report())}
                         self._line.send(message, timeout_s=self._limits.timeout_s)
@@ -203,6 +204,8 @@ class Member:
                 with self._changed:
                     self._agreed[int(message["number"])] = message["why"]
                     self._changed.notify_all()
+            if message["do"] == "report":
+                self._due_s = self._heard_s
             if message["do"] == "missing":
                 found = {int(rank): why for rank, why in message["missing"].items()}
                 self._lose(found)

@@ -8,6 +8,7 @@
     (Exchange)                    -- agreed -->  goes on, or raises
     notes who is where            <- beat ----   a few times a second
     (Attendance)                  -- beat ---->  knows that rank 0 answers
+    is in doubt about some        -- report -->  says at once how far it is
     finds who is missing          -- missing ->  ends what it waits in, raises
 
 TensorFlow's collectives end with errors that name no rank, or do not end. What they
