@@ -44,3 +44,16 @@ def test_the_table_tells_of_failures_and_lost_steps():
         "| victim | fault | trials | steps lost |",
         "| scene |  | 1 of 1 | 0 |",
     ]
+
+
+def test_the_table_need_not_tell_of_lost_steps():
+    table = summarize([LINE], {("worker", "killed"): {"session": LINE.drill}})
+    assert table.splitlines()[0] == "| victim | fault | session | steps lost |"
+    told = summarize(
+        [LINE], {("worker", "killed"): {"session": LINE.drill}}, tells_lost=False
+    )
+    assert told.splitlines() == [
+        "| victim | fault | session |",
+        "| --- | --- | --- |",
+        "| worker | killed | 1 of 1; +0.25 / +0.25 s |",
+    ]

@@ -112,13 +112,17 @@ def choose(
 
 
 def summarize(
-    lines: Sequence[Line], grid: Mapping[tuple[str, str], Mapping[str, str]]
+    lines: Sequence[Line],
+    grid: Mapping[tuple[str, str], Mapping[str, str]],
+    *,
+    tells_lost: bool = True,
 ) -> str:
     """Returns Markdown: how many trials were good, and their seconds.
 
     Args:
       lines: of the ledger.
-      grid: drills by what comes after, by victim and fault; others have a row each.
+      grid: drills by column, by victim and fault; others have a row each.
+      tells_lost: whether the last column tells how many steps were lost.
     """
     columns = list(dict.fromkeys(after for row in grid.values() for after in row))
     columns = columns or ["trials"]
@@ -134,6 +138,8 @@ def summarize(
         here = [line for line in others if line.drill == name]
         rest = ["" for _ in columns[1:]]
         table.append([name, "", _told(here), *rest, str(sum(x.lost for x in here))])
+    if not tells_lost:
+        table = [row[:-1] for row in table]
     table.insert(1, ["---"] * len(table[0]))
     return "\n".join(f"| {' | '.join(row)} |" for row in table)
 

@@ -1,9 +1,11 @@
 """Drills: does harm to tasks of real clusters, and checks what must hold then.
 
-``syncrep_faults`` tells which drills there are, and what must hold. Run by the nox
+``syncrep_faults`` (with parameter servers) and ``rank_faults`` (of process groups,
+"processes: ...") tell which drills there are, and what must hold. Run by the nox
 session ``faults``:
 
     nox -s faults -- --trials 20
+    nox -s faults -- --trials 20 --drill processes
     nox -s faults -- --total 1000 --ledger docs/benchmarks/syncrep-faults.tsv
 
 With a ledger, trials that are in it count: it can be stopped at any time, and goes on
@@ -32,7 +34,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 def main() -> int:
     """Runs the trials and tells how many were good."""
-    from syncrep_faults import is_linked, why_no_links
+    from syncrep_faults import why_no_links
     from syncrep_tasks import make_template
 
     arguments = read_arguments()
@@ -51,7 +53,11 @@ def main() -> int:
     for lane in lanes:
         lane.join()
     lines = [line for line in ledger.lines if line.drill in names]
-    print(summarize(lines, grid(names)))
+    for is_of_processes in (False, True):
+        own = [name for name in names if is_of_ranks(name) == is_of_processes]
+        if own:
+            here = [line for line in lines if line.drill in own]
+            print(summarize(here, grid(own), tells_lost=not is_of_processes))
     minutes, fresh = (time.monotonic() - began) / 60, ledger.lines[before:]
     print(f"{len(fresh)} trials in {minutes:.0f} min; {len(lines)} in all")
     return 0 if all(line.is_good for line in fresh) else 1
@@ -59,9 +65,10 @@ def main() -> int:
 
 def read_arguments() -> argparse.Namespace:
     """Reads the command line; without a total, there are as many trials of each."""
+    from rank_faults import DRILLS as RANK_DRILLS
     from syncrep_faults import DRILLS, SCENES
 
-    known = [*DRILLS, *SCENES]
+    known = [*DRILLS, *SCENES, *RANK_DRILLS]
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0], epilog=f"Drills: {'; '.join(known)}."
     )
@@ -127,10 +134,12 @@ class Drills:
             return name
 
     def _try(self, name: str) -> Line:
-        from syncrep_faults import run_drill
+        import rank_faults
+        import syncrep_faults
 
+        family = rank_faults if is_of_ranks(name) else syncrep_faults
         with tempfile.TemporaryDirectory() as folder:
-            outcome = run_drill(self._template, name, Path(folder))
+            outcome = family.run_drill(self._template, name, Path(folder))
         remarks = outcome.remarks
         if outcome.failure:  # A busy machine makes errors late.
             remarks += (
@@ -147,15 +156,35 @@ class Drills:
         )
 
 
+def is_of_ranks(name: str) -> bool:
+    """Returns whether a drill is one of process groups."""
+    import rank_faults
+
+    return name in rank_faults.DRILLS
+
+
+def is_linked(name: str) -> bool:
+    """Returns whether a drill takes links down."""
+    import rank_faults
+    import syncrep_faults
+
+    return (rank_faults if is_of_ranks(name) else syncrep_faults).is_linked(name)
+
+
 def grid(names: Sequence[str]) -> dict[tuple[str, str], dict[str, str]]:
-    """Returns drills by what comes after, by victim and fault."""
-    from syncrep_faults import DRILLS
+    """Returns drills by what comes after, or by mode, by victim and fault."""
+    import rank_faults
+    import syncrep_faults
 
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for name in names:
-        if name in DRILLS:
-            drill = DRILLS[name]
+        if name in syncrep_faults.DRILLS:
+            drill = syncrep_faults.DRILLS[name]
             rows.setdefault((drill.victim, drill.fault), {})[drill.after] = name
+        elif name in rank_faults.DRILLS:
+            of_ranks = rank_faults.DRILLS[name]
+            row = rows.setdefault((of_ranks.victim, of_ranks.fault), {})
+            row[of_ranks.mode] = name
     return rows
 
 

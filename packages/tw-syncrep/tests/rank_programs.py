@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import syncrep_links
+import syncrep_programs
 import tensorflow as tf
 
 from tw_syncrep import _tf_compat, processes
@@ -23,9 +25,12 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
       pipe: to the test.
       options: of ``join``, and what is out of order with this rank: ``alone`` and
         ``tf_config`` (cluster) instead of an address, ``renumbered``, ``resized`` and
-        ``versions`` by rank, ``starts_early`` (ranks), ``v1``, ``towers``.
+        ``versions`` by rank, ``starts_early`` (ranks), ``v1``, ``towers``, ``machine``
+        (number), ``network`` (process in whose namespace it is, None for a new one;
+        its address; all addresses), ``is_quiet``.
     """
-    joining = _prepare(dict(options))
+    syncrep_programs.end_with_the_test()
+    joining = _prepare(dict(options), pipe)
     group = _answer(pipe, lambda: processes.join(**joining), tells=False)
     while group is not None:
         try:
@@ -61,7 +66,13 @@ def _find(name: str) -> Any:
     return getattr(importlib.import_module(module or __name__), function)
 
 
-def _prepare(options: dict[str, Any]) -> dict[str, Any]:
+def _prepare(options: dict[str, Any], pipe: Any) -> dict[str, Any]:
+    if options.pop("is_quiet", False):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    if (network := options.pop("network", None)) is not None:
+        _enter(pipe, *network)
+    if (machine := options.pop("machine", None)) is not None:
+        os.environ["TW_NODE_RANK"] = str(machine)
     cpu = tf.config.list_physical_devices("CPU")[0]
     towers = [tf.config.LogicalDeviceConfiguration()] * options.pop("towers", 1)
     tf.config.set_logical_device_configuration(cpu, towers)
@@ -86,6 +97,15 @@ def _prepare(options: dict[str, Any]) -> dict[str, Any]:
         for name in ("coordinator", "rank", "size"):
             del options[name]
     return options
+
+
+def _enter(pipe: Any, leader: int | None, address: str, every: list[str]) -> None:
+    """Goes into a network namespace: another process's, or one of its own."""
+    if leader is None:
+        syncrep_links.join_network(pipe, address, every)
+    else:
+        syncrep_links.share_network(leader)
+    pipe.send(("done", None))
 
 
 def _answer(pipe: Any, function: Any, *, tells: bool = True) -> Any:
@@ -222,8 +242,17 @@ def train_unevenly(
     return values, taken
 
 
-def step_until(group: Any, steps: int | None = None) -> int:
+def step_until(group: Any, steps: int | None = None, mode: str = "function") -> int:
     """Sums again and again."""
+    run = _make_sum_in_session(group) if mode == "session" else _make_sum(group)
+    done = total = 0
+    while steps is None or done < steps:
+        total = run()
+        done += 1
+    return total
+
+
+def _make_sum(group: Any) -> Any:
     value = tf.Variable(0.0)
 
     @group.bounded
@@ -232,11 +261,21 @@ def step_until(group: Any, steps: int | None = None) -> int:
         [[total]] = processes.sum_across([[tf.ones([4096])]], group=group)
         value.assign_add(total[0])
 
-    done = 0
-    while steps is None or done < steps:
+    def run() -> int:
         step()
-        done += 1
-    return int(value)
+        return int(value)
+
+    return run
+
+
+def _make_sum_in_session(group: Any) -> Any:
+    with tf.Graph().as_default():
+        value = v1.get_variable("value", [], initializer=v1.zeros_initializer())
+        [[total]] = processes.sum_across([[tf.ones([4096])]], group=group)
+        op = v1.assign_add(value, total[0])
+        session = v1.Session()
+        session.run(v1.global_variables_initializer())
+    return lambda: int(session.run(op))
 
 
 def build_unlike(group: Any, specs: list[tuple[str, str, list[int]]]) -> None:

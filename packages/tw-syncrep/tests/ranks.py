@@ -4,11 +4,12 @@ A test names a function of ``rank_programs`` that every rank calls with its grou
 """
 
 import os
-import signal
 from collections.abc import Sequence
 from typing import Any
 
 import rank_programs
+import syncrep_links
+from syncrep_tasks import Task
 
 from tw_syncrep.cluster._network_exposure import find_free_ports
 
@@ -51,8 +52,7 @@ class RankProcess:
         os.kill(self.process.pid, number)
 
     def end(self) -> None:
-        if self.process.is_alive():
-            self.send(signal.SIGCONT)
+        if self.process.is_alive():  # Also where it is stopped.
             self.process.kill()
         self.process.join(10)
         assert not self.process.is_alive()
@@ -61,8 +61,10 @@ class RankProcess:
 class Ranks:
     """A group of ranks on this machine.
 
-    Those in ``absent`` do not come before ``come``; other options are those of
-    ``rank_programs.run_rank``, by rank where they are dictionaries of ranks.
+    Those in ``absent`` do not come before ``come``. ``machines`` are what ranks take
+    for theirs, by rank; where they are ``linked``, each is a network namespace whose
+    link ``cut`` takes down. Other options are those of ``rank_programs.run_rank``, by
+    rank where they are dictionaries of ranks.
     """
 
     def __init__(
@@ -72,22 +74,51 @@ class Ranks:
         *,
         address: str | None = None,
         absent: Sequence[int] = (),
+        machines: Sequence[int] = (),
+        linked: bool = False,
         **options: Any,
     ) -> None:
         self._context, self._options = context, options
-        self._size = size
-        self._address = address or f"127.0.0.1:{find_free_ports(1)[0]}"
+        self._size, self._machines = size, machines
+        self._hosts: list[str] = []
+        self._hub: Task | None = None
         self.all: list[RankProcess] = []
+        if linked:
+            self._hosts = syncrep_links.task_addresses(len(set(machines)))
+            self._hub = Task(context, "hub", "hub", {}, {})
+            self._hub.expect("bridged")
+            address = self._hosts[0]
+        self._address = address or f"127.0.0.1:{find_free_ports(1)[0]}"
         for rank in range(size):
             if rank not in absent:
                 self.come(rank)
 
     def come(self, rank: int) -> RankProcess:
         """Starts a rank's process."""
-        place = {"coordinator": self._address, "rank": rank, "size": self._size}
+        place: dict[str, Any] = {"coordinator": self._address, "rank": rank}
+        place["size"] = self._size
+        first = None
+        if self._machines:
+            place["machine"] = machine = self._machines[rank]
+            others = [r for r in self.all if self._machines[r.rank] == machine]
+            first = others[0] if others else None
+        if self._hub is not None:
+            leader = None if first is None else first.process.pid
+            place["network"] = (leader, self._hosts[machine], self._hosts)
         process = RankProcess(self._context, rank, {**place, **self._options})
         self.all.append(process)
+        if self._hub is not None:
+            if first is None:
+                process.hear()  # It is in a namespace of its own.
+                self._hub.ask("plug", (f"plug{machine}", process.process.pid))
+                process.say("plugged")
+            process.hear()
         return process
+
+    def cut(self, machine: int) -> None:
+        """Takes a machine's link down: what is sent vanishes."""
+        assert self._hub is not None
+        self._hub.ask("down", f"plug{machine}")
 
     def joined(self) -> "Ranks":
         """Waits until all have joined."""
@@ -106,5 +137,9 @@ class Ranks:
         return [rank.hear() for rank in self.all]
 
     def end(self) -> None:
-        for rank in self.all:
-            rank.end()
+        try:
+            for rank in self.all:
+                rank.end()
+        finally:
+            if self._hub is not None:
+                self._hub.kill()

@@ -24,11 +24,8 @@ def run_task(
     pipe: Any, program: str, task: dict[str, Any], spec: dict[str, Any]
 ) -> None:
     """Runs one task in a process of its own."""
-    # Nothing here outlives a broken test, nor one that was killed: the process that
-    # tasks are forked from ends with the test, once no task holds the pipe to it.
     signal.alarm(spec.get("limit_s", 180))
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.close(forkserver._forkserver._forkserver_alive_fd)
+    end_with_the_test()
     os.environ["TF_CONFIG"] = json.dumps(task)
     warnings.simplefilter("ignore")
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
@@ -45,6 +42,16 @@ def run_task(
         # A server's threads would keep the process.
         pipe.close()
         os._exit(0)
+
+
+def end_with_the_test() -> None:
+    """Has this process end with the test, also where that is killed.
+
+    The process that tasks are forked from ends with it, once no task holds the pipe to
+    it.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.close(forkserver._forkserver._forkserver_alive_fd)
 
 
 def serve(pipe: Any, spec: dict[str, Any]) -> None:

@@ -1,35 +1,36 @@
-"""Ranks that are lost: every living rank names them, in time."""
+"""Ranks that are lost: every living rank names them, in time.
 
-import signal
+Of the drills, as many as show each fault, victim and mode; ``nox -s faults`` runs all
+of them, and again and again.
+"""
+
 import time
 
 import pytest
+from rank_faults import is_linked, run_drill
 from ranks import Raised
+from syncrep_faults import why_no_links
 
 TIMEOUT_S = 2.0
 
 
-@pytest.mark.parametrize("size_and_victims", [(2, [1]), (3, [0]), (4, [1, 2])])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_missing_are_named(make_ranks, size_and_victims, number):
-    size, victims = size_and_victims
-    ranks = make_ranks(size, timeout_s=TIMEOUT_S, first_timeout_s=30.0).joined()
-    for rank in ranks.all:
-        rank.say("step_until")
-    time.sleep(2)
-    for victim in victims:
-        ranks.all[victim].send(number)
-    harmed_s = time.monotonic()
-    for rank in ranks.all:
-        if rank.rank not in victims:
-            with pytest.raises(Raised) as raised:
-                rank.hear(20)
-            assert raised.value.kind == "ReplicaTimeoutError"
-            # Without rank 0 nobody knows of others.
-            named = [0] if 0 in victims else victims
-            assert raised.value.missing == named
-            assert all(f"rank {victim} (" in raised.value.text for victim in named)
-    assert time.monotonic() - harmed_s < TIMEOUT_S + 5  # Not a timing: not silent.
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rank 0 killed, function",
+        "rank 1 killed, session",
+        "machine killed, function",
+        "rank 0 stopped, session",
+        "machine stopped, function",
+        "rank 1 cut, function",
+        "machine cut, session",
+    ],
+)
+def test_the_missing_are_named(processes, name):
+    drill = f"processes: {name}"
+    if is_linked(drill) and (reason := why_no_links(processes)):
+        pytest.skip(f"links cannot be taken down here: {reason}")
+    assert not run_drill(processes, drill).failure
 
 
 def test_a_rank_that_does_not_come_to_the_collective_is_named(make_ranks):

@@ -1,0 +1,159 @@
+"""Drills of process groups: ranks are lost while all train; who lives must name them.
+
+Every fault meets every victim, in each of two modes:
+
+    fault     what happens             victims   of 3 ranks: rank 0, rank 1;
+    killed    SIGKILL                            of 4 on two machines: the machine
+    stopped   SIGSTOP                            of ranks 2 and 3
+    cut       the link is taken down   modes     function, session
+
+What must hold: every living rank raises an error that names the missing ranks, no
+fewer and no more, within ``TIMEOUT_S`` plus ``GRACE_S`` of the fault, and within
+``GRACE_S`` alone where processes were killed. Without rank 0 nobody knows of others,
+so that alone is missing; and who is cut off misses rank 0, which misses all that it
+cannot reach. Then every living process ends when it is told to.
+"""
+
+import random
+import re
+import signal
+import time
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from ranks import Raised, RankProcess, Ranks
+from syncrep_faults import GRACE_S, Outcome
+
+TIMEOUT_S = 3.0
+FAULTS = ("killed", "stopped", "cut")
+VICTIMS = {"rank 0": (0,), "rank 1": (1,), "machine": (2, 3)}
+MODES = ("function", "session")
+KINDS = {"function": "ReplicaTimeoutError", "session": "UnknownError"}
+OPTIONS = {"timeout_s": TIMEOUT_S, "first_timeout_s": 60.0, "start_timeout_s": 60.0}
+
+
+@dataclass(frozen=True)
+class Drill:
+    """A fault of ``FAULTS``, a victim of ``VICTIMS``, and one of ``MODES``."""
+
+    fault: str
+    victim: str
+    mode: str
+
+    @property
+    def machines(self) -> list[int]:
+        """The machine of every rank."""
+        return [0, 0, 1, 1] if self.victim == "machine" else [0, 1, 2]
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """The ranks that the fault befalls."""
+        return VICTIMS[self.victim]
+
+    @property
+    def living(self) -> list[int]:
+        """The ranks that must raise: with a link that is cut, all."""
+        ranks = range(len(self.machines))
+        return [r for r in ranks if self.fault == "cut" or r not in self.lost]
+
+    def named_by(self, rank: int) -> list[int]:
+        """Returns whom a living rank must name."""
+        is_apart = rank in self.lost
+        if rank == 0:
+            others = range(1, len(self.machines))
+            return list(others) if is_apart else list(self.lost)
+        return [0] if is_apart or 0 in self.lost else list(self.lost)
+
+    @property
+    def deadline_s(self) -> float:
+        return 0.0 if self.fault == "killed" else TIMEOUT_S
+
+
+_ROWS = [Drill(f, victim, mode) for victim, f, mode in product(VICTIMS, FAULTS, MODES)]
+DRILLS = {f"processes: {row.victim} {row.fault}, {row.mode}": row for row in _ROWS}
+
+
+def run_drill(context: Any, name: str, folder: Path | None = None) -> Outcome:
+    """Runs one trial in a group of its own, of which no process is left."""
+    drill = DRILLS[name]
+    after_s: list[float] = []
+    failure, ranks = "", None
+    try:
+        ranks = Ranks(
+            context,
+            len(drill.machines),
+            machines=drill.machines,
+            linked=is_linked(name),
+            is_quiet=True,
+            **OPTIONS,
+        )
+        _train(ranks.joined(), drill.mode)
+        began_s = _harm(ranks, drill)
+        for rank in drill.living:
+            after_s.append(_hear_error(ranks.all[rank], drill, began_s))
+        _end(ranks, drill)
+    except (AssertionError, TimeoutError, EOFError, Raised) as error:
+        failure = str(error) or type(error).__name__
+    finally:
+        if ranks is not None:
+            ranks.end()
+    beyond_s = max((one - drill.deadline_s for one in after_s), default=None)
+    return Outcome(failure, beyond_s)
+
+
+def is_linked(name: str) -> bool:
+    """Returns whether a drill takes links down."""
+    return DRILLS[name].fault == "cut"
+
+
+def _train(ranks: Ranks, mode: str) -> None:
+    """Has all train; returns at some moment of it."""
+    want = [3 * len(ranks.all)] * len(ranks.all)
+    assert ranks.call("step_until", 3, mode) == want
+    for rank in ranks.all:
+        rank.say("step_until", None, mode)
+    time.sleep(random.uniform(0.3, 1.3))
+    for rank in ranks.all:
+        assert not rank.pipe.poll(), f"rank {rank.rank} said: {rank.hear()}"
+
+
+def _harm(ranks: Ranks, drill: Drill) -> float:
+    """Does harm; returns when."""
+    began_s = time.monotonic()
+    if drill.fault == "cut":
+        ranks.cut(drill.machines[drill.lost[0]])
+    else:
+        number = signal.SIGKILL if drill.fault == "killed" else signal.SIGSTOP
+        for rank in drill.lost:
+            ranks.all[rank].send(number)
+    return began_s
+
+
+def _hear_error(rank: RankProcess, drill: Drill, began_s: float) -> float:
+    """Has a rank raise the right error in time; returns after how many seconds."""
+    try:
+        rank.hear(TIMEOUT_S + 30)
+    except Raised as error:
+        after_s, raised = time.monotonic() - began_s, error
+    else:
+        raise AssertionError(f"rank {rank.rank} trained to an end")
+    told = f"rank {rank.rank} after {after_s:.2f} s: {raised}"
+    assert raised.kind == KINDS[drill.mode], told
+    named = drill.named_by(rank.rank)
+    if drill.mode == "function":
+        assert raised.missing == named, told
+    in_text = sorted({int(n) for n in re.findall(r"rank (\d+) \(", raised.text)})
+    assert in_text == named, told
+    assert after_s <= drill.deadline_s + GRACE_S, f"too late: {told}"
+    return after_s
+
+
+def _end(ranks: Ranks, drill: Drill) -> None:
+    """Has every living process end by itself."""
+    for rank in drill.living:
+        ranks.all[rank].pipe.close()
+    for rank in drill.living:
+        ranks.all[rank].process.join(10)
+        assert not ranks.all[rank].process.is_alive(), f"rank {rank} has not ended"
