@@ -4,6 +4,7 @@ Of the drills, as many as show each fault, victim and mode; ``nox -s faults`` ru
 of them, and again and again.
 """
 
+import signal
 import time
 
 import pytest
@@ -31,6 +32,20 @@ def test_the_missing_are_named(processes, name):
     if is_linked(drill) and (reason := why_no_links(processes)):
         pytest.skip(f"links cannot be taken down here: {reason}")
     assert not run_drill(processes, drill).failure
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_who_is_lost_while_others_trace_is_named(make_ranks, number):
+    ranks = make_ranks(3, timeout_s=TIMEOUT_S, first_timeout_s=30.0).joined()
+    for rank in ranks.all[:2]:
+        rank.say("step_until")
+    time.sleep(1)  # They have come to agree on what they are to sum.
+    ranks.all[2].send(number)
+    for rank in ranks.all[:2]:
+        with pytest.raises(Raised) as raised:
+            rank.hear(20)
+        assert raised.value.kind == "ReplicaTimeoutError"
+        assert raised.value.missing == [2]
 
 
 def test_a_rank_that_does_not_come_to_the_collective_is_named(make_ranks):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -14,6 +14,7 @@ try:
 except ImportError:  # TensorFlow may move it with any version.
     _FetchHandler = None
 
+_E = TypeVar("_E", bound=Exception)
 _LEADER = "/job:worker/replica:0/task:0"
 _NEEDED = ("_closed", "_extend_graph", "_call_tf_sessionrun", "_do_call")
 
@@ -105,6 +106,12 @@ def join_cluster(addresses: Sequence[str], rank: int, *, sleep_at_once: bool) ->
 def abort_collectives(message: str) -> None:
     """Ends all collectives of this process, running and later ones, with an error."""
     context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
+
+
+def kept_by_autograph(error: _E) -> _E:
+    """Has AutoGraph let an error through; it makes a ``StagingError`` of others."""
+    error.ag_pass_through = True  # type: ignore[attr-defined]
+    return error
 
 
 def eager_mode() -> AbstractContextManager[None]:

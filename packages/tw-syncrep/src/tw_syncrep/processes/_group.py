@@ -218,9 +218,10 @@ class ProcessGroup:
 
     def _as_error(self, missing: dict[int, str]) -> ReplicaTimeoutError:
         present = sorted(set(range(self.size)) - set(missing))
-        return ReplicaTimeoutError(
+        error = ReplicaTimeoutError(
             self._describe(missing), arrived=present, missing=sorted(missing)
         )
+        return _tf_compat.kept_by_autograph(error)
 
     def _describe(self, missing: dict[int, str]) -> str:
         return describe_missing(missing, self.tasks, own=self.rank)
