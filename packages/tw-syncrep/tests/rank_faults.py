@@ -136,7 +136,7 @@ def _hear_error(rank: RankProcess, drill: Drill, began_s: float) -> float:
     try:
         rank.hear(TIMEOUT_S + 30)
     except Raised as error:
-        after_s, raised = time.monotonic() - began_s, error
+        after_s, raised = error.at_s - began_s, error
     else:
         raise AssertionError(f"rank {rank.rank} trained to an end")
     told = f"rank {rank.rank} after {after_s:.2f} s: {raised}"

@@ -3,6 +3,8 @@
 import importlib
 import json
 import os
+import signal
+import time
 import traceback
 from functools import partial
 from typing import Any
@@ -27,7 +29,8 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
         ``tf_config`` (cluster) instead of an address, ``renumbered``, ``resized`` and
         ``versions`` by rank, ``starts_early`` (ranks), ``v1``, ``towers``, ``machine``
         (number), ``network`` (process in whose namespace it is, None for a new one;
-        its address; all addresses), ``is_quiet``.
+        its address; all addresses), ``starts_in_s`` (how long TensorFlow's runtime
+        takes to start, by rank), ``stops_in_join`` (ranks), ``is_quiet``.
     """
     syncrep_programs.end_with_the_test()
     joining = _prepare(dict(options), pipe)
@@ -85,6 +88,11 @@ def _prepare(options: dict[str, Any], pipe: Any) -> dict[str, Any]:
         tf.constant(1.0)
     if (found := options.pop("versions", {}).get(rank)) is not None:
         tf.__version__ = found
+    wait_s = options.pop("starts_in_s", {}).get(rank, 0.0)
+    if rank in options.pop("stops_in_join", ()):
+        _hold_up(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    elif wait_s:
+        _hold_up(lambda: time.sleep(wait_s))
     os.environ.pop("TF_CONFIG", None)
     alone, cluster = options.pop("alone", False), options.pop("tf_config", None)
     if cluster is not None:
@@ -97,6 +105,17 @@ def _prepare(options: dict[str, Any], pipe: Any) -> dict[str, Any]:
         for name in ("coordinator", "rank", "size"):
             del options[name]
     return options
+
+
+def _hold_up(wait: Any) -> None:
+    """Has something happen when all have come, before TensorFlow's runtime starts."""
+    join_cluster = _tf_compat.join_cluster
+
+    def held_up(*arguments: Any, **options: Any) -> None:
+        wait()
+        join_cluster(*arguments, **options)
+
+    _tf_compat.join_cluster = held_up
 
 
 def _enter(pipe: Any, leader: int | None, address: str, every: list[str]) -> None:
@@ -112,10 +131,11 @@ def _answer(pipe: Any, function: Any, *, tells: bool = True) -> Any:
     try:
         result = function()
     except Exception as error:
-        traceback.print_exc()
+        at_s = time.monotonic()
         missing = getattr(error, "missing", None)
         kind = type(error).__name__
-        pipe.send(("raised", (kind, str(error), missing and list(missing))))
+        pipe.send(("raised", (kind, str(error), missing and list(missing), at_s)))
+        traceback.print_exc()
         return None
     pipe.send(("done", result if tells else None))
     return result

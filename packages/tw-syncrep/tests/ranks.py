@@ -17,11 +17,13 @@ DEADLINE_S = 60
 
 
 class Raised(Exception):
-    """What a rank's function raised: ``kind``, ``text``, and ``missing`` ranks."""
+    """What a rank's function raised, and when (``time.monotonic``)."""
 
-    def __init__(self, kind: str, text: str, missing: list[int] | None) -> None:
+    def __init__(
+        self, kind: str, text: str, missing: list[int] | None, at_s: float
+    ) -> None:
         super().__init__(f"{kind}: {text}")
-        self.kind, self.text, self.missing = kind, text, missing
+        self.kind, self.text, self.missing, self.at_s = kind, text, missing, at_s
 
 
 class RankProcess:

@@ -48,6 +48,23 @@ def test_who_is_lost_while_others_trace_is_named(make_ranks, number):
         assert raised.value.missing == [2]
 
 
+def test_who_stops_when_all_have_come_is_named(make_ranks):
+    ranks = make_ranks(3, timeout_s=TIMEOUT_S, stops_in_join=[1])
+    living = ranks.all[0], ranks.all[2]
+    for rank in living:
+        rank.hear()
+        rank.say("step_until")
+    for rank in living:
+        with pytest.raises(Raised) as raised:
+            rank.hear(20)
+        assert raised.value.missing == [1]
+
+
+def test_who_takes_long_to_start_its_runtime_is_not_missing(make_ranks):
+    ranks = make_ranks(3, timeout_s=TIMEOUT_S, starts_in_s={0: 3.0, 2: 5.0}).joined()
+    assert ranks.call("step_until", 2) == [6, 6, 6]
+
+
 def test_a_rank_that_does_not_come_to_the_collective_is_named(make_ranks):
     ranks = make_ranks(3, timeout_s=TIMEOUT_S, first_timeout_s=30.0).joined()
     for rank in ranks.all:

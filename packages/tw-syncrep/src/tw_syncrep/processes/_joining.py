@@ -139,7 +139,7 @@ def _join_others(
             "join: TensorFlow's runtime has started already in this process, without "
             "the other ranks; join before anything makes a tensor or lists devices."
         )
-    coordinator = None
+    coordinator = member = None
     try:
         with _held_port(seat.port) as port:
             if seat.rank == 0:
@@ -150,14 +150,17 @@ def _join_others(
                 seat.coordinator, own, limits, start_timeout_s=start_timeout_s
             )
         return _start_runtime(seat.rank, member, coordinator, limits)
-    except TimeoutError as error:
+    except Exception as error:
+        if member is not None:
+            member.leave(timeout_s=1.0)
         if coordinator is not None:
             coordinator.stop(timeout_s=1.0)
-        raise StartTimeoutError(f"join: {error}.", waited_s=start_timeout_s) from None
-    except ValueError as error:
-        if coordinator is not None:
-            coordinator.stop(timeout_s=1.0)
-        raise ValueError(f"join: {error}.") from None
+        if isinstance(error, TimeoutError):
+            text = f"join: {error}."
+            raise StartTimeoutError(text, waited_s=start_timeout_s) from None
+        if isinstance(error, ValueError):
+            raise ValueError(f"join: {error}.") from None
+        raise
 
 
 def _start_runtime(

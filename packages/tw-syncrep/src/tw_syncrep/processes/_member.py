@@ -35,7 +35,7 @@ class Member:
         *,
         start_timeout_s: float,
     ) -> None:
-        """Comes, and waits until all have.
+        """Comes, and waits until all have; from then on says that it is there.
 
         Args:
           address: host and port of rank 0's end.
@@ -64,6 +64,11 @@ class Member:
         end_s = time.monotonic() + start_timeout_s
         self._line = _connect(address, own, end_s)
         self._await_all(address, end_s, start_timeout_s)
+        self._heard_s = self._due_s = time.monotonic()
+        self._thread = threading.Thread(
+            target=self._beat, name="tw-syncrep-member", daemon=True
+        )
+        self._thread.start()
 
     def start(
         self,
@@ -74,14 +79,13 @@ class Member:
 
         Args:
           read_report: how far it is; is called in a thread of the side channel.
-          on_missing: is called there, once, with what is wrong by rank.
+          on_missing: is called once, there or here, with what is wrong by rank.
         """
-        self._read_report, self._on_missing = read_report, on_missing
-        self._heard_s = time.monotonic()
-        self._thread = threading.Thread(
-            target=self._beat, name="tw-syncrep-member", daemon=True
-        )
-        self._thread.start()
+        with self._changed:
+            self._read_report, self._on_missing = read_report, on_missing
+            missing = self.missing
+        if missing:
+            on_missing(missing)
 
     def agree(self, exchange: Exchange) -> int:
         """Waits until all ranks have described the same collective.
@@ -169,7 +173,6 @@ class Member:
         interval_s = find_interval_s(self._limits.timeout_s)
         with selectors.DefaultSelector() as selector:
             selector.register(self._line, selectors.EVENT_READ)
-            self._due_s = time.monotonic()
             while not self._ended.is_set():
                 try:
                     until_s = min(self._due_s, self._heard_s + self._limits.timeout_s)
@@ -221,7 +224,8 @@ class Member:
         with self._changed:
             self.missing = missing
             self._changed.notify_all()
-        self._on_missing(missing)
+            on_missing = self._on_missing
+        on_missing(missing)
 
 
 def _connect(address: tuple[str, int], own: Introduction, end_s: float) -> LineSocket:
