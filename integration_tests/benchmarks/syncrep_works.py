@@ -36,14 +36,14 @@ WORKS = {
         100,
         1024,
         ALL,
-        ((PULLED, 6.0), (IMPORT, 2.3)),
+        ((PULLED, 7.0), (IMPORT, 2.3)),
     ),
     "400": Work(
         "400 variables of 1,024 floats",
         400,
         1024,
         ALL,
-        ((PULLED, 10.0), (IMPORT, 2.6)),
+        ((PULLED, 10.0), (IMPORT, 2.8)),
     ),
     "10k": Work("100 variables of 10,240 floats", 100, 10_240, ALL, ((PULLED, 3.0),)),
     "1m": Work(
@@ -58,7 +58,7 @@ WORKS = {
         1,
         64,
         (IMPORT, PULLED, PER_ROW, PEER, SAME_SERVERS, ASYNCHRONOUS),
-        ((PULLED, 1.2), (PER_ROW, 1.2)),
+        ((PULLED, 1.1), (PER_ROW, 1.1)),
         rows=100_000,
     ),
     "bounded": Work(

@@ -1,8 +1,8 @@
 """DeePMD-kit 3.2 on two processes, with ``tw_syncrep.horovod`` in Horovod's place.
 
 Its TensorFlow backend is a session-graph program with reference variables. A small
-system of eight atoms, whose energies and forces are those of Lennard-Jones, is trained by
-its own command line, one process and two; then it goes on, is frozen, compressed and
+system of eight atoms, whose energies and forces are those of Lennard-Jones, is trained
+by its own command line, one process and two; then it goes on, is frozen, compressed and
 tested. With ``scale_by_worker: none`` two processes train on twice the batch, so their
 loss must lie within the spread of one process on twice the batch, over five seeds.
 """

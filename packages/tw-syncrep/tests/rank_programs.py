@@ -53,9 +53,7 @@ def _count_calls_from() -> None:
 
     def join_through_proxies(addresses: list[str], own: int, **options: Any) -> None:
         reached = [
-            address
-            if other == own
-            else counter.between(str(own), str(other), address)
+            address if other == own else counter.between(str(own), str(other), address)
             for other, address in enumerate(addresses)
         ]
         join_cluster(reached, own, **options)

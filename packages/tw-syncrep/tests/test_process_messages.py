@@ -29,6 +29,9 @@ def test_messages_are_those_of_the_formula(make_ranks, size):
     for floats, wire in ((GATHERED, None), (RING, None), (RING, "bfloat16")):
         told = ranks.call("count_calls", floats, STEPS, {"wire_dtype": wire})
         for calls, received in told:
-            assert calls == {"RecvBuf": expected_calls(size, floats, wire)}, (floats, wire)
+            assert calls == {"RecvBuf": expected_calls(size, floats, wire)}, (
+                floats,
+                wire,
+            )
             payload = expected_bytes(size, floats, wire)
             assert payload <= received <= 1.05 * payload + 600 * calls["RecvBuf"]
