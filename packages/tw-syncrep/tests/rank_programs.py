@@ -145,6 +145,21 @@ def place(group: Any) -> dict[str, int]:
     return {name: getattr(group, name) for name in names}
 
 
+def _server() -> str:
+    """Returns the address of a server of TensorFlow's in this process."""
+    if not _servers:
+        _servers.append(tf.distribute.Server.create_local_server())
+    return str(_servers[0].target)
+
+
+_servers: list[Any] = []
+SESSIONS = {
+    "session": v1.Session,
+    "server": lambda: v1.Session(_server()),
+    "monitored": lambda: v1.train.MonitoredTrainingSession(_server()),
+}
+
+
 def reduce(
     group: Any,
     mode: str,
@@ -166,14 +181,14 @@ def reduce(
 
     leaves = [leaf for tower in towers for item in tower for leaf in _leaves(item)]
     results = None
-    if mode == "session":
+    if mode in SESSIONS:
         with tf.Graph().as_default():
             fed = [
                 v1.placeholder(leaf.dtype, [None] * leaf.ndim if hides else leaf.shape)
                 for leaf in leaves
             ]
             built = build(fed)
-            with v1.Session() as session:
+            with SESSIONS[mode]() as session:
                 for _ in range(times):
                     results = session.run(built, dict(zip(fed, leaves, strict=True)))
         return _plain(results)
@@ -262,7 +277,7 @@ def train_unevenly(
 
 def step_until(group: Any, steps: int | None = None, mode: str = "function") -> int:
     """Sums again and again."""
-    run = _make_sum_in_session(group) if mode == "session" else _make_sum(group)
+    run = _make_sum_in(SESSIONS[mode], group) if mode in SESSIONS else _make_sum(group)
     done = total = 0
     while steps is None or done < steps:
         total = run()
@@ -286,14 +301,30 @@ def _make_sum(group: Any) -> Any:
     return run
 
 
-def _make_sum_in_session(group: Any) -> Any:
+def _make_sum_in(make_session: Any, group: Any) -> Any:
     with tf.Graph().as_default():
         value = v1.get_variable("value", [], initializer=v1.zeros_initializer())
         [[total]] = processes.sum_across([[tf.ones([4096])]], group=group)
         op = v1.assign_add(value, total[0])
-        session = v1.Session()
-        session.run(v1.global_variables_initializer())
+        initialize = v1.global_variables_initializer()
+        session = make_session()
+        if isinstance(session, v1.Session):
+            session.run(initialize)
     return lambda: int(session.run(op))
+
+
+def trace_for(group: Any, before_s: float, after_s: float) -> int:
+    """Sums once; tracing takes a while, before it comes to the sum and after that."""
+
+    @group.bounded
+    @tf.function
+    def step() -> tf.Tensor:
+        time.sleep(before_s)
+        [[total]] = processes.sum_across([[tf.ones([4])]], group=group)
+        time.sleep(after_s)
+        return total[0]
+
+    return int(step())
 
 
 def build_unlike(group: Any, specs: list[tuple[str, str, list[int]]]) -> None:

@@ -34,6 +34,42 @@ def test_the_missing_are_named(processes, name):
     assert not run_drill(processes, drill).failure
 
 
+@pytest.mark.parametrize("mode", ["session", "server", "monitored"])
+def test_sessions_say_who_is_missing(make_ranks, mode):
+    ranks = make_ranks(3, timeout_s=TIMEOUT_S).joined()
+    assert ranks.call("step_until", 2, mode) == [6, 6, 6]
+    for rank in ranks.all:
+        rank.say("step_until", None, mode)
+    time.sleep(1)
+    ranks.all[1].send(signal.SIGKILL)
+    for number in (0, 2):
+        with pytest.raises(Raised) as raised:
+            ranks.all[number].hear(20)
+        assert raised.value.kind == "UnknownError"
+        assert (
+            f"rank {number} of 3 goes on without an answer from others: rank 1 ("
+            in raised.value.text
+        )
+        assert "has closed its connection" in raised.value.text
+
+
+@pytest.mark.parametrize("slow_part", [(5.0, 0.0), (0.0, 5.0)], ids=["before", "after"])
+def test_who_traces_for_longer_than_the_deadline_is_not_missing(make_ranks, slow_part):
+    ranks = make_ranks(2, timeout_s=TIMEOUT_S).joined()
+    assert ranks.call_each("trace_for", [(0.0, 0.0), slow_part]) == [2, 2]
+
+
+def test_who_never_comes_is_missing_after_the_first_steps_deadline(make_ranks):
+    first_s = 2.5 * TIMEOUT_S
+    ranks = make_ranks(2, timeout_s=TIMEOUT_S, first_timeout_s=first_s).joined()
+    began_s = time.monotonic()
+    ranks.all[0].say("trace_for", 0.0, 0.0)
+    with pytest.raises(Raised, match=r"rank 1 \(.* has not come to 'the sum") as raised:
+        ranks.all[0].hear(30)
+    assert raised.value.missing == [1]
+    assert raised.value.at_s - began_s >= first_s
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_who_is_lost_while_others_trace_is_named(make_ranks, number):
     ranks = make_ranks(3, timeout_s=TIMEOUT_S, first_timeout_s=30.0).joined()

@@ -7,6 +7,7 @@ import pytest
 from ranks import Raised, Ranks
 
 MODES = ["eager", "function", "session"]
+OVER_SERVERS = ["server", "monitored"]
 SHAPES = [(3,), (), (2, 4), (0,), (70_001,), (300_000,), (5, 1)]
 
 
@@ -40,7 +41,7 @@ def arguments(ranks, mode, options=None, times=1, **drawn):
     return own, [(mode, towers, options or {}, times) for towers in own]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, *OVER_SERVERS])
 @pytest.mark.parametrize("towers", [1, 2])
 def test_all_get_the_numpy_sum(ranks, mode, towers):
     own, calls = arguments(ranks, mode, times=3, towers=towers)
