@@ -57,3 +57,8 @@ def test_the_table_need_not_tell_of_lost_steps():
         "| --- | --- | --- |",
         "| worker | killed | 1 of 1; +0.25 / +0.25 s |",
     ]
+
+
+def test_who_raises_before_the_deadline_has_a_minus():
+    early = Line("scene", GOOD, -0.25, None, 0, "abc", "")
+    assert "1 of 1; -0.25 / -0.25 s" in summarize([early], {})

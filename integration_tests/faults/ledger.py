@@ -154,11 +154,11 @@ def _told(lines: Sequence[Line]) -> str:
     good = f"{sum(line.is_good for line in lines)} of {len(lines)}"
     beyond = [line.beyond_s for line in lines if line.beyond_s is not None]
     longest = [line.longest_s for line in lines if line.longest_s is not None]
-    seconds, sign = (beyond, "+") if beyond else (longest, "")
+    seconds, form = (beyond, "+.2f") if beyond else (longest, ".2f")
     if not seconds:
         return good
     middle, most = statistics.median(seconds), max(seconds)
-    return f"{good}; {sign}{middle:.2f} / {sign}{most:.2f} s"
+    return f"{good}; {middle:{form}} / {most:{form}} s"
 
 
 def _cell(value: object) -> str:
