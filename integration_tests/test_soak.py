@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from soak.course import END_S, RECOVER_S, START_S, VICTIMS, Soak
+from soak.course import END_S, RECOVER_S, START_S, VICTIMS, GroupSoak, Soak
 from soak.ledger import Kill, Ledger
-from soak.processes import TAG, tagged
+from soak.processes import TAG, sample, tagged
 from soak.trend import Bounds, Sample, measure, report
 
 HERE = Path(__file__).parent
@@ -119,6 +119,21 @@ def test_every_victim_is_killed_however_long_recoveries_take(tmp_path):
     assert tuple(kill.task for kill in soak._kills) == VICTIMS
 
 
+def test_every_rank_of_a_group_is_killed_in_its_turn(tmp_path):
+    victims = GroupSoak(tmp_path, KILL_EVERY_S)._choose_victims()
+    for _ in range(4):
+        assert {next(victims) for _ in range(3)} == set(GroupSoak.victims)
+
+
+def test_a_process_that_has_ended_is_no_sample():
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert sample(process.pid, 1.0).rss_bytes > 0
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert sample(process.pid, 2.0) is None
+    process.communicate()
+
+
 def start(*arguments):
     return subprocess.Popen(
         [sys.executable, "-u", "-m", "soak.run", *arguments],
@@ -149,8 +164,9 @@ def wait_for(is_so, deadline_s=100.0):
 
 
 @pytest.mark.timeout(LONGEST_S + 30)
-def test_the_two_minute_form_loses_nothing():
-    process = start("--minutes", "2")
+@pytest.mark.parametrize("form", [[], ["--processes"]], ids=["servers", "processes"])
+def test_the_two_minute_form_loses_nothing(form):
+    process = start("--minutes", "2", *form)
     output = output_of(process, LONGEST_S)
     assert process.returncode == 0, output
     assert output.splitlines()[-1] == "0 faults"
@@ -160,12 +176,14 @@ def test_the_two_minute_form_loses_nothing():
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("form", [[], ["--processes"]], ids=["servers", "processes"])
 @pytest.mark.parametrize("when", ["as all start", "as all train"])
-def test_ctrl_c_ends_it_with_a_summary_and_leaves_no_process(tmp_path, when):
+def test_ctrl_c_ends_it_with_a_summary_and_leaves_no_process(tmp_path, when, form):
     log = tmp_path / "log"
-    process = start("--minutes", "5", "--log", str(log))
+    process = start("--minutes", "5", "--log", str(log), *form)
+    count = 4 if form else 6
     try:
-        wait_for(lambda: len(tagged(str(process.pid))) >= 6)
+        wait_for(lambda: len(tagged(str(process.pid))) >= count)
         if when == "as all train":
             trains = '[worker 2] soak {"event": "step"'
             wait_for(lambda: log.exists() and trains in log.read_text())

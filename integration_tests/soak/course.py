@@ -1,9 +1,11 @@
-"""One run of a soak: its two programs, the kills, what was told and measured."""
+"""One run of a soak: its programs, the kills, what was told and measured."""
 
 import os
+import random
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,14 @@ class Soak:
 
     Attributes:
       faults: what must not be.
+      victims: the tasks that are killed.
+      long_lived: tasks and programs whose memory and descriptors must stay level.
+      warm_up_kills: how many recoveries belong to the warm-up.
     """
+
+    victims: tuple[str, ...] = VICTIMS
+    long_lived: tuple[str, ...] = LONG_LIVED
+    warm_up_kills = VICTIMS.index("ps 0") + 1
 
     def __init__(
         self, folder: Path, kill_every_s: float, log: Path | None = None
@@ -39,7 +48,7 @@ class Soak:
         self._towers, self._cluster = Ledger(), Ledger()
         self._programs: dict[str, Program] = {}
         self._kills: list[Kill] = []
-        self._samples: dict[str, list[Sample]] = {name: [] for name in LONG_LIVED}
+        self._samples: dict[str, list[Sample]] = {name: [] for name in self.long_lived}
         self._trained_from_s = 0.0
         self._log = log
         self._other_lines: list[str] = []
@@ -50,18 +59,13 @@ class Soak:
         return time.monotonic() - self._started
 
     def start(self) -> None:
-        """Starts both programs and waits until all train."""
+        """Starts the programs and waits until all train."""
         env = {**os.environ, TAG: str(os.getpid()), "TF_CPP_MIN_LOG_LEVEL": "3"}
         env["PYTHONPATH"] = os.pathsep.join(
             [str(HERE.parent), *filter(None, [env.get("PYTHONPATH")])]
         )
-        python, folder = [sys.executable, "-u", "-m"], ["--folder", str(self._folder)]
-        task = [*python, "soak.task_program", *folder]
-        launch = [*python, "tw_syncrep.launch", "--ps", "1"]
-        launch += ["--workers", str(len(WORKERS)), "--max-restarts", "1000000", "--"]
-        towers = [*python, "soak.towers_program", *folder]
-        self._programs["towers"] = Program(towers, env)
-        self._programs["tw-launch"] = Program([*launch, *task], env)
+        for name, command in self._commands().items():
+            self._programs[name] = Program(command, env)
         self._wait_for(self._all_train, START_S, "not all tasks train")
         self._trained_from_s = self.now_s
 
@@ -70,9 +74,9 @@ class Soak:
 
         It goes on beyond ``seconds`` until every victim was killed once.
         """
-        victims, until = cycle(VICTIMS), self.now_s + seconds
+        victims, until = self._choose_victims(), self.now_s + seconds
         due = self.now_s + self._kill_every_s
-        while due < until or len(self._kills) < len(VICTIMS):
+        while due < until or len(self._kills) < len(self.victims):
             self._watch_until(due)
             self._kill(next(victims))
             due = max(due + self._kill_every_s, self.now_s + QUIET_S)
@@ -86,8 +90,9 @@ class Soak:
             if status != 0:
                 self.faults.append(f"{name} ended with status {status}")
         self._read_lines()
-        ends = {"towers": self._towers.ends.get("towers")}
-        ends["worker 0"] = self._cluster.ends.get("worker 0")
+        ends = {"worker 0": self._cluster.ends.get("worker 0")}
+        if "towers" in self._programs:
+            ends["towers"] = self._towers.ends.get("towers")
         for name, end in ends.items():
             if end is None or end["accuracy"] < ACCURACY:
                 self.faults.append(f"{name} told at its end: {end}")
@@ -112,7 +117,7 @@ class Soak:
             line, grown = report(name, samples, warm_up_s=warm_up_s, bounds=Bounds())
             lines.append(line)
             self.faults += grown
-        for victim in VICTIMS:
+        for victim in self.victims:
             took = [k.recovered_s for k in self._kills if k.task == victim]
             said = ", ".join("not" if s is None else f"{s:.0f}" for s in took)
             lines.append(f"{victim} killed {len(took)} times; seconds: {said}")
@@ -125,11 +130,28 @@ class Soak:
         trained_from_s = self._trained_from_s or self.now_s
         quarter = trained_from_s + (self.now_s - trained_from_s) / 4
         ends = [k.at_s + k.recovered_s for k in self._kills if k.recovered_s]
-        return max([quarter, *ends[: VICTIMS.index("ps 0") + 1]])
+        return max([quarter, *ends[: self.warm_up_kills]])
+
+    def _commands(self) -> dict[str, list[str]]:
+        """Returns the programs' commands, by name."""
+        towers = _python("soak.towers_program", "--folder", self._folder)
+        launch = _launch("--ps", 1, "--workers", len(WORKERS))
+        task = _python("soak.task_program", "--folder", self._folder)
+        return {"towers": towers, "tw-launch": [*launch, "--", *task]}
+
+    def _choose_victims(self) -> Iterator[str]:
+        """Yields the tasks to kill, one after the other."""
+        return cycle(self.victims)
+
+    def _expected_starts(self) -> int:
+        """Returns how often tasks may have started, if only kills ended any."""
+        return len(WORKERS) + 1 + len(self._kills)
 
     def _all_train(self) -> bool:
         told = [self._cluster.advances[name] for name in WORKERS]
-        return all(told) and self._towers.advances["towers"] > 0
+        return all(told) and (
+            "towers" not in self._programs or self._towers.advances["towers"] > 0
+        )
 
     def _kill(self, task: str) -> None:
         kill = Kill(task, self.now_s, len(self._cluster.pids[task]))
@@ -158,7 +180,7 @@ class Soak:
             if program.status is not None:
                 raise RuntimeError(f"{name} has ended with status {program.status}")
         starts = sum(len(pids) for pids in self._cluster.pids.values())
-        if starts > len(WORKERS) + 1 + len(self._kills):
+        if starts > self._expected_starts():
             raise RuntimeError("a task ended that was not killed")
         if self.now_s >= self._due["sample"]:
             self._due["sample"] = self.now_s + SAMPLE_EVERY_S
@@ -170,8 +192,11 @@ class Soak:
 
     def _sample(self) -> None:
         pids = {name: program.pid for name, program in self._programs.items()}
-        pids |= {task: own[-1] for task, own in self._cluster.pids.items()}
-        for name in LONG_LIVED:
+        self._keep(pids | {task: own[-1] for task, own in self._cluster.pids.items()})
+
+    def _keep(self, pids: dict[str, int]) -> None:
+        """Notes what the long-lived ones of these processes hold."""
+        for name in self.long_lived:
             held = sample(pids[name], self.now_s) if name in pids else None
             if held is not None:
                 self._samples[name].append(held)
@@ -186,12 +211,10 @@ class Soak:
             for name, own in self._samples.items()
             if own
         )
-        done = self._towers.steps.get("towers", 0)
-        step = max(self._cluster.steps.values(), default=0)
-        return (
-            f"[{minutes:02}:{seconds:02}] towers {done:,} steps; "
-            f"cluster step {step:,}; {kills}; {held}"
-        )
+        told = [f"cluster step {max(self._cluster.steps.values(), default=0):,}"]
+        if "towers" in self._programs:
+            told.insert(0, f"towers {self._towers.steps.get('towers', 0):,} steps")
+        return f"[{minutes:02}:{seconds:02}] {'; '.join([*told, kills, held])}"
 
     def _read_lines(self) -> None:
         for name, program in self._programs.items():
@@ -211,3 +234,46 @@ class Soak:
     def explain(self) -> str:
         """The last lines that the programs said besides."""
         return "\n".join(self._other_lines)
+
+
+class GroupSoak(Soak):
+    """A run of a process group, of which a kill makes the launcher start all again.
+
+    What successors of a rank hold, once they train, must stay level from one to the
+    next.
+    """
+
+    victims = tuple(WORKERS)
+    long_lived = ("tw-launch", *WORKERS)
+    warm_up_kills = 1
+
+    def _commands(self) -> dict[str, list[str]]:
+        again = (
+            "--restart",
+            "group",
+            "--restart-delay",
+            0,
+        )  # It would double each time.
+        launch = _launch("--ps", 0, "--workers", len(WORKERS), *again)
+        task = _python("soak.group_program", "--folder", self._folder)
+        return {"tw-launch": [*launch, "--", *task]}
+
+    def _choose_victims(self) -> Iterator[str]:
+        while True:  # Each once in three kills.
+            yield from random.sample(self.victims, len(self.victims))
+
+    def _expected_starts(self) -> int:
+        return len(WORKERS) * (1 + len(self._kills))
+
+    def _sample(self) -> None:
+        trained = [name for name in WORKERS if name in self._cluster.steps]
+        pids = {name: self._cluster.pids[name][-1] for name in trained}
+        self._keep({**pids, "tw-launch": self._programs["tw-launch"].pid})
+
+
+def _python(module: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-u", "-m", module, *map(str, arguments)]
+
+
+def _launch(*arguments: object) -> list[str]:
+    return _python("tw_syncrep.launch", *arguments, "--max-restarts", 1_000_000)

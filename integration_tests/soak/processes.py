@@ -83,6 +83,8 @@ def sample(pid: int, at_s: float) -> Sample | None:
         descriptors = len(os.listdir(PROC / str(pid) / "fd"))
     except (OSError, IndexError):
         return None
+    if not pages:  # It has ended, and nobody has asked how.
+        return None
     return Sample(at_s, pages * os.sysconf("SC_PAGE_SIZE"), descriptors)
 
 

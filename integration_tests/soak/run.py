@@ -7,6 +7,13 @@ long-lived, and its memory and descriptors must stay level. Nothing may be lost:
 step is applied once, and none goes back behind the last checkpoint.
 
     nox -s soak -- --minutes 2
+
+With ``--processes`` tw-launch runs a process group instead, without servers and without
+the towers. A kill of any rank has all of them start again from the last checkpoint:
+the launcher is long-lived, and each rank's processes must hold no more than the ones
+before.
+
+    nox -s soak -- --processes --minutes 30 --kill-every 60
 """
 
 import argparse
@@ -15,12 +22,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from soak.course import Soak
+from soak.course import GroupSoak, Soak
 
 
 def main() -> int:
     """Runs the soak; 0 when nothing was lost, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--processes", action="store_true", help="a process group, without servers"
+    )
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument(
         "--kill-every",
@@ -34,7 +44,8 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        return run(Soak(Path(folder), kill_every_s, options.log), 60 * options.minutes)
+        make = GroupSoak if options.processes else Soak
+        return run(make(Path(folder), kill_every_s, options.log), 60 * options.minutes)
 
 
 def run(soak: Soak, seconds: float) -> int:

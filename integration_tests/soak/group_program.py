@@ -1,0 +1,110 @@
+"""The program of every rank of a soak's process group: training on digits.
+
+One variable, ``tally``, has another gradient on every rank: 1, 2, and so on. With a
+rate that is a power of two it moves by exactly their mean a step. A step that was lost
+or applied twice would show, and so would one without a rank.
+"""
+
+import argparse
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from digits_towers import Weights, accuracy, cross_entropy, digits
+
+from soak.telling import tell
+from tw_syncrep import cluster, processes
+
+RATE = 0.125
+ROWS = 32
+REPORT_EVERY_S = 0.5
+SAVE_EVERY_S = 2.0
+WAIT_S = 120.0  # a machine may be busy
+
+
+class Model(tf.Module):
+    """What is trained, and saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = Weights()
+        self.tally = tf.Variable(0.0)
+        self.step = tf.Variable(0, dtype=tf.int64)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True)
+    folder = parser.parse_args().folder
+    tell("start", pid=os.getpid())
+    warnings.simplefilter("ignore", cluster.ExposedServerWarning)
+    group = processes.join(timeout_s=WAIT_S)
+    model = Model()
+    saves = tf.train.CheckpointManager(
+        tf.train.Checkpoint(model=model), str(folder), max_to_keep=3
+    )
+    saved = saves.latest_checkpoint
+    if group.rank == 0:
+        saves.checkpoint.restore(saved)
+    processes.broadcast_variables(model.variables, group=group)
+    if saved is not None and int(model.step) < int(saved.rpartition("-")[2]):
+        tell("fault", text=f"step {int(model.step)} after {saved}")
+    work(group, model, saves, folder)
+    if group.rank == 0:
+        weights = [variable.numpy() for variable in model.weights.all]
+        tell("end", step=int(model.step), accuracy=accuracy(*weights))
+    else:
+        tell("end")
+    group.leave()
+
+
+def work(group: processes.ProcessGroup, model: Model, saves: Any, folder: Path) -> None:
+    """Trains until rank 0 sees the stop file; it tells the others in the sum."""
+    rows, _ = digits()
+    random = np.random.default_rng(os.getpid())
+    due = {"report": 0.0, "save": time.monotonic() + SAVE_EVERY_S}
+
+    @group.bounded
+    @tf.function
+    def train(images: Any, labels: Any, stops: Any) -> tf.Tensor:
+        variables = [*model.weights.all, model.tally]
+        with tf.GradientTape() as tape:
+            own = model.tally * (group.rank + 1.0)
+            loss = cross_entropy(model.weights.all, images, labels) + own
+        grads = [*tape.gradient(loss, variables), stops]
+        [[*means, stop]] = processes.mean_across([grads], group=group)
+        for variable, mean in zip(variables, means, strict=True):
+            variable.assign_sub(RATE * mean)
+        model.step.assign_add(1)
+        return stop
+
+    is_over = False
+    while not is_over:
+        chosen = random.integers(0, len(rows.images), ROWS)
+        stops = float(group.rank == 0 and (folder / "stop").exists())
+        batch = (rows.images[chosen], rows.labels[chosen], np.float32(stops))
+        is_over = bool(train(*map(tf.constant, batch)) > 0)
+        now_s = time.monotonic()
+        if now_s >= due["report"]:
+            due["report"] = now_s + REPORT_EVERY_S
+            report(group, model)
+        if group.rank == 0 and now_s >= due["save"]:
+            due["save"] = now_s + SAVE_EVERY_S
+            saves.save(checkpoint_number=int(model.step))
+
+
+def report(group: processes.ProcessGroup, model: Model) -> None:
+    """Tells the step, and whether as many were applied."""
+    step, tally, mean = int(model.step), float(model.tally), (group.size + 1) / 2
+    if tally != -RATE * mean * step:
+        applied = -tally / RATE
+        tell("fault", text=f"gradients of {applied}, not {mean} a step, at step {step}")
+    tell("step", step=step)
+
+
+if __name__ == "__main__":
+    main()
