@@ -196,6 +196,7 @@ def _sum_narrow(
     added = tf.add_n(wide)
     if plan.divides:
         added /= group.size
-    summed = gather(tf.cast(added, wire), group, key + 1)[:size]
+    shares = tf.tile(tf.cast(added, wire)[tf.newaxis], [group.size, 1])
+    summed = tf.reshape(swap(shares, group, key + 1), [-1])[:size]
     result = tf.reshape(tf.cast(summed, tensor.dtype), tf.shape(tensor))
     return tf.ensure_shape(result, tensor.shape)
