@@ -34,13 +34,13 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
     """
     syncrep_programs.end_with_the_test()
     joining = _prepare(dict(options), pipe)
-    group = _answer(pipe, lambda: processes.join(**joining), tells=False)
+    group = answer(pipe, lambda: processes.join(**joining), tells=False)
     while group is not None:
         try:
             name, arguments = pipe.recv()
         except EOFError:
             break
-        _answer(pipe, partial(_find(name), group, *arguments))
+        answer(pipe, partial(_find(name), group, *arguments))
 
 
 def _count_calls_from() -> None:
@@ -125,7 +125,8 @@ def _enter(pipe: Any, leader: int | None, address: str, every: list[str]) -> Non
     pipe.send(("done", None))
 
 
-def _answer(pipe: Any, function: Any, *, tells: bool = True) -> Any:
+def answer(pipe: Any, function: Any, *, tells: bool = True) -> Any:
+    """Tells the test what a function returned or raised."""
     try:
         result = function()
     except Exception as error:

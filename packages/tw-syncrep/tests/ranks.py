@@ -29,12 +29,12 @@ class Raised(Exception):
 class RankProcess:
     """One rank's process, and the test's end of its pipe."""
 
-    def __init__(self, context: Any, rank: int, joining: dict[str, Any]) -> None:
+    def __init__(
+        self, context: Any, rank: int, joining: dict[str, Any], run: Any
+    ) -> None:
         self.rank = rank
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(
-            target=rank_programs.run_rank, args=(theirs, joining), daemon=True
-        )
+        self.process = context.Process(target=run, args=(theirs, joining), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -65,8 +65,8 @@ class Ranks:
 
     Those in ``absent`` do not come before ``come``. ``machines`` are what ranks take
     for theirs, by rank; where they are ``linked``, each is a network namespace whose
-    link ``cut`` takes down. Other options are those of ``rank_programs.run_rank``, by
-    rank where they are dictionaries of ranks.
+    link ``cut`` takes down. Other options are those of ``run``, by rank where they are
+    dictionaries of ranks.
     """
 
     def __init__(
@@ -78,10 +78,11 @@ class Ranks:
         absent: Sequence[int] = (),
         machines: Sequence[int] = (),
         linked: bool = False,
+        run: Any = rank_programs.run_rank,
         **options: Any,
     ) -> None:
         self._context, self._options = context, options
-        self._size, self._machines = size, machines
+        self._size, self._machines, self._run = size, machines, run
         self._hosts: list[str] = []
         self._hub: Task | None = None
         self.all: list[RankProcess] = []
@@ -107,7 +108,8 @@ class Ranks:
         if self._hub is not None:
             leader = None if first is None else first.process.pid
             place["network"] = (leader, self._hosts[machine], self._hosts)
-        process = RankProcess(self._context, rank, {**place, **self._options})
+        joining = {**place, **self._options}
+        process = RankProcess(self._context, rank, joining, self._run)
         self.all.append(process)
         if self._hub is not None:
             if first is None:
@@ -136,7 +138,16 @@ class Ranks:
         """As ``call``, with arguments of their own."""
         for rank, own in zip(self.all, arguments, strict=True):
             rank.say(name, *own)
-        return [rank.hear() for rank in self.all]
+        results: list[Any] = []
+        for rank in self.all:  # Of all, so that nothing is left for the next call.
+            try:
+                results.append(rank.hear())
+            except Raised as error:
+                results.append(error)
+        for result in results:
+            if isinstance(result, Raised):
+                raise result
+        return results
 
     def end(self) -> None:
         try:

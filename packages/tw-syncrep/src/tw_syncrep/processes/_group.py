@@ -41,6 +41,7 @@ class ProcessGroup:
       local_size: how many ranks this machine has.
       node_rank: of this machine among all, in the order of their first ranks.
       num_nodes: how many machines there are.
+      node_ranks: ``node_rank`` of every rank.
       tasks: "host:port, process 123" of every rank.
       has_left: whether this process has left it.
     """
@@ -61,6 +62,7 @@ class ProcessGroup:
         self.rank, self.size = rank, len(introductions)
         self.local_rank, self.local_size = here.index(rank), len(here)
         self.node_rank, self.num_nodes = machines.index(own), len(machines)
+        self.node_ranks = tuple(machines.index(o.machine) for o in introductions)
         self.tasks = tuple(other.task for other in introductions)
         self.has_left = False
         self._member, self._coordinator, self._limits = member, coordinator, limits

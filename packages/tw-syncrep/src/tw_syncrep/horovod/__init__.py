@@ -1,0 +1,14 @@
+"""The names of ``horovod.tensorflow``: a program needs another import, and no more.
+
+.. code-block:: python
+
+    import tw_syncrep.horovod as hvd
+
+Processes that ``tw-launch`` starts are its ranks. Names, arguments and meaning are
+those of Horovod 0.28; what is not here (process sets, Adasum, the elastic module,
+timelines) is refused by name.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,371 @@
+"""Exchanges of tensors of any dtype, without gradients: what Horovod's ops do.
+
+TensorFlow's collectives take few dtypes. What is added travels as the next wider one
+that they take; what is only moved travels as one of the same bits.
+
+    added    uint8 int8 uint16 int16 -> int32, float16 bfloat16: a part on each rank,
+             in float32
+    moved    uint8 int8 bool -> float16, which holds their values; uint16 int16 -> the
+             bits of float16
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core import flat_packs
+from tw_syncrep.horovod._basics import Average, Max, Min, Product, ReduceOp, Sum
+from tw_syncrep.processes._agreement import Exchange, TensorSpec
+from tw_syncrep.processes._collectives import (
+    BUCKETS,
+    KEYS_PER_LENGTH,
+    add_up,
+    find_bucket,
+    gather,
+    gather_rows,
+    pad,
+    run_collectives,
+    swap,
+)
+from tw_syncrep.processes._group import ProcessGroup
+
+_MERGES = {Average: "Add", Sum: "Add", Min: "Min", Max: "Max", Product: "Mul"}
+_NARROW = ("float16", "bfloat16")
+_WIDE = dict.fromkeys(("uint8", "int8", "uint16", "int16"), tf.int32) | dict.fromkeys(
+    _NARROW, tf.float32
+)
+_REDUCED = ("int32", "int64", "float32", "float64", *_WIDE)
+_AS_VALUES = ("uint8", "int8", "bool")
+_AS_BITS = {"uint16": tf.float16, "int16": tf.float16}
+_MOVED = ("int32", "int64", "float32", "float64", *_NARROW, *_AS_VALUES, *_AS_BITS)
+_KEYS_EACH = 2 * KEYS_PER_LENGTH + 2
+
+
+def reduce(
+    caller: str,
+    tensors: Sequence[tf.Tensor],
+    op: ReduceOp,
+    *,
+    group: ProcessGroup,
+    scales: tuple[float, float] = (1.0, 1.0),
+) -> list[tf.Tensor]:
+    """Combines tensors of all ranks, element by element.
+
+    Args:
+      caller: the public name that was called, for messages.
+      tensors: [N] of the same shapes and dtypes on all ranks.
+      op: how. Means of whole numbers are rounded towards zero.
+      group: the ranks.
+      scales: what is multiplied by before, and after.
+
+    Returns:
+      [N] of the same shapes and dtypes.
+
+    Raises:
+      ValueError: a dtype that is not added, or other tensors than another rank's.
+      ReplicaTimeoutError: a rank is missing.
+    """
+    _check_dtypes(caller, tensors, _REDUCED)
+    wide = [
+        scaled(tf.cast(t, _WIDE.get(t.dtype.name, t.dtype)), scales[0]) for t in tensors
+    ]
+    if group.size > 1:
+        wide = _reduce_packs(tensors, wide, op, group)
+    whole = [not t.dtype.is_floating for t in wide]
+    shares = [
+        scales[1] / group.size if op is Average and is_whole else scales[1]
+        for is_whole in whole
+    ]
+    return [
+        tf.cast(scaled(reduced, share), tensor.dtype)
+        for reduced, share, tensor in zip(wide, shares, tensors, strict=True)
+    ]
+
+
+def gather_all(
+    caller: str, tensors: Sequence[tf.Tensor], *, group: ProcessGroup
+) -> list[tf.Tensor]:
+    """Joins [R, ...] of every rank in rank order, R of each tensor and rank its own.
+
+    Args:
+      caller: the public name that was called, for messages.
+      tensors: [N], all but R the same on all ranks.
+      group: the ranks.
+
+    Returns:
+      [N] of shape [sum of R, ...].
+
+    Raises:
+      ValueError: as ``reduce``; a tensor of shape [].
+      ReplicaTimeoutError: as ``reduce``.
+    """
+    _check_rows(caller, tensors)
+    if group.size == 1 or not tensors:
+        return list(tensors)
+    carried = [_carried(tensor) for tensor in tensors]
+
+    def body(brought: list[tf.Tensor], key: int) -> list[tf.Tensor]:
+        keys = itertools.count(key, _KEYS_EACH)
+        return [_gather(t, group, next(keys)) for t in brought]
+
+    gathered = run_collectives(
+        body,
+        carried,
+        [_row_spec(t) for t in carried],
+        group=group,
+        exchange=Exchange("an allgather", tuple(_describe_rows(t) for t in tensors)),
+    )
+    return [_restored(g, t.dtype) for g, t in zip(gathered, tensors, strict=True)]
+
+
+def deal(
+    caller: str, rows: tf.Tensor, counts: tf.Tensor, *, group: ProcessGroup
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sends each rank its rows of a tensor.
+
+    Args:
+      caller: the public name that was called, for messages.
+      rows: [R, ...], first those for rank 0; all but R the same on all ranks.
+      counts: int32 [size], how many rows each rank gets; R in all.
+      group: the ranks.
+
+    Returns:
+      The rows that were sent here, first those of rank 0, and int32 [size], how many
+      are of each rank.
+
+    Raises:
+      ValueError: as ``gather_all``.
+      ReplicaTimeoutError: as ``reduce``.
+    """
+    _check_rows(caller, [rows])
+    if group.size == 1:
+        return rows, counts
+    carried = _carried(rows)
+
+    def body(brought: list[tf.Tensor], key: int) -> list[tf.Tensor]:
+        rows, counts = brought
+        received = swap(tf.reshape(counts, [group.size, 1]), group, key)[:, 0]
+        longest = add_up(tf.reduce_max(counts, keepdims=True), group, key + 1, "Max")
+        bucket = find_bucket(longest[0])
+        length = tf.gather(BUCKETS, bucket)
+        blocks = swap(_blocks(rows, counts, length), group, key + 2 + bucket)
+        kept = tf.sequence_mask(received, length)
+        return [tf.boolean_mask(blocks, kept), received]
+
+    got, received = run_collectives(
+        body,
+        [carried, counts],
+        [_row_spec(carried), tf.TensorSpec([group.size], tf.int32)],
+        group=group,
+        exchange=Exchange("an alltoall", (_describe_rows(rows),)),
+    )
+    return _restored(got, rows.dtype), received
+
+
+def reduce_shares(
+    caller: str, tensor: tf.Tensor, *, group: ProcessGroup, divides: bool
+) -> tf.Tensor:
+    """Adds tensors of all ranks, and leaves each rank a share of the rows.
+
+    Args:
+      caller: the public name that was called, for messages.
+      tensor: [R, ...], the same shape and dtype on all ranks.
+      group: the ranks.
+      divides: whether sums are divided by the number of ranks.
+
+    Returns:
+      This rank's rows; the first ``R % size`` ranks have one more than others.
+
+    Raises:
+      ValueError: as ``reduce``; a tensor of shape [].
+      ReplicaTimeoutError: as ``reduce``.
+    """
+    _check_dtypes(caller, [tensor], _REDUCED)
+    _check_rows(caller, [tensor])
+    if group.size == 1:
+        return tensor
+    sent = tensor
+    if tensor.dtype.name in _WIDE and not tensor.dtype.is_floating:
+        sent = tf.cast(tensor, tf.int32)
+
+    def body(brought: list[tf.Tensor], key: int) -> list[tf.Tensor]:
+        [rows] = brought
+        counts = count_shares(tf.shape(rows)[0], group.size)
+        bucket = find_bucket(counts[0])
+        blocks = _blocks(rows, counts, tf.gather(BUCKETS, bucket))
+        blocks = swap(blocks, group, key + bucket)
+        wide = tf.cast(blocks, _WIDE.get(blocks.dtype.name, blocks.dtype))
+        total = tf.reduce_sum(wide, axis=0)[: counts[group.rank]]
+        if divides:
+            total = scaled(total, 1.0 / group.size)
+        return [tf.cast(total, rows.dtype)]
+
+    shape = None if tensor.shape.rank is None else tuple(tensor.shape)
+    [share] = run_collectives(
+        body,
+        [sent],
+        [_row_spec(sent)],
+        group=group,
+        exchange=Exchange(
+            "a reducescatter",
+            (TensorSpec("", tensor.dtype.name, shape),),
+            (("divides", str(divides)),),
+        ),
+    )
+    share = tf.cast(share, tensor.dtype)
+    if tensor.shape[0] is not None:
+        own = int(tensor.shape[0]) // group.size
+        own += group.rank < int(tensor.shape[0]) % group.size
+        share = tf.ensure_shape(share, [own, *tensor.shape[1:]])
+    return share
+
+
+def count_shares(rows: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns how many of ``rows`` each rank gets, int32 [size]; the first one more."""
+    return rows // size + tf.cast(tf.range(size) < rows % size, tf.int32)
+
+
+def scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
+    """Multiplies a tensor; whole numbers are rounded towards zero."""
+    if factor == 1.0:
+        return tensor
+    if tensor.dtype.is_floating:
+        return tensor * tf.cast(factor, tensor.dtype)
+    return tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype)
+
+
+def _reduce_packs(
+    tensors: Sequence[tf.Tensor],
+    wide: Sequence[tf.Tensor],
+    op: ReduceOp,
+    group: ProcessGroup,
+) -> list[tf.Tensor]:
+    """Combines them, those of a dtype in one pack; floats' means are divided."""
+    narrow = [
+        t.dtype if t.dtype.name in _NARROW and _MERGES[op] == "Add" else None
+        for t in tensors
+    ]
+    keys = [
+        (t.dtype, n) if t.shape.num_elements() else None
+        for t, n in zip(wide, narrow, strict=True)
+    ]
+    plan = flat_packs.plan_packs(keys)
+    packed = flat_packs.pack(wide, plan)
+    firsts = [*(own[0] for own in plan.packs), *plan.alone]
+
+    def body(brought: list[tf.Tensor], key: int) -> list[tf.Tensor]:
+        numbers = itertools.count(key, _KEYS_EACH)
+        return [
+            _combine(t, op, narrow[n], group, next(numbers))
+            for t, n in zip(brought, firsts, strict=True)
+        ]
+
+    specs = []
+    for t in tensors:
+        shape = None if t.shape.rank is None else tuple(t.shape)
+        specs.append(TensorSpec("", t.dtype.name, shape))
+    got = run_collectives(
+        body,
+        packed,
+        [tf.TensorSpec(t.shape, t.dtype) for t in packed],
+        group=group,
+        exchange=Exchange("an allreduce", tuple(specs), (("op", op.name),)),
+    )
+    return flat_packs.unpack(got, plan, [t.shape for t in wide])
+
+
+def _combine(
+    tensor: tf.Tensor, op: ReduceOp, narrow: Any, group: ProcessGroup, key: Any
+) -> tf.Tensor:
+    if tensor.shape.num_elements() == 0:  # TensorFlow's ring takes no empty tensor.
+        return tensor
+    divides = op is Average and tensor.dtype.is_floating
+    flat = tf.reshape(tensor, [-1])
+    bucket: Any = 0
+    if not tensor.shape.is_fully_defined():
+        bucket = find_bucket(tf.size(flat))
+        flat = pad(flat, bucket)
+    if narrow is None:
+        combined = add_up(flat, group, key + bucket, _MERGES[op], divides=divides)
+    else:
+        combined = _add_parts(flat, narrow, group, key + 2 * bucket, divides)
+    result = tf.reshape(combined[: tf.size(tensor)], tf.shape(tensor))
+    return tf.ensure_shape(result, tensor.shape)
+
+
+def _add_parts(
+    flat: tf.Tensor, narrow: tf.DType, group: ProcessGroup, key: Any, divides: bool
+) -> tf.Tensor:
+    """Adds in the wide dtype what travels as a narrow one, a part on each rank."""
+    sent = tf.pad(tf.cast(flat, narrow), [[0, -tf.size(flat) % group.size]])
+    swapped = swap(tf.reshape(sent, [group.size, -1]), group, key)
+    total = tf.reduce_sum(tf.cast(swapped, flat.dtype), axis=0)
+    if divides:
+        total /= group.size
+    gathered = gather(tf.cast(total, narrow), group, key + 1)
+    return tf.cast(gathered, flat.dtype)
+
+
+def _gather(rows: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
+    if 0 in rows.shape.as_list()[1:]:  # TensorFlow's ring takes no empty tensor.
+        total = tf.reduce_sum(gather(tf.shape(rows)[:1], group, key), keepdims=True)
+        return tf.zeros(tf.concat([total, tf.shape(rows)[1:]], axis=0), rows.dtype)
+    return gather_rows([rows], group, key)[0]
+
+
+def _blocks(rows: tf.Tensor, counts: tf.Tensor, length: tf.Tensor) -> tf.Tensor:
+    """Returns [size, length, ...]: each rank's rows, filled up with zeros."""
+    place = tf.cumsum(counts, exclusive=True)[:, None] + tf.range(length)[None]
+    filled = tf.pad(rows, [[0, 1], *([[0, 0]] * (rows.shape.rank - 1))])
+    inside = tf.sequence_mask(counts, length)
+    return tf.gather(filled, tf.where(inside, place, tf.shape(rows)[0]))
+
+
+def _carried(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor as a dtype that collectives move."""
+    if tensor.dtype.name in _AS_VALUES:
+        return tf.cast(tensor, tf.float16)
+    bits = _AS_BITS.get(tensor.dtype.name)
+    return tensor if bits is None else tf.bitcast(tensor, bits)
+
+
+def _restored(carried: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Undoes ``_carried``."""
+    if dtype.name in _AS_VALUES:
+        return tf.cast(carried, dtype)
+    return carried if carried.dtype == dtype else tf.bitcast(carried, dtype)
+
+
+def _row_spec(tensor: tf.Tensor) -> tf.TensorSpec:
+    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+
+
+def _describe_rows(tensor: tf.Tensor) -> TensorSpec:
+    return TensorSpec("", tensor.dtype.name, (None, *tensor.shape[1:]))
+
+
+def _check_dtypes(
+    caller: str, tensors: Sequence[tf.Tensor], known: Sequence[str]
+) -> None:
+    others = [
+        f"{n} is {t.dtype.name}"
+        for n, t in enumerate(tensors)
+        if t.dtype.name not in known
+    ]
+    if others:
+        raise ValueError(
+            f"{caller}: tensors must be {', '.join(known)}; of those given, "
+            f"{', '.join(others)}."
+        )
+
+
+def _check_rows(caller: str, tensors: Sequence[tf.Tensor]) -> None:
+    _check_dtypes(caller, tensors, _MOVED)
+    others = [f"{n} is {t.shape}" for n, t in enumerate(tensors) if not t.shape.rank]
+    if others:
+        raise ValueError(
+            f"{caller}: tensors must have rows, a shape of known rank above zero; of "
+            f"those given, {', '.join(others)}."
+        )

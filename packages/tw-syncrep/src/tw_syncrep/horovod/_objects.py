@@ -1,0 +1,178 @@
+"""Python objects of all ranks, and ranks that wait for each other."""
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tw_core.modes import without_autograph
+from tw_syncrep import _tf_compat
+from tw_syncrep.horovod import _exchanges
+from tw_syncrep.horovod._basics import (
+    Max,
+    check_process_set,
+    find_group,
+    global_process_set,
+)
+from tw_syncrep.processes import finish
+from tw_syncrep.processes._collectives import BUCKETS
+from tw_syncrep.processes._group import ProcessGroup
+from tw_syncrep.processes._variables import broadcast
+
+_WORD_BYTES = 4
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: Any = global_process_set,
+) -> Any:
+    """Returns one rank's object on all ranks; runs at once, in graph mode too.
+
+    Args:
+      obj: anything that ``pickle`` takes; of ranks other than the root any.
+      root_rank: the rank whose object it is.
+      session: is not needed.
+      name: changes nothing.
+      process_set: all ranks.
+
+    Returns:
+      On the root ``obj`` itself, elsewhere a copy.
+
+    Raises:
+      NotImplementedError: another process set.
+      ValueError: ``init`` was not called, or the root is no rank.
+      ReplicaTimeoutError: a rank is missing.
+    """
+    check_process_set("broadcast_object", process_set)
+    group = find_group("broadcast_object")
+    is_root = group.rank == root_rank
+    words = _to_words(obj) if is_root else np.zeros([0], np.int32)
+    with _tf_compat.eager_mode():
+        [size] = broadcast(
+            [tf.constant(len(words), tf.int32)], group=group, root=root_rank
+        )
+        # Few lengths, as each is compiled anew.
+        length = BUCKETS[np.searchsorted(BUCKETS, int(size))]
+        padded = np.zeros([length], np.int32)
+        padded[: len(words)] = words
+        [received] = broadcast([tf.constant(padded)], group=group, root=root_rank)
+    return obj if is_root else _to_object(received.numpy())
+
+
+def broadcast_object_fn(
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: Any = global_process_set,
+) -> Callable[[Any], Any]:
+    """Returns ``broadcast_object`` as a function of the object alone.
+
+    Args:
+      root_rank: as ``broadcast_object``.
+      session: is not needed.
+      name: changes nothing.
+      process_set: all ranks.
+    """
+    check_process_set("broadcast_object_fn", process_set)
+    find_group("broadcast_object_fn")
+    return lambda obj: broadcast_object(obj, root_rank)
+
+
+def allgather_object(
+    obj: Any,
+    session: Any = None,
+    name: str | None = None,
+    process_set: Any = global_process_set,
+) -> list[Any]:
+    """Returns the objects of all ranks; runs at once, in graph mode too.
+
+    Args:
+      obj: anything that ``pickle`` takes.
+      session: is not needed.
+      name: changes nothing.
+      process_set: all ranks.
+
+    Returns:
+      [size], by rank.
+
+    Raises:
+      NotImplementedError: another process set.
+      ValueError: ``init`` was not called.
+      ReplicaTimeoutError: a rank is missing.
+    """
+    check_process_set("allgather_object", process_set)
+    group = find_group("allgather_object")
+    words = _to_words(obj)
+    with _tf_compat.eager_mode():
+        own = [tf.constant(words), tf.constant([len(words)])]
+        got, counts = _exchanges.gather_all("allgather_object", own, group=group)
+        parts = np.split(got.numpy(), np.cumsum(counts.numpy())[:-1])
+    return [_to_object(part) for part in parts]
+
+
+def barrier(process_set: Any = global_process_set) -> None:
+    """Waits until all ranks have come here; in graph mode too, at once.
+
+    Args:
+      process_set: all ranks.
+
+    Raises:
+      NotImplementedError: another process set.
+      ValueError: ``init`` was not called.
+      ReplicaTimeoutError: a rank is missing.
+    """
+    check_process_set("barrier", process_set)
+    group = find_group("barrier")
+    with _tf_compat.eager_mode():
+        _exchanges.reduce("barrier", [tf.zeros([1], tf.int32)], Max, group=group)
+
+
+@without_autograph
+def join() -> tf.Tensor:
+    """Tells that this rank's data has ended, and waits until that of all has.
+
+    Until then it takes part with zeros in what optimizers and tapes of others reduce,
+    whose means are still divided by the number of all ranks. Other collectives need
+    all ranks.
+
+    Returns:
+      int32 [], the rank that joined last, the largest of several; in a graph the op.
+
+    Raises:
+      ValueError: ``init`` was not called.
+      RuntimeError: this rank's optimizers and tapes have reduced nothing yet.
+      ReplicaTimeoutError: a rank is missing.
+    """
+    group = find_group("join")
+    if tf.executing_eagerly():
+        return tf.constant(_join(group), tf.int32)
+    last = tf.numpy_function(lambda: np.int32(_join(group)), [], tf.int32)
+    last.set_shape([])
+    return last
+
+
+def _join(group: ProcessGroup) -> int:
+    waited = finish(group)
+    with _tf_compat.eager_mode():
+        own = tf.constant([waited], tf.int32)
+        [all_waited] = _exchanges.gather_all("join", [own], group=group)
+        steps = all_waited.numpy()
+    return int(np.flatnonzero(steps == steps.min())[-1])
+
+
+def _to_words(obj: Any) -> np.ndarray:
+    """Returns an object as int32 [words], the first of which says how many bytes."""
+    data = pickle.dumps(obj)
+    filled = data + bytes(-len(data) % _WORD_BYTES)
+    return np.concatenate(
+        [np.array([len(data)], np.int32), np.frombuffer(filled, np.int32)]
+    )
+
+
+def _to_object(words: np.ndarray) -> Any:
+    return pickle.loads(words[1:].tobytes()[: int(words[0])])

@@ -1,0 +1,318 @@
+"""Horovod's collectives of tensors, with the gradients that Horovod gives them.
+
+Arguments that change nothing here: ``device_dense`` and ``device_sparse`` (collectives
+run where TensorFlow puts them) and ``ignore_name_scope`` (ops are matched by what they
+bring, not by name; ``name`` names the result).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core.modes import without_autograph
+from tw_syncrep.horovod import _exchanges
+from tw_syncrep.horovod._basics import (
+    Average,
+    ReduceOp,
+    Sum,
+    check_process_set,
+    choose_op,
+    find_group,
+    global_process_set,
+)
+from tw_syncrep.horovod.compression import Compression
+from tw_syncrep.processes._group import ProcessGroup
+from tw_syncrep.processes._variables import broadcast as broadcast_tensors
+
+Tensors = list[tf.Tensor]
+
+
+@without_autograph
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: Any = global_process_set,
+    ignore_name_scope: bool = False,
+) -> Any:
+    """Combines a tensor of all ranks.
+
+    Args:
+      tensor: of the same shape and dtype on all ranks; whole numbers or floats. Of
+        ``tf.IndexedSlices`` the rows of all ranks are joined, those of one index not
+        added up.
+      average: True for ``op=Average``, False for ``op=Sum``; deprecated.
+      device_dense: changes nothing.
+      device_sparse: changes nothing.
+      compression: of what travels, dense tensors alone.
+      op: None for Average; or Sum, Min, Max, Product. Means of whole numbers are
+        rounded towards zero.
+      prescale_factor: multiplies the tensor before.
+      postscale_factor: multiplies the result.
+      name: of the result, in a graph.
+      process_set: all ranks.
+      ignore_name_scope: changes nothing.
+
+    Returns:
+      The result, of the same shape and dtype, the same on all ranks.
+
+    Raises:
+      NotImplementedError: Adasum, another process set; Min, Max, Product or factors
+        with ``tf.IndexedSlices``.
+      ValueError: ``init`` was not called; ``op`` and ``average`` are both given; a
+        dtype that is not added; another tensor than another rank's.
+      ReplicaTimeoutError: a rank is missing.
+    """
+    check_process_set("allreduce", process_set)
+    [result] = _allreduce(
+        "allreduce",
+        [tensor],
+        compression,
+        choose_op("allreduce", op, average),
+        (prescale_factor, postscale_factor),
+    )
+    return named(result, name)
+
+
+@without_autograph
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Any = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[Any]:
+    """Combines tensors of all ranks in one exchange.
+
+    Args:
+      tensors: [N], dense or sparse, of any dtypes; the same on all ranks.
+      average: as ``allreduce``.
+      device_dense: changes nothing.
+      device_sparse: changes nothing.
+      compression: as ``allreduce``.
+      op: as ``allreduce``.
+      prescale_factor: as ``allreduce``.
+      postscale_factor: as ``allreduce``.
+      process_set: all ranks.
+      ignore_name_scope: changes nothing.
+      name: changes nothing.
+
+    Returns:
+      [N] results.
+
+    Raises:
+      NotImplementedError: as ``allreduce``.
+      ValueError: as ``allreduce``.
+      ReplicaTimeoutError: as ``allreduce``.
+    """
+    caller = "grouped_allreduce"
+    check_process_set(caller, process_set)
+    scales = (prescale_factor, postscale_factor)
+    chosen = choose_op(caller, op, average)
+    return _allreduce(caller, tensors, compression, chosen, scales)
+
+
+@without_autograph
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: Any = global_process_set,
+) -> tf.Tensor:
+    """Joins the rows of all ranks, in rank order.
+
+    Args:
+      tensor: [R, ...], R of each rank's own; any dtype but string.
+      name: of the result, in a graph.
+      ignore_name_scope: changes nothing.
+      process_set: all ranks.
+
+    Returns:
+      [sum of R, ...], the same on all ranks.
+
+    Raises:
+      NotImplementedError: another process set.
+      ValueError: ``init`` was not called; shape []; another shape or dtype than
+        another rank's.
+      ReplicaTimeoutError: a rank is missing.
+    """
+    check_process_set("allgather", process_set)
+    [result] = gather_rows("allgather", [tensor])
+    return named(result, name)
+
+
+@without_autograph
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: Any = global_process_set,
+) -> Tensors:
+    """Joins the rows of all ranks for each of some tensors, in one exchange.
+
+    Args:
+      tensors: [N] as ``allgather`` takes them.
+      name: changes nothing.
+      ignore_name_scope: changes nothing.
+      process_set: all ranks.
+
+    Returns:
+      [N] results.
+
+    Raises:
+      NotImplementedError: as ``allgather``.
+      ValueError: as ``allgather``.
+      ReplicaTimeoutError: as ``allgather``.
+    """
+    check_process_set("grouped_allgather", process_set)
+    return gather_rows("grouped_allgather", tensors)
+
+
+@without_autograph
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: Any = global_process_set,
+) -> tf.Tensor:
+    """Returns one rank's tensor on all ranks.
+
+    Args:
+      tensor: of the same shape and dtype on all ranks; any dtype but string.
+      root_rank: the rank whose tensor it is.
+      name: of the result, in a graph.
+      ignore_name_scope: changes nothing.
+      process_set: all ranks.
+
+    Returns:
+      Of the same shape and dtype.
+
+    Raises:
+      NotImplementedError: another process set.
+      ValueError: ``init`` was not called; a root that is no rank; a string; another
+        shape or dtype than another rank's.
+      ReplicaTimeoutError: a rank is missing.
+    """
+    check_process_set("broadcast", process_set)
+    group = find_group("broadcast")
+
+    def forward(given: Tensors) -> Tensors:
+        return [_broadcast(given[0], root_rank, group)]
+
+    def backward(grads: Tensors) -> Tensors:
+        reduced = _reduced("broadcast", grads, Average, (1.0, 1.0))
+        return reduced if group.rank == root_rank else [reduced[0] * 0]
+
+    [result] = differentiable(forward, backward, [tf.convert_to_tensor(tensor)])
+    return named(result, name)
+
+
+def reduce_rows(slices: tf.IndexedSlices, op: ReduceOp) -> tf.IndexedSlices:
+    """Joins the rows of all ranks, divided by their number where ``op`` is Average."""
+    size = find_group("allreduce").size
+    values, indices = gather_rows("allreduce", [slices.values, slices.indices])
+    if op is Average:
+        values = values / tf.cast(size, values.dtype)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def gather_rows(caller: str, tensors: Sequence[Any]) -> Tensors:
+    """Joins the rows of all ranks, of each of some tensors, with gradients."""
+    group = find_group(caller)
+    known = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    if not known:
+        return []
+
+    def backward(grads: Tensors) -> Tensors:
+        means = _reduced(caller, grads, Average, (1.0, 1.0))
+        rows = tf.stack([tf.shape(tensor)[0] for tensor in known])
+        [counts] = _exchanges.gather_all(caller, [rows[None]], group=group)
+        before = tf.reduce_sum(counts[: group.rank], axis=0)
+        return [mean[before[n] :][: rows[n]] for n, mean in enumerate(means)]
+
+    def forward(given: Tensors) -> Tensors:
+        return _exchanges.gather_all(caller, given, group=group)
+
+    return differentiable(forward, backward, known)
+
+
+def differentiable(
+    forward: Callable[[Tensors], Tensors],
+    backward: Callable[[Tensors], Tensors],
+    tensors: Tensors,
+) -> Tensors:
+    """Returns ``forward(tensors)``, whose gradients are what ``backward`` says."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def run(*given: tf.Tensor) -> tuple[Tensors, Callable[..., Tensors]]:
+        # What lies inside has no gradients of its own, nor shall they be looked for.
+        inner = [tf.stop_gradient(tensor) for tensor in given]
+        return forward(inner), lambda *grads: backward(list(grads))
+
+    return list(run(*tensors))
+
+
+def named(result: Any, name: str | None) -> Any:
+    """Returns a result under a name, in a graph."""
+    if name is None or tf.executing_eagerly():
+        return result
+    return tf.identity(result, name=name)
+
+
+def _allreduce(
+    caller: str,
+    tensors: Sequence[Any],
+    compression: Any,
+    op: ReduceOp,
+    scales: tuple[float, float],
+) -> list[Any]:
+    find_group(caller)
+    sparse = {n: t for n, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)}
+    if sparse and (op not in (Average, Sum) or scales != (1.0, 1.0)):
+        raise NotImplementedError(
+            f"{caller}: takes tf.IndexedSlices with op Average or Sum and without "
+            f"factors; got {op.name} and factors {scales}."
+        )
+    results: dict[int, Any] = {n: reduce_rows(t, op) for n, t in sparse.items()}
+    dense = [n for n in range(len(tensors)) if n not in sparse]
+    sent = [compression.compress(tf.convert_to_tensor(tensors[n])) for n in dense]
+    reduced = _reduced(caller, [tensor for tensor, _ in sent], op, scales)
+    for n, tensor, (_, context) in zip(dense, reduced, sent, strict=True):
+        results[n] = compression.decompress(tensor, context)
+    return [results[n] for n in range(len(tensors))]
+
+
+def _reduced(
+    caller: str, tensors: Tensors, op: ReduceOp, scales: tuple[float, float]
+) -> Tensors:
+    if not tensors:
+        return []
+    group = find_group(caller)
+    return differentiable(
+        lambda given: _exchanges.reduce(caller, given, op, group=group, scales=scales),
+        lambda grads: _reduced(caller, grads, op, scales),
+        tensors,
+    )
+
+
+def _broadcast(tensor: tf.Tensor, root: int, group: ProcessGroup) -> tf.Tensor:
+    if tensor.shape.is_fully_defined():
+        return broadcast_tensors([tensor], group=group, root=root)[0]
+    flat = tf.reshape(tensor, [-1])
+    own = flat if group.rank == root else flat[:0]
+    [received] = _exchanges.gather_all("broadcast", [own], group=group)
+    return tf.ensure_shape(tf.reshape(received, tf.shape(tensor)), tensor.shape)

@@ -1,0 +1,191 @@
+"""Horovod's collectives that leave each rank rows of its own; see ``_ops.py``."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core.modes import without_autograph
+from tw_syncrep.horovod import _exchanges
+from tw_syncrep.horovod._basics import (
+    Average,
+    Sum,
+    check_op,
+    check_process_set,
+    find_group,
+    global_process_set,
+)
+from tw_syncrep.horovod._ops import Tensors, differentiable, gather_rows, named
+from tw_syncrep.horovod.compression import Compression
+from tw_syncrep.processes._group import ProcessGroup
+
+
+@without_autograph
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: Any = global_process_set,
+) -> Any:
+    """Sends each rank its rows of a tensor.
+
+    Args:
+      tensor: [R, ...], first the rows for rank 0; R of each rank's own, any dtype but
+        string.
+      splits: whole numbers [size], how many rows each rank gets, R in all; None for
+        the same number for all, of which R is a multiple.
+      name: of the result, in a graph.
+      ignore_name_scope: changes nothing.
+      process_set: all ranks.
+
+    Returns:
+      The rows that were sent here, first those of rank 0; with ``splits`` also int32
+      [size], how many are of each rank.
+
+    Raises:
+      NotImplementedError: another process set.
+      ValueError: as ``allgather``.
+      tf.errors.InvalidArgumentError: R is not what the splits are in all, or no
+        multiple of the number of ranks.
+      ReplicaTimeoutError: a rank is missing.
+    """
+    check_process_set("alltoall", process_set)
+    group = find_group("alltoall")
+    rows = tf.convert_to_tensor(tensor)
+    counts = _count_rows(rows, splits, group)
+    received: Tensors = []
+
+    def forward(given: Tensors) -> Tensors:
+        got, own = _exchanges.deal("alltoall", given[0], counts, group=group)
+        received.append(own)
+        return [got, own]
+
+    def backward(grads: Tensors) -> Tensors:
+        own = received[-1]
+        return [_exchanges.deal("alltoall", grads[0], own, group=group)[0]]
+
+    got, own = differentiable(forward, backward, [rows])
+    return named(got, name) if splits is None else (named(got, name), own)
+
+
+@without_autograph
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: Any = Average,
+    name: str | None = None,
+    process_set: Any = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> tf.Tensor:
+    """Combines a tensor of all ranks, and leaves each rank a share of the rows.
+
+    Args:
+      tensor: [R, ...], of the same shape and dtype on all ranks; whole numbers or
+        floats.
+      device_dense: changes nothing.
+      compression: of what travels.
+      op: Average or Sum.
+      name: of the result, in a graph.
+      process_set: all ranks.
+      ignore_name_scope: changes nothing.
+      prescale_factor: multiplies the tensor before.
+      postscale_factor: multiplies the result.
+
+    Returns:
+      This rank's rows; the first ``R % size`` ranks have one more than others.
+
+    Raises:
+      NotImplementedError: another ``op``, another process set.
+      ValueError: as ``allreduce``; shape [].
+      ReplicaTimeoutError: a rank is missing.
+    """
+    check_process_set("reducescatter", process_set)
+    scales = (prescale_factor, postscale_factor)
+    [result] = _reducescatter("reducescatter", [tensor], compression, op, scales)
+    return named(result, name)
+
+
+@without_autograph
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: Any = Average,
+    process_set: Any = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Tensors:
+    """Does ``reducescatter`` for each of some tensors.
+
+    Args:
+      tensors: [N] as ``reducescatter`` takes them.
+      device_dense: changes nothing.
+      compression: as ``reducescatter``.
+      op: as ``reducescatter``.
+      process_set: all ranks.
+      prescale_factor: as ``reducescatter``.
+      postscale_factor: as ``reducescatter``.
+
+    Returns:
+      [N] results.
+
+    Raises:
+      NotImplementedError: as ``reducescatter``.
+      ValueError: as ``reducescatter``.
+      ReplicaTimeoutError: as ``reducescatter``.
+    """
+    caller = "grouped_reducescatter"
+    check_process_set(caller, process_set)
+    scales = (prescale_factor, postscale_factor)
+    return _reducescatter(caller, tensors, compression, op, scales)
+
+
+def _count_rows(rows: tf.Tensor, splits: Any, group: ProcessGroup) -> tf.Tensor:
+    """Returns how many rows each rank gets, int32 [size]."""
+    own = tf.shape(rows)[0]
+    if splits is None:
+        counts = tf.fill([group.size], own // group.size)
+    else:
+        counts = tf.ensure_shape(tf.cast(splits, tf.int32), [group.size])
+    says = (
+        f"alltoall: the splits must be {group.size} numbers that make up the rows, or "
+        "None where the rows are a multiple of it."
+    )
+    check = tf.debugging.assert_equal(tf.reduce_sum(counts), own, says)
+    with tf.control_dependencies([] if check is None else [check]):
+        return tf.identity(counts)
+
+
+def _reducescatter(
+    caller: str,
+    tensors: Sequence[Any],
+    compression: Any,
+    op: Any,
+    scales: tuple[float, float],
+) -> Tensors:
+    group = find_group(caller)
+    known = check_op(caller, op, (Average, Sum))
+    factor = scales[0] * scales[1] * (group.size if known is Sum else 1)
+
+    def forward(given: Tensors) -> Tensors:
+        shared = _exchanges.reduce_shares(
+            caller,
+            _exchanges.scaled(given[0], scales[0]),
+            group=group,
+            divides=known is Average,
+        )
+        return [_exchanges.scaled(shared, scales[1])]
+
+    def backward(grads: Tensors) -> Tensors:
+        return gather_rows(caller, [_exchanges.scaled(grads[0], factor)])
+
+    results = []
+    for tensor in tensors:
+        sent, context = compression.compress(tf.convert_to_tensor(tensor))
+        [share] = differentiable(forward, backward, [sent])
+        results.append(compression.decompress(share, context))
+    return results

@@ -1,0 +1,128 @@
+"""Variables of one rank for all: at the start, and after a restore."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core.modes import builds_session_graph, without_autograph
+from tw_syncrep import processes
+from tw_syncrep.horovod._basics import (
+    check_process_set,
+    find_group,
+    global_process_set,
+)
+
+v1 = tf.compat.v1
+
+
+def broadcast_variables(
+    variables: Sequence[Any],
+    root_rank: int,
+    process_set: Any = global_process_set,
+    inplace: bool = False,
+) -> tf.Operation | None:
+    """Gives all ranks the values that one rank's variables have.
+
+    Args:
+      variables: of TensorFlow, resource or reference, or of Keras; the same on all
+        ranks, in the same order.
+      root_rank: the rank whose values are taken.
+      process_set: all ranks.
+      inplace: changes nothing.
+
+    Returns:
+      In a session graph the op that does it; else None, when it is done.
+
+    Raises:
+      NotImplementedError: another process set.
+      ValueError: ``init`` was not called; unknown shapes, strings, a root that is no
+        rank, or other variables than another rank's.
+      ReplicaTimeoutError: a rank is missing.
+    """
+    check_process_set("broadcast_variables", process_set)
+    group = find_group("broadcast_variables")
+    return processes.broadcast_variables(list(variables), group=group, root=root_rank)
+
+
+@without_autograph
+def broadcast_(
+    variables: Sequence[Any],
+    root_rank: int,
+    name: str | None = None,
+    process_set: Any = global_process_set,
+) -> list[tf.Tensor]:
+    """Gives all ranks the values that one rank's variables have, and returns them.
+
+    Args:
+      variables: as ``broadcast_variables`` takes them.
+      root_rank: the rank whose values are taken.
+      name: changes nothing.
+      process_set: all ranks.
+
+    Returns:
+      The values.
+
+    Raises:
+      NotImplementedError: as ``broadcast_variables``.
+      ValueError: as ``broadcast_variables``.
+      ReplicaTimeoutError: as ``broadcast_variables``.
+    """
+    check_process_set("broadcast_", process_set)
+    group = find_group("broadcast_")
+    own = list(variables)
+    done = processes.broadcast_variables(own, group=group, root=root_rank)
+    with tf.control_dependencies([] if done is None else [done]):
+        return [
+            v.read_value() if hasattr(v, "read_value") else tf.convert_to_tensor(v)
+            for v in own
+        ]
+
+
+def broadcast_global_variables(root_rank: int) -> tf.Operation:
+    """Gives all ranks the values of one rank's global variables, in a session graph.
+
+    Args:
+      root_rank: the rank whose values are taken.
+
+    Returns:
+      The op that does it.
+
+    Raises:
+      RuntimeError: no session graph is being built.
+      ValueError: as ``broadcast_variables``.
+    """
+    if not builds_session_graph():
+        raise RuntimeError(
+            "broadcast_global_variables: global variables are a session graph's; "
+            "call broadcast_variables(model.variables, root_rank) instead."
+        )
+    return broadcast_variables(v1.global_variables(), root_rank)
+
+
+class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):  # type: ignore[misc,name-defined]
+    """Gives all ranks the values of one rank's global variables, once initialized.
+
+    For a ``MonitoredTrainingSession``: also where the root has restored a checkpoint.
+    """
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        """Takes the root.
+
+        Args:
+          root_rank: the rank whose values are taken.
+          device: changes nothing.
+        """
+        super().__init__()
+        self.root_rank, self.device = root_rank, device
+        self.bcast_op: tf.Operation | None = None
+
+    def begin(self) -> None:
+        """Makes the op, in a new graph anew."""
+        graph = v1.get_default_graph()
+        if self.bcast_op is None or self.bcast_op.graph is not graph:
+            self.bcast_op = broadcast_global_variables(self.root_rank)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Runs the op."""
+        session.run(self.bcast_op)
