@@ -121,7 +121,7 @@ class _Bound:
         Raises:
           ValueError: more is unknown of a shape.
         """
-        shapes = [[size or 0 for size in spec.shape] for spec in self.specs]
+        shapes = [[size or 0 for size in spec.shape.as_list()] for spec in self.specs]
         return self.run(
             [
                 tf.zeros(shape, spec.dtype)

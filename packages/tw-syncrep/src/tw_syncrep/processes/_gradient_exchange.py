@@ -129,7 +129,7 @@ def _describe(
     specs = []
     for n, grad in enumerate(local):
         values = values_of(grad)
-        shape = None if values.shape.rank is None else tuple(values.shape)
+        shape = None if values.shape.rank is None else tuple(values.shape.as_list())
         is_sparse = isinstance(grad, tf.IndexedSlices)
         if is_sparse and shape is not None:
             shape = (None, *shape[1:])

@@ -118,8 +118,9 @@ def _broadcast_pack(
     tensors: Sequence[tf.Tensor], names: Sequence[str], group: ProcessGroup, root: int
 ) -> list[tf.Tensor]:
     specs = tuple(
-        TensorSpec(names[n] if names else "", tensor.dtype.name, tuple(tensor.shape))
+        TensorSpec(names[n] if names else "", tensor.dtype.name, shape)
         for n, tensor in enumerate(tensors)
+        for shape in [tuple(tensor.shape.as_list())]
     )
     words = [_to_words(tensor) for tensor in tensors]
     pack = flat_packs.join(words)
