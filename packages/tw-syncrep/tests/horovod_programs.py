@@ -44,8 +44,8 @@ def place() -> dict[str, Any]:
     names = ("size", "rank", "local_size", "local_rank", "cross_size", "cross_rank")
     numbers = {name: getattr(hvd, name)() for name in names}
     ops = ("size_op", "rank_op", "local_size_op", "local_rank_op")
-    with v1.Session() if not tf.executing_eagerly() else tf.init_scope():
-        numbers |= {name: run(lambda n=name: getattr(hvd, n)()) for name in ops}
+    mode = "eager" if tf.executing_eagerly() else "session"
+    numbers |= {name: run(lambda n=name: getattr(hvd, n)(), mode) for name in ops}
     return numbers | {"is_homogeneous": hvd.is_homogeneous()}
 
 
@@ -129,10 +129,370 @@ def pass_around(obj: Any, root: int) -> Any:
     return got, again, hvd.allgather_object(obj)
 
 
-def refused(statement: str) -> str:
-    """Returns what a statement of ``hvd`` is refused with."""
-    try:
-        exec(statement, {"hvd": hvd, "tf": tf, "np": np})
-    except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+def train_in_session(
+    rows: np.ndarray,
+    targets: np.ndarray,
+    *,
+    steps: int = 4,
+    use_resource: bool = False,
+    is_monitored: bool = False,
+    start: float = 0.0,
+    momentum: float = 0.5,
+    options: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Trains a linear model with an optimizer of TensorFlow 1; see ``Linear``."""
+    options = dict(options or {})
+    if "compression" in options:
+        options["compression"] = getattr(hvd.Compression, options["compression"])
+    with tf.Graph().as_default():
+        weights = v1.get_variable(
+            "w", initializer=tf.fill([rows.shape[1]], start), use_resource=use_resource
+        )
+        unused = v1.get_variable("unused", [], use_resource=use_resource)
+        loss = tf.reduce_mean((tf.linalg.matvec(rows, weights) - targets) ** 2)
+        optimizer = v1.train.MomentumOptimizer(0.1, momentum)
+        optimizer = hvd.DistributedOptimizer(optimizer, **options)
+        pairs = optimizer.compute_gradients(loss, [weights, unused])
+        step = v1.train.get_or_create_global_step()
+        train_op = optimizer.apply_gradients(pairs, global_step=step)
+        values = []
+        if is_monitored:
+            hooks = [
+                hvd.BroadcastGlobalVariablesHook(0),
+                v1.train.StopAtStepHook(last_step=steps),
+            ]
+            with v1.train.MonitoredTrainingSession(hooks=hooks) as session:
+                while not session.should_stop():
+                    session.run(train_op)
+                    values.append(
+                        session.run_step_fn(
+                            lambda step_context: step_context.session.run(weights)
+                        )
+                    )
+        else:
+            with v1.Session() as session:
+                session.run(v1.global_variables_initializer())
+                session.run(v1.local_variables_initializer())
+                session.run(hvd.broadcast_global_variables(0))
+                for _ in range(steps):
+                    session.run(train_op)
+                    values.append(session.run(weights))
+                counted = session.run(step)
+        return {
+            "is_optimizer": isinstance(optimizer, v1.train.Optimizer),
+            "kind": type(weights).__name__,
+            "none": pairs[1][0] is None,
+            "slots": optimizer.get_slot_names(),
+            "slot": optimizer.get_slot(weights, "momentum").name,
+            "variables": [variable.name for variable in optimizer.variables()],
+            "steps": steps if is_monitored else int(counted),
+            "weights": np.array(values),
+        }
+
+
+def train_rows_in_session(
+    places: np.ndarray, use_resource: bool, options: dict[str, Any]
+) -> np.ndarray:
+    """Moves the rows of a table towards one, with sparse gradients."""
+    with tf.Graph().as_default():
+        table = v1.get_variable(
+            "table",
+            [6, 2],
+            initializer=v1.zeros_initializer(),
+            use_resource=use_resource,
+        )
+        loss = tf.reduce_sum((tf.gather(table, places) - 1.0) ** 2)
+        optimizer = v1.train.GradientDescentOptimizer(0.25)
+        train_op = hvd.DistributedOptimizer(optimizer, **options).minimize(loss)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            session.run(train_op)
+            return np.asarray(session.run(table))
+
+
+def train_with_tape(
+    rows: np.ndarray,
+    targets: np.ndarray,
+    *,
+    steps: int = 4,
+    start: float = 0.0,
+    is_eager: bool = False,
+    batches: int | None = None,
+    options: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Trains a linear model step by step, broadcasts in the first, and may join."""
+    options = dict(options or {})
+    if "compression" in options:
+        options["compression"] = getattr(hvd.Compression, options["compression"])
+    weights = tf.Variable(tf.fill([rows.shape[1]], start), name="w")
+    unused = tf.Variable(0.0, name="unused")
+    speed = tf.Variable(tf.zeros_like(weights), name="v")
+    found: dict[str, Any] = {}
+
+    def step(is_first: bool) -> tf.Tensor:
+        with hvd.DistributedGradientTape(tf.GradientTape(), **options) as tape:
+            predicted = tf.linalg.matvec(rows, weights)
+            loss = tf.reduce_mean((predicted - targets) ** 2)
+        grads = tape.gradient(loss, [weights, unused])
+        found["none"] = grads[1] is None
+        if is_first:
+            hvd.broadcast_variables([weights], root_rank=0)
+        speed.assign(0.5 * speed + grads[0])
+        weights.assign_sub(0.1 * speed)
+        return loss
+
+    run_step = step if is_eager else tf.function(step)
+    values = []
+    for number in range(steps if batches is None else batches):
+        run_step(number == 0)
+        values.append(weights.numpy())
+    last = int(hvd.join()) if batches is not None else None
+    values += [weights.numpy()] if batches is not None else []
+    return found | {"weights": np.array(values), "last": last}
+
+
+def take_gradients(op: Any, options: dict[str, Any]) -> Any:
+    """Takes gradients of one, of a structure, of sparse rows, and of local sources."""
+    table, scale = tf.Variable(tf.ones([4, 2])), tf.Variable(1.0 + hvd.rank())
+    tape = hvd.DistributedGradientTape(
+        tf.GradientTape(persistent=True), op=op, **options
+    )
+    tape.register_local_source(scale)
+    with tape:
+        loss = scale**2 * tf.reduce_sum(tf.gather(table, [hvd.rank()]))
+    sparse = tape.gradient(loss, [table])[0]
+    both = tape.gradient(loss, {"scale": scale, "table": table})
+    local, shared = tape.get_local_and_global_gradients(loss, [table, scale])
+    return {
+        "sparse": isinstance(sparse, tf.IndexedSlices),
+        "dense": tf.convert_to_tensor(sparse).numpy(),
+        "scale": float(both["scale"]),
+        "one": float(tape.gradient(loss, scale)),
+        "local": [source is scale for source, _ in local],
+        "shared": [source is table for source, _ in shared],
+        "watched": len(tape.watched_variables()),
+    }
+
+
+def call_program(
+    name: str, rows: np.ndarray, targets: np.ndarray, options: dict[str, Any]
+) -> Any:
+    """Calls one of the programs above with arguments by name."""
+    return globals()[name](rows, targets, **options)
+
+
+def make_model(start: float, optimizer: Any, **options: Any) -> Any:
+    """Returns a linear model of Keras, compiled."""
+    import keras
+
+    begin = keras.initializers.Constant(start)
+    dense = keras.layers.Dense(
+        1, use_bias=False, kernel_initializer=begin, name="dense"
+    )
+    model = keras.Sequential([keras.Input([2]), dense])
+    model.compile(optimizer=optimizer, loss="mse", **options)
+    return model
+
+
+def fit(
+    rows: np.ndarray,
+    targets: np.ndarray,
+    *,
+    start: float = 0.0,
+    steps: int = 4,
+    options: dict[str, Any] | None = None,
+    compiling: dict[str, Any] | None = None,
+    folder: str | None = None,
+) -> dict[str, Any]:
+    """Trains with ``model.fit`` and the callbacks, one batch an epoch."""
+    import keras
+
+    import tw_syncrep.horovod.keras as hvd_keras
+
+    optimizer = hvd_keras.DistributedOptimizer(
+        keras.optimizers.SGD(0.1, momentum=0.5), **(options or {})
+    )
+    model = make_model(start, optimizer, **(compiling or {}))
+    weights: list[np.ndarray] = []
+    note = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: weights.append(_weights(model))
+    )
+    callbacks = [
+        hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd_keras.callbacks.MetricAverageCallback(),
+        note,
+    ]
+    history = model.fit(
+        rows,
+        targets,
+        batch_size=len(rows),
+        epochs=steps,
+        shuffle=False,
+        callbacks=callbacks,
+        verbose=0,
+    )
+    result = {
+        "class": type(optimizer).__name__,
+        "is_keras": isinstance(optimizer, keras.optimizers.SGD),
+        "name": optimizer.name,
+        "variables": len(optimizer.variables()) == len(optimizer.variables),
+        "iterations": int(optimizer.iterations),
+        "weights": np.array(weights),
+        "losses": history.history["loss"],
+        "velocity": np.asarray(optimizer.momentums[0])[:, 0],
+    }
+    if folder is not None:
+        path = os.path.join(folder, f"{hvd.rank()}.keras")
+        model.save(path)
+        result |= _load(path)
+    return result
+
+
+def _weights(model: Any) -> np.ndarray:
+    return np.asarray(model.get_weights()[0])[:, 0]
+
+
+def _load(path: str) -> dict[str, Any]:
+    """Loads a model without and with Horovod's names."""
+    import keras
+
+    import tw_syncrep.horovod.keras as hvd_keras
+
+    plain, ours = keras.models.load_model(path), hvd_keras.load_model(path)
+    loaded = {"plain": plain, "ours": ours}
+    return {
+        "loaded": {
+            key: (
+                type(model.optimizer).__name__,
+                hasattr(model.optimizer, "register_local_var"),
+                int(model.optimizer.iterations),
+                np.asarray(model.optimizer.momentums[0])[:, 0],
+                _weights(model),
+            )
+            for key, model in loaded.items()
+        }
+    }
+
+
+def train_by_hand(
+    rows: np.ndarray,
+    targets: np.ndarray,
+    *,
+    start: float = 0.0,
+    steps: int = 4,
+    options: dict[str, Any] | None = None,
+    is_eager: bool = False,
+    is_scaled: bool = False,
+) -> dict[str, Any]:
+    """Trains a Keras model step by step, with a distributed optimizer."""
+    import keras
+
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
+    if is_scaled:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    optimizer = hvd.DistributedOptimizer(optimizer, **(options or {}))
+    model = make_model(start, optimizer)
+    optimizer.build(model.trainable_variables)
+    hvd.broadcast_variables(model.variables, root_rank=0)
+    hvd.broadcast_variables(optimizer.variables(), root_rank=0)
+
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = keras.losses.mean_squared_error(targets, model(rows)[:, 0])
+            scaled = optimizer.scale_loss(loss)
+        grads = tape.gradient(scaled, model.trainable_variables)
+        optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+
+    run_step = step if is_eager else tf.function(step)
+    weights = []
+    for _ in range(steps):
+        run_step()
+        weights.append(_weights(model))
+    return {"weights": np.array(weights), "iterations": int(optimizer.iterations)}
+
+
+def warm_up(epochs: int, batches: int, momentum: float) -> list[float]:
+    """Returns the learning rates, the one logged last, and the last velocity."""
+    import keras
+
+    import tw_syncrep.horovod.keras as hvd_keras
+
+    optimizer = keras.optimizers.SGD(0.8, momentum=momentum)
+    model = make_model(0.0, hvd_keras.DistributedOptimizer(optimizer))
+    rates: list[float] = []
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: rates.append(
+            float(model.optimizer.learning_rate)
+        )
+    )
+    warm = hvd_keras.callbacks.LearningRateWarmupCallback(0.8, warmup_epochs=epochs)
+    rows = np.ones([batches, 2], np.float32)
+    history = model.fit(
+        rows,
+        np.ones([batches, 1]),
+        batch_size=1,
+        epochs=epochs + 1,
+        callbacks=[warm, note],
+        verbose=0,
+    )
+    return [*rates, history.history["lr"][-1]]
+
+
+def schedule(momentum: float) -> list[float]:
+    """Returns weights after steps with gradient 1, whose rate a schedule changes."""
+    import keras
+
+    import tw_syncrep.horovod.keras as hvd_keras
+
+    optimizer = keras.optimizers.SGD(0.5, momentum=momentum)
+    model = make_model(0.0, hvd_keras.DistributedOptimizer(optimizer))
+    model.compile(optimizer=model.optimizer, loss=lambda y, p: keras.ops.mean(p))
+    weights: list[float] = []
+    note = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: weights.append(float(_weights(model)[0]))
+    )
+    change = hvd_keras.callbacks.LearningRateScheduleCallback(0.5, 0.5)
+    rows = np.ones([1, 2], np.float32)
+    model.fit(rows, rows[:, :1], epochs=3, callbacks=[change, note], verbose=0)
+    return weights
+
+
+def normalize(rows: np.ndarray, shift: float) -> dict[str, Any]:
+    """Normalizes a batch with other ranks; returns gradients too."""
+    layer = hvd.SyncBatchNormalization(momentum=0.0, epsilon=0.0)
+    layer.build([None, rows.shape[1]])
+    given = tf.constant(rows)
+
+    @tf.function
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            normal = layer(given, training=True)
+            loss = tf.reduce_sum(normal * (given + shift))
+        return normal, tape.gradient(loss, given)
+
+    normal, grad = step()
+    return {
+        "normal": normal.numpy(),
+        "gradient": grad.numpy(),
+        "mean": np.asarray(layer.moving_mean),
+        "variance": np.asarray(layer.moving_variance),
+        "later": layer(given, training=False).numpy(),
+        "name": layer.name,
+    }
+
+
+def call_keras(name: str, value: Any, *arguments: Any) -> Any:
+    """Calls a collective of values."""
+    import tw_syncrep.horovod.keras as hvd_keras
+
+    return np.asarray(getattr(hvd_keras, name)(value, *arguments))
+
+
+def run_statement(statement: str) -> None:
+    """Runs a statement of ``hvd`` and optimizers of Keras."""
+    import keras
+
+    names = {"hvd": hvd, "tf": tf, "np": np, "SGD": keras.optimizers.SGD}
+    names["LossScaleOptimizer"] = keras.optimizers.LossScaleOptimizer
+    exec(statement, names)

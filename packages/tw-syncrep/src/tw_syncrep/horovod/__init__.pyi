@@ -1,5 +1,6 @@
 from . import compression as compression
 from . import elastic as elastic
+from . import keras as keras
 from ._basics import Adasum as Adasum
 from ._basics import Average as Average
 from ._basics import Max as Max
@@ -37,6 +38,7 @@ from ._basics import size as size
 from ._basics import size_op as size_op
 from ._basics import start_timeline as start_timeline
 from ._basics import stop_timeline as stop_timeline
+from ._batch_norm import SyncBatchNormalization as SyncBatchNormalization
 from ._objects import allgather_object as allgather_object
 from ._objects import barrier as barrier
 from ._objects import broadcast_object as broadcast_object
@@ -47,9 +49,12 @@ from ._ops import allreduce as allreduce
 from ._ops import broadcast as broadcast
 from ._ops import grouped_allgather as grouped_allgather
 from ._ops import grouped_allreduce as grouped_allreduce
+from ._optimizers import DistributedOptimizer as DistributedOptimizer
 from ._shares import alltoall as alltoall
 from ._shares import grouped_reducescatter as grouped_reducescatter
 from ._shares import reducescatter as reducescatter
+from ._tape import DistributedGradientTape as DistributedGradientTape
+from ._tape import PartialDistributedGradientTape as PartialDistributedGradientTape
 from ._variables import BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook
 from ._variables import broadcast_ as broadcast_
 from ._variables import broadcast_global_variables as broadcast_global_variables

@@ -202,7 +202,6 @@ def reduce_shares(
             total = scaled(total, 1.0 / group.size)
         return [tf.cast(total, rows.dtype)]
 
-    shape = None if tensor.shape.rank is None else tuple(tensor.shape)
     [share] = run_collectives(
         body,
         [sent],
@@ -210,16 +209,16 @@ def reduce_shares(
         group=group,
         exchange=Exchange(
             "a reducescatter",
-            (TensorSpec("", tensor.dtype.name, shape),),
+            (_describe(tensor),),
             (("divides", str(divides)),),
         ),
     )
     share = tf.cast(share, tensor.dtype)
-    if tensor.shape[0] is not None:
-        own = int(tensor.shape[0]) // group.size
-        own += group.rank < int(tensor.shape[0]) % group.size
-        share = tf.ensure_shape(share, [own, *tensor.shape[1:]])
-    return share
+    rows = tensor.shape.as_list()[0]
+    if rows is None:
+        return share
+    own = rows // group.size + (group.rank < rows % group.size)
+    return tf.ensure_shape(share, [own, *tensor.shape[1:]])
 
 
 def count_shares(rows: tf.Tensor, size: int) -> tf.Tensor:
@@ -262,16 +261,14 @@ def _reduce_packs(
             for t, n in zip(brought, firsts, strict=True)
         ]
 
-    specs = []
-    for t in tensors:
-        shape = None if t.shape.rank is None else tuple(t.shape)
-        specs.append(TensorSpec("", t.dtype.name, shape))
     got = run_collectives(
         body,
         packed,
         [tf.TensorSpec(t.shape, t.dtype) for t in packed],
         group=group,
-        exchange=Exchange("an allreduce", tuple(specs), (("op", op.name),)),
+        exchange=Exchange(
+            "an allreduce", tuple(map(_describe, tensors)), (("op", op.name),)
+        ),
     )
     return flat_packs.unpack(got, plan, [t.shape for t in wide])
 
@@ -342,8 +339,14 @@ def _row_spec(tensor: tf.Tensor) -> tf.TensorSpec:
     return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
 
 
+def _describe(tensor: tf.Tensor) -> TensorSpec:
+    known = tensor.shape.rank is not None
+    shape = tuple(tensor.shape.as_list()) if known else None
+    return TensorSpec("", tensor.dtype.name, shape)
+
+
 def _describe_rows(tensor: tf.Tensor) -> TensorSpec:
-    return TensorSpec("", tensor.dtype.name, (None, *tensor.shape[1:]))
+    return TensorSpec("", tensor.dtype.name, (None, *tensor.shape.as_list()[1:]))
 
 
 def _check_dtypes(

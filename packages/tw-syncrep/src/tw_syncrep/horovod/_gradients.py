@@ -1,0 +1,201 @@
+"""What optimizers and tapes do with gradients: one exchange for all of a step."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core.checks import check_flag, check_number
+from tw_core.gradients import scale
+from tw_core.modes import without_autograph
+from tw_syncrep.horovod import _ops
+from tw_syncrep.horovod._basics import (
+    Average,
+    ReduceOp,
+    Sum,
+    check_op,
+    check_process_set,
+    find_group,
+)
+from tw_syncrep.horovod.compression import Compression
+from tw_syncrep.processes import mean_across, sum_across
+
+Grads = Sequence[Any]
+"""[N] dense, ``tf.IndexedSlices`` or None."""
+
+_WIRES = {
+    Compression.none: None,
+    Compression.fp16: "float16",
+    Compression.bf16: "bfloat16",
+}
+
+
+@dataclass(frozen=True)
+class GradientReducer:
+    """How the gradients of a step are combined.
+
+    Attributes:
+      caller: the public name, for messages.
+      op: how.
+      compression: what they travel as.
+      sparse_as_dense: whether sparse ones become dense before.
+      predivides: what gradients are divided by before a mean, and times after.
+      scales_local: whether those of local variables are divided by the number of ranks.
+    """
+
+    caller: str
+    op: ReduceOp
+    compression: Any
+    sparse_as_dense: bool
+    predivides: float
+    scales_local: bool
+
+    @without_autograph
+    def reduce(
+        self, grads: Grads, variables: Sequence[Any], local: Mapping[int, Any]
+    ) -> list[Any]:
+        """Combines the gradients of all ranks.
+
+        Args:
+          grads: [N].
+          variables: [N], whose gradients they are; ranks must agree on their names.
+          local: variables whose gradients are of this rank alone, by their ids.
+
+        Returns:
+          [N], None where there was none.
+        """
+        group = find_group(self.caller)
+        results = self.densify(grads)
+        if group.size == 1:
+            return results
+        own = [n for n, g in enumerate(results) if g is not None]
+        shared = [n for n in own if id(variables[n]) not in local]
+        if shared:
+            names = [_name_of(variables[n]) for n in shared]
+            reduced = self._reduce_shared([results[n] for n in shared], names)
+            for n, grad in zip(shared, reduced, strict=True):
+                results[n] = grad
+        for n in set(own) - set(shared):
+            if self.scales_local:
+                results[n] = scale(results[n], 1.0 / group.size)
+        return results
+
+    def densify(self, grads: Grads) -> list[Any]:
+        """Returns gradients with sparse ones made dense, where that is wanted."""
+        return [
+            tf.convert_to_tensor(g)
+            if self.sparse_as_dense and isinstance(g, tf.IndexedSlices)
+            else g
+            for g in grads
+        ]
+
+    def _reduce_shared(self, grads: list[Any], names: list[str]) -> list[Any]:
+        group = find_group(self.caller)
+        if self.op not in (Average, Sum):
+            compression = self.compression
+            return _ops.grouped_allreduce(grads, op=self.op, compression=compression)
+        sent, contexts = list(grads), [None] * len(grads)
+        if self.compression not in _WIRES:
+            for n, grad in enumerate(grads):
+                if not isinstance(grad, tf.IndexedSlices):
+                    sent[n], contexts[n] = self.compression.compress(grad)
+        combine = mean_across if self.op is Average else sum_across
+        [reduced] = combine(
+            [[scale(g, 1.0 / self.predivides) for g in sent]],
+            group=group,
+            wire_dtype=_WIRES.get(self.compression),
+            names=names,
+        )
+        reduced = [scale(g, self.predivides) for g in reduced]
+        if self.compression not in _WIRES:
+            for n, grad in enumerate(reduced):
+                if not isinstance(grad, tf.IndexedSlices):
+                    reduced[n] = self.compression.decompress(grad, contexts[n])
+        return reduced
+
+
+def make_reducer(
+    caller: str,
+    among: Sequence[ReduceOp],
+    *,
+    op: Any,
+    compression: Any,
+    sparse_as_dense: bool,
+    gradient_predivide_factor: float,
+    num_groups: int,
+    groups: Any,
+    process_set: Any,
+    scale_local_gradients: bool,
+) -> GradientReducer:
+    """Checks the arguments that Horovod's optimizers and tapes have in common.
+
+    Args:
+      caller: the public name that was called.
+      among: the reductions that it knows.
+      op: how gradients are combined.
+      compression: what they travel as.
+      sparse_as_dense: whether sparse ones become dense before.
+      gradient_predivide_factor: what they are divided by before a mean, times after.
+      num_groups: deprecated for ``groups``.
+      groups: a positive number, or lists of variables; changes nothing, as all
+        gradients travel together.
+      process_set: all ranks.
+      scale_local_gradients: whether those of local variables are divided by the number
+        of ranks.
+
+    Raises:
+      NotImplementedError: Adasum, another process set.
+      ValueError: ``groups`` that are none, a factor with another reduction than
+        Average, no reduction.
+      TypeError: an argument is of another type.
+    """
+    check_process_set(caller, process_set)
+    known = check_op(caller, op, among)
+    factor = gradient_predivide_factor
+    check_number(caller, above=0.0, gradient_predivide_factor=factor)
+    check_flag(caller, sparse_as_dense=sparse_as_dense)
+    check_flag(caller, scale_local_gradients=scale_local_gradients)
+    if factor != 1.0 and known is not Average:
+        raise ValueError(
+            f"{caller}: gradient_predivide_factor is for op Average; got {factor} with "
+            f"{known.name}."
+        )
+    if num_groups:
+        warnings.warn(
+            f"{caller}: num_groups is deprecated; pass groups.",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        groups = num_groups if groups is None else groups
+    is_number = isinstance(groups, int) and groups > 0
+    if not (groups is None or isinstance(groups, list) or is_number):
+        raise ValueError(
+            f"{caller}: groups must be a positive number or a list of lists of "
+            f"variables; got {groups!r}."
+        )
+    find_group(caller)
+    return GradientReducer(
+        caller, known, compression, sparse_as_dense, factor, scale_local_gradients
+    )
+
+
+def check_dense(caller: str, grads: Grads) -> None:
+    """Refuses sparse gradients, which are not added up over several passes.
+
+    Raises:
+      ValueError: there are some.
+    """
+    sparse = [n for n, g in enumerate(grads) if isinstance(g, tf.IndexedSlices)]
+    if sparse:
+        raise ValueError(
+            f"{caller}: backward_passes_per_step above 1 adds dense gradients; at "
+            f"positions {sparse} are tf.IndexedSlices: pass sparse_as_dense=True."
+        )
+
+
+def _name_of(variable: Any) -> str:
+    if not hasattr(variable, "assign"):  # A tensor: names of those are not shared.
+        return ""
+    return str(getattr(variable, "path", None) or variable.name)

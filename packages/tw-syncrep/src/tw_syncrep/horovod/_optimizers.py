@@ -1,0 +1,290 @@
+"""Optimizers of TensorFlow 1 that combine the gradients of all ranks.
+
+Over several passes, gradients are added up on each rank by itself, in local variables:
+
+    pass 1      sum += gradients; count = 1       the step counts, nothing is applied
+    pass 2      sum += gradients; count = 2 of 2  reduced, applied; sum = 0, count = 0
+"""
+
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core.checks import check_flag, check_whole_number
+from tw_core.modes import builds_session_graph, without_autograph
+from tw_syncrep.horovod._basics import ALL_OPS, Average, global_process_set
+from tw_syncrep.horovod._gradients import (
+    GradientReducer,
+    Grads,
+    check_dense,
+    make_reducer,
+)
+from tw_syncrep.horovod.compression import Compression
+
+v1 = tf.compat.v1
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: Any = Average,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: Any = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Returns an optimizer that applies what comes of the gradients of all ranks.
+
+    Args:
+      optimizer: of ``tf.compat.v1.train`` or ``keras.optimizers``; of Keras a copy is
+        returned, which starts anew.
+      name: of the optimizer; by default of the class of ``optimizer``.
+      use_locking: of ``tf.compat.v1.train.Optimizer``.
+      device_dense: changes nothing.
+      device_sparse: changes nothing.
+      compression: what gradients travel as.
+      sparse_as_dense: whether sparse gradients become dense before.
+      backward_passes_per_step: how many steps' gradients are added up by each rank
+        before they are reduced and applied.
+      op: Average or Sum; of ``tf.compat.v1.train`` also Min, Max, Product.
+      gradient_predivide_factor: what gradients are divided by before a mean, and times
+        after.
+      average_aggregated_gradients: whether sums over passes are divided by their
+        number.
+      num_groups: deprecated for ``groups``.
+      groups: changes nothing: all gradients travel together.
+      process_set: all ranks.
+      scale_local_gradients: whether gradients of variables that ``register_local_var``
+        was told of, which are of each rank alone, are divided by the number of ranks.
+
+    Returns:
+      For one of ``tf.compat.v1.train``: its ``compute_gradients`` reduces, its
+      ``apply_gradients`` does not. For one of Keras: ``keras.DistributedOptimizer``.
+
+    Raises:
+      NotImplementedError: Adasum, another process set.
+      ValueError: ``init`` was not called; an argument is out of range.
+      TypeError: no optimizer, or an argument of another type.
+    """
+    if not isinstance(optimizer, v1.train.Optimizer):
+        from tw_syncrep.horovod.keras._optimizer import (
+            DistributedOptimizer as ForKeras,
+        )
+
+        return ForKeras(
+            optimizer,
+            name=name,
+            compression=compression,
+            sparse_as_dense=sparse_as_dense,
+            gradient_predivide_factor=gradient_predivide_factor,
+            op=op,
+            backward_passes_per_step=backward_passes_per_step,
+            average_aggregated_gradients=average_aggregated_gradients,
+            num_groups=num_groups,
+            groups=groups,
+            process_set=process_set,
+            scale_local_gradients=scale_local_gradients,
+        )
+    caller = "DistributedOptimizer"
+    check_whole_number(
+        caller, backward_passes_per_step=backward_passes_per_step, at_least=1
+    )
+    check_flag(caller, average_aggregated_gradients=average_aggregated_gradients)
+    reducer = make_reducer(
+        caller,
+        ALL_OPS,
+        op=op,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    share = 1.0
+    if average_aggregated_gradients:
+        share = 1.0 / backward_passes_per_step
+    return _DistributedOptimizer(
+        optimizer,
+        name or f"Distributed{type(optimizer).__name__}",
+        use_locking,
+        reducer,
+        backward_passes_per_step,
+        share,
+    )
+
+
+class _DistributedOptimizer(v1.train.Optimizer):  # type: ignore[misc,name-defined]
+    """A wrapped optimizer whose ``compute_gradients`` combines those of all ranks."""
+
+    def __init__(
+        self,
+        optimizer: Any,
+        name: str,
+        use_locking: bool,
+        reducer: GradientReducer,
+        passes: int,
+        share: float,
+    ) -> None:
+        """Is made by ``DistributedOptimizer``."""
+        super().__init__(name=name, use_locking=use_locking)
+        self._optimizer, self._reducer = optimizer, reducer
+        self._passes, self._share = passes, share
+        self._local: dict[int, Any] = {}
+        self._is_last: weakref.WeakKeyDictionary[Any, tf.Tensor] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def register_local_var(self, var: Any) -> None:
+        """Leaves the gradient of a variable to each rank."""
+        self._local[id(var)] = var
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """Computes gradients as the wrapped optimizer does, and reduces them.
+
+        Args:
+          *args: as the wrapped optimizer takes them.
+          **kwargs: as the wrapped optimizer takes them.
+
+        Returns:
+          Pairs of gradients, None where there are none, and variables. Before the last
+          of several passes those of this rank.
+
+        Raises:
+          ValueError: several passes outside of a session graph, or of sparse gradients
+            that do not become dense.
+          ReplicaTimeoutError: a rank is missing.
+        """
+        pairs = self._optimizer.compute_gradients(*args, **kwargs)
+        grads = [grad for grad, _ in pairs]
+        variables = [variable for _, variable in pairs]
+        if self._passes == 1:
+            reduced = self._reducer.reduce(grads, variables, self._local)
+        else:
+            reduced = self._add_pass(grads, variables)
+        return list(zip(reduced, variables, strict=True))
+
+    def apply_gradients(
+        self, grads_and_vars: Any, global_step: Any = None, name: str | None = None
+    ) -> Any:
+        """Applies gradients as the wrapped optimizer does, without reducing them.
+
+        Args:
+          grads_and_vars: pairs, of ``compute_gradients``.
+          global_step: counts every pass.
+          name: of the op.
+
+        Returns:
+          The op. Before the last of several passes it only counts the step.
+
+        Raises:
+          RuntimeError: several passes, and ``compute_gradients`` was not called in this
+            graph.
+        """
+        pairs = list(grads_and_vars)
+        if self._passes == 1:
+            return self._optimizer.apply_gradients(
+                pairs, global_step=global_step, name=name
+            )
+        is_last = self._is_last.get(v1.get_default_graph())
+        if is_last is None:
+            raise RuntimeError(
+                "DistributedOptimizer.apply_gradients: with backward_passes_per_step "
+                "above 1 call compute_gradients, in the same graph, before."
+            )
+
+        def apply() -> tf.Tensor:
+            done = self._optimizer.apply_gradients(
+                pairs, global_step=global_step, name=name
+            )
+            with tf.control_dependencies([done]):
+                return tf.constant(True)
+
+        def count() -> tf.Tensor:
+            done = []
+            if global_step is not None:
+                one = tf.ones([], global_step.dtype.base_dtype)
+                done.append(v1.assign_add(global_step, one))
+            with tf.control_dependencies(done):
+                return tf.constant(False)
+
+        leaves = [
+            leaf for grad, _ in pairs if grad is not None for leaf in _parts(grad)
+        ]
+        with tf.control_dependencies(leaves):
+            return tf.cond(is_last, apply, count).op
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns what the wrapped optimizer's ``get_slot`` does."""
+        return self._optimizer.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns what the wrapped optimizer's ``get_slot_names`` does."""
+        return self._optimizer.get_slot_names(*args, **kwargs)
+
+    def variables(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns what the wrapped optimizer's ``variables`` does."""
+        return self._optimizer.variables(*args, **kwargs)
+
+    @without_autograph
+    def _add_pass(self, grads: Grads, variables: list[Any]) -> list[Any]:
+        if not builds_session_graph():
+            raise ValueError(
+                "DistributedOptimizer: backward_passes_per_step above 1 is for session "
+                "graphs with this optimizer; use one of keras.optimizers."
+            )
+        dense = self._reducer.densify(grads)
+        check_dense("DistributedOptimizer", dense)
+        places = [n for n, grad in enumerate(dense) if grad is not None]
+        own = [dense[n] for n in places]
+        with v1.variable_scope(None, default_name="tw_syncrep_passes"):
+            count = _make_local("count", [], tf.int32)
+            sums = [_make_local(str(n), dense[n].shape, dense[n].dtype) for n in places]
+        counted = count.read_value() + 1
+        totals = [
+            kept.read_value() + grad for kept, grad in zip(sums, own, strict=True)
+        ]
+        is_last = tf.equal(counted, self._passes)
+        self._is_last[v1.get_default_graph()] = is_last
+
+        def reduce() -> list[tf.Tensor]:
+            chosen = [variables[n] for n in places]
+            reduced = self._reducer.reduce(totals, chosen, self._local)
+            return [grad * tf.cast(self._share, grad.dtype) for grad in reduced]
+
+        got = tf.cond(is_last, reduce, lambda: [tf.identity(grad) for grad in own])
+        got = list(got) if isinstance(got, list | tuple) else [got]
+        kept = [
+            v1.assign(variable, tf.where(is_last, tf.zeros_like(value), value))
+            for variable, value in zip([count, *sums], [counted, *totals], strict=True)
+        ]
+        with tf.control_dependencies([*kept, *got]):
+            results = dict(zip(places, map(tf.identity, got), strict=True))
+        return [results.get(n) for n in range(len(dense))]
+
+
+def _make_local(name: str, shape: Any, dtype: tf.DType) -> Any:
+    return v1.get_variable(
+        name,
+        shape,
+        dtype,
+        initializer=v1.zeros_initializer(),
+        trainable=False,
+        collections=[v1.GraphKeys.LOCAL_VARIABLES],
+    )
+
+
+def _parts(grad: Any) -> list[tf.Tensor]:
+    if isinstance(grad, tf.IndexedSlices):
+        return [grad.values, grad.indices]
+    return [grad]

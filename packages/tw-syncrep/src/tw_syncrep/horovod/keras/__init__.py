@@ -1,0 +1,88 @@
+"""The names of ``horovod.tensorflow.keras``, for Keras 3.
+
+.. code-block:: python
+
+    import tw_syncrep.horovod.keras as hvd
+"""
+
+from tw_syncrep.horovod import elastic
+from tw_syncrep.horovod._basics import (
+    Average,
+    ProcessSet,
+    Sum,
+    add_process_set,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    global_process_set,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    remove_process_set,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from tw_syncrep.horovod.compression import Compression
+from tw_syncrep.horovod.keras import callbacks
+from tw_syncrep.horovod.keras._optimizer import DistributedOptimizer
+from tw_syncrep.horovod.keras._values import (
+    allgather,
+    allreduce,
+    broadcast,
+    broadcast_global_variables,
+    load_model,
+    reducescatter,
+)
+
+__all__ = [
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "ProcessSet",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "callbacks",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "elastic",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_initialized",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]

@@ -1,0 +1,224 @@
+"""Optimizers of Keras that combine the gradients of all ranks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tw_core.checks import check_flag, check_whole_number
+from tw_core.gradients import scale
+from tw_core.modes import without_autograph
+from tw_syncrep.horovod._basics import Average, Sum, global_process_set
+from tw_syncrep.horovod._gradients import (
+    GradientReducer,
+    check_dense,
+    make_reducer,
+)
+from tw_syncrep.horovod.compression import Compression
+
+_CALLER = "DistributedOptimizer"
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Any = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: Any = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Returns a copy of an optimizer that applies what comes of all ranks' gradients.
+
+    The copy has the configuration of ``optimizer`` and starts anew. Its class is one of
+    the same name below that of ``optimizer``, so that a model that is saved with it
+    loads where this package is not installed.
+
+    Args:
+      optimizer: of Keras 3; of several that wrap each other the outermost, such as a
+        ``LossScaleOptimizer``.
+      name: of the copy; by default that of ``optimizer``.
+      device_dense: changes nothing.
+      device_sparse: changes nothing.
+      compression: what gradients travel as.
+      sparse_as_dense: whether sparse gradients become dense before.
+      gradient_predivide_factor: what gradients are divided by before a mean, and times
+        after.
+      op: Average or Sum.
+      backward_passes_per_step: how many steps' gradients are added up by each rank
+        before they are reduced and applied; ``iterations`` counts all of them.
+      average_aggregated_gradients: whether sums over passes are divided by their
+        number.
+      num_groups: deprecated for ``groups``.
+      groups: changes nothing: all gradients travel together.
+      process_set: all ranks.
+      scale_local_gradients: whether gradients of variables that ``register_local_var``
+        was told of, which are of each rank alone, are divided by the number of ranks.
+
+    Returns:
+      The copy. Its ``apply`` and ``apply_gradients`` reduce first.
+
+    Raises:
+      NotImplementedError: another reduction or process set.
+      ValueError: ``init`` was not called; an argument is out of range; an optimizer
+        that reduces already.
+      TypeError: no optimizer of Keras 3, or an argument of another type.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(
+            f"{_CALLER}: needs an optimizer of keras.optimizers (Keras 3) or of "
+            f"tf.compat.v1.train; got {optimizer!r}."
+        )
+    if isinstance(optimizer, _Distributed):
+        raise ValueError(f"{_CALLER}: {optimizer!r} reduces gradients already.")
+    check_whole_number(
+        _CALLER, backward_passes_per_step=backward_passes_per_step, at_least=1
+    )
+    check_flag(_CALLER, average_aggregated_gradients=average_aggregated_gradients)
+    reducer = make_reducer(
+        _CALLER,
+        (Average, Sum),
+        op=op,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    share = 1.0
+    if average_aggregated_gradients:
+        share = 1.0 / backward_passes_per_step
+    own = type(optimizer)
+    cls: Any = type(own.__name__, (_Distributed, own), {"__module__": own.__module__})
+    config = optimizer.get_config()
+    made = cls.from_config(config | {"name": name} if name else config)
+    made._horovod = _State(reducer, backward_passes_per_step, share)
+    return made
+
+
+class _State:
+    """What a distributed optimizer knows besides; nothing that Keras saves."""
+
+    def __init__(self, reducer: GradientReducer, passes: int, share: float) -> None:
+        """Has counted no pass.
+
+        Args:
+          reducer: how gradients are combined.
+          passes: how many make a step.
+          share: what sums over passes are multiplied by.
+        """
+        self.reducer, self.passes, self.share = reducer, passes, share
+        self.local: dict[int, Any] = {}
+        self.count: tf.Variable | None = None
+        self.sums: dict[int, tf.Variable] = {}
+
+    def make_variables(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Makes the sums over passes, where they are not there yet."""
+        with tf.init_scope():
+            if self.count is None:
+                self.count = tf.Variable(0, trainable=False, name="horovod_passes")
+            for grad, variable in zip(grads, variables, strict=True):
+                if grad is not None and id(variable) not in self.sums:
+                    start = tf.zeros(variable.shape, grad.dtype)
+                    self.sums[id(variable)] = tf.Variable(start, trainable=False)
+
+
+class _CallableList(list[Any]):
+    """Variables, also for those who call ``optimizer.variables()``."""
+
+    def __call__(self) -> "_CallableList":
+        return self
+
+
+class _Distributed:
+    """The part of a distributed optimizer that is not of Keras."""
+
+    _horovod: Any = None
+
+    @property
+    def variables(self) -> _CallableList:
+        """Those of the optimizer."""
+        return _CallableList(super().variables)  # type: ignore[misc]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # This is how a LossScaleOptimizer takes an optimizer over. It skips steps by
+        # what it sees of this rank's gradients, so others would wait for it.
+        if name == "loss_scale_factor" and value is None and self._horovod is not None:
+            raise ValueError(
+                f"{_CALLER}: cannot be inside a LossScaleOptimizer, which Keras puts "
+                "around the optimizer of a mixed_float16 model; pass hvd."
+                "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))."
+            )
+        super().__setattr__(name, value)
+
+    def register_local_var(self, var: Any) -> None:
+        """Leaves the gradient of a variable to each rank."""
+        self._horovod.local[id(var)] = var
+
+    @without_autograph
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Reduces gradients, and applies what comes of it.
+
+        Args:
+          grads: [N], None where there is none.
+          trainable_variables: [N]; None for those for which the optimizer was built.
+
+        Raises:
+          ValueError: several passes of sparse gradients that do not become dense.
+          ReplicaTimeoutError: a rank is missing.
+        """
+        base: Any = super()
+        own: Any = self
+        known = list(grads)
+        given = trainable_variables
+        variables = list(own._trainable_variables if given is None else given)
+        if len(known) != len(variables):  # For Keras to refuse.
+            base.apply(known, trainable_variables)
+        elif self._horovod.passes > 1 and any(g is not None for g in known):
+            self._add_pass(known, variables, base.apply)
+        else:
+            state = self._horovod
+            reduced = state.reducer.reduce(known, variables, state.local)
+            base.apply(reduced, trainable_variables)
+
+    def _add_pass(self, grads: list[Any], variables: list[Any], apply: Any) -> None:
+        state = self._horovod
+        own: Any = self
+        dense = state.reducer.densify(grads)
+        check_dense(_CALLER, dense)
+        if not own.built:
+            own.build(variables)
+        state.make_variables(dense, variables)
+        sums = [
+            None if grad is None else state.sums[id(variable)]
+            for grad, variable in zip(dense, variables, strict=True)
+        ]
+        for kept, grad in zip(sums, dense, strict=True):
+            if kept is not None:
+                kept.assign_add(grad)
+        state.count.assign_add(1)
+
+        def finish() -> tf.Tensor:
+            totals = [None if kept is None else kept.read_value() for kept in sums]
+            reduced = state.reducer.reduce(totals, variables, state.local)
+            factor = None if state.share == 1.0 else state.share
+            apply([None if g is None else scale(g, factor) for g in reduced], variables)
+            for kept in [state.count, *(kept for kept in sums if kept is not None)]:
+                kept.assign(tf.zeros_like(kept))
+            return tf.constant(True)
+
+        def count() -> tf.Tensor:
+            getattr(self, "inner_optimizer", own)._iterations.assign_add(1)
+            return tf.constant(False)
+
+        tf.cond(tf.equal(state.count, state.passes), finish, count)

@@ -1,0 +1,157 @@
+"""Collectives of values, run at once, and models that are loaded."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tw_syncrep import _tf_compat
+from tw_syncrep.horovod import _ops, _shares, _variables
+from tw_syncrep.horovod._basics import Average
+from tw_syncrep.horovod.compression import Compression
+from tw_syncrep.horovod.keras._optimizer import DistributedOptimizer
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: Any = None,
+    compression: Any = Compression.none,
+) -> Any:
+    """Combines a value of all ranks; see ``tw_syncrep.horovod.allreduce``.
+
+    Args:
+      value: what a tensor can be made of.
+      name: changes nothing.
+      average: as there.
+      prescale_factor: as there.
+      postscale_factor: as there.
+      op: as there.
+      compression: as there.
+
+    Returns:
+      A tensor; in graph mode an array.
+    """
+    return _run(
+        lambda: _ops.allreduce(
+            tf.constant(value),
+            average=average,
+            compression=compression,
+            op=op,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+        )
+    )
+
+
+def allgather(value: Any, name: str | None = None) -> Any:
+    """Joins the rows of all ranks; see ``tw_syncrep.horovod.allgather``.
+
+    Args:
+      value: what a tensor can be made of.
+      name: changes nothing.
+
+    Returns:
+      A tensor; in graph mode an array.
+    """
+    return _run(lambda: _ops.allgather(tf.constant(value)))
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+    """Returns one rank's value; see ``tw_syncrep.horovod.broadcast``.
+
+    Args:
+      value: what a tensor can be made of.
+      root_rank: the rank whose value it is.
+      name: changes nothing.
+
+    Returns:
+      A tensor; in graph mode an array.
+    """
+    return _run(lambda: _ops.broadcast(tf.constant(value), root_rank))
+
+
+def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any:
+    """Leaves each rank a share; see ``tw_syncrep.horovod.reducescatter``.
+
+    Args:
+      value: what a tensor can be made of.
+      name: changes nothing.
+      op: Average or Sum.
+
+    Returns:
+      A tensor; in graph mode an array.
+    """
+    return _run(lambda: _shares.reducescatter(tf.constant(value), op=op))
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """Gives all ranks the values of one rank's global variables, in graph mode.
+
+    Args:
+      root_rank: the rank whose values are taken.
+
+    Raises:
+      RuntimeError: no session graph, or no default session, in which it is done.
+    """
+    done = _variables.broadcast_global_variables(root_rank)
+    session = tf.compat.v1.get_default_session()
+    if session is None:
+        raise RuntimeError(
+            "broadcast_global_variables: needs a default session; call it inside "
+            "`with session.as_default()`."
+        )
+    session.run(done)
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Sequence[type] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    compression: Any = Compression.none,
+    legacy_opts: bool = False,
+) -> Any:
+    """Loads a Keras model, and makes its optimizer a ``DistributedOptimizer``.
+
+    Args:
+      filepath: as ``keras.models.load_model`` takes it, e.g. of a ``.keras`` file.
+      custom_optimizers: classes that the file may name.
+      custom_objects: what else it may name.
+      compression: what gradients travel as.
+      legacy_opts: False.
+
+    Returns:
+      The model, with the optimizer's state.
+
+    Raises:
+      NotImplementedError: ``legacy_opts``; Keras 3 has no such optimizers.
+      ValueError: ``init`` was not called, or no model can be read.
+    """
+    if legacy_opts:
+        raise NotImplementedError(
+            "load_model: legacy_opts is not supported: Keras 3 has no such ones."
+        )
+    known = {cls.__name__: cls for cls in custom_optimizers or ()}
+    model = keras.models.load_model(
+        filepath, custom_objects={**known, **(custom_objects or {})}
+    )
+    loaded = model.optimizer
+    if loaded is not None:
+        made = DistributedOptimizer(loaded, compression=compression)
+        if loaded.built:
+            made.build(model.trainable_variables)
+            for variable, value in zip(made.variables, loaded.variables, strict=True):
+                variable.assign(value)
+        model.optimizer = made
+    return model
+
+
+def _run(function: Callable[[], tf.Tensor]) -> Any:
+    if tf.executing_eagerly():
+        return function()
+    with _tf_compat.eager_mode():
+        return function().numpy()

@@ -1,0 +1,251 @@
+"""Callbacks for ``model.fit``."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tw_syncrep.horovod import _ops
+from tw_syncrep.horovod._basics import find_group, rank, size
+from tw_syncrep.horovod._variables import broadcast_variables
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Gives all ranks one rank's model and optimizer when training begins.
+
+    Where the model is not built by then, after the first batch. The model does not
+    compile its steps with XLA any more, whose programs hold no collectives.
+    """
+
+    def __init__(
+        self, root_rank: int, device: str = "", local_variables: Any = None
+    ) -> None:
+        """Takes the root.
+
+        Args:
+          root_rank: the rank whose values are taken.
+          device: changes nothing.
+          local_variables: of the model, one or several that each rank keeps.
+
+        Raises:
+          ValueError: ``init`` was not called, or what is no variable.
+        """
+        super().__init__()
+        find_group("BroadcastGlobalVariablesCallback")
+        self.root_rank, self.device = root_rank, device
+        self.broadcast_done = False
+        self._local: dict[int, Any] = {}
+        local = [] if local_variables is None else local_variables
+        for variable in local if isinstance(local, list | tuple) else [local]:
+            self.register_local_var(variable)
+
+    def register_local_var(self, var: Any) -> None:
+        """Leaves a variable as it is on each rank.
+
+        Raises:
+          ValueError: it is no variable.
+        """
+        if not isinstance(var, tf.Variable | keras.Variable):
+            raise ValueError(
+                "BroadcastGlobalVariablesCallback: local_variables must be variables; "
+                f"got {var!r}."
+            )
+        self._local[id(var)] = var
+
+    def set_model(self, model: Any) -> None:
+        """Takes the model, before its steps are traced."""
+        super().set_model(model)
+        if find_group("BroadcastGlobalVariablesCallback").size > 1:
+            model.jit_compile = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Broadcasts, unless the model is still to be built."""
+        if not self.model.built:
+            return
+        if not self.model.optimizer.built:
+            self.model.optimizer.build(self.model.trainable_variables)
+        self._broadcast()
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Broadcasts after the first batch what was not built before."""
+        self._broadcast()
+
+    def _broadcast(self) -> None:
+        if self.broadcast_done:
+            return
+        variables = [*self.model.variables, *self.model.optimizer.variables]
+        shared = {id(v): v for v in variables if id(v) not in self._local}
+        broadcast_variables(list(shared.values()), root_rank=self.root_rank)
+        self.broadcast_done = True
+
+
+class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Averages metrics over all ranks at the end of every epoch.
+
+    To be listed before callbacks that look at metrics.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        """Takes nothing.
+
+        Args:
+          device: changes nothing.
+
+        Raises:
+          ValueError: ``init`` was not called.
+        """
+        super().__init__()
+        find_group("MetricAverageCallback")
+        self.device = device
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Puts the means into ``logs``."""
+        if logs:
+            names = sorted(logs)
+            values = tf.constant([float(logs[name]) for name in names], tf.float64)
+            means = _ops.allreduce(values).numpy().tolist()
+            logs.update(zip(names, means, strict=True))
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Sets the learning rate to ``initial_lr`` times a multiplier, in some epochs."""
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        """Takes the schedule.
+
+        Args:
+          initial_lr: what is multiplied.
+          multiplier: a function of the epoch, or what is taken to the power of the
+            epochs since the first.
+          start_epoch: the first epoch.
+          end_epoch: the epoch after the last; None for no last one.
+          staircase: whether the rate changes at the start of every epoch; else of every
+            batch, with a fraction of an epoch.
+          momentum_correction: whether the velocities of SGD and RMSprop, which hold
+            learning rates of the past, are multiplied by the change of the rate.
+          steps_per_epoch: batches; None for what ``fit`` knows.
+
+        Raises:
+          ValueError: no initial rate.
+        """
+        super().__init__()
+        if initial_lr is None:
+            raise ValueError(f"{type(self).__name__}: initial_lr must be a number.")
+        self.initial_lr, self.staircase = initial_lr, staircase
+        self.start_epoch, self.end_epoch = start_epoch, end_epoch
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch = 0
+        if callable(multiplier):
+            self.multiplier = multiplier
+        else:
+            self.multiplier = lambda epoch: multiplier ** (epoch - start_epoch)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Finds out how many batches make an epoch.
+
+        Raises:
+          ValueError: ``fit`` does not know.
+        """
+        if self.staircase or self.steps_per_epoch:
+            return
+        self.steps_per_epoch = self.params.get("steps")
+        if not self.steps_per_epoch:
+            raise ValueError(
+                f"{type(self).__name__}: fit does not know how many batches make an "
+                "epoch; pass steps_per_epoch."
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes the epoch."""
+        self.current_epoch = epoch
+
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Sets the rate."""
+        epoch = self.current_epoch
+        is_over = self.end_epoch is not None and epoch >= self.end_epoch
+        if epoch < self.start_epoch or is_over:
+            return
+        if not self.staircase:
+            self._set_rate(epoch + batch / self.steps_per_epoch)  # type: ignore[operator]
+        elif batch == 0:
+            self._set_rate(epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Puts the rate into ``logs``, as "lr"."""
+        if logs is not None:
+            logs["lr"] = float(self.model.optimizer.learning_rate)
+
+    def _set_rate(self, epoch: float) -> None:
+        optimizer = self.model.optimizer
+        old = float(optimizer.learning_rate)
+        new = self.initial_lr * self.multiplier(epoch)
+        optimizer.learning_rate = new
+        if not self.momentum_correction or not old or new == old:
+            return
+        # Horovod multiplies the momentum by the change for one batch. That of Keras 3
+        # is a number in the traced step; what it multiplies are the velocities.
+        own = getattr(optimizer, "inner_optimizer", optimizer)
+        if isinstance(own, keras.optimizers.SGD | keras.optimizers.RMSprop):
+            is_sgd = isinstance(own, keras.optimizers.SGD)
+            kept = getattr(own, "momentums" if is_sgd else "_momentums", None)
+            for velocity in kept or []:
+                velocity.assign(velocity * (new / old))
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate from ``initial_lr`` divided by the number of ranks."""
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        """Takes the rate that is reached.
+
+        Args:
+          initial_lr: the rate at the end.
+          warmup_epochs: how many epochs it takes.
+          momentum_correction: as ``LearningRateScheduleCallback``.
+          steps_per_epoch: as ``LearningRateScheduleCallback``.
+          verbose: whether rank 0 prints when it is reached.
+
+        Raises:
+          ValueError: ``init`` was not called, or no initial rate.
+        """
+        ranks = size()
+
+        def multiplier(epoch: float) -> float:
+            # An epoch ends with its last batch, not with the first of the next.
+            done = (epoch + 1.0 / self.steps_per_epoch) / warmup_epochs  # type: ignore[operator]
+            return (1.0 + done * (ranks - 1)) / ranks
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Puts the rate into ``logs``, and prints it at the end."""
+        super().on_epoch_end(epoch, logs)
+        if self.verbose and rank() == 0 and epoch + 1 == self.end_epoch:
+            reached = float(self.model.optimizer.learning_rate)
+            print(f"\nEpoch {epoch + 1}: the learning rate has reached {reached:g}.")

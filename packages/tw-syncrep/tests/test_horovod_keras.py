@@ -1,0 +1,186 @@
+"""Keras 3 under Horovod's names, against one process with the whole batch."""
+
+import horovod_models
+import horovod_ranks
+import numpy as np
+import pytest
+from horovod_models import make_batch
+from ranks import Raised
+
+SUM = 1
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def ranks(request, processes):
+    group = horovod_ranks.make(processes, request.param)
+    yield group
+    group.end()
+
+
+def train(ranks, name, **given):
+    """Returns the batch, and what each rank's training returned."""
+    rows, targets = make_batch(len(ranks.all))
+    calls = [
+        (name, rows[rank], targets[rank], {**given, "start": 1.0 + rank})
+        for rank in range(len(rows))
+    ]
+    return rows, targets, ranks.call_each("call_program", calls)
+
+
+@pytest.mark.parametrize(
+    "compiling", [{}, {"jit_compile": True}, {"run_eagerly": True}]
+)
+def test_fit_trains_as_one_process_would(ranks, compiling, tmp_path):
+    rows, targets, results = train(
+        ranks, "fit", compiling=compiling, folder=str(tmp_path)
+    )
+    want = horovod_models.train(rows, targets, start=1.0)
+    starts = [np.full([2], 1.0), *want[:-1]]
+    losses = [np.mean((rows @ weights - targets) ** 2) for weights in starts]
+    for got in results:
+        np.testing.assert_allclose(got["weights"], want, rtol=1e-4)
+        np.testing.assert_allclose(got["losses"], losses, rtol=1e-4)
+        assert got["class"] == "SGD" and got["is_keras"] and got["variables"]
+        assert got["iterations"] == 4
+        for key, (name, is_ours, steps, velocity, weights) in got["loaded"].items():
+            assert (name, is_ours, steps) == ("SGD", key == "ours", 4)
+            np.testing.assert_array_equal(velocity, got["velocity"])
+            np.testing.assert_array_equal(weights, got["weights"][-1])
+
+
+@pytest.mark.parametrize("averages", [False, True])
+def test_several_passes_make_a_step_of_fit(ranks, averages):
+    options = {
+        "backward_passes_per_step": 2,
+        "average_aggregated_gradients": averages,
+        "name": "own",
+    }
+    rows, targets, results = train(ranks, "fit", steps=6, options=options)
+    factor = 1.0 if averages else 2.0
+    want = horovod_models.train(rows, targets, steps=3, start=1.0, factor=factor)
+    for got in results:
+        assert got["iterations"] == 6 and got["name"] == "own"
+        np.testing.assert_allclose(got["weights"][1::2], want, rtol=1e-4)
+        np.testing.assert_array_equal(got["weights"][2::2], got["weights"][1:-1:2])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"is_eager": True},
+        {"is_scaled": True},
+        {"options": {"op": SUM, "gradient_predivide_factor": 1.0}},
+        {"options": {"backward_passes_per_step": 1, "groups": 2}},
+    ],
+)
+def test_a_loop_of_ones_own_trains_so_too(ranks, given):
+    rows, targets, results = train(ranks, "train_by_hand", **given)
+    factor = len(rows) if given.get("options", {}).get("op") == SUM else 1.0
+    want = horovod_models.train(rows, targets, start=1.0, factor=factor)
+    for got in results:
+        np.testing.assert_allclose(got["weights"], want, rtol=1e-4)
+        assert got["iterations"] == 4
+
+
+def test_eager_passes_make_a_step(ranks):
+    options = {"backward_passes_per_step": 2}
+    rows, targets, results = train(
+        ranks, "train_by_hand", options=options, is_eager=True
+    )
+    want = horovod_models.train(rows, targets, steps=2, start=1.0, factor=2.0)
+    for got in results:
+        np.testing.assert_allclose(got["weights"][1::2], want, rtol=1e-4)
+
+
+def test_the_learning_rate_warms_up(ranks):
+    size, epochs, batches = len(ranks.all), 2, 3
+    done = (np.arange(epochs * batches) + 1) / (epochs * batches)
+    want = 0.8 * (1 + done * (size - 1)) / size
+    for got in ranks.call("warm_up", epochs, batches, 0.9):
+        np.testing.assert_allclose(got[: len(want)], want, rtol=1e-6)
+        np.testing.assert_allclose(got[len(want) :], 0.8, rtol=1e-6)
+
+
+def test_a_velocity_is_corrected_where_the_rate_changes(ranks):
+    # The gradient is 1: v = momentum * (new / old) * v - rate.
+    rate, velocity, weight, want = 0.5, 0.0, 0.0, []
+    for epoch in range(3):
+        new = 0.5 * 0.5**epoch
+        velocity = 0.5 * velocity * new / rate - new
+        weight, rate = weight + velocity, new
+        want.append(weight)
+    for got in ranks.call("schedule", 0.5):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_batches_are_normalized_together(ranks):
+    size = len(ranks.all)
+    draw = np.random.default_rng(3)
+    own = draw.normal(3.0, 2.0, (size, 4, 2)).astype(np.float32)
+    whole = own.reshape(-1, 2).astype(np.float64)
+    mean, variance = whole.mean(axis=0), whole.var(axis=0)
+    normal = (whole - mean) / np.sqrt(variance)
+    # d/dx of sum(n (x + s)), s of the rank: n + (g - mean(g) - n mean(g n)) / std.
+    shifts = np.repeat(np.arange(size, dtype=np.float64), 4)[:, None]
+    above = whole + shifts
+    inner = above - above.mean(axis=0) - normal * (above * normal).mean(axis=0)
+    wanted = np.split(normal + inner / np.sqrt(variance), size)
+    calls = [(own[rank], float(rank)) for rank in range(size)]
+    results = ranks.call_each("normalize", calls)
+    for rank, got in enumerate(results):
+        np.testing.assert_allclose(got["mean"], mean, rtol=1e-5)
+        np.testing.assert_allclose(got["variance"], variance, rtol=1e-4)
+        want = np.split(normal, size)[rank]
+        np.testing.assert_allclose(got["normal"], want, atol=1e-4)
+        np.testing.assert_allclose(got["later"], want, atol=1e-4)
+        np.testing.assert_allclose(got["gradient"], wanted[rank], atol=1e-3)
+        assert got["name"].startswith("sync_batch_normalization")
+
+
+def test_values_are_exchanged(ranks):
+    size = len(ranks.all)
+    for got in ranks.call("call_keras", "allreduce", [1.0, 2.0]):
+        np.testing.assert_array_equal(got, [1.0, 2.0])
+    for got in ranks.call("call_keras", "allgather", [1.0]):
+        np.testing.assert_array_equal(got, [1.0] * size)
+    for got in ranks.call("call_keras", "broadcast", 3, size - 1):
+        assert got == 3
+    rows = np.arange(size)
+    for rank, got in enumerate(ranks.call("call_keras", "reducescatter", rows)):
+        assert got == [rank]
+
+
+REFUSED = {
+    "hvd.DistributedOptimizer('sgd')": "needs an optimizer of keras.*got 'sgd'",
+    "hvd.keras.DistributedOptimizer(SGD(), op=hvd.Max)": "op must be one of .*got Max",
+    "hvd.DistributedOptimizer(hvd.DistributedOptimizer(SGD()))": "reduces .*already",
+    "LossScaleOptimizer(hvd.DistributedOptimizer(SGD()))": "mixed_float16",
+    "hvd.DistributedOptimizer(SGD(), groups=0)": "groups must be .*got 0",
+    "hvd.DistributedOptimizer(SGD(), op=hvd.Sum, gradient_predivide_factor=2.0)": (
+        "gradient_predivide_factor is for op Average; got 2.0 with Sum"
+    ),
+    "hvd.DistributedOptimizer(SGD(), backward_passes_per_step=0)": (
+        "backward_passes_per_step"
+    ),
+    "hvd.DistributedGradientTape(1)": "needs a tf.GradientTape; got 1",
+    "hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=1)": (
+        r"local_layers must be Keras layers; got \[1\]"
+    ),
+    "hvd.SyncBatchNormalization(fused=True)": "fused must be False; got True",
+    "hvd.keras.load_model('x', legacy_opts=True)": "legacy_opts is not supported",
+    "hvd.keras.elastic.KerasState": "elastic.KerasState: not supported",
+    "hvd.keras.callbacks.BroadcastGlobalVariablesCallback(0, '', [1])": (
+        "local_variables must be variables; got 1"
+    ),
+    "hvd.keras.callbacks.LearningRateScheduleCallback(None, 1.0)": "initial_lr must",
+    "hvd.keras.broadcast_global_variables(0)": "a session graph's",
+}
+
+
+@pytest.mark.parametrize("statement", REFUSED)
+def test_what_is_refused_is_named(ranks, statement):
+    if len(ranks.all) != 2:
+        pytest.skip("as with two")
+    with pytest.raises(Raised, match=REFUSED[statement]):
+        ranks.call("run_statement", statement)
