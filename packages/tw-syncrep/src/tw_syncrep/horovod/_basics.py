@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from tw_syncrep.processes._group import ProcessGroup, join
+from tw_syncrep.processes import join
+from tw_syncrep.processes._group import ProcessGroup
 
 _group: ProcessGroup | None = None
 
