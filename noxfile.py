@@ -437,12 +437,30 @@ def ray(session: nox.Session) -> None:
     )
 
 
+def torch_python(session: nox.Session) -> str:
+    """Returns a Python that has PyTorch, and nothing of ours or of TensorFlow."""
+    folder = Path(session.virtualenv.location) / "torch"
+    python = folder / "bin" / "python"
+    if not python.exists():
+        session.run(
+            "uv", "venv", "--python", str(session.python or "3.11"), str(folder)
+        )
+    wanted = group("bench-torch")
+    session.run("uv", "pip", "install", "--quiet", "--python", str(python), *wanted)
+    return str(python)
+
+
 @nox.session(reuse_venv=True)
 def bench(session: nox.Session) -> None:
     """Runs a benchmark by name, as in: nox -s bench -- reduce."""
     session.install(*editable(*PACKAGES), *group("bench"))
+    peers = (
+        ["--torch", torch_python(session)]
+        if session.posargs[:1] == ["allreduce"]
+        else []
+    )
     session.run(
-        *("python", "integration_tests/benchmarks/run.py", *session.posargs),
+        *("python", "integration_tests/benchmarks/run.py", *session.posargs, *peers),
         env=ENV,
         interrupt_timeout=10,
     )

@@ -1,0 +1,101 @@
+"""DeepXDE 1.15 on two processes, with ``tw_syncrep.horovod`` in Horovod's place.
+
+Its backend ``tensorflow.compat.v1`` knows Horovod's weak scaling: every rank draws
+points of its own, and an optimizer averages the gradients. It takes a launcher to be
+there where OMPI_COMM_WORLD_SIZE is set, and asks mpi4py for a communicator, with which
+it sends rank 0's boundary points to the others. Without MPI's own launcher that one is
+of one process, so that each rank keeps its own points: for the two ends of an interval
+they are the same. Strong scaling needs real MPI, and is not tried.
+
+The Poisson equation -u'' = pi^2 sin(pi x) on [-1, 1] with u = 0 at the ends is solved
+by one process and two. Both must come close to sin(pi x), and both ranks must have the
+same weights, though each drew points and initial weights of its own.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+DEADLINE_S = 600
+PROGRAM = """
+import os, sys, types
+import tw_syncrep.horovod as hvd
+sys.modules["horovod"] = types.ModuleType("horovod")
+sys.modules["horovod"].tensorflow = sys.modules["horovod.tensorflow"] = hvd
+import deepxde as dde
+import numpy as np
+from deepxde.backend import tf
+
+hvd.init()
+rank, steps = hvd.rank(), int(sys.argv[1])
+dde.config.set_random_seed(17 + rank)
+
+
+def residual(x, u):
+    return -dde.grad.hessian(u, x) - np.pi**2 * tf.sin(np.pi * x)
+
+
+interval = dde.geometry.Interval(-1, 1)
+ends = dde.icbc.DirichletBC(interval, lambda x: 0, lambda _, on: on)
+data = dde.data.PDE(
+    interval, residual, ends, 16, 2, solution=lambda x: np.sin(np.pi * x), num_test=100
+)
+net = dde.nn.FNN([1] + [20] * 3 + [1], "tanh", "Glorot uniform")
+model = dde.Model(data, net)
+model.compile("adam", lr=0.003, metrics=["l2 relative error"])
+model.train(iterations=steps, display_every=steps)
+points = np.linspace(-1, 1, 201)[:, None].astype("float32")
+np.save(f"u{rank}.npy", model.predict(points))
+"""
+
+
+def main() -> int:
+    """Solves it with one process and with two."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--steps", type=int, default=3000)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        (work / "solve.py").write_text(PROGRAM)
+        [alone] = solve(work, options.steps, workers=1)
+        both = solve(work, options.steps, workers=2)
+    wanted = np.sin(np.pi * np.linspace(-1, 1, 201))[:, None]
+    errors = [
+        np.linalg.norm(got - wanted) / np.linalg.norm(wanted)
+        for got in (alone, both[0])
+    ]
+    print(f"relative error: one process {errors[0]:.1e}, two {errors[1]:.1e}")
+    np.testing.assert_array_equal(both[0], both[1])
+    assert max(errors) < 0.02
+    return 0
+
+
+def solve(work: Path, steps: int, *, workers: int) -> list[np.ndarray]:
+    """Runs the program, and returns every rank's solution."""
+    command = [sys.executable, "-P", str(work / "solve.py"), str(steps)]
+    env = {**os.environ, "DDE_BACKEND": "tensorflow.compat.v1"}
+    if workers > 1:
+        env["OMPI_COMM_WORLD_SIZE"] = str(workers)
+        launcher = [sys.executable, "-m", "tw_syncrep.launch", "--ps", "0"]
+        command = [*launcher, "--workers", str(workers), "--", *command]
+    done = subprocess.run(
+        command,
+        cwd=work,
+        env=env,
+        timeout=DEADLINE_S,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode:
+        sys.exit(f"{workers} workers ended with {done.returncode}:\n{done.stdout}")
+    return [np.load(work / f"u{rank}.npy") for rank in range(workers)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
