@@ -43,7 +43,14 @@ def residual(x, u):
 interval = dde.geometry.Interval(-1, 1)
 ends = dde.icbc.DirichletBC(interval, lambda x: 0, lambda _, on: on)
 data = dde.data.PDE(
-    interval, residual, ends, 16, 2, solution=lambda x: np.sin(np.pi * x), num_test=100
+    interval,
+    residual,
+    ends,
+    16,
+    2,
+    train_distribution="pseudo",
+    solution=lambda x: np.sin(np.pi * x),
+    num_test=100,
 )
 net = dde.nn.FNN([1] + [20] * 3 + [1], "tanh", "Glorot uniform")
 model = dde.Model(data, net)
