@@ -36,7 +36,8 @@ class StubExports(griffe.Extension):
             names = [a for n in nodes if isinstance(n, ast.ImportFrom) for a in n.names]
             pkg.exports = [one.name for one in names if one.asname == one.name]
         for module in pkg.modules.values():
-            self.on_package(pkg=module)
+            if not module.is_alias:  # A module that another one imports.
+                self.on_package(pkg=module)
 
 
 def load(module: str, sources: Path) -> Any:
