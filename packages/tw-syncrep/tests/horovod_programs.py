@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from rank_programs import answer
+from syncrep_programs import end_with_the_test
 
 import tw_syncrep.horovod as hvd
 
@@ -22,6 +23,7 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
       options: ``rank``, and ``cluster`` unless it is alone; ``v1`` disables TensorFlow
         2's behaviour, as such programs do.
     """
+    end_with_the_test()
     os.environ.pop("TF_CONFIG", None)
     if "cluster" in options:
         task = {"type": "worker", "index": options["rank"]}
@@ -487,12 +489,3 @@ def call_keras(name: str, value: Any, *arguments: Any) -> Any:
     import tw_syncrep.horovod.keras as hvd_keras
 
     return np.asarray(getattr(hvd_keras, name)(value, *arguments))
-
-
-def run_statement(statement: str) -> None:
-    """Runs a statement of ``hvd`` and optimizers of Keras."""
-    import keras
-
-    names = {"hvd": hvd, "tf": tf, "np": np, "SGD": keras.optimizers.SGD}
-    names["LossScaleOptimizer"] = keras.optimizers.LossScaleOptimizer
-    exec(statement, names)

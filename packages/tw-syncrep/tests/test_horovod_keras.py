@@ -5,7 +5,6 @@ import horovod_ranks
 import numpy as np
 import pytest
 from horovod_models import make_batch
-from ranks import Raised
 
 SUM = 1
 
@@ -149,38 +148,3 @@ def test_values_are_exchanged(ranks):
     rows = np.arange(size)
     for rank, got in enumerate(ranks.call("call_keras", "reducescatter", rows)):
         assert got == [rank]
-
-
-REFUSED = {
-    "hvd.DistributedOptimizer('sgd')": "needs an optimizer of keras.*got 'sgd'",
-    "hvd.keras.DistributedOptimizer(SGD(), op=hvd.Max)": "op must be one of .*got Max",
-    "hvd.DistributedOptimizer(hvd.DistributedOptimizer(SGD()))": "reduces .*already",
-    "LossScaleOptimizer(hvd.DistributedOptimizer(SGD()))": "mixed_float16",
-    "hvd.DistributedOptimizer(SGD(), groups=0)": "groups must be .*got 0",
-    "hvd.DistributedOptimizer(SGD(), op=hvd.Sum, gradient_predivide_factor=2.0)": (
-        "gradient_predivide_factor is for op Average; got 2.0 with Sum"
-    ),
-    "hvd.DistributedOptimizer(SGD(), backward_passes_per_step=0)": (
-        "backward_passes_per_step"
-    ),
-    "hvd.DistributedGradientTape(1)": "needs a tf.GradientTape; got 1",
-    "hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=1)": (
-        r"local_layers must be Keras layers; got \[1\]"
-    ),
-    "hvd.SyncBatchNormalization(fused=True)": "fused must be False; got True",
-    "hvd.keras.load_model('x', legacy_opts=True)": "legacy_opts is not supported",
-    "hvd.keras.elastic.KerasState": "elastic.KerasState: not supported",
-    "hvd.keras.callbacks.BroadcastGlobalVariablesCallback(0, '', [1])": (
-        "local_variables must be variables; got 1"
-    ),
-    "hvd.keras.callbacks.LearningRateScheduleCallback(None, 1.0)": "initial_lr must",
-    "hvd.keras.broadcast_global_variables(0)": "a session graph's",
-}
-
-
-@pytest.mark.parametrize("statement", REFUSED)
-def test_what_is_refused_is_named(ranks, statement):
-    if len(ranks.all) != 2:
-        pytest.skip("as with two")
-    with pytest.raises(Raised, match=REFUSED[statement]):
-        ranks.call("run_statement", statement)
