@@ -7,10 +7,12 @@ replicas that come and go.
 from typing import NoReturn
 
 
+class _Refused(NotImplementedError, AttributeError):
+    """Says why, and is "there is none" for those who only look."""
+
+
 def __getattr__(name: str) -> NoReturn:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    raise NotImplementedError(
+    raise _Refused(
         f"elastic.{name}: not supported by tw_syncrep.horovod: the ranks of a run stay "
         "the same; restart it from a checkpoint, or use "
         "tw_syncrep.SyncReplicasOptimizer(elastic=True)."
