@@ -72,6 +72,27 @@ def _plain(result: Any) -> Any:
     return np.asarray(result)
 
 
+class Quartered(hvd.compression.Compressor):
+    """Sends a quarter, and takes half of what it was for the whole."""
+
+    @staticmethod
+    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        return tensor / 4, tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
+        return tf.cast(tensor * 2, ctx)
+
+
+def _find_compression(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the compression that options name."""
+    if "compression" not in options:
+        return {}
+    name = options["compression"]
+    known = Quartered if name == "own" else getattr(hvd.Compression, name)
+    return {"compression": known}
+
+
 def call(
     name: str, mode: str, array: Any, options: dict[str, Any], times: int = 1
 ) -> Any:
@@ -80,8 +101,7 @@ def call(
     Options are its arguments; compression is given by its name.
     """
     function, options = getattr(hvd, name), dict(options)
-    if "compression" in options:
-        options["compression"] = getattr(hvd.Compression, options["compression"])
+    options |= _find_compression(options)
     for _ in range(times):
         if isinstance(array, list):
             result = run(lambda *own: function(list(own), **options), mode, *array)
@@ -140,12 +160,12 @@ def train_in_session(
     is_monitored: bool = False,
     start: float = 0.0,
     momentum: float = 0.5,
+    is_local: bool = False,
     options: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Trains a linear model with an optimizer of TensorFlow 1; see ``Linear``."""
     options = dict(options or {})
-    if "compression" in options:
-        options["compression"] = getattr(hvd.Compression, options["compression"])
+    options |= _find_compression(options)
     with tf.Graph().as_default():
         weights = v1.get_variable(
             "w", initializer=tf.fill([rows.shape[1]], start), use_resource=use_resource
@@ -154,6 +174,8 @@ def train_in_session(
         loss = tf.reduce_mean((tf.linalg.matvec(rows, weights) - targets) ** 2)
         optimizer = v1.train.MomentumOptimizer(0.1, momentum)
         optimizer = hvd.DistributedOptimizer(optimizer, **options)
+        if is_local:
+            optimizer.register_local_var(weights)
         pairs = optimizer.compute_gradients(loss, [weights, unused])
         step = v1.train.get_or_create_global_step()
         train_op = optimizer.apply_gradients(pairs, global_step=step)
@@ -224,8 +246,7 @@ def train_with_tape(
 ) -> dict[str, Any]:
     """Trains a linear model step by step, broadcasts in the first, and may join."""
     options = dict(options or {})
-    if "compression" in options:
-        options["compression"] = getattr(hvd.Compression, options["compression"])
+    options |= _find_compression(options)
     weights = tf.Variable(tf.fill([rows.shape[1]], start), name="w")
     unused = tf.Variable(0.0, name="unused")
     speed = tf.Variable(tf.zeros_like(weights), name="v")
@@ -304,6 +325,7 @@ def fit(
     steps: int = 4,
     options: dict[str, Any] | None = None,
     compiling: dict[str, Any] | None = None,
+    is_local: bool = False,
     folder: str | None = None,
 ) -> dict[str, Any]:
     """Trains with ``model.fit`` and the callbacks, one batch an epoch."""
@@ -319,8 +341,11 @@ def fit(
     note = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: weights.append(_weights(model))
     )
+    kept = model.trainable_variables if is_local else None
+    for variable in kept or []:
+        optimizer.register_local_var(variable)
     callbacks = [
-        hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0, "", kept),
         hvd_keras.callbacks.MetricAverageCallback(),
         note,
     ]
@@ -489,3 +514,18 @@ def call_keras(name: str, value: Any, *arguments: Any) -> Any:
     import tw_syncrep.horovod.keras as hvd_keras
 
     return np.asarray(getattr(hvd_keras, name)(value, *arguments))
+
+
+def take_partial_gradients() -> dict[str, float]:
+    """Takes the gradients of two layers, one of which is each rank's own."""
+    import keras
+
+    layers = [keras.layers.Dense(1, kernel_initializer="ones") for _ in range(2)]
+    given = tf.constant([[1.0 + hvd.rank()]])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layers[1](layers[0](given)))
+    tape = hvd.PartialDistributedGradientTape(
+        tape, local_layers=layers[1], scale_local_gradients=False
+    )
+    shared, local = tape.gradient(loss, [layer.kernel for layer in layers])
+    return {"shared": float(shared[0, 0]), "local": float(local[0, 0])}

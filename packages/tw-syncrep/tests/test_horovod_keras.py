@@ -47,6 +47,22 @@ def test_fit_trains_as_one_process_would(ranks, compiling, tmp_path):
             np.testing.assert_array_equal(weights, got["weights"][-1])
 
 
+def test_local_variables_stay_with_their_rank_in_fit(ranks):
+    rows, targets, results = train(ranks, "fit", is_local=True)
+    for rank, got in enumerate(results):
+        own = slice(rank, rank + 1)
+        want = horovod_models.train(
+            rows[own], targets[own], start=1.0 + rank, factor=1.0 / len(rows)
+        )
+        np.testing.assert_allclose(got["weights"], want, rtol=1e-4)
+
+
+def test_local_layers_stay_with_their_rank(ranks):
+    inputs = 1.0 + np.arange(len(ranks.all))
+    for rank, got in enumerate(ranks.call("take_partial_gradients")):
+        assert got == {"shared": pytest.approx(inputs.mean()), "local": inputs[rank]}
+
+
 @pytest.mark.parametrize("averages", [False, True])
 def test_several_passes_make_a_step_of_fit(ranks, averages):
     options = {

@@ -87,12 +87,15 @@ def test_several_passes_make_a_step(ranks, use_resource, averages):
         ({"gradient_predivide_factor": 3.0}, 1.0, 1e-5),
         ({"compression": "fp16"}, 1.0, 1e-2),
         ({"compression": "bf16"}, 1.0, 5e-2),
+        ({"compression": "own"}, 0.5, 1e-5),
         ({"groups": 2, "device_dense": "/cpu:0"}, 1.0, 1e-5),
     ],
 )
 def test_options_do_what_they_say(ranks, options, factor, rtol):
     rows, targets, results = train(ranks, "train_in_session", options=options)
     factor = len(rows) if factor is None else factor
+    if options.get("compression") == "own" and len(rows) == 1:
+        factor = 1.0  # Alone, nothing travels.
     want = horovod_models.train(rows, targets, start=1.0, factor=factor)
     for got in results:
         np.testing.assert_allclose(got["weights"], want, rtol=rtol)
@@ -126,6 +129,27 @@ def test_collectives_work_in_a_program_of_tensorflow_1(ranks):
     for _, _, gathered in ranks.call("pass_around", "x", 0):
         assert gathered == ["x"] * size
     assert [got["rank"] for got in ranks.call("place")] == list(range(size))
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_the_gradient_of_a_local_variable_is_this_ranks(ranks, passes):
+    size = len(ranks.all)
+    options = {"backward_passes_per_step": passes}
+    rows, targets, results = train(
+        ranks, "train_in_session", steps=4, is_local=True, options=options
+    )
+    for rank, got in enumerate(results):
+        own = slice(rank, rank + 1)
+        want = horovod_models.train(
+            rows[own],
+            targets[own],
+            steps=4 // passes,
+            start=1.0,
+            factor=passes / size,
+        )
+        np.testing.assert_allclose(
+            got["weights"][passes - 1 :: passes], want, rtol=1e-5
+        )
 
 
 def test_slots_are_the_wrapped_optimizers(ranks):

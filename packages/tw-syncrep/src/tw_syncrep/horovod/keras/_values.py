@@ -139,7 +139,7 @@ def load_model(
     model = keras.models.load_model(
         filepath, custom_objects={**known, **(custom_objects or {})}
     )
-    loaded = model.optimizer
+    loaded = getattr(model, "optimizer", None)
     if loaded is not None:
         made = DistributedOptimizer(loaded, compression=compression)
         if loaded.built:
