@@ -128,6 +128,8 @@ class Member:
             self._line.send(message, timeout_s=timeout_s)
         self._ended.wait(timeout_s)
         self._ended.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)  # It reads from the line.
         self._line.close()
 
     def _await_all(
