@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import run_to_its_end
+from launching import run_forked, run_to_its_end
 
 TRAIN = Path(__file__).parents[1] / "docs/examples/cluster/train.py"
 DEADLINE_S = 150
@@ -30,7 +30,7 @@ def test_two_workers_learn_digits_and_all_tasks_end(tmp_path):
 @pytest.mark.parametrize("option", ["--steps=0", "--batch=-1", "--wait-timeout=nan"])
 def test_wrong_options_are_refused_before_a_server_starts(option):
     pytest.importorskip("sklearn")
-    status, out = run_to_its_end([sys.executable, str(TRAIN), option], deadline_s=60)
+    status, out = run_forked([sys.executable, str(TRAIN), option], deadline_s=60)
     flag, _, value = option.partition("=")
     assert status == 2, out
     assert f"error: {flag} must be above 0; got {value}" in out

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launching import run_to_its_end
+from launching import run_forked
 from process_program import PROGRAMS, SAVE_EVERY
 from soak.processes import TAG, tagged
 
@@ -34,7 +34,7 @@ def program(mode, folder, *more):
 
 
 def run(*words, deadline_s=DEADLINE_S):
-    status, output = run_to_its_end(
+    status, output = run_forked(
         [*LAUNCH, *map(str, words)], deadline_s=deadline_s, cwd=PROGRAM.parent
     )
     assert status == 0, output

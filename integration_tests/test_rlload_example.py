@@ -1,7 +1,5 @@
 """The PPO example in its short form, and tw-rlload with tw-ampopt's optimizers."""
 
-import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from launching import run_forked, run_to_its_end
 
 import tw_ampopt
 import tw_core
@@ -24,18 +23,10 @@ needs_gymnasium = pytest.mark.skipif(
 )
 
 
-def run(out, *arguments):
+def run(out, *arguments, way=run_forked):
     """Runs the example in a process of its own, as users do."""
     command = [sys.executable, str(EXAMPLE / "train.py"), *arguments]
-    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    return subprocess.run(
-        [*command, "--out", str(out)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=env,
-        check=False,
-    )
+    return way([*command, "--out", str(out)], deadline_s=240)
 
 
 def scores(output):
@@ -47,11 +38,12 @@ def scores(output):
 @needs_gymnasium
 @pytest.mark.timeout(300)
 def test_a_short_run_learns_and_draws_its_curve(tmp_path):
-    done = run(tmp_path, "cartpole", "--seeds", "1", "--steps", "25600")
-    assert done.returncode in (0, 1), done.stderr
+    short = ("cartpole", "--seeds", "1", "--steps", "25600")
+    status, said = run(tmp_path, *short, way=run_to_its_end)
+    assert status in (0, 1), said
     # A random policy keeps the pole up for about 22 steps.
-    (score,) = scores(done.stdout)
-    assert score > 100, done.stdout
+    (score,) = scores(said)
+    assert score > 100, said
     assert (tmp_path / "cartpole.png").stat().st_size > 5_000
 
 
@@ -67,26 +59,26 @@ def test_a_short_run_learns_and_draws_its_curve(tmp_path):
     ],
 )
 def test_wrong_options_are_refused(tmp_path, arguments, says):
-    done = run(tmp_path / "out", *arguments)
-    assert done.returncode == 2
-    assert says in done.stderr
+    status, said = run(tmp_path / "out", *arguments)
+    assert status == 2
+    assert says in said
     assert not (tmp_path / "out").exists()
 
 
 @needs_gymnasium
 @pytest.mark.timeout(300)
 def test_a_short_recurrent_run_works_on_sequences(tmp_path):
-    done = run(tmp_path, "recurrent", "--seeds", "1", "--steps", "10240")
-    assert done.returncode in (0, 1), done.stderr
-    (score,) = scores(done.stdout)
-    assert score > 22, done.stdout
+    status, said = run(tmp_path, "recurrent", "--seeds", "1", "--steps", "10240")
+    assert status in (0, 1), said
+    (score,) = scores(said)
+    assert score > 22, said
 
 
 @needs_gymnasium
 def test_an_unknown_task_is_refused_by_name(tmp_path):
-    done = run(tmp_path, "pendulum")
-    assert done.returncode == 2
-    assert "unknown tasks ['pendulum']" in done.stderr
+    status, said = run(tmp_path, "pendulum")
+    assert status == 2
+    assert "unknown tasks ['pendulum']" in said
 
 
 class Line:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from launching import run_forked
 
 from tw_core.testing import CPUS
 
@@ -230,9 +231,10 @@ def wait_for(path, process):
 
 
 def test_every_option_has_help():
-    with run_script("--help") as process:
-        said, _ = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0
+    status, said = run_forked(
+        [sys.executable, str(SCRIPT), "--help"], deadline_s=DEADLINE_S
+    )
+    assert status == 0
     for option in (
         *("--builder", "--mode", "--towers", "--devices", "--reducer", "--batch-size"),
         *("--epochs", "--learning-rate", "--seed", "--resume", "--out"),
