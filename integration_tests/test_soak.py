@@ -1,4 +1,4 @@
-"""The soak's bookkeeping, its two-minute form, and Ctrl-C."""
+"""The soak's bookkeeping, its short form, and Ctrl-C."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from soak.trend import Bounds, Sample, measure, report
 HERE = Path(__file__).parent
 WORKERS = ["worker 0", "worker 1"]
 MIB = 1 << 20
-KILL_EVERY_S = 20.0  # of a short run
+SHORT_S, KILL_EVERY_S = 20.0, 3.0
 CLEAN_UP_S = 75.0  # half a minute for each of the two programs, and some
 # Start, a kill and a recovery a victim, and the end of both programs.
 LONGEST_S = START_S + len(VICTIMS) * (KILL_EVERY_S + RECOVER_S) + 2 * END_S + CLEAN_UP_S
@@ -165,8 +165,9 @@ def wait_for(is_so, deadline_s=100.0):
 
 @pytest.mark.timeout(LONGEST_S + 30)
 @pytest.mark.parametrize("form", [[], ["--processes"]], ids=["servers", "processes"])
-def test_the_two_minute_form_loses_nothing(form):
-    process = start("--minutes", "2", *form)
+def test_the_short_form_loses_nothing(form):
+    short = ("--minutes", str(SHORT_S / 60), "--kill-every", str(KILL_EVERY_S))
+    process = start(*short, *form)
     output = output_of(process, LONGEST_S)
     assert process.returncode == 0, output
     assert output.splitlines()[-1] == "0 faults"
