@@ -33,11 +33,18 @@ PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.t
 CLIENTS = sorted(path.stem for path in ROOT.glob("integration_tests/clients/*.py"))
 # What packages are installed from -> how the command for it begins in a README.
 SOURCES = {"checkout": "pip install ./packages/", "wheels": "pip install dist/"}
-# No more than two, as each imports TensorFlow; one that is idle takes from the other.
-AT_ONCE = ("--numprocesses", "2", "--dist", "worksteal")
 
 # Without bytecode on disk, TensorFlow takes twice as long to import.
 ENV = {"PYTHONDONTWRITEBYTECODE": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+def at_once(processes: int) -> tuple[str, ...]:
+    """Returns the arguments that spread tests; who is idle takes from the others.
+
+    More processes than two cores, as many tests wait for a deadline or a peer; few
+    more, as each imports TensorFlow, and others have to come before a deadline.
+    """
+    return ("--numprocesses", str(processes), "--dist", "worksteal")
 
 
 def group(name: str, root: Path = ROOT) -> tuple[str, ...]:
@@ -118,7 +125,7 @@ def tool(
 def tests(session: nox.Session) -> None:
     """Runs all packages' tests and doctests, from the checkout."""
     session.install(*editable(*PACKAGES), *test_requirements(*PACKAGES))
-    session.run("pytest", "--doctest-modules", *AT_ONCE, *session.posargs, env=ENV)
+    session.run("pytest", "--doctest-modules", *at_once(4), *session.posargs, env=ENV)
 
 
 @nox.session(reuse_venv=True)
@@ -153,7 +160,7 @@ def run_on_wheels(session: nox.Session, path: str, **env: str) -> None:
     needed = (*map(wheel, PACKAGES), *test_requirements(*PACKAGES), *extras)
     session.install(*needed)
     variables = {**ENV, "PYTHONPATH": None, **env}
-    session.run("pytest", path, *AT_ONCE, *session.posargs, env=variables)
+    session.run("pytest", path, *at_once(3), *session.posargs, env=variables)
 
 
 @nox.session(requires=["build"], reuse_venv=False)
@@ -187,7 +194,7 @@ def matrix(session: nox.Session, resolution: str) -> None:
     )
     session.run("uv", "pip", "list")
     env = {**ENV, "PYTHONPATH": None}
-    session.run("pytest", *AT_ONCE, *session.posargs, env=env)
+    session.run("pytest", *at_once(4), *session.posargs, env=env)
 
 
 @nox.session(reuse_venv=True)
