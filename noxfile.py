@@ -34,6 +34,8 @@ CLIENTS = sorted(path.stem for path in ROOT.glob("integration_tests/clients/*.py
 # What packages are installed from -> how the command for it begins in a README.
 SOURCES = {"checkout": "pip install ./packages/", "wheels": "pip install dist/"}
 
+# What one builder of the documentation has read, the next need not read.
+READ_ONCE = ("--doctree-dir", "out/doctrees")
 # Without bytecode on disk, TensorFlow takes twice as long to import.
 ENV = {"PYTHONDONTWRITEBYTECODE": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
@@ -332,7 +334,7 @@ def release(session: nox.Session) -> None:
 
 def build_site(session: nox.Session) -> None:
     """Builds the documentation into out/docs."""
-    html = ("-b", "html", "docs", "out/docs")
+    html = ("-b", "html", *READ_ONCE, "docs", "out/docs")
     session.run("sphinx-build", "-W", "--keep-going", *html, env=ENV)
 
 
@@ -341,7 +343,7 @@ def docs(session: nox.Session) -> None:
     """Builds the documentation into out/docs, and runs the examples of docstrings."""
     session.install(*editable(*PACKAGES), *group("docs"))
     build_site(session)
-    doctest = ("-b", "doctest", "docs", "out/doctest")
+    doctest = ("-b", "doctest", *READ_ONCE, "docs", "out/doctest")
     session.run("sphinx-build", "-W", "--keep-going", *doctest, env=ENV)
 
 
