@@ -11,6 +11,7 @@ from rank_programs import answer
 from syncrep_programs import end_with_the_test
 
 import tw_syncrep.horovod as hvd
+from tw_syncrep.horovod import _basics
 
 v1 = tf.compat.v1
 
@@ -21,7 +22,7 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
     Args:
       pipe: to the test.
       options: ``rank``, and ``cluster`` unless it is alone; ``v1`` disables TensorFlow
-        2's behaviour, as such programs do.
+        2's behaviour, as such programs do; ``timeout_s`` is for a silent rank.
     """
     end_with_the_test()
     os.environ.pop("TF_CONFIG", None)
@@ -31,6 +32,8 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
         os.environ["TF_CONFIG"] = json.dumps(told)
     if options.get("v1"):
         v1.disable_v2_behavior()
+    if (timeout_s := options.get("timeout_s")) is not None:
+        _basics.join = functools.partial(_basics.join, timeout_s=timeout_s)
     answer(pipe, hvd.init)
     while True:
         try:

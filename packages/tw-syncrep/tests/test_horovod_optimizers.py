@@ -1,14 +1,10 @@
 """Optimizers of TensorFlow 1 and tapes, against one process with the whole batch."""
 
-import signal
-import time
-
 import horovod_models
 import horovod_ranks
 import numpy as np
 import pytest
 from horovod_models import make_batch
-from ranks import Raised
 
 SUM, MAX = 1, 4
 KINDS = {False: "RefVariable", True: "ResourceVariable"}
@@ -229,18 +225,3 @@ def test_other_reductions_are_taken_too(eager_ranks):
     for rank, got in enumerate(eager_ranks.call("take_gradients", MAX, options)):
         np.testing.assert_allclose(got["dense"], want)
         assert got["scale"] == 2 * (1.0 + rank) * 2
-
-
-def test_in_a_session_the_error_names_who_is_lost(processes):
-    group = horovod_ranks.make(processes, 2)
-    try:
-        rows, targets = make_batch(2)
-        for rank in group.all:
-            given = {"steps": 10**6}
-            rank.say("call_program", "train_in_session", rows[0], targets[0], given)
-        time.sleep(3.0)
-        group.all[1].send(signal.SIGKILL)
-        with pytest.raises(Raised, match=r"rank 1 .* has closed its connection"):
-            group.all[0].hear()
-    finally:
-        group.end()

@@ -1,6 +1,7 @@
 """What TensorFlow has no public function for; nothing else imports it."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -106,6 +107,26 @@ def join_cluster(addresses: Sequence[str], rank: int, *, sleep_at_once: bool) ->
 def abort_collectives(message: str) -> None:
     """Ends all collectives of this process, running and later ones, with an error."""
     context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
+
+
+def explain_unavailable(explain: Callable[[str], str]) -> None:
+    """Has each ``tf.errors.UnavailableError`` say what a function makes of its message.
+
+    From now on, in all of this process. TensorFlow makes its errors in C++, out of the
+    classes that it was given when it was imported, so none can take their place.
+
+    Args:
+      explain: takes a message, and returns one.
+    """
+    begin = tf.errors.UnavailableError.__init__
+
+    @functools.wraps(begin)
+    def begin_explained(
+        self: Any, node_def: Any, op: Any, message: str, *args: Any
+    ) -> None:
+        begin(self, node_def, op, explain(message), *args)
+
+    tf.errors.UnavailableError.__init__ = begin_explained
 
 
 def kept_by_autograph(error: _E) -> _E:

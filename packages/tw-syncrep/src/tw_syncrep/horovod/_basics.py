@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from tw_syncrep import _tf_compat
 from tw_syncrep.processes import join
 from tw_syncrep.processes._group import ProcessGroup
 
@@ -96,6 +97,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         _refuse("init", f"process_sets: collectives are of all ranks; {process_sets!r}")
     if _group is None:
         _group = join()
+        if _group.size > 1:
+            _tf_compat.explain_unavailable(_group.explain)
 
 
 def shutdown() -> None:

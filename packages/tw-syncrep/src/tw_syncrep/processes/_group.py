@@ -103,12 +103,26 @@ class ProcessGroup:
             try:
                 return function(*args, **kwargs)
             except tf.errors.OpError as error:
-                missing = self._find_missing(error)
+                missing = self._find_missing()
                 if missing is None:
                     raise
                 raise missing from error
 
         return call
+
+    def explain(self, message: str) -> str:
+        """Returns an error's message, and who is missing, where somebody is.
+
+        For programs that do not wrap what runs collectives in ``bounded``.
+
+        Args:
+          message: of an ``UnavailableError``, with which a collective ends that loses
+            its peer, or is aborted.
+        """
+        missing = self._find_missing()
+        if missing is None or str(missing) in message:
+            return message
+        return f"{message}\n{missing}"
 
     def leave(self, *, timeout_s: float = 5.0) -> None:
         """Leaves the group; a process leaves by itself when it ends.
@@ -174,7 +188,7 @@ class ProcessGroup:
         try:
             yield
         except tf.errors.OpError as error:
-            missing = self._find_missing(error)
+            missing = self._find_missing()
             if missing is None:
                 raise
             raise missing from error
@@ -211,7 +225,7 @@ class ProcessGroup:
     def _abort(self, missing: dict[int, str]) -> None:
         _tf_compat.abort_collectives(self._describe(missing))
 
-    def _find_missing(self, error: Exception) -> ReplicaTimeoutError | None:
+    def _find_missing(self) -> ReplicaTimeoutError | None:
         """Returns what a collective's error means; None where nobody is missing."""
         if self._member is None:
             return None
