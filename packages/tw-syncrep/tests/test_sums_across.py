@@ -2,6 +2,7 @@
 
 import itertools
 
+import ml_dtypes
 import numpy as np
 import pytest
 from ranks import Raised, Ranks
@@ -159,6 +160,32 @@ def test_rows_of_all_ranks_are_joined(ranks, mode, towers):
         np.testing.assert_array_equal(result[0][1], np.full([2], towers * len(own)))
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("wire", ["float16", "bfloat16"])
+@pytest.mark.parametrize("mean", [False, True])
+def test_values_of_rows_travel_narrow_and_their_places_as_they_are(
+    ranks, mode, wire, mean
+):
+    draw = np.random.default_rng(7)
+    own = [
+        (
+            draw.normal(size=(rank.rank + 2, 3)).astype(np.float32),
+            draw.integers(2**40, 2**41, rank.rank + 2),
+            (2**42, 3),
+        )
+        for rank in ranks.all
+    ]
+    calls = [(mode, [[given]], {"wire_dtype": wire, "mean": mean}, 2) for given in own]
+    narrow = ml_dtypes.bfloat16 if wire == "bfloat16" else np.float16
+    want = np.concatenate([given[0] for given in own]).astype(narrow)
+    share = len(own) if mean else 1
+    for result in ranks.call_each("reduce", calls):
+        values, places = result[0][0]
+        assert values.dtype == np.float32
+        np.testing.assert_allclose(values, want.astype(np.float32) / share, rtol=1e-6)
+        np.testing.assert_array_equal(places, np.concatenate([g[1] for g in own]))
+
+
 def rows(rank, tower, *, count):
     draw = np.random.default_rng(10 * rank + tower)
     values = draw.integers(0, 9, (count, 4)).astype(np.float32)
@@ -166,10 +193,12 @@ def rows(rank, tower, *, count):
 
 
 @pytest.mark.parametrize("mode", ["function", "session"])
-def test_shapes_need_not_be_known(ranks, mode):
+@pytest.mark.parametrize("wire", [None, "float16", "bfloat16"])
+def test_shapes_need_not_be_known(ranks, mode, wire):
+    options = {"hides_shapes": True, "wire_dtype": wire}
     for size in (5, 1_000, 7):
         shapes = [(size,), (2, size)]
-        own, calls = arguments(ranks, mode, {"hides_shapes": True}, shapes=shapes)
+        own, calls = arguments(ranks, mode, options, shapes=shapes)
         for result in ranks.call_each("reduce", calls):
             for got, want in zip(result[0], expected(own), strict=True):
                 np.testing.assert_array_equal(got, want)

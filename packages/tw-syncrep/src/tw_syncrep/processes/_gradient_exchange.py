@@ -148,35 +148,63 @@ def _body(
     results = [_sum_dense(t, next(keys), plan, group) for t in brought[:count]]
     rows = brought[count:]
     for values, indices in zip(rows[::2], rows[1::2], strict=True):
-        gathered = gather_rows([values, indices], group, next(keys))
-        if plan.divides:
-            gathered[0] /= group.size
-        results += gathered
+        results += _join_rows(values, indices, next(keys), plan, group)
     return results
 
 
+def _join_rows(
+    values: tf.Tensor,
+    indices: tf.Tensor,
+    key: int,
+    plan: ExchangePlan,
+    group: ProcessGroup,
+) -> list[tf.Tensor]:
+    narrow = plan.travels_as(values) or values.dtype
+    sent = [tf.cast(values, narrow), indices]
+    joined, places = gather_rows(sent, group, key)
+    joined = tf.cast(joined, values.dtype)
+    return [joined / group.size if plan.divides else joined, places]
+
+
 def _sum_dense(
+    tensor: tf.Tensor, key: Any, plan: ExchangePlan, group: ProcessGroup
+) -> tf.Tensor:
+    elements = tensor.shape.num_elements()
+    if elements == 0:  # TensorFlow's ring takes no empty tensor.
+        return tensor
+    if elements is None:
+        return _sum_padded(tensor, key, plan, group)
+    if (narrow := plan.travels_as(tensor)) is not None:
+        return _sum_narrow(tensor, key, plan, group, narrow)
+    size = elements * tensor.dtype.size
+    if size * (group.size - 1) <= _GATHERED_BYTES:
+        return _gather_and_add(tensor, key, plan, group)
+    return add_up(tensor, group, key, "Add", divides=plan.divides)
+
+
+def _sum_padded(
     tensor: tf.Tensor, key: int, plan: ExchangePlan, group: ProcessGroup
 ) -> tf.Tensor:
-    narrow = plan.travels_as(tensor)
-    if tensor.shape.num_elements() == 0:  # TensorFlow's ring takes no empty tensor.
-        return tensor
-    if narrow is not None:
-        return _sum_narrow(tensor, key, plan, group, narrow)
-    if tensor.shape.is_fully_defined():
-        size = tensor.shape.num_elements() * tensor.dtype.size
-        if size * (group.size - 1) <= _GATHERED_BYTES:
-            return _gather_and_add(tensor, key, plan, group)
-        return add_up(tensor, group, key, "Add", divides=plan.divides)
+    """Adds tensors of a length that is not known before, zero on a rank that is done.
+
+    All tell theirs, and pad to the bucket of the largest, which has keys of its own.
+    """
     flat = tf.reshape(tensor, [-1])
-    bucket = find_bucket(tf.size(flat))
-    summed = add_up(pad(flat, bucket), group, key + bucket, "Add", divides=plan.divides)
+    longest = add_up(tf.shape(flat), group, key, "Max")
+    bucket = find_bucket(longest[0])
+    padded = pad(flat, bucket)
+    first = key + 1 + 2 * bucket
+    narrow = plan.travels_as(tensor)
+    if narrow is None:
+        summed = add_up(padded, group, first, "Add", divides=plan.divides)
+    else:
+        summed = _sum_narrow(padded, first, plan, group, narrow)
     result = tf.reshape(summed[: tf.size(flat)], tf.shape(tensor))
     return tf.ensure_shape(result, tensor.shape)
 
 
 def _gather_and_add(
-    tensor: tf.Tensor, key: int, plan: ExchangePlan, group: ProcessGroup
+    tensor: tf.Tensor, key: Any, plan: ExchangePlan, group: ProcessGroup
 ) -> tf.Tensor:
     """Adds what every rank gets of all: half as many messages, each of all bytes."""
     gathered = gather(tensor[tf.newaxis], group, key)
@@ -185,7 +213,7 @@ def _gather_and_add(
 
 
 def _sum_narrow(
-    tensor: tf.Tensor, key: int, plan: ExchangePlan, group: ProcessGroup, wire: tf.DType
+    tensor: tf.Tensor, key: Any, plan: ExchangePlan, group: ProcessGroup, wire: tf.DType
 ) -> tf.Tensor:
     """Adds in float32 what travels as a narrow type: each rank adds a part."""
     sent = tf.cast(tf.reshape(tensor, [-1]), wire)

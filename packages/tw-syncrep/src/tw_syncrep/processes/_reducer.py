@@ -57,7 +57,9 @@ def sum_across(
       sum_towers: [K][N] -> [K][N], adds those of this rank's towers, e.g. a reducer
         of tw-reduce; by default each is added where tower 0's lies.
       wire_dtype: "float16" or "bfloat16", as which wider floats travel; the sum is
-        one of float32, rounded once more on its way back. None for as they are.
+        one of float32, rounded once more on its way back. Of sparse gradients the
+        values travel so, which nothing adds here; their indices stay as they are. None
+        for as they are.
       names: [N] of the variables, for messages; ranks must agree on them.
 
     Returns:
