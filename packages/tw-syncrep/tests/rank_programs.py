@@ -276,6 +276,49 @@ def train_unevenly(
     return values, taken
 
 
+def reduce_unevenly(
+    group: Any, batches: list[tuple[list[float], int]], mode: str, wire: str | None
+) -> tuple[list[list[Any]], int]:
+    """Reduces gradients of all kinds in two exchanges per batch, then finishes.
+
+    A batch is rows, and the length of a gradient whose shape nobody knows before.
+    """
+
+    def build(rows: tf.Tensor, length: tf.Tensor) -> list[Any]:
+        total = tf.reduce_sum(rows)
+        sparse = tf.IndexedSlices(rows[:, None], tf.cast(rows, tf.int64))
+        grads = [tf.fill([length], total), sparse, total]
+        count = tf.size(rows)
+        [means] = processes.mean_across(
+            [grads], group=group, weight=tf.cast(count, tf.float32), wire_dtype=wire
+        )
+        [[everything]] = processes.sum_across([[count]], group=group)
+        return [means[0], means[1].values, means[1].indices, means[2], everything]
+
+    results = []
+    if mode == "session" and batches:
+        with tf.Graph().as_default(), v1.Session() as session:
+            fed = [v1.placeholder(tf.float32, [None]), v1.placeholder(tf.int32, [])]
+            built = build(*fed)
+            for batch in batches:
+                results.append(session.run(built, dict(zip(fed, batch, strict=True))))
+    elif mode != "session":
+        signature = [tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.int32)]
+        step = build if mode == "eager" else tf.function(build, signature)
+        for rows, length in batches:
+            given = tf.constant(rows), tf.constant(length)
+            results.append([got.numpy() for got in group.bounded(step)(*given)])
+    return results, processes.finish(group)
+
+
+def broadcast_or_finish(group: Any, is_done: bool) -> None:
+    """Broadcasts a variable, or finishes meanwhile."""
+    if is_done:
+        processes.finish(group)
+    else:
+        processes.broadcast_variables([tf.Variable(1.0)], group=group)
+
+
 def step_until(group: Any, steps: int | None = None, mode: str = "function") -> int:
     """Sums again and again."""
     run = _make_sum_in(SESSIONS[mode], group) if mode in SESSIONS else _make_sum(group)

@@ -14,7 +14,7 @@ SPECS = st.builds(
     name=st.sampled_from(["", "a", "b/kernel"]),
     dtype=st.sampled_from(["float32", "int64"]),
     shape=SHAPES,
-    is_sparse=st.booleans(),
+    indices=st.sampled_from(["", "int32", "int64"]),
 )
 EXCHANGES = st.builds(
     Exchange,

@@ -49,10 +49,54 @@ def test_the_run_can_end_at_the_first_end(ranks):
     assert ranks.call("step_until", 2) == [6, 6, 6]
 
 
-def test_a_rank_that_never_trained_cannot_take_part(make_ranks):
-    group = make_ranks(2).joined()
-    group.all[1].say("train_unevenly", [], "finish")
-    with pytest.raises(
-        Raised, match=r"finish: this rank has not traced a training step"
+# Rows, and the length of the gradient whose shape is not known; rank 1 has no data.
+BATCHES = [
+    [([1.0, 2.0], 3), ([3.0], 40), ([4.0, 1.0, 1.0], 3)],
+    [],
+    [([5.0], 3), ([2.0, 6.0], 40)],
+]
+
+
+@pytest.mark.parametrize(
+    ("mode", "wire"),
+    [("function", None), ("function", "bfloat16"), ("eager", None), ("session", None)],
+)
+def test_a_rank_without_any_batch_takes_part(make_ranks, mode, wire):
+    group = make_ranks(3, timeout_s=30.0, first_timeout_s=60.0).joined()
+    calls = [(own, mode, wire) for own in BATCHES]
+    for own, (results, taken) in zip(
+        BATCHES, group.call_each("reduce_unevenly", calls), strict=True
     ):
+        assert len(results) == len(own)
+        assert taken == 3 - len(own)
+        for step, got in enumerate(results):
+            came = [other[step] for other in BATCHES if step < len(other)]
+            rows = [np.array(batch[0], np.float32) for batch in came]
+            count = sum(map(len, rows))
+            mean = sum(len(r) * r.sum() for r in rows) / count
+            shares = np.concatenate([len(r) * r[:, None] for r in rows]) / count
+            tolerance = 2**-7 if wire else 1e-6
+            np.testing.assert_allclose(
+                got[0], np.full([came[0][1]], mean), rtol=tolerance
+            )
+            np.testing.assert_allclose(got[1], shares, rtol=tolerance)
+            np.testing.assert_array_equal(got[2], np.concatenate(rows))
+            np.testing.assert_allclose(got[3], mean, rtol=1e-6)
+            assert got[4] == count
+
+
+def test_ranks_that_all_have_no_batch_finish_at_once(make_ranks):
+    group = make_ranks(2).joined()
+    assert group.call("reduce_unevenly", [], "function", None) == [([], 0)] * 2
+    assert group.call("step_until", 2) == [4, 4]
+
+
+def test_a_rank_without_data_says_what_it_cannot_take_part_in(make_ranks):
+    group = make_ranks(2).joined()
+    for rank, is_done in zip(group.all, (False, True), strict=True):
+        rank.say("broadcast_or_finish", is_done)
+    with pytest.raises(Raised, match=r"finish: other ranks have come to 'a broadcast'"):
         group.all[1].hear()
+    group.all[1].end()
+    with pytest.raises(Raised, match=r"rank 1 \("):
+        group.all[0].hear()

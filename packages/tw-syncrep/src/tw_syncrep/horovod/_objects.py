@@ -145,7 +145,7 @@ def join() -> tf.Tensor:
 
     Raises:
       ValueError: ``init`` was not called.
-      RuntimeError: this rank's optimizers and tapes have reduced nothing yet.
+      RuntimeError: others broadcast meanwhile, or do what else needs all ranks.
       ReplicaTimeoutError: a rank is missing.
     """
     group = find_group("join")

@@ -19,18 +19,19 @@ class TensorSpec:
       dtype: name of the element type.
       shape: None for what is not known before the graph runs; as a whole where not
         even the rank is.
-      is_sparse: whether rows are brought (``tf.IndexedSlices``).
+      indices: name of the element type of the indices, where rows are brought
+        (``tf.IndexedSlices``); "" where they are not.
     """
 
     name: str
     dtype: str
     shape: tuple[int | None, ...] | None
-    is_sparse: bool = False
+    indices: str = ""
 
     def __str__(self) -> str:
         """As it is shown in messages, e.g. "dense/kernel float32 [3, 4]"."""
         shape = "of unknown shape" if self.shape is None else str(list(self.shape))
-        sparse = ", rows of" if self.is_sparse else ""
+        sparse = f", {self.indices} rows of" if self.indices else ""
         return f"{self.name or 'a tensor'}{sparse} {self.dtype} {shape}"
 
 
@@ -65,7 +66,7 @@ class Exchange:
                     str(spec["name"]),
                     str(spec["dtype"]),
                     None if spec["shape"] is None else tuple(spec["shape"]),
-                    bool(spec["is_sparse"]),
+                    str(spec["indices"]),
                 )
                 for spec in data["tensors"]
             )

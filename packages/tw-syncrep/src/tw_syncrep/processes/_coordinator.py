@@ -48,7 +48,7 @@ class Coordinator:
         self._sockets: dict[int, LineSocket] = {}
         self._introductions: dict[int, Introduction] = {}
         self._attendance: Attendance | None = None
-        self._agreeing: dict[int, dict[int, Exchange]] = {}
+        self._agreeing: dict[int, dict[int, Exchange | None]] = {}  # None: follows.
         self._agreeing_since: dict[int, float] = {}
         self._missing_since: float | None = None
         self._asked_s: float | None = None
@@ -123,12 +123,14 @@ class Coordinator:
             self._attendance.hear(rank, Report(**message["report"]), now_s)
             self._send(rank, {"do": "beat"})
         if message["do"] == "agree":
-            number = int(message["number"])
-            self._agreeing.setdefault(number, {})[rank] = Exchange.from_json(
-                message["exchange"]
-            )
-            self._agreeing_since.setdefault(number, now_s)
+            number, told = int(message["number"]), message["exchange"]
+            exchange = None if told is None else Exchange.from_json(told)
+            self._agreeing.setdefault(number, {})[rank] = exchange
+            if exchange is not None:
+                self._agreeing_since.setdefault(number, now_s)
             self._agree(number)
+        if message["do"] == "unfollow":
+            self._agreeing.get(int(message["number"]), {}).pop(rank, None)
         if message["do"] == "bye" and self._attendance is not None:
             self._attendance.leave(rank)
             self._send(rank, {"do": "bye"})
@@ -183,7 +185,13 @@ class Coordinator:
         return ""
 
     def _agree(self, number: int) -> None:
-        described = self._agreeing[number]
+        brought = self._agreeing[number]
+        described = _find_described(brought)
+        if described or len(brought) == self.size:
+            first = next((e.as_json() for e in described.values()), None)
+            for rank in set(brought) - set(described):
+                told = {"do": "followed", "number": number, "exchange": first}
+                self._send(rank, told)
         if len(described) < self.size:
             return
         del self._agreeing[number], self._agreeing_since[number]
@@ -231,7 +239,7 @@ class Coordinator:
         """Finds who has not described a collective that others wait to agree on."""
         for number, since_s in self._agreeing_since.items():
             if now_s - since_s >= self._limits.first_timeout_s:
-                described = self._agreeing[number]
+                described = _find_described(self._agreeing[number])
                 kind = next(iter(described.values())).kind
                 return {
                     rank: f"has not come to {kind!r} for {now_s - since_s:.1f} s, to "
@@ -249,3 +257,8 @@ class Coordinator:
                 line.send(message, timeout_s=0.2)
             except OSError:
                 self._drop(line)
+
+
+def _find_described(brought: dict[int, Exchange | None]) -> dict[int, Exchange]:
+    """Returns what ranks have described, without those that follow."""
+    return {rank: one for rank, one in brought.items() if one is not None}

@@ -26,6 +26,7 @@ from tw_syncrep.processes._group import ProcessGroup
 NARROW = ("float16", "bfloat16")
 """Floats that are added in float32."""
 
+_KIND = "the sum of gradients"
 _ALONE_BYTES = 1 << 21
 _GATHERED_BYTES = 1 << 16
 """Up to so many received, a rank does better to get what all others bring."""
@@ -130,13 +131,51 @@ def _describe(
     for n, grad in enumerate(local):
         values = values_of(grad)
         shape = None if values.shape.rank is None else tuple(values.shape.as_list())
-        is_sparse = isinstance(grad, tf.IndexedSlices)
-        if is_sparse and shape is not None:
+        indices = grad.indices.dtype.name if isinstance(grad, tf.IndexedSlices) else ""
+        if indices and shape is not None:
             shape = (None, *shape[1:])
         name = names[n] if names else ""
-        specs.append(TensorSpec(name, values.dtype.name, shape, is_sparse))
+        specs.append(TensorSpec(name, values.dtype.name, shape, indices))
     options = (("wire_dtype", str(plan.wire)), ("divides", str(plan.divides)))
-    return Exchange("the sum of gradients", tuple(specs), options)
+    return Exchange(_KIND, tuple(specs), options)
+
+
+def follow_exchange(exchange: Exchange, group: ProcessGroup, graph: tf.Graph) -> None:
+    """Has a rank without a training step take part in that of others.
+
+    Args:
+      exchange: what others have described, and this rank has not.
+      group: the ranks; ``group.of_step`` has it afterwards.
+      graph: where it is built, the same one for all that a rank follows.
+
+    Raises:
+      RuntimeError: it is no sum of gradients.
+      ReplicaTimeoutError: a rank is missing.
+    """
+    if exchange.kind != _KIND:
+        raise RuntimeError(
+            f"finish: other ranks have come to {exchange.kind!r}, in which a rank "
+            "without data cannot take part; have all ranks do it before their first "
+            "batch, or end the run for all with until_first_end."
+        )
+    options = dict(exchange.options)
+    wire = None if options["wire_dtype"] == "None" else options["wire_dtype"]
+    names = [spec.name for spec in exchange.tensors]
+    with graph.as_default():
+        local = [_placeholder(spec) for spec in exchange.tensors]
+        weight = tf.compat.v1.placeholder(tf.float32, [1])
+        plan = plan_exchange(local, wire, divides=options["divides"] == "True")
+        known = group.num_agreed
+        while group.num_agreed == known:  # A step may have several of one kind.
+            exchange_gradients(local, weight, plan, group, names)
+
+
+def _placeholder(spec: TensorSpec) -> Any:
+    values = tf.compat.v1.placeholder(spec.dtype, spec.shape)
+    if not spec.indices:
+        return values
+    indices = tf.compat.v1.placeholder(spec.indices, [None])
+    return tf.IndexedSlices(values, indices)
 
 
 def _body(

@@ -160,11 +160,55 @@ class ProcessGroup:
             uses[exchange] = place + 1
             number = self._numbers.get((exchange, place))
             if number is None:
-                number = self._agree(exchange)
+                number = self.agree(exchange)
                 self._numbers[exchange, place] = number
             if graph is not None:
                 self._traced, self._inside = self._read_progress()[0], exchange.kind
         return _FIRST_KEY + number * _KEYS_EACH
+
+    def agree(self, exchange: Exchange) -> int:
+        """Waits until all ranks have come to the same; returns its number.
+
+        Raises:
+          ValueError: they have come to something else.
+          ReplicaTimeoutError: somebody did not come.
+        """
+        if self._member is None:
+            return len(self._numbers)
+        try:
+            return self._member.agree(exchange)
+        except TimeoutError:
+            raise self._as_error(self._member.missing) from None
+
+    def follow(self, is_over: Callable[[], bool], *, is_idle: bool) -> Exchange | None:
+        """Waits for a collective that others describe, and this rank has not.
+
+        Args:
+          is_over: whether not to wait any more; is asked when ``look_again`` is called.
+          is_idle: whether this rank takes part in nothing meanwhile.
+
+        Returns:
+          Its description; None when it is over, or when all ranks are idle here.
+
+        Raises:
+          ReplicaTimeoutError: somebody is missing.
+        """
+        if self._member is None:
+            return None
+        try:
+            return self._member.follow(is_over, is_idle=is_idle)
+        except TimeoutError:
+            raise self._as_error(self._member.missing) from None
+
+    def look_again(self) -> None:
+        """Has ``follow`` ask whether it is over."""
+        if self._member is not None:
+            self._member.look_again()
+
+    @property
+    def num_agreed(self) -> int:
+        """How many collectives ranks have agreed on."""
+        return len(self._numbers)
 
     @property
     def progress(self) -> tf.Variable:
@@ -200,14 +244,6 @@ class ProcessGroup:
         if self._member is not None:
             self._member.start(self._read_report, self._abort)
         atexit.register(self.leave, timeout_s=1.0)
-
-    def _agree(self, exchange: Exchange) -> int:
-        if self._member is None:
-            return len(self._numbers)
-        try:
-            return self._member.agree(exchange)
-        except TimeoutError:
-            raise self._as_error(self._member.missing) from None
 
     def _read_progress(self) -> tuple[int, int]:
         """Reads how many collectives were entered, and how many completed."""

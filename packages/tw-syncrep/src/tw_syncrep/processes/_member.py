@@ -52,6 +52,7 @@ class Member:
         self._own = own
         self._limits = limits
         self._agreed: dict[int, str] = {}
+        self._followed: dict[int, Exchange | None] = {}
         self._next_number = 0
         self._changed = threading.Condition()
         self._heard_s = self._due_s = time.monotonic()
@@ -100,9 +101,7 @@ class Member:
         with self._changed:
             number = self._next_number
             self._next_number += 1
-        message = {"do": "agree", "number": number, "exchange": exchange.as_json()}
-        with contextlib.suppress(OSError):  # The thread notices.
-            self._line.send(message, timeout_s=self._limits.timeout_s)
+        self._say({"do": "agree", "number": number, "exchange": exchange.as_json()})
         with self._changed:
             self._is_agreeing = True
             self._changed.wait_for(lambda: number in self._agreed or self.missing)
@@ -113,6 +112,45 @@ class Member:
         if difference:
             raise ValueError(difference)
         return number
+
+    def follow(self, is_over: Callable[[], bool], *, is_idle: bool) -> Exchange | None:
+        """Waits for what others describe next, which this rank is then to describe too.
+
+        Args:
+          is_over: whether not to wait any more; is asked when ``look_again`` is called.
+          is_idle: whether this rank waits for nothing else; then it is over when all
+            ranks are here.
+
+        Returns:
+          What they describe; None when it is over.
+
+        Raises:
+          TimeoutError: somebody is missing; ``missing`` says who.
+        """
+        with self._changed:
+            number = self._next_number
+        self._say({"do": "agree", "number": number, "exchange": None})
+
+        def must_look() -> bool:
+            is_known = self._followed.get(number) is not None
+            return is_known or (is_idle and number in self._followed) or is_over()
+
+        with self._changed:
+            self._is_agreeing = is_idle
+            self._changed.wait_for(lambda: must_look() or self.missing)
+            self._is_agreeing = False
+            found = self._followed.pop(number, None)
+            if self.missing and not is_over():
+                raise TimeoutError("Somebody is missing.")
+        if found is None or is_over():
+            self._say({"do": "unfollow", "number": number})
+            return None
+        return found
+
+    def look_again(self) -> None:
+        """Has a thread that follows ask whether it is over."""
+        with self._changed:
+            self._changed.notify_all()
 
     def wait_for_missing(self, timeout_s: float) -> dict[int, str]:
         """Waits until it is known who is missing; what is wrong, by rank."""
@@ -131,6 +169,10 @@ class Member:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)  # It reads from the line.
         self._line.close()
+
+    def _say(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # The thread notices.
+            self._line.send(message, timeout_s=self._limits.timeout_s)
 
     def _await_all(
         self, address: tuple[str, int], end_s: float, start_timeout_s: float
@@ -208,6 +250,12 @@ class Member:
             if message["do"] == "agreed":
                 with self._changed:
                     self._agreed[int(message["number"])] = message["why"]
+                    self._changed.notify_all()
+            if message["do"] == "followed":
+                told = message["exchange"]
+                exchange = None if told is None else Exchange.from_json(told)
+                with self._changed:
+                    self._followed[int(message["number"])] = exchange
                     self._changed.notify_all()
             if message["do"] == "report":
                 self._due_s = self._heard_s

@@ -6,6 +6,7 @@
     waits until all have come     -- welcome ->  knows all addresses
     compares, gives a number      <- agree ---   describes a collective, waits
     (Exchange)                    -- agreed -->  goes on, or raises
+    hands a description on        -- followed -> does as others, whose step it lacks
     notes who is where            <- beat ----   a few times a second
     (Attendance)                  -- beat ---->  knows that rank 0 answers
     is in doubt about some        -- report -->  says at once how far it is

@@ -5,6 +5,7 @@ zeros and with weight zero, until all are done; or the run ends for all at the f
 end.
 """
 
+import threading
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
@@ -13,18 +14,20 @@ import tensorflow as tf
 from tw_syncrep import _tf_compat
 from tw_syncrep.processes._agreement import Exchange
 from tw_syncrep.processes._collectives import add_up, run_collectives
+from tw_syncrep.processes._gradient_exchange import follow_exchange
 from tw_syncrep.processes._group import ProcessGroup
 
 _Batch = TypeVar("_Batch")
+_END = Exchange("the end of all data", ())
 
 
 def finish(group: ProcessGroup) -> int:
     """Takes part in the others' steps, with nothing, until all ranks have finished.
 
-    To be called where this rank's data has ended, instead of more steps, by all ranks.
-    A step is all sums and means that this rank has traced, in this order: what is done
-    now and then (a validation's mean) needs a group without ``finish``. Means that were
-    given weights are over those that brought something.
+    To be called where this rank's data has ended, instead of more steps, by all ranks;
+    also by one that had no data at all. It takes part in all sums and means that others
+    have traced, each as often as they do it. Means that were given weights are over
+    those that brought something.
 
     Args:
       group: the ranks.
@@ -33,24 +36,67 @@ def finish(group: ProcessGroup) -> int:
       How many steps of others this rank took part in.
 
     Raises:
-      RuntimeError: this rank has traced no step, so it does not know what others do.
+      RuntimeError: others have begun what a rank without data cannot take part in, such
+        as a broadcast.
       ReplicaTimeoutError: a rank is missing.
     """
     if group.size == 1:
         return 0
-    if not group.of_step:
-        raise RuntimeError(
-            "finish: this rank has not traced a training step yet, so it cannot take "
-            "part in the others'; give each rank at least one batch, e.g. an empty one."
-        )
-    steps = 0
-    with _tf_compat.eager_mode():
-        while True:
-            for place, (exchange, find_weight) in enumerate(group.of_step.values()):
-                weight = find_weight(exchange.run_with_nothing())
-                if place == 0 and not float(weight[0]):
-                    return steps
-            steps += 1
+    graph = tf.Graph()
+    shares: dict[int, _Share] = {}
+
+    def is_over() -> bool:
+        failed = any(share.error is not None for share in shares.values())
+        return failed or (bool(shares) and all(s.is_done for s in shares.values()))
+
+    while True:
+        for key in group.of_step.keys() - shares.keys():
+            shares[key] = _Share(group, key)
+        found = group.follow(is_over, is_idle=not shares)
+        if found is None or found == _END:
+            break
+        follow_exchange(found, group, graph)
+    if not any(share.error for share in shares.values()):
+        for share in shares.values():  # Others are over, so this one soon is.
+            share.join()
+    for share in shares.values():
+        if share.error is not None:
+            raise share.error
+    group.agree(_END)  # What they do next is not of these steps.
+    return max((share.steps for share in shares.values()), default=0)
+
+
+class _Share(threading.Thread):
+    """A thread that takes part in one exchange of each step until none has weight.
+
+    Others may do the exchanges of a step in any order, so each has a thread.
+    """
+
+    def __init__(self, group: ProcessGroup, key: int) -> None:
+        """Starts the thread.
+
+        Args:
+          group: the ranks.
+          key: of one of ``group.of_step``.
+        """
+        super().__init__(name="tw-syncrep-finish", daemon=True)
+        self.steps = 0
+        self.is_done = False
+        self.error: BaseException | None = None
+        self._group, self._key = group, key
+        self.start()
+
+    def run(self) -> None:
+        """Takes part, round after round."""
+        exchange, find_weight = self._group.of_step[self._key]
+        try:
+            with _tf_compat.eager_mode():
+                while float(find_weight(exchange.run_with_nothing())[0]):
+                    self.steps += 1
+            self.is_done = True
+        except BaseException as error:  # Is raised by who called ``finish``.
+            self.error = error
+        self._group.look_again()
 
 
 def until_first_end(
