@@ -33,7 +33,8 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
     if options.get("v1"):
         v1.disable_v2_behavior()
     if (timeout_s := options.get("timeout_s")) is not None:
-        _basics.join = functools.partial(_basics.join, timeout_s=timeout_s)
+        join = _basics.join_prepared
+        _basics.join_prepared = functools.partial(join, timeout_s=timeout_s)
     answer(pipe, hvd.init)
     while True:
         try:

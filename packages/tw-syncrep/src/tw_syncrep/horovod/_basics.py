@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from tw_syncrep import _tf_compat
-from tw_syncrep.processes import join
 from tw_syncrep.processes._group import ProcessGroup
+from tw_syncrep.processes._joining import join_prepared
 
 _group: ProcessGroup | None = None
 
@@ -76,7 +76,9 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     """Joins the other processes; call it before TensorFlow is used.
 
     Who they are is read from ``TF_CONFIG``, which ``tw-launch`` sets; a process for
-    which it is not set is alone. After the first call it does nothing.
+    which it is not set is alone. Each of several sees one GPU of its machine from then
+    on, that of its local rank, unless another was chosen before. After the first call
+    it does nothing.
 
     Args:
       comm: None.
@@ -96,9 +98,30 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     if process_sets is not None and process_sets != []:
         _refuse("init", f"process_sets: collectives are of all ranks; {process_sets!r}")
     if _group is None:
-        _group = join()
+        _group = join_prepared(
+            lambda group: pin_gpu(tf.config.experimental, group.local_rank)
+        )
         if _group.size > 1:
             _tf_compat.explain_unavailable(_group.explain)
+
+
+def pin_gpu(config: Any, local_rank: int) -> None:
+    """Leaves a process the GPU of its local rank, whose memory grows as it is needed.
+
+    Programs do so after ``init``, by when TensorFlow's runtime has started; then it
+    takes no other settings, but the same again.
+
+    Args:
+      config: ``tf.config.experimental``, before the runtime has started.
+      local_rank: of the process.
+    """
+    gpus = config.list_physical_devices("GPU")
+    if all(config.get_memory_growth(gpu) is None for gpu in gpus):
+        for gpu in gpus:
+            config.set_memory_growth(gpu, True)
+    # A launcher that gives each process its own GPUs leaves fewer than local ranks.
+    if local_rank < len(gpus) and config.get_visible_devices("GPU") == gpus:
+        config.set_visible_devices(gpus[local_rank], "GPU")
 
 
 def shutdown() -> None:

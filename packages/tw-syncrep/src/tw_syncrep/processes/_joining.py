@@ -5,7 +5,7 @@ import os
 import platform
 import socket
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -65,6 +65,38 @@ def join(
         of other ranks; so do versions.
       TypeError: an argument is of another type.
     """
+    return join_prepared(
+        lambda group: None,
+        coordinator,
+        rank=rank,
+        size=size,
+        timeout_s=timeout_s,
+        first_timeout_s=first_timeout_s,
+        start_timeout_s=start_timeout_s,
+    )
+
+
+def join_prepared(
+    prepare: Callable[[ProcessGroup], None],
+    coordinator: str | None = None,
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    timeout_s: float = 60.0,
+    first_timeout_s: float = 600.0,
+    start_timeout_s: float = 300.0,
+) -> ProcessGroup:
+    """Joins as ``join`` does, and has something done when all have come.
+
+    Args:
+      prepare: takes the group of several ranks, before TensorFlow's runtime starts.
+      coordinator: as ``join``.
+      rank: as ``join``.
+      size: as ``join``.
+      timeout_s: as ``join``.
+      first_timeout_s: as ``join``.
+      start_timeout_s: as ``join``.
+    """
     global _joined
     check_number("join", above=0.0, timeout_s=timeout_s)
     check_number("join", above=0.0, first_timeout_s=first_timeout_s)
@@ -80,7 +112,7 @@ def join(
         alone = _introduce(seat, port=0)
         group = ProcessGroup([alone], 0, member=None, coordinator=None, limits=limits)
     else:
-        group = _join_others(seat, limits, start_timeout_s)
+        group = _join_others(seat, limits, start_timeout_s, prepare)
     _joined = weakref.ref(group)
     group.start()
     return group
@@ -132,7 +164,10 @@ def _seat_from_tf_config() -> _Seat:
 
 
 def _join_others(
-    seat: _Seat, limits: Deadlines, start_timeout_s: float
+    seat: _Seat,
+    limits: Deadlines,
+    start_timeout_s: float,
+    prepare: Callable[[ProcessGroup], None],
 ) -> ProcessGroup:
     if _tf_compat.has_started():
         raise RuntimeError(
@@ -149,7 +184,16 @@ def _join_others(
             member = Member(
                 seat.coordinator, own, limits, start_timeout_s=start_timeout_s
             )
-        return _start_runtime(seat.rank, member, coordinator, limits)
+        group = ProcessGroup(
+            member.introductions,
+            seat.rank,
+            member=member,
+            coordinator=coordinator,
+            limits=limits,
+        )
+        prepare(group)
+        _start_runtime([other.address for other in member.introductions], seat.rank)
+        return group
     except Exception as error:
         if member is not None:
             member.leave(timeout_s=1.0)
@@ -163,11 +207,7 @@ def _join_others(
         raise
 
 
-def _start_runtime(
-    rank: int, member: Member, coordinator: Coordinator | None, limits: Deadlines
-) -> ProcessGroup:
-    introductions = member.introductions
-    addresses = [other.address for other in introductions]
+def _start_runtime(addresses: Sequence[str], rank: int) -> None:
     listed = {"worker": addresses}
     keep_freed_memory()
     settings = server_config(listed, addresses[rank]).experimental
@@ -175,9 +215,6 @@ def _start_runtime(
         addresses, rank, sleep_at_once=settings.disable_thread_spinning
     )
     warn_if_exposed(int(addresses[rank].rpartition(":")[2]))
-    return ProcessGroup(
-        introductions, rank, member=member, coordinator=coordinator, limits=limits
-    )
 
 
 def _introduce(seat: _Seat, *, port: int) -> Introduction:
