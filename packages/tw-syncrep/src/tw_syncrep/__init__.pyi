@@ -1,4 +1,6 @@
 from . import cluster as cluster
+from . import horovod as horovod
+from . import processes as processes
 from ._optimizer import SyncReplicasOptimizer as SyncReplicasOptimizer
 from ._session.bounded_session import TrainingSession as TrainingSession
 from ._session.hook import SyncReplicasHook as SyncReplicasHook

@@ -11,4 +11,7 @@ timelines) is refused by name.
 
 import lazy_loader
 
+from tw_core.renames import answer_renamed
+
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__ = answer_renamed(__name__, {}, __getattr__)
