@@ -1,5 +1,8 @@
 """Rank 0's end of the side channel, and ranks that are lost almost at once."""
 
+import fcntl
+import json
+import resource
 import socket
 import threading
 import time
@@ -78,6 +81,26 @@ def test_ranks_whose_connections_close_together_are_named_together(channel):
     time.sleep(0.3)  # The kernel is slow in ending this one.
     three.line.close()
     assert missing_by(living) == [[2, 3], [2, 3]]
+
+
+def test_a_rank_among_thousands_is_sent_to():
+    """``select.select`` takes no descriptor from 1,024 on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            low = socket.create_connection(listener.getsockname(), 10)
+            theirs = listener.accept()[0]
+        with low, theirs:
+            number = fcntl.fcntl(low.fileno(), fcntl.F_DUPFD, 2048)
+            high = LineSocket(socket.socket(fileno=number))
+            high.send({"do": "beat"}, timeout_s=1.0)
+            assert json.loads(theirs.recv(100)) == {"do": "beat"}
+            with pytest.raises(TimeoutError, match=r"took nothing for 0.1 s"):
+                high.send({"do": "x" * (1 << 25)}, timeout_s=0.1)
+            high.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_who_answers_is_not_named(channel):

@@ -79,10 +79,12 @@ class LineSocket:
         """
         data = memoryview(json.dumps(message).encode() + b"\n")
         end_s = time.monotonic() + timeout_s
+        ready = select.poll()
+        ready.register(self.connection, select.POLLOUT)
         with self._sending:
             while data:
                 wait_s = max(0.0, end_s - time.monotonic())
-                if not select.select([], [self.connection], [], wait_s)[1]:
+                if not ready.poll(1000 * wait_s):
                     raise TimeoutError(f"LineSocket: took nothing for {timeout_s} s.")
                 data = data[self.connection.send(data) :]
 
