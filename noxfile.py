@@ -156,9 +156,9 @@ def unit(session: nox.Session, package: str) -> None:
     session.run("pytest", f"packages/{package}/tests", *session.posargs, env=env)
 
 
-def run_on_wheels(session: nox.Session, path: str, **env: str) -> None:
+def run_on_wheels(session: nox.Session, path: str, *more: str, **env: str) -> None:
     """Runs integration tests on the built wheels of all packages."""
-    extras = (*group("examples"), *group("rl"), *group("release"))
+    extras = (*group("examples"), *group("rl"), *group("release"), *more)
     needed = (*map(wheel, PACKAGES), *test_requirements(*PACKAGES), *extras)
     session.install(*needed)
     variables = {**ENV, "PYTHONPATH": None, **env}
@@ -168,7 +168,7 @@ def run_on_wheels(session: nox.Session, path: str, **env: str) -> None:
 @nox.session(requires=["build"], reuse_venv=False)
 def integration(session: nox.Session) -> None:
     """Runs the integration tests, the conformance table in short."""
-    run_on_wheels(session, "integration_tests")
+    run_on_wheels(session, "integration_tests", *group("horovod"))
 
 
 @nox.session(requires=["build"], reuse_venv=False)

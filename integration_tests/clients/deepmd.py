@@ -21,12 +21,8 @@ import numpy as np
 ATOMS, CELL, SIGMA = 8, 6.0, 2.0
 STEPS = 200
 DEADLINE_S = 600
-# DeePMD-kit imports ``horovod.tensorflow``: that name becomes ours, then its own main.
 DP = """
-import sys, types
-import tw_syncrep.horovod as hvd
-sys.modules["horovod"] = types.ModuleType("horovod")
-sys.modules["horovod"].tensorflow = sys.modules["horovod.tensorflow"] = hvd
+import horovod_names
 from deepmd.main import main
 main()
 """

@@ -3,9 +3,8 @@
 Its backend ``tensorflow.compat.v1`` knows Horovod's weak scaling: every rank draws
 points of its own, and an optimizer averages the gradients. It takes a launcher to be
 there where OMPI_COMM_WORLD_SIZE is set, and asks mpi4py for a communicator, with which
-it sends rank 0's boundary points to the others. Without MPI's own launcher that one is
-of one process, so that each rank keeps its own points: for the two ends of an interval
-they are the same. Strong scaling needs real MPI, and is not tried.
+it sends rank 0's boundary points to the others; ``horovod_names`` has one. Strong
+scaling is not tried.
 
 The Poisson equation -u'' = pi^2 sin(pi x) on [-1, 1] with u = 0 at the ends is solved
 by one process and two. Both must come close to sin(pi x), and both ranks must have the
@@ -23,10 +22,9 @@ import numpy as np
 
 DEADLINE_S = 600
 PROGRAM = """
-import os, sys, types
+import sys
+import horovod_names
 import tw_syncrep.horovod as hvd
-sys.modules["horovod"] = types.ModuleType("horovod")
-sys.modules["horovod"].tensorflow = sys.modules["horovod.tensorflow"] = hvd
 import deepxde as dde
 import numpy as np
 from deepxde.backend import tf
