@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tw_core.devices import canonical_device
 from tw_core.optimizers import (
     OptimizerKind,
     OptimizerLike,
@@ -16,7 +17,13 @@ from tw_core.optimizers import (
     create_slots,
     kind_of,
 )
-from tw_core.testing import SparseRows, run_eagerly, run_in_function, run_in_graph
+from tw_core.testing import (
+    CPUS,
+    SparseRows,
+    run_eagerly,
+    run_in_function,
+    run_in_graph,
+)
 
 v1 = tf.compat.v1.train
 legacy = tf_keras.optimizers.legacy
@@ -400,3 +407,25 @@ def test_every_optimizer_is_accepted_where_effects_are_ordered(name):
 def test_what_a_session_graph_cannot_use_is_refused(make, says, graph):
     with pytest.raises(TypeError, match=says):
         check_optimizer("train", make())
+
+
+@pytest.mark.parametrize("scales", [False, True], ids=["plain", "scales the loss"])
+def test_keras_3_computes_each_update_on_its_variables_device(scales):
+    variables = []
+    for device in CPUS[:3]:
+        with tf.device(device):
+            variables.append(tf.Variable([1.0, 2.0]))
+    optimizer = keras.optimizers.AdamW(0.1)
+    used = keras.optimizers.LossScaleOptimizer(optimizer) if scales else optimizer
+    create_slots(used, variables)
+
+    @tf.function(autograph=False)
+    def update():
+        with tf.device(CPUS[5]):
+            apply_pairs(used, [(tf.constant([1.0, 1.0]), v) for v in variables])
+
+    graph = update.get_concrete_function().graph.as_graph_def()
+    nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
+    roots = {canonical_device(n.device) for n in nodes if n.op == "Sqrt"}
+    assert roots == {canonical_device(device) for device in CPUS[:3]}
+    assert "update_step" not in vars(optimizer)

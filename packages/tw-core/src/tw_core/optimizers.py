@@ -6,7 +6,8 @@ whether they add rows of a sparse gradient that share an index, in how they make
 slots, and in whether their update is an op that a session can run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
@@ -239,15 +240,48 @@ def apply_pairs(
 
 def _apply_keras_3(optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
     def update() -> tf.Tensor:
-        optimizer.apply_gradients(
-            [(_in_this_graph(with_unique_rows(grad)), v) for grad, v in pairs]
-        )
+        grads = [_in_this_graph(with_unique_rows(grad)) for grad, _ in pairs]
+        variables = [variable for _, variable in pairs]
+        with _updates_where_variables_are(optimizer, variables):
+            optimizer.apply_gradients(list(zip(grads, variables, strict=True)))
         return tf.constant(True)
 
     if orders_effects():
         update()
         return None
     return tf.function(update, autograph=False)()
+
+
+@contextmanager
+def _updates_where_variables_are(
+    optimizer: Any, variables: Sequence[Any]
+) -> Iterator[None]:
+    """Has Keras 3 compute each variable's update on the variable's device.
+
+    It computes all of them on the device that it is called on, to which the variables
+    of other devices, their slots and gradients would travel.
+    """
+    if len({tf_variable(variable).device for variable in variables}) == 1:
+        yield
+        return
+
+    def on_its_device(grad: Any, variable: Any, *others: Any) -> Any:
+        with tf.device(tf_variable(variable).device):
+            return update_step(grad, variable, *others)
+
+    def decay_on_their_devices(variables: Sequence[Any]) -> None:
+        for variable in variables:
+            with tf.device(tf_variable(variable).device):
+                decay([variable])
+
+    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a loss scale's
+    update_step, decay = inner.update_step, inner._apply_weight_decay
+    inner.update_step = on_its_device
+    inner._apply_weight_decay = decay_on_their_devices
+    try:
+        yield
+    finally:
+        del inner.update_step, inner._apply_weight_decay
 
 
 def _in_this_graph(grad: Any) -> Any:
