@@ -12,6 +12,7 @@ from tw_builders import (
     DataParallelBuilder,
     SyncMultiGPUParameterServerBuilder,
     SyncMultiGPUReplicatedBuilder,
+    SyncMultiGPUShardedBuilder,
     apply_gradients,
     apply_shared_gradients,
     make_optimizers,
@@ -24,6 +25,7 @@ TWO = list(CPUS[:2])
 BUILDERS = {
     "parameter server": partial(SyncMultiGPUParameterServerBuilder, ps_device="cpu"),
     "replicated": partial(SyncMultiGPUReplicatedBuilder, average=True, mode="cpu"),
+    "sharded": partial(SyncMultiGPUShardedBuilder, average=True),
     "asynchronous": AsyncMultiGPUBuilder,
 }
 each_builder = pytest.mark.parametrize("make", BUILDERS.values(), ids=BUILDERS)

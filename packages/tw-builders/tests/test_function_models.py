@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_builders import apply_gradients, apply_shared_gradients, make_optimizers
+from tw_builders import (
+    apply_gradients,
+    apply_sharded_gradients,
+    apply_shared_gradients,
+    make_optimizers,
+    make_sharded_optimizer,
+)
 from tw_core import LeastLoadedDeviceSetter, map_towers, replicate, towers
 from tw_core.testing import CPUS
 from tw_reduce import mean, sum_balanced
@@ -76,18 +82,20 @@ def gradients(model, x, y):
     return tape.gradient(loss, model.trainable_variables)
 
 
-def train(model_name, optimizer_name, num_towers, *, shared):
+def train(model_name, optimizer_name, num_towers, kind):
     ours = towers(list(CPUS[:num_towers]))
-    make_model = MODELS[model_name]
+    make_model, shared = MODELS[model_name], kind == "shared"
     if shared:
         setter = LeastLoadedDeviceSetter(CPUS[0], CPUS[:num_towers])
         with tf.variable_creator_scope(setter.create):
             replicas = [make_model()]
     else:
         replicas = replicate(ours, lambda tower: make_model())
-    optimizers = make_optimizers(
-        ours[: len(replicas)], OPTIMIZERS[optimizer_name], replicas
-    )
+    make = OPTIMIZERS[optimizer_name]
+    if kind == "sharded":
+        optimizers = list(make_sharded_optimizer(ours, make, replicas)[:1])
+    else:
+        optimizers = make_optimizers(ours[: len(replicas)], make, replicas)
     reducer = mean(partial(sum_balanced, devices=list(CPUS[:num_towers])))
     models = replicas * num_towers if shared else replicas
 
@@ -104,6 +112,8 @@ def train(model_name, optimizer_name, num_towers, *, shared):
             variables = replicas[0].trainable_variables
             pairs = [list(zip(tower, variables, strict=True)) for tower in grads]
             apply_shared_gradients(pairs, optimizers[0])
+        elif kind == "sharded":
+            apply_sharded_gradients(ours, grads, replicas, optimizers[0])
         else:
             apply_gradients(ours, reducer(grads), replicas, optimizers)
 
@@ -127,12 +137,12 @@ def train_alone(model_name, optimizer_name):
     return values(model)
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["replicated", "shared"])
+@pytest.mark.parametrize("kind", ["replicated", "shared", "sharded"])
 @pytest.mark.parametrize("num_towers", [1, 2, 4])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS)
-def test_towers_reach_the_variables_of_one_device(model, optimizer, num_towers, shared):
-    replicas, _ = train(model, optimizer, num_towers, shared=shared)
+def test_towers_reach_the_variables_of_one_device(model, optimizer, num_towers, kind):
+    replicas, _ = train(model, optimizer, num_towers, kind)
     want = train_alone(model, optimizer)
     for replica in replicas:
         for got, wanted in zip(values(replica), want, strict=True):
@@ -143,17 +153,18 @@ def test_towers_reach_the_variables_of_one_device(model, optimizer, num_towers, 
 
 
 def test_variables_and_optimizer_state_live_on_their_tower():
-    replicas, optimizers = train("keras", "keras adam", 4, shared=False)
+    replicas, optimizers = train("keras", "keras adam", 4, "replicated")
     for k, (model, optimizer) in enumerate(zip(replicas, optimizers, strict=True)):
         devices = {v.value.device for v in [*model.variables, *optimizer.variables]}
         assert devices == {f"/job:localhost/replica:0/task:0/device:CPU:{k}"}
 
 
 def test_the_optimizer_steps_once_a_step_in_every_tower():
-    _, optimizers = train("keras", "keras adam", 4, shared=False)
+    _, optimizers = train("keras", "keras adam", 4, "replicated")
     assert [int(optimizer.iterations) for optimizer in optimizers] == [STEPS] * 4
-    _, [only] = train("keras", "keras adam", 4, shared=True)
-    assert int(only.iterations) == STEPS
+    for kind in ("shared", "sharded"):
+        _, [only] = train("keras", "keras adam", 4, kind)
+        assert int(only.iterations) == STEPS
 
 
 def test_batch_normalisation_and_dropout_train_in_towers():
@@ -191,12 +202,19 @@ def test_batch_normalisation_and_dropout_train_in_towers():
     assert not np.array_equal(*states)
 
 
+@pytest.mark.parametrize("kind", ["replicated", "sharded"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS)
-def test_a_step_is_traced_once_when_optimizers_are_made_for_replicas(model, optimizer):
+def test_a_step_is_traced_once_when_optimizers_are_made_for_replicas(
+    model, optimizer, kind
+):
     ours = towers(list(CPUS[:2]))
     replicas = replicate(ours, lambda tower: MODELS[model]())
-    optimizers = make_optimizers(ours, OPTIMIZERS[optimizer], replicas)
+    make = OPTIMIZERS[optimizer]
+    if kind == "sharded":
+        optimizer, _ = make_sharded_optimizer(ours, make, replicas)
+    else:
+        optimizers = make_optimizers(ours, make, replicas)
     traces = []
 
     @tf.function(autograph=False)
@@ -206,7 +224,10 @@ def test_a_step_is_traced_once_when_optimizers_are_made_for_replicas(model, opti
         grads = map_towers(
             lambda tower, own, x, y: gradients(own, x, y), ours, replicas, *shards
         )
-        apply_gradients(ours, grads, replicas, optimizers)
+        if kind == "sharded":
+            apply_sharded_gradients(ours, grads, replicas, optimizer)
+        else:
+            apply_gradients(ours, grads, replicas, optimizers)
 
     for batch in list(batches())[:2]:
         step(*batch)

@@ -9,7 +9,9 @@ import tensorflow as tf
 from tw_builders import (
     SyncMultiGPUParameterServerBuilder,
     SyncMultiGPUReplicatedBuilder,
+    SyncMultiGPUShardedBuilder,
     apply_gradients,
+    apply_sharded_gradients,
     apply_shared_gradients,
     make_optimizers,
 )
@@ -45,6 +47,7 @@ BUILDERS = {
     "replicated, balanced": lambda devices: SyncMultiGPUReplicatedBuilder(
         devices, average=True, mode=partial(sum_balanced, devices=devices)
     ),
+    "sharded": partial(SyncMultiGPUShardedBuilder, average=True),
 }
 WEIGHTS = {
     "hidden/kernel": np.linspace(-0.8, 0.9, 12, dtype=np.float32).reshape(3, 4),
@@ -114,7 +117,7 @@ def build_graph(builder, num_towers, optimizer):
 
     losses, grads = zip(*built.call_for_each_tower(tower), strict=True)
     train_op = built.build(grads, OPTIMIZERS[optimizer])
-    if isinstance(built, SyncMultiGPUReplicatedBuilder):
+    if isinstance(train_op, tuple):
         train_op, _ = train_op
     return (x, y), losses, train_op, [[v for _, v in tower] for tower in grads]
 
@@ -137,10 +140,12 @@ def train_in_graph(builder, num_towers, optimizer):
 def train_in_function(builder, num_towers, optimizer):
     """As ``train_in_graph``, with the functions that ``tf.function`` users compose."""
     ours = towers(list(CPUS[:num_towers]))
-    replicated = builder.startswith("replicated")
-    store = VariableStore(Replicated() if replicated else Shared(("/cpu:0",)))
-    owners = ours if replicated else ours[:1]
-    optimizers = make_optimizers(owners, OPTIMIZERS[optimizer])
+    replicated, sharded = builder.startswith("replicated"), builder == "sharded"
+    has_copies = replicated or sharded
+    store = VariableStore(Replicated() if has_copies else Shared(("/cpu:0",)))
+    optimizers = make_optimizers(
+        ours if replicated else ours[:1], OPTIMIZERS[optimizer]
+    )
     reducer = mean(partial(sum_balanced, devices=list(CPUS[:num_towers])))
 
     def tower_gradients(tower, x, y):
@@ -155,6 +160,9 @@ def train_in_function(builder, num_towers, optimizer):
         if replicated:
             grads, variables = split_grad_list(pairs)
             apply_gradients(ours, reducer(grads), variables, optimizers)
+        elif sharded:
+            grads, variables = split_grad_list(pairs)
+            apply_sharded_gradients(ours, grads, variables, *optimizers)
         else:
             apply_shared_gradients(pairs, optimizers[0])
         return losses
@@ -192,9 +200,12 @@ def test_towers_reach_the_variables_of_one_device(
 
 @each_optimizer
 @pytest.mark.parametrize("num_towers", [2, 4])
+@pytest.mark.parametrize("builder", ["replicated, balanced", "sharded"])
 @pytest.mark.parametrize("train", [train_in_graph, train_in_function])
-def test_replicas_are_bitwise_equal_after_every_step(train, num_towers, optimizer):
-    _, values = train("replicated, balanced", num_towers, optimizer)
+def test_replicas_are_bitwise_equal_after_every_step(
+    train, builder, num_towers, optimizer
+):
+    _, values = train(builder, num_towers, optimizer)
     assert len(values) == STEPS
     for step in values:
         for replica in step[1:]:
@@ -292,6 +303,7 @@ def test_operations_grow_linearly_with_towers_and_variables(builder):
     [
         lambda ours: SyncMultiGPUParameterServerBuilder(ours, ps_device="cpu"),
         lambda ours: SyncMultiGPUReplicatedBuilder(ours, average=True, mode="cpu"),
+        lambda ours: SyncMultiGPUShardedBuilder(ours, average=True),
     ],
 )
 def test_a_builder_takes_devices_or_towers(make):

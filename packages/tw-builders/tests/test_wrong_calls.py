@@ -13,11 +13,15 @@ from tw_builders import (
     DataParallelBuilder,
     SyncMultiGPUParameterServerBuilder,
     SyncMultiGPUReplicatedBuilder,
+    SyncMultiGPUShardedBuilder,
     SyncVariablesHook,
     apply_gradients,
+    apply_sharded_gradients,
     apply_shared_gradients,
     locked_step,
     make_optimizers,
+    make_sharded_optimizer,
+    owned_variables,
 )
 from tw_core import towers
 from tw_core.testing import CPUS, WrongCall, check_wrong_call, names_without_wrong_calls
@@ -34,6 +38,7 @@ BUILDERS = {
     "SyncMultiGPUReplicatedBuilder": partial(
         SyncMultiGPUReplicatedBuilder, average=True, mode="cpu"
     ),
+    "SyncMultiGPUShardedBuilder": partial(SyncMultiGPUShardedBuilder, average=True),
     "AsyncMultiGPUBuilder": AsyncMultiGPUBuilder,
 }
 
@@ -251,6 +256,11 @@ CLASSES = [
         ((averaging,), ValueError, "mode averages already"),
     ),
     *rows(
+        "SyncMultiGPUShardedBuilder",
+        lambda average: SyncMultiGPUShardedBuilder(TWO, average),
+        *no_flag("average"),
+    ),
+    *rows(
         "AsyncMultiGPUBuilder",
         lambda scale: AsyncMultiGPUBuilder(TWO, scale),
         *no_flag("scale_gradient"),
@@ -285,6 +295,73 @@ def applied(**given):
         "optimizers": [descend(), descend()],
     }
     return apply_gradients(**(right | given))
+
+
+def applied_in_shards(**given):
+    """Passes one argument of ``apply_sharded_gradients`` by name."""
+    right = {
+        "towers": OURS,
+        "grads": [[tf.ones([2])], [tf.ones([2])]],
+        "replicas": [[tf.Variable([1.0, 2.0], name="w")] for _ in TWO],
+        "optimizer": descend(),
+    }
+    return apply_sharded_gradients(**(right | given))
+
+
+def elsewhere():
+    """A replica per tower, the second of which is on the first one's device."""
+    with tf.device("/cpu:0"):
+        return [[tf.Variable([1.0, 2.0], name=name)] for name in ("w", "tower1/w")]
+
+
+def one_for_both():
+    return [[tf.Variable([1.0, 2.0], name="w")]] * 2
+
+
+def of_replicas(name, call):
+    """The rows of what takes towers and replicas."""
+    return [
+        *rows(
+            name,
+            lambda towers: call(towers=towers),
+            ((None,), TypeError, "towers must be a list of tw_core.Tower; got None"),
+            (("ab",), TypeError, "got 'ab'"),
+            (([],), ValueError, "must hold one item per tower"),
+            ((TWO,), TypeError, "must hold tw_core.Tower; got ['/cpu:0', '/cpu:1']"),
+        ),
+        *rows(
+            name,
+            lambda replicas: call(replicas=replicas),
+            ((None,), TypeError, "a list of one item per tower; got None"),
+            (([[]],), ValueError, "one item per tower; got {"),
+            (([None, None],), TypeError, "or have trainable_variables; got NoneType"),
+            (([["w"], ["w"]],), TypeError, "must hold variables; got ['w']"),
+        ),
+        *rows(
+            name,
+            lambda make: call(replicas=make()),
+            (
+                (elsewhere,),
+                ValueError,
+                "tower1/w:0 of tower1 is on '/device:CPU:0'",
+            ),
+            ((one_for_both,), ValueError, "w:0"),
+        ),
+    ]
+
+
+def with_replicas(function, *others):
+    def call(**given):
+        made = [[tf.Variable([1.0, 2.0], name="w")] for _ in TWO]
+        right = {"towers": OURS, "replicas": made}
+        ours, replicas = (right | given).values()
+        return function(ours, *others, replicas)
+
+    return call
+
+
+def made_by(get_opt_fn):
+    return with_replicas(make_sharded_optimizer, get_opt_fn)()
 
 
 def shared(optimizer, **given):
@@ -341,6 +418,38 @@ FUNCTIONS = [
         (([descend()] * 2,), ValueError, "towers 0 and 1 got the same"),
         (([v1.train.AdamOptimizer] * 2,), TypeError, "got the class AdamOptimizer"),
     ),
+    *of_replicas("apply_sharded_gradients", applied_in_shards),
+    *rows(
+        "apply_sharded_gradients",
+        lambda grads: applied_in_shards(grads=grads),
+        ((None,), TypeError, "a list of one item per tower; got None"),
+        (([None, None],), TypeError, "a list of gradients; got None"),
+        (([["g"], ["g"]],), TypeError, "something else at tower 0 item 0"),
+        (([[None], [None]],), ValueError, "w has gradient None in towers [0]"),
+    ),
+    *rows(
+        "apply_sharded_gradients",
+        lambda optimizer: applied_in_shards(optimizer=optimizer),
+        ((None,), TypeError, "with apply_gradients(pairs), as tf.compat.v1"),
+        (([descend()] * 2,), TypeError, "got list"),
+        ((v1.train.AdamOptimizer,), TypeError, "got the class AdamOptimizer"),
+        (
+            (tf.keras.optimizers.SGD(0.1),),
+            TypeError,
+            "SGD, a Keras 3 optimizer, does not work in a session graph",
+        ),
+    ),
+    *rows(
+        "apply_sharded_gradients",
+        lambda average: applied_in_shards(average=average),
+        *no_flag("average"),
+    ),
+    *of_replicas(
+        "make_sharded_optimizer", with_replicas(make_sharded_optimizer, descend)
+    ),
+    *rows("make_sharded_optimizer", made_by, *no_function("get_opt_fn")),
+    *rows("make_sharded_optimizer", made_by, *no_optimizer()),
+    *of_replicas("owned_variables", with_replicas(owned_variables)),
     *rows(
         "apply_shared_gradients",
         lambda grad_list: apply_shared_gradients(grad_list, descend()),

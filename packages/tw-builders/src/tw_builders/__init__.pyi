@@ -6,6 +6,10 @@ from ._replicated import SyncMultiGPUReplicatedBuilder as SyncMultiGPUReplicated
 from ._runner import AsyncRunner as AsyncRunner
 from ._runner import TowerError as TowerError
 from ._runner import locked_step as locked_step
+from ._sharded import SyncMultiGPUShardedBuilder as SyncMultiGPUShardedBuilder
+from ._sharded import apply_sharded_gradients as apply_sharded_gradients
+from ._sharded import make_sharded_optimizer as make_sharded_optimizer
+from ._sharded import owned_variables as owned_variables
 from ._shared_variables import AsyncMultiGPUBuilder as AsyncMultiGPUBuilder
 from ._shared_variables import (
     SyncMultiGPUParameterServerBuilder as SyncMultiGPUParameterServerBuilder,

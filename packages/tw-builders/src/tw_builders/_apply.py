@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 Pairs = Sequence[tuple[Any, Any]]
 
 # The others may need a session graph, or make their state as they like.
-_MADE_EARLY = (
+MADE_EARLY = (
     OptimizerKind.V1,
     OptimizerKind.KERAS_3,
     OptimizerKind.TF_KERAS,
@@ -81,16 +81,10 @@ def apply_gradients(
       TypeError: something that is not an optimizer, or a Keras 3 one in a session
         graph; something that is not a tower, gradient, replica or list of them.
     """
-    _check_counts(towers, grads, replicas, optimizers)
-    with naming("apply_gradients"):
-        check_towers(towers)
-    _check_optimizers(optimizers, caller="apply_gradients")
-    variables = [_trainable_variables(r, caller="apply_gradients") for r in replicas]
-    for own in grads:
-        check_list("apply_gradients", grads_of_a_tower=own, of="gradients", empty=True)
-    grad_list = merge_grad_list(grads, variables)
-    with naming("apply_gradients"):
-        check_replicated_grad_list(grad_list)
+    caller = "apply_gradients"
+    check_counts(caller, towers, grads=grads, replicas=replicas, optimizers=optimizers)
+    _check_optimizers(optimizers, caller=caller)
+    grad_list = replicated_pairs(grads, replicas, caller=caller)
     return apply_to_replicas(towers, ensure_gradient_shapes(grad_list), optimizers)
 
 
@@ -117,7 +111,10 @@ def apply_shared_gradients(
     check_optimizer("apply_shared_gradients", optimizer)
     with naming("apply_shared_gradients"):
         check_shared_grad_list(grad_list)
-    pairs = reduce_shared(grad_list, average=average, caller="apply_shared_gradients")
+    shared = [variable for _, variable in grad_list[0]]
+    pairs = reduce_onto(
+        shared, grad_list, average=average, caller="apply_shared_gradients"
+    )
     op = apply_pairs(optimizer, pairs, name="train_op")
     return None if orders_effects() else op
 
@@ -157,7 +154,7 @@ def make_optimizers(
     optimizers = one_optimizer_per_tower(towers, get_opt_fn, caller="make_optimizers")
     if tf.executing_eagerly():
         for tower, optimizer, own in zip(towers, optimizers, variables, strict=False):
-            if kind_of(optimizer) in _MADE_EARLY:
+            if kind_of(optimizer) in MADE_EARLY:
                 with tf.device(tower.device), _name_scope_of(tower):
                     create_slots(optimizer, own)
     return optimizers
@@ -171,6 +168,19 @@ def one_optimizer_per_tower(
         optimizers = [_make(tower, get_opt_fn) for tower in towers]
     _check_optimizers(optimizers, caller=caller)
     return optimizers
+
+
+def replicated_pairs(
+    grads: Sequence[Sequence[Any]], replicas: Sequence[Any], *, caller: str
+) -> list[list[tuple[Any, Any]]]:
+    """Makes [K][N] checked pairs of gradients and the variables of K replicas."""
+    variables = [trainable_variables(r, caller=caller) for r in replicas]
+    for own in grads:
+        check_list(caller, grads_of_a_tower=own, of="gradients", empty=True)
+    grad_list = merge_grad_list(grads, variables)
+    with naming(caller):
+        check_replicated_grad_list(grad_list)
+    return grad_list
 
 
 def apply_to_replicas(
@@ -187,20 +197,27 @@ def apply_to_replicas(
     return None if orders_effects() else tf.group(*ops, name="train_op")
 
 
-def reduce_shared(
-    grad_list: GradList, *, average: bool, caller: str
+def reduce_onto(
+    variables: Sequence[Any], grad_list: GradList, *, average: bool, caller: str
 ) -> list[tuple[Any, Any]]:
-    """Reduces [K][N] checked pairs where each variable lives, to [N] pairs.
+    """Adds the gradients of [K][N] checked pairs where N variables live.
 
-    The variables are tower 0's, as they came (Keras's or TensorFlow's).
+    Args:
+      variables: [N] to which the sums go, Keras's or TensorFlow's.
+      grad_list: [K][N] pairs, of these variables or of others like them.
+      average: whether to divide by K.
+      caller: opens messages.
+
+    Returns:
+      [N] pairs of a reduced gradient and its variable, as it came.
     """
     plain = [
-        [(grad, tf_variable(variable)) for grad, variable in pairs]
+        [(grad, tf_variable(v)) for (grad, _), v in zip(pairs, variables, strict=True)]
         for pairs in ensure_gradient_shapes(grad_list)
     ]
     with prefixed(caller):
         reduced = aggregate_grads_colocate(plain, average=average)
-    return [(grad, v) for (grad, _), (_, v) in zip(reduced, grad_list[0], strict=True)]
+    return [(grad, v) for (grad, _), v in zip(reduced, variables, strict=True)]
 
 
 @contextmanager
@@ -279,10 +296,10 @@ def _variables_of(replicas: Sequence[Any] | None, total: int) -> list[list[Any]]
             f"make_optimizers: replicas must hold one model per tower; got "
             f"{len(replicas)} for {total} towers."
         )
-    return [_trainable_variables(r, caller="make_optimizers") for r in replicas]
+    return [trainable_variables(r, caller="make_optimizers") for r in replicas]
 
 
-def _trainable_variables(replica: Any, *, caller: str) -> list[Any]:
+def trainable_variables(replica: Any, *, caller: str) -> list[Any]:
     """Lists a replica's trainable variables, as they are (Keras's or TensorFlow's)."""
     is_list = isinstance(replica, Sequence) and not isinstance(replica, str)
     variables = replica if is_list else getattr(replica, "trainable_variables", None)
@@ -297,20 +314,21 @@ def _trainable_variables(replica: Any, *, caller: str) -> list[Any]:
     return list(variables)
 
 
-def _check_counts(
-    towers: Sequence[Tower],
-    grads: Sequence[Any],
-    replicas: Sequence[Any],
-    optimizers: Sequence[Any],
+def check_counts(
+    caller: str, towers: Sequence[Tower], **per_tower: Sequence[Any]
 ) -> None:
-    given = {"grads": grads, "replicas": replicas, "optimizers": optimizers}
-    check_list("apply_gradients", towers=towers, of="tw_core.Tower", empty=True)
-    for name, items in given.items():
+    """Refuses what is no list of towers, and lists of another number of items."""
+    check_list(caller, towers=towers, of="tw_core.Tower", empty=True)
+    for name, items in per_tower.items():
         one = {name: items}
-        check_list("apply_gradients", of="one item per tower", empty=True, **one)
-    counts = {name: len(items) for name, items in given.items()}
+        check_list(caller, of="one item per tower", empty=True, **one)
+    counts = {name: len(items) for name, items in per_tower.items()}
     if not towers or any(count != len(towers) for count in counts.values()):
+        *first, last = per_tower
+        names = f"{', '.join(first)} and {last}" if first else last
         raise ValueError(
-            "apply_gradients: grads, replicas and optimizers must hold one item per "
-            f"tower; got {counts} for {len(towers)} towers."
+            f"{caller}: {names} must hold one item per tower; got {counts} for "
+            f"{len(towers)} towers."
         )
+    with naming(caller):
+        check_towers(towers)

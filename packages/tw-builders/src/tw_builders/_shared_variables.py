@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tw_builders._apply import Pairs, one_optimizer_per_tower, reduce_shared
+from tw_builders._apply import Pairs, one_optimizer_per_tower, reduce_onto
 from tw_builders._base import (
     DataParallelBuilder,
     Device,
@@ -105,7 +105,8 @@ class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
         with naming(caller):
             check_shared_grad_list(grad_list)
         check_function(caller, get_opt_fn=get_opt_fn)
-        self.grads = reduce_shared(grad_list, average=True, caller=caller)
+        shared = [variable for _, variable in grad_list[0]]
+        self.grads = reduce_onto(shared, grad_list, average=True, caller=caller)
         optimizer = get_opt_fn()
         check_optimizer(caller, optimizer)
         with tf.device("/cpu:0" if self.ps_device == "cpu" else None):

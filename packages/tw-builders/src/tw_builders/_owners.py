@@ -1,0 +1,212 @@
+"""Owners: which tower applies which variable, whose copies all towers have.
+
+A variable of a sharded model has a copy in every tower. One tower owns it: there its
+gradients are added and applied, there its slots lie, and the other towers take the new
+value from there. What an optimizer makes for an owner's copy is named as if it were
+tower 0's, so that a checkpoint does not say who owned what.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core import Tower
+from tw_core.devices import canonical_device
+from tw_core.modes import orders_effects
+from tw_core.variables import tf_variable
+from tw_reduce.plans import plan_balanced
+
+_KEYS = tf.compat.v1.GraphKeys
+# What is inside is not seen from outside, and a control edge from an If or a call does
+# not wait for it: once inlined, it leaves as soon as the branch is chosen.
+_PASSES_ON = frozenset(
+    {
+        *("Switch", "Enter", "Identity", "Merge"),  # control flow of TensorFlow 1
+        *("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile"),
+        *("PartitionedCall", "StatefulPartitionedCall"),
+    }
+)
+_READS = frozenset({"ReadVariableOp", "ResourceGather", "VariableShape"})
+
+
+def plan_owners(num_bytes: Sequence[int | None], total: int) -> tuple[int, ...]:
+    """Gives every variable an owner, the largest first to who has the fewest bytes.
+
+    Args:
+      num_bytes: [N] bytes of each variable; None where unknown.
+      total: number of towers.
+
+    Returns:
+      [N] indices of towers; the same for the same input. Tower 0 owns the largest
+      variable, and no two towers' bytes are further apart than its.
+
+    >>> plan_owners([10, 40, 30, 10], 2)
+    (1, 0, 1, 0)
+    """
+    return plan_balanced(num_bytes, [f"/cpu:{k}" for k in range(total)]).device_of
+
+
+def owned(columns: Sequence[Sequence[Any]]) -> list[Any]:
+    """Returns the owner's copy of each of N variables.
+
+    Args:
+      columns: [K][N] variables of the towers, Keras's or TensorFlow's.
+    """
+    plain = [tf_variable(variable) for variable in columns[0]]
+    counts = [variable.shape.num_elements() for variable in plain]
+    num_bytes = [
+        None if count is None else count * variable.dtype.size
+        for count, variable in zip(counts, plain, strict=True)
+    ]
+    owners = plan_owners(num_bytes, len(columns))
+    return [columns[owner][n] for n, owner in enumerate(owners)]
+
+
+def check_homes(
+    towers: Sequence[Tower], columns: Sequence[Sequence[Any]], *, caller: str
+) -> None:
+    """Refuses variables that are not on the device of their tower.
+
+    The owner of such a variable would not have it.
+    """
+    elsewhere = [
+        f"{variable.name} of {tower.name} is on {tf_variable(variable).device!r}"
+        for tower, own in zip(towers, columns, strict=True)
+        for variable in own
+        if canonical_device(tf_variable(variable).device or tower.device)
+        != canonical_device(tower.device)
+    ]
+    if elsewhere:
+        raise ValueError(
+            f"{caller}: every tower's variables must be on its device, here "
+            f"{[tower.device for tower in towers]}; got {', '.join(elsewhere)}. Make "
+            "them under no tf.device of their own, or share them as with a parameter "
+            "server."
+        )
+
+
+@contextmanager
+def state_as_of(
+    originals: Sequence[tf.Variable], copies: Sequence[tf.Variable]
+) -> Iterator[None]:
+    """Names an optimizer's state for N copies after the originals; global all of it.
+
+    Args:
+      originals: [N] variables of tower 0.
+      copies: [N] the owners' copies of them.
+    """
+    if orders_effects():  # where checkpoints go by objects
+        yield
+        return
+    names = [
+        (_plain_name(copy), _plain_name(original))
+        for original, copy in zip(originals, copies, strict=True)
+        if copy is not original
+    ]
+    made: list[tf.Variable] = []
+
+    def rename(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+        if kwargs.get("name"):
+            kwargs["name"] = _renamed(kwargs["name"], names)
+        variable = next_creator(**kwargs)
+        if _KEYS.LOCAL_VARIABLES not in (kwargs.get("collections") or ()):
+            made.append(variable)
+        return variable
+
+    with tf.variable_creator_scope(rename):
+        yield
+    _make_global(made)
+
+
+def copy_from_owners(
+    columns: Sequence[Sequence[Any]],
+    owners: Sequence[Any],
+    updates: Sequence[Sequence[tf.Operation]],
+) -> list[Any]:
+    """Gives every tower the owners' values.
+
+    Args:
+      columns: [K][N] variables.
+      owners: [N] the owner's copy of each.
+      updates: [N] what must have happened before; where effects are ordered, nothing.
+
+    Returns:
+      The assignments.
+    """
+    assigns = []
+    for column, owner, done in zip(
+        zip(*columns, strict=True), owners, updates, strict=True
+    ):
+        source = tf_variable(owner)
+        with tf.control_dependencies(done), tf.device(source.device):
+            value = source.read_value()
+        for variable in map(tf_variable, column):
+            if variable is not source:
+                with tf.device(variable.device):
+                    assigns.append(variable.assign(value, read_value=False))
+    return assigns
+
+
+class UpdateWatch:
+    """Finds the ops of a session graph that update variables, each variable's own."""
+
+    def __init__(self, variables: Sequence[tf.Variable]) -> None:
+        """Notes which ops use the variables before the update is built."""
+        self._handles = [variable.handle for variable in variables]
+        self._before = [set(handle.consumers()) for handle in self._handles]
+
+    def updates(self, whole: tf.Operation) -> list[list[tf.Operation]]:
+        """Returns [N] the ops that the update has brought since.
+
+        Args:
+          whole: what to wait for where they cannot be told.
+        """
+        return [
+            _writing(set(handle.consumers()) - before) or [whole]
+            for handle, before in zip(self._handles, self._before, strict=True)
+        ]
+
+
+def _writing(new: set[tf.Operation]) -> list[tf.Operation]:
+    if any(op.type in _PASSES_ON for op in new):
+        return []
+    return sorted(
+        (op for op in new if op.type not in _READS), key=lambda op: str(op.name)
+    )
+
+
+def _make_global(variables: Sequence[tf.Variable]) -> None:
+    """Moves what an optimizer has made local, as it found its variable to be local."""
+    for variable in variables:
+        local = variable.graph.get_collection_ref(_KEYS.LOCAL_VARIABLES)
+        places = [i for i, other in enumerate(local) if other is variable]
+        for place in places:
+            del local[place]
+            variable.graph.add_to_collection(_KEYS.GLOBAL_VARIABLES, variable)
+
+
+def _renamed(name: str, names: Sequence[tuple[str, str]]) -> str:
+    """Names what belongs to a copy after its original.
+
+    Args:
+      name: of a slot, which is below its variable, or of what is named after one with
+        ``_`` for ``/``, such as a float32 master.
+      names: of copies and their originals.
+
+    >>> _renamed("tower1/a/w/Adam", [("tower1/a", "a"), ("tower1/a/w", "a/w")])
+    'a/w/Adam'
+    >>> _renamed("tower1_a_w_master", [("tower1/a/w", "a/w")])
+    'a_w_master'
+    """
+    for copy, original in sorted(names, key=lambda pair: len(pair[0]), reverse=True):
+        for separator in "/_":
+            prefix = copy.replace("/", separator)
+            if name == prefix or name.startswith(f"{prefix}{separator}"):
+                return original.replace("/", separator) + name.removeprefix(prefix)
+    return name
+
+
+def _plain_name(variable: tf.Variable) -> str:
+    return str(variable.name).split(":")[0]

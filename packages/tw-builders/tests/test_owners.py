@@ -1,0 +1,60 @@
+"""Who owns which variable, and how an owner's slots are named."""
+
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tw_builders._owners import owned, plan_owners
+
+SIZES = st.lists(st.integers(0, 10**9), min_size=1, max_size=40)
+TOTALS = st.integers(1, 8)
+
+
+@given(SIZES, TOTALS)
+def test_every_variable_has_one_owner_that_there_is(sizes, total):
+    owners = plan_owners(sizes, total)
+    assert len(owners) == len(sizes)
+    assert set(owners) <= set(range(total))
+
+
+@given(SIZES, TOTALS)
+def test_loads_differ_by_the_largest_variable_at_most(sizes, total):
+    loads = [0] * total
+    for owner, size in zip(plan_owners(sizes, total), sizes, strict=True):
+        loads[owner] += size
+    assert max(loads) - min(loads) <= max(sizes)
+
+
+@given(SIZES, TOTALS)
+def test_the_same_sizes_have_the_same_owners(sizes, total):
+    assert plan_owners(sizes, total) == plan_owners(list(sizes), total)
+
+
+@given(SIZES, TOTALS)
+def test_tower_0_owns_the_largest_variable(sizes, total):
+    owners = plan_owners(sizes, total)
+    assert owners[sizes.index(max(sizes))] == 0
+
+
+@given(st.lists(st.none() | st.integers(1, 100), min_size=1, max_size=20), TOTALS)
+def test_a_variable_of_unknown_size_has_an_owner(sizes, total):
+    assert len(plan_owners(sizes, total)) == len(sizes)
+
+
+def test_owners_are_chosen_by_bytes_and_not_by_elements():
+    shapes = [([6], tf.float16), ([5], tf.float64), ([5], tf.float32)]
+    towers = [
+        [tf.Variable(tf.zeros(shape, dtype)) for shape, dtype in shapes] for _ in "ab"
+    ]
+    owners = [
+        next(k for k, own in enumerate(towers) if own[n] is variable)
+        for n, variable in enumerate(owned(towers))
+    ]
+    assert owners == [1, 0, 1]  # of 12, 40 and 20 bytes
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 4)])
+def test_a_single_tower_owns_all(shape):
+    variable = tf.Variable(tf.zeros(shape))
+    assert owned([[variable]])[0] is variable

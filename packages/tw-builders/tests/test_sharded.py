@@ -1,0 +1,431 @@
+"""Sharded training: where sums, updates and slots are, and what waits for what."""
+
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tw_builders import (
+    SyncMultiGPUReplicatedBuilder,
+    SyncMultiGPUShardedBuilder,
+    apply_sharded_gradients,
+    make_sharded_optimizer,
+    owned_variables,
+)
+from tw_core import get_current_tower_context, map_towers, replicate, towers
+from tw_core.devices import canonical_device
+from tw_core.testing import CPUS
+from tw_core.variables import tf_variable
+
+v1 = tf.compat.v1
+CONFIG = v1.ConfigProto(device_count={"CPU": len(CPUS)})
+SIZES = {"a": 40, "b": 30, "c": 20, "d": 10}  # owned by towers 0, 1, 1, 0 of two
+LEGACY = tf_keras.optimizers.legacy
+
+
+def tower_pairs():
+    k = get_current_tower_context().index
+    variables = [v1.get_variable(n, [s], tf.float32) for n, s in SIZES.items()]
+    loss = tf.add_n([tf.reduce_sum((v - k) ** 2) for v in variables])
+    return list(zip(tf.gradients(loss, variables), variables, strict=True))
+
+
+def built(get_opt_fn, num_towers=2, average=True):
+    builder = SyncMultiGPUShardedBuilder(list(CPUS[:num_towers]), average)
+    grads = builder.call_for_each_tower(tower_pairs)
+    train_op, sync_op = builder.build(grads, get_opt_fn)
+    return builder, train_op, sync_op, [[v for _, v in own] for own in grads]
+
+
+def session():
+    started = v1.Session(config=CONFIG)
+    started.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
+    return started
+
+
+def names_of(collection):
+    return {v.name.split(":")[0] for v in v1.get_collection(collection)}
+
+
+@pytest.mark.parametrize(
+    ("get_opt_fn", "slots", "others"),
+    [
+        (partial(v1.train.MomentumOptimizer, 0.1, 0.9), ["{}/Momentum"], []),
+        (
+            partial(v1.train.AdamOptimizer, 0.1),
+            ["{}/Adam", "{}/Adam_1"],
+            ["beta1_power", "beta2_power"],
+        ),
+        (partial(v1.train.AdagradOptimizer, 0.1), ["{}/Adagrad"], []),
+        (partial(LEGACY.SGD, 0.1, momentum=0.9), ["SGD/{}/momentum"], None),
+    ],
+    ids=["momentum", "Adam", "Adagrad", "legacy momentum"],
+)
+def test_slots_exist_once_with_their_owners_under_tower_0s_names(
+    get_opt_fn, slots, others
+):
+    with tf.Graph().as_default():
+        builder, *_ = built(get_opt_fn)
+        made = {v.name.split(":")[0]: v for v in v1.global_variables()}
+        assert names_of("local_variables") == {f"tower1/{name}" for name in SIZES}
+        wanted = {slot.format(name) for name in SIZES for slot in slots}
+        state = set(made) - set(SIZES)
+        assert wanted <= state
+        if others is not None:
+            assert state - wanted == set(others)
+        owners = [v.device for _, v in builder.grads]
+        assert owners == [f"/device:CPU:{owner}" for owner in (0, 1, 1, 0)]
+        for name, home in zip(SIZES, owners, strict=True):
+            for slot in slots:
+                assert canonical_device(made[slot.format(name)].device) == home
+
+
+@pytest.mark.parametrize(
+    "get_opt_fn",
+    [
+        partial(v1.train.MomentumOptimizer, 0.1, 0.9),
+        partial(v1.train.AdamOptimizer, 0.1),
+        partial(LEGACY.Adam, 0.1),
+    ],
+)
+def test_a_saver_writes_the_names_and_shapes_of_the_replicated_run(get_opt_fn):
+    def saved(make):
+        with tf.Graph().as_default():
+            builder = make(list(CPUS[:4]))
+            builder.build(builder.call_for_each_tower(tower_pairs), get_opt_fn)
+            return {v.name: v.shape.as_list() for v in v1.global_variables()}
+
+    sharded = saved(partial(SyncMultiGPUShardedBuilder, average=True))
+    replicated = saved(partial(SyncMultiGPUReplicatedBuilder, average=True, mode="cpu"))
+    assert sharded == replicated
+
+
+def ancestors(op):
+    found, left = set(), [op]
+    while left:
+        new = left.pop()
+        if new not in found:
+            found.add(new)
+            left += [*new.control_inputs, *(tensor.op for tensor in new.inputs)]
+    return found
+
+
+@pytest.mark.parametrize(
+    "get_opt_fn",
+    [
+        partial(v1.train.MomentumOptimizer, 0.1, 0.9),
+        partial(v1.train.AdamOptimizer, 0.1),
+        partial(LEGACY.Adam, 0.1),
+    ],
+)
+def test_a_copy_waits_for_no_other_variables_sum_or_update(get_opt_fn):
+    with tf.Graph().as_default():
+        _, train_op, _, variables = built(get_opt_fn)
+        handles = {v.handle: v.name for own in variables for v in own}
+        copies = [
+            op
+            for op in ancestors(train_op)
+            if op.name.startswith("copy_from_owners/") and op.type == "AssignVariableOp"
+        ]
+        assert len(copies) == len(SIZES)
+        for copy in copies:
+            name = handles[copy.inputs[0]].removeprefix("tower1/")
+            used = {
+                handles[tensor].removeprefix("tower1/")
+                for op in ancestors(copy)
+                for tensor in op.inputs
+                if tensor in handles and "Apply" in op.type
+            }
+            assert used == {name}
+
+
+def test_a_copy_waits_for_its_own_update():
+    with tf.Graph().as_default():
+        _, train_op, _, variables = built(
+            partial(v1.train.GradientDescentOptimizer, 0.5), num_towers=4
+        )
+        with session() as running:
+            for _ in range(50):
+                running.run(train_op)
+                first, *others = running.run(variables)
+                for other in others:
+                    for got, want in zip(other, first, strict=True):
+                        np.testing.assert_array_equal(got, want)
+
+
+class Gated(v1.train.GradientDescentOptimizer):
+    """Updates in a branch, as a gate does."""
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        pairs = list(grads_and_vars)
+        apply = super().apply_gradients
+
+        def update():
+            with tf.control_dependencies([apply(pairs)]):
+                return tf.constant(True)
+
+        return tf.cond(pairs[0][0][0] < 1e9, update, lambda: tf.constant(False)).op
+
+
+@pytest.fixture(params=["2", "1"])
+def control_flow(request):
+    if request.param == "1":
+        v1.disable_control_flow_v2()
+    yield
+    v1.enable_control_flow_v2()
+
+
+@pytest.mark.usefixtures("control_flow")
+def test_an_update_in_a_branch_is_waited_for():
+    with tf.Graph().as_default():
+        _, train_op, _, variables = built(partial(Gated, 0.25))
+        with session() as running:
+            for _ in range(10):
+                running.run(train_op)
+                first, other = running.run(variables)
+                for got, want in zip(other, first, strict=True):
+                    np.testing.assert_array_equal(got, want)
+
+
+def test_gradients_are_added_where_the_owner_is():
+    with tf.Graph().as_default():
+        builder, *_ = built(partial(v1.train.GradientDescentOptimizer, 0.5))
+        devices = [canonical_device(grad.device) for grad, _ in builder.grads]
+        assert devices == [v.device for _, v in builder.grads]
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_average_divides_by_the_towers(average):
+    with tf.Graph().as_default():
+        builder = SyncMultiGPUShardedBuilder(list(CPUS[:4]), average)
+
+        def pairs():
+            k = get_current_tower_context().index
+            return [(tf.fill([2], 2.0**k), v1.get_variable("w", [2]))]
+
+        builder.build(
+            builder.call_for_each_tower(pairs),
+            partial(v1.train.GradientDescentOptimizer, 0.5),
+        )
+        [(grad, _)] = builder.grads
+        with session() as running:
+            want = 15.0 / 4 if average else 15.0
+            np.testing.assert_array_equal(running.run(grad), [want, want])
+
+
+def bytes_of_variables(make, num_towers, names):
+    """Bytes of the variables of a graph by device, slots and parameters."""
+    with tf.Graph().as_default():
+        builder = make(list(CPUS[:num_towers]))
+
+        def pairs():
+            variables = [v1.get_variable(n, [512, 512]) for n in names]
+            return [(tf.ones([512, 512]), v) for v in variables]
+
+        builder.build(
+            builder.call_for_each_tower(pairs), partial(v1.train.AdamOptimizer, 0.1)
+        )
+        variables = [*v1.global_variables(), *v1.local_variables()]
+        return sum(v.shape.num_elements() * v.dtype.size for v in variables)
+
+
+@pytest.mark.parametrize("num_towers", [2, 4, 8])
+def test_parameters_and_slots_take_the_bytes_of_one_optimizer(num_towers):
+    names = [f"w{n}" for n in range(6)]
+    sharded = bytes_of_variables(
+        partial(SyncMultiGPUShardedBuilder, average=True), num_towers, names
+    )
+    replicated = bytes_of_variables(
+        partial(SyncMultiGPUReplicatedBuilder, average=True, mode="cpu"),
+        num_towers,
+        names,
+    )
+    share = (num_towers + 2) / (3 * num_towers)
+    assert sharded / replicated == pytest.approx(share, rel=0.02)
+
+
+# Optimizers that need all gradients at once.
+
+
+class Clipped(v1.train.MomentumOptimizer):
+    """As users write it: the norm is that of what the optimizer is given."""
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        grads, variables = zip(*grads_and_vars, strict=True)
+        clipped, _ = tf.clip_by_global_norm(grads, 0.5)
+        return super().apply_gradients(
+            zip(clipped, variables, strict=True), global_step, name
+        )
+
+
+class Model(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = [
+            tf.Variable(np.linspace(-1, 1, size, dtype=np.float32), name=name)
+            for name, size in SIZES.items()
+        ]
+
+
+def function_step(ours, models, get_opt_fn):
+    optimizer, saved = make_sharded_optimizer(ours, get_opt_fn, models)
+
+    @tf.function(autograph=False)
+    def step(scales):
+        grads = map_towers(
+            lambda tower, model: [scales[tower.index] * (v - 0.5) for v in model.parts],
+            ours,
+            models,
+        )
+        apply_sharded_gradients(ours, grads, models, optimizer)
+
+    return step, optimizer, saved
+
+
+@pytest.mark.parametrize(
+    "get_opt_fn",
+    [
+        partial(keras.optimizers.SGD, 0.1, momentum=0.9, global_clipnorm=0.5),
+        partial(keras.optimizers.Adam, 0.1, global_clipnorm=0.5),
+        partial(LEGACY.SGD, 0.1, momentum=0.9, global_clipnorm=0.5),
+        partial(Clipped, 0.1, 0.9),
+    ],
+    ids=["Keras 3", "Keras 3 Adam", "legacy", "one's own class"],
+)
+@pytest.mark.parametrize("num_towers", [1, 2, 4])
+def test_a_global_norm_is_that_of_all_shards(get_opt_fn, num_towers):
+    ours = towers(list(CPUS[:num_towers]))
+    models = replicate(ours, lambda tower: Model())
+    step, *_ = function_step(ours, models, get_opt_fn)
+    alone, optimizer = Model(), get_opt_fn()
+    for scale in (1.0, 0.01, 3.0):
+        step(tf.constant([scale] * num_towers))
+        grads = [scale * (v - 0.5) for v in alone.parts]
+        optimizer.apply_gradients(zip(grads, alone.parts, strict=True))
+    for model in models:
+        for got, want in zip(model.parts, alone.parts, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_global_norm_in_a_session_is_that_of_all_shards():
+    def trained(num_towers):
+        with tf.Graph().as_default():
+
+            def pairs():
+                start = v1.constant_initializer(3.0)
+                variables = [
+                    v1.get_variable(n, [s], tf.float32, start) for n, s in SIZES.items()
+                ]
+                return [(v - 1.0, v) for v in variables]
+
+            builder = SyncMultiGPUShardedBuilder(list(CPUS[:num_towers]), True)
+            grads = builder.call_for_each_tower(pairs)
+            train_op, _ = builder.build(grads, partial(Clipped, 0.1, 0.9))
+            with session() as running:
+                for _ in range(3):
+                    running.run(train_op)
+                return running.run([v for _, v in grads[-1]])
+
+    for got, want in zip(trained(4), trained(1), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+# What only the functions have.
+
+
+def test_slots_made_early_are_on_their_owners_device():
+    ours = towers(list(CPUS[:2]))
+    models = replicate(ours, lambda tower: Model())
+    for get_opt_fn in (
+        partial(keras.optimizers.Adam, 0.1),
+        partial(v1.train.AdamOptimizer, 0.1),
+        partial(LEGACY.Adam, 0.1),
+        partial(tf_keras.optimizers.Adam, 0.1),
+    ):
+        optimizer, _ = make_sharded_optimizer(ours, get_opt_fn, models)
+        variables = optimizer.variables
+        variables = variables() if callable(variables) else variables
+        plain = [tf_variable(v) for v in variables]
+        for size, owner in zip(SIZES.values(), (0, 1, 1, 0), strict=True):
+            slots = [v for v in plain if v.shape == [size]]
+            assert len(slots) == 2
+            assert {canonical_device(v.device) for v in slots} == {
+                f"/device:CPU:{owner}"
+            }
+
+
+def test_owned_variables_are_the_copies_with_slots():
+    ours = towers(list(CPUS[:2]))
+    models = replicate(ours, lambda tower: Model())
+    owners = owned_variables(ours, models)
+    assert [canonical_device(v.device) for v in owners] == [
+        f"/device:CPU:{owner}" for owner in (0, 1, 1, 0)
+    ]
+    optimizer, _ = make_sharded_optimizer(
+        ours, partial(v1.train.MomentumOptimizer, 0.1, 0.9), models
+    )
+    assert all(optimizer.get_slot(v, "momentum") is not None for v in owners)
+
+
+def test_an_optimizer_that_has_its_slots_already_is_refused():
+    ours = towers(list(CPUS[:2]))
+    models = replicate(ours, lambda tower: Model())
+
+    def get_opt_fn():
+        optimizer = keras.optimizers.Adam(0.1)
+        optimizer.build(models[0].parts)
+        return optimizer
+
+    with pytest.raises(ValueError, match=r"make_sharded_optimizer: Adam was built"):
+        make_sharded_optimizer(ours, get_opt_fn, models)
+
+
+def test_a_function_that_makes_other_state_the_second_time_is_refused():
+    ours = towers(list(CPUS[:2]))
+    models = replicate(ours, lambda tower: Model())
+    rates = []
+
+    def get_opt_fn():
+        if not rates:
+            rates.append(tf.Variable(0.1))
+        return v1.train.MomentumOptimizer(rates[0], 0.9)
+
+    with pytest.raises(ValueError, match="get_opt_fn made other variables"):
+        make_sharded_optimizer(ours, get_opt_fn, models)
+
+
+def test_variables_on_a_device_of_their_own_are_refused_before_anything_is_built():
+    with tf.Graph().as_default() as graph:
+        builder = SyncMultiGPUShardedBuilder(list(CPUS[:2]), True)
+
+        def tower():
+            with tf.device("/cpu:0"):
+                w = v1.get_variable("w", [2])
+            return [(tf.ones([2]), w)]
+
+        grads = builder.call_for_each_tower(tower)
+        before = len(graph.get_operations())
+        with pytest.raises(
+            ValueError, match=r"build: every tower's.*tower1/w:0 of tower1 is on"
+        ):
+            builder.build(grads, partial(v1.train.AdamOptimizer, 0.1))
+        assert len(graph.get_operations()) == before
+
+
+def test_several_builds_name_their_slots_as_the_replicated_builder_does():
+    def slots(make):
+        with tf.Graph().as_default():
+            builder = make(list(CPUS[:2]))
+            grads = builder.call_for_each_tower(tower_pairs)
+            for _ in range(2):
+                builder.build(grads, partial(v1.train.AdamOptimizer, 0.1))
+            return names_of("variables")
+
+    sharded = slots(partial(SyncMultiGPUShardedBuilder, average=True))
+    assert "c/Adam_3" in sharded
+    assert sharded == slots(
+        partial(SyncMultiGPUReplicatedBuilder, average=True, mode="cpu")
+    )
