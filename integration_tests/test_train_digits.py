@@ -18,6 +18,7 @@ from tw_core.testing import CPUS
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 SCRIPT = EXAMPLES / "train_digits.py"
 DEADLINE_S = 180
+BUILDERS = ["replicated", "sharded", "parameter-server"]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def train(example, out, **changes):
 
 
 @pytest.mark.parametrize("mode", ["graph", "function"])
-@pytest.mark.parametrize("builder", ["replicated", "parameter-server"])
+@pytest.mark.parametrize("builder", BUILDERS)
 def test_a_run_learns_and_writes_everything(example, tmp_path, capsys, builder, mode):
     summary = train(example, tmp_path, builder=builder, mode=mode, epochs=3)
     assert summary["test_accuracy"] > 0.8
@@ -47,7 +48,7 @@ def test_a_run_learns_and_writes_everything(example, tmp_path, capsys, builder, 
     assert summary["built"]["towers"] == 4
     placed = summary["built"]["devices"]
     holding = [facts["bytes"] > 0 for facts in placed.values()]
-    assert sum(holding) == (4 if builder == "replicated" else 1)
+    assert sum(holding) == (1 if builder == "parameter-server" else 4)
     for name in ("curves.png", "placement.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "timings.json").read_text())["images_per_s"] > 0
@@ -66,7 +67,7 @@ def test_the_same_seed_gives_the_same_summary(example, tmp_path, mode):
 
 
 @pytest.mark.parametrize("mode", ["graph", "function"])
-@pytest.mark.parametrize("builder", ["replicated", "parameter-server"])
+@pytest.mark.parametrize("builder", BUILDERS)
 def test_a_resumed_run_ends_as_an_uninterrupted_one(example, tmp_path, builder, mode):
     choice = {"builder": builder, "mode": mode}
     straight = train(example, tmp_path / "straight", epochs=3, **choice)
@@ -84,6 +85,25 @@ def weights(out):
     name = json.loads((out / "state.json").read_text())["checkpoint"]
     reader = tf.train.load_checkpoint(str(out / name))
     return {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
+
+
+@pytest.mark.parametrize("mode", ["graph", "function"])
+def test_a_run_of_one_builder_resumes_by_another(example, tmp_path, mode):
+    for epochs, builder in enumerate([*BUILDERS, "sharded"], start=1):
+        choice = {"builder": builder, "resume": epochs > 1}
+        summary = train(example, tmp_path, mode=mode, epochs=epochs, **choice)
+    assert len(summary["history"]["loss"]) == epochs
+    assert summary["test_accuracy"] > 0.8
+
+
+def test_a_sharded_run_has_each_slot_once(example, tmp_path):
+    def held(builder):
+        summary = train(example, tmp_path / builder, builder=builder, epochs=1)
+        placed = summary["built"]["devices"].values()
+        return sum(facts["bytes"] for facts in placed)
+
+    share = (4 + 2) / (3 * 4)
+    assert held("sharded") / held("replicated") == pytest.approx(share, rel=0.02)
 
 
 def test_a_run_of_one_mode_resumes_in_the_other(example, tmp_path):

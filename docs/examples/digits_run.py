@@ -30,13 +30,15 @@ class Program(NamedTuple):
 
     step(images, labels) trains on a batch and returns the loss before it;
     predict(images) returns a label an image; copy() makes all towers equal to
-    tower 0. variables are tower 0's, its optimizer's included.
+    tower 0. variables are tower 0's, its optimizer's included; owners are the copies
+    of the model's variables, in their order, that the optimizer has slots for.
     """
 
     step: Callable
     predict: Callable
     copy: Callable
     variables: list
+    owners: list
     optimizer: tf.compat.v1.train.Optimizer
     placed: tw_core.devices.Placement
     session: tf.compat.v1.Session | None
@@ -167,15 +169,18 @@ class Run:
 
     def _built(self, program):
         placed = program.placed
-        replicated = self._options.builder == "replicated"
-        names = {}
+        options, names = self._options, {}
+        places = {
+            "sharded": "at each owner",
+            "parameter-server": "at each variable",
+        }
         for tower in self.towers:
             device = tw_core.devices.canonical_device(tower.device)
             names.setdefault(device, []).append(tower.name)
         return {
             "towers": len(self.towers),
-            "builder": self._options.builder,
-            "reducer": self._options.reducer if replicated else "at each variable",
+            "builder": options.builder,
+            "reducer": places.get(options.builder, options.reducer),
             "devices": {
                 device: {
                     "towers": names.get(device, []),
@@ -218,11 +223,10 @@ def _saving(program):
 def _named(program):
     """Names tower 0's variables; TensorFlow numbers slots differently in each mode."""
     names = {id(v): v.name.split(":")[0] for v in program.variables}
-    for variable in program.variables:
+    for variable, owner in zip(program.variables, program.owners):
         for slot in program.optimizer.get_slot_names():
-            held = program.optimizer.get_slot(variable, slot)
-            if held is not None:
-                names[id(held)] = f"{names[id(variable)]}/{slot}"
+            held = program.optimizer.get_slot(owner, slot)
+            names[id(held)] = f"{names[id(variable)]}/{slot}"
     return {names[id(v)]: v for v in program.variables}
 
 

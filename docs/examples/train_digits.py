@@ -26,8 +26,8 @@ FILTERS = (16, 32)
 
 @dataclass(frozen=True)
 class Options:
-    # a copy of the variables per tower, or one set for all
-    builder: Literal["replicated", "parameter-server"] = "replicated"
+    # a copy of the variables per tower, the same with each applied once, or one for all
+    builder: Literal["replicated", "sharded", "parameter-server"] = "replicated"
     mode: Literal["graph", "function"] = "graph"  # a session's graph, or a tf.function
     towers: int = 4  # how many towers; with --devices, one per device
     devices: tuple[str, ...] = ()  # e.g. /gpu:0 /gpu:1; by default GPUs, else CPUs
@@ -52,7 +52,7 @@ def logits(images):
     return x @ v1.get_variable("dense", [x.shape[-1], 10])
 
 
-def train_step(towers, policy, reducer, optimizers, images, labels):
+def train_step(options, towers, policy, reducer, optimizers, images, labels):
     def tower_gradients(tower, images, labels):
         with policy.scope(tower):
             guesses = logits(images)
@@ -62,19 +62,26 @@ def train_step(towers, policy, reducer, optimizers, images, labels):
 
     shards = tf.split(images, len(towers)), tf.split(labels, len(towers))
     losses, pairs = zip(*tw_core.map_towers(tower_gradients, towers, *shards))
-    if len(optimizers) < len(towers):  # parameter server: one optimizer for all
+    grads, variables = tw_core.split_grad_list(pairs)
+    if options.builder == "parameter-server":
         op = tw_builders.apply_shared_gradients(pairs, optimizers[0])
+    elif options.builder == "sharded":
+        op = tw_builders.apply_sharded_gradients(towers, grads, variables, *optimizers)
     else:
-        grads, variables = tw_core.split_grad_list(pairs)
         means = tw_reduce.mean(reducer)(grads)
         op = tw_builders.apply_gradients(towers, means, variables, optimizers)
     with tf.control_dependencies([op] if op else []):  # a tf.function needs no op
         return tf.reduce_mean(losses)
 
 
-def tower_state(towers, policy, optimizers):
-    each = zip(towers, optimizers)
-    return [[*policy.trainable_variables(t), *o.variables()] for t, o in each]
+def training_state(options, towers, policy, optimizers):
+    """[K][M] copies, tower 0's variables to save, and those that have its slots."""
+    models = [policy.trainable_variables(tower) for tower in towers]
+    state = [optimizer.variables() for optimizer in optimizers]
+    saved, owners = [*models[0], *state[0]], models[0]
+    if options.builder == "sharded":  # the state exists once, with the owners
+        return models, saved, tw_builders.owned_variables(towers, models)
+    return [[*m, *own] for m, own in zip(models, state)], saved, owners
 
 
 def graph_program(options, towers, policy, reducer, optimizers):
@@ -82,12 +89,13 @@ def graph_program(options, towers, policy, reducer, optimizers):
         tf.random.set_seed(options.seed)
         images = v1.placeholder(tf.float32, [options.batch_size, 8, 8, 1])
         labels = v1.placeholder(tf.int64, [options.batch_size])
-        loss = train_step(towers, policy, reducer, optimizers, images, labels)
+        args = options, towers, policy, reducer, optimizers
+        loss = train_step(*args, images, labels)
         with v1.variable_scope("", reuse=True):
             pixels = v1.placeholder(tf.float32, [None, 8, 8, 1])
             guesses = tf.argmax(logits(pixels), 1)
-        state = tower_state(towers, policy, optimizers)
-        copy = tw_core.copy_to_replicas(state) or tf.no_op()
+        copies, *saved = training_state(options, towers, policy, optimizers)
+        copy = tw_core.copy_to_replicas(copies) or tf.no_op()
         init = [v1.global_variables_initializer(), v1.local_variables_initializer()]
         session = v1.Session(config=tw_core.session_config())
         session.run(init)
@@ -97,7 +105,7 @@ def graph_program(options, towers, policy, reducer, optimizers):
         session.make_callable(copy),
     )
     placed = tw_core.placement(graph, fetches=[loss])
-    return Program(step, predict, copy, state[0], optimizers[0], placed, session)
+    return Program(step, predict, copy, *saved, optimizers[0], placed, session)
 
 
 def function_program(options, towers, policy, reducer, optimizers):
@@ -106,7 +114,8 @@ def function_program(options, towers, policy, reducer, optimizers):
 
     @tf.function(autograph=False)
     def step(images, labels):
-        return train_step(towers, store, reducer, optimizers, images, labels)
+        args = options, towers, store, reducer, optimizers
+        return train_step(*args, images, labels)
 
     @tf.function(autograph=False)
     def predict(images):
@@ -116,10 +125,11 @@ def function_program(options, towers, policy, reducer, optimizers):
     images = tf.TensorSpec([options.batch_size, 8, 8, 1])
     labels = tf.TensorSpec([options.batch_size], tf.int64)
     graph = step.get_concrete_function(images, labels).graph
-    state = tower_state(towers, store, optimizers)
-    placed = tw_core.placement(graph, variables=[*chain(*state)])
-    copy = partial(tw_core.copy_to_replicas, state)
-    return Program(step, predict, copy, state[0], optimizers[0], placed, None)
+    copies, *saved = training_state(options, towers, store, optimizers)
+    everywhere = {id(v): v for v in chain(*copies, saved[0])}.values()
+    placed = tw_core.placement(graph, variables=[*everywhere])
+    copy = partial(tw_core.copy_to_replicas, copies)
+    return Program(step, predict, copy, *saved, optimizers[0], placed, None)
 
 
 def main(options):
@@ -128,8 +138,10 @@ def main(options):
     train, test = np.split(np.random.default_rng(0).permutation(len(pixels)), [1437])
     run = Run(options, num_images=len(train))
     towers, devices = run.towers, [tower.device for tower in run.towers]
-    replicated = options.builder == "replicated"
-    policy = tw_core.Replicated() if replicated else tw_core.Shared(("/cpu:0",))
+    replicated, shared = (
+        options.builder == builder for builder in ("replicated", "parameter-server")
+    )
+    policy = tw_core.Shared(("/cpu:0",)) if shared else tw_core.Replicated()
     reducer = partial(getattr(tw_reduce, options.reducer), devices=devices)
     owners = towers if replicated else towers[:1]
     optimizers = [v1.train.AdamOptimizer(options.learning_rate) for _ in owners]
