@@ -117,6 +117,38 @@ def in_function(
     }
 
 
+def in_sharded_function(
+    average: bool, make_optimizer: MakeOptimizer, num_towers: int
+) -> Copies:
+    """Trains replicas whose variables have an owner each in one ``tf.function``."""
+    towers = tw_core.towers(CPUS[:num_towers])
+    models = {kind: tw_core.replicate(towers, partial(Model, kind)) for kind in KINDS}
+    optimizers = {}
+    for kind, own in models.items():
+        owners = tw_builders.owned_variables(towers, own)
+        make = partial(make_optimizer, DECAY.get(kind, 0.0), owners)
+        optimizers[kind], _ = tw_builders.make_sharded_optimizer(towers, make, own)
+
+    @tf.function(autograph=False, input_signature=signature(num_towers))
+    def step(given: dict[str, Any]) -> None:
+        for kind, own in models.items():
+            grads = tw_core.map_towers(
+                lambda tower, model, x: gradients(model.parts, x),
+                towers,
+                own,
+                given[kind],
+            )
+            tw_builders.apply_sharded_gradients(
+                towers, grads, own, optimizers[kind], average=average
+            )
+
+    take_steps(step, num_towers)
+    return {
+        kind: [[v.numpy() for v in model.parts] for model in own]
+        for kind, own in models.items()
+    }
+
+
 def in_shared_function(
     average: bool, make_optimizer: MakeOptimizer, num_towers: int
 ) -> Copies:

@@ -20,6 +20,7 @@ from conformance.programs import (
     Copies,
     in_function,
     in_session,
+    in_sharded_function,
     in_shared_function,
 )
 from tw_core.testing import CPUS
@@ -115,7 +116,13 @@ def groups(num_towers: int) -> list[list[int]]:
 
 @cache
 def rows() -> tuple[Row, ...]:
-    return (*shared_rows(), *replicated_rows(), *function_rows(), *other_optimizers())
+    return (
+        *shared_rows(),
+        *replicated_rows(),
+        *sharded_rows(),
+        *function_rows(),
+        *other_optimizers(),
+    )
 
 
 def shared_rows() -> list[Row]:
@@ -171,6 +178,20 @@ def replicated_row(
     )
 
 
+def sharded_rows() -> list[Row]:
+    """Means and sums, which owners add."""
+    class_ = tw_builders.SyncMultiGPUShardedBuilder
+    return [
+        Row(
+            f"{class_.__name__}(average={average})",
+            "",
+            partial(in_session, partial(class_, average=average), optimizer, True),
+            average=average,
+        )
+        for average in (True, False)
+    ]
+
+
 def named(mode: str, num_towers: int) -> str:
     return mode
 
@@ -193,7 +214,11 @@ def function_rows() -> list[Row]:
         for name, make in reducers(CollectiveKeys()).items()
         if name != "broadcast(sum_balanced)"  # there also in packed
     ]
-    return [*found, *(shared_function_row(average=a) for a in (True, False))]
+    return [
+        *found,
+        *(shared_function_row(average=a) for a in (True, False)),
+        *(sharded_function_row(average=a) for a in (True, False)),
+    ]
 
 
 def function_row(
@@ -216,6 +241,12 @@ def shared_function_row(*, average: bool, family: str = "v1") -> Row:
     return Row(name, "", run, family, average=average, is_replicated=False)
 
 
+def sharded_function_row(*, average: bool, family: str = "v1") -> Row:
+    name = f"apply_sharded_gradients(average={average})"
+    run = partial(in_sharded_function, average, OPTIMIZERS[family])
+    return Row(name, "", run, family, average=average)
+
+
 def mean_of(make: Callable[[int], Any], num_towers: int) -> Any:
     return tw_reduce.mean(make(num_towers))
 
@@ -226,11 +257,13 @@ def other_optimizers() -> list[Row]:
     name = "packed(broadcast(sum_balanced))"
     make = reducers(CollectiveKeys())[name]
     for family in ("tf_keras legacy", "tw_ampopt, v1"):
-        for row in (shared_rows()[0], replicated_row(name, make, average=True)):
+        replicas = replicated_row(name, make, average=True)
+        for row in (shared_rows()[0], replicas, sharded_rows()[0]):
             builder = row.run.args[0]
             run = partial(in_session, builder, OPTIMIZERS[family], True)
             found.append(replace(row, run=run, optimizer=family))
     for family in ("Keras 3", "tw_ampopt, Keras 3"):
         found.append(function_row(name, make, average=True, family=family))
         found.append(shared_function_row(average=True, family=family))
+        found.append(sharded_function_row(average=True, family=family))
     return [replace(row, counts=(1, 2, 3)) for row in found]
