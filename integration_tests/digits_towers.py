@@ -94,7 +94,7 @@ class Program(NamedTuple):
     """A program that was built.
 
     step(images, labels) trains on a batch; read(tensors) gives their arrays.
-    variables are [copies][3]; optimizers one a copy.
+    variables are [copies][3]; optimizers one a copy, or one for all.
     """
 
     step: Callable[..., None]
@@ -103,8 +103,12 @@ class Program(NamedTuple):
     optimizers: list[Any]
 
 
+# How towers train, which is the first argument of a program.
+WAYS = ("replicated", "parameter server", "sharded")
+
+
 def session_program(
-    is_replicated: bool,
+    way: str,
     make_optimizer: Callable[[list[Any]], Any],
     num_towers: int = 2,
     *,
@@ -121,13 +125,15 @@ def session_program(
         def tower() -> list[tuple[Any, Any]]:
             k = tw_core.get_current_tower_context().index
             weights = get_weights()
-            if is_replicated or not made:
+            if way == "replicated" or not made:
                 made.append(make_optimizer(weights))
             loss = cross_entropy(weights, shards[0][k], shards[1][k])
             return made[-1].compute_gradients(loss, weights)
 
-        if is_replicated:
+        if way == "replicated":
             builder = tw_builders.SyncMultiGPUReplicatedBuilder(devices, True, reducer)
+        elif way == "sharded":
+            builder = tw_builders.SyncMultiGPUShardedBuilder(devices, True)
         else:
             builder = tw_builders.SyncMultiGPUParameterServerBuilder(devices, "cpu")
         pairs = builder.call_for_each_tower(tower)
@@ -137,13 +143,14 @@ def session_program(
         init = [v1.global_variables_initializer(), v1.local_variables_initializer()]
         session.run(init)
         session.run([op for op in after if op is not None])
-    variables = [[v for _, v in own] for own in pairs[: len(made)]]
+    copies = pairs[:1] if way == "parameter server" else pairs
+    variables = [[v for _, v in own] for own in copies]
     step = session.make_callable(train_op, [images, labels])
     return Program(step, session.run, variables, made)
 
 
 def function_program(
-    is_replicated: bool,
+    way: str,
     make_optimizer: Callable[[list[Any]], Any],
     num_towers: int = 2,
     *,
@@ -153,32 +160,40 @@ def function_program(
     """Builds it with the builders' functions, in a ``tf.function``."""
     devices = list(CPUS[:num_towers])
     towers = tw_core.towers(devices)
-    copies = towers if is_replicated else towers[:1]
+    copies = towers[:1] if way == "parameter server" else towers
     models = tw_core.replicate(copies, Weights)
-    optimizers = [make_optimizer(model.all) for model in models]
+    variables = [model.all for model in models]
+    if way == "sharded":
+        owned = tw_builders.owned_variables(towers, variables)
+        make = partial(make_optimizer, owned)
+        optimizers = [tw_builders.make_sharded_optimizer(towers, make, variables)[0]]
+    else:
+        optimizers = [make_optimizer(own) for own in variables]
     reduce = tw_reduce.mean(reducer or partial(tw_reduce.sum_balanced, devices=devices))
 
     def tower_pairs(tower: tw_core.Tower, images: Any, labels: Any) -> Any:
-        own = tower.index if is_replicated else 0
-        variables = models[own].all
-        loss = cross_entropy(variables, images, labels)
-        return optimizers[own].compute_gradients(loss, variables)
+        weights = variables[tower.index % len(variables)]
+        loss = cross_entropy(weights, images, labels)
+        optimizer = optimizers[tower.index % len(optimizers)]
+        return optimizer.compute_gradients(loss, weights)
 
     @tf.function(autograph=False)
     def step(images: Any, labels: Any) -> None:
         shards = tf.split(images, num_towers), tf.split(labels, num_towers)
         pairs = tw_core.map_towers(tower_pairs, towers, *shards)
-        if is_replicated:
-            grads, variables = tw_core.split_grad_list(pairs)
+        grads, _ = tw_core.split_grad_list(pairs)
+        if way == "replicated":
             reduced = reduce(grads)
             tw_builders.apply_gradients(towers, reduced, variables, optimizers)
+        elif way == "sharded":
+            tw_builders.apply_sharded_gradients(towers, grads, variables, *optimizers)
         else:
             tw_builders.apply_shared_gradients(pairs, optimizers[0])
 
     def read(tensors: Any) -> Any:
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), tensors)
 
-    return Program(step, read, [model.all for model in models], optimizers)
+    return Program(step, read, variables, optimizers)
 
 
 PROGRAMS = {"session": session_program, "function": function_program}

@@ -42,7 +42,7 @@ def train_digits(
     )
     rows = len(batch(0).images) // group.size
     make = make_optimizer(mode, is_scaled)
-    program = PROGRAMS[mode](True, make, towers, reducer=reducer, rows=rows)
+    program = PROGRAMS[mode]("replicated", make, towers, reducer=reducer, rows=rows)
     for step in range(steps):
         images, labels = (part[group.rank :: group.size] for part in batch(step))
         if step in bad and group.rank == 1:

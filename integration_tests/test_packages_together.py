@@ -14,6 +14,7 @@ import tf_keras
 from conformance.rows import reducers
 from digits_towers import (
     PROGRAMS,
+    WAYS,
     Weights,
     accuracy,
     batch,
@@ -38,9 +39,7 @@ FAMILIES = {  # all of them Adam, to the same epsilon
 }
 each_family = pytest.mark.parametrize("family", FAMILIES)
 each_mode = pytest.mark.parametrize("mode", PROGRAMS)
-each_place = pytest.mark.parametrize(
-    "is_replicated", [True, False], ids=["replicated", "parameter server"]
-)
+each_way = pytest.mark.parametrize("way", WAYS)
 
 
 def plain(variables):
@@ -61,15 +60,15 @@ def train(program, steps):
 
 
 @each_mode
-@each_place
+@each_way
 @each_family
 def test_ampopt_in_a_builder_ends_where_the_optimizer_that_it_wraps_does(
-    family, mode, is_replicated
+    family, mode, way
 ):
     make = PROGRAMS[mode]
-    wanted = train(make(is_replicated, plain), STEPS)
-    got = train(make(is_replicated, ampopt(mode, **FAMILIES[family])), STEPS)
-    assert len(got) == (TOWERS if is_replicated else 1)
+    wanted = train(make(way, plain), STEPS)
+    got = train(make(way, ampopt(mode, **FAMILIES[family])), STEPS)
+    assert len(got) == (1 if way == "parameter server" else TOWERS)
     for copy in got:
         for value, same, want in zip(copy, got[0], wanted[0], strict=True):
             np.testing.assert_array_equal(value, same)
@@ -78,21 +77,25 @@ def test_ampopt_in_a_builder_ends_where_the_optimizer_that_it_wraps_does(
 
 
 def memory(program):
-    """Variables, and what the wrapped optimizer keeps of each."""
-    return [
-        [*variables, *(optimizer.get_slot(v, slot) for v in variables for slot in "mv")]
-        for variables, optimizer in zip(
-            program.variables, program.optimizers, strict=True
-        )
+    """[copies][3] variables, and what each optimizer keeps of all of them."""
+    every = [
+        [
+            optimizer.get_slot(v, slot)
+            for copy in program.variables
+            for v in copy
+            for slot in "mv"
+        ]
+        for optimizer in program.optimizers
     ]
+    slots = [[slot for slot in own if slot is not None] for own in every]
+    assert {len(own) for own in slots} == {2 * len(program.variables[0])}
+    return program.variables, slots
 
 
 @each_mode
-@each_place
-def test_one_towers_infinity_makes_all_skip_and_slots_keep_their_bits(
-    mode, is_replicated
-):
-    program = PROGRAMS[mode](is_replicated, ampopt(mode))
+@each_way
+def test_one_towers_infinity_makes_all_skip_and_slots_keep_their_bits(mode, way):
+    program = PROGRAMS[mode](way, ampopt(mode))
     train(program, 3)
     kept = memory(program)
     before = program.read(kept)
@@ -106,12 +109,11 @@ def test_one_towers_infinity_makes_all_skip_and_slots_keep_their_bits(
     assert {s["loss_scaling_log2"] for s in told} == {14.0}  # from 15
     program.step(images, labels)
     after = program.read(kept)
-    assert all(
-        not np.array_equal(value, old)
-        for copy, olds in zip(after, before, strict=True)
-        for value, old in zip(copy, olds, strict=True)
-    )
-    tf.nest.map_structure(np.testing.assert_array_equal, after, [after[0]] * len(after))
+    flat = zip(tf.nest.flatten(after), tf.nest.flatten(before), strict=True)
+    assert all(not np.array_equal(value, old) for value, old in flat)
+    for kept in after:
+        same = [kept[0]] * len(kept)
+        tf.nest.map_structure(np.testing.assert_array_equal, list(kept), same)
 
 
 REDUCERS = reducers(CollectiveKeys())

@@ -29,7 +29,7 @@ def ranks():
 
 
 def alone(mode, is_scaled, steps=STEPS, towers=4):
-    program = PROGRAMS[mode](True, make_optimizer(mode, is_scaled), towers)
+    program = PROGRAMS[mode]("replicated", make_optimizer(mode, is_scaled), towers)
     for step in range(steps):
         program.step(*batch(step))
     return program.read(program.variables)[0]
