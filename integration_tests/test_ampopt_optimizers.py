@@ -10,6 +10,7 @@ import tw_core
 from tw_builders import (
     SyncMultiGPUParameterServerBuilder,
     SyncMultiGPUReplicatedBuilder,
+    SyncMultiGPUShardedBuilder,
     apply_gradients,
 )
 from tw_core.testing import CPUS
@@ -50,7 +51,16 @@ def build_replicated(tower_fn):
     return train_op, grads
 
 
-@pytest.mark.parametrize("build", [build_parameter_server, build_replicated])
+def build_sharded(tower_fn):
+    builder = SyncMultiGPUShardedBuilder(list(CPUS[:2]), average=True)
+    grads = builder.call_for_each_tower(tower_fn)
+    train_op, _ = builder.build(grads, ours)
+    return train_op, grads
+
+
+@pytest.mark.parametrize(
+    "build", [build_parameter_server, build_replicated, build_sharded]
+)
 def test_a_builder_trains_with_it_and_skips_what_is_not_finite(build, by_adam):
     with tf.Graph().as_default():
         x = v1.placeholder(tf.float32, [2])
@@ -71,6 +81,25 @@ def test_a_builder_trains_with_it_and_skips_what_is_not_finite(build, by_adam):
             for values in session.run([[v for _, v in tower] for tower in grads]):
                 np.testing.assert_allclose(values[0], by_adam, rtol=2e-6)
     assert len(saved) == 1, "one copy of the state is saved"
+
+
+def test_a_sharded_run_saves_the_names_of_a_replicated_one():
+    def tower():
+        dtypes = [tf.float16, tf.float32, tf.float16]
+        variables = [
+            v1.get_variable(f"layer/w{n}", [3 + n], dtype)
+            for n, dtype in enumerate(dtypes)
+        ]
+        return [(tf.ones(v.shape, v.dtype), v) for v in variables]
+
+    def saved(build):
+        with tf.Graph().as_default():
+            build(tower)
+            return {v.name: v.shape.as_list() for v in v1.global_variables()}
+
+    sharded = saved(build_sharded)
+    assert any("w0_master" in name for name in sharded)
+    assert sharded == saved(build_replicated)
 
 
 def test_replicas_in_a_function_train_with_it(by_adam):

@@ -31,6 +31,7 @@ import tw_reduce
 v1 = tf.compat.v1
 CHECKED_STEPS = 3
 RATE = 0.01
+ADAM_RATE = 1e-4
 
 
 class Work:
@@ -104,12 +105,20 @@ def keras_loss(model: Any, x: Any, y: Any) -> Any:
 Built = tuple[Callable[[], Any], Callable[[], list[np.ndarray]]]
 
 
-def one_device(work: Work) -> Built:
+def one_device(work: Work, new: Any = None) -> Built:
     """One big batch on one device, graph mode."""
-    return graph_step(work, 1, "one device")
+    return graph_step(work, 1, "one device", new or momentum)
 
 
-def graph_step(work: Work, towers: int, kind: str) -> Built:
+def momentum() -> Any:
+    return v1.train.MomentumOptimizer(RATE, 0.9)
+
+
+def adam() -> Any:
+    return v1.train.AdamOptimizer(ADAM_RATE)
+
+
+def graph_step(work: Work, towers: int, kind: str, new: Any = momentum) -> Built:
     devices = [f"/cpu:{k}" for k in range(towers)]
     with tf.Graph().as_default():
         shards = list(
@@ -132,13 +141,15 @@ def graph_step(work: Work, towers: int, kind: str) -> Built:
 
         if kind == "parameter server":
             builder = tw_builders.SyncMultiGPUParameterServerBuilder(devices, "gpu")
+        elif kind == "sharded":
+            builder = tw_builders.SyncMultiGPUShardedBuilder(devices, True)
         else:
             reducer = partial(tw_reduce.sum_balanced, devices=devices)
             builder = tw_builders.SyncMultiGPUReplicatedBuilder(
                 devices, True, tw_reduce.packed(tw_reduce.broadcast(reducer))
             )
         grads = builder.call_for_each_tower(tower)
-        built = builder.build(grads, partial(v1.train.MomentumOptimizer, RATE, 0.9))
+        built = builder.build(grads, new)
         train_op, sync = built if isinstance(built, tuple) else (built, None)
         session = v1.Session(config=tw_core.session_config())
         session.run(
@@ -168,12 +179,12 @@ def function_step(work: Work, towers: int, kind: str, *, with_keras: bool) -> Bu
             replicas = [make(work)]
     else:
         replicas = tw_core.replicate(ours, lambda tower: make(work))
-    new = (
-        partial(keras.optimizers.SGD, RATE, momentum=0.9)
-        if with_keras
-        else partial(v1.train.MomentumOptimizer, RATE, 0.9)
-    )
-    optimizers = tw_builders.make_optimizers(ours[: len(replicas)], new, replicas)
+    new = partial(keras.optimizers.SGD, RATE, momentum=0.9) if with_keras else momentum
+    if kind == "sharded":
+        optimizer, _ = tw_builders.make_sharded_optimizer(ours, new, replicas)
+        optimizers = [optimizer]
+    else:
+        optimizers = tw_builders.make_optimizers(ours[: len(replicas)], new, replicas)
     models = replicas * towers if shared else replicas
     shards = _shards(work, devices)
     reducer = tw_reduce.mean(
@@ -194,6 +205,8 @@ def function_step(work: Work, towers: int, kind: str, *, with_keras: bool) -> Bu
             variables = models[0].trainable_variables
             pairs = [list(zip(own, variables, strict=True)) for own in grads]
             tw_builders.apply_shared_gradients(pairs, optimizers[0])
+        elif kind == "sharded":
+            tw_builders.apply_sharded_gradients(ours, grads, replicas, optimizers[0])
         else:
             tw_builders.apply_gradients(ours, reducer(grads), replicas, optimizers)
 
@@ -245,11 +258,13 @@ def _values(model: Any) -> list[np.ndarray]:
     return [np.asarray(tf.convert_to_tensor(v)) for v in model.trainable_variables]
 
 
-def checked(work: Work, name: str, built: Built, config: str) -> Contender:
+def checked(
+    work: Work, name: str, built: Built, config: str, new: Any = None
+) -> Contender:
     run, values = built
     for _ in range(CHECKED_STEPS):
         run()
-    reference_run, reference = one_device(work)
+    reference_run, reference = one_device(work, new)
     for _ in range(CHECKED_STEPS):
         reference_run()
     for got, want in zip(values(), reference(), strict=True):
@@ -266,7 +281,7 @@ def contenders(work: Work, towers: int, group: str) -> list[Contender]:
     found = [
         checked(work, PEER, mirrored(work, towers, with_keras=with_keras), FUNCTION)
     ]
-    for kind in ("replicated", "parameter server"):
+    for kind in ("replicated", "sharded", "parameter server"):
         if group == "graph":
             built, config = graph_step(work, towers, kind), GRAPH
         else:
@@ -279,11 +294,28 @@ def contenders(work: Work, towers: int, group: str) -> list[Contender]:
 
 PEER = "MirroredStrategy"
 ALONE = "one device, whole batch"
+REPLICATED = "replicated"
 TARGETS = {
-    "graph": {"replicated": 0.6, "parameter server": 0.55},
+    "graph": {"replicated": 0.6, "sharded": 0.6, "parameter server": 0.55},
     "function": {"replicated": 0.6, "parameter server": 0.5},
     "keras": {"replicated": 0.65, "parameter server": 0.65},
 }
+
+
+# Adam in a session graph, against replicated towers: K -> at most.
+SHARDED = {4: 0.82, 8: 0.66}
+
+
+def run_adam(towers: int, rounds: int) -> list[Timing]:
+    """Races sharded towers with replicated ones, which apply Adam K times."""
+    tw_core.use_logical_cpus(towers)
+    work = WORKS["mlp"]()
+    found = [
+        checked(work, kind, graph_step(work, towers, kind, adam), GRAPH, adam)
+        for kind in (REPLICATED, "sharded")
+    ]
+    title = f"{work.name}, Adam, graph, K = {towers}"
+    return race(title, found, peer=REPLICATED, rounds=rounds)
 
 
 def run_cell(group: str, towers: int, rounds: int) -> list[Timing]:
@@ -299,10 +331,10 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="step", description=main.__doc__)
     parser.add_argument("--rounds", type=int, default=31, help="turns (%(default)s)")
     parser.add_argument("--towers", type=int, nargs="*", default=[2, 4])
-    parser.add_argument("--groups", nargs="*", default=list(TARGETS))
+    parser.add_argument("--groups", nargs="*", default=[*TARGETS, "adam"])
     options = parser.parse_args(arguments)
     report = Report("step")
-    for group in options.groups:
+    for group in (group for group in options.groups if group in TARGETS):
         for towers in [4] if group == "graph" else options.towers:
             timings = in_own_process(run_cell, group, towers, options.rounds)
             report.add(timings, PEER)
@@ -312,4 +344,9 @@ def main(arguments: list[str]) -> None:
             if group == "graph":
                 against = paired_ratio(timings, "replicated", ALONE)
                 report.target(f"{work}: replicated / {ALONE}", against, 1.25)
+    for towers, at_most in SHARDED.items() if "adam" in options.groups else ():
+        timings = in_own_process(run_adam, towers, options.rounds)
+        report.add(timings, REPLICATED)
+        title = f"{timings[0].work}: sharded / {REPLICATED}"
+        report.target(title, ratio(timings, "sharded"), at_most)
     report.write()
