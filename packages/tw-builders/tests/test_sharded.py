@@ -15,7 +15,7 @@ from tw_builders import (
     make_sharded_optimizer,
     owned_variables,
 )
-from tw_core import get_current_tower_context, map_towers, replicate, towers
+from tw_core import get_current_tower_context, map_towers, placement, replicate, towers
 from tw_core.devices import canonical_device
 from tw_core.testing import CPUS
 from tw_core.variables import tf_variable
@@ -217,8 +217,8 @@ def test_average_divides_by_the_towers(average):
 
 
 def bytes_of_variables(make, num_towers, names):
-    """Bytes of the variables of a graph by device, slots and parameters."""
-    with tf.Graph().as_default():
+    """The bytes of all variables of a graph, parameters and slots."""
+    with tf.Graph().as_default() as graph:
         builder = make(list(CPUS[:num_towers]))
 
         def pairs():
@@ -228,8 +228,7 @@ def bytes_of_variables(make, num_towers, names):
         builder.build(
             builder.call_for_each_tower(pairs), partial(v1.train.AdamOptimizer, 0.1)
         )
-        variables = [*v1.global_variables(), *v1.local_variables()]
-        return sum(v.shape.num_elements() * v.dtype.size for v in variables)
+        return sum(placement(graph).bytes_on.values())
 
 
 @pytest.mark.parametrize("num_towers", [2, 4, 8])
