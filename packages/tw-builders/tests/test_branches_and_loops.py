@@ -11,9 +11,13 @@ from tw_builders import (
     AsyncMultiGPUBuilder,
     SyncMultiGPUParameterServerBuilder,
     SyncMultiGPUReplicatedBuilder,
+    SyncMultiGPUShardedBuilder,
     apply_gradients,
+    apply_sharded_gradients,
     apply_shared_gradients,
     make_optimizers,
+    make_sharded_optimizer,
+    owned_variables,
 )
 from tw_core import get_current_tower_context, towers
 from tw_core.testing import CPUS
@@ -33,6 +37,7 @@ OPTIMIZERS = {
 BUILDERS = {
     "parameter server": partial(SyncMultiGPUParameterServerBuilder, ps_device="cpu"),
     "replicated": partial(SyncMultiGPUReplicatedBuilder, average=True, mode="cpu"),
+    "sharded": partial(SyncMultiGPUShardedBuilder, average=True),
     # With several towers it never trains twice the same.
     "asynchronous": lambda devices: AsyncMultiGPUBuilder(devices[:1]),
 }
@@ -40,7 +45,7 @@ each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 each_v1_optimizer = pytest.mark.parametrize(
     "optimizer", [name for name in OPTIMIZERS if not name.startswith("keras")]
 )
-each_sharing = pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+each_sharing = pytest.mark.parametrize("way", ["own", "shared", "sharded"])
 
 
 def after(op, value):
@@ -77,24 +82,34 @@ PLACES = {fn.__name__: fn for fn in (directly, in_cond, in_cond_of_cond, in_loop
 each_place = pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
 
 
-def make_variables(shared):
-    made = [
-        [tf.Variable(tf.fill([size], 3.0), name=f"w{size}") for size in SIZES]
-        for _ in TWO[: 1 if shared else 2]
-    ]
-    return made * 2 if shared else made
+def make_variables(way):
+    made = []
+    for device in TWO[: 1 if way == "shared" else 2]:
+        with tf.device(device if way == "sharded" else None):
+            made.append([tf.Variable(tf.fill([n], 3.0), name=f"w{n}") for n in SIZES])
+    return made * 2 if way == "shared" else made
 
 
-def make_step(variables, optimizers, *, shared):
+def make_optimizers_of(way, optimizer, variables=None):
+    """Makes state early where there are ``variables``."""
+    make = OPTIMIZERS[optimizer]
+    if way == "sharded" and variables is not None:
+        return make_sharded_optimizer(OURS, make, variables)[:1]
+    return make_optimizers(OURS, make, variables)
+
+
+def make_step(variables, optimizers, *, way):
     """Returns a function that makes one step on the mean loss (w - k)² / 2."""
 
     def step():
         grads = [
             [w.read_value() - float(k) for w in own] for k, own in enumerate(variables)
         ]
-        if shared:
+        if way == "shared":
             pairs = [list(zip(tower, variables[0], strict=True)) for tower in grads]
             return apply_shared_gradients(pairs, optimizers[0])
+        if way == "sharded":
+            return apply_sharded_gradients(OURS, grads, variables, optimizers[0])
         means = [(one + other) / 2.0 for one, other in zip(*grads, strict=True)]
         return apply_gradients(OURS, [means, means], variables, optimizers)
 
@@ -128,12 +143,12 @@ def expect():
 @each_place
 @each_sharing
 @each_v1_optimizer
-def test_in_a_session_graph(expect, place, shared, optimizer):
+def test_in_a_session_graph(expect, place, way, optimizer):
     with tf.Graph().as_default():
-        variables = make_variables(shared)
-        optimizers = make_optimizers(OURS, OPTIMIZERS[optimizer])
+        variables = make_variables(way)
+        optimizers = make_optimizers_of(way, optimizer)
         on = v1.placeholder(tf.bool, [])
-        count = place(make_step(variables, optimizers, shared=shared), on)
+        count = place(make_step(variables, optimizers, way=way), on)
         with start_session() as session:
             for _ in range(STEPS):
                 assert session.run(count, {on: True}) == 1
@@ -145,10 +160,10 @@ def test_in_a_session_graph(expect, place, shared, optimizer):
 @each_place
 @each_sharing
 @each_optimizer
-def test_in_a_function(expect, place, shared, optimizer):
-    variables = make_variables(shared)
-    optimizers = make_optimizers(OURS, OPTIMIZERS[optimizer], variables)
-    step = make_step(variables, optimizers, shared=shared)
+def test_in_a_function(expect, place, way, optimizer):
+    variables = make_variables(way)
+    optimizers = make_optimizers_of(way, optimizer, variables)
+    step = make_step(variables, optimizers, way=way)
 
     def effect():
         assert step() is None  # takes place by itself
@@ -164,10 +179,10 @@ def test_in_a_function(expect, place, shared, optimizer):
 @each_place
 @each_sharing
 @each_v1_optimizer
-def test_in_wrapped_graph_code(expect, place, shared, optimizer):
-    variables = make_variables(shared)
-    optimizers = make_optimizers(OURS, OPTIMIZERS[optimizer], variables)
-    step = make_step(variables, optimizers, shared=shared)
+def test_in_wrapped_graph_code(expect, place, way, optimizer):
+    variables = make_variables(way)
+    optimizers = make_optimizers_of(way, optimizer, variables)
+    step = make_step(variables, optimizers, way=way)
     call = v1.wrap_function(
         lambda on: place(step, on), [tf.TensorSpec([], tf.bool, name="on")]
     )
@@ -178,16 +193,19 @@ def test_in_wrapped_graph_code(expect, place, shared, optimizer):
 
 @each_sharing
 @each_optimizer
-def test_in_a_function_that_a_session_graph_calls(expect, shared, optimizer):
+def test_in_a_function_that_a_session_graph_calls(expect, way, optimizer):
     with tf.Graph().as_default():
-        variables = make_variables(shared)
+        variables = make_variables(way)
         if optimizer.startswith("keras"):
             optimizers = [OPTIMIZERS[optimizer]() for _ in TWO]
-            for used, own in zip(optimizers, variables, strict=True):
+            lists = variables
+            if way == "sharded":
+                lists = [owned_variables(OURS, variables), variables[0]]
+            for used, own in zip(optimizers, lists, strict=True):
                 used.build(own)
         else:
-            optimizers = make_optimizers(OURS, OPTIMIZERS[optimizer])
-        step = make_step(variables, optimizers, shared=shared)
+            optimizers = make_optimizers_of(way, optimizer)
+        step = make_step(variables, optimizers, way=way)
 
         @tf.function(autograph=False)
         def call():
@@ -203,7 +221,7 @@ def test_in_a_function_that_a_session_graph_calls(expect, shared, optimizer):
 
 @pytest.mark.parametrize("place", [directly, in_cond, in_loop])
 @each_sharing
-def test_a_keras_3_optimizer_is_refused_wherever_it_would_do_nothing(place, shared):
+def test_a_keras_3_optimizer_is_refused_wherever_it_would_do_nothing(place, way):
     def build():
         with pytest.raises(TypeError, match="SGD, a Keras 3 optimizer, does not work"):
             step()
@@ -211,7 +229,7 @@ def test_a_keras_3_optimizer_is_refused_wherever_it_would_do_nothing(place, shar
 
     with tf.Graph().as_default():
         optimizers = [keras.optimizers.SGD(0.1) for _ in TWO]
-        step = make_step(make_variables(shared), optimizers, shared=shared)
+        step = make_step(make_variables(way), optimizers, way=way)
         place(build, tf.constant(True))
 
 

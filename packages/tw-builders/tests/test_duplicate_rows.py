@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_builders import apply_gradients, apply_shared_gradients
+from tw_builders import (
+    apply_gradients,
+    apply_sharded_gradients,
+    apply_shared_gradients,
+    make_sharded_optimizer,
+)
 from tw_core import towers
 from tw_core.testing import CPUS, SparseRows, run_eagerly, run_in_function
 from tw_reduce import broadcast, mean, packed, sum_balanced
@@ -94,6 +99,21 @@ def train_replicated(name, num_towers, run):
     return [[variable.numpy() for variable in replica] for replica in replicas]
 
 
+def train_sharded(name, num_towers, run):
+    ours, replicas = towers(list(CPUS[:num_towers])), []
+    for tower in ours:
+        with tf.device(tower.device):
+            replicas.append(make_variables())
+    optimizer, _ = make_sharded_optimizer(ours, partial(make_optimizer, name), replicas)
+
+    def step(grads):
+        apply_sharded_gradients(ours, grads, replicas, optimizer)
+
+    for number in range(STEPS):
+        run(step, [gradients_of((number, k)) for k in range(num_towers)])
+    return [[variable.numpy() for variable in replica] for replica in replicas]
+
+
 def prepare(optimizer, variables):
     """Makes the optimizer's state before a function is traced."""
     if hasattr(optimizer, "build"):
@@ -109,6 +129,8 @@ def prepare(optimizer, variables):
         (train_shared, 1, run_eagerly),
         (train_shared, 2, run_in_function),
         (train_replicated, 2, run_in_function),
+        (train_sharded, 2, run_in_function),
+        (train_sharded, 2, run_eagerly),
     ],
 )
 @pytest.mark.parametrize("name", [*KERAS_3, *V1])

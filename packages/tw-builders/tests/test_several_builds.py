@@ -12,6 +12,7 @@ from tw_builders import (
     DataParallelBuilder,
     SyncMultiGPUParameterServerBuilder,
     SyncMultiGPUReplicatedBuilder,
+    SyncMultiGPUShardedBuilder,
 )
 from tw_core import get_current_tower_context
 from tw_core.contexts import PredictTowerContext, TowerFunc
@@ -32,6 +33,7 @@ BUILDERS = {
     "replicated, collective": partial(
         SyncMultiGPUReplicatedBuilder, average=True, mode="collective"
     ),
+    "sharded": partial(SyncMultiGPUShardedBuilder, average=True),
     # With several towers it never trains twice the same.
     "asynchronous": lambda devices: AsyncMultiGPUBuilder(devices[:1]),
 }

@@ -11,7 +11,9 @@ from tw_builders import (
     AsyncMultiGPUBuilder,
     SyncMultiGPUParameterServerBuilder,
     SyncMultiGPUReplicatedBuilder,
+    SyncMultiGPUShardedBuilder,
     apply_gradients,
+    apply_sharded_gradients,
     apply_shared_gradients,
     make_optimizers,
 )
@@ -30,6 +32,7 @@ BUILDERS = {
         average=True,
         mode=packed(broadcast(partial(sum_balanced, devices=TWO))),
     ),
+    "sharded": partial(SyncMultiGPUShardedBuilder, average=True),
     "asynchronous": AsyncMultiGPUBuilder,
 }
 STATIC = {"unknown": lambda shape: None, "known in part": lambda s: [None] * len(s)}
@@ -133,11 +136,14 @@ def test_a_gradient_of_another_shape_is_refused_by_name(builder, static, wrong, 
 
 
 @pytest.mark.parametrize("kind", ["v1", "keras"])
-@pytest.mark.parametrize("shared", [False, True])
-def test_in_a_function_as_well(kind, shared):
+@pytest.mark.parametrize("way", ["own", "shared", "sharded"])
+def test_in_a_function_as_well(kind, way):
     ours = towers(TWO)
     make = descend if kind == "v1" else partial(keras.optimizers.SGD, 1.0)
-    variables = [[tf.Variable(tf.zeros([2, 3]), name="w")] for _ in TWO]
+    variables = []
+    for device in TWO:
+        with tf.device(device):
+            variables.append([tf.Variable(tf.zeros([2, 3]), name="w")])
     optimizers = make_optimizers(ours, make, variables)
 
     @tf.function(
@@ -145,9 +151,12 @@ def test_in_a_function_as_well(kind, shared):
         input_signature=[[tf.TensorSpec([None, None]), tf.TensorSpec(None)]],
     )
     def step(grads):
-        if shared:
+        if way == "shared":
             only = variables[0][0]
             apply_shared_gradients([[(g, only)] for g in grads], optimizers[0])
+        elif way == "sharded":
+            own = [[g] for g in grads]
+            apply_sharded_gradients(ours, own, variables, optimizers[0])
         else:
             apply_gradients(ours, [[g] for g in grads], variables, optimizers)
 

@@ -155,7 +155,7 @@ class UpdateWatch:
     def __init__(self, variables: Sequence[tf.Variable]) -> None:
         """Notes which ops use the variables before the update is built."""
         self._handles = [variable.handle for variable in variables]
-        self._before = [set(handle.consumers()) for handle in self._handles]
+        self._before = [_users(handle) for handle in self._handles]
 
     def updates(self, whole: tf.Operation) -> list[list[tf.Operation]]:
         """Returns [N] the ops that the update has brought since.
@@ -164,9 +164,16 @@ class UpdateWatch:
           whole: what to wait for where they cannot be told.
         """
         return [
-            _writing(set(handle.consumers()) - before) or [whole]
+            _writing(_users(handle) - before) or [whole]
             for handle, before in zip(self._handles, self._before, strict=True)
         ]
+
+
+def _users(handle: tf.Tensor) -> set[tf.Operation]:
+    # In a branch, or in the graph of wrap_function, the handle comes from outside.
+    graph = tf.compat.v1.get_default_graph()
+    is_here = getattr(handle, "graph", None) is graph
+    return set(handle.consumers()) if is_here else set()
 
 
 def _writing(new: set[tf.Operation]) -> list[tf.Operation]:
@@ -180,11 +187,14 @@ def _writing(new: set[tf.Operation]) -> list[tf.Operation]:
 def _make_global(variables: Sequence[tf.Variable]) -> None:
     """Moves what an optimizer has made local, as it found its variable to be local."""
     for variable in variables:
-        local = variable.graph.get_collection_ref(_KEYS.LOCAL_VARIABLES)
-        places = [i for i, other in enumerate(local) if other is variable]
-        for place in places:
-            del local[place]
-            variable.graph.add_to_collection(_KEYS.GLOBAL_VARIABLES, variable)
+        graph = getattr(variable, "graph", None)
+        if graph is None:
+            continue
+        local = graph.get_collection_ref(_KEYS.LOCAL_VARIABLES)
+        kept = [other for other in local if other is not variable]
+        if len(kept) < len(local):
+            local[:] = kept
+            graph.add_to_collection(_KEYS.GLOBAL_VARIABLES, variable)
 
 
 def _renamed(name: str, names: Sequence[tuple[str, str]]) -> str:
