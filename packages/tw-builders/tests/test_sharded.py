@@ -121,7 +121,7 @@ def ancestors(op):
         partial(LEGACY.Adam, 0.1),
     ],
 )
-def test_a_copy_waits_for_no_other_variables_sum_or_update(get_opt_fn):
+def test_a_copy_waits_for_no_other_variables_update(get_opt_fn):
     with tf.Graph().as_default():
         _, train_op, _, variables = built(get_opt_fn)
         handles = {v.handle: v.name for own in variables for v in own}
@@ -140,6 +140,55 @@ def test_a_copy_waits_for_no_other_variables_sum_or_update(get_opt_fn):
                 if tensor in handles and "Apply" in op.type
             }
             assert used == {name}
+
+
+def test_large_variables_wait_for_no_other_sum():
+    with tf.Graph().as_default():
+
+        def pairs():
+            variables = [v1.get_variable(f"w{n}", [8_192]) for n in range(4)]
+            loss = tf.add_n([tf.reduce_sum(v**2) for v in variables])
+            return list(zip(tf.gradients(loss, variables), variables, strict=True))
+
+        builder = SyncMultiGPUShardedBuilder(list(CPUS[:2]), True)
+        grads = builder.call_for_each_tower(pairs)
+        train_op, _ = builder.build(grads, partial(v1.train.AdamOptimizer, 0.1))
+        copies = [
+            op
+            for op in ancestors(train_op)
+            if op.name.startswith("copy_from_owners/") and op.type == "AssignVariableOp"
+        ]
+        assert len(copies) == 4
+        for copy in copies:
+            assert [op.type for op in ancestors(copy)].count("AddN") == 1
+
+
+@pytest.mark.parametrize(
+    "get_opt_fn",
+    [partial(v1.train.AdamOptimizer, 0.1), partial(keras.optimizers.Adam, 0.1)],
+    ids=["v1", "Keras 3"],
+)
+def test_in_a_function_a_copy_waits_for_no_other_variable(get_opt_fn):
+    ours = towers(list(CPUS[:2]))
+    models = replicate(ours, lambda tower: Model())
+    step, *_ = function_step(ours, models, get_opt_fn)
+    graph = step.get_concrete_function(tf.ones([2])).graph
+    variables = [v for model in models for v in model.parts]
+    handles = {graph.capture(v.handle).op: v.name for v in variables}
+    plain = [
+        op
+        for op in graph.get_operations()
+        if op.type == "AssignVariableOp" and op.inputs[0].op in handles
+    ]
+    assert len(plain) >= len(SIZES)
+    for assign in plain:
+        updated = {
+            handles[op.inputs[0].op]
+            for op in ancestors(assign)
+            if op.type.startswith(("Assign", "ResourceApply"))
+            and op.inputs[0].op in handles
+        }
+        assert len(updated) == 1
 
 
 def test_a_copy_waits_for_its_own_update():

@@ -152,8 +152,8 @@ def apply_sharded_gradients(
     """Adds all towers' gradients, applies each variable once, and copies it.
 
     Each variable's gradients are added and applied by its owner; the other towers take
-    the new value. Variables do not wait for each other, unless the optimizer has them
-    wait.
+    the new value. Large variables do not wait for each other, unless the optimizer has
+    them wait; the gradients of small ones travel to their owner in a pack.
 
     Args:
       towers: K towers.
