@@ -17,6 +17,7 @@ import tensorflow as tf
 from tw_core import Tower, check_towers
 from tw_core.checks import check_flag, check_function, check_list, naming
 from tw_core.contexts import leave_no_summaries
+from tw_core.flat_variables import pack_gradients
 from tw_core.gradients import (
     GradList,
     check_replicated_grad_list,
@@ -85,7 +86,7 @@ def apply_gradients(
     check_counts(caller, towers, grads=grads, replicas=replicas, optimizers=optimizers)
     _check_optimizers(optimizers, caller=caller)
     grad_list = replicated_pairs(grads, replicas, caller=caller)
-    return apply_to_replicas(towers, ensure_gradient_shapes(grad_list), optimizers)
+    return apply_to_replicas(towers, ensure_and_pack(grad_list), optimizers)
 
 
 @without_autograph
@@ -111,9 +112,10 @@ def apply_shared_gradients(
     check_optimizer("apply_shared_gradients", optimizer)
     with naming("apply_shared_gradients"):
         check_shared_grad_list(grad_list)
-    shared = [variable for _, variable in grad_list[0]]
+    packed = ensure_and_pack(grad_list)
+    shared = [variable for _, variable in packed[0]]
     pairs = reduce_onto(
-        shared, grad_list, average=average, caller="apply_shared_gradients"
+        shared, packed, average=average, caller="apply_shared_gradients"
     )
     op = apply_pairs(optimizer, pairs, name="train_op")
     return None if orders_effects() else op
@@ -198,13 +200,14 @@ def apply_to_replicas(
 
 
 def reduce_onto(
-    variables: Sequence[Any], grad_list: GradList, *, average: bool, caller: str
+    variables: Sequence[Any], packed: GradList, *, average: bool, caller: str
 ) -> list[tuple[Any, Any]]:
-    """Adds the gradients of [K][N] checked pairs where N variables live.
+    """Adds the gradients of [K][N] pairs where N variables live.
 
     Args:
       variables: [N] to which the sums go, Keras's or TensorFlow's.
-      grad_list: [K][N] pairs, of these variables or of others like them.
+      packed: [K][N] pairs from ``ensure_and_pack``, of these variables or of others
+        like them.
       average: whether to divide by K.
       caller: opens messages.
 
@@ -213,11 +216,16 @@ def reduce_onto(
     """
     plain = [
         [(grad, tf_variable(v)) for (grad, _), v in zip(pairs, variables, strict=True)]
-        for pairs in ensure_gradient_shapes(grad_list)
+        for pairs in packed
     ]
     with prefixed(caller):
         reduced = aggregate_grads_colocate(plain, average=average)
     return [(grad, v) for (grad, _), v in zip(reduced, variables, strict=True)]
+
+
+def ensure_and_pack(grad_list: GradList) -> list[list[tuple[Any, Any]]]:
+    """Gives [K][N] checked pairs their shapes, and joins those of flat variables."""
+    return [pack_gradients(pairs) for pairs in ensure_gradient_shapes(grad_list)]
 
 
 @contextmanager

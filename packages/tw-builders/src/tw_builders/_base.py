@@ -20,8 +20,15 @@ import tensorflow as tf
 import tw_core.contexts
 from tw_core import Tower
 from tw_core import towers as make_towers
-from tw_core.checks import check_flag, check_function, check_list, naming
+from tw_core.checks import (
+    check_flag,
+    check_function,
+    check_list,
+    check_whole_number,
+    naming,
+)
 from tw_core.devices import canonical_device, check_known_devices
+from tw_core.flat_variables import FlatVariables
 from tw_core.modes import builds_session_graph
 from tw_core.variables import override_to_local_variable, tower_build
 
@@ -88,20 +95,39 @@ class DataParallelBuilder:
       towers: the ints (GPU numbers) and device strings given.
     """
 
-    def __init__(self, towers: Sequence[int | str | Tower]) -> None:
+    def __init__(
+        self, towers: Sequence[int | str | Tower], *, flat_below_bytes: int = 0
+    ) -> None:
         """Makes one tower per device.
 
         Args:
           towers: ints (k is ``"/gpu:k"``) and device strings, at least one; or what
             ``tw_core.towers`` gives.
+          flat_below_bytes: trainable variables of fewer bytes lie in one flat variable
+            per tower and dtype (``tw_core.flat_variables``); 0 for none. A subclass's
+            ``call_for_each_tower`` makes them, and its ``build`` packs the gradients.
 
         Raises:
-          ValueError: no tower, or a string TensorFlow cannot read.
+          ValueError: no tower, a string TensorFlow cannot read, or a negative number.
           TypeError: something of another type.
         """
         with naming(type(self).__name__):
             self._towers = make_towers(towers)
         self.towers = list(towers)
+        self._flat_below_bytes = check_whole_number(
+            type(self).__name__, flat_below_bytes=flat_below_bytes, at_least=0
+        )
+
+    def _in_flat(self, tower_fn: Callable[[], _T]) -> Callable[[], _T]:
+        """Returns a function that makes the small variables of a tower flat."""
+        if not self._flat_below_bytes:
+            return tower_fn
+
+        def build() -> _T:
+            with FlatVariables(self._flat_below_bytes).scope():
+                return tower_fn()
+
+        return build
 
     @property
     def devices(self) -> list[str]:

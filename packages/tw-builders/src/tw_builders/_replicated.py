@@ -5,7 +5,12 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tw_builders._apply import apply_to_replicas, one_optimizer_per_tower, prefixed
+from tw_builders._apply import (
+    apply_to_replicas,
+    ensure_and_pack,
+    one_optimizer_per_tower,
+    prefixed,
+)
 from tw_builders._base import (
     DataParallelBuilder,
     check_session_graph,
@@ -17,7 +22,6 @@ from tw_core.checks import check_flag, check_function, naming
 from tw_core.gradients import (
     GradList,
     check_replicated_grad_list,
-    ensure_gradient_shapes,
     merge_grad_list,
     split_grad_list,
 )
@@ -30,11 +34,17 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
     """Every tower has its variables, and applies the same reduced gradients.
 
     Attributes:
-      grads: after ``build``, [K][N] (reduced gradient, variable) pairs.
+      grads: after ``build``, [K][N] (reduced gradient, variable) pairs; flat variables
+        stand for those in them.
     """
 
     def __init__(
-        self, towers: Sequence[int | str | Tower], average: bool, mode: str | Reducer
+        self,
+        towers: Sequence[int | str | Tower],
+        average: bool,
+        mode: str | Reducer,
+        *,
+        flat_below_bytes: int = 0,
     ) -> None:
         """Chooses the reduction.
 
@@ -45,6 +55,7 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
           mode: a reducer of ``tw_reduce`` that adds (with ``average`` this class
             divides), or one of the older names ``"cpu"``, ``"gpu"``,
             ``"nccl"``, ``"hierarchical"``, ``"collective"``.
+          flat_below_bytes: as for ``DataParallelBuilder``.
 
         Raises:
           ValueError: an unknown mode, one that does not fit the towers, one that
@@ -52,7 +63,7 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
           TypeError: a mode that is neither a name nor a function, or an ``average``
             that is not a bool.
         """
-        super().__init__(towers)
+        super().__init__(towers, flat_below_bytes=flat_below_bytes)
         check_flag("SyncMultiGPUReplicatedBuilder", average=average)
         with prefixed("SyncMultiGPUReplicatedBuilder"):
             reducer = (
@@ -92,7 +103,7 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
         )
         return DataParallelBuilder.build_on_towers(
             self.towers,
-            tower_fn,
+            self._in_flat(tower_fn),
             use_vs=[not tower.is_main for tower in self._towers],
         )
 
@@ -127,7 +138,7 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
         with naming(caller):
             check_replicated_grad_list(grad_list)
         check_function(caller, get_opt_fn=get_opt_fn)
-        all_grads, all_vars = split_grad_list(ensure_gradient_shapes(grad_list))
+        all_grads, all_vars = split_grad_list(ensure_and_pack(grad_list))
         with prefixed(caller):
             self.grads = merge_grad_list(self._reduce(all_grads), all_vars)
         if self._reducer_is_given:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tw_builders._apply import (
     MADE_EARLY,
     check_counts,
+    ensure_and_pack,
     one_optimizer_per_tower,
     reduce_onto,
     replicated_pairs,
@@ -59,19 +60,27 @@ class SyncMultiGPUShardedBuilder(DataParallelBuilder):
       grads: after ``build``, [N] pairs of a reduced gradient and its owner's variable.
     """
 
-    def __init__(self, towers: Sequence[int | str | Tower], average: bool) -> None:
+    def __init__(
+        self,
+        towers: Sequence[int | str | Tower],
+        average: bool,
+        *,
+        flat_below_bytes: int = 0,
+    ) -> None:
         """Takes the towers.
 
         Args:
           towers: ints (GPU numbers) and device strings, or what ``tw_core.towers``
             gives.
           average: whether owners apply the mean of the gradients, or their sum.
+          flat_below_bytes: as for ``DataParallelBuilder``; a flat variable has one
+            owner.
 
         Raises:
           ValueError: as ``DataParallelBuilder``.
           TypeError: an ``average`` that is not a bool.
         """
-        super().__init__(towers)
+        super().__init__(towers, flat_below_bytes=flat_below_bytes)
         check_flag("SyncMultiGPUShardedBuilder", average=average)
         self._average = average
         self.grads: list[tuple[Any, tf.Variable]] | None = None
@@ -95,7 +104,7 @@ class SyncMultiGPUShardedBuilder(DataParallelBuilder):
         )
         return DataParallelBuilder.build_on_towers(
             self.towers,
-            tower_fn,
+            self._in_flat(tower_fn),
             use_vs=[not tower.is_main for tower in self._towers],
         )
 
@@ -127,13 +136,14 @@ class SyncMultiGPUShardedBuilder(DataParallelBuilder):
         check_tower_count(grad_list, len(self.towers), caller=caller)
         with naming(caller):
             check_replicated_grad_list(grad_list)
-        _, variables = split_grad_list(grad_list)
+        packed = ensure_and_pack(grad_list)
+        _, variables = split_grad_list(packed)
         check_homes(self._towers, variables, caller=caller)
         check_function(caller, get_opt_fn=get_opt_fn)
         main = self._towers[:1]
         [optimizer] = one_optimizer_per_tower(main, get_opt_fn, caller=caller)
         self.grads = reduce_onto(
-            owned(variables), grad_list, average=self._average, caller=caller
+            owned(variables), packed, average=self._average, caller=caller
         )
         train_op = _apply_and_copy(main[0], self.grads, variables, optimizer)
         post_init_op = build_sync_op(variables) if len(self.towers) > 1 else None
@@ -179,11 +189,11 @@ def apply_sharded_gradients(
     check_counts(caller, towers, grads=grads, replicas=replicas)
     check_flag(caller, average=average)
     check_optimizer(caller, optimizer)
-    grad_list = replicated_pairs(grads, replicas, caller=caller)
-    _, variables = split_grad_list(grad_list)
+    packed = ensure_and_pack(replicated_pairs(grads, replicas, caller=caller))
+    _, variables = split_grad_list(packed)
     check_homes(towers, variables, caller=caller)
     owners = owned(variables)
-    reduced = reduce_onto(owners, grad_list, average=average, caller=caller)
+    reduced = reduce_onto(owners, packed, average=average, caller=caller)
     return _apply_and_copy(towers[0], reduced, variables, optimizer)
 
 

@@ -9,7 +9,12 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tw_builders._apply import Pairs, one_optimizer_per_tower, reduce_onto
+from tw_builders._apply import (
+    Pairs,
+    ensure_and_pack,
+    one_optimizer_per_tower,
+    reduce_onto,
+)
 from tw_builders._base import (
     DataParallelBuilder,
     Device,
@@ -22,7 +27,6 @@ from tw_core.devices import LeastLoadedDeviceSetter, replica_device_setter
 from tw_core.gradients import (
     GradList,
     check_shared_grad_list,
-    ensure_gradient_shapes,
     scale,
     values_of,
 )
@@ -42,18 +46,25 @@ class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
       grads: after ``build``, [N] (mean gradient, variable) pairs.
     """
 
-    def __init__(self, towers: Sequence[int | str | Tower], ps_device: str) -> None:
+    def __init__(
+        self,
+        towers: Sequence[int | str | Tower],
+        ps_device: str,
+        *,
+        flat_below_bytes: int = 0,
+    ) -> None:
         """Chooses where variables live.
 
         Args:
           towers: ints (GPU numbers) and device strings, or what ``tw_core.towers``
             gives.
           ps_device: ``"cpu"`` or ``"gpu"``.
+          flat_below_bytes: as for ``DataParallelBuilder``.
 
         Raises:
           ValueError: another ``ps_device``, or as ``DataParallelBuilder``.
         """
-        super().__init__(towers)
+        super().__init__(towers, flat_below_bytes=flat_below_bytes)
         if ps_device not in ("cpu", "gpu"):
             raise ValueError(
                 "SyncMultiGPUParameterServerBuilder: ps_device must be 'cpu' (all "
@@ -78,7 +89,9 @@ class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
             "SyncMultiGPUParameterServerBuilder.call_for_each_tower", tower_fn=tower_fn
         )
         devices = _variable_devices(self.devices, self.ps_device)
-        return DataParallelBuilder.build_on_towers(self.towers, tower_fn, devices)
+        return DataParallelBuilder.build_on_towers(
+            self.towers, self._in_flat(tower_fn), devices
+        )
 
     def build(
         self,
@@ -105,8 +118,9 @@ class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
         with naming(caller):
             check_shared_grad_list(grad_list)
         check_function(caller, get_opt_fn=get_opt_fn)
-        shared = [variable for _, variable in grad_list[0]]
-        self.grads = reduce_onto(shared, grad_list, average=True, caller=caller)
+        packed = ensure_and_pack(grad_list)
+        shared = [variable for _, variable in packed[0]]
+        self.grads = reduce_onto(shared, packed, average=True, caller=caller)
         optimizer = get_opt_fn()
         check_optimizer(caller, optimizer)
         with tf.device("/cpu:0" if self.ps_device == "cpu" else None):
@@ -123,7 +137,11 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
     """
 
     def __init__(
-        self, towers: Sequence[int | str | Tower], scale_gradient: bool = True
+        self,
+        towers: Sequence[int | str | Tower],
+        scale_gradient: bool = True,
+        *,
+        flat_below_bytes: int = 0,
     ) -> None:
         """Chooses the towers.
 
@@ -132,8 +150,9 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
             gives.
           scale_gradient: whether gradients are multiplied by 1/K, so that the
             learning rate means what it does in synchronous training.
+          flat_below_bytes: as for ``DataParallelBuilder``.
         """
-        super().__init__(towers)
+        super().__init__(towers, flat_below_bytes=flat_below_bytes)
         check_flag("AsyncMultiGPUBuilder", scale_gradient=scale_gradient)
         self._scale_gradient = scale_gradient
 
@@ -154,7 +173,9 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
         check_function("AsyncMultiGPUBuilder.call_for_each_tower", tower_fn=tower_fn)
         ps_device = "cpu" if len(self.towers) >= _TOWERS_FOR_CPU else "gpu"
         devices = _variable_devices(self.devices, ps_device)
-        return DataParallelBuilder.build_on_towers(self.towers, tower_fn, devices)
+        return DataParallelBuilder.build_on_towers(
+            self.towers, self._in_flat(tower_fn), devices
+        )
 
     def build(self, grad_list: GradList, get_opt_fn: Callable[[], Any]) -> tf.Operation:
         """Builds one op in which every tower applies its own gradients once.
@@ -237,7 +258,7 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
         check_tower_count(grad_list, len(self.towers), caller=caller)
         with naming(caller):
             check_shared_grad_list(grad_list)
-        ensured = ensure_gradient_shapes(grad_list)
+        ensured = ensure_and_pack(grad_list)
         if not self._scale_gradient or len(grad_list) == 1:
             return list(ensured)
         factor = 1.0 / len(grad_list)

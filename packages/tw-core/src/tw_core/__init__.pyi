@@ -1,6 +1,7 @@
 from . import contexts as contexts
 from . import devices as devices
 from . import flat_packs as flat_packs
+from . import flat_variables as flat_variables
 from . import gradients as gradients
 from . import modes as modes
 from . import optimizers as optimizers

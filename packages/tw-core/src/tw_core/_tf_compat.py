@@ -2,6 +2,15 @@
 
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
+
+__all__ = [
+    "SaveSpec",
+    "SaveableObject",
+    "in_xla_context",
+    "outermost_function_graph",
+    "set_initializer",
+]
 
 
 def in_xla_context(graph: tf.Graph) -> bool:

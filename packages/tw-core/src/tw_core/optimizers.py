@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import tensorflow as tf
 
 from tw_core._variable_kinds import tf_variable
+from tw_core.flat_variables import flat_variable_of, slots_like_parts
 from tw_core.gradients._values import with_unique_rows
 from tw_core.modes import orders_effects, without_autograph
 
@@ -21,6 +22,7 @@ __all__ = [
     "OptimizerKind",
     "OptimizerLike",
     "apply_pairs",
+    "check_elementwise",
     "check_optimizer",
     "create_slots",
     "kind_of",
@@ -158,10 +160,12 @@ def create_slots(optimizer: Any, variables: Sequence[Any]) -> None:
       variables: [N] that it will update, those of Keras included.
 
     Raises:
-      ValueError: a Keras optimizer that cannot name its slots in a session graph.
+      ValueError: a Keras optimizer that cannot name its slots in a session graph; or a
+        flat variable, and an optimizer that looks at each variable as a whole.
     """
     kind = kind_of(optimizer)
-    with tf.init_scope():
+    check_elementwise("create_slots", optimizer, variables)
+    with tf.init_scope(), slots_like_parts(variables):
         if kind in (OptimizerKind.KERAS_3, OptimizerKind.TF_KERAS):
             _build_keras(optimizer, variables, kind)
         elif kind is OptimizerKind.V1 and _applies_as_v1(optimizer):
@@ -227,15 +231,83 @@ def apply_pairs(
     Returns:
       What an op must depend on for the update to have happened; None where it
       happens by itself.
+
+    Raises:
+      ValueError: a flat variable, and an optimizer that looks at each variable as a
+        whole.
     """
     kind = kind_of(optimizer)
+    variables = [variable for _, variable in pairs]
+    check_elementwise("apply_gradients", optimizer, variables)
     if kind is OptimizerKind.KERAS_3:
         return _apply_keras_3(optimizer, pairs)
     plain = [(grad, tf_variable(variable)) for grad, variable in pairs]
     if kind is not OptimizerKind.V1:
         plain = [(_in_this_graph(grad), variable) for grad, variable in plain]
     named = {} if name is None else {"name": name}
-    return optimizer.apply_gradients(plain, **named)
+    with slots_like_parts(variables):
+        return optimizer.apply_gradients(plain, **named)
+
+
+# By the names of their classes: several libraries have their own.
+_WHOLE_VARIABLE = {
+    "adafactor": "factors each variable's squares by rows and columns",
+    "lamb": "scales each variable's update by its norm",
+    "lars": "scales each variable's update by its norm",
+    "muon": "treats each variable as a matrix",
+    "novograd": "keeps one square per variable",
+    "shampoo": "treats each variable as a matrix",
+    "yogi_lamb": "scales each variable's update by its norm",
+}
+
+
+def check_elementwise(caller: str, optimizer: Any, variables: Sequence[Any]) -> None:
+    """Refuses to update a flat variable by what looks at each variable as a whole.
+
+    Args:
+      caller: the public name that was called; opens the message.
+      optimizer: of any kind; what it wraps is looked at too.
+      variables: that it will update.
+
+    Raises:
+      ValueError: one of ``variables`` is flat, and the optimizer is one of those known
+        to be other than element-wise, or is set to clip each gradient by its norm or
+        to leave variables out of the weight decay by their names.
+    """
+    flat = [v.name for v in variables if flat_variable_of(v) is not None]
+    if not flat:
+        return
+    for one in _with_wrapped(optimizer):
+        reason = _why_not_elementwise(one)
+        if reason is not None:
+            raise ValueError(
+                f"{caller}: {type(one).__name__} {reason}, and {', '.join(flat)} holds "
+                "several; leave them alone (below_bytes=0 or group=...)."
+            )
+
+
+def _why_not_elementwise(optimizer: Any) -> str | None:
+    bases = [base.__name__.lower() for base in type(optimizer).__mro__]
+    for name in (base.removesuffix("optimizer") for base in bases):
+        if name in _WHOLE_VARIABLE:
+            return _WHOLE_VARIABLE[name]
+    if getattr(optimizer, "clipnorm", None) is not None:
+        return "clips each variable's gradient by its norm (clipnorm)"
+    if getattr(optimizer, "_exclude_from_weight_decay", None) or getattr(
+        optimizer, "_exclude_from_weight_decay_pattern", None
+    ):
+        return "leaves variables out of the weight decay by their names"
+    return None
+
+
+def _with_wrapped(optimizer: Any) -> list[Any]:
+    """Lists an optimizer and those in it, as a loss scale optimizer has."""
+    found = [optimizer]
+    for name in ("inner_optimizer", "_optimizer", "optimizer", "_opt"):
+        inner = getattr(optimizer, name, None)
+        if callable(getattr(inner, "apply_gradients", None)) and inner not in found:
+            found.extend(_with_wrapped(inner))
+    return found
 
 
 def _apply_keras_3(optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:

@@ -12,9 +12,10 @@ that is known: replicas are called ``tower1/w``.
 """
 
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
@@ -29,6 +30,30 @@ _KEY = ("tw_core/tower_variables",)
 _TOWER_PREFIX = re.compile(r"(^|/)tower\d+(?=/)")
 _TOWER_SCOPE = re.compile(r"tower\d+(_\d+)?")
 _NUMBER = re.compile(r"_?\d+(_\d+)*(?=/|$)")
+
+_threads = threading.local()
+
+
+@dataclass(frozen=True, eq=False)
+class TowerScope:
+    """Where the variables of a tower are being made.
+
+    Attributes:
+      index: of the tower.
+      ns_name: the tower's name scope, with the scopes around it.
+      vs_name: the tower's variable scope, with the scopes around it.
+    """
+
+    index: int
+    ns_name: str
+    vs_name: str
+
+    def prefix(self) -> str:
+        """Returns what names of the tower's variables open with, here and now."""
+        # get_variable closes name scopes; what is made otherwise is named by them.
+        scope = tf.compat.v1.get_default_graph().get_name_scope()
+        is_below = f"{scope}/".startswith(f"{self.ns_name}/")
+        return self.ns_name if self.ns_name and is_below else self.vs_name
 
 
 @dataclass(frozen=True)
@@ -103,6 +128,12 @@ class Record:
         self._by_name.pop(_plain_name(variable), None)
         self._origins = None
         return made
+
+    def hand_over(self, old: tf.Variable, new: tf.Variable) -> None:
+        """Notes ``new`` in the place of ``old``, if that is noted."""
+        made = self.forget(old)
+        if made is not None:
+            self.put_back(replace(made, variable=new))
 
     def origin(self, variable: tf.Variable) -> VariableOrigin | None:
         """Returns who made a variable, or the one that it is named after."""
@@ -191,22 +222,37 @@ def record_scope(index: int, *, ns_name: str, vs_name: str) -> Iterator[None]:
       ns_name: the tower's name scope, with the scopes around it.
       vs_name: the tower's variable scope, with the scopes around it.
     """
+    opened = TowerScope(index, ns_name, vs_name)
 
     def note(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
-        scope = tf.compat.v1.get_default_graph().get_name_scope()
+        prefix = opened.prefix()
         variable = next_creator(**kwargs)
         if not orders_effects():
-            # get_variable closes name scopes; what is made otherwise is named by them.
-            is_below = f"{scope}/".startswith(f"{ns_name}/")
-            prefix = ns_name if ns_name and is_below else vs_name
             record = make_record(getattr(variable, "graph", None) or building_graph())
             collections = kwargs.get("collections") or ()
             is_local = tf.compat.v1.GraphKeys.LOCAL_VARIABLES in collections
             record.add(variable, index, prefix, is_local=is_local)
         return variable
 
-    with tf.variable_creator_scope(note):
-        yield
+    scopes = _open_scopes()
+    scopes.append(opened)
+    try:
+        with tf.variable_creator_scope(note):
+            yield
+    finally:
+        scopes.remove(opened)
+
+
+def open_tower_scope() -> TowerScope | None:
+    """Returns whose variables are being recorded in this thread, the innermost."""
+    scopes = _open_scopes()
+    return scopes[-1] if scopes else None
+
+
+def _open_scopes() -> list[TowerScope]:
+    if not hasattr(_threads, "scopes"):
+        _threads.scopes = []
+    return _threads.scopes  # type: ignore[no-any-return]
 
 
 def make_record(graph: tf.Graph) -> Record:

@@ -1,0 +1,295 @@
+"""Towers with flat variables train, are saved and go on as those without."""
+
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_builders import (
+    AsyncMultiGPUBuilder,
+    SyncMultiGPUParameterServerBuilder,
+    SyncMultiGPUReplicatedBuilder,
+    SyncMultiGPUShardedBuilder,
+    apply_gradients,
+    apply_sharded_gradients,
+    make_optimizers,
+    make_sharded_optimizer,
+)
+from tw_core import map_towers, replicate, session_config, towers
+from tw_core.flat_variables import FlatModel, flatten
+from tw_core.testing import CPUS
+from tw_reduce import mean, packed, spread, sum_balanced
+
+v1 = tf.compat.v1
+BELOW = 20_000
+STEPS = 4
+OPTIMIZERS = {
+    "momentum": partial(v1.train.MomentumOptimizer, 0.05, 0.9),
+    "adam": partial(v1.train.AdamOptimizer, 0.02),
+    "ftrl": partial(v1.train.FtrlOptimizer, 0.1),
+}
+
+
+def replicated(devices, below):
+    return SyncMultiGPUReplicatedBuilder(
+        devices, average=True, mode="cpu", flat_below_bytes=below
+    )
+
+
+def parameter_server(devices, below, ps_device="cpu"):
+    return SyncMultiGPUParameterServerBuilder(
+        devices, ps_device, flat_below_bytes=below
+    )
+
+
+def sharded(devices, below):
+    return SyncMultiGPUShardedBuilder(devices, average=True, flat_below_bytes=below)
+
+
+BUILDERS = {
+    "replicated": replicated,
+    "sharded": sharded,
+    "parameter server": parameter_server,
+    "spread server": partial(parameter_server, ps_device="gpu"),
+}
+
+
+def weights(seed, shape):
+    return 0.3 * np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def batch(step):
+    random = np.random.default_rng(step)
+    return random.standard_normal((12, 8)).astype(np.float32)
+
+
+def model_loss(x):
+    """Variables on both sides of the thresholds of flat ones and of packs."""
+    for n in range(3):
+        w = v1.get_variable(f"net/w{n}", initializer=weights(n, (8, 8)))
+        b = v1.get_variable(f"net/b{n}", [8], initializer=v1.zeros_initializer())
+        x = tf.tanh(x @ w + b)
+    middle = v1.get_variable("middle", initializer=weights(7, (8, 600)))
+    wide = v1.get_variable("wide", initializer=weights(8, (8, 3_000)))
+    return tf.reduce_mean((x @ middle) ** 2) + tf.reduce_mean((x @ wide) ** 2)
+
+
+class Trainer:
+    """A session that trains K towers."""
+
+    def __init__(self, make_builder, optimizer, num_towers, below):
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            self.x = v1.placeholder(tf.float32, [12, 8])
+            shards = iter(tf.split(self.x, num_towers))
+            losses = []
+
+            def tower():
+                losses.append(model_loss(next(shards)))
+                return optimizer().compute_gradients(losses[-1], self.own_variables())
+
+            builder = make_builder(CPUS[:num_towers], below)
+            built = builder.build(builder.call_for_each_tower(tower), optimizer)
+            self.step, sync = built if isinstance(built, tuple) else (built, None)
+            self.sync = tf.no_op() if sync is None else sync
+            self.loss = tf.add_n(losses) / num_towers
+            self.saver = v1.train.Saver()
+            init = [v1.global_variables_initializer(), v1.local_variables_initializer()]
+        self.session = v1.Session(
+            graph=self.graph, config=session_config(num_cpus=len(CPUS))
+        )
+        self.session.run(init)
+        self.session.run(self.sync)
+
+    @staticmethod
+    def own_variables():
+        name = v1.get_variable_scope().name
+        return [
+            v
+            for v in v1.trainable_variables()
+            if v.name.startswith("tower") == name.startswith("tower")
+            and v.name.startswith(name)
+        ]
+
+    def train(self, first, last):
+        found = []
+        for step in range(first, last):
+            feed = {self.x: batch(step)}
+            found.append(self.session.run(self.loss, feed))
+            self.session.run(self.step, feed)
+        return found
+
+    def save(self, path):
+        with self.graph.as_default():
+            return self.saver.save(self.session, str(path))
+
+    def restore(self, path):
+        with self.graph.as_default():
+            self.saver.restore(self.session, path)
+        self.session.run(self.sync)
+
+
+def one_device(optimizer):
+    return Trainer(replicated, optimizer, 1, 0)
+
+
+@pytest.mark.parametrize("num_towers", [1, 2, 4])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_flat_towers_train_as_one_device(builder, optimizer, num_towers):
+    plain = one_device(OPTIMIZERS[optimizer])
+    flat = Trainer(BUILDERS[builder], OPTIMIZERS[optimizer], num_towers, BELOW)
+    np.testing.assert_allclose(
+        flat.train(0, STEPS), plain.train(0, STEPS), rtol=1e-5, atol=1e-6
+    )
+    with flat.graph.as_default():
+        names = [v.name for v in v1.global_variables()]
+    assert any("flat/float32" in name for name in names)
+    assert not any(name.startswith("net/w0") for name in names)
+
+
+KINDS = {
+    "one device": lambda optimizer: one_device(optimizer),
+    "replicated": lambda optimizer: Trainer(replicated, optimizer, 3, 0),
+    "flat replicated": lambda optimizer: Trainer(replicated, optimizer, 2, BELOW),
+    "all flat": lambda optimizer: Trainer(replicated, optimizer, 4, 10**9),
+    "flat sharded": lambda optimizer: Trainer(sharded, optimizer, 3, BELOW),
+    "all flat, sharded": lambda optimizer: Trainer(sharded, optimizer, 2, 10**9),
+    "flat server": lambda optimizer: Trainer(
+        BUILDERS["spread server"], optimizer, 2, BELOW
+    ),
+}
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("writer", KINDS)
+def test_any_goes_on_from_any_others_checkpoint(writer, optimizer, tmp_path):
+    plain = one_device(OPTIMIZERS[optimizer])
+    expected = plain.train(0, 6)
+    wrote = KINDS[writer](OPTIMIZERS[optimizer])
+    wrote.train(0, 3)
+    path = wrote.save(tmp_path / "m")
+    listed = dict(tf.train.list_variables(path))
+    assert listed == dict(tf.train.list_variables(plain.save(tmp_path / "plain")))
+    for make in KINDS.values():
+        reader = make(OPTIMIZERS[optimizer])
+        reader.restore(path)
+        np.testing.assert_allclose(
+            reader.train(3, 6), expected[3:], rtol=1e-5, atol=1e-6
+        )
+
+
+def test_asynchronous_towers_have_flat_variables_too():
+    with tf.Graph().as_default():
+        builder = AsyncMultiGPUBuilder(CPUS[:2], flat_below_bytes=BELOW)
+        grads = builder.call_for_each_tower(
+            lambda: v1.train.GradientDescentOptimizer(1.0).compute_gradients(
+                tf.reduce_sum(v1.get_variable("a", initializer=[3.0, 5.0]))
+                + tf.reduce_sum(v1.get_variable("b", initializer=7.0))
+            )
+        )
+        ops = builder.build_tower_ops(
+            grads, partial(v1.train.GradientDescentOptimizer, 1.0)
+        )
+        with v1.Session(config=session_config(num_cpus=8)) as session:
+            session.run(v1.global_variables_initializer())
+            for op in ops:
+                session.run(op)
+            # Spread over the towers' devices, one flat variable on each.
+            flats = [v for v in v1.global_variables() if "flat" in v.name]
+            assert [session.run(v).tolist() for v in flats] == [[2.0, 4.0], [6.0]]
+
+
+def make_keras_model():
+    keras.utils.set_random_seed(4)
+    inputs = keras.Input((8,))
+    x = keras.layers.Dense(8, activation="tanh")(inputs)
+    x = keras.layers.Dense(700, activation="tanh")(x)
+    return keras.Model(inputs, keras.layers.Dense(1)(x))
+
+
+class Module(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = [
+            (tf.Variable(weights(n, (8, 8))), tf.Variable(tf.zeros([8])))
+            for n in range(3)
+        ]
+        self.wide = tf.Variable(weights(5, (8, 3_000)))
+
+    def __call__(self, x):
+        for w, b in self.layers:
+            x = tf.tanh(x @ w + b)
+        return x @ self.wide
+
+
+FUNCTION_OPTIMIZERS = {
+    "Keras 3 adam": partial(keras.optimizers.Adam, 0.01),
+    "Keras 3 momentum": partial(keras.optimizers.SGD, 0.05, momentum=0.9),
+    "v1 adam": partial(v1.train.AdamOptimizer, 0.01),
+}
+
+
+def train_in_function(make_replica, get_opt_fn, num_towers):
+    all_towers = towers(CPUS[:num_towers])
+    devices = [tower.device for tower in all_towers]
+    replicas = replicate(all_towers, make_replica)
+    optimizers = make_optimizers(all_towers, get_opt_fn, replicas)
+    reduce = mean(packed(spread(partial(sum_balanced, devices=devices))))
+
+    @tf.function
+    def step(x):
+        def tower_step(tower, replica, rows):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(replica(rows) ** 2)
+            return loss, tape.gradient(loss, replica.trainable_variables)
+
+        results = map_towers(tower_step, all_towers, replicas, tf.split(x, num_towers))
+        losses, grads = zip(*results, strict=True)
+        apply_gradients(all_towers, reduce(grads), replicas, optimizers)
+        return tf.add_n(losses) / num_towers
+
+    return [float(step(batch(n))) for n in range(STEPS)], replicas
+
+
+@pytest.mark.parametrize("num_towers", [1, 2, 4])
+@pytest.mark.parametrize("optimizer", FUNCTION_OPTIMIZERS)
+@pytest.mark.parametrize("make", [make_keras_model, Module])
+def test_flat_replicas_train_as_one_in_a_function(make, optimizer, num_towers):
+    get_opt_fn = FUNCTION_OPTIMIZERS[optimizer]
+    expected, plain = train_in_function(lambda tower: make(), get_opt_fn, 1)
+    found, flat = train_in_function(
+        lambda tower: flatten(make, below_bytes=BELOW), get_opt_fn, num_towers
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    for replica in flat:
+        assert isinstance(replica, FlatModel)
+        for one, other in zip(
+            replica.model.trainable_variables,
+            plain[0].trainable_variables,
+            strict=True,
+        ):
+            np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [-1, 2.5, True])
+def test_a_threshold_that_is_no_whole_number_is_refused(wrong):
+    for make in (replicated, parameter_server):
+        with pytest.raises((TypeError, ValueError), match="flat_below_bytes must be"):
+            make(CPUS[:2], wrong)
+
+
+def test_sparse_gradients_of_flat_variables_are_refused_by_name():
+    with tf.Graph().as_default():
+        builder = replicated(CPUS[:2], BELOW)
+        grads = builder.call_for_each_tower(
+            lambda: [
+                (g, v)
+                for v in [v1.get_variable("rows", [5, 2])]
+                for g in tf.gradients(tf.reduce_sum(tf.gather(v, [1, 3])), [v])
+            ]
+        )
+        with pytest.raises(ValueError, match="rows:0 has a sparse gradient"):
+            builder.build(grads, OPTIMIZERS["adam"])

@@ -1,0 +1,262 @@
+"""One variable that holds many, or the slots of many."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core._tf_compat import SaveableObject, SaveSpec
+from tw_core.flat_packs import cut, join
+from tw_core.flat_variables._layout import Layout
+from tw_core.modes import builds_session_graph
+
+
+class FlatVariable(tf.Variable):  # type: ignore[misc]
+    """A flat variable with the names and shapes of what lies in it.
+
+    In a session graph it stands in the collections for ``variable``, so that a saver
+    writes each part under its own name and shape. What updates it takes ``variable``.
+
+    Attributes:
+      variable: of rank 1, with all elements.
+      layout: whose part is where.
+    """
+
+    _save_slice_info = None
+
+    def __init__(self, variable: tf.Variable, layout: Layout) -> None:
+        """Stands for ``variable``, which holds what ``layout`` says."""
+        self.variable = variable
+        self.layout = layout
+        self._steps = threading.local()
+
+    # Reading and writing parts.
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Has all parts come from one read, whose gradient is one tensor."""
+        before = self._parts
+        parts = cut(self.variable.read_value(), self.layout.shapes)
+        self._steps.parts = [
+            _refusing_sparse(value, part.name) if part.shape else value
+            for value, part in zip(parts, self.layout.parts, strict=True)
+        ]
+        try:
+            yield
+        finally:
+            self._steps.parts = before
+
+    @property
+    def _parts(self) -> list[tf.Tensor] | None:
+        return getattr(self._steps, "parts", None)
+
+    def read_part(self, number: int) -> tf.Tensor:
+        """Returns one part, in its own shape."""
+        if self._parts is not None and not _is_lifted_out_of(self._parts[number]):
+            return self._parts[number]
+        part = self.layout.parts[number]
+        with tf.device(self.variable.device):
+            flat = self.variable.read_value()
+            return tf.reshape(flat[part.start : part.end], part.shape)
+
+    def assign_part(self, number: int, value: tf.Tensor) -> tf.Operation | None:
+        """Writes one part; returns the op in a session graph.
+
+        Raises:
+          RuntimeError: inside ``reading``, whose parts would be the old ones.
+        """
+        part = self.layout.parts[number]
+        if self._parts is not None:
+            raise RuntimeError(
+                f"{part.name}: a step that has read its flat variable cannot write "
+                "one part of it; assign before, or after the step."
+            )
+        with tf.device(self.variable.device):
+            rows = tf.reshape(value, [part.size])
+            if builds_session_graph():
+                # Several in one call must not overwrite each other's parts.
+                return tf.raw_ops.ResourceStridedSliceAssign(
+                    ref=self.variable.handle,
+                    begin=[part.start],
+                    end=[part.end],
+                    strides=[1],
+                    value=rows,
+                )
+            flat = self.variable.read_value()
+            # One assignment of a slice would make TensorFlow copy at every later read.
+            self.variable.assign(
+                tf.concat([flat[: part.start], rows, flat[part.end :]], axis=0)
+            )
+        return None
+
+    # What a variable is.
+
+    @property
+    def name(self) -> str:
+        return str(self.variable.name)
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        return self.variable.shape
+
+    @property
+    def dtype(self) -> tf.DType:
+        return self.variable.dtype
+
+    @property
+    def device(self) -> str:
+        return str(self.variable.device)
+
+    @property
+    def trainable(self) -> bool:
+        return bool(self.variable.trainable)
+
+    @property
+    def synchronization(self) -> tf.VariableSynchronization:
+        return self.variable.synchronization
+
+    @property
+    def aggregation(self) -> tf.VariableAggregation:
+        return self.variable.aggregation
+
+    @property
+    def constraint(self) -> None:
+        return None
+
+    @property
+    def _in_graph_mode(self) -> bool:
+        return True
+
+    @property
+    def graph(self) -> tf.Graph:
+        return self.variable.graph
+
+    @property
+    def op(self) -> tf.Operation:
+        return self.variable.op
+
+    @property
+    def handle(self) -> tf.Tensor:
+        return self.variable.handle
+
+    @property
+    def initializer(self) -> tf.Operation:
+        return self.variable.initializer
+
+    @property
+    def initial_value(self) -> tf.Tensor:
+        return self.variable.initial_value
+
+    def is_initialized(self, name: str | None = None) -> tf.Tensor:
+        return self.variable.is_initialized(name)
+
+    def value(self) -> tf.Tensor:
+        return self.variable.value()
+
+    def read_value(self) -> tf.Tensor:
+        return self.variable.read_value()
+
+    def assign(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        return self.variable.assign(value, use_locking, name, read_value)
+
+    def eval(self, session: tf.compat.v1.Session | None = None) -> Any:
+        return self.variable.eval(session)
+
+    def _as_graph_element(self) -> tf.Tensor:
+        return self.variable._as_graph_element()
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        return tf.convert_to_tensor(self.variable, dtype, name)
+
+    def __repr__(self) -> str:
+        names = [part.name for part in self.layout.parts]
+        return f"<FlatVariable {self.name!r} of {names}>"
+
+    def to_proto(self, export_scope: str | None = None) -> Any:
+        """Describes the flat variable, for an exported graph."""
+        return self.variable.to_proto(export_scope)
+
+    # tf.compat.v1.train.Saver.
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Callable[..., Any]]:
+        def make(name: str = "") -> Any:
+            del name  # The parts have names of their own.
+            return _Parts(self)
+
+        return {"VARIABLE_VALUE": make}
+
+
+class _Parts(SaveableObject):  # type: ignore[misc]
+    """Saves and restores the parts of a flat variable as variables of their own."""
+
+    def __init__(self, flat: FlatVariable) -> None:
+        self._flat = flat
+        with tf.device(flat.device):
+            values = cut(flat.variable.read_value(), flat.layout.shapes)
+        specs = [
+            SaveSpec(value, "", part.name, dtype=flat.dtype, device=flat.device)
+            for part, value in zip(flat.layout.parts, values, strict=True)
+        ]
+        super().__init__(flat.variable.op, specs, flat.name.split(":")[0])
+
+    def restore(
+        self, restored_tensors: Sequence[tf.Tensor], restored_shapes: object
+    ) -> tf.Operation:
+        """Joins what was read; returns the op that assigns it."""
+        del restored_shapes
+        checked = [
+            _with_shape(tensor, part.name, part.shape)
+            for tensor, part in zip(
+                restored_tensors, self._flat.layout.parts, strict=True
+            )
+        ]
+        with tf.device(self._flat.device):
+            return self._flat.variable.assign(join(checked), read_value=False)
+
+
+def describe_sparse(names: Sequence[str]) -> str:
+    """Says what to do about variables whose gradients are sparse."""
+    return (
+        f"{', '.join(names)} has a sparse gradient, which many optimizers apply "
+        "otherwise than a dense one; leave it out of the flat variables with "
+        "group=lambda name: None if ... else ''."
+    )
+
+
+def _refusing_sparse(value: tf.Tensor, name: str) -> tf.Tensor:
+    """Returns ``value``, which has dense gradients only."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def unchanged(tensor: tf.Tensor) -> Any:
+        def gradient(upstream: Any) -> Any:
+            if isinstance(upstream, tf.IndexedSlices):
+                raise ValueError(f"FlatModel: {describe_sparse([name])}")
+            return upstream
+
+        return tf.identity(tensor), gradient
+
+    return unchanged(value)
+
+
+def _with_shape(tensor: tf.Tensor, name: str, shape: tuple[int, ...]) -> tf.Tensor:
+    # A checkpoint of another model fails here, and not by moving its neighbours.
+    return tf.ensure_shape(tensor, shape, name=f"check_restored_shape/{name}")
+
+
+def _is_lifted_out_of(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is of a trace that is not being built now."""
+    graph = getattr(tensor, "graph", None)
+    if tf.is_symbolic_tensor(tensor):
+        here = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        while here is not None and here is not graph:
+            here = getattr(here, "outer_graph", None)
+        return here is None
+    return False

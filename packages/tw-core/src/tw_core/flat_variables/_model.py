@@ -1,0 +1,153 @@
+"""A model that was made with flat variables, for eager code and ``tf.function``."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Generic, TypeVar
+
+import tensorflow as tf
+
+from tw_core.checks import check_function
+from tw_core.flat_variables._flat_variables import FlatVariables, view_of
+from tw_core.flat_variables._layout import DEFAULT_BELOW_BYTES, Group
+from tw_core.modes import builds_session_graph, traces_function
+
+_Model = TypeVar("_Model")
+
+
+class FlatModel(Generic[_Model]):
+    """A model whose small variables lie in flat ones.
+
+    Towers call this in place of the model, and take gradients by its
+    ``trainable_variables``. For all else there is the model, whose variables have the
+    current values, names and shapes as ever.
+
+    Attributes:
+      model: as it was made.
+    """
+
+    def __init__(self, model: _Model, flat: FlatVariables) -> None:
+        """Holds a model and the flat variables that were made with it."""
+        self.model = model
+        self._flat = flat
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Calls the model, all of whose views are read together."""
+        with self.reading():
+            return self.model(*arguments, **named)  # type: ignore[operator]
+
+    def reading(self) -> AbstractContextManager[None]:
+        """As ``FlatVariables.reading``, for steps that do more than call the model."""
+        return self._flat.reading()
+
+    @property
+    def flat_variables(self) -> FlatVariables:
+        """What lies in the flat variables, and where."""
+        return self._flat
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """The flat variables, then the model's other trainable ones.
+
+        Raises:
+          ValueError: part of a flat variable trains no longer.
+        """
+        trained = self.plain_variables
+        views = {id(view) for v in trained if (view := view_of(v)) is not None}
+        frozen = [view.name for view in self._flat.views if id(view) not in views]
+        if frozen:
+            raise ValueError(
+                f"FlatModel.trainable_variables: {', '.join(frozen)} trained when the "
+                "model was made, and an optimizer moves a flat variable as a whole; "
+                "freeze them in the function that makes the model."
+            )
+        return [*self._flat.variables, *(v for v in trained if view_of(v) is None)]
+
+    @property
+    def plain_variables(self) -> list[Any]:
+        """The model's own trainable variables, views among them."""
+        return _variables_of(self.model, "trainable_variables")
+
+    @property
+    def variables(self) -> list[Any]:
+        """The flat variables, then the model's other ones."""
+        others = _variables_of(self.model, "variables")
+        return [
+            *self._flat.variables,
+            *(v for v in others if (view := view_of(v)) is None or not view.is_part),
+        ]
+
+
+def flatten(
+    make_model: Callable[[], _Model],
+    *,
+    below_bytes: int = DEFAULT_BELOW_BYTES,
+    group: Group | None = None,
+) -> FlatModel[_Model]:
+    """Makes a model whose small trainable variables lie in flat ones.
+
+    Args:
+      make_model: returns a new ``tf.Module`` or Keras 3 model with its variables.
+      below_bytes: as for ``FlatVariables``.
+      group: as for ``FlatVariables``.
+
+    Returns:
+      The model; variables that ``make_model`` froze stay alone.
+
+    Raises:
+      RuntimeError: in a session graph or a ``tf.function``.
+      ValueError: a model that has no variables yet, or was made elsewhere; a small
+        variable that has a constraint, which would be one on all of a flat variable.
+      TypeError: a model without ``trainable_variables``.
+    """
+    check_function("flatten", make_model=make_model)
+    if traces_function() or builds_session_graph():
+        raise RuntimeError(
+            "flatten: makes variables, and so must be called outside of tf.function; "
+            "in a session graph use the builders' flat_below_bytes, or "
+            "FlatVariables().scope() and pack_gradients."
+        )
+    flat = FlatVariables(below_bytes, group=group)
+    with flat.scope():
+        model = make_model()
+        trained = _variables_of(model, "trainable_variables")
+        _check_model(model, trained, flat)
+        flat.keep_alone(trained)
+    return FlatModel(model, flat)
+
+
+def _check_model(model: Any, trained: list[Any], flat: FlatVariables) -> None:
+    if getattr(model, "built", True) is False:
+        raise ValueError(
+            f"flatten: make_model returned {type(model).__name__} without its "
+            "variables; build the Keras model first: model.build(input_shape), or "
+            "give it a keras.Input."
+        )
+    elsewhere = [v.name for v in trained if flat.is_missing(v)]
+    if elsewhere:
+        raise ValueError(
+            f"flatten: {', '.join(elsewhere)} were made before; make_model must make "
+            "the model and its variables anew."
+        )
+    constrained = [
+        v.name
+        for v in trained
+        if view_of(v) is not None and getattr(v, "constraint", None) is not None
+    ]
+    if constrained:
+        raise ValueError(
+            f"flatten: {', '.join(constrained)} have a constraint, which would bind "
+            "all of a flat variable; leave them alone with group=..., or lower "
+            "below_bytes."
+        )
+
+
+def _variables_of(model: Any, which: str) -> list[Any]:
+    variables = getattr(model, which, None)
+    if callable(variables):
+        variables = variables()
+    if not isinstance(variables, list | tuple) or isinstance(model, tf.Variable):
+        raise TypeError(
+            f"flatten: make_model must return a tf.Module or Keras model, or another "
+            f"object with {which}; got {type(model).__name__}."
+        )
+    return list(variables)

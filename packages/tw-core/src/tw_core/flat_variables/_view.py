@@ -1,0 +1,284 @@
+"""A variable of a model that lies in a flat variable."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+if TYPE_CHECKING:
+    from tw_core.flat_variables._flat_variable import FlatVariable
+
+_VALUE = "VARIABLE_VALUE"
+
+
+class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[misc]
+    """What a model uses in place of a variable of its own.
+
+    Has the variable's name, shape and dtype; reading it gives its part of the flat
+    variable. In a session graph a step reads it once (``value()``); ``read_value()``
+    reads it anew. An optimizer cannot update it: it updates the flat variable.
+    """
+
+    _save_slice_info = None
+
+    def __init__(self, own: tf.Variable, value: tf.Tensor | None) -> None:
+        """Stands for a variable.
+
+        Args:
+          own: a variable as it would have been; outside of session graphs it keeps the
+            value until ``bind``.
+          value: in a session graph, the part of the flat variable that a step reads.
+        """
+        self._own: tf.Variable | None = own
+        self._value = value
+        self._flat: FlatVariable | None = None
+        self._number = 0
+        self._view_name = own.name
+        self._view_shape = own.shape
+        self._view_dtype = own.dtype
+        self._view_device = own.device
+
+    @classmethod
+    def of_part(cls, flat: "FlatVariable", number: int) -> "VariableView":
+        """Returns a view of a part of what an optimizer keeps, outside of graphs."""
+        view = cls.__new__(cls)
+        part = flat.layout.parts[number]
+        view._own = view._value = None
+        view._flat, view._number = flat, number
+        view._view_name = f"{part.name}:0"
+        view._view_shape = tf.TensorShape(part.shape)
+        view._view_dtype, view._view_device = flat.dtype, flat.device
+        return view
+
+    def bind(self, flat: "FlatVariable", number: int) -> None:
+        """Makes this the part ``number`` of a flat variable."""
+        self._flat, self._number = flat, number
+        if self._value is None:
+            self._own = None  # And its memory.
+
+    @property
+    def flat(self) -> "FlatVariable | None":
+        """The flat variable; None until it is made."""
+        return self._flat
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it lies in a flat variable, or will; not where it stays alone."""
+        return self._flat is not None or self._own is None or self._value is not None
+
+    @property
+    def number(self) -> int:
+        """Which of its parts this is."""
+        return self._number
+
+    # What a variable is.
+
+    @property
+    def name(self) -> str:
+        return str(self._view_name)
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        return self._view_shape
+
+    @property
+    def dtype(self) -> tf.DType:
+        return self._view_dtype
+
+    @property
+    def device(self) -> str:
+        return str(self._view_device)
+
+    @property
+    def trainable(self) -> bool:
+        return True
+
+    @property
+    def synchronization(self) -> tf.VariableSynchronization:
+        return tf.VariableSynchronization.AUTO
+
+    @property
+    def aggregation(self) -> tf.VariableAggregation:
+        return tf.VariableAggregation.NONE
+
+    @property
+    def constraint(self) -> None:
+        return None
+
+    @property
+    def _in_graph_mode(self) -> bool:
+        return self._value is not None
+
+    @property
+    def _shared_name(self) -> str:
+        return self.name.split(":")[0]
+
+    @property
+    def _unique_id(self) -> str:
+        return f"view_{id(self)}"
+
+    @property
+    def graph(self) -> tf.Graph:
+        return self._in_graph("graph").graph
+
+    @property
+    def op(self) -> tf.Operation:
+        return self._in_graph("op").op
+
+    @property
+    def initial_value(self) -> tf.Tensor:
+        return self._in_graph("initial_value").initial_value
+
+    @property
+    def initializer(self) -> tf.Operation:
+        return self._bound("initializer").initializer
+
+    @property
+    def handle(self) -> tf.Tensor:
+        raise AttributeError(
+            f"{self.name} is part of a flat variable and has no memory of its own; "
+            "apply tw_core.flat_variables.pack_gradients(pairs) instead of pairs."
+        )
+
+    def is_initialized(self, name: str | None = None) -> tf.Tensor:
+        return self._bound("is_initialized").is_initialized(name)
+
+    # Reading.
+
+    def value(self) -> tf.Tensor:
+        if self._value is not None:
+            return self._value
+        return self.read_value()
+
+    def read_value(self) -> tf.Tensor:
+        if self._flat is not None:
+            return self._flat.read_part(self._number)
+        return self._value if self._own is None else self._own.read_value()
+
+    def _ref(self) -> tf.Tensor:
+        return self.value()
+
+    def _as_graph_element(self) -> tf.Tensor:
+        return self.value()
+
+    def _dense_var_to_tensor(
+        self, dtype: Any = None, name: str | None = None, as_ref: bool = False
+    ) -> tf.Tensor:
+        del name, as_ref
+        if dtype is not None and not tf.as_dtype(dtype).is_compatible_with(self.dtype):
+            raise ValueError(
+                f"{self.name}: has the dtype {self.dtype.name}; got a use that wants "
+                f"{tf.as_dtype(dtype).name}. Cast it with tf.cast."
+            )
+        return self.value()
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        return self._dense_var_to_tensor(dtype, name)
+
+    def numpy(self) -> Any:
+        """Returns its value, where values are there (outside of graphs)."""
+        return self.read_value().numpy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        del copy  # Joined from a tensor: it is one.
+        return np.array(self.numpy(), dtype)
+
+    def eval(self, session: tf.compat.v1.Session | None = None) -> Any:
+        return self.read_value().eval(session=session)
+
+    def __repr__(self) -> str:
+        return (
+            f"<VariableView {self.name!r} shape={self.shape} dtype={self.dtype.name}>"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> tf.Variable:
+        plain = self._view_name.split(":")[0]
+        copied = tf.Variable(self.read_value(), name=plain)
+        memo[id(self)] = copied
+        return copied
+
+    # Writing: loading weights, not training.
+
+    def assign(
+        self,
+        value: Any,
+        use_locking: bool | None = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Writes its part of the flat variable.
+
+        Each such call copies the flat variable; a checkpoint is restored in one go.
+
+        Raises:
+          ValueError: another shape.
+          RuntimeError: in a step that has read the flat variable.
+        """
+        if self._flat is None and self._value is None and self._own is not None:
+            return self._own.assign(value, use_locking, name, read_value)
+        given = tf.convert_to_tensor(value, self.dtype)
+        if not given.shape.is_compatible_with(self.shape):
+            raise ValueError(
+                f"{self.name}: has the shape {self.shape}; got a value of shape "
+                f"{given.shape}."
+            )
+        op = self._bound("assign").assign_part(self._number, given)
+        if self._value is None:
+            return self if read_value else None
+        if not read_value:
+            return op
+        with tf.control_dependencies([op]):
+            return self.read_value()
+
+    def assign_add(
+        self,
+        delta: Any,
+        use_locking: bool | None = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        return self.assign(self.read_value() + delta, use_locking, name, read_value)
+
+    def assign_sub(
+        self,
+        delta: Any,
+        use_locking: bool | None = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        return self.assign(self.read_value() - delta, use_locking, name, read_value)
+
+    def load(self, value: Any, session: tf.compat.v1.Session | None = None) -> None:
+        session = session or tf.compat.v1.get_default_session()
+        session.run(self.assign(value, read_value=False))
+
+    def _set_save_slice_info(self, save_slice_info: Any) -> None:
+        raise ValueError(
+            f"{self.name}: has a partitioner, and parts of a variable cannot lie in a "
+            "flat variable; make it without, or large enough to stay alone."
+        )
+
+    def to_proto(self, export_scope: str | None = None) -> None:
+        """Returns None: an exported graph has the flat variable only."""
+        del export_scope
+
+    # tf.train.Checkpoint, Keras's too.
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return {_VALUE: self.read_value()}
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
+        return self.assign(restored_tensors[_VALUE])
+
+    def _bound(self, asked: str) -> "FlatVariable":
+        if self._flat is None:
+            raise RuntimeError(
+                f"{self.name}.{asked}: its flat variable is made when the scope of "
+                "FlatVariables is left; ask afterwards."
+            )
+        return self._flat
+
+    def _in_graph(self, asked: str) -> tf.Variable:
+        if self._value is None:
+            raise AttributeError(f"{asked} is meaningless outside of session graphs.")
+        return self._own
