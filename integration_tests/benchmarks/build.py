@@ -15,7 +15,7 @@ from harness import Contender, Report, Timing, in_own_process, race, ratio
 import tw_core
 
 PEER = "MirroredStrategy"
-TARGETS = {"replicated": 0.4, "sharded": 0.5}
+TARGETS = {"replicated": 0.4, "sharded": 0.5, "flat": 0.35}
 
 
 class FirstStep:
@@ -40,7 +40,7 @@ def run_cell(towers: int, rounds: int) -> list[Timing]:
         PEER: lambda: step.mirrored(work, towers, with_keras=False),
         **{
             kind: partial(step.function_step, work, towers, kind, with_keras=False)
-            for kind in ("replicated", "sharded", "parameter server")
+            for kind in ("replicated", "sharded", "flat", "parameter server")
         },
     }
     for name, make in makers.items():

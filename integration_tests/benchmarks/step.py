@@ -7,7 +7,7 @@ the variables that one device reaches on the whole batch.
 
 import argparse
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -27,11 +27,15 @@ from harness import (
 import tw_builders
 import tw_core
 import tw_reduce
+from tw_core.flat_variables import flatten
 
 v1 = tf.compat.v1
 CHECKED_STEPS = 3
+FLAT = ("flat", "flat sharded")
+SHARDED_KINDS = ("sharded", "flat sharded")
 RATE = 0.01
 ADAM_RATE = 1e-4
+BELOW_BYTES = 32 * 1024
 
 
 class Work:
@@ -83,6 +87,13 @@ class Module(tf.Module):
 
     def loss(self, x: Any, y: Any) -> Any:
         return self.work.loss(self.weights, x, y)
+
+
+def module_loss(model: Any, x: Any, y: Any) -> Any:
+    if isinstance(model, Module):
+        return model.loss(x, y)
+    with model.reading():
+        return model.model.loss(x, y)
 
 
 def keras_model(work: Work) -> Any:
@@ -139,15 +150,7 @@ def graph_step(work: Work, towers: int, kind: str, new: Any = momentum) -> Built
             loss = work.loss(weights, *held)
             return list(zip(tf.gradients(loss, weights), weights, strict=True))
 
-        if kind == "parameter server":
-            builder = tw_builders.SyncMultiGPUParameterServerBuilder(devices, "gpu")
-        elif kind == "sharded":
-            builder = tw_builders.SyncMultiGPUShardedBuilder(devices, True)
-        else:
-            reducer = partial(tw_reduce.sum_balanced, devices=devices)
-            builder = tw_builders.SyncMultiGPUReplicatedBuilder(
-                devices, True, tw_reduce.packed(tw_reduce.broadcast(reducer))
-            )
+        builder = _builder(kind, devices)
         grads = builder.call_for_each_tower(tower)
         built = builder.build(grads, new)
         train_op, sync = built if isinstance(built, tuple) else (built, None)
@@ -159,6 +162,23 @@ def graph_step(work: Work, towers: int, kind: str, new: Any = momentum) -> Built
             session.run(sync)
     variables = [v for _, v in grads[0]]
     return session.make_callable(train_op), lambda: session.run(variables)
+
+
+def _builder(kind: str, devices: list[str]) -> Any:
+    below = BELOW_BYTES if kind in FLAT else 0
+    if kind == "parameter server":
+        return tw_builders.SyncMultiGPUParameterServerBuilder(devices, "gpu")
+    if kind in SHARDED_KINDS:
+        return tw_builders.SyncMultiGPUShardedBuilder(
+            devices, True, flat_below_bytes=below
+        )
+    reducer = partial(tw_reduce.sum_balanced, devices=devices)
+    return tw_builders.SyncMultiGPUReplicatedBuilder(
+        devices,
+        True,
+        tw_reduce.packed(tw_reduce.broadcast(reducer)),
+        flat_below_bytes=below,
+    )
 
 
 def _held(name: str, value: np.ndarray) -> Any:
@@ -178,9 +198,12 @@ def function_step(work: Work, towers: int, kind: str, *, with_keras: bool) -> Bu
         with tf.variable_creator_scope(setter.create):
             replicas = [make(work)]
     else:
-        replicas = tw_core.replicate(ours, lambda tower: make(work))
+        build = partial(make, work)
+        if kind in FLAT:
+            build = partial(flatten, build, below_bytes=BELOW_BYTES)
+        replicas = tw_core.replicate(ours, lambda tower: build())
     new = partial(keras.optimizers.SGD, RATE, momentum=0.9) if with_keras else momentum
-    if kind == "sharded":
+    if kind in SHARDED_KINDS:
         optimizer, _ = tw_builders.make_sharded_optimizer(ours, new, replicas)
         optimizers = [optimizer]
     else:
@@ -195,7 +218,7 @@ def function_step(work: Work, towers: int, kind: str, *, with_keras: bool) -> Bu
 
     def gradients(tower: Any, model: Any, x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
-            loss = keras_loss(model, x, y) if with_keras else model.loss(x, y)
+            loss = keras_loss(model, x, y) if with_keras else module_loss(model, x, y)
         return tape.gradient(loss, model.trainable_variables)
 
     @tf.function(autograph=False)
@@ -205,12 +228,13 @@ def function_step(work: Work, towers: int, kind: str, *, with_keras: bool) -> Bu
             variables = models[0].trainable_variables
             pairs = [list(zip(own, variables, strict=True)) for own in grads]
             tw_builders.apply_shared_gradients(pairs, optimizers[0])
-        elif kind == "sharded":
+        elif kind in SHARDED_KINDS:
             tw_builders.apply_sharded_gradients(ours, grads, replicas, optimizers[0])
         else:
             tw_builders.apply_gradients(ours, reducer(grads), replicas, optimizers)
 
-    return partial(step, *shards), lambda: _values(replicas[0])
+    first = replicas[0].model if kind in FLAT else replicas[0]
+    return partial(step, *shards), lambda: _values(first)
 
 
 def _shards(work: Work, devices: list[str]) -> tuple[list[Any], list[Any]]:
@@ -281,7 +305,7 @@ def contenders(work: Work, towers: int, group: str) -> list[Contender]:
     found = [
         checked(work, PEER, mirrored(work, towers, with_keras=with_keras), FUNCTION)
     ]
-    for kind in ("replicated", "sharded", "parameter server"):
+    for kind in ("replicated", "sharded", "flat", "parameter server"):
         if group == "graph":
             built, config = graph_step(work, towers, kind), GRAPH
         else:
@@ -297,9 +321,10 @@ ALONE = "one device, whole batch"
 REPLICATED = "replicated"
 TARGETS = {
     "graph": {"replicated": 0.6, "sharded": 0.6, "parameter server": 0.55},
-    "function": {"replicated": 0.6, "parameter server": 0.5},
-    "keras": {"replicated": 0.65, "parameter server": 0.65},
+    "function": {"replicated": 0.6, "flat": 0.45, "parameter server": 0.5},
+    "keras": {"replicated": 0.65, "flat": 0.5, "parameter server": 0.65},
 }
+FLAT_OF_TWO = 0.48  # in a function, at K = 2
 
 
 # Adam in a session graph, against replicated towers: K -> at most.
@@ -318,6 +343,88 @@ def run_adam(towers: int, rounds: int) -> list[Timing]:
     return race(title, found, peer=REPLICATED, rounds=rounds)
 
 
+def run_small(towers: int, rounds: int) -> list[Timing]:
+    """Races flat towers with replicated ones, on small variables in a session."""
+    tw_core.use_logical_cpus(towers)
+    work = WORKS["small"]()
+    found = [
+        checked(work, kind, graph_step(work, towers, kind), GRAPH)
+        for kind in (REPLICATED, "flat", "flat sharded")
+    ]
+    title = f"{work.name}, graph, K = {towers}"
+    return race(title, found, peer=REPLICATED, rounds=rounds)
+
+
+def run_apply(towers: int, rounds: int) -> list[Timing]:
+    """Races reducing and applying many small gradients, which are held in memory."""
+    tw_core.use_logical_cpus(towers)
+    found = [
+        Contender(name, apply_step(towers, name), config=GRAPH)
+        for name in (AUTO, "flat", "flat sharded")
+    ]
+    title = f"400 variables of 1,024 floats, reduce and Adam, K = {towers}"
+    return race(title, found, peer=AUTO, rounds=rounds)
+
+
+AUTO = "replicated, auto"
+
+
+def apply_step(towers: int, kind: str) -> Callable[[], Any]:
+    """A step without a model: what comes after the gradients."""
+    devices = [f"/cpu:{k}" for k in range(towers)]
+    random = np.random.default_rng(1)
+    gradients = random.standard_normal((towers, 400, 1_024)).astype(np.float32)
+    with tf.Graph().as_default():
+
+        def tower() -> Any:
+            k = tw_core.get_current_tower_context().index
+            with v1.variable_scope("data", reuse=False):
+                held = [_held(f"g{k}_{n}", g) for n, g in enumerate(gradients[k])]
+            return [
+                (
+                    g.read_value(),
+                    v1.get_variable(f"w{n}", initializer=np.ones(1_024, "f")),
+                )
+                for n, g in enumerate(held)
+            ]
+
+        if kind == AUTO:
+            builder: Any = tw_builders.SyncMultiGPUReplicatedBuilder(
+                devices, True, tw_reduce.broadcast(tw_reduce.auto(devices))
+            )
+        else:
+            builder = _builder(kind, devices)
+        grads = builder.call_for_each_tower(tower)
+        train_op, sync = builder.build(grads, adam)
+        session = v1.Session(config=tw_core.session_config())
+        session.run(
+            [v1.global_variables_initializer(), v1.local_variables_initializer()]
+        )
+        session.run(sync)
+        step = session.make_callable(train_op)
+        for _ in range(CHECKED_STEPS):
+            step()
+        got = session.run([v for _, v in grads[-1]])
+        for value, want in zip(got, _applied(towers), strict=True):
+            np.testing.assert_allclose(value, want, rtol=1e-5, atol=1e-6)
+    return step
+
+
+@cache
+def _applied(towers: int) -> list[np.ndarray]:
+    """Returns what Adam makes of the same gradients in NumPy."""
+    random = np.random.default_rng(1)
+    gradients = random.standard_normal((towers, 400, 1_024)).astype(np.float32)
+    mean = gradients.mean(axis=0).astype(np.float64)
+    m = v = 0.0
+    value = np.ones_like(mean)
+    for t in range(1, CHECKED_STEPS + 1):
+        m, v = 0.9 * m + 0.1 * mean, 0.999 * v + 0.001 * mean**2
+        rate = ADAM_RATE * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+        value = value - rate * m / (np.sqrt(v) + 1e-8)
+    return list(value.astype(np.float32))
+
+
 def run_cell(group: str, towers: int, rounds: int) -> list[Timing]:
     """Races one group at one number of towers."""
     tw_core.use_logical_cpus(towers)
@@ -326,12 +433,20 @@ def run_cell(group: str, towers: int, rounds: int) -> list[Timing]:
     return race(title, contenders(work, towers, group), peer=PEER, rounds=rounds)
 
 
+# What runs, K -> at most, against whom, and who.
+AGAINST = {
+    "adam": (run_adam, SHARDED, REPLICATED, "sharded"),
+    "small": (run_small, {4: 0.7}, REPLICATED, "flat"),
+    "apply": (run_apply, {4: 0.25}, AUTO, "flat"),
+}
+
+
 def main(arguments: list[str]) -> None:
     """Races training steps."""
     parser = argparse.ArgumentParser(prog="step", description=main.__doc__)
     parser.add_argument("--rounds", type=int, default=31, help="turns (%(default)s)")
     parser.add_argument("--towers", type=int, nargs="*", default=[2, 4])
-    parser.add_argument("--groups", nargs="*", default=[*TARGETS, "adam"])
+    parser.add_argument("--groups", nargs="*", default=[*TARGETS, *AGAINST])
     options = parser.parse_args(arguments)
     report = Report("step")
     for group in (group for group in options.groups if group in TARGETS):
@@ -340,13 +455,17 @@ def main(arguments: list[str]) -> None:
             report.add(timings, PEER)
             work = timings[0].work
             for name, at_most in TARGETS[group].items():
+                if (group, name, towers) == ("function", "flat", 2):
+                    at_most = FLAT_OF_TWO
                 report.target(f"{work}: {name} / {PEER}", ratio(timings, name), at_most)
             if group == "graph":
                 against = paired_ratio(timings, "replicated", ALONE)
                 report.target(f"{work}: replicated / {ALONE}", against, 1.25)
-    for towers, at_most in SHARDED.items() if "adam" in options.groups else ():
-        timings = in_own_process(run_adam, towers, options.rounds)
-        report.add(timings, REPLICATED)
-        title = f"{timings[0].work}: sharded / {REPLICATED}"
-        report.target(title, ratio(timings, "sharded"), at_most)
+    for group in (group for group in options.groups if group in AGAINST):
+        run, cells, peer, name = AGAINST[group]
+        for towers, at_most in cells.items():
+            timings = in_own_process(run, towers, options.rounds)
+            report.add(timings, peer)
+            title = f"{timings[0].work}: {name} / {peer}"
+            report.target(title, ratio(timings, name), at_most)
     report.write()
