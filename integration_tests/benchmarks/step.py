@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import step_models
 import tensorflow as tf
 from harness import (
     Contender,
@@ -379,13 +380,10 @@ def apply_step(towers: int, kind: str) -> Callable[[], Any]:
         def tower() -> Any:
             k = tw_core.get_current_tower_context().index
             with v1.variable_scope("data", reuse=False):
-                held = [_held(f"g{k}_{n}", g) for n, g in enumerate(gradients[k])]
+                held = _held(f"g{k}", gradients[k])
             return [
-                (
-                    g.read_value(),
-                    v1.get_variable(f"w{n}", initializer=np.ones(1_024, "f")),
-                )
-                for n, g in enumerate(held)
+                (g, v1.get_variable(f"w{n}", initializer=np.ones(1_024, "f")))
+                for n, g in enumerate(tf.unstack(held.read_value()))
             ]
 
         if kind == AUTO:
@@ -446,7 +444,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="step", description=main.__doc__)
     parser.add_argument("--rounds", type=int, default=31, help="turns (%(default)s)")
     parser.add_argument("--towers", type=int, nargs="*", default=[2, 4])
-    parser.add_argument("--groups", nargs="*", default=[*TARGETS, *AGAINST])
+    parser.add_argument("--groups", nargs="*", default=[*TARGETS, *AGAINST, "models"])
     options = parser.parse_args(arguments)
     report = Report("step")
     for group in (group for group in options.groups if group in TARGETS):
@@ -468,4 +466,13 @@ def main(arguments: list[str]) -> None:
             report.add(timings, peer)
             title = f"{timings[0].work}: {name} / {peer}"
             report.target(title, ratio(timings, name), at_most)
+    for title in step_models.MODELS if "models" in options.groups else ():
+        rounds = min(options.rounds, 15)
+        timings = in_own_process(step_models.run_model, title, 2, rounds)
+        report.add(timings, PEER)
+        for name in ("flat", "flat sharded"):
+            work = timings[0].work
+            report.target(f"{work}: {name} / {PEER}", ratio(timings, name), 0.9)
+            against = paired_ratio(timings, name, REPLICATED)
+            report.target(f"{work}: {name} / {REPLICATED}", against, 1.0)
     report.write()

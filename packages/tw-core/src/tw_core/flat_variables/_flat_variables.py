@@ -218,8 +218,9 @@ class _Open:
                         resource=self._handle, dtype=own.dtype.base_dtype, name="read"
                     )
             with tf.name_scope(f"{part.name}/"):
-                flat = tf.slice(self._read, [part.start], [part.size])
-                return tf.reshape(flat, part.shape, name="view")
+                flat = tf.slice(self._read, [part.start], [part.size], name="view")
+                is_flat = len(part.shape) == 1
+                return flat if is_flat else tf.reshape(flat, part.shape, name="view")
 
     def close(self) -> FlatVariable | None:
         """Makes the flat variable; None if nothing is in it."""

@@ -1,0 +1,50 @@
+"""Up to which size a variable is better part of a flat one: a sweep over sizes.
+
+Each table trains a chain of 24 square kernels of one size, alone and as one flat
+variable, replicated and sharded; the ratio crosses 1 where flat variables stop to pay.
+"""
+
+import argparse
+
+import step
+from harness import Report, Timing, in_own_process, race
+
+import tw_core
+
+ALONE = "replicated"
+KERNELS = 24
+WIDTHS = [16, 32, 64, 90, 128, 181, 256]
+KINDS = (ALONE, "flat", "sharded", "flat sharded")
+
+
+def run_cell(towers: int, width: int, mode: str, rounds: int) -> list[Timing]:
+    """Races flat variables with variables alone, of one size."""
+    tw_core.use_logical_cpus(towers)
+    step.BELOW_BYTES = 4 * width * width + 1
+    title = f"{KERNELS} kernels of {4 * width * width:,} bytes"
+    work = step.Work(title, [width] * (KERNELS + 1), 8 * towers, biases=False)
+    found = []
+    for kind in KINDS:
+        if mode == "session":
+            built = step.graph_step(work, towers, kind, step.adam)
+        else:
+            built = step.function_step(work, towers, kind, with_keras=False)
+        new = step.adam if mode == "session" else None
+        found.append(step.checked(work, kind, built, mode, new))
+    return race(f"{title}, {mode}, K = {towers}", found, peer=ALONE, rounds=rounds)
+
+
+def main(arguments: list[str]) -> None:
+    """Sweeps the size of variables, flat and alone."""
+    parser = argparse.ArgumentParser(prog="flat_threshold", description=main.__doc__)
+    parser.add_argument("--rounds", type=int, default=15, help="turns (%(default)s)")
+    parser.add_argument("--towers", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--widths", type=int, nargs="*", default=WIDTHS)
+    options = parser.parse_args(arguments)
+    report = Report("flat_threshold")
+    for mode in ("session", "tf.function"):
+        for towers in options.towers:
+            for width in options.widths:
+                cell = in_own_process(run_cell, towers, width, mode, options.rounds)
+                report.add(cell, ALONE)
+    report.write()
