@@ -36,7 +36,7 @@ FLAT = ("flat", "flat sharded")
 SHARDED_KINDS = ("sharded", "flat sharded")
 RATE = 0.01
 ADAM_RATE = 1e-4
-BELOW_BYTES = 32 * 1024
+BELOW_BYTES = 96 * 1024
 
 
 class Work:

@@ -23,7 +23,7 @@ PEER = "MirroredStrategy"
 REPLICATED = "replicated"
 KINDS = (REPLICATED, "flat", "sharded", "flat sharded")
 CHECKED_STEPS = 2
-BELOW_BYTES = 32 * 1024
+BELOW_BYTES = 96 * 1024
 
 
 def resnet() -> Any:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-# Swept with models of equal variables: at 16 KiB a flat variable still wins, at 64 KiB
-# each variable alone does.
-DEFAULT_BELOW_BYTES = 32 * 1024
+# Swept: at 64 KiB a flat variable wins, at 128 KiB each variable alone does, where owners
+# apply them (docs/benchmarks/step.md).
+DEFAULT_BELOW_BYTES = 96 * 1024
 
 Group = Callable[[str], Hashable | None]
 
