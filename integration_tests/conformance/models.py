@@ -18,6 +18,7 @@ import tw_ampopt
 RATE, STEPS = 0.5, 2
 DECAY = {"dense": 0.5, "sparse": 0.5}  # of the momentum; plain descent for the others
 LOOKUPS = 4
+FLAT_BELOW = 16_384  # bytes; 4,095 elements of float32 are fewer, 4,096 are not
 
 
 @dataclass(frozen=True)
@@ -106,11 +107,24 @@ def _spec(part: Part, is_unknown: bool) -> Any:
     return (tf.TensorSpec(known[:1], tf.int64), factors) if part.is_table else factors
 
 
-def gradients(variables: list[Any], given: list[Any]) -> list[Any]:
+def flat_group(name: str) -> str | None:
+    """Leaves tables alone, whose gradients are sparse; names are ``kind/v0``."""
+    kind, _, number = name.partition("/v")
+    return None if KINDS[kind][int(number)].is_table else kind
+
+
+def gradients(
+    variables: list[Any], given: list[Any], by: list[Any] | None = None
+) -> list[Any]:
     """The [N] gradients of the sum of products of variables and factors.
 
     They are the factors: dense, or sparse for a table, of which rows are looked up.
     No more is known of their shapes than of the factors'.
+
+    Args:
+      variables: [N] of a model.
+      given: [N] factors.
+      by: what holds the variables, if these are views; then these have the gradients.
     """
     reads, factors = [], []
     for variable, own in zip(variables, given, strict=True):
@@ -120,6 +134,8 @@ def gradients(variables: list[Any], given: list[Any]) -> list[Any]:
         else:
             reads.append(variable.read_value())
             factors.append(own)
+    if by is not None:
+        return tf.gradients(reads, by, grad_ys=factors)  # type: ignore[no-any-return]
     grads = tf.gradients(reads, variables, grad_ys=factors)
     return [
         # The variable's shape is known, and would be the gradient's.

@@ -13,7 +13,18 @@ import tensorflow as tf
 
 import tw_builders
 import tw_core
-from conformance.models import DECAY, KINDS, STEPS, gradients, inputs, specs, start
+from conformance.models import (
+    DECAY,
+    FLAT_BELOW,
+    KINDS,
+    STEPS,
+    flat_group,
+    gradients,
+    inputs,
+    specs,
+    start,
+)
+from tw_core.flat_variables import FlatModel, flatten
 from tw_core.testing import CPUS
 
 v1 = tf.compat.v1
@@ -85,15 +96,47 @@ class Model(tf.Module):
 
     def __init__(self, kind: str, tower: tw_core.Tower) -> None:
         super().__init__()
-        self.parts = [tf.Variable(start(p, tower.index)) for p in KINDS[kind]]
+        self.parts = [
+            tf.Variable(start(part, tower.index), name=f"{kind}/v{n}")
+            for n, part in enumerate(KINDS[kind])
+        ]
+
+
+AnyModel = Model | FlatModel[Model]
+
+
+def make_model(kind: str, is_flat: bool, tower: tw_core.Tower) -> AnyModel:
+    """Makes the model of a kind, its small variables in a flat one if ``is_flat``."""
+    make = partial(Model, kind, tower)
+    return (
+        flatten(make, below_bytes=FLAT_BELOW, group=flat_group) if is_flat else make()
+    )
+
+
+def model_gradients(model: AnyModel, given: list[Any]) -> list[Any]:
+    """The gradients by ``model.trainable_variables``."""
+    if isinstance(model, Model):
+        return gradients(model.parts, given)
+    with model.reading():
+        return gradients(model.model.parts, given, model.trainable_variables)
+
+
+def values(model: AnyModel) -> list[np.ndarray]:
+    """The [N] values of a model's own variables."""
+    plain = model if isinstance(model, Model) else model.model
+    return [part.numpy() for part in plain.parts]
 
 
 def in_function(
-    make_reducer: Callable[[int], Any], make_optimizer: MakeOptimizer, num_towers: int
+    make_reducer: Callable[[int], Any],
+    make_optimizer: MakeOptimizer,
+    num_towers: int,
+    *,
+    is_flat: bool = False,
 ) -> Copies:
     """Trains replicas of the models of all kinds in one ``tf.function``."""
     towers, reduce = tw_core.towers(CPUS[:num_towers]), make_reducer(num_towers)
-    models = {kind: tw_core.replicate(towers, partial(Model, kind)) for kind in KINDS}
+    models = replicas_of_all_kinds(towers, is_flat)
     optimizers = {
         kind: optimizers_of(kind, make_optimizer, towers, models[kind])
         for kind in KINDS
@@ -103,7 +146,7 @@ def in_function(
     def step(given: dict[str, Any]) -> None:
         for kind, own in models.items():
             grads = tw_core.map_towers(
-                lambda tower, model, x: gradients(model.parts, x),
+                lambda tower, model, x: model_gradients(model, x),
                 towers,
                 own,
                 given[kind],
@@ -111,18 +154,19 @@ def in_function(
             tw_builders.apply_gradients(towers, reduce(grads), own, optimizers[kind])
 
     take_steps(step, num_towers)
-    return {
-        kind: [[v.numpy() for v in model.parts] for model in own]
-        for kind, own in models.items()
-    }
+    return {kind: [values(model) for model in own] for kind, own in models.items()}
 
 
 def in_sharded_function(
-    average: bool, make_optimizer: MakeOptimizer, num_towers: int
+    average: bool,
+    make_optimizer: MakeOptimizer,
+    num_towers: int,
+    *,
+    is_flat: bool = False,
 ) -> Copies:
     """Trains replicas whose variables have an owner each in one ``tf.function``."""
     towers = tw_core.towers(CPUS[:num_towers])
-    models = {kind: tw_core.replicate(towers, partial(Model, kind)) for kind in KINDS}
+    models = replicas_of_all_kinds(towers, is_flat)
     optimizers = {}
     for kind, own in models.items():
         owners = tw_builders.owned_variables(towers, own)
@@ -133,7 +177,7 @@ def in_sharded_function(
     def step(given: dict[str, Any]) -> None:
         for kind, own in models.items():
             grads = tw_core.map_towers(
-                lambda tower, model, x: gradients(model.parts, x),
+                lambda tower, model, x: model_gradients(model, x),
                 towers,
                 own,
                 given[kind],
@@ -143,18 +187,19 @@ def in_sharded_function(
             )
 
     take_steps(step, num_towers)
-    return {
-        kind: [[v.numpy() for v in model.parts] for model in own]
-        for kind, own in models.items()
-    }
+    return {kind: [values(model) for model in own] for kind, own in models.items()}
 
 
 def in_shared_function(
-    average: bool, make_optimizer: MakeOptimizer, num_towers: int
+    average: bool,
+    make_optimizer: MakeOptimizer,
+    num_towers: int,
+    *,
+    is_flat: bool = False,
 ) -> Copies:
     """Trains one set of variables that all towers share in one ``tf.function``."""
     towers = tw_core.towers(CPUS[:num_towers])
-    models = {kind: Model(kind, towers[0]) for kind in KINDS}
+    models = {kind: make_model(kind, is_flat, towers[0]) for kind in KINDS}
     optimizers = {
         kind: optimizers_of(kind, make_optimizer, towers[:1], [model])[0]
         for kind, model in models.items()
@@ -164,8 +209,8 @@ def in_shared_function(
     def step(given: dict[str, Any]) -> None:
         for kind, model in models.items():
             pairs = tw_core.map_towers(
-                lambda tower, x, own=model.parts: list(
-                    zip(gradients(own, x), own, strict=True)
+                lambda tower, x, own=model: list(
+                    zip(model_gradients(own, x), own.trainable_variables, strict=True)
                 ),
                 towers,
                 given[kind],
@@ -173,20 +218,29 @@ def in_shared_function(
             tw_builders.apply_shared_gradients(pairs, optimizers[kind], average=average)
 
     take_steps(step, num_towers)
-    return {kind: [[v.numpy() for v in m.parts]] for kind, m in models.items()}
+    return {kind: [values(model)] for kind, model in models.items()}
+
+
+def replicas_of_all_kinds(
+    towers: Sequence[tw_core.Tower], is_flat: bool
+) -> dict[str, list[AnyModel]]:
+    return {
+        kind: tw_core.replicate(towers, partial(make_model, kind, is_flat))
+        for kind in KINDS
+    }
 
 
 def optimizers_of(
     kind: str,
     make_optimizer: MakeOptimizer,
     towers: Sequence[tw_core.Tower],
-    models: Sequence[Model],
+    models: Sequence[AnyModel],
 ) -> list[Any]:
     """An optimizer a tower, which is called for in their order."""
     left = iter(models)
     return tw_builders.make_optimizers(
         towers,
-        lambda: make_optimizer(DECAY.get(kind, 0.0), next(left).parts),
+        lambda: make_optimizer(DECAY.get(kind, 0.0), next(left).trainable_variables),
         models,
     )
 

@@ -10,6 +10,8 @@ import tensorflow as tf
 import tw_builders
 import tw_reduce
 from conformance.models import (
+    FLAT_BELOW,
+    flat_group,
     graph_optimizer,
     keras_optimizer,
     legacy_optimizer,
@@ -55,7 +57,7 @@ class Row:
 
     builder: str
     reducer: str
-    run: Callable[[int], Copies]
+    run: partial[Copies]
     optimizer: str = "v1"
     average: bool = True
     has_momentum: bool = True
@@ -121,6 +123,7 @@ def rows() -> tuple[Row, ...]:
         *replicated_rows(),
         *sharded_rows(),
         *function_rows(),
+        *flat_rows(),
         *other_optimizers(),
     )
 
@@ -196,9 +199,11 @@ def named(mode: str, num_towers: int) -> str:
     return mode
 
 
-def replicated(make: Callable[[int], Any], average: bool, devices: Any) -> Any:
+def replicated(
+    make: Callable[[int], Any], average: bool, devices: Any, **flat: Any
+) -> Any:
     mode = make(len(devices))
-    return tw_builders.SyncMultiGPUReplicatedBuilder(devices, average, mode)
+    return tw_builders.SyncMultiGPUReplicatedBuilder(devices, average, mode, **flat)
 
 
 def function_rows() -> list[Row]:
@@ -245,6 +250,39 @@ def sharded_function_row(*, average: bool, family: str = "v1") -> Row:
     name = f"apply_sharded_gradients(average={average})"
     run = partial(in_sharded_function, average, OPTIMIZERS[family])
     return Row(name, "", run, family, average=average)
+
+
+def flat_rows() -> list[Row]:
+    """Each way in which variables lie, with the small ones in flat ones."""
+    name = "packed(broadcast(sum_balanced))"
+    make = reducers(CollectiveKeys())[name]
+    built = [shared_rows()[1], replicated_row(name, make, average=True)]
+    called = [
+        row
+        for family in ("v1", "Keras 3")
+        for row in (
+            function_row(name, make, average=True, family=family),
+            sharded_function_row(average=True, family=family),
+        )
+    ]
+    return [
+        *map(flat_builder, [*built, sharded_rows()[0]]),
+        *map(flat_function, [*called, shared_function_row(average=True)]),
+    ]
+
+
+def flat_builder(row: Row) -> Row:
+    make_builder, *others = row.run.args
+    make_flat = partial(
+        make_builder, flat_below_bytes=FLAT_BELOW, flat_group=flat_group
+    )
+    name = row.builder.replace(")", f", flat_below_bytes={FLAT_BELOW})")
+    return replace(row, builder=name, run=partial(in_session, make_flat, *others))
+
+
+def flat_function(row: Row) -> Row:
+    run = partial(row.run, is_flat=True)
+    return replace(row, builder=f"{row.builder} on flatten(…)", run=run)
 
 
 def mean_of(make: Callable[[int], Any], num_towers: int) -> Any:

@@ -13,14 +13,12 @@ from tw_builders import (
     SyncMultiGPUReplicatedBuilder,
     SyncMultiGPUShardedBuilder,
     apply_gradients,
-    apply_sharded_gradients,
     make_optimizers,
-    make_sharded_optimizer,
 )
 from tw_core import map_towers, replicate, session_config, towers
 from tw_core.flat_variables import FlatModel, flatten
 from tw_core.testing import CPUS
-from tw_reduce import mean, packed, spread, sum_balanced
+from tw_reduce import broadcast, mean, packed, sum_balanced
 
 v1 = tf.compat.v1
 BELOW = 20_000
@@ -32,20 +30,22 @@ OPTIMIZERS = {
 }
 
 
-def replicated(devices, below):
+def replicated(devices, below, **group):
     return SyncMultiGPUReplicatedBuilder(
-        devices, average=True, mode="cpu", flat_below_bytes=below
+        devices, average=True, mode="cpu", flat_below_bytes=below, **group
     )
 
 
-def parameter_server(devices, below, ps_device="cpu"):
+def parameter_server(devices, below, ps_device="cpu", **group):
     return SyncMultiGPUParameterServerBuilder(
-        devices, ps_device, flat_below_bytes=below
+        devices, ps_device, flat_below_bytes=below, **group
     )
 
 
-def sharded(devices, below):
-    return SyncMultiGPUShardedBuilder(devices, average=True, flat_below_bytes=below)
+def sharded(devices, below, **group):
+    return SyncMultiGPUShardedBuilder(
+        devices, average=True, flat_below_bytes=below, **group
+    )
 
 
 BUILDERS = {
@@ -237,7 +237,7 @@ def train_in_function(make_replica, get_opt_fn, num_towers):
     devices = [tower.device for tower in all_towers]
     replicas = replicate(all_towers, make_replica)
     optimizers = make_optimizers(all_towers, get_opt_fn, replicas)
-    reduce = mean(packed(spread(partial(sum_balanced, devices=devices))))
+    reduce = mean(packed(broadcast(partial(sum_balanced, devices=devices))))
 
     @tf.function
     def step(x):
@@ -279,6 +279,44 @@ def test_a_threshold_that_is_no_whole_number_is_refused(wrong):
     for make in (replicated, parameter_server):
         with pytest.raises((TypeError, ValueError), match="flat_below_bytes must be"):
             make(CPUS[:2], wrong)
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_a_group_leaves_variables_with_sparse_gradients_alone(builder):
+    asked = []
+
+    def group(name):
+        asked.append(name)
+        return None if name == "rows" else ""
+
+    def pairs():
+        rows = v1.get_variable("rows", initializer=np.ones([5, 2], np.float32))
+        scale = v1.get_variable("scale", initializer=2.0)
+        offset = v1.get_variable("offset", initializer=[0.0, 0.0])
+        loss = tf.reduce_sum(tf.gather(rows, [1, 3, 3]) * scale + offset)
+        own = [rows, scale, offset]
+        return list(zip(tf.gradients(loss, own), own, strict=True))
+
+    with tf.Graph().as_default():
+        made = BUILDERS[builder](CPUS[:2], BELOW, flat_group=group)
+        grads = made.call_for_each_tower(pairs)
+        made.build(grads, partial(v1.train.GradientDescentOptimizer, 1.0))
+        reduced = made.grads[0] if isinstance(made.grads[0], list) else made.grads
+        kinds = [type(grad) for grad, _ in reduced]
+    assert kinds[0] is tf.IndexedSlices and tf.IndexedSlices not in kinds[1:]
+    assert {*asked} == {"rows", "scale", "offset"}
+
+
+@pytest.mark.parametrize(
+    ("group", "error", "says"),
+    [
+        (3, TypeError, "flat_group must be a function; got 3"),
+        (lambda name: "", ValueError, "which is 0; give both"),
+    ],
+)
+def test_a_group_that_chooses_nothing_is_refused(group, error, says):
+    with pytest.raises(error, match=says):
+        SyncMultiGPUShardedBuilder(CPUS[:2], True, flat_group=group)
 
 
 def test_sparse_gradients_of_flat_variables_are_refused_by_name():

@@ -11,7 +11,7 @@ step. The op of an inference tower would want that tower's inputs there.
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self, TypeVar
 
@@ -96,7 +96,11 @@ class DataParallelBuilder:
     """
 
     def __init__(
-        self, towers: Sequence[int | str | Tower], *, flat_below_bytes: int = 0
+        self,
+        towers: Sequence[int | str | Tower],
+        *,
+        flat_below_bytes: int = 0,
+        flat_group: Callable[[str], Hashable | None] | None = None,
     ) -> None:
         """Makes one tower per device.
 
@@ -106,9 +110,14 @@ class DataParallelBuilder:
           flat_below_bytes: trainable variables of fewer bytes lie in one flat variable
             per tower and dtype (``tw_core.flat_variables``); 0 for none. A subclass's
             ``call_for_each_tower`` makes them, and its ``build`` packs the gradients.
+          flat_group: takes the name of such a variable as tower 0 has it, without
+            ``":0"``, and returns what those in one flat variable have in common, or
+            None for one that stays alone, as one with sparse gradients must. By
+            default all lie together.
 
         Raises:
-          ValueError: no tower, a string TensorFlow cannot read, or a negative number.
+          ValueError: no tower, a string TensorFlow cannot read, a negative number, or
+            a ``flat_group`` without ``flat_below_bytes``.
           TypeError: something of another type.
         """
         with naming(type(self).__name__):
@@ -117,6 +126,14 @@ class DataParallelBuilder:
         self._flat_below_bytes = check_whole_number(
             type(self).__name__, flat_below_bytes=flat_below_bytes, at_least=0
         )
+        if flat_group is not None:
+            check_function(type(self).__name__, flat_group=flat_group)
+            if not flat_below_bytes:
+                raise ValueError(
+                    f"{type(self).__name__}: flat_group chooses among variables of "
+                    "fewer than flat_below_bytes bytes, which is 0; give both."
+                )
+        self._flat_group = flat_group
 
     def _in_flat(self, tower_fn: Callable[[], _T]) -> Callable[[], _T]:
         """Returns a function that makes the small variables of a tower flat."""
@@ -124,7 +141,8 @@ class DataParallelBuilder:
             return tower_fn
 
         def build() -> _T:
-            with FlatVariables(self._flat_below_bytes).scope():
+            flat = FlatVariables(self._flat_below_bytes, group=self._flat_group)
+            with flat.scope():
                 return tower_fn()
 
         return build

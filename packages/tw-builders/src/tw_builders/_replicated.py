@@ -1,6 +1,6 @@
 """Synchronous training with a copy of the variables on every device."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -45,6 +45,7 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
         mode: str | Reducer,
         *,
         flat_below_bytes: int = 0,
+        flat_group: Callable[[str], Hashable | None] | None = None,
     ) -> None:
         """Chooses the reduction.
 
@@ -56,6 +57,7 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
             divides), or one of the older names ``"cpu"``, ``"gpu"``,
             ``"nccl"``, ``"hierarchical"``, ``"collective"``.
           flat_below_bytes: as for ``DataParallelBuilder``.
+          flat_group: as for ``DataParallelBuilder``.
 
         Raises:
           ValueError: an unknown mode, one that does not fit the towers, one that
@@ -63,7 +65,9 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
           TypeError: a mode that is neither a name nor a function, or an ``average``
             that is not a bool.
         """
-        super().__init__(towers, flat_below_bytes=flat_below_bytes)
+        super().__init__(
+            towers, flat_below_bytes=flat_below_bytes, flat_group=flat_group
+        )
         check_flag("SyncMultiGPUReplicatedBuilder", average=average)
         with prefixed("SyncMultiGPUReplicatedBuilder"):
             reducer = (

@@ -6,7 +6,7 @@ on the owners' copies: what needs all gradients at once (a global norm, a gate) 
 them, and what exists once per optimizer exists once.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -66,6 +66,7 @@ class SyncMultiGPUShardedBuilder(DataParallelBuilder):
         average: bool,
         *,
         flat_below_bytes: int = 0,
+        flat_group: Callable[[str], Hashable | None] | None = None,
     ) -> None:
         """Takes the towers.
 
@@ -75,12 +76,15 @@ class SyncMultiGPUShardedBuilder(DataParallelBuilder):
           average: whether owners apply the mean of the gradients, or their sum.
           flat_below_bytes: as for ``DataParallelBuilder``; a flat variable has one
             owner.
+          flat_group: as for ``DataParallelBuilder``.
 
         Raises:
           ValueError: as ``DataParallelBuilder``.
           TypeError: an ``average`` that is not a bool.
         """
-        super().__init__(towers, flat_below_bytes=flat_below_bytes)
+        super().__init__(
+            towers, flat_below_bytes=flat_below_bytes, flat_group=flat_group
+        )
         check_flag("SyncMultiGPUShardedBuilder", average=average)
         self._average = average
         self.grads: list[tuple[Any, tf.Variable]] | None = None

@@ -4,7 +4,7 @@ Synchronously, the towers' mean gradient is applied once; asynchronously, every 
 applies its own gradients.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -52,6 +52,7 @@ class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
         ps_device: str,
         *,
         flat_below_bytes: int = 0,
+        flat_group: Callable[[str], Hashable | None] | None = None,
     ) -> None:
         """Chooses where variables live.
 
@@ -60,11 +61,14 @@ class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
             gives.
           ps_device: ``"cpu"`` or ``"gpu"``.
           flat_below_bytes: as for ``DataParallelBuilder``.
+          flat_group: as for ``DataParallelBuilder``.
 
         Raises:
           ValueError: another ``ps_device``, or as ``DataParallelBuilder``.
         """
-        super().__init__(towers, flat_below_bytes=flat_below_bytes)
+        super().__init__(
+            towers, flat_below_bytes=flat_below_bytes, flat_group=flat_group
+        )
         if ps_device not in ("cpu", "gpu"):
             raise ValueError(
                 "SyncMultiGPUParameterServerBuilder: ps_device must be 'cpu' (all "
@@ -142,6 +146,7 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
         scale_gradient: bool = True,
         *,
         flat_below_bytes: int = 0,
+        flat_group: Callable[[str], Hashable | None] | None = None,
     ) -> None:
         """Chooses the towers.
 
@@ -151,8 +156,11 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
           scale_gradient: whether gradients are multiplied by 1/K, so that the
             learning rate means what it does in synchronous training.
           flat_below_bytes: as for ``DataParallelBuilder``.
+          flat_group: as for ``DataParallelBuilder``.
         """
-        super().__init__(towers, flat_below_bytes=flat_below_bytes)
+        super().__init__(
+            towers, flat_below_bytes=flat_below_bytes, flat_group=flat_group
+        )
         check_flag("AsyncMultiGPUBuilder", scale_gradient=scale_gradient)
         self._scale_gradient = scale_gradient
 

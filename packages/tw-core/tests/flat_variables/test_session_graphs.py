@@ -230,6 +230,33 @@ def test_shared_variables_are_flat_once(graph):
     assert len(flat.variables) == 1
 
 
+def test_models_may_read_values_anew(graph):
+    flat, reads = FlatVariables(BELOW), []
+    for tower in towers(CPUS[:2]):
+        own = flat if tower.is_main else FlatVariables(BELOW)
+        with own.scope(), Shared().scope(tower):
+            view = v1.get_variable("w", initializer=[1.0, 2.0])
+            reads.append(view.read_value())
+    reads.append(view.read_value())
+    grads = [tf.gradients(read**2, view)[0] for read in reads]
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        for grad in session.run(grads):
+            assert grad.tolist() == [2.0, 4.0]
+        with tf.control_dependencies([view.assign([5.0, 6.0])]):
+            after = view.read_value()
+        assert session.run(after).tolist() == [5.0, 6.0]
+
+
+def test_groups_have_names_without_towers(graph):
+    asked = []
+    for tower in towers(CPUS[:2]):
+        flat = FlatVariables(BELOW, group=asked.append)
+        with flat.scope(), Replicated().scope(tower), v1.variable_scope("net"):
+            v1.get_variable("w", [3])
+    assert asked == ["net/w", "net/w"]
+
+
 def test_dtypes_devices_and_what_does_not_train_lie_apart(graph):
     flat = FlatVariables(BELOW, group=lambda name: None if name == "alone" else "")
     with flat.scope():

@@ -55,6 +55,14 @@ class TowerScope:
         is_below = f"{scope}/".startswith(f"{self.ns_name}/")
         return self.ns_name if self.ns_name and is_below else self.vs_name
 
+    def shared_name(self, name: str) -> str:
+        """Returns a name that is made here and now without the tower in it."""
+        prefix = self.prefix()
+        outer, _, scope = prefix.rpartition("/")
+        if _TOWER_SCOPE.fullmatch(scope) and name.startswith(f"{prefix}/"):
+            return _join(outer, name.removeprefix(f"{prefix}/"))
+        return name
+
 
 @dataclass(frozen=True)
 class VariableOrigin:

@@ -49,9 +49,10 @@ class FlatVariables:
 
         Args:
           below_bytes: variables of fewer bytes lie in flat ones; 0 for none.
-          group: takes a variable's name, as ``"dense/bias"``, and returns what those
-            in one flat variable have in common, for optimizers that treat variables
-            differently; None leaves it alone.
+          group: takes a variable's name without the tower in it, as
+            ``"dense/bias"``, and returns what those in one flat variable have in
+            common, for optimizers that treat variables differently; None leaves it
+            alone.
 
         Raises:
           TypeError, ValueError: ``below_bytes`` is no whole number, or negative;
@@ -152,8 +153,7 @@ class FlatVariables:
         )
         if not may_be or not _is_small(made, self._below_bytes):
             return None
-        name = made.name.split(":")[0]
-        group = "" if self._group is None else self._group(name)
+        group = "" if self._group is None else self._group(_name_for_group(made))
         if group is None:
             return None
         graph = getattr(made, "graph", None)
@@ -203,20 +203,26 @@ class _Open:
         shape yet.
         """
         part = self._layout.parts[-1]
-        with tf.init_scope(), tf.device(None), tf.device(own.device):
+        dtype = own.dtype.base_dtype
+        with tf.init_scope():
             if self._read is None:
                 self._scope = self._open_scope(own.graph)
-                with tf.name_scope(f"{self._scope}/"):
-                    name = f"{self._scope}/{own.dtype.base_dtype.name}"
+                name = f"{self._scope}/{dtype.name}"
+                with (
+                    tf.device(None),
+                    tf.device(own.device),
+                    tf.name_scope(f"{self._scope}/"),
+                ):
                     self._handle = tf.raw_ops.VarHandleOp(
-                        dtype=own.dtype.base_dtype,
+                        dtype=dtype,
                         shape=tf.TensorShape(None),
                         shared_name=name,
                         name="incomplete",
                     )
                     self._read = tf.raw_ops.ReadVariableOp(
-                        resource=self._handle, dtype=own.dtype.base_dtype, name="read"
+                        resource=self._handle, dtype=dtype, name="read"
                     )
+            # Cut where the model is: from a server one tensor travels.
             with tf.name_scope(f"{part.name}/"):
                 flat = tf.slice(self._read, [part.start], [part.size], name="view")
                 is_flat = len(part.shape) == 1
@@ -404,6 +410,12 @@ def _flat_of_view(view: VariableView) -> FlatVariable:
             "of FlatVariables is left; pack afterwards."
         )
     return view.flat
+
+
+def _name_for_group(variable: tf.Variable) -> str:
+    name = str(variable.name).split(":")[0]
+    tower = open_tower_scope()
+    return name if tower is None else tower.shared_name(name)
 
 
 def _is_small(variable: tf.Variable, below_bytes: int) -> bool:

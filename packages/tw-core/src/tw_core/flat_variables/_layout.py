@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-# Swept: at 64 KiB a flat variable wins, at 128 KiB each variable alone does, where owners
+# Swept: at 64 KiB a flat variable wins, at 128 KiB each variable alone, where owners
 # apply them (docs/benchmarks/step.md).
 DEFAULT_BELOW_BYTES = 96 * 1024
 

@@ -151,9 +151,14 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
         return self.read_value()
 
     def read_value(self) -> tf.Tensor:
-        if self._flat is not None:
-            return self._flat.read_part(self._number)
-        return self._value if self._own is None else self._own.read_value()
+        if self._value is None:
+            flat = self._flat
+            return (
+                self._own.read_value() if flat is None else flat.read_part(self._number)
+            )
+        if self._flat is None:  # There is nothing else to read yet.
+            return self._value
+        return _with_gradients_of(self._value, self._flat.read_part(self._number))
 
     def _ref(self) -> tf.Tensor:
         return self.value()
@@ -282,3 +287,9 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
         if self._value is None:
             raise AttributeError(f"{asked} is meaningless outside of session graphs.")
         return self._own
+
+
+@tf.custom_gradient  # type: ignore[untyped-decorator]
+def _with_gradients_of(value: tf.Tensor, read_anew: tf.Tensor) -> Any:
+    """Returns what was read anew; its gradient is one by ``value``, as a model's is."""
+    return tf.identity(read_anew), lambda upstream: (upstream, None)
