@@ -8,6 +8,7 @@ from typing import Any
 
 from allreduce_works import (
     BFLOAT16,
+    FLAT,
     MOMENTUM,
     PEER,
     RATE,
@@ -62,6 +63,8 @@ def _join_beside(strategy: Any, rank: int, size: int, port: int) -> Any:
 def _make(name: str, strategy: Any, group: Any, rank: int, work: Work) -> Any:
     if name == SESSION:
         return _make_session(group, rank, work)
+    if name == FLAT:
+        return _make_flat(group, rank, work)
     return _make_function(name, strategy, group, rank, work)
 
 
@@ -102,6 +105,40 @@ def _make_function(
 
     if is_peer:
         return tf.function(lambda: strategy.run(step)), read
+    return group.bounded(tf.function(step)), read
+
+
+def _make_flat(
+    group: Any, rank: int, work: Work
+) -> tuple[Callable[[], Any], Callable[[], float]]:
+    import tensorflow as tf
+
+    from tw_core.flat_variables import FlatVariables, pack_gradients
+    from tw_syncrep import processes
+
+    flat = FlatVariables()
+    with flat.scope():
+        found = [tf.Variable(tf.ones(shape)) for shape in work.shapes]
+    packed = pack_gradients([(tf.zeros(v.shape), v) for v in found])
+    momenta = [tf.Variable(tf.zeros(v.shape)) for _, v in packed]
+
+    def step() -> None:
+        with flat.reading():
+            grads = [rank + 1.0 + 1e-30 * tf.identity(v) for v in found]
+        pairs = pack_gradients(list(zip(grads, found, strict=True)))
+        [means] = processes.mean_across([[grad for grad, _ in pairs]], group=group)
+        for (_, variable), momentum, mean in zip(pairs, momenta, means, strict=True):
+            tf.raw_ops.ResourceApplyKerasMomentum(
+                var=variable.handle,
+                accum=momentum.handle,
+                lr=RATE,
+                grad=mean,
+                momentum=MOMENTUM,
+            )
+
+    def read() -> float:
+        return float(found[-1].numpy().ravel()[-1])
+
     return group.bounded(tf.function(step)), read
 
 

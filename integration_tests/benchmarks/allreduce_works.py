@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 PEER, FUNCTION, SESSION = "multi-worker", "tf.function", "local session"
-BFLOAT16, SERVER, DDP = "bfloat16", "parameter server", "DDP"
+BFLOAT16, SERVER, DDP, FLAT = "bfloat16", "parameter server", "DDP", "flat"
 RATE, MOMENTUM = 0.01, 0.9
 CHECKED_STEPS = 3
 
@@ -32,7 +32,7 @@ WORKS = {
     "10": Work(
         "10 variables of 1,024 floats",
         ((1024,),) * 10,
-        (FUNCTION, SESSION, PEER, SERVER, DDP),
+        (FUNCTION, FLAT, SESSION, PEER, SERVER, DDP),
         (
             (FUNCTION, PEER, 0.8),
             (SESSION, PEER, 0.9),
@@ -43,7 +43,7 @@ WORKS = {
     "100": Work(
         "100 variables of 1,024 floats",
         ((1024,),) * 100,
-        (FUNCTION, SESSION, PEER, SERVER, DDP),
+        (FUNCTION, FLAT, SESSION, PEER, SERVER, DDP),
         (
             (FUNCTION, PEER, 0.8),
             (SESSION, PEER, 0.9),
@@ -54,7 +54,7 @@ WORKS = {
     "400": Work(
         "400 variables of 1,024 floats",
         ((1024,),) * 400,
-        (FUNCTION, SESSION, PEER, DDP),
+        (FUNCTION, FLAT, SESSION, PEER, DDP),
         ((FUNCTION, PEER, 0.75), (SESSION, PEER, 0.9), (FUNCTION, DDP, 0.6)),
     ),
     "1m": Work(
@@ -71,13 +71,13 @@ WORKS = {
     "mlp": Work(
         "MLP 6 x 512",
         _MLP,
-        (FUNCTION, PEER, DDP),
+        (FUNCTION, FLAT, PEER, DDP),
         ((FUNCTION, PEER, 0.8), (FUNCTION, DDP, 0.8)),
     ),
     "small": Work(
         "25 small variables",
         _SMALL,
-        (FUNCTION, PEER, DDP),
+        (FUNCTION, FLAT, PEER, DDP),
         ((FUNCTION, PEER, 0.8), (FUNCTION, DDP, 0.8)),
     ),
 }

@@ -7,12 +7,14 @@ change the import alone, and with those of ``tw_syncrep.cluster``.
 import re
 import time
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from syncrep_works import (
     ASYNCHRONOUS,
     BFLOAT16,
+    FLAT,
     PEER,
     PER_ROW,
     RATE,
@@ -87,6 +89,7 @@ class Trained:
         import tensorflow as tf
 
         import tw_syncrep
+        from tw_core.flat_variables import FlatVariables, pack_gradients
 
         v1 = tf.compat.v1
         device = f"/job:worker/task:{index}"
@@ -97,14 +100,18 @@ class Trained:
             setter = v1.train.replica_device_setter(
                 cluster=hosts(cluster), worker_device=device
             )
-            whole = name in WHOLE
+            whole = name in WHOLE and name != FLAT
             getter = tw_syncrep.cluster.variable_getter(device) if whole else None
             with v1.device(setter):
                 step = v1.train.get_or_create_global_step()
-                with v1.variable_scope("model", custom_getter=getter):
+                with (
+                    v1.variable_scope("model", custom_getter=getter),
+                    FlatVariables().scope() if name == FLAT else nullcontext(),
+                ):
                     loss = self._loss(work, index)
                 optimizer = self._optimizer(name)
-                self._train = optimizer.minimize(loss, global_step=step)
+                pairs = pack_gradients(optimizer.compute_gradients(loss))
+                self._train = optimizer.apply_gradients(pairs, global_step=step)
             self.tokens = None
             if name in (PEER, SAME_SERVERS):
                 self.tokens = _tokens(optimizer, step)

@@ -7,10 +7,11 @@ RATE = 0.5
 PEER = "tensorflow"
 SAME_SERVERS = "tensorflow, our servers"
 IMPORT, PULLED, BFLOAT16 = "import alone", "pulled", "bfloat16"
+FLAT = "flat"
 PER_ROW = "pulled, by row"
 BOUNDED, UNBOUNDED = "bounded", "unbounded"
 ASYNCHRONOUS, MULTI_WORKER = "asynchronous", "multi-worker"
-WHOLE = (PULLED, BFLOAT16, PER_ROW, BOUNDED, UNBOUNDED)
+WHOLE = (PULLED, FLAT, BFLOAT16, PER_ROW, BOUNDED, UNBOUNDED)
 """Contenders that are built with all of the package: servers, getter, optimizer."""
 
 
@@ -28,7 +29,7 @@ class Work:
 
 
 PEERS = (PEER, SAME_SERVERS, ASYNCHRONOUS, MULTI_WORKER)
-ALL = (IMPORT, PULLED, *PEERS)
+ALL = (IMPORT, PULLED, FLAT, *PEERS)
 WORKS = {
     "10": Work("10 variables of 1,024 floats", 10, 1024, ALL, ((PULLED, 2.0),)),
     "100": Work(
