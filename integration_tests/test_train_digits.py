@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 SCRIPT = EXAMPLES / "train_digits.py"
 DEADLINE_S = 180
 BUILDERS = ["replicated", "sharded", "parameter-server"]
+each_mode = pytest.mark.parametrize("mode", ["graph", "function"])
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +96,31 @@ def test_a_run_of_one_builder_resumes_by_another(example, tmp_path, mode):
         summary = train(example, tmp_path, mode=mode, epochs=epochs, **choice)
     assert len(summary["history"]["loss"]) == epochs
     assert summary["test_accuracy"] > 0.8
+
+
+@each_mode
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_flat_runs_and_others_resume_each_other(example, tmp_path, builder, mode):
+    choice = {"builder": builder, "mode": mode, "devices": CPUS[:2]}
+    plain, flat = tmp_path / "plain", tmp_path / "flat"
+    train(example, plain, epochs=1, **choice)
+    shutil.copytree(plain, flat)
+    choice["resume"] = True
+    built = [
+        train(example, out, epochs=2, flat=out is flat, **choice)
+        for out in (plain, flat)
+    ]
+    assert number_of_variables(built[1]) < number_of_variables(built[0])
+    assert weights(flat).keys() == weights(plain).keys()
+    for name, value in weights(plain).items():
+        np.testing.assert_allclose(weights(flat)[name], value, rtol=2e-3, atol=2e-5)
+    goes_on = train(example, flat, epochs=3, flat=False, **choice)
+    assert len(goes_on["history"]["loss"]) == 3
+    assert goes_on["test_accuracy"] > 0.8
+
+
+def number_of_variables(summary):
+    return sum(facts["variables"] for facts in summary["built"]["devices"].values())
 
 
 def test_a_sharded_run_has_each_slot_once(example, tmp_path):
@@ -256,7 +283,15 @@ def test_every_option_has_help():
     )
     assert status == 0
     for option in (
-        *("--builder", "--mode", "--towers", "--devices", "--reducer", "--batch-size"),
+        *(
+            "--builder",
+            "--flat",
+            "--mode",
+            "--towers",
+            "--devices",
+            "--reducer",
+            "--batch-size",
+        ),
         *("--epochs", "--learning-rate", "--seed", "--resume", "--out"),
     ):
         assert option in said

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 import tyro
 from digits_run import Program, Run
+from digits_variables import FunctionVariables, GraphVariables
 from sklearn.datasets import load_digits
 
 import tw_builders
@@ -22,12 +23,14 @@ import tw_reduce
 
 v1 = tf.compat.v1
 FILTERS = (16, 32)
+FLAT_BELOW = 16 * 1024  # bytes: with --flat all but the two largest are flat
 
 
 @dataclass(frozen=True)
 class Options:
     # a copy of the variables per tower, the same with each applied once, or one for all
     builder: Literal["replicated", "sharded", "parameter-server"] = "replicated"
+    flat: bool = False  # whether small variables of a tower lie in one flat variable
     mode: Literal["graph", "function"] = "graph"  # a session's graph, or a tf.function
     towers: int = 4  # how many towers; with --devices, one per device
     devices: tuple[str, ...] = ()  # e.g. /gpu:0 /gpu:1; by default GPUs, else CPUs
@@ -52,13 +55,12 @@ def logits(images):
     return x @ v1.get_variable("dense", [x.shape[-1], 10])
 
 
-def train_step(options, towers, policy, reducer, optimizers, images, labels):
+def train_step(options, towers, made, reducer, optimizers, images, labels):
     def tower_gradients(tower, images, labels):
-        with policy.scope(tower):
+        with made.scope(tower):
             guesses = logits(images)
         loss = v1.losses.sparse_softmax_cross_entropy(labels, guesses)
-        variables = policy.trainable_variables(tower)
-        return loss, list(zip(tf.gradients(loss, variables), variables, strict=True))
+        return loss, made.gradients(tower, loss)
 
     shards = tf.split(images, len(towers)), tf.split(labels, len(towers))
     losses, pairs = zip(*tw_core.map_towers(tower_gradients, towers, *shards))
@@ -74,9 +76,9 @@ def train_step(options, towers, policy, reducer, optimizers, images, labels):
         return tf.reduce_mean(losses)
 
 
-def training_state(options, towers, policy, optimizers):
+def training_state(options, towers, made, optimizers):
     """[K][M] copies, tower 0's variables to save, and those that have its slots."""
-    models = [policy.trainable_variables(tower) for tower in towers]
+    models = [made.trained(tower) for tower in towers]
     state = [optimizer.variables() for optimizer in optimizers]
     saved, owners = [*models[0], *state[0]], models[0]
     if options.builder == "sharded":  # the state exists once, with the owners
@@ -89,12 +91,13 @@ def graph_program(options, towers, policy, reducer, optimizers):
         tf.random.set_seed(options.seed)
         images = v1.placeholder(tf.float32, [options.batch_size, 8, 8, 1])
         labels = v1.placeholder(tf.int64, [options.batch_size])
-        args = options, towers, policy, reducer, optimizers
+        made = GraphVariables(policy, towers, FLAT_BELOW if options.flat else 0)
+        args = options, towers, made, reducer, optimizers
         loss = train_step(*args, images, labels)
         with v1.variable_scope("", reuse=True):
             pixels = v1.placeholder(tf.float32, [None, 8, 8, 1])
             guesses = tf.argmax(logits(pixels), 1)
-        copies, *saved = training_state(options, towers, policy, optimizers)
+        copies, *saved = training_state(options, towers, made, optimizers)
         copy = tw_core.copy_to_replicas(copies) or tf.no_op()
         init = [v1.global_variables_initializer(), v1.local_variables_initializer()]
         session = v1.Session(config=tw_core.session_config())
@@ -110,22 +113,23 @@ def graph_program(options, towers, policy, reducer, optimizers):
 
 def function_program(options, towers, policy, reducer, optimizers):
     tf.random.set_seed(options.seed)
-    store = tw_core.VariableStore(policy)
+    below, image = FLAT_BELOW if options.flat else 0, tf.zeros([1, 8, 8, 1])
+    made = FunctionVariables(policy, towers, below, lambda: logits(image))
 
     @tf.function(autograph=False)
     def step(images, labels):
-        args = options, towers, store, reducer, optimizers
+        args = options, towers, made, reducer, optimizers
         return train_step(*args, images, labels)
 
     @tf.function(autograph=False)
     def predict(images):
-        with store.scope(towers[0]):
+        with made.scope(towers[0]):
             return tf.argmax(logits(images), 1)
 
     images = tf.TensorSpec([options.batch_size, 8, 8, 1])
     labels = tf.TensorSpec([options.batch_size], tf.int64)
     graph = step.get_concrete_function(images, labels).graph
-    copies, *saved = training_state(options, towers, store, optimizers)
+    copies, *saved = training_state(options, towers, made, optimizers)
     everywhere = {id(v): v for v in chain(*copies, saved[0])}.values()
     placed = tw_core.placement(graph, variables=[*everywhere])
     copy = partial(tw_core.copy_to_replicas, copies)

@@ -37,6 +37,10 @@ _CALLS = frozenset(
     }
 )
 
+# Names of a graph's ops that make handles of no variables of their own. No string:
+# TensorFlow then leaves the collection out of exported graphs.
+HIDDEN_HANDLES = ("tw_core/hidden_handles",)
+
 
 def is_variable(value: object) -> bool:
     """Returns whether ``value`` is a TensorFlow variable or a Keras variable."""

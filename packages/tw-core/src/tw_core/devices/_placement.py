@@ -13,7 +13,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tw_core._variable_kinds import hands_on, is_variable, tf_variable
+from tw_core._variable_kinds import (
+    HIDDEN_HANDLES,
+    hands_on,
+    is_variable,
+    tf_variable,
+)
 from tw_core.checks import check_list
 from tw_core.devices._logical import canonical_device
 
@@ -129,10 +134,11 @@ def _check_fetches(graph: tf.Graph, fetches: Sequence[Any]) -> None:
 
 def _handles(graph: tf.Graph, variables: Sequence[tf.Variable]) -> dict[str, _Handle]:
     """Maps the name of each tensor that is a variable's handle to the variable."""
+    hidden = set(graph.get_collection(HIDDEN_HANDLES))
     made = {
         op.outputs[0].name: _Handle(
             canonical_device(op.device),
-            op.name,
+            "" if op.name in hidden else op.name,
             _num_bytes(op.get_attr("shape"), op.get_attr("dtype")),
         )
         for op in graph.get_operations()
@@ -159,7 +165,7 @@ def _captured_handles(
 def _by_device(handles: Iterable[_Handle]) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = defaultdict(dict)
     for handle in handles:
-        if not handle.name:  # a resource that no known variable has
+        if not handle.name:  # a resource that no known variable has for itself
             continue
         # Outside of session graphs several variables may have one name.
         name, copies = handle.name, 1

@@ -12,7 +12,11 @@ from tw_core._records.origins import (
     make_record,
     open_tower_scope,
 )
-from tw_core._variable_kinds import is_reference_variable, tf_variable
+from tw_core._variable_kinds import (
+    HIDDEN_HANDLES,
+    is_reference_variable,
+    tf_variable,
+)
 from tw_core.checks import check_function, check_list, check_whole_number
 from tw_core.flat_packs import join
 from tw_core.flat_variables._flat_variable import FlatVariable, describe_sparse
@@ -167,7 +171,6 @@ class _Open:
         self._views: list[VariableView] = []
         self._own: list[tf.Variable] = []
         self._layout = Layout()
-        self._handle: tf.Tensor | None = None
         self._read: tf.Tensor | None = None
         self._scope = ""
         self._tower: TowerScope | None = None
@@ -180,6 +183,7 @@ class _Open:
         view = VariableView(own, value)
         if value is not None:
             _swap(own.graph, own, view)
+            own.graph.add_to_collection(HIDDEN_HANDLES, own.handle.op.name)
         self._own.append(own)
         self._views.append(view)
         return view
@@ -213,14 +217,15 @@ class _Open:
                     tf.device(own.device),
                     tf.name_scope(f"{self._scope}/"),
                 ):
-                    self._handle = tf.raw_ops.VarHandleOp(
+                    handle = tf.raw_ops.VarHandleOp(
                         dtype=dtype,
                         shape=tf.TensorShape(None),
                         shared_name=name,
                         name="incomplete",
                     )
+                    own.graph.add_to_collection(HIDDEN_HANDLES, handle.op.name)
                     self._read = tf.raw_ops.ReadVariableOp(
-                        resource=self._handle, dtype=dtype, name="read"
+                        resource=handle, dtype=dtype, name="read"
                     )
             # Cut where the model is: from a server one tensor travels.
             with tf.name_scope(f"{part.name}/"):
@@ -243,10 +248,12 @@ class _Open:
 
     def _close_with_values(self) -> FlatVariable:
         first = self._own[0]
+        # Optimizers may list what they keep by its name: alike in every tower.
+        prefix = str(first.name).split(":")[0].removesuffix(base_name(first))
         with tf.init_scope(), tf.device(first.device):
             made = tf.Variable(
                 join([tf.reshape(own.read_value(), [-1]) for own in self._own]),
-                name=f"flat/{first.dtype.name}",
+                name=f"{prefix}flat/{first.dtype.name}",
             )
         return FlatVariable(made, self._layout)
 

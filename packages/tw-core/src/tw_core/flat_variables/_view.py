@@ -151,14 +151,14 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
         return self.read_value()
 
     def read_value(self) -> tf.Tensor:
-        if self._value is None:
-            flat = self._flat
-            return (
-                self._own.read_value() if flat is None else flat.read_part(self._number)
-            )
-        if self._flat is None:  # There is nothing else to read yet.
+        if self._value is not None and self._flat is not None:
+            fresh = self._flat.read_part(self._number)
+            return _with_gradients_of(self._value, fresh)
+        if self._value is not None:  # There is nothing else to read yet.
             return self._value
-        return _with_gradients_of(self._value, self._flat.read_part(self._number))
+        if self._own is not None:
+            return self._own.read_value()
+        return self._bound("read_value").read_part(self._number)
 
     def _ref(self) -> tf.Tensor:
         return self.value()
