@@ -28,7 +28,7 @@ from harness import (
 import tw_builders
 import tw_core
 import tw_reduce
-from tw_core.flat_variables import flatten
+from tw_core.flat_variables import DEFAULT_BELOW_BYTES, flatten
 
 v1 = tf.compat.v1
 CHECKED_STEPS = 3
@@ -36,7 +36,7 @@ FLAT = ("flat", "flat sharded")
 SHARDED_KINDS = ("sharded", "flat sharded")
 RATE = 0.01
 ADAM_RATE = 1e-4
-BELOW_BYTES = 96 * 1024
+BELOW_BYTES = DEFAULT_BELOW_BYTES
 
 
 class Work:

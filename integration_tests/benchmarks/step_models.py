@@ -17,13 +17,13 @@ from harness import Contender, Timing, race
 import tw_builders
 import tw_core
 import tw_reduce
-from tw_core.flat_variables import flatten
+from tw_core.flat_variables import DEFAULT_BELOW_BYTES, flatten
 
 PEER = "MirroredStrategy"
 REPLICATED = "replicated"
 KINDS = (REPLICATED, "flat", "sharded", "flat sharded")
 CHECKED_STEPS = 2
-BELOW_BYTES = 96 * 1024
+BELOW_BYTES = DEFAULT_BELOW_BYTES
 
 
 def resnet() -> Any:

@@ -108,7 +108,8 @@ class DataParallelBuilder:
           towers: ints (k is ``"/gpu:k"``) and device strings, at least one; or what
             ``tw_core.towers`` gives.
           flat_below_bytes: trainable variables of fewer bytes lie in one flat variable
-            per tower and dtype (``tw_core.flat_variables``); 0 for none. A subclass's
+            per tower and dtype (``tw_core.flat_variables``, whose
+            ``DEFAULT_BELOW_BYTES`` was swept); 0 for none. A subclass's
             ``call_for_each_tower`` makes them, and its ``build`` packs the gradients.
           flat_group: takes the name of such a variable as tower 0 has it, without
             ``":0"``, and returns what those in one flat variable have in common, or

@@ -12,10 +12,12 @@ from tw_core.flat_variables._flat_variables import (
     pack_gradients,
     slots_like_parts,
 )
+from tw_core.flat_variables._layout import DEFAULT_BELOW_BYTES
 from tw_core.flat_variables._model import FlatModel, flatten
 from tw_core.flat_variables._plain_optimizer import plain_optimizer
 
 __all__ = [
+    "DEFAULT_BELOW_BYTES",
     "FlatModel",
     "FlatVariables",
     "flat_variable_of",
