@@ -24,6 +24,7 @@ import tw_ampopt
 import tw_core
 import tw_rlload
 from tw_builders import DataParallelBuilder, SyncMultiGPUParameterServerBuilder
+from tw_core.flat_variables import FlatVariables, pack_gradients
 from tw_reduce import mean, packed, sum_round_robin
 from tw_syncrep import SyncReplicasOptimizer, cluster, training_session
 
@@ -133,6 +134,58 @@ def test_towers_and_ampopt_in_each_worker_skip_together_and_learn(local):
     assert last_told["loss_scaling_log2"] == 14.0  # from 15
     assert last_step == steps - 1  # grows by one with an update only
     assert accuracy(*last_kept[:3]) >= 0.9
+
+
+def train_flat(task: Any, target: str, *, below_bytes: int, folder: str) -> Any:
+    """Momentum on variables of the server, flat or not; weights and what is saved."""
+    with tf.Graph().as_default():
+        x, y = placeholders()[0]
+        with v1.device(cluster.device_setter(task)):
+            step = v1.train.get_or_create_global_step()
+            sync = SyncReplicasOptimizer(
+                v1.train.MomentumOptimizer(0.1, 0.9),
+                WORKERS,
+                replica_index=task.index,
+                wait_timeout_s=WAIT_S,
+            )
+            with FlatVariables(below_bytes).scope():
+                weights = get_weights()
+                loss = cross_entropy(weights, x, y)
+            pairs = pack_gradients(sync.compute_gradients(loss, weights))
+            train_op = sync.apply_gradients(pairs, global_step=step)
+            read = [w.read_value() for w in weights]
+            saver = v1.train.Saver()
+        with session_for(task, target, sync) as session:
+            for number in range(6):
+                session.run(train_op, feed_of([[x, y]], task, number))
+            values = session.run(read)
+            if task.is_chief:
+                path = session.run_step_fn(
+                    lambda step_context: saver.save(
+                        step_context.session, f"{folder}/model"
+                    )
+                )
+                values.append(dict(tf.train.list_variables(path)))
+            return values
+
+
+@pytest.mark.timeout(150)
+def test_the_server_may_hold_flat_variables(tmp_path):
+    found = []
+    for below_bytes in (0, 10**6):
+        folder = tmp_path / str(below_bytes)
+        folder.mkdir()
+        work = partial(train_flat, below_bytes=below_bytes, folder=str(folder))
+        found.append(in_all_workers(start_servers(), work))
+    (plain, other), (flat, _) = found
+    tf.nest.map_structure(
+        partial(np.testing.assert_allclose, rtol=1e-6), plain[:-1], other
+    )
+    tf.nest.map_structure(
+        partial(np.testing.assert_allclose, rtol=1e-6), flat[:-1], plain[:-1]
+    )
+    assert flat[-1] == plain[-1]
+    assert any(name.endswith("/Momentum") for name in flat[-1])
 
 
 class Policy:
