@@ -18,10 +18,12 @@ from sklearn.datasets import load_digits
 import tw_builders
 import tw_core
 import tw_reduce
+from tw_core.flat_variables import FlatModel, flatten, pack_gradients
 from tw_core.testing import CPUS
 
 v1 = tf.compat.v1
 BATCH = 128
+FLAT_BELOW = 4096  # bytes: kernel and bias are fewer
 SHAPES = {"kernel": [64, 10], "bias": [10], "wide": [1700, 10]}
 
 
@@ -89,22 +91,33 @@ class Weights(tf.Module):
         super().__init__()
         self.all = [tf.Variable(tf.zeros(s), name=name) for name, s in SHAPES.items()]
 
+    def __call__(self, images: Any, labels: Any) -> tf.Tensor:
+        return cross_entropy(self.all, images, labels)
+
+
+def make_model(is_flat: bool, tower: tw_core.Tower) -> Weights | FlatModel[Weights]:
+    """Makes a model, its small variables in a flat one or not."""
+    return flatten(Weights, below_bytes=FLAT_BELOW) if is_flat else Weights()
+
 
 class Program(NamedTuple):
     """A program that was built.
 
     step(images, labels) trains on a batch; read(tensors) gives their arrays.
-    variables are [copies][3]; optimizers one a copy, or one for all.
+    variables are [copies][3]; optimizers one a copy, or one for all, which update
+    trained, [copies][N]: the variables, or flat ones and those that are not in them.
     """
 
     step: Callable[..., None]
     read: Callable[[Any], Any]
     variables: list[list[Any]]
     optimizers: list[Any]
+    trained: list[list[Any]]
 
 
 # How towers train, which is the first argument of a program.
 WAYS = ("replicated", "parameter server", "sharded")
+FLAT_WAYS = tuple(f"flat {way}" for way in WAYS)
 
 
 def session_program(
@@ -117,6 +130,8 @@ def session_program(
 ) -> Program:
     """Builds it with a builder's class, in a graph with a session."""
     devices, made = list(CPUS[:num_towers]), []
+    flat = {"flat_below_bytes": FLAT_BELOW} if way in FLAT_WAYS else {}
+    way = way.removeprefix("flat ")
     with tf.Graph().as_default():
         images = v1.placeholder(tf.float32, [rows, 64])
         labels = v1.placeholder(tf.int64, [rows])
@@ -131,11 +146,15 @@ def session_program(
             return made[-1].compute_gradients(loss, weights)
 
         if way == "replicated":
-            builder = tw_builders.SyncMultiGPUReplicatedBuilder(devices, True, reducer)
+            builder = tw_builders.SyncMultiGPUReplicatedBuilder(
+                devices, True, reducer, **flat
+            )
         elif way == "sharded":
-            builder = tw_builders.SyncMultiGPUShardedBuilder(devices, True)
+            builder = tw_builders.SyncMultiGPUShardedBuilder(devices, True, **flat)
         else:
-            builder = tw_builders.SyncMultiGPUParameterServerBuilder(devices, "cpu")
+            builder = tw_builders.SyncMultiGPUParameterServerBuilder(
+                devices, "cpu", **flat
+            )
         pairs = builder.call_for_each_tower(tower)
         ops = builder.build(pairs, iter(made).__next__)
         train_op, *after = ops if isinstance(ops, tuple) else (ops,)
@@ -143,10 +162,11 @@ def session_program(
         init = [v1.global_variables_initializer(), v1.local_variables_initializer()]
         session.run(init)
         session.run([op for op in after if op is not None])
-    copies = pairs[:1] if way == "parameter server" else pairs
-    variables = [[v for _, v in own] for own in copies]
+        copies = pairs[:1] if way == "parameter server" else pairs
+        variables = [[v for _, v in own] for own in copies]
+        trained = [[v for _, v in pack_gradients(own)] for own in copies]
     step = session.make_callable(train_op, [images, labels])
-    return Program(step, session.run, variables, made)
+    return Program(step, session.run, variables, made, trained)
 
 
 def function_program(
@@ -158,11 +178,12 @@ def function_program(
     rows: int = BATCH,
 ) -> Program:
     """Builds it with the builders' functions, in a ``tf.function``."""
-    devices = list(CPUS[:num_towers])
+    devices, is_flat = list(CPUS[:num_towers]), way in FLAT_WAYS
+    way = way.removeprefix("flat ")
     towers = tw_core.towers(devices)
     copies = towers[:1] if way == "parameter server" else towers
-    models = tw_core.replicate(copies, Weights)
-    variables = [model.all for model in models]
+    models = tw_core.replicate(copies, partial(make_model, is_flat))
+    variables = [list(model.trainable_variables) for model in models]
     if way == "sharded":
         owned = tw_builders.owned_variables(towers, variables)
         make = partial(make_optimizer, owned)
@@ -173,7 +194,7 @@ def function_program(
 
     def tower_pairs(tower: tw_core.Tower, images: Any, labels: Any) -> Any:
         weights = variables[tower.index % len(variables)]
-        loss = cross_entropy(weights, images, labels)
+        loss = models[tower.index % len(models)](images, labels)
         optimizer = optimizers[tower.index % len(optimizers)]
         return optimizer.compute_gradients(loss, weights)
 
@@ -193,7 +214,8 @@ def function_program(
     def read(tensors: Any) -> Any:
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), tensors)
 
-    return Program(step, read, variables, optimizers)
+    plain = [(model.model if is_flat else model).all for model in models]
+    return Program(step, read, plain, optimizers, variables)
 
 
 PROGRAMS = {"session": session_program, "function": function_program}

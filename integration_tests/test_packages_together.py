@@ -4,7 +4,7 @@ All train a softmax regression on handwritten digits, and must end where they do
 with TensorFlow's own optimizer.
 """
 
-from functools import cache
+from functools import cache, partial
 
 import keras
 import numpy as np
@@ -13,19 +13,22 @@ import tensorflow as tf
 import tf_keras
 from conformance.rows import reducers
 from digits_towers import (
+    FLAT_BELOW,
+    FLAT_WAYS,
     PROGRAMS,
     WAYS,
-    Weights,
     accuracy,
     batch,
     cross_entropy,
     digits,
     get_weights,
+    make_model,
 )
 
 import tw_ampopt
 import tw_core
 import tw_rlload
+from tw_core.flat_variables import FlatVariables, pack_gradients
 from tw_core.testing import CPUS
 from tw_reduce.reducers import CollectiveKeys
 
@@ -39,7 +42,7 @@ FAMILIES = {  # all of them Adam, to the same epsilon
 }
 each_family = pytest.mark.parametrize("family", FAMILIES)
 each_mode = pytest.mark.parametrize("mode", PROGRAMS)
-each_way = pytest.mark.parametrize("way", WAYS)
+each_way = pytest.mark.parametrize("way", [*WAYS, *FLAT_WAYS])
 
 
 def plain(variables):
@@ -60,15 +63,18 @@ def train(program, steps):
 
 
 @each_mode
-@each_way
-@each_family
+@pytest.mark.parametrize(
+    ("family", "way"),
+    [(family, way) for family in FAMILIES for way in WAYS]
+    + [("v1", way) for way in FLAT_WAYS],
+)
 def test_ampopt_in_a_builder_ends_where_the_optimizer_that_it_wraps_does(
     family, mode, way
 ):
     make = PROGRAMS[mode]
     wanted = train(make(way, plain), STEPS)
     got = train(make(way, ampopt(mode, **FAMILIES[family])), STEPS)
-    assert len(got) == (1 if way == "parameter server" else TOWERS)
+    assert len(got) == (1 if "server" in way else TOWERS)
     for copy in got:
         for value, same, want in zip(copy, got[0], wanted[0], strict=True):
             np.testing.assert_array_equal(value, same)
@@ -81,14 +87,14 @@ def memory(program):
     every = [
         [
             optimizer.get_slot(v, slot)
-            for copy in program.variables
+            for copy in program.trained
             for v in copy
             for slot in "mv"
         ]
         for optimizer in program.optimizers
     ]
     slots = [[slot for slot in own if slot is not None] for own in every]
-    assert {len(own) for own in slots} == {2 * len(program.variables[0])}
+    assert {len(own) for own in slots} == {2 * len(program.trained[0])}
     return program.variables, slots
 
 
@@ -116,20 +122,46 @@ def test_one_towers_infinity_makes_all_skip_and_slots_keep_their_bits(mode, way)
         tf.nest.map_structure(np.testing.assert_array_equal, list(kept), same)
 
 
+@each_mode
+@pytest.mark.parametrize("way", FLAT_WAYS)
+def test_micro_batches_add_up_in_flat_variables(mode, way):
+    """An infinite one skips the update of all that are added with it, everywhere."""
+    steps = "minibatch_multiplier" if mode == "session" else "accumulation_steps"
+    accumulating = ampopt(mode, **{steps: 2})
+    program, plainly = (PROGRAMS[mode](w, accumulating) for w in (way, way[5:]))
+    images, labels = batch(3)
+    bad = images.copy()
+    bad[0, 0] = np.inf
+    batches = [batch(0), batch(1), (bad, labels), batch(4), batch(5), batch(6)]
+    for own in (program, plainly):
+        for one in batches:
+            own.step(*one)
+        told = [own.read(optimizer.statistics()) for optimizer in own.optimizers]
+        assert [(s["updates"], s["skipped_updates"]) for s in told] == [(2, 1)] * len(
+            told
+        )
+    wanted = plainly.read(plainly.variables)
+    for copy in program.read(program.variables):
+        for value, want in zip(copy, wanted[0], strict=True):
+            np.testing.assert_allclose(value, want, rtol=1e-4, atol=1e-6)
+
+
 REDUCERS = reducers(CollectiveKeys())
 
 
 class Policy:
     """What ``build_graph`` of tw-rlload returns."""
 
-    def __init__(self, inputs):
-        self.loss = cross_entropy(get_weights(), *inputs)
+    def __init__(self, inputs, below_bytes=0):
+        with FlatVariables(below_bytes).scope():
+            weights = get_weights()
+        self.loss = cross_entropy(weights, *inputs)
 
     def gradients(self, optimizer):
-        return optimizer.compute_gradients(self.loss)
+        return pack_gradients(optimizer.compute_gradients(self.loss))
 
 
-def learnt_in_a_session(make_optimizer, **options):
+def learnt_in_a_session(make_optimizer, *, is_flat=False, **options):
     """Loads the digits onto two towers, and trains whole epochs in one call."""
     with (
         tf.Graph().as_default(),
@@ -139,7 +171,13 @@ def learnt_in_a_session(make_optimizer, **options):
         columns.append(v1.placeholder(tf.int64, [None], "labels"))
         devices = CPUS[:TOWERS]
         trainer = tw_rlload.LocalSyncParallelOptimizer(
-            make_optimizer(None), devices, columns, [], ROWS, Policy, **options
+            make_optimizer(None),
+            devices,
+            columns,
+            [],
+            ROWS,
+            partial(Policy, below_bytes=FLAT_BELOW if is_flat else 0),
+            **options,
         )
         init = [v1.global_variables_initializer(), v1.local_variables_initializer()]
         session.run(init)
@@ -150,7 +188,7 @@ def learnt_in_a_session(make_optimizer, **options):
             return [session.run(get_weights())]
 
 
-def learnt_in_a_function(make_optimizer, **options):
+def learnt_in_a_function(make_optimizer, *, is_flat=False, **options):
     """The same with a ``DeviceBatch`` and a model a tower."""
     towers = tw_core.towers(CPUS[:TOWERS])
     specs = {
@@ -158,11 +196,11 @@ def learnt_in_a_function(make_optimizer, **options):
         "labels": tf.TensorSpec([None], tf.int64),
     }
     rows = tw_rlload.DeviceBatch(towers, specs, max_per_device_batch_size=ROWS // 2)
-    models = tw_core.replicate(towers, Weights)
+    models = tw_core.replicate(towers, partial(make_model, is_flat))
     optimizers = [make_optimizer(model.trainable_variables) for model in models]
     train = tw_rlload.EpochFunction(
         rows,
-        lambda own, x: cross_entropy(own.all, x["images"], x["labels"]),
+        lambda own, x: own(x["images"], x["labels"]),
         models,
         optimizers,
         **options,
@@ -170,7 +208,8 @@ def learnt_in_a_function(make_optimizer, **options):
     rows.load([*digits()[0]])
     train.optimize(0)
     train.run_epochs(EPOCHS, "rows", seed=0)
-    return [[v.numpy() for v in model.all] for model in models]
+    plain = [model.model if is_flat else model for model in models]
+    return [[v.numpy() for v in model.all] for model in plain]
 
 
 LEARN = {"session": learnt_in_a_session, "function": learnt_in_a_function}
@@ -198,6 +237,17 @@ def test_rlload_with_ampopt_and_each_reducer_ends_where_the_plain_optimizer_does
         for value, same, want in zip(copy, got[0], learnt_plainly(mode), strict=True):
             np.testing.assert_array_equal(value, same)
             np.testing.assert_allclose(value, want, atol=tolerance)
+    assert accuracy(*got[0]) >= 0.9
+
+
+@each_mode
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
+def test_rlload_trains_epochs_of_flat_towers_in_one_call(mode, scaled):
+    got = LEARN[mode](ampopt(mode) if scaled else plain, is_flat=True)
+    for copy in got:
+        for value, same, want in zip(copy, got[0], learnt_plainly(mode), strict=True):
+            np.testing.assert_array_equal(value, same)
+            np.testing.assert_allclose(value, want, atol=1e-3)
     assert accuracy(*got[0]) >= 0.9
 
 

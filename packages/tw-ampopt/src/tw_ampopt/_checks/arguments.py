@@ -207,11 +207,11 @@ def _is_resource_variable(value: Any) -> bool:
 
 def _is_usable(value: Any, usable: Sequence[tf.Graph]) -> bool:
     if not isinstance(value, tf.Tensor):
-        value = tf_variable(value).handle if is_variable(value) else values_of(value)
-    if not isinstance(value, tf.Tensor):
+        value = tf_variable(value) if is_variable(value) else values_of(value)
+    if not isinstance(value, tf.Tensor | tf.Variable):
         return True
     try:
         graph = value.graph
-    except AttributeError:  # an eager tensor has none
+    except AttributeError:  # eager tensors and variables have none
         return not builds_session_graph()
     return any(graph is other for other in usable)
