@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import Tower, map_towers
+from tw_core.flat_variables import slots_like_parts
 from tw_rlload._loading.plan import LoadPlan
 from tw_rlload._loading.specs import WEIGHTS, ColumnSpec, DataVariables
 from tw_rlload._training.gradients import Combine, Pairs
@@ -113,7 +114,8 @@ class SessionStep:
             )
         _check_shared(grad_list)
         pairs = combine(grad_list, self.weights)
-        with tf.control_dependencies(updates):
+        trained = [variable for _, variable in pairs[0]]
+        with tf.control_dependencies(updates), slots_like_parts(trained):
             self.train_op = optimizer.apply_gradients(pairs[0])
         self.fetches = [_fetches_of(loss) for loss in self.losses]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core.flat_variables import slots_like_parts
 from tw_core.gradients import with_unique_rows
 from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
 from tw_syncrep._protocol.chief import build_claim, build_open, build_take_over
@@ -118,7 +119,11 @@ def apply_with(
             with tf.device(None):  # on the means' own devices
                 means = {n: with_unique_rows(mean) for n, mean in means.items()}
         pairs = [(means.get(n), variable) for n, variable in enumerate(variables)]
-        with exact_device_scope(global_step.device), tf.compat.v1.name_scope(""):
+        with (
+            exact_device_scope(global_step.device),
+            tf.compat.v1.name_scope(""),
+            slots_like_parts(variables),
+        ):
             update = opt.apply_gradients(pairs, global_step)
             if then is None:
                 return update

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.checks import check_flag, check_whole_number
+from tw_core.flat_variables import slots_like_parts
 from tw_core.modes import builds_session_graph, without_autograph
 from tw_syncrep.horovod._basics import ALL_OPS, Average, global_process_set
 from tw_syncrep.horovod._gradients import (
@@ -193,9 +194,10 @@ class _DistributedOptimizer(v1.train.Optimizer):  # type: ignore[misc,name-defin
         """
         pairs = list(grads_and_vars)
         if self._passes == 1:
-            return self._optimizer.apply_gradients(
-                pairs, global_step=global_step, name=name
-            )
+            with slots_like_parts([variable for _, variable in pairs]):
+                return self._optimizer.apply_gradients(
+                    pairs, global_step=global_step, name=name
+                )
         is_last = self._is_last.get(v1.get_default_graph())
         if is_last is None:
             raise RuntimeError(
@@ -204,9 +206,10 @@ class _DistributedOptimizer(v1.train.Optimizer):  # type: ignore[misc,name-defin
             )
 
         def apply() -> tf.Tensor:
-            done = self._optimizer.apply_gradients(
-                pairs, global_step=global_step, name=name
-            )
+            with slots_like_parts([variable for _, variable in pairs]):
+                done = self._optimizer.apply_gradients(
+                    pairs, global_step=global_step, name=name
+                )
             with tf.control_dependencies([done]):
                 return tf.constant(True)
 
