@@ -300,6 +300,10 @@ class _Open:
 def pack_gradients(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Joins the gradients of views into those of their flat variables.
 
+    In a session graph apply them by ``tw_core.optimizers.apply_pairs`` or a class of
+    these packages, or within ``slots_like_parts``; a saver would otherwise have the
+    slots as they lie.
+
     Args:
       pairs: (gradient, variable) of a model; views and others. Keras's variables too.
 
