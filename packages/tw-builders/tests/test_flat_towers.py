@@ -13,9 +13,19 @@ from tw_builders import (
     SyncMultiGPUReplicatedBuilder,
     SyncMultiGPUShardedBuilder,
     apply_gradients,
+    apply_sharded_gradients,
+    apply_shared_gradients,
     make_optimizers,
+    make_sharded_optimizer,
 )
-from tw_core import map_towers, replicate, session_config, towers
+from tw_core import (
+    get_current_tower_context,
+    map_towers,
+    placement,
+    replicate,
+    session_config,
+    towers,
+)
 from tw_core.flat_variables import FlatModel, flatten
 from tw_core.testing import CPUS
 from tw_reduce import broadcast, mean, packed, sum_balanced
@@ -232,36 +242,51 @@ FUNCTION_OPTIMIZERS = {
 }
 
 
-def train_in_function(make_replica, get_opt_fn, num_towers):
+def train_in_function(make_replica, get_opt_fn, num_towers, way="replicated"):
     all_towers = towers(CPUS[:num_towers])
     devices = [tower.device for tower in all_towers]
-    replicas = replicate(all_towers, make_replica)
-    optimizers = make_optimizers(all_towers, get_opt_fn, replicas)
+    own = all_towers[:1] if way == "shared" else all_towers
+    replicas = replicate(own, make_replica)
+    if way == "sharded":
+        optimizers = make_sharded_optimizer(all_towers, get_opt_fn, replicas)[:1]
+    else:
+        optimizers = make_optimizers(own, get_opt_fn, replicas)
     reduce = mean(packed(broadcast(partial(sum_balanced, devices=devices))))
 
     @tf.function
     def step(x):
-        def tower_step(tower, replica, rows):
+        def tower_step(tower, rows):
+            replica = replicas[tower.index % len(replicas)]
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(replica(rows) ** 2)
             return loss, tape.gradient(loss, replica.trainable_variables)
 
-        results = map_towers(tower_step, all_towers, replicas, tf.split(x, num_towers))
+        results = map_towers(tower_step, all_towers, tf.split(x, num_towers))
         losses, grads = zip(*results, strict=True)
-        apply_gradients(all_towers, reduce(grads), replicas, optimizers)
+        if way == "sharded":
+            apply_sharded_gradients(all_towers, grads, replicas, *optimizers)
+        elif way == "shared":
+            variables = replicas[0].trainable_variables
+            pairs = [list(zip(g, variables, strict=True)) for g in grads]
+            apply_shared_gradients(pairs, *optimizers)
+        else:
+            apply_gradients(all_towers, reduce(grads), replicas, optimizers)
         return tf.add_n(losses) / num_towers
 
     return [float(step(batch(n))) for n in range(STEPS)], replicas
 
 
-@pytest.mark.parametrize("num_towers", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("way", "num_towers"),
+    [*(("replicated", k) for k in (1, 2, 4)), ("sharded", 2), ("shared", 2)],
+)
 @pytest.mark.parametrize("optimizer", FUNCTION_OPTIMIZERS)
 @pytest.mark.parametrize("make", [make_keras_model, Module])
-def test_flat_replicas_train_as_one_in_a_function(make, optimizer, num_towers):
+def test_flat_replicas_train_as_one_in_a_function(make, optimizer, way, num_towers):
     get_opt_fn = FUNCTION_OPTIMIZERS[optimizer]
     expected, plain = train_in_function(lambda tower: make(), get_opt_fn, 1)
     found, flat = train_in_function(
-        lambda tower: flatten(make, below_bytes=BELOW), get_opt_fn, num_towers
+        lambda tower: flatten(make, below_bytes=BELOW), get_opt_fn, num_towers, way
     )
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     for replica in flat:
@@ -272,6 +297,92 @@ def test_flat_replicas_train_as_one_in_a_function(make, optimizer, num_towers):
             strict=True,
         ):
             np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("retried_with", [BELOW, 0])
+@pytest.mark.parametrize("builder", BUILDERS)
+@pytest.mark.parametrize("failing_tower", [0, 1])
+def test_a_flat_build_that_failed_is_not_taken_over(
+    builder, failing_tower, retried_with
+):
+    def pairs(*, fails):
+        w = v1.get_variable("w", [3])
+        if fails and get_current_tower_context().index == failing_tower:
+            raise ArithmeticError
+        return [(tf.ones([3]), w)]
+
+    with tf.Graph().as_default():
+        with pytest.raises(ArithmeticError):
+            BUILDERS[builder](CPUS[:2], BELOW).call_for_each_tower(
+                partial(pairs, fails=True)
+            )
+        assert v1.global_variables() == v1.trainable_variables() == []
+        retried = BUILDERS[builder](CPUS[:2], retried_with)
+        with pytest.raises(ValueError, match="'w' was made by a build that failed"):
+            retried.call_for_each_tower(partial(pairs, fails=False))
+
+
+def test_a_variable_made_again_has_the_same_shape():
+    with tf.Graph().as_default():
+        builder = parameter_server(CPUS[:2], BELOW)
+        with pytest.raises(ValueError, match=r"share variable w, but .* \(4,\)"):
+            builder.call_for_each_tower(
+                lambda: v1.get_variable("w", [3 + get_current_tower_context().index])
+            )
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path):
+    def model(size):
+        made = tf.Module()
+        made.b, made.w = tf.Variable(tf.ones([2])), tf.Variable(tf.ones([size]))
+        return made
+
+    def checkpoint(size):
+        return tf.train.Checkpoint(flatten(partial(model, size)).model)
+
+    path = checkpoint(3).write(str(tmp_path / "m"))
+    with pytest.raises(ValueError, match=r"shape \(5,\); got .* \(3,\)"):
+        checkpoint(5).read(path)
+
+
+# Four of 256 KiB, which stay alone, and 32 small ones, which do not.
+SIZES = [*[(256, 256)] * 4, *[(32, 32), (32,)] * 16]
+
+
+def placed(builder, num_towers, below):
+    """Device -> {variable: bytes}, with Adam."""
+
+    def pairs():
+        own = [v1.get_variable(f"v{n}", size) for n, size in enumerate(SIZES)]
+        return [(tf.ones(v.shape), v) for v in own]
+
+    with tf.Graph().as_default() as graph:
+        made = BUILDERS[builder](CPUS[:num_towers], below)
+        made.build(made.call_for_each_tower(pairs), OPTIMIZERS["adam"])
+        return placement(graph).variables
+
+
+@pytest.mark.parametrize("num_towers", [2, 4])
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_placement_counts_what_lies_in_flat_variables_once(builder, num_towers):
+    plain, flat = (placed(builder, num_towers, below) for below in (0, BELOW))
+    parts = [
+        f"{prefix}v{n}{slot}"
+        for prefix in ("", *(f"tower{k}/" for k in range(1, num_towers)))
+        for n in range(4, len(SIZES))
+        for slot in ("", "/Adam", "/Adam_1")
+    ]
+    names = {name for own in flat.values() for name in own}
+    assert names.isdisjoint(parts)
+    assert not any("incomplete" in name for name in names)
+    totals = [sum(sum(own.values()) for own in p.values()) for p in (plain, flat)]
+    assert totals[0] == totals[1]
+    replicated = sum(
+        sum(own.values()) for own in placed("replicated", num_towers, 0).values()
+    )
+    if builder == "sharded":
+        share = (num_towers + 2) / (3 * num_towers)
+        assert totals[1] <= replicated * (share + 0.02)
 
 
 @pytest.mark.parametrize("wrong", [-1, 2.5, True])

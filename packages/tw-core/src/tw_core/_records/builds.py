@@ -129,9 +129,16 @@ def _take_over(
       asked: the other arguments of ``get_variable``.
 
     Raises:
-      ValueError: another shape, dtype or ``trainable`` is asked for.
+      ValueError: another shape, dtype or ``trainable`` is asked for; or it lies in a
+        flat variable.
     """
     variable = leftover.variable
+    if getattr(variable, "handle", None) is None:
+        raise ValueError(
+            f"get_variable: {name!r} was made by a build that failed, and lies in a "
+            "flat variable of that build, which no other one can complete; take "
+            "another name or a new tf.Graph()."
+        )
     _check_same(variable, name, asked)
     dtype = variable.dtype.base_dtype
     found = getter(name, **(asked | {"reuse": True, "dtype": dtype}))
