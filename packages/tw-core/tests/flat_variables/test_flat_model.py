@@ -1,5 +1,7 @@
 """Models with flat variables train, are saved and read as those without."""
 
+from functools import partial
+
 import keras
 import numpy as np
 import pytest
@@ -351,3 +353,15 @@ def test_gradients_of_views_can_be_packed_in_eager_code():
     assert all(grad.shape == variable.shape for grad, variable in packed)
     with pytest.raises(ValueError, match="must have one gradient each"):
         pack_gradients(pairs[1:])
+
+
+def test_a_saved_model_is_refused_and_exported_from_a_plain_one(tmp_path):
+    flat = flatten(make_keras_model, below_bytes=BELOW)
+    for export in (flat.model.export, partial(tf.saved_model.save, flat.model)):
+        with pytest.raises(ValueError, match="flat variable, which a SavedModel"):
+            export(str(tmp_path / "refused"))
+    flat.model.save(tmp_path / "m.keras")
+    plain = keras.models.load_model(tmp_path / "m.keras")
+    plain.export(str(tmp_path / "exported"), verbose=False)
+    served = tf.saved_model.load(str(tmp_path / "exported"))
+    np.testing.assert_allclose(served.serve(ROWS), flat.model(ROWS), rtol=1e-5)

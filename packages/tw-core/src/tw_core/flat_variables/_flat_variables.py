@@ -317,6 +317,11 @@ def pack_gradients(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
       TypeError: something that is not a list of pairs.
     """
     check_list("pack_gradients", pairs=pairs, of="pairs", empty=True)
+    others = [p for p in pairs if not isinstance(p, tuple | list) or len(p) != 2]
+    if others:
+        raise TypeError(
+            f"pack_gradients: pairs must hold (gradient, variable) pairs; got {others}."
+        )
     packed: dict[int, list[tuple[Any, VariableView]]] = {}
     order: list[tuple[Any, Any]] = []
     for grad, variable in pairs:

@@ -275,6 +275,14 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
         return self.assign(restored_tensors[_VALUE])
 
+    def _export_to_saved_model_graph(self, *arguments: Any, **named: Any) -> Any:
+        del arguments, named
+        raise ValueError(
+            f"{self.name} is part of a flat variable, which a SavedModel cannot hold; "
+            "save the model as a .keras file, or its weights or checkpoint, load that "
+            "into a model made without flat variables, and export this one."
+        )
+
     def _bound(self, asked: str) -> "FlatVariable":
         if self._flat is None:
             raise RuntimeError(
