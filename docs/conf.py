@@ -50,6 +50,7 @@ from tw_core.checks import *
 from tw_core.contexts import *
 from tw_core.devices import *
 from tw_core.flat_packs import *
+from tw_core.flat_variables import *
 from tw_core.gradients import *
 from tw_core.modes import *
 from tw_core.optimizers import *
