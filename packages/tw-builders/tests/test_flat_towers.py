@@ -105,7 +105,6 @@ class Trainer:
             self.step, sync = built if isinstance(built, tuple) else (built, None)
             self.sync = tf.no_op() if sync is None else sync
             self.loss = tf.add_n(losses) / num_towers
-            self.saver = v1.train.Saver()
             init = [v1.global_variables_initializer(), v1.local_variables_initializer()]
         self.session = v1.Session(
             graph=self.graph, config=session_config(num_cpus=len(CPUS))
@@ -131,15 +130,6 @@ class Trainer:
             self.session.run(self.step, feed)
         return found
 
-    def save(self, path):
-        with self.graph.as_default():
-            return self.saver.save(self.session, str(path))
-
-    def restore(self, path):
-        with self.graph.as_default():
-            self.saver.restore(self.session, path)
-        self.session.run(self.sync)
-
 
 def one_device(optimizer):
     return Trainer(replicated, optimizer, 1, 0)
@@ -158,37 +148,6 @@ def test_flat_towers_train_as_one_device(builder, optimizer, num_towers):
         names = [v.name for v in v1.global_variables()]
     assert any("flat/float32" in name for name in names)
     assert not any(name.startswith("net/w0") for name in names)
-
-
-KINDS = {
-    "one device": lambda optimizer: one_device(optimizer),
-    "replicated": lambda optimizer: Trainer(replicated, optimizer, 3, 0),
-    "flat replicated": lambda optimizer: Trainer(replicated, optimizer, 2, BELOW),
-    "all flat": lambda optimizer: Trainer(replicated, optimizer, 4, 10**9),
-    "flat sharded": lambda optimizer: Trainer(sharded, optimizer, 3, BELOW),
-    "all flat, sharded": lambda optimizer: Trainer(sharded, optimizer, 2, 10**9),
-    "flat server": lambda optimizer: Trainer(
-        BUILDERS["spread server"], optimizer, 2, BELOW
-    ),
-}
-
-
-@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
-@pytest.mark.parametrize("writer", KINDS)
-def test_any_goes_on_from_any_others_checkpoint(writer, optimizer, tmp_path):
-    plain = one_device(OPTIMIZERS[optimizer])
-    expected = plain.train(0, 6)
-    wrote = KINDS[writer](OPTIMIZERS[optimizer])
-    wrote.train(0, 3)
-    path = wrote.save(tmp_path / "m")
-    listed = dict(tf.train.list_variables(path))
-    assert listed == dict(tf.train.list_variables(plain.save(tmp_path / "plain")))
-    for make in KINDS.values():
-        reader = make(OPTIMIZERS[optimizer])
-        reader.restore(path)
-        np.testing.assert_allclose(
-            reader.train(3, 6), expected[3:], rtol=1e-5, atol=1e-6
-        )
 
 
 def test_asynchronous_towers_have_flat_variables_too():
