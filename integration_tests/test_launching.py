@@ -57,8 +57,10 @@ def test_tasks_of_a_launch_too(started, end):
     wanted, _ = started(run_to_its_end, end, launch=[*LAUNCH, "--"])
     status, said = started(run_forked, end, launch=[*LAUNCH, "--"])
     assert status == wanted, said
-    for task in ("worker 0", "worker 1"):
-        assert f"[{task}] 5 __main__ ['program.py', '--option']" in said
+    line = "5 __main__ ['program.py', '--option']"
+    told = [f"[{task}] {line}" in said for task in ("worker 0", "worker 1")]
+    # Where one fails at once, the launcher may end the other before it says anything.
+    assert any(told) if end else all(told), said
 
 
 @pytest.mark.parametrize("launch", [[], [*LAUNCH, "--"]], ids=["alone", "launched"])
