@@ -125,3 +125,19 @@ def test_what_cannot_be_saved_so_is_refused():
         plain_optimizer(OPTIMIZERS["adam"](), OPTIMIZERS["adam"], run.replica)
     with pytest.raises(TypeError, match="what flatten returned"):
         plain_optimizer(run.optimizer, OPTIMIZERS["adam"], run.model)
+
+
+class Keeping(keras.optimizers.SGD):
+    """Keeps a slot where nothing says whose it is."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.kept = {"first": self.add_variable_from_reference(variables[0], "kept")}
+
+
+def test_state_that_nobody_can_place_is_refused():
+    replica = flatten(make_model, below_bytes=4_096)
+    optimizer = Keeping(0.1)
+    create_slots(optimizer, replica.trainable_variables)
+    with pytest.raises(TypeError, match=r"Keeping keeps .*kept neither by itself"):
+        plain_optimizer(optimizer, lambda: Keeping(0.1), replica)

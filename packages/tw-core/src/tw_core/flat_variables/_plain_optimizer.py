@@ -92,13 +92,24 @@ def _share_keras(
     if not made.built:
         made.build(list(plain))
     state = {id(v) for v in optimizer.variables}
+    shared = {id(v) for v in getattr(inner, "variables", ())}
     for name, theirs in vars(optimizer).items():
         own = vars(made).get(name)
         if id(theirs) in state:
             own._value = theirs.value
+            shared.add(id(theirs))
         elif _are_slots(theirs, state) and len(own) == len(places):
             for slot, (n, part) in zip(own, places, strict=True):
                 slot._value = _part_of(theirs[n].value, plain, places, n, part)
+            shared |= {id(v) for v in theirs}
+    left = [v.path for v in optimizer.variables if id(v) not in shared]
+    if left:
+        raise TypeError(
+            f"plain_optimizer: {type(optimizer).__name__} keeps {', '.join(left)} "
+            "neither by itself nor in a list with one item per variable, so that it "
+            "cannot be told whose part is whose; train it without flat variables "
+            "(below_bytes=0)."
+        )
 
 
 def _are_slots(value: Any, state: set[int]) -> bool:
