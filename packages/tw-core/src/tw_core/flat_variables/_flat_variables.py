@@ -17,20 +17,19 @@ from tw_core._variable_kinds import (
     is_reference_variable,
     tf_variable,
 )
-from tw_core.checks import check_function, check_list, check_whole_number
+from tw_core.checks import check_function, check_whole_number
 from tw_core.flat_packs import join
-from tw_core.flat_variables._flat_variable import FlatVariable, describe_sparse
+from tw_core.flat_variables._flat_variable import FlatVariable
 from tw_core.flat_variables._layout import (
     DEFAULT_BELOW_BYTES,
     Group,
     Layout,
-    is_slot_name,
 )
 from tw_core.flat_variables._view import VariableView
-from tw_core.modes import builds_session_graph, without_autograph
+from tw_core.modes import builds_session_graph
 
 _KEYS = tf.compat.v1.GraphKeys
-_FLAT = "_towers_flat_variable"
+FLAT_KEY = "_towers_flat_variable"
 
 
 class FlatVariables:
@@ -182,7 +181,7 @@ class _Open:
         value = self._value_in_graph(own) if builds_session_graph() else None
         view = VariableView(own, value)
         if value is not None:
-            _swap(own.graph, own, view)
+            swap_in_collections(own.graph, own, view)
             own.graph.add_to_collection(HIDDEN_HANDLES, own.handle.op.name)
         self._own.append(own)
         self._views.append(view)
@@ -241,7 +240,7 @@ class _Open:
             flat = self._close_with_values()
         else:
             flat = self._close_in_graph()
-        setattr(flat.variable, _FLAT, flat)
+        setattr(flat.variable, FLAT_KEY, flat)
         for number, view in enumerate(self._views):
             view.bind(flat, number)
         return flat
@@ -296,76 +295,6 @@ class _Open:
             return str(graph.unique_name(f"{self._prefix}/flat".lstrip("/")))
 
 
-@without_autograph
-def pack_gradients(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Joins the gradients of views into those of their flat variables.
-
-    In a session graph apply them by ``tw_core.optimizers.apply_pairs`` or a class of
-    these packages, or within ``slots_like_parts``; a saver would otherwise have the
-    slots as they lie.
-
-    Args:
-      pairs: (gradient, variable) of a model; views and others. Keras's variables too.
-
-    Returns:
-      (gradient, variable) of the flat variables, each where its first view was, and of
-      the other variables as they came.
-
-    Raises:
-      ValueError: a flat variable some of whose views have no gradient, or two, or a
-        sparse one, which many optimizers apply otherwise than a dense one.
-      TypeError: something that is not a list of pairs.
-    """
-    check_list("pack_gradients", pairs=pairs, of="pairs", empty=True)
-    others = [p for p in pairs if not isinstance(p, tuple | list) or len(p) != 2]
-    if others:
-        raise TypeError(
-            f"pack_gradients: pairs must hold (gradient, variable) pairs; got {others}."
-        )
-    packed: dict[int, list[tuple[Any, VariableView]]] = {}
-    order: list[tuple[Any, Any]] = []
-    for grad, variable in pairs:
-        view = view_of(variable)
-        if view is None:
-            order.append((grad, variable))
-            continue
-        own = packed.setdefault(id(_flat_of_view(view)), [])
-        if not own:
-            order.append((own, view))
-        own.append((grad, view))
-    return [
-        _packed(item, variable.flat) if isinstance(item, list) else (item, variable)
-        for item, variable in order
-    ]
-
-
-def _packed(
-    own: Sequence[tuple[Any, VariableView]], flat: FlatVariable
-) -> tuple[tf.Tensor, tf.Variable]:
-    counts = [0] * len(flat.layout.parts)
-    grads: list[Any] = [None] * len(counts)
-    for grad, view in own:
-        counts[view.number] += grad is not None
-        grads[view.number] = grad
-    wrong = [
-        f"{part.name} ({count})"
-        for part, count in zip(flat.layout.parts, counts, strict=True)
-        if count != 1
-    ]
-    if wrong:
-        raise ValueError(
-            f"pack_gradients: the variables of {flat.name} must have one gradient "
-            f"each; got another number for {', '.join(wrong)}. Leave those that do "
-            "not train out of it with FlatVariables(group=...)."
-        )
-    sparse = [v.name for g, v in own if isinstance(g, tf.IndexedSlices)]
-    if sparse:
-        raise ValueError(f"pack_gradients: {describe_sparse(sparse)}")
-    # Where they were computed: what travels then is one tensor.
-    with tf.device(getattr(grads[0], "device", "") or flat.device):
-        return join(grads), flat.variable
-
-
 def view_of(variable: Any) -> VariableView | None:
     """Returns the view that a variable is or, as Keras's may, holds."""
     plain = tf_variable(variable)
@@ -374,58 +303,8 @@ def view_of(variable: Any) -> VariableView | None:
 
 def flat_variable_of(variable: Any) -> FlatVariable | None:
     """Returns what lies in a flat variable; None for any other variable."""
-    found = getattr(tf_variable(variable), _FLAT, None)
+    found = getattr(tf_variable(variable), FLAT_KEY, None)
     return found if isinstance(found, FlatVariable) else None
-
-
-@contextmanager
-def slots_like_parts(variables: Sequence[Any]) -> Iterator[None]:
-    """Has what an optimizer keeps beside flat variables be saved part by part.
-
-    Args:
-      variables: that the optimizer updates inside, flat ones or not.
-    """
-    flats = [flat for v in variables if (flat := flat_variable_of(v)) is not None]
-    if not flats or not builds_session_graph():
-        yield
-        return
-
-    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        made = next_creator(**kwargs)
-        name = made.name.split(":")[0]
-        for flat in flats:
-            layout = _layout_of_slot(name, flat)
-            if made.shape == flat.shape and layout is not None:
-                slot = FlatVariable(made, layout)
-                setattr(made, _FLAT, slot)
-                _swap(made.graph, made, slot)
-        return made
-
-    with tf.variable_creator_scope(create):
-        yield
-
-
-def _layout_of_slot(name: str, flat: FlatVariable) -> Layout | None:
-    """Returns what lies where in a slot; None if it is another's.
-
-    It may be called after tower 0's variable, of which ``flat`` is a copy.
-    """
-    own, main = flat.name.split(":")[0], base_name(flat)
-    if is_slot_name(name, own):
-        return flat.layout.renamed(name, own)
-    if is_slot_name(name, main):
-        prefix = own.removesuffix(main)
-        return flat.layout.without_prefix(prefix).renamed(name, main)
-    return None
-
-
-def _flat_of_view(view: VariableView) -> FlatVariable:
-    if view.flat is None:
-        raise ValueError(
-            f"pack_gradients: the flat variable of {view.name} is made when the scope "
-            "of FlatVariables is left; pack afterwards."
-        )
-    return view.flat
 
 
 def _name_for_group(variable: tf.Variable) -> str:
@@ -445,7 +324,7 @@ def _is_local(variable: Any) -> bool:
     return any(variable is other for other in local)
 
 
-def _swap(graph: tf.Graph, old: Any, new: Any) -> None:
+def swap_in_collections(graph: tf.Graph, old: Any, new: Any) -> None:
     """Puts ``new`` in the place of ``old`` in a graph's collections and its record."""
     for key in graph.get_all_collection_keys():
         items = graph.get_collection_ref(key)

@@ -1,0 +1,92 @@
+"""Joining the gradients of views into those of their flat variables."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core.checks import check_list
+from tw_core.flat_packs import join
+from tw_core.flat_variables._flat_variable import FlatVariable, describe_sparse
+from tw_core.flat_variables._flat_variables import view_of
+from tw_core.flat_variables._view import VariableView
+from tw_core.modes import without_autograph
+
+
+@without_autograph
+def pack_gradients(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Joins the gradients of views into those of their flat variables.
+
+    In a session graph apply them by ``tw_core.optimizers.apply_pairs`` or a class of
+    these packages, or within ``slots_like_parts``; a saver would otherwise have the
+    slots as they lie.
+
+    Args:
+      pairs: (gradient, variable) of a model; views and others. Keras's variables too.
+
+    Returns:
+      (gradient, variable) of the flat variables, each where its first view was, and of
+      the other variables as they came.
+
+    Raises:
+      ValueError: a flat variable some of whose views have no gradient, or two, or a
+        sparse one, which many optimizers apply otherwise than a dense one.
+      TypeError: something that is not a list of pairs.
+    """
+    check_list("pack_gradients", pairs=pairs, of="pairs", empty=True)
+    others = [p for p in pairs if not isinstance(p, tuple | list) or len(p) != 2]
+    if others:
+        raise TypeError(
+            f"pack_gradients: pairs must hold (gradient, variable) pairs; got {others}."
+        )
+    packed: dict[int, list[tuple[Any, VariableView]]] = {}
+    order: list[tuple[Any, Any]] = []
+    for grad, variable in pairs:
+        view = view_of(variable)
+        if view is None:
+            order.append((grad, variable))
+            continue
+        own = packed.setdefault(id(_flat_of_view(view)), [])
+        if not own:
+            order.append((own, view))
+        own.append((grad, view))
+    return [
+        _packed(item, variable.flat) if isinstance(item, list) else (item, variable)
+        for item, variable in order
+    ]
+
+
+def _packed(
+    own: Sequence[tuple[Any, VariableView]], flat: FlatVariable
+) -> tuple[tf.Tensor, tf.Variable]:
+    counts = [0] * len(flat.layout.parts)
+    grads: list[Any] = [None] * len(counts)
+    for grad, view in own:
+        counts[view.number] += grad is not None
+        grads[view.number] = grad
+    wrong = [
+        f"{part.name} ({count})"
+        for part, count in zip(flat.layout.parts, counts, strict=True)
+        if count != 1
+    ]
+    if wrong:
+        raise ValueError(
+            f"pack_gradients: the variables of {flat.name} must have one gradient "
+            f"each; got another number for {', '.join(wrong)}. Leave those that do "
+            "not train out of it with FlatVariables(group=...)."
+        )
+    sparse = [v.name for g, v in own if isinstance(g, tf.IndexedSlices)]
+    if sparse:
+        raise ValueError(f"pack_gradients: {describe_sparse(sparse)}")
+    # Where they were computed: what travels then is one tensor.
+    with tf.device(getattr(grads[0], "device", "") or flat.device):
+        return join(grads), flat.variable
+
+
+def _flat_of_view(view: VariableView) -> FlatVariable:
+    if view.flat is None:
+        raise ValueError(
+            f"pack_gradients: the flat variable of {view.name} is made when the scope "
+            "of FlatVariables is left; pack afterwards."
+        )
+    return view.flat

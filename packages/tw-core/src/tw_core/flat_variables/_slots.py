@@ -1,0 +1,58 @@
+"""What an optimizer keeps beside flat variables, in a session graph."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core._records.origins import base_name
+from tw_core.flat_variables._flat_variable import FlatVariable
+from tw_core.flat_variables._flat_variables import (
+    FLAT_KEY,
+    flat_variable_of,
+    swap_in_collections,
+)
+from tw_core.flat_variables._layout import Layout, is_slot_name
+from tw_core.modes import builds_session_graph
+
+
+@contextmanager
+def slots_like_parts(variables: Sequence[Any]) -> Iterator[None]:
+    """Has what an optimizer keeps beside flat variables be saved part by part.
+
+    Args:
+      variables: that the optimizer updates inside, flat ones or not.
+    """
+    flats = [flat for v in variables if (flat := flat_variable_of(v)) is not None]
+    if not flats or not builds_session_graph():
+        yield
+        return
+
+    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        made = next_creator(**kwargs)
+        name = made.name.split(":")[0]
+        for flat in flats:
+            layout = _layout_of_slot(name, flat)
+            if made.shape == flat.shape and layout is not None:
+                slot = FlatVariable(made, layout)
+                setattr(made, FLAT_KEY, slot)
+                swap_in_collections(made.graph, made, slot)
+        return made
+
+    with tf.variable_creator_scope(create):
+        yield
+
+
+def _layout_of_slot(name: str, flat: FlatVariable) -> Layout | None:
+    """Returns what lies where in a slot; None if it is another's.
+
+    It may be called after tower 0's variable, of which ``flat`` is a copy.
+    """
+    own, main = flat.name.split(":")[0], base_name(flat)
+    if is_slot_name(name, own):
+        return flat.layout.renamed(name, own)
+    if is_slot_name(name, main):
+        prefix = own.removesuffix(main)
+        return flat.layout.without_prefix(prefix).renamed(name, main)
+    return None
