@@ -1,5 +1,6 @@
 """Every kind of optimizer is known, gets its slots early, and applies as on its own."""
 
+import contextlib
 import inspect
 
 import keras
@@ -15,6 +16,7 @@ from tw_core.optimizers import (
     apply_pairs,
     check_optimizer,
     create_slots,
+    keep_repeated_rows,
     kind_of,
 )
 from tw_core.testing import (
@@ -429,3 +431,17 @@ def test_keras_3_computes_each_update_on_its_variables_device(scales):
     roots = {canonical_device(n.device) for n in nodes if n.op == "Sqrt"}
     assert roots == {canonical_device(device) for device in CPUS[:3]}
     assert "update_step" not in vars(optimizer)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_repeated_rows_are_added_unless_they_are_kept(kept):
+    variable = keras.Variable(np.zeros([3, 1], np.float32))
+    optimizer = keras.optimizers.RMSprop(1.0, rho=0.0, epsilon=1e-9)
+    shape = tf.constant([3, 1])
+    values = tf.constant([[3.0], [4.0]])
+    rows = tf.IndexedSlices(values, tf.constant([1, 1]), shape)
+    with keep_repeated_rows() if kept else contextlib.nullcontext():
+        apply_pairs(optimizer, [(rows, variable)])
+    # Squared one by one 3^2 + 4^2, and added first (3 + 4)^2.
+    want = -7 / 5 if kept else -1.0
+    np.testing.assert_allclose(variable.numpy()[:, 0], [0, want, 0], rtol=1e-6)

@@ -68,7 +68,7 @@ def warned(match):
 
 
 def test_an_old_name_of_a_module_gives_the_new_object(toy):
-    with warned(r"^toy.decode is deprecated .* in 0.3; use json.loads.$") as caught:
+    with warned(r"^toy.decode is deprecated .* in 0.4; use json.loads.$") as caught:
         assert toy.decode("[1]") == [1]
     assert caught[0].filename == __file__
 

@@ -23,6 +23,7 @@ from tw_core.checks import (
 )
 from tw_core.devices._logical import canonical_device, check_known_devices, parse_device
 from tw_core.modes import without_autograph
+from tw_core.synchronized import joined_towers
 
 _T = TypeVar("_T")
 _log = logging.getLogger("tw_core")
@@ -73,7 +74,12 @@ class Tower:
         with (
             tf.device(self.device),
             tf.name_scope(self.name) as ns_name,
-            record_scope(self.index, ns_name=ns_name.rstrip("/"), vs_name=""),
+            record_scope(
+                self.index,
+                ns_name=ns_name.rstrip("/"),
+                vs_name="",
+                total=self.total,
+            ),
         ):
             yield self
 
@@ -126,6 +132,8 @@ def map_towers(
 ) -> list[_T]:
     """Calls ``fn(tower, ...)`` for each tower, on its device and under its name.
 
+    In a graph, ``fn`` may sum over towers (``tw_core.synchronized``).
+
     Args:
       fn: takes the tower, then one item of each of ``per_tower``.
       towers: K towers.
@@ -135,9 +143,9 @@ def map_towers(
       The K results, tower 0 first.
 
     Raises:
-      ValueError: no tower; a sequence of another length than K; or, in eager
-        mode, in ``tf.function`` and where the graph has a default session, a
-        device this process does not have.
+      ValueError: no tower; a sequence of another length than K; in eager mode, in
+        ``tf.function`` and where the graph has a default session, a device this
+        process does not have; or towers that differ in what is summed over them.
       TypeError: an item of ``towers`` that is not a ``Tower``, ``fn`` is not a
         function, or an item of ``per_tower`` is not a sequence.
     """
@@ -146,9 +154,10 @@ def map_towers(
         check_towers(towers)
     _check_calls(fn, towers, per_tower)
     results = []
-    for tower, *items in zip(towers, *per_tower, strict=True):
-        with tower.scope():
-            results.append(fn(tower, *items))
+    with joined_towers(len(towers)) as joined:
+        for k, (tower, *items) in enumerate(zip(towers, *per_tower, strict=True)):
+            with tower.scope(), joined.tower(k):
+                results.append(fn(tower, *items))
     return results
 
 

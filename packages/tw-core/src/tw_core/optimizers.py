@@ -8,6 +8,7 @@ slots, and in whether their update is an op that a session can run.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,12 +22,16 @@ from tw_core.modes import orders_effects, without_autograph
 __all__ = [
     "OptimizerKind",
     "OptimizerLike",
+    "TowerOptimizerLike",
     "apply_pairs",
     "check_elementwise",
     "check_optimizer",
     "create_slots",
+    "keep_repeated_rows",
     "kind_of",
 ]
+
+_keeps_rows = ContextVar("_keeps_rows", default=False)
 
 
 @runtime_checkable
@@ -63,6 +68,22 @@ class OptimizerLike(Protocol):
 
     def variables(self) -> list[tf.Variable]:
         """Returns the optimizer's own variables, slots included."""
+        ...
+
+
+@runtime_checkable
+class TowerOptimizerLike(Protocol):
+    """An optimizer that takes the gradients of all towers, and reduces them itself.
+
+    ``tw_ampopt.TowerOptimizer`` is one: it scales losses, accumulates and skips.
+    """
+
+    def apply_loss_scaling(self, value: Any) -> Any:
+        """Returns a loss as it is to be differentiated."""
+        ...
+
+    def apply(self, grads: Any, *, weights: Sequence[Any] | None = None) -> Any:
+        """Takes [K][N] gradients of scaled losses, which weigh [K] ``weights``."""
         ...
 
 
@@ -261,6 +282,20 @@ _WHOLE_VARIABLE = {
 }
 
 
+@contextmanager
+def keep_repeated_rows() -> Iterator[None]:
+    """Has ``apply_pairs`` leave sparse gradients to Keras 3 optimizers as they are.
+
+    For results that are to equal Keras's own: on one device it takes the squares of
+    rows that share an index one by one.
+    """
+    token = _keeps_rows.set(True)
+    try:
+        yield
+    finally:
+        _keeps_rows.reset(token)
+
+
 def check_elementwise(caller: str, optimizer: Any, variables: Sequence[Any]) -> None:
     """Refuses to update a flat variable by what looks at each variable as a whole.
 
@@ -312,7 +347,11 @@ def _with_wrapped(optimizer: Any) -> list[Any]:
 
 def _apply_keras_3(optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
     def update() -> tf.Tensor:
-        grads = [_in_this_graph(with_unique_rows(grad)) for grad, _ in pairs]
+        kept = _keeps_rows.get()
+        grads = [
+            _in_this_graph(grad if kept else with_unique_rows(grad))
+            for grad, _ in pairs
+        ]
         variables = [variable for _, variable in pairs]
         with _updates_where_variables_are(optimizer, variables):
             optimizer.apply_gradients(list(zip(grads, variables, strict=True)))

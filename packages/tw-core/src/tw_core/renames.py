@@ -166,5 +166,5 @@ def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
       new: what to use.
       stacklevel: frames between this function and the line to name, itself included.
     """
-    message = f"{old} is deprecated and will be removed in 0.3; use {new}."
+    message = f"{old} is deprecated and will be removed in 0.4; use {new}."
     warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)

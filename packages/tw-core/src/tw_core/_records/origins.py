@@ -42,11 +42,13 @@ class TowerScope:
       index: of the tower.
       ns_name: the tower's name scope, with the scopes around it.
       vs_name: the tower's variable scope, with the scopes around it.
+      total: number of towers; 0 where it is not known.
     """
 
     index: int
     ns_name: str
     vs_name: str
+    total: int = 0
 
     def prefix(self) -> str:
         """Returns what names of the tower's variables open with, here and now."""
@@ -222,15 +224,18 @@ def without_numbers(name: str) -> str:
 
 
 @contextmanager
-def record_scope(index: int, *, ns_name: str, vs_name: str) -> Iterator[None]:
+def record_scope(
+    index: int, *, ns_name: str, vs_name: str, total: int = 0
+) -> Iterator[None]:
     """Records the variables made inside as a tower's own.
 
     Args:
       index: of the tower.
       ns_name: the tower's name scope, with the scopes around it.
       vs_name: the tower's variable scope, with the scopes around it.
+      total: number of towers; 0 where it is not known.
     """
-    opened = TowerScope(index, ns_name, vs_name)
+    opened = TowerScope(index, ns_name, vs_name, total)
 
     def note(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
         prefix = opened.prefix()

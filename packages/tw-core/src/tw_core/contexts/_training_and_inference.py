@@ -84,7 +84,9 @@ class TrainTowerContext(BaseTowerContext):
             )
 
     def _recording(self) -> AbstractContextManager[Any]:
-        return record_scope(self.index, ns_name=self._name, vs_name=self._vs_name)
+        return record_scope(
+            self.index, ns_name=self._name, vs_name=self._vs_name, total=self.total
+        )
 
     def _reuse(self) -> bool | None:
         return None if self.has_own_variables else True

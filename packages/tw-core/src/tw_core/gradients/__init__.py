@@ -8,6 +8,7 @@ from tw_core.gradients._checks import (
     check_grad_list,
     check_replicated_grad_list,
     check_shared_grad_list,
+    check_weight,
 )
 from tw_core.gradients._lists import (
     Gradient,
@@ -31,6 +32,7 @@ __all__ = [
     "check_grad_list",
     "check_replicated_grad_list",
     "check_shared_grad_list",
+    "check_weight",
     "ensure_gradient_shapes",
     "map_values",
     "merge_grad_list",

@@ -1,6 +1,7 @@
 """Checks that all towers bring the same gradients, and names all that do not."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
@@ -99,6 +100,33 @@ def check_any_gradient(
         raise ValueError(
             f"{caller}: no gradient for any variable; got {names}. Does the loss "
             "depend on them?"
+        )
+
+
+def check_weight(caller: str, weight: Any) -> None:
+    """Refuses what cannot weigh gradients in a mean.
+
+    Args:
+      caller: the public name that was called; opens the message.
+      weight: such as a number of rows; the values of tensors are not looked at.
+
+    Raises:
+      TypeError: neither a real number nor a scalar tensor of a real dtype.
+      ValueError: a number that is below 0 or not finite.
+    """
+    if tf.is_tensor(weight):
+        is_real = weight.dtype.is_floating or weight.dtype.is_integer
+        is_weight = bool(is_real and weight.shape.is_compatible_with([]))
+    else:
+        is_weight = isinstance(weight, Real) and not isinstance(weight, bool)
+    if not is_weight:
+        raise TypeError(
+            f"{caller}: weight must be a real number or a scalar tensor, such as the "
+            f"number of rows; got {weight!r:.80}."
+        )
+    if isinstance(weight, Real) and not 0 <= float(weight) < float("inf"):
+        raise ValueError(
+            f"{caller}: weight must be finite and 0 or more; got {weight}."
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tw_core._variable_kinds import is_variable, tf_variable
-from tw_core.checks import check_list
+from tw_core.checks import check_list, named_caller
 from tw_core.modes import without_autograph
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
@@ -69,12 +69,13 @@ def merge_grad_list(
     >>> merge_grad_list([["g0", "g1"]], [["v0", "v1"]])
     [[('g0', 'v0'), ('g1', 'v1')]]
     """
-    _lists("merge_grad_list", all_grads=all_grads)
-    _lists("merge_grad_list", all_vars=all_vars)
+    caller = named_caller("merge_grad_list")
+    _lists(caller, all_grads=all_grads)
+    _lists(caller, all_vars=all_vars)
     grads, variables = [len(g) for g in all_grads], [len(v) for v in all_vars]
     if grads != variables:
         raise ValueError(
-            f"merge_grad_list: gradients and variables must have the same lengths; "
+            f"{caller}: gradients and variables must have the same lengths; "
             f"got {grads} gradients and {variables} variables per tower."
         )
     return [
@@ -93,8 +94,8 @@ def ensure_gradient_shapes(grad_list: GradList) -> list[list[tuple[Any, Any]]]:
     shift what is packed behind it.
 
     Args:
-      grad_list: [K][N] (gradient, variable) pairs, without None, that
-        ``check_grad_list`` lets pass.
+      grad_list: [K][N] (gradient, variable) pairs that ``check_grad_list`` lets
+        pass; a None stays.
 
     Returns:
       The same pairs. A gradient whose shape is not fully known passes an op named
@@ -113,6 +114,8 @@ def ensure_gradient_shapes(grad_list: GradList) -> list[list[tuple[Any, Any]]]:
 
 
 def _ensured(grad: Any, variable: Any, *, tower: int) -> Any:
+    if grad is None:
+        return None
     plain = tf_variable(variable)
     name = f"check_gradient_shape/tower{tower}/{plain.name.split(':')[0]}"
     if not isinstance(grad, tf.IndexedSlices):

@@ -1,0 +1,263 @@
+"""Keras's layers with ``synchronized=True`` take the whole batch of all towers.
+
+The oracle is one device on all rows, with the same layers.
+"""
+
+from contextlib import nullcontext
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tw_core import map_towers, replicate, towers
+from tw_core.synchronized import synchronized_layers
+from tw_core.testing import CPUS, run_in_function, run_in_graph
+
+X = np.random.default_rng(1).normal(3.0, 2.0, [12, 6, 6, 2])
+Y = np.random.default_rng(2).normal(size=[12, 3])
+SIZES = {
+    "one": [12],
+    "even": [6, 6],
+    "uneven, one empty": [7, 0, 5],
+    "four": [1, 5, 2, 4],
+}
+PARTS = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+
+
+def ours(total):
+    return towers(list(CPUS[:total]))
+
+
+def make_model(lib=keras, dtype="float64", synchronized=True):
+    """Three normalised layers, one of them in a residual branch."""
+    layers = lib.layers
+    options = {"momentum": 0.8, "synchronized": synchronized, "dtype": dtype}
+    lib.utils.set_random_seed(5)
+    image = lib.Input([6, 6, 2], dtype="float64")
+    hidden = layers.Conv2D(4, 3, dtype=dtype)(image)
+    hidden = layers.Activation("softplus", dtype=dtype)(
+        layers.BatchNormalization(**options)(hidden)
+    )
+    branch = layers.Conv2D(4, 3, padding="same", dtype=dtype)(hidden)
+    branch = layers.BatchNormalization(**options)(branch)
+    hidden = layers.Add(dtype=dtype)([hidden, branch])
+    hidden = layers.Flatten(dtype=dtype)(hidden)
+    hidden = layers.BatchNormalization(**options)(hidden)
+    last = "float32" if dtype == "mixed_float16" else dtype
+    return lib.Model(image, layers.Dense(3, dtype=last)(hidden))
+
+
+def loss_and_gradients(model, x, y):
+    with tf.GradientTape() as tape:
+        out = tf.cast(model(x, training=True), tf.float64)
+        loss = tf.reduce_sum((out - y) ** 2) / 12
+    return loss, tape.gradient(loss, list(model.trainable_variables))
+
+
+def moving_averages(model):
+    return [v.numpy() for v in model.non_trainable_variables]
+
+
+def on_towers(models, sizes, around=synchronized_layers):
+    @tf.function
+    def step(x, y):
+        with around():
+            return map_towers(
+                lambda _, *items: loss_and_gradients(*items),
+                ours(len(sizes)),
+                models,
+                tf.split(x, sizes),
+                tf.split(y, sizes),
+            )
+
+    losses, grads = zip(*step(X, Y), strict=True)
+    return sum(losses), [np.sum(column, 0) for column in zip(*grads, strict=True)]
+
+
+@PARTS
+@pytest.mark.parametrize("lib", [keras, tf_keras])
+def test_models_of_each_tower_train_as_one_device_does(lib, sizes):
+    one = make_model(lib)
+    loss, grads = tf.function(loss_and_gradients)(one, tf.constant(X), tf.constant(Y))
+    models = replicate(ours(len(sizes)), lambda _: make_model(lib))
+    got_loss, got_grads = on_towers(models, sizes)
+    np.testing.assert_allclose(got_loss, loss, rtol=1e-10)
+    for got, want in zip(got_grads, grads, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-9)
+    for model in models:
+        for got, want in zip(moving_averages(model), moving_averages(one), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("lib", [keras, tf_keras])
+def test_one_model_shared_by_all_towers_has_the_gradients_of_one_device(lib):
+    one = make_model(lib)
+    loss, grads = tf.function(loss_and_gradients)(one, tf.constant(X), tf.constant(Y))
+    shared = make_model(lib)
+    got_loss, got_grads = on_towers([shared] * 3, [7, 0, 5])
+    np.testing.assert_allclose(got_loss, loss, rtol=1e-10)
+    for got, want in zip(got_grads, grads, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize(("dtype", "tol"), [("float32", 2e-4), ("mixed_float16", 3e-2)])
+def test_lower_precision_differs_by_rounding_only(dtype, tol):
+    one = make_model(dtype=dtype)
+    loss, grads = tf.function(loss_and_gradients)(one, tf.constant(X), tf.constant(Y))
+    models = replicate(ours(2), lambda _: make_model(dtype=dtype))
+    got_loss, got_grads = on_towers(models, [7, 5])
+    np.testing.assert_allclose(got_loss, loss, rtol=tol)
+    largest = max(np.abs(grad).max() for grad in grads)
+    for got, want in zip(got_grads, grads, strict=True):
+        np.testing.assert_allclose(got, want, rtol=tol, atol=tol * largest)
+    for got, want in zip(moving_averages(models[1]), moving_averages(one), strict=True):
+        assert got.dtype == np.float32
+        np.testing.assert_allclose(got, want, rtol=tol, atol=tol)
+
+
+def test_towers_that_are_not_synchronised_take_their_own_rows():
+    one = make_model()
+    loss, _ = tf.function(loss_and_gradients)(one, tf.constant(X), tf.constant(Y))
+    for around, layers in (nullcontext, True), (synchronized_layers, False):
+        models = replicate(ours(2), lambda _, s=layers: make_model(synchronized=s))
+        got_loss, _ = on_towers(models, [7, 5], around)
+        assert abs(got_loss - loss) > 1e-4
+
+
+@pytest.mark.parametrize("run", [run_in_graph, run_in_function])
+def test_what_asks_the_replica_context_gets_sums_and_means(run):
+    def tower_fn(tower, x):
+        context = tf.distribute.get_replica_context()
+        assert context.num_replicas_in_sync == 2
+        assert not tf.distribute.has_strategy()
+        mean = context.all_reduce(tf.distribute.ReduceOp.MEAN, [x])
+        return context.all_reduce("sum", x), *mean
+
+    def build(x):
+        with synchronized_layers():
+            got = map_towers(tower_fn, ours(2), [x, 2 * x])
+        assert tf.distribute.get_replica_context().num_replicas_in_sync == 1
+        return got
+
+    for total, mean in run(build, X):
+        np.testing.assert_allclose(total, 3 * X, rtol=1e-15)
+        np.testing.assert_allclose(mean, 1.5 * X, rtol=1e-15)
+
+
+def test_an_optimizer_of_keras_adds_gradients_as_it_does_in_replicas():
+    """As under a strategy; gradients that were summed before are applied outside."""
+    models = replicate(
+        ours(2),
+        lambda _: keras.Sequential([keras.Input([2]), keras.layers.Dense(1)]),
+    )
+    optimizers = [keras.optimizers.SGD(1.0) for _ in models]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        optimizer.build(model.trainable_variables)
+    before = [v.numpy() for v in models[0].trainable_variables]
+
+    def step():
+        def tower_fn(tower, model, optimizer):
+            grads = [
+                tf.fill(v.shape, tower.index + 1.0) for v in model.trainable_variables
+            ]
+            optimizer.apply(grads, model.trainable_variables)
+            return tf.constant(0)
+
+        with synchronized_layers():
+            return map_towers(tower_fn, ours(2), models, optimizers)
+
+    tf.function(step, autograph=False)()
+    for model in models:
+        for old, new in zip(before, model.trainable_variables, strict=True):
+            np.testing.assert_allclose(new.numpy(), old - 3, rtol=1e-6)
+
+
+def test_variables_are_made_as_outside_of_the_context(graph):
+    _, plain = map_towers(lambda _: tf.Variable(1.0), ours(2))
+    with synchronized_layers():
+        _, other = map_towers(lambda _: tf.Variable(1.0), ours(2))
+    assert type(plain) is type(other)
+    assert plain.device == other.device
+
+
+def test_summaries_are_those_of_tower_0(tmp_path):
+    writer = tf.summary.create_file_writer(str(tmp_path))
+
+    @tf.function
+    def step():
+        def tower_fn(tower):
+            with writer.as_default(step=0):
+                return tf.summary.write(tower.name, 1.0)
+
+        with synchronized_layers():
+            return map_towers(tower_fn, ours(2))
+
+    assert [bool(written) for written in step()] == [True, False]
+
+
+def test_gathering_and_other_reductions_are_refused():
+    def tower_fn(tower):
+        context = tf.distribute.get_replica_context()
+        with pytest.raises(NotImplementedError, match=r"all_gather .*use all_reduce"):
+            context.all_gather(tf.ones([1]), 0)
+        with pytest.raises(ValueError, match=r"knows SUM and MEAN; got 'max'"):
+            context.all_reduce("max", tf.ones([1]))
+        return tf.constant(0)
+
+    def build():
+        with synchronized_layers():
+            return map_towers(tower_fn, ours(2))
+
+    run_in_function(build)
+
+
+def test_another_strategys_scope_is_refused():
+    with (
+        tf.Graph().as_default(),
+        tf.distribute.OneDeviceStrategy("/cpu:0").scope(),
+        synchronized_layers(),
+        pytest.raises(RuntimeError, match="leave that strategy's scope first"),
+    ):
+        map_towers(lambda _: 1, ours(2))
+
+
+@pytest.mark.parametrize("run", [run_in_graph, run_in_function])
+def test_a_part_of_a_tower_can_be_synchronised(run):
+    def tower_fn(tower, x):
+        def total():
+            return tf.distribute.get_replica_context().all_reduce("sum", x)
+
+        with synchronized_layers():
+            over_towers = total()
+        return over_towers, total()
+
+    for over_towers, own in run(lambda x: map_towers(tower_fn, ours(2), [x, x]), X):
+        np.testing.assert_array_equal(over_towers, 2 * X)
+        np.testing.assert_array_equal(own, X)
+
+
+def test_a_mask_of_tf_keras_counts_over_all_towers():
+    x = tf.constant(X.reshape([12, 36, 2]))
+    mask = tf.constant(np.arange(12 * 36).reshape([12, 36]) % 3 > 0)
+    layers = [
+        tf_keras.layers.BatchNormalization(synchronized=True, dtype="float64")
+        for _ in range(3)
+    ]
+    for layer in layers:
+        layer.build([None, 36, 2])
+    want = tf.function(lambda: layers[2](x, mask=mask, training=True))()
+
+    @tf.function
+    def step():
+        with synchronized_layers():
+            return map_towers(
+                lambda _, layer, x, m: layer(x, mask=m, training=True),
+                ours(2),
+                layers[:2],
+                tf.split(x, [5, 7]),
+                tf.split(mask, [5, 7]),
+            )
+
+    np.testing.assert_allclose(np.concatenate(step()), want, rtol=1e-9, atol=1e-9)

@@ -1,0 +1,474 @@
+"""Towers are summed inside a model, and gradients go back through the sums.
+
+The oracle is one device that takes the rows of all towers.
+"""
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_core import Tower, TrainTowerContext, map_towers, towers
+from tw_core.modes import traces_function
+from tw_core.synchronized import (
+    joined_towers,
+    moments_over_towers,
+    sum_over_towers,
+    synchronized_layers,
+)
+from tw_core.testing import CPUS, run_eagerly, run_in_function, run_in_graph
+
+v1 = tf.compat.v1
+BOTH = pytest.mark.parametrize("run", [run_in_graph, run_in_function])
+TINY = 1e-12  # float64, sums of other orders
+X = np.random.default_rng(1).normal(3.0, 2.0, [12, 4])
+SIZES = {
+    "one tower": [12],
+    "even": [6, 6],
+    "uneven": [7, 4, 1],
+    "one empty": [5, 0, 7],
+    "the first empty": [0, 12],
+    "four": [3, 3, 3, 3],
+    "four uneven": [1, 5, 2, 4],
+}
+PARTS = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+
+
+def ours(total):
+    return towers(list(CPUS[:total]))
+
+
+def normalised(x, axes=(0,)):
+    mean, variance = moments_over_towers(x, axes, keepdims=True)
+    return (x - mean) / tf.sqrt(variance + 0.1)
+
+
+def model(x, w):
+    """Two normalised layers, the second one in a residual branch."""
+    hidden = tf.nn.softplus(normalised(x @ w))
+    hidden += normalised(hidden @ w)
+    return tf.reduce_sum(hidden**2 * tf.sin(x))
+
+
+def loss_and_gradient(x, w, how="tape"):
+    if how == "gradients":
+        loss = model(x, w)
+        return [loss, *tf.gradients(loss, [w, x])]
+    with tf.GradientTape() as tape:
+        tape.watch([w, x])
+        loss = model(x, w)
+    return [loss, *tape.gradient(loss, [w, x])]
+
+
+def added(results):
+    """Losses and gradients of weights are added, those of rows joined."""
+    losses, of_weights, of_rows = zip(*results, strict=True)
+    return sum(losses), sum(of_weights), np.concatenate(of_rows)
+
+
+W = np.random.default_rng(2).normal(size=[4, 4])
+
+
+def on_one_device(dtype=np.float64):
+    return run_eagerly(loss_and_gradient, X.astype(dtype), W.astype(dtype))
+
+
+@BOTH
+@PARTS
+@pytest.mark.parametrize("how", ["tape", "gradients"])
+def test_towers_have_the_loss_and_gradients_of_one_device(run, sizes, how):
+    def build(x, w):
+        parts = tf.split(x, sizes)
+
+        def tower_fn(tower, part):
+            return loss_and_gradient(part, w, how)
+
+        return map_towers(tower_fn, ours(len(sizes)), parts)
+
+    for got, want in zip(added(run(build, X, W)), on_one_device(), strict=True):
+        np.testing.assert_allclose(got, want, rtol=TINY, atol=TINY)
+
+
+@BOTH
+def test_losses_differentiated_after_the_towers_are_those_of_one_device(run):
+    def build(x, w):
+        parts = tf.split(x, [5, 7])
+        if not traces_function():
+            losses = map_towers(lambda _, part: model(part, w), ours(2), parts)
+            return tf.gradients(tf.add_n(losses), [w, x])
+        with tf.GradientTape() as tape:
+            tape.watch([w, x])
+            losses = map_towers(lambda _, p: model(p, w), ours(2), tf.split(x, [5, 7]))
+            loss = tf.add_n(losses)
+        return tape.gradient(loss, [w, x])
+
+    for got, want in zip(run(build, X, W), on_one_device()[1:], strict=True):
+        np.testing.assert_allclose(got, want, rtol=TINY, atol=TINY)
+
+
+@BOTH
+def test_a_gradient_of_a_gradient_is_that_of_one_device(run):
+    def penalty(x, w):
+        with tf.GradientTape() as outer:
+            outer.watch(w)
+            _, of_weights, _ = loss_and_gradient(x, w)
+            # Of a sum over towers, so that it is one device's.
+            penalty = tf.reduce_sum(tf.sin(sum_over_towers(of_weights)))
+        return penalty, outer.gradient(penalty, w)
+
+    def build(x, w):
+        return map_towers(
+            lambda _, part: penalty(part, w), ours(2), tf.split(x, [5, 7])
+        )
+
+    want, of_one = run_eagerly(penalty, X, W)
+    (first, of_first), (second, of_second) = run(build, X, W)
+    np.testing.assert_allclose([first, second], [want, want], rtol=TINY)
+    # Each tower has the penalty of all: the sum of both is twice one device's.
+    np.testing.assert_allclose(of_first + of_second, 2 * of_one, rtol=1e-10)
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_moments_are_those_of_all_rows(run, dtype):
+    x = tf.cast(X * 30, dtype).numpy().astype(np.float64)
+
+    def build(x):
+        parts = tf.split(tf.cast(x, dtype), [5, 0, 7])
+
+        def tower_fn(tower, part):
+            mean, variance = moments_over_towers(part, [0])
+            assert mean.dtype == variance.dtype == dtype
+            return tf.cast(mean, tf.float64), tf.cast(variance, tf.float64)
+
+        return map_towers(tower_fn, ours(3), parts)
+
+    rtol = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}[dtype]
+    for mean, variance in run(build, x):
+        np.testing.assert_allclose(mean, x.mean(0), rtol=rtol)
+        np.testing.assert_allclose(variance, x.var(0), rtol=rtol)
+
+
+@BOTH
+def test_no_row_in_any_tower_gives_moments_of_0(run):
+    def build(x):
+        return map_towers(lambda _, x: moments_over_towers(x, 0), ours(2), [x, x])
+
+    for mean, variance in run(build, np.zeros([0, 3])):
+        np.testing.assert_array_equal([mean, variance], np.zeros([2, 3]))
+
+
+@BOTH
+def test_a_structure_of_several_dtypes_is_summed(run):
+    def tower_fn(tower, x):
+        both = sum_over_towers({"x": x, "rows": tf.shape(x)[:1]})
+        return both["x"], both["rows"]
+
+    def build(x):
+        return map_towers(tower_fn, ours(3), [x, 2 * x, 3 * x])
+
+    for total, rows in run(build, X):
+        np.testing.assert_allclose(total, 6 * X, rtol=TINY)
+        np.testing.assert_array_equal(rows, [36])
+
+
+@BOTH
+def test_towers_built_in_the_body_of_a_loop_are_one_device(run):
+    def in_loop(towers_of):
+        """Descends three times from W, with gradients that are added over towers."""
+
+        def build(x, w):
+            def body(i, w):
+                grads = [grad for _, grad, _ in towers_of(x, w)]
+                return i + 1, w - 0.01 * tf.add_n(grads)
+
+            return tf.while_loop(lambda i, w: i < 3, body, (0, w))[1]
+
+        return build
+
+    def both(x, w):
+        parts = tf.split(x, [5, 7])
+        return map_towers(lambda _, part: loss_and_gradient(part, w), ours(2), parts)
+
+    got = run(in_loop(both), X, W)
+    want = run_in_function(in_loop(lambda x, w: [loss_and_gradient(x, w)]), X, W)
+    np.testing.assert_allclose(got, want, rtol=1e-10)
+
+
+def test_a_function_of_towers_is_saved_without_its_gradient(tmp_path):
+    module = tf.Module()
+
+    @tf.function(input_signature=[tf.TensorSpec([12, 4], tf.float64)])
+    def total(x):
+        parts = tf.split(x, [5, 7])
+        return map_towers(lambda _, x: moments_over_towers(x, 0), ours(2), parts)
+
+    module.total = total
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+    tf.saved_model.save(module, str(tmp_path), options=options)
+    for mean, variance in tf.saved_model.load(str(tmp_path)).total(X):
+        np.testing.assert_allclose(mean, X.mean(0), rtol=TINY)
+        np.testing.assert_allclose(variance, X.var(0), rtol=TINY)
+
+
+@BOTH
+def test_a_second_build_in_one_graph_has_its_own_sums(run):
+    def build(x):
+        first = map_towers(lambda _, x: sum_over_towers(x), ours(2), [x, x])
+        second = map_towers(lambda _, x: sum_over_towers(x), ours(2), [x, 2 * x])
+        return [*first, *second]
+
+    got = run(build, X)
+    for total, times in zip(got, [2, 2, 3, 3], strict=True):
+        np.testing.assert_array_equal(total, times * X)
+
+
+def test_outside_of_towers_a_tensor_stays_as_it_is(graph):
+    x = tf.constant(X)
+    assert sum_over_towers(x) is x
+    with TrainTowerContext("only"):
+        assert sum_over_towers(x) is x
+    assert map_towers(lambda _: sum_over_towers(x), ours(1))[0] is x
+    with synchronized_layers():
+        assert tf.distribute.get_replica_context().num_replicas_in_sync == 1
+
+
+def test_sums_are_made_on_the_first_towers_device(graph):
+    map_towers(lambda _: sum_over_towers(tf.constant(1.0)), ours(3))
+    sums = [op for op in graph.get_operations() if op.type == "AddN"]
+    assert [op.device for op in sums] == ["/device:CPU:0"]
+
+
+def test_gradients_colocated_with_ops_are_summed_on_the_first_towers_device(graph):
+    def tower_fn(tower):
+        x = tf.constant(1.0)
+        loss = sum_over_towers(x) ** 2
+        return v1.gradients(loss, x, colocate_gradients_with_ops=True)
+
+    map_towers(tower_fn, ours(3))
+    sums = [op for op in graph.get_operations() if op.type == "AddN"]
+    assert [op.device for op in sums] == ["/device:CPU:0"] * 2
+    for op in sums:
+        assert op.colocation_groups() == [f"loc:@{op.name}".encode()]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_towers_on_one_device_compile_with_xla(compiled):
+    one = towers(["/cpu:0", "/cpu:0"])
+
+    @tf.function(jit_compile=compiled)
+    def step(x, w):
+        return map_towers(
+            lambda _, part: loss_and_gradient(part, w), one, tf.split(x, [5, 7])
+        )
+
+    results = tf.nest.map_structure(np.array, step(X, W))
+    for got, want in zip(added(results), on_one_device(), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-9)
+
+
+# What is refused
+
+
+def layers_of(names, width=4):
+    def build(x):
+        for name in names:
+            with tf.name_scope(name):
+                x = x - sum_over_towers(tf.reduce_sum(x[:, :width], 0, keepdims=True))
+        return x
+
+    return build
+
+
+def build_different(*names):
+    def build(x):
+        def tower_fn(tower, x):
+            return layers_of(names[tower.index])(x)
+
+        return map_towers(tower_fn, ours(len(names)), [x] * len(names))
+
+    return build
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("others", "says"),
+    [
+        (["bn", "head"], r"tower0 has come to 'stem' .*tower1 to 'bn'"),
+        (["stem"], r"tower1 has not come to \['bn'\] of tower0"),
+        (["stem", "bn", "more"], r"tower0 not to \['more'\] of tower1"),
+        (["bn", "stem"], r"tower0 has come to 'stem' .*tower1 to 'bn'"),
+        ([], r"tower1 has not come to \['stem', 'bn'\] of tower0"),
+    ],
+)
+def test_towers_with_other_layers_are_refused_by_name(run, others, says):
+    with pytest.raises(ValueError, match=says):
+        run(build_different(["stem", "bn"], others), X)
+
+
+@BOTH
+def test_layers_that_are_numbered_on_in_each_tower_are_the_same(run):
+    first, second = run(build_different(["bn", "bn_1"], ["bn_2", "bn_3"]), X)
+    np.testing.assert_array_equal(first, second)
+
+
+@BOTH
+def test_another_order_of_one_models_layers_is_refused(run):
+    with pytest.raises(ValueError, match=r"tower1 to 'bn_1'"):
+        run(build_different(["bn", "bn_1"], ["bn_1", "bn"]), X)
+
+
+@BOTH
+@pytest.mark.parametrize("other", [lambda x: x[:, :3], lambda x: tf.cast(x, tf.int32)])
+def test_another_shape_or_dtype_is_refused(run, other):
+    def tower_fn(tower, x):
+        return sum_over_towers(other(x) if tower.index else x)
+
+    with pytest.raises(ValueError, match=r"\(float64 \(12, 4\)\), tower1 to "):
+        run(lambda x: map_towers(tower_fn, ours(2), [x, x]), X)
+
+
+@BOTH
+def test_a_tower_that_is_not_differentiated_is_refused(run):
+    def tower_fn(tower, x):
+        with tf.name_scope("bn"):
+            total = sum_over_towers(x)
+        if tower.index == 1:
+            return total
+        return tf.gradients(total, x)[0]
+
+    with pytest.raises(ValueError, match=r"tower1 has not come to \['bn \(gradient\)'"):
+        run(lambda x: map_towers(tower_fn, ours(2), [x, x]), X)
+
+
+def test_a_gradient_that_one_tower_alone_takes_later_fails_by_name():
+    def build(x):
+        parts = [x, 2 * x]
+        totals = map_towers(lambda _, x: sum_over_towers(x), ours(2), parts)
+        return tf.gradients(totals[0], parts[0])
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="waits_for_all_towers"):
+        run_in_graph(build, X)
+
+
+@BOTH
+def test_an_exception_in_a_tower_ends_the_build_and_leaves_no_tower(run):
+    threads = threading.active_count()
+
+    def tower_fn(tower, x):
+        total = sum_over_towers(x)
+        if tower.index == 1:
+            raise KeyError("of tower 1")
+        return total
+
+    def build(x):
+        with pytest.raises(KeyError, match="of tower 1"):
+            map_towers(tower_fn, ours(3), [x, x, x])
+        assert sum_over_towers(x) is x
+        return map_towers(lambda _, x: sum_over_towers(x), ours(2), [x, x])
+
+    for total in run(build, X):
+        np.testing.assert_array_equal(total, 2 * X)
+    assert threading.active_count() <= threads
+
+
+def test_eager_towers_are_refused():
+    with pytest.raises(RuntimeError, match=r"sum_over_towers: .*inside a tf.function"):
+        map_towers(lambda _: sum_over_towers(tf.constant(1.0)), ours(2))
+    with (
+        synchronized_layers(),
+        pytest.raises(RuntimeError, match=r"synchronized_layers: .*a tf.function"),
+    ):
+        map_towers(lambda _: 1, ours(2))
+
+
+def test_a_function_for_each_tower_is_refused():
+    each = tf.function(lambda x: sum_over_towers(x), autograph=False)
+    with pytest.raises(RuntimeError, match=r"A tf.function for each tower"):
+        map_towers(lambda _: each(1.0), ours(2))
+
+
+@BOTH
+@pytest.mark.parametrize("differentiates", [False, True])
+def test_a_branch_of_a_tower_is_refused(run, differentiates):
+    def tower_fn(tower, x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = sum_over_towers(x) if differentiates else x
+
+            def branch():
+                if differentiates:
+                    return tape.gradient(total, x)
+                return sum_over_towers(x)
+
+            return tf.cond(tf.reduce_sum(x) > 0, branch, lambda: x)
+
+    with pytest.raises(
+        RuntimeError, match=r"sum_over_towers: .*tf.cond.*tower0|tower0"
+    ):
+        run(lambda x: map_towers(tower_fn, ours(2), [x, x]), X)
+
+
+def test_a_branch_of_tensorflow_1_is_refused(graph):
+    v1.disable_control_flow_v2()
+    try:
+        x = tf.constant(X)
+        branch = lambda: sum_over_towers(x)  # noqa: E731
+        with pytest.raises(RuntimeError, match="in a branch or loop of a tower"):
+            map_towers(lambda _: v1.cond(tf.constant(True), branch, branch), ours(2))
+    finally:
+        v1.enable_control_flow_v2()
+
+
+def test_a_tower_that_nothing_joins_is_refused(graph):
+    with (
+        Tower(1, "/cpu:0", 2).scope(),
+        pytest.raises(RuntimeError, match="tower1 is built by neither map_towers nor"),
+    ):
+        sum_over_towers(tf.constant(1.0))
+    with (
+        TrainTowerContext("tower0", index=0, total=2),
+        pytest.raises(RuntimeError, match="tower0 is built by neither"),
+    ):
+        sum_over_towers(tf.constant(1.0))
+
+
+@BOTH
+def test_towers_built_by_hand_are_joined(run):
+    def build(x):
+        totals = []
+        with joined_towers(2) as joined:
+            for k in range(2):
+                with TrainTowerContext(f"tower{k}", index=k, total=2), joined.tower(k):
+                    totals.append(sum_over_towers((k + 1) * x))
+        return totals
+
+    for total in run(build, X):
+        np.testing.assert_array_equal(total, 3 * X)
+
+
+def test_effects_that_cannot_keep_their_order_are_refused():
+    seen = tf.Variable(tf.zeros([4], tf.float64))
+
+    def through_a_variable(tower, x):
+        total = sum_over_towers(tf.reduce_sum(x, 0) + seen)
+        seen.assign(total)
+        return total
+
+    def through_python(tower, x):
+        same = tf.numpy_function(lambda x: x, [x], tf.float64)
+        total = sum_over_towers(same)
+        return tf.numpy_function(lambda x: x, [total], tf.float64)
+
+    def in_order(tower, x):
+        total = sum_over_towers(tf.reduce_sum(x, 0))
+        seen.assign_add(total)
+        return seen + total
+
+    for tower_fn in (through_a_variable, through_python):
+        with pytest.raises(ValueError, match="waits for a sum over towers that needs"):
+            run_in_function(lambda x, fn=tower_fn: map_towers(fn, ours(2), [x, x]), X)
+    total = 2 * X.sum(0)
+    first, second = run_in_function(lambda x: map_towers(in_order, ours(2), [x, x]), X)
+    np.testing.assert_allclose([first, second], [2 * total, 3 * total], rtol=TINY)
