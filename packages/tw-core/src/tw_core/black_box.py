@@ -1,0 +1,424 @@
+"""The last events of a task, and the report that an error by deadline carries.
+
+Whoever bounds a wait keeps a ``Recorder``: what began, arrived and ended, and what is
+still open. It costs less than a microsecond per event. When a wait misses its deadline,
+``add_report`` makes of all recorders of the process, of its threads, versions and
+devices a text that can be pasted into an issue, and adds it to the error::
+
+    began, ended, arrived ──▶ Recorder (one per waiter) ──┐
+    a wait misses its deadline ──▶ Wait ──────────────────┴─▶ report ──▶ error.report
+                                                                    └──▶ a file
+
+The file lies in the folder that the environment variable ``TW_REPORTS`` names, else in
+``tw-reports`` in the working directory; none is written where the variable is empty. A
+process keeps at most ``MOST_FILES``: its first reports, and its latest.
+
+A report has no values of the program's: no environment, no arguments, no locals. It
+does have the names and addresses of tasks, and of the functions that threads are in.
+
+Nothing here needs TensorFlow, or starts its runtime.
+"""
+
+import contextlib
+import itertools
+import logging
+import os
+import platform
+import re
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple, TypeVar
+
+from tw_core.checks import check_text
+
+__all__ = [
+    "KEPT",
+    "MOST_FILES",
+    "DeadlineError",
+    "Event",
+    "Open",
+    "Recorder",
+    "Wait",
+    "add_report",
+    "report",
+]
+
+KEPT = 100
+"""Events that a recorder keeps."""
+MOST_FILES = 5
+"""Files that a process writes: beyond that the last one is written again."""
+
+_PACKAGES = ("ampopt", "builders", "core", "reduce", "rlload", "syncrep")
+_FRAMES = 6
+_THREADS = 40
+_log = logging.getLogger(__name__)
+_recorders: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
+_files = itertools.count(1)
+_T = TypeVar("_T")
+_E = TypeVar("_E", bound=Exception)
+
+
+class DeadlineError(TimeoutError):
+    """A wait has missed its deadline.
+
+    Attributes:
+      report: what each tower and task was inside of; empty where none was made.
+      report_path: the file that it was written to; None where there is none.
+    """
+
+    report: str = ""
+    report_path: Path | None = None
+
+
+class Event(NamedTuple):
+    """Something that a tower, a task or a thread did.
+
+    Attributes:
+      at_s: when, by ``time.monotonic``.
+      kind: "began", "ended", "arrived" or another verb.
+      who: "tower 1", "replica 0", "rank 2".
+      what: the step, round, collective or load.
+      number: which one of these; None where they are not numbered.
+    """
+
+    at_s: float
+    kind: str
+    who: str
+    what: str
+    number: int | None
+
+
+class Open(NamedTuple):
+    """What somebody has begun and not ended.
+
+    Attributes:
+      since_s: when it began, by ``time.monotonic``.
+      who: as of an event.
+      what: as of an event.
+      number: as of an event.
+    """
+
+    since_s: float
+    who: str
+    what: str
+    number: int | None
+
+
+class Recorder:
+    """The last events of one waiter, and what is open of them; for any thread.
+
+    Attributes:
+      task: whose it is, such as "AsyncRunner of 4 towers".
+      facts: what a report is to say of it besides, by name.
+
+    >>> events = Recorder("AsyncRunner of 2 towers")
+    >>> events.began("tower 0", "step", 7)
+    >>> [(found.who, found.what, found.number) for found in events.open]
+    [('tower 0', 'step', 7)]
+    >>> events.ended("tower 0", "step", 7)
+    >>> [event.kind for event in events.events], events.open
+    (['began', 'ended'], [])
+    """
+
+    def __init__(
+        self,
+        task: str,
+        *,
+        facts: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Starts without events, and takes part in the reports of this process.
+
+        Args:
+          task: whose it is.
+          facts: what a report is to say of it, by name; no secrets.
+          clock: seconds.
+
+        Raises:
+          TypeError: ``task`` is no string.
+          ValueError: it is empty.
+        """
+        self.task = check_text("Recorder", task=task)
+        self.facts = dict(facts or {})
+        self._clock = clock
+        # What is done to them is one call in C each: no thread sees half of it.
+        self._events: deque[tuple[float, str, str, str, int | None]]
+        self._events = deque(maxlen=KEPT)
+        self._open: dict[tuple[str, str], tuple[float, int | None]] = {}
+        _recorders.add(self)
+
+    def began(self, who: str, what: str, number: int | None = None) -> None:
+        """Notes that somebody has begun something; it is open until it has ended."""
+        now = self._clock()
+        self._events.append((now, "began", who, what, number))
+        self._open[who, what] = (now, number)
+
+    def ended(self, who: str, what: str, number: int | None = None) -> None:
+        """Notes that it has ended; harmless where it had not begun."""
+        self._events.append((self._clock(), "ended", who, what, number))
+        self._open.pop((who, what), None)
+
+    def noted(self, kind: str, who: str, what: str, number: int | None = None) -> None:
+        """Notes anything else, such as that somebody has "arrived"."""
+        self._events.append((self._clock(), kind, who, what, number))
+
+    @contextlib.contextmanager
+    def during(self, who: str, what: str, number: int | None = None) -> Iterator[None]:
+        """Scope of something that begins here and ends with it."""
+        self.began(who, what, number)
+        try:
+            yield
+        finally:
+            self.ended(who, what, number)
+
+    @property
+    def events(self) -> list[Event]:
+        """The last ``KEPT`` events, oldest first."""
+        return [Event(*event) for event in _unchanged(lambda: list(self._events))]
+
+    @property
+    def open(self) -> list[Open]:
+        """What has begun and not ended, oldest first."""
+        found = [Open(s, *key, n) for key, (s, n) in self._open.copy().items()]
+        return sorted(found, key=lambda one: one.since_s)
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A wait that has missed its deadline.
+
+    Attributes:
+      who: waits.
+      what: the round, collective, step or load that it waits for the end of.
+      waited_s: for how long.
+      deadline_s: how long it was to be.
+      arrived: those who have come to it.
+      missing: those who have not, and what is known of each.
+      states: what others are known to be inside of, by name.
+    """
+
+    who: str
+    what: str
+    waited_s: float
+    deadline_s: float
+    arrived: Sequence[str] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
+    states: Mapping[str, str] = field(default_factory=dict)
+
+
+def report(wait: Wait, recorder: Recorder, *, message: str = "") -> str:
+    """Describes a wait that has missed its deadline, and all that is known around it.
+
+    Args:
+      wait: the one.
+      recorder: of whoever waited; the others of this process follow.
+      message: of the error.
+
+    Returns:
+      Lines of text: the wait, what each was inside of, the last events, threads,
+      versions, devices.
+
+    Raises:
+      TypeError: ``wait`` is no ``Wait``, or ``recorder`` no ``Recorder``.
+    """
+    if not isinstance(wait, Wait):
+        raise TypeError(f"report: wait must be a black_box.Wait; got {wait!r:.80}.")
+    if not isinstance(recorder, Recorder):
+        raise TypeError(
+            f"report: recorder must be a black_box.Recorder; got {recorder!r:.80}."
+        )
+    now, at = time.monotonic(), time.time()
+    others = [other for other in _unchanged(lambda: list(_recorders))]
+    every = [recorder, *(other for other in others if other is not recorder)]
+    parts: list[tuple[str, Callable[[], list[str]]]] = [
+        ("The wait that missed its deadline", lambda: _about(wait, message, at)),
+        ("What others were inside of", lambda: _named(wait.states)),
+        (
+            "What this process was inside of",
+            lambda: [
+                *(_inside(recorder, now, at) or ["nothing"]),
+                *(line for one in every[1:] for line in _inside(one, now, at)),
+            ],
+        ),
+        *(
+            (f"Last events of {one.task}", partial(_told, one, now))
+            for one in every
+            if one.events
+        ),
+        ("Threads, innermost call first", _threads),
+        ("Versions", _versions),
+        ("Devices", lambda: [*_devices(), *_facts(every)]),
+    ]
+    head = f"tw report: {recorder.task}, process {os.getpid()}, {_stamp(at)}"
+    lines = [head]
+    for title, tell in parts:
+        try:
+            told = tell()
+        except Exception as error:  # What can be told is told.
+            told = [f"could not be told: {error!r}"]
+        if told:
+            lines += ["", title, *(f"  {line}" for line in told)]
+    return "\n".join(lines) + "\n"
+
+
+def add_report(error: _E, wait: Wait, recorder: Recorder, *, text: str = "") -> _E:
+    """Has an error carry its report, and writes that to a file.
+
+    Nothing that fails here is raised: the error is what matters.
+
+    Args:
+      error: about to be raised; gets ``report``, ``report_path`` and a note with the
+        path.
+      wait: what it is about.
+      recorder: of whoever waited.
+      text: what ``report`` has returned of it; empty where it is to be made now.
+
+    Returns:
+      The error.
+    """
+    path: Path | None = None
+    try:
+        message = f"{type(error).__name__}: {error}"
+        text = text or report(wait, recorder, message=message)
+    except Exception as failure:
+        text, where = "", f"No report could be made: {failure!r}"
+    else:
+        path, where = _write(text, recorder.task)
+    error.report, error.report_path = text, path  # type: ignore[attr-defined]
+    error.add_note(where)
+    if path is not None:  # Where the error is lost on its way, as in a session's op.
+        _log.warning("%s", where)
+    return error
+
+
+def _write(text: str, task: str) -> tuple[Path | None, str]:
+    """Writes a report; returns where, and a sentence that says so."""
+    named = os.environ.get("TW_REPORTS", "tw-reports")
+    if not named:
+        return None, "What hung, and who had arrived, is in the error's `report`."
+    name = re.sub(r"[^a-z0-9]+", "-", task.lower()).strip("-")[:60]
+    number = min(next(_files), MOST_FILES)
+    path = Path(named).absolute() / f"{name}-{os.getpid()}-{number}.txt"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as failure:
+        return None, (
+            "What hung, and who had arrived, is in the error's `report`; it could not "
+            f"be written to {path} ({failure.strerror or failure}): set TW_REPORTS to "
+            "another folder."
+        )
+    return path, f"What hung, and who had arrived: {path} (paste it into an issue)."
+
+
+def _about(wait: Wait, message: str, at: float) -> list[str]:
+    began = _stamp(at - wait.waited_s)
+    lines = [
+        f"who       {wait.who}",
+        f"for what  {wait.what}",
+        f"since     {began}: {wait.waited_s:.1f} s; deadline {wait.deadline_s:g} s",
+        f"arrived   {', '.join(wait.arrived) or 'nobody'}",
+    ]
+    missing = [f"{who}: {state}" for who, state in wait.missing.items()] or ["nobody"]
+    lines += [f"missing   {line}" for line in missing]
+    return lines + [f"error     {line}" for line in message.splitlines()]
+
+
+def _inside(recorder: Recorder, now: float, at: float) -> list[str]:
+    """Tells what is open of a recorder, and for how long."""
+    return [
+        f"{recorder.task}: {one.who}: {_numbered(one.what, one.number)} for "
+        f"{now - one.since_s:.1f} s, since {_stamp(at - (now - one.since_s))}"
+        for one in recorder.open
+    ]
+
+
+def _told(recorder: Recorder, now: float) -> list[str]:
+    """Tells the events, with the seconds before the report."""
+    return [
+        f"{event.at_s - now:+.3f} s  {event.who} {event.kind} "
+        f"{_numbered(event.what, event.number)}"
+        for event in recorder.events
+    ]
+
+
+def _threads() -> list[str]:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sys._current_frames()
+    lines = [
+        f"{names.get(number, 'unknown')}: {_calls(frame)}"
+        for number, frame in [*frames.items()][:_THREADS]
+    ]
+    frames.clear()  # This function's own is among them: a cycle.
+    return sorted(lines)
+
+
+def _calls(innermost: FrameType) -> str:
+    """Tells the calls of a thread, without arguments or folders."""
+    calls: list[str] = []
+    frame = innermost
+    while len(calls) < _FRAMES:
+        module = frame.f_globals.get("__name__", "?")
+        calls.append(f"{module}.{frame.f_code.co_name}:{frame.f_lineno}")
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return " < ".join(calls)
+
+
+def _versions() -> list[str]:
+    lines = [f"Python {platform.python_version()} on {platform.platform()}"]
+    for name in ("tensorflow", "keras", "tf_keras", "numpy"):
+        if (module := sys.modules.get(name)) is not None:
+            lines.append(f"{name} {getattr(module, '__version__', 'unknown')}")
+    for part in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            lines.append(f"tw-{part} {metadata.version(f'tw-{part}')}")
+    return lines
+
+
+def _devices() -> list[str]:
+    lines = [f"{os.cpu_count()} processors"]
+    if "tensorflow" not in sys.modules:
+        return [*lines, "TensorFlow is not imported"]
+    from tw_core._tf_compat import devices_of_runtime
+
+    names = devices_of_runtime()
+    if names is None:
+        return [*lines, "TensorFlow's eager runtime has not started: it has no devices"]
+    return lines + names
+
+
+def _facts(recorders: Sequence[Recorder]) -> list[str]:
+    return [line for one in recorders for line in _named(one.facts)]
+
+
+def _named(values: Mapping[str, str]) -> list[str]:
+    return [f"{name}: {value}" for name, value in values.items()]
+
+
+def _numbered(what: str, number: int | None) -> str:
+    return what if number is None else f"{what} {number}"
+
+
+def _stamp(at: float) -> str:
+    seconds = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
+    return f"{seconds}.{int(at % 1 * 1000):03d} UTC"
+
+
+def _unchanged(read: Callable[[], _T]) -> _T:
+    """Reads what other threads may change meanwhile, until none has."""
+    while True:
+        try:
+            return read()
+        except RuntimeError:  # "changed size", or "mutated during iteration"
+            continue
