@@ -16,6 +16,7 @@ from tw_core import (
     TowerContext,
     TrainTowerContext,
     VariableStore,
+    black_box,
     check_towers,
     contexts,
     copy_to_replicas,
@@ -32,7 +33,9 @@ from tw_core import (
     replicate,
     session_config,
     split_grad_list,
+    synchronized,
     testing,
+    timeline,
     towers,
     use_logical_cpus,
     variables,
@@ -595,6 +598,17 @@ OF_GRADIENT_VALUES = [
         (([None], [v1.get_variable("a", [])]), ValueError, "any variable; got ['a"),
         (([], []), ValueError, "got []"),
     ),
+    *rows(
+        "check_weight",
+        partial(gradients.check_weight, "check_weight"),
+        ((True,), TypeError, "must be a real number or a scalar tensor"),
+        (("1",), TypeError, "such as the number of rows; got '1'"),
+        ((tf.ones([2]),), TypeError, "got <tf.Tensor"),
+        ((tf.constant(True),), TypeError, "a real number"),
+        ((-1,), ValueError, "must be finite and 0 or more; got -1"),
+        ((float("nan"),), ValueError, "got nan"),
+        ((float("inf"),), ValueError, "got inf"),
+    ),
 ]
 OF_DEVICES = [
     *rows("host_of", devices.host_of, *no_device()[1:]),
@@ -710,6 +724,94 @@ EXEMPT = {
     "VariableOrigin",
 }
 
+
+def normalise(x, **options):
+    return synchronized.batch_normalization(x, **({"training": True} | options))
+
+
+OF_SYNCHRONIZED = [
+    *rows(
+        "sum_over_towers",
+        lambda: map_towers(
+            lambda _: tf.function(synchronized.sum_over_towers)(tf.ones([])), OURS
+        ),
+        ((), RuntimeError, "in the body of a tf.cond, a loop or a function"),
+    ),
+    *rows(
+        "joined_towers",
+        lambda total: synchronized.joined_towers(total).__enter__(),
+        ((0,), ValueError, "total must be at least 1; got 0"),
+        ((2.0,), TypeError, "total must be a whole number; got 2.0"),
+    ),
+    *rows(
+        "joined_towers",
+        lambda index: (
+            synchronized.joined_towers(2).__enter__().tower(index).__enter__()
+        ),
+        ((2,), ValueError, "index must be below total=2; got 2"),
+        ((-1,), ValueError, "index must be at least 0; got -1"),
+        ((None,), TypeError, "index must be a whole number; got None"),
+    ),
+    *rows(
+        "moments_over_towers",
+        synchronized.moments_over_towers,
+        ((np.ones([2], np.int32), 0), TypeError, "wants floating point; got int32"),
+        ((np.ones([2]), 1), ValueError, "axes must be within the rank 1; got 1"),
+        ((np.ones([2]), [None]), TypeError, "axes must be a whole number; got None"),
+    ),
+    *rows(
+        "moments_over_towers",
+        lambda: synchronized.moments_over_towers(v1.placeholder(tf.float32), 0),
+        ((), ValueError, "the rank of the tensor must be known"),
+    ),
+    *rows(
+        "moments_over_towers",
+        lambda keep: synchronized.moments_over_towers(tf.ones([2]), 0, keepdims=keep),
+        (("no",), TypeError, "keepdims must be True or False; got 'no'"),
+    ),
+    *rows(
+        "batch_normalization",
+        lambda options: normalise(tf.ones([2, 3]), **options),
+        (({"training": None},), TypeError, "training must be True or False; got None"),
+        (({"momentum": 1.5},), ValueError, "momentum must be below 1; got 1.5"),
+        (({"epsilon": -1},), ValueError, "epsilon must be at least 0; got -1"),
+        (({"axis": 2},), ValueError, "axes must be within the rank 2; got 2"),
+        (({"axis": "c"},), TypeError, "axis must be a whole number; got 'c'"),
+    ),
+    *rows(
+        "batch_normalization",
+        lambda: normalise(v1.placeholder(tf.float32, [2, None])),
+        ((), ValueError, "the length of axis -1 must be known; got (2, None)"),
+    ),
+]
+
+
+OF_TIMELINE = [
+    *rows(
+        "record_steps",
+        tw_core.record_steps,
+        ((2.5,), TypeError, "num_steps must be a whole number; got 2.5"),
+        ((0,), ValueError, "num_steps must be at least 1; got 0"),
+    ),
+    *rows(
+        "record_steps",
+        lambda graph: tw_core.record_steps(graph=graph),
+        (("g",), TypeError, "graph must be a tf.Graph; got str"),
+    ),
+    *rows(
+        "merge_traces",
+        lambda paths: timeline.merge_traces(paths, "all.json"),
+        (("trace.json",), TypeError, "paths"),
+        (([],), ValueError, "paths"),
+    ),
+]
+OF_TIMELINE_EXEMPT = {
+    # Plain data and rules on them; test_recording.py tests what a recorder refuses.
+    *("Arrival", "Call", "Interval", "RecordedStep", "Row", "Summary", "Wait"),
+    *("RecordedStep.on", "StepRecorder", "StepRecorder.draw", "StepRecorder.run"),
+    *("StepRecorder.write", "explained", "waits"),
+}
+
 OF_TESTS = [
     *[
         row
@@ -730,17 +832,40 @@ OF_TESTS_EXEMPT = {
     "names_without_wrong_calls",
 }
 
+LATE = black_box.Wait("me", "it", 1.0, 1.0)
+OF_BLACK_BOX = [
+    *rows("Recorder", black_box.Recorder, ((1,), TypeError, "task must be a string")),
+    *rows("Recorder", black_box.Recorder, (("",), ValueError, "task")),
+    *rows(
+        "report",
+        black_box.report,
+        (("late", black_box.Recorder("me")), TypeError, "must be a black_box.Wait"),
+        ((LATE, None), TypeError, "must be a black_box.Recorder; got None"),
+    ),
+]
+OF_BLACK_BOX_EXEMPT = {
+    # Called in every step: what they are given is told as it is.
+    *("Recorder.began", "Recorder.during", "Recorder.ended", "Recorder.noted"),
+    # Records of plain values.
+    *("Event", "Open", "Wait"),
+    # Raises nothing: the error that it adds to is what matters.
+    "add_report",
+}
+
 
 @pytest.mark.parametrize(
     "row",
     [
         *WRONG_CALLS,
         *OF_TESTS,
+        *OF_BLACK_BOX,
         *OF_DEVICES,
         *OF_GRADIENT_VALUES,
         *OF_FLAT_PACKS,
         *OF_FLAT_VARIABLES,
         *OF_OPTIMIZERS,
+        *OF_SYNCHRONIZED,
+        *OF_TIMELINE,
     ],
     ids=lambda row: f"{row.name} {row.says[:40]}",
 )
@@ -750,16 +875,19 @@ def test_a_wrong_call_is_refused_in_a_sentence(row, graph):
 
 def test_every_public_name_has_wrong_calls():
     assert names_without_wrong_calls(testing, OF_TESTS, exempt=OF_TESTS_EXEMPT) == []
+    own = (black_box, OF_BLACK_BOX)
+    assert names_without_wrong_calls(*own, exempt=OF_BLACK_BOX_EXEMPT) == []
     table = [
         *(*WRONG_CALLS, *OF_DEVICES, *OF_GRADIENT_VALUES, *OF_FLAT_PACKS),
-        *(*OF_FLAT_VARIABLES, *OF_OPTIMIZERS),
+        *(*OF_FLAT_VARIABLES, *OF_OPTIMIZERS, *OF_SYNCHRONIZED, *OF_TIMELINE),
     ]
     exempt = {
         *(*EXEMPT, *OF_GRADIENT_VALUES_EXEMPT, *OF_FLAT_PACKS_EXEMPT),
         *(*OF_OPTIMIZERS_EXEMPT, *OF_VARIABLES_EXEMPT, *OF_FLAT_VARIABLES_EXEMPT),
+        *OF_TIMELINE_EXEMPT,
     }
     homes = (contexts, devices, flat_packs, flat_variables, gradients, modes)
-    homes += (optimizers, variables)
+    homes += (optimizers, synchronized, timeline, variables)
     everything = ModuleType("everything")
     for module in (tw_core, *homes):
         vars(everything).update((n, getattr(module, n)) for n in module.__all__)

@@ -1,9 +1,10 @@
 """Towers: one copy of a model per device, and what every part of it shares.
 
 Here are the names that most programs need; the others are in the sub-modules
-``contexts``, ``devices``, ``flat_packs``, ``gradients``, ``modes``, ``optimizers`` and
-``variables``. Importing this package does not import TensorFlow: the names that
-``__init__.pyi`` lists are loaded when they are first used (PEP 562).
+``black_box``, ``contexts``, ``devices``, ``flat_packs``, ``gradients``, ``modes``,
+``optimizers``, ``synchronized`` and ``variables``. Importing this package does not
+import TensorFlow: the names that ``__init__.pyi`` lists are loaded when they are first
+used (PEP 562).
 """
 
 import lazy_loader

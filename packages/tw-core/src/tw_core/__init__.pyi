@@ -1,3 +1,4 @@
+from . import black_box as black_box
 from . import contexts as contexts
 from . import devices as devices
 from . import flat_packs as flat_packs
@@ -5,6 +6,8 @@ from . import flat_variables as flat_variables
 from . import gradients as gradients
 from . import modes as modes
 from . import optimizers as optimizers
+from . import synchronized as synchronized
+from . import timeline as timeline
 from . import variables as variables
 from ._towers import Tower as Tower
 from ._towers import check_towers as check_towers
@@ -20,6 +23,7 @@ from .devices import session_config as session_config
 from .devices import use_logical_cpus as use_logical_cpus
 from .gradients import merge_grad_list as merge_grad_list
 from .gradients import split_grad_list as split_grad_list
+from .timeline import record_steps as record_steps
 from .variables import Replicated as Replicated
 from .variables import Shared as Shared
 from .variables import VariableStore as VariableStore

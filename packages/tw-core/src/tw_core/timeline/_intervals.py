@@ -1,0 +1,142 @@
+"""What a recorded step is made of: who did what on which device, and when.
+
+Plain data, whatever it was recorded with. Times are seconds on the clock of the task
+that recorded; the first recorded step begins near 0.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An operation at work.
+
+    Attributes:
+      device: canonical device string; ``""`` where it is not known.
+      part: what it is for: ``"forward"``, ``"backward"``, ``"reduce"``, ``"apply"``,
+        ``"move"``, ``"input"`` or ``"other"``.
+      tower: index of the tower that its name tells, or None.
+      name: the operation's.
+      kind: its type, e.g. ``"MatMul"``.
+      start: seconds.
+      end: seconds.
+      num_bytes: of the memory that it took for its results; None if not recorded.
+    """
+
+    device: str
+    part: str
+    tower: int | None
+    name: str
+    kind: str
+    start: float
+    end: float
+    num_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A tensor that came to a device from another.
+
+    Attributes:
+      device: where it came to.
+      source: where it came from; ``""`` where it is not known.
+      name: of the operation that made it.
+      sent: seconds; when it was there to be taken.
+      time: seconds; when it had arrived.
+      num_bytes: its size; None if not recorded.
+    """
+
+    device: str
+    source: str
+    name: str
+    sent: float
+    time: float
+    num_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the program itself did: a line of the thread that called the step."""
+
+    name: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """One step, from where the one before it ended.
+
+    Attributes:
+      number: which of the program's steps it is, from 0, in a block with marks; which
+        of the calls that were recorded, without.
+      begin: seconds; the end of the step before, or ``start`` if that was not
+        recorded: what lies between is the program's own time, such as for input.
+      start: seconds; when the step was called.
+      end: seconds; when the call had returned.
+      intervals: by start.
+      arrivals: by time.
+      calls: of the calling thread, by start.
+    """
+
+    number: int
+    begin: float
+    start: float
+    end: float
+    intervals: tuple[Interval, ...] = ()
+    arrivals: tuple[Arrival, ...] = ()
+    calls: tuple[Call, ...] = field(default=(), repr=False)
+
+    @property
+    def seconds(self) -> float:
+        """The step's wall time, what was before its call included."""
+        return self.end - self.begin
+
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """The devices that are known to have done something, sorted."""
+        found = {own.device for own in self.intervals if own.device}
+        return tuple(sorted(found, key=lambda device: (len(device), device)))
+
+    @cached_property
+    def last_device(self) -> str:
+        """The device whose work ends last; ``""`` if none is known."""
+        known = [own for own in self.intervals if own.device]
+        return max(known, key=lambda own: own.end).device if known else ""
+
+    def on(self, device: str) -> list[Interval]:
+        """The intervals of one device, by start."""
+        return [own for own in self.intervals if own.device == device]
+
+
+Span = tuple[float, float]
+
+
+def union(spans: list[Span]) -> list[Span]:
+    """Joins spans that touch or overlap; sorted."""
+    joined: list[Span] = []
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def length(spans: list[Span]) -> float:
+    """The seconds that spans cover together."""
+    return sum(end - start for start, end in union(spans))
+
+
+def gaps(spans: list[Span], within: Span) -> list[Span]:
+    """What ``spans`` leave free of ``within``; sorted, none of them empty."""
+    free: list[Span] = []
+    at, last = within
+    for start, end in union(spans):
+        if start > at:
+            free.append((at, min(start, last)))
+        at = max(at, end)
+    if at < last:
+        free.append((at, last))
+    return [(start, end) for start, end in free if end > start]

@@ -1,0 +1,103 @@
+"""What an operation is for, told by the names that towers and their parts give.
+
+Names are paths of scopes: towers, reducers, gradients and optimizers each open one. The
+scopes of the sibling packages are listed here because they are no more than words in
+names: nothing of theirs is imported.
+"""
+
+import re
+
+_MOVES = {
+    *("_Send", "_Recv", "_HostSend", "_HostRecv", "RecvTensor", "Copy", "CopyHost"),
+    *("MemcpyH2D", "MemcpyD2H", "MemcpyD2D", "MemcpyP2P", "EagerCopyToDevice"),
+}
+_INPUTS = re.compile(
+    r"(IteratorGetNext|Optional(GetValue|HasValue|FromValue)|Unstage|Stage"
+    r"|QueueDequeue|MapUnstage)"
+)
+_COLLECTIVES = re.compile(r"(Collective(Reduce|Gather|Bcast|AllToAll)|Nccl)")
+_APPLIES = re.compile(r"(Resource)?(Sparse)?Apply[A-Z]|Resource(Sparse)?Apply")
+_ASSIGNS = re.compile(r"(Assign(Add|Sub)?(Variable)?(Op)?|ResourceScatter\w+)$")
+
+_REDUCES = {
+    # tw-reduce
+    *("all_reduce", "auto", "sum_on_device", "sum_balanced", "sum_round_robin"),
+    *("sum_collective", "sum_nccl", "hierarchical", "mean", "weights", "weigh"),
+    *("pack", "unpack", "spread", "reduce_as", "cast_during", "same_shapes"),
+    *("GradientPacker", "allreduce_grads_naive", "aggregate_grads_colocate"),
+    # tw-core, tw-rlload, tw-syncrep
+    *("sum_over_towers", "sum_over_towers_gradient", "moments_over_towers"),
+    *("weighted_mean", "sum_duplicate_rows", "meeting", "round"),
+}
+_APPLY_SCOPES = {
+    *("apply_grad", "apply_gradients", "copy_from_owners", "sync_variables"),
+    # The names that optimizers of Keras and of TensorFlow 1 have by default.
+    *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "ftrl"),
+    *("gradientdescent", "lamb", "lion", "momentum", "muon", "nadam", "rmsprop"),
+    *("sgd", "loss_scale_optimizer", "simpleadam", "tf_optimizer", "trainopt"),
+}
+_BACKWARDS = {"gradients", "gradient_tape"}
+_INPUT_SCOPES = {"staging_input", "load", "per_tower"}
+
+_TOWER = re.compile(r"tower(\d+)$")
+_NUMBER = re.compile(r"_\d+$")
+_SENT = re.compile(r"(/_\d+(__cf__\d+)?|_S\d+)$")
+
+PARTS = ("input", "forward", "backward", "reduce", "apply", "move", "other")
+
+
+def part_of(name: str, kind: str) -> str:
+    """Returns what an operation is for.
+
+    Args:
+      name: its name: scopes and the op's own, with slashes between.
+      kind: its type.
+
+    Returns:
+      One of ``PARTS``. The first that fits in this order: what moves between
+      devices, by type; the reducers' scopes and collectives; the optimizers' scopes
+      and types; input; gradients; a tower's other operations are its forward pass.
+    """
+    scopes = [_NUMBER.sub("", scope) for scope in name.split("/")]
+    if kind in _MOVES:
+        return "move"
+    if _INPUTS.match(kind):
+        return "input"
+    if _COLLECTIVES.match(kind) or not _REDUCES.isdisjoint(scopes[:-1]):
+        return "reduce"
+    lower = {scope.lower() for scope in scopes}
+    if _APPLIES.match(kind) or not _APPLY_SCOPES.isdisjoint(lower):
+        return "apply"
+    if any(scope.startswith("update_") for scope in scopes[:-1]):
+        return "apply"
+    if any(scope in _BACKWARDS or scope.endswith("_grad") for scope in scopes):
+        return "backward"
+    if not _INPUT_SCOPES.isdisjoint(scopes):
+        return "input"
+    if _ASSIGNS.match(kind) and tower_of(name) is None:
+        return "apply"
+    return "other" if tower_of(name) is None else "forward"
+
+
+def cargo_of(name: str) -> str:
+    """Returns what a tensor is that moves, by the name of the op that made it.
+
+    Returns:
+      ``"variables"`` for what was read of one, else the part that made it.
+    """
+    is_read = name.rpartition("/")[2].startswith("ReadVariableOp")
+    return "variables" if is_read else part_of(name, "")
+
+
+def tower_of(name: str) -> int | None:
+    """Returns the index of the tower whose scope a name has, or None."""
+    for scope in name.split("/"):
+        found = _TOWER.match(scope)
+        if found:
+            return int(found[1])
+    return None
+
+
+def producer_of(name: str) -> str:
+    """Returns the name of the op that made what a send, receive or input names."""
+    return _SENT.sub("", name.removeprefix("^").split(":")[0])

@@ -1,0 +1,160 @@
+"""The table of recorded steps: which part of which device took how long."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from tw_core.timeline._intervals import RecordedStep, length
+from tw_core.timeline._parts import PARTS
+from tw_core.timeline._waits import explained, short_device, waits
+
+WAIT = "wait"
+_SHOWN = 0.001  # of a step's time: shorter rows are left out of the printed table
+_ORDER = {part: index for index, part in enumerate((*PARTS, WAIT))}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a device did for one part, on average over the recorded steps.
+
+    Attributes:
+      part: one of ``input``, ``forward``, ``backward``, ``reduce``, ``apply``,
+        ``move``, ``other``, or ``wait``.
+      device: canonical device string.
+      tower: whose part it is, where names tell.
+      ms: milliseconds a step; what runs at once on one device counts once.
+      share: of the step's wall time. Parts of a device can run at the same time, so
+        that shares may add up to more than 1.
+      num_bytes: of what they made, or of what arrived, a step; None where unknown.
+      waits_for: of a wait, what the device waited for; ``""`` if it is not known.
+    """
+
+    part: str
+    device: str
+    tower: int | None
+    ms: float
+    share: float
+    num_bytes: int | None = None
+    waits_for: str = ""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Where the time of recorded steps went; ``str`` of it is a table.
+
+    Attributes:
+      rows: by device and part.
+      num_steps: how many steps were recorded.
+      ms: median wall time of a step, milliseconds.
+      explained: the least share of a step's wall time that has a name.
+      cost: what recording added to a step, as a share; None if that was not measured.
+      note: what a reader must know of how the steps were chosen, or ``""``.
+    """
+
+    rows: tuple[Row, ...]
+    num_steps: int
+    ms: float
+    explained: float
+    cost: float | None = None
+    note: str = ""
+
+    def __str__(self) -> str:
+        """A line per row of 0.1 % and more; then what the figures stand for."""
+        head = ("part", "device", "tower", "ms", "share", "bytes", "waits for")
+        lines = [
+            (
+                row.part,
+                short_device(row.device) or "?",
+                "" if row.tower is None else str(row.tower),
+                f"{row.ms:.3f}",
+                f"{row.share:.1%}",
+                "" if row.num_bytes is None else f"{row.num_bytes:,}",
+                row.waits_for or ("?" if row.part == WAIT else ""),
+            )
+            for row in self.rows
+            if row.share >= _SHOWN or row.num_bytes
+        ]
+        widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
+        to_right = (3, 4, 5)
+        table = [
+            "  ".join(
+                cell.rjust(width) if n in to_right else cell.ljust(width)
+                for n, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in (head, tuple("-" * width for width in widths), *lines)
+        ]
+        steps = "1 step" if self.num_steps == 1 else f"{self.num_steps} steps"
+        told = f"{steps} of {self.ms:.2f} ms; {self.explained:.1%} explained"
+        if self.cost is not None:
+            told += f"; recording added {self.cost:.1%}"
+        return "\n".join([*table, told + ".", *filter(None, [self.note])])
+
+
+def summarize(
+    steps: Sequence[RecordedStep], *, cost: float | None = None, note: str = ""
+) -> Summary:
+    """Adds up recorded steps.
+
+    Args:
+      steps: at least one.
+      cost: what recording added to a step, as a share.
+      note: said below the table.
+    """
+    seconds: dict[tuple[str, str, int | None, str], float] = defaultdict(float)
+    sizes: dict[tuple[str, str, int | None, str], int | None] = {}
+    for step in steps:
+        spans: dict[tuple[str, str, int | None, str], list[tuple[float, float]]]
+        spans = defaultdict(list)
+        for own in step.intervals:
+            key = (own.device, own.part, own.tower, "")
+            spans[key].append((own.start, own.end))
+            _add(sizes, key, own.num_bytes)
+        for device in step.devices:
+            for wait in waits(step, device):
+                spans[device, WAIT, None, wait.why].append((wait.start, wait.end))
+        for arrival in step.arrivals:
+            key = (arrival.device, "move", None, "")
+            spans[key].append((arrival.time, arrival.time))
+            _add(sizes, key, arrival.num_bytes)
+        for key, own_spans in spans.items():
+            seconds[key] += length(own_spans)
+    wall = sum(step.seconds for step in steps)
+    rows = [
+        Row(
+            *(part, device, tower),
+            ms=1e3 * took / len(steps),
+            share=took / wall,
+            num_bytes=_per_step(sizes.get((device, part, tower, why)), len(steps)),
+            waits_for=why,
+        )
+        for (device, part, tower, why), took in seconds.items()
+    ]
+    rows.sort(key=_place)
+    return Summary(
+        tuple(rows),
+        len(steps),
+        1e3 * median(step.seconds for step in steps),
+        min(map(explained, steps)),
+        cost,
+        note,
+    )
+
+
+def _add(
+    sizes: dict[tuple[str, str, int | None, str], int | None],
+    key: tuple[str, str, int | None, str],
+    num_bytes: int | None,
+) -> None:
+    if num_bytes is not None:
+        sizes[key] = (sizes.get(key) or 0) + num_bytes
+
+
+def _per_step(total: int | None, steps: int) -> int | None:
+    return None if total is None else round(total / steps)
+
+
+def _place(row: Row) -> tuple[object, ...]:
+    tower = -1 if row.tower is None else row.tower
+    order = _ORDER[row.part]
+    return len(row.device), row.device, order, tower, -row.ms, row.waits_for

@@ -1,0 +1,165 @@
+"""Why a device did nothing: for each gap what it waited for, if that is known."""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from tw_core.timeline._intervals import Arrival, Interval, RecordedStep, gaps, length
+from tw_core.timeline._parts import cargo_of, producer_of, tower_of
+
+_SHORT = 20e-6  # seconds: between two ops a device's own bookkeeping goes on
+CALL = "the call (Python, dispatch)"
+BETWEEN = "the program between steps (input, Python)"
+PROGRAM = "the program inside the step (Python)"
+CORES = "a free core (or operations too short to record)"
+RETURN = "the call's return"
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A gap of a device.
+
+    Attributes:
+      device: canonical device string.
+      start: seconds.
+      end: seconds.
+      why: what the device waited for; ``""`` if it is not known.
+    """
+
+    device: str
+    start: float
+    end: float
+    why: str
+
+
+def waits(step: RecordedStep, device: str) -> list[Wait]:
+    """Returns the gaps of a device in a step, by start.
+
+    Until the last tensor from another device came, a gap waited for that. From then
+    on, or if nothing came, what followed was ready, and waited for a thread or core to
+    run it.
+
+    Args:
+      step: what was recorded.
+      device: canonical device string.
+    """
+    own = step.on(device)
+    spans = [(interval.start, interval.end) for interval in own]
+    reasons = _Reasons(step, device, own)
+    return [
+        Wait(device, *wait)
+        for within in ((step.begin, step.start), (step.start, step.end))
+        for gap in gaps(spans, within)
+        for wait in reasons.of(*gap)
+    ]
+
+
+def explained(step: RecordedStep) -> float:
+    """Returns which share of a step's wall time has a name.
+
+    Counted on the device that ends last: its operations, and its waits for something
+    that is known, over the wall time.
+    """
+    device = step.last_device
+    spans = [(own.start, own.end) for own in step.on(device)]
+    spans += [(w.start, w.end) for w in waits(step, device) if w.why]
+    inside = [(max(a, step.begin), min(b, step.end)) for a, b in spans]
+    return length([(a, b) for a, b in inside if b > a]) / step.seconds
+
+
+class _Reasons:
+    """Finds what ended a gap of one device."""
+
+    def __init__(self, step: RecordedStep, device: str, own: list[Interval]) -> None:
+        self._step = step
+        self._device = device
+        arrivals = [a for a in step.arrivals if a.device == device]
+        self._arrivals = sorted(arrivals, key=lambda arrival: arrival.time)
+        self._times = [arrival.time for arrival in self._arrivals]
+        self._first = own[0].start if own else step.end
+        self._last = max((interval.end for interval in own), default=step.start)
+
+    def of(self, start: float, end: float) -> list[tuple[float, float, str]]:
+        """The waits that a gap consists of."""
+        step = self._step
+        if end <= step.start:
+            return [(start, end, self._between(start, end))]
+        if start >= self._last:
+            return [(start, end, self._after_all(start))]
+        arrival = self._arrival(start, end)
+        if arrival is None or arrival.time <= start + _SHORT:
+            return [(start, end, self._without_arrival(start, end))]
+        came = (start, min(arrival.time, end), self._waited_for(arrival, start))
+        if end - arrival.time <= _SHORT:
+            return [(start, end, came[2])]
+        return [came, (arrival.time, end, CORES)]
+
+    def _without_arrival(self, start: float, end: float) -> str:
+        if end <= self._first:
+            return CALL
+        # Nothing came, so that what followed could have begun; a thread that could run
+        # it was at work elsewhere, or its core was.
+        return PROGRAM if self._is_between_calls(start, end) else CORES
+
+    def _between(self, start: float, end: float) -> str:
+        """With what the program did for most of the time, if it was recorded."""
+        spent: dict[str, float] = {}
+        for call in self._step.calls:
+            inside = min(call.end, end) - max(call.start, start)
+            if inside > 0:
+                spent[call.name] = spent.get(call.name, 0.0) + inside
+        most = max(spent, key=lambda name: spent[name], default="")
+        if not most or spent[most] < 0.5 * (end - start):
+            return BETWEEN
+        return f"{BETWEEN}: {most}"
+
+    def _arrival(self, start: float, end: float) -> Arrival | None:
+        """The last tensor that came in the gap."""
+        index = bisect_right(self._times, end + 1e-6) - 1
+        if index >= 0 and self._times[index] >= start:
+            return self._arrivals[index]
+        return None
+
+    def _waited_for(self, arrival: Arrival, start: float) -> str:
+        if not arrival.source:
+            return ""
+        name = producer_of(arrival.name)
+        tower = tower_of(name)
+        whose = "" if tower is None else f"tower {tower}'s "
+        part = cargo_of(name)
+        if part in ("other", "forward"):  # what it took there to make the tensor
+            busy = self._busiest_part(arrival.source, start, arrival.time)
+            part, whose = (busy, "") if busy == "input" else (part, whose)
+        return f"{whose}{part} from {short_device(arrival.source)}"
+
+    def _busiest_part(self, device: str, start: float, end: float) -> str:
+        """The part that a device did for most of a span; ``""`` for none."""
+        spans: dict[str, list[tuple[float, float]]] = {}
+        for own in self._step.intervals:
+            if own.device == device and own.start < end and own.end > start:
+                inside = (max(own.start, start), min(own.end, end))
+                spans.setdefault(own.part, []).append(inside)
+        most = max(spans, key=lambda part: length(spans[part]), default="")
+        return most if most and length(spans[most]) > 0.5 * (end - start) else ""
+
+    def _is_between_calls(self, start: float, end: float) -> bool:
+        spans = [
+            (max(call.start, start), min(call.end, end))
+            for call in self._step.calls
+            if call.start < end and call.end > start
+        ]
+        return bool(self._step.calls) and length(spans) < 0.5 * (end - start)
+
+    def _after_all(self, start: float) -> str:
+        step, device = self._step, self._device
+        if step.last_device in ("", device):
+            return RETURN
+        last = max(step.on(step.last_device), key=lambda interval: interval.end)
+        if start >= last.end:
+            return RETURN
+        tower = "" if last.tower is None else f"tower {last.tower}'s "
+        return f"{tower}{last.part} on {short_device(last.device)} to end the step"
+
+
+def short_device(device: str) -> str:
+    """A device string without what all devices of a local run share."""
+    return device.removeprefix("/job:localhost/replica:0/task:0")

@@ -1,0 +1,386 @@
+"""Reading what TensorFlow's profiler recorded: an ``XSpace`` of its events.
+
+On CPU devices the executors say what they run, by name and type, and not on which
+device: one executor serves one device, which its sends name, or else what the function
+or graph asks for. Operations that took next to no time before are not recorded at all,
+sends among them.
+"""
+
+import re
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tw_core._tf_compat import function_devices
+from tw_core.devices import canonical_device
+from tw_core.timeline._intervals import Arrival, Call, Interval, RecordedStep
+from tw_core.timeline._parts import part_of, producer_of, tower_of
+
+MARK = "tw_core.step"
+
+_OP = re.compile(r"([^\s:]+):(\w+)$")
+_KEY = re.compile(r"(/job:[^;]+);\w+;(/job:[^;]+);(?:edge_\d+_)?([^;]+);")
+_REGION = "ExecutorState::Process"
+_BEGIN, _END = "ExecutorState::ProcessAsync::Start", "ExecutorState::ProcessAsync::Done"
+_LAST_NUMBER = re.compile(r"_(\d+)$")
+_GPU = re.compile(r"/device:(GPU:\d+)")
+_EAGER = "EagerLocalExecute: "
+
+
+class _Event(NamedTuple):
+    """An event of a thread or stream, in seconds."""
+
+    name: str
+    start: float
+    end: float
+    stats: dict[str, Any]
+
+
+class _Ran(NamedTuple):
+    """An operation, with the executor that ran it."""
+
+    executor: tuple[object, ...]
+    name: str
+    kind: str
+    start: float
+    end: float
+    num_bytes: int | None
+
+
+class _Sent(NamedTuple):
+    """A tensor that an executor handed over."""
+
+    executor: tuple[object, ...]
+    name: str  # of the send
+    producer: str
+    source: str
+    target: str
+    time: float
+
+
+def steps_of_space(
+    space: Any, *, last: int, graph: tf.Graph | None = None
+) -> list[RecordedStep]:
+    """Makes steps of what the profiler recorded.
+
+    A step is what the program marked; without marks, a call of a ``tf.function`` or a
+    session from outside of any other, on the thread that spent most time in them.
+
+    Args:
+      space: an ``XSpace`` message.
+      last: how many steps to keep, counted from the end.
+      graph: of the session that was called, if one was.
+    """
+    lines = [
+        list(_events(plane, line))
+        for plane in space.planes
+        if plane.name.startswith("/host:")
+        for line in plane.lines
+    ]
+    marks, calls = _calls(lines)
+    if not marks:
+        return []
+    ran, sent = _operations(lines)
+    devices = _Devices(ran, sent, _AskedDevices(lines, graph))
+    intervals = [
+        _interval(own, devices.of(own.executor)) for own in ran if own.kind != "_Recv"
+    ]
+    kernels = list(_kernels(space))
+    on_gpus = {own.device for own in kernels}  # there the executors only launch
+    intervals = [own for own in intervals if own.device not in on_gpus] + kernels
+    arrivals = list(_arrivals(ran, sent, devices))
+    steps = []
+    for index in range(max(0, len(marks) - last), len(marks)):
+        mark = marks[index]
+        begin = marks[index - 1].end if index else mark.start
+        steps.append(
+            RecordedStep(
+                int(mark.stats.get("step_num", index)),
+                *(begin, mark.start, mark.end),
+                _within(intervals, begin, mark.end, by="start"),
+                _within(arrivals, begin, mark.end, by="time"),
+                _within(calls, begin, mark.end, by="start"),
+            )
+        )
+    return steps
+
+
+def _within(things: Iterable[Any], begin: float, end: float, *, by: str) -> Any:
+    inside = [own for own in things if begin <= getattr(own, by) < end]
+    return tuple(sorted(inside, key=lambda own: float(getattr(own, by))))
+
+
+def _events(plane: Any, line: Any) -> Iterator[_Event]:
+    base = line.timestamp_ns * 1e-9
+    names = plane.event_metadata
+    for event in line.events:
+        start = base + event.offset_ps * 1e-12
+        stats = {plane.stat_metadata[s.metadata_id].name: s for s in event.stats}
+        yield _Event(
+            names[event.metadata_id].name,
+            start,
+            start + event.duration_ps * 1e-12,
+            {name: _value(plane, stat) for name, stat in stats.items()},
+        )
+
+
+def _value(plane: Any, stat: Any) -> Any:
+    kind = stat.WhichOneof("value")
+    if kind == "ref_value":
+        return plane.stat_metadata[stat.ref_value].name
+    return getattr(stat, kind) if kind else None
+
+
+def _calls(lines: Sequence[list[_Event]]) -> tuple[list[_Event], list[Call]]:
+    """Returns the steps, and what else the thread that calls them did."""
+    best: tuple[tuple[bool, float], list[_Event], list[_Event]] = ((False, 0.0), [], [])
+    for line in lines:
+        marks = [event for event in line if event.name == MARK]
+        steps = marks or [
+            event
+            for event in line
+            if "tf_function_call" in event.stats or event.name == "SessionRun"
+        ]
+        outer = _outermost(steps)
+        rank = (bool(marks), sum(event.end - event.start for event in outer))
+        if outer and rank > best[0]:
+            best = (rank, outer, line)
+    _, steps, line = best
+    calls = [
+        Call(event.name.removeprefix(_EAGER), event.start, event.end)
+        for event in line
+        if event.name.startswith(_EAGER) or event.name == "SessionRun"
+    ]
+    return steps, calls
+
+
+def _outermost(events: Iterable[_Event]) -> list[_Event]:
+    outer: list[_Event] = []
+    for event in sorted(events, key=lambda own: (own.start, -own.end)):
+        if not outer or event.start >= outer[-1].end:
+            outer.append(event)
+    return outer
+
+
+def _operations(
+    lines: Iterable[list[_Event]],
+) -> tuple[list[_Ran], list[_Sent]]:
+    """Returns what executors ran and sent; a receive lasts until it has its tensor."""
+    ran: list[_Ran] = []
+    sent: list[_Sent] = []
+    begun: dict[Any, _Ran] = {}
+    ended: dict[Any, float] = {}
+    for line in lines:
+        regions = sorted(
+            (event for event in line if event.name == _REGION),
+            key=lambda own: own.start,
+        )
+        starts = [region.start for region in regions]
+        memory = _Memory(line)
+        for event in line:
+            if event.name == _END:
+                ended[event.stats.get("_c")] = event.end
+                continue
+            index = bisect_right(starts, event.start) - 1
+            if index < 0 or event.start > regions[index].end:
+                continue
+            executor = _executor(regions[index])
+            if event.name == _BEGIN:
+                name, kind = event.stats.get("name", ""), event.stats["kernel_type"]
+                own = _Ran(executor, name, kind, event.start, event.end, None)
+                begun[event.stats.get("_p")] = own
+                continue
+            found = _OP.match(event.name)
+            if found is None:
+                continue
+            name, kind = found[1], found[2]
+            size = memory.taken_in(event.start, event.end)
+            ran.append(_Ran(executor, name, kind, event.start, event.end, size))
+            key = _KEY.match(str(event.stats.get("key", "")))
+            if key:
+                source, target = map(canonical_device, key.groups()[:2])
+                sent.append(_Sent(executor, name, key[3], source, target, event.start))
+    ran += [own._replace(end=ended[key]) for key, own in begun.items() if key in ended]
+    return _linked(ran), sent
+
+
+class _Memory:
+    """What a thread took of memory, and when."""
+
+    def __init__(self, line: Iterable[_Event]) -> None:
+        taken = sorted(
+            (event.start, int(event.stats.get("requested_bytes") or 0))
+            for event in line
+            if event.name == "MemoryAllocation"
+        )
+        self._times = [time for time, _ in taken]
+        self._sizes = [size for _, size in taken]
+
+    def taken_in(self, start: float, end: float) -> int | None:
+        """Bytes; None where nothing was taken, as by an op that gave its input on."""
+        first, last = bisect_left(self._times, start), bisect_right(self._times, end)
+        return sum(self._sizes[first:last]) or None
+
+
+def _executor(region: _Event) -> tuple[object, ...]:
+    """A function's executors have a number each; those of a session share one."""
+    run, context = region.stats.get("id"), region.stats.get("_c")
+    if context is None or context == run:
+        return ("session", region.start)
+    return ("function", context)
+
+
+def _linked(ran: list[_Ran]) -> list[_Ran]:
+    """Joins the stretches of a session's executors that ran ops of one name.
+
+    In a session's graph an op's name tells its device, whichever stretch ran it.
+    """
+    parents: dict[tuple[object, ...], tuple[object, ...]] = {}
+
+    def root(key: tuple[object, ...]) -> tuple[object, ...]:
+        while parents.get(key, key) != key:
+            key = parents[key]
+        return key
+
+    for own in ran:
+        if own.executor[0] == "session":
+            name = ("session", "op", own.name)
+            parents[root(own.executor)] = root(name)
+    return [own._replace(executor=root(own.executor)) for own in ran]
+
+
+class _AskedDevices:
+    """Which devices the functions that were called, and a session's graph, ask for."""
+
+    def __init__(self, lines: Iterable[list[_Event]], graph: tf.Graph | None) -> None:
+        self._functions: dict[object, str] = {}  # executor's number -> function
+        self._asked: dict[str, dict[str, str]] = {}  # function -> op -> device
+        self._graph: dict[str, str] = {}
+        if graph is not None:
+            ops = graph.get_operations()
+            self._graph = {op.name: op.device for op in ops if op.device}
+        for line in lines:
+            called = [event for event in line if event.name.startswith(_EAGER)]
+            starts = [event.start for event in called]
+            for event in line:
+                if event.name != "FunctionRun":
+                    continue
+                index = bisect_right(starts, event.start) - 1
+                if index >= 0 and event.start < called[index].end:
+                    name = called[index].name.removeprefix(_EAGER)
+                    self._functions[event.stats.get("_p")] = name
+
+    def of(self, executor: tuple[object, ...], op: str) -> str:
+        kind, number = executor[0], executor[-1]
+        asked = self._graph
+        if kind == "function":
+            name = self._functions.get(number)
+            if name is None:
+                return ""
+            if name not in self._asked:
+                self._asked[name] = function_devices(name)
+            asked = self._asked[name]
+        device = asked.get(op, "")
+        return canonical_device(device) if device else ""
+
+
+class _Devices:
+    """Which device each executor serves, and where an operation was.
+
+    Told by what an executor sends and receives; where that is not recorded, by what its
+    function or graph asks for.
+    """
+
+    def __init__(
+        self, ran: Sequence[_Ran], sent: Sequence[_Sent], asked: _AskedDevices
+    ) -> None:
+        self._found: dict[tuple[object, ...], str] = {}
+        self._asked = asked
+        sources = {own.name: own.source for own in sent}
+        targets = {_received_as(own.name): own.target for own in sent}
+        for own in ran:
+            if own.kind == "_Send" and own.name in sources:
+                self._found[own.executor] = sources[own.name]
+            elif own.kind == "_Recv" and own.name in targets:
+                self._found.setdefault(own.executor, targets[own.name])
+        for own in ran:
+            if own.executor not in self._found and own.kind != "_Recv":
+                device = asked.of(own.executor, own.name)
+                if device:
+                    self._found[own.executor] = device
+        self._of_op = {
+            own.name: self.of(own.executor) for own in ran if own.kind != "_Recv"
+        }
+
+    def of(self, executor: tuple[object, ...]) -> str:
+        """Canonical device string; ``""`` if it has not been told."""
+        return self._found.get(executor, "")
+
+    def source_of(self, receive: _Ran) -> str:
+        """Where the op is that made what is received; ``""`` if that is not told."""
+        name = producer_of(receive.name)
+        return self._of_op.get(name) or self._asked.of(receive.executor, name)
+
+
+def _received_as(name: str) -> str:
+    """The receive has the number after the send's."""
+    return _LAST_NUMBER.sub(lambda found: f"_{int(found[1]) + 1}", name)
+
+
+def _interval(own: _Ran, device: str) -> Interval:
+    return Interval(
+        *(device, part_of(own.name, own.kind), tower_of(own.name), own.name, own.kind),
+        *(own.start, own.end, own.num_bytes),
+    )
+
+
+def _arrivals(
+    ran: Sequence[_Ran], sent: Sequence[_Sent], devices: _Devices
+) -> Iterator[Arrival]:
+    """Pairs each receive with the last send before its end."""
+    sends: dict[tuple[str, str], list[_Sent]] = defaultdict(list)
+    for one in sorted(sent, key=lambda own: own.time):
+        sends[_received_as(one.name), one.target].append(one)
+    made = defaultdict(list)
+    for own in ran:
+        if own.num_bytes:
+            made[own.name].append(own.num_bytes)
+    for own in ran:
+        if own.kind != "_Recv":
+            continue
+        device = devices.of(own.executor)
+        known = sends.get((own.name, device), [])
+        index = bisect_right([one.time for one in known], own.end) - 1
+        match = known[index] if index >= 0 else None
+        name = producer_of(own.name) if match is None else match.producer
+        yield Arrival(
+            device,
+            devices.source_of(own) if match is None else match.source,
+            name,
+            own.start if match is None else match.time,
+            own.end,
+            made[name][-1] if made[name] else None,
+        )
+
+
+def _kernels(space: Any) -> Iterator[Interval]:
+    """What a GPU's streams ran, by the operation that launched it."""
+    for plane in space.planes:
+        found = _GPU.search(plane.name)
+        if not found:
+            continue
+        device = canonical_device(found[0])
+        for line in plane.lines:
+            if not line.name.startswith("Stream"):
+                continue  # the other lines are derived from the streams
+            for event in _events(plane, line):
+                of_op = str(event.stats.get("tf_op") or event.name)
+                name, _, kind = of_op.partition(":")
+                kind = event.name if event.name.startswith("Memcpy") else kind
+                yield Interval(
+                    *(device, part_of(name, kind), tower_of(name), name, kind),
+                    *(event.start, event.end),
+                )
