@@ -1,24 +1,31 @@
-"""Dividing a sum by the number of towers, and the form of reducers made of others.
+"""Means over towers, plain or weighted, and the form of reducers made of others.
 
 The multiplication costs a pass over every gradient. Where the loss or the learning
 rate can take the factor 1/K instead, the plain sum is the faster mean.
+
+A weighted mean multiplies each tower's gradients by its weight in a unit, and the sums
+by one over the total: where the weights are equal, these are exactly 1 and K, and the
+result has the plain mean's bits.
 
 What only joins, cuts, copies or rounds beforehand commutes with multiplying by 1/K
 afterwards. ``Combinator`` shows what is inside, so that ``mean`` multiplies there,
 where there are fewer tensors.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from tw_core.checks import check_function
+from tw_core.devices import host_of
+from tw_core.gradients import values_of
 from tw_core.modes import without_autograph
 from tw_reduce._checked_towers import CheckedTowers, checked_towers
 from tw_reduce._checks import positions_of, reduced_by
+from tw_reduce._combinators.weights import check_weights, shares_of
 from tw_reduce._reducer import (
     HALF_DTYPES,
     Reducer,
@@ -46,6 +53,8 @@ class Combinator:
       mean_move: takes the place of ``move`` under ``mean``, and divides the
         gradients before ``inner`` adds them; None where ``inner`` is to give means.
       commutes: whether means may be taken inside; else ``mean`` divides the results.
+      joins: whether it only joins, cuts and copies, so that a tower's weight may be
+        multiplied inside.
     """
 
     name: str
@@ -53,6 +62,7 @@ class Combinator:
     move: Move
     mean_move: Move | None = None
     commutes: bool = True
+    joins: bool = False
 
     @property
     def averages(self) -> bool:
@@ -91,11 +101,17 @@ class Dealer:
         return self.deal(self.reducers, checked_towers(grads, caller=self.name))
 
 
-def mean(reducer: Reducer) -> Reducer:
+def mean(reducer: Reducer, *, weights: Sequence[Any] | None = None) -> Reducer:
     """Makes a reducer of sums into one of means over towers.
 
     Args:
       reducer: [K][N] -> [K][N] sums.
+      weights: [K] what each tower's gradients weigh, as rows, tokens or a sum of
+        sample weights: numbers or scalar tensors of any real dtype, 0 or more. A
+        gradient that is a mean over so many rows then counts for each of them, and
+        the result is the mean over all. A tower of weight 0 counts nothing, whatever
+        its gradients are (those of an empty batch are NaN); where no tower has weight,
+        the means are 0. None for equal weights.
 
     Returns:
       A reducer that multiplies each sum by 1/K once, on the device where it
@@ -109,15 +125,25 @@ def mean(reducer: Reducer) -> Reducer:
       collectives and NCCL, which add while they send, carry float32. Around
       ``accumulate_as(reducer, tf.float16)`` the gradients are divided first.
 
+      With weights each tower's gradients are multiplied on its device, packs as one;
+      those of float16 then travel as float32. Weights count in a power of two, so
+      that whole numbers stay exact, or where they are equal in what each weighs:
+      equal weights give the bits of none. A reducer of tensors of a graph or
+      ``tf.function`` belongs into that.
+
       Its attribute ``averages`` is True, as that of what is put around it.
 
     Raises:
-      TypeError: ``reducer`` is not a function; when called with integer gradients,
-        which have no exact mean.
-      ValueError: when ``reducer`` returns another shape of list.
+      TypeError: ``reducer`` is not a function, a weight neither a number nor a scalar
+        tensor; when called with integer gradients, which have no exact mean.
+      ValueError: a number below 0 among the weights; when ``reducer`` returns another
+        shape of list, or is called with another number of towers than weights.
     """
     check_function("mean", reducer=reducer)
-    return Combinator("mean", _of_means(reducer), _move_divisible)
+    if weights is None:
+        return Combinator("mean", _of_means(reducer), _move_divisible)
+    check_weights("mean", weights)
+    return Combinator("mean", reducer, partial(_move_weighted, tuple(weights)))
 
 
 def check_divisible(grads: TowerTensors, *, caller: str) -> None:
@@ -134,25 +160,91 @@ def _move_divisible(reducer: Reducer, grads: CheckedTowers) -> list[list[Tensorl
     return reducer(grads)
 
 
-def _of_means(reducer: Reducer) -> Reducer:
+def _move_weighted(
+    weights: Sequence[Any], reducer: Reducer, grads: CheckedTowers
+) -> list[list[Tensorlike]]:
+    check_divisible(grads, caller="mean")
+    check_weights("mean", weights, num_towers=len(grads))
+    if not any(grads):
+        return reducer(grads)
+    with tf.name_scope("weights"), tf.device(host_of(values_of(grads[0][0]).device)):
+        shares = shares_of(weights)
+        factor = tf.math.divide_no_nan(tf.ones([], tf.float64), tf.add_n(shares))
+    return _of_weighted_means(reducer, shares, factor)(grads)
+
+
+def _of_weighted_means(
+    reducer: Reducer, shares: Sequence[tf.Tensor], factor: tf.Tensor
+) -> Reducer:
+    """Puts the products where there are the fewest tensors, and means inside."""
+    if isinstance(reducer, Combinator) and reducer.joins:
+        inner = _of_weighted_means(reducer.inner, shares, factor)
+        return replace(reducer, inner=inner)
+    if isinstance(reducer, Dealer):
+        weighted = {
+            name: _of_weighted_means(inner, shares, factor)
+            for name, inner in reducer.reducers.items()
+        }
+        return replace(reducer, reducers=weighted)
+    if isinstance(reducer, Combinator) and reducer.mean_move is not None:
+        # It adds in what cannot hold the sums.
+        return partial(_reduce_weighted, [own * factor for own in shares], reducer)
+    return partial(_reduce_weighted, shares, _of_means(reducer, factor))
+
+
+def _reduce_weighted(
+    shares: Sequence[tf.Tensor], reducer: Reducer, grads: CheckedTowers
+) -> list[list[Tensorlike]]:
+    with tf.name_scope("weigh"):
+        weighed = [
+            [_weigh(tensor, share) for tensor in tower]
+            for tower, share in zip(grads, shares, strict=True)
+        ]
+    means = reduced_by(reducer, CheckedTowers(weighed, grads.tests), caller="mean")
+    return map_results(_narrow_again, means, grads)
+
+
+def _weigh(tensor: Tensorlike, share: tf.Tensor) -> Tensorlike:
+    def weigh(dense: tf.Tensor) -> tf.Tensor:
+        # A tower without rows has NaN for gradients.
+        return tf.math.multiply_no_nan(dense, tf.cast(share, dense.dtype))
+
+    return map_dense(weigh, _widen(tensor))
+
+
+def _narrow_again(own: Tensorlike, like: Tensorlike) -> Tensorlike:
+    if own.dtype == like.dtype:
+        return own
+    return map_dense(lambda dense: tf.cast(dense, like.dtype), own)
+
+
+def _of_means(reducer: Reducer, factor: tf.Tensor | None = None) -> Reducer:
+    """Multiplies sums by ``factor``, or 1/K; as far inside as it may be."""
     if not isinstance(reducer, Combinator) or not reducer.commutes:
-        return partial(_reduce_to_means, reducer)
-    if reducer.mean_move is not None:
+        return partial(_reduce_to_means, reducer, factor)
+    if reducer.mean_move is None:
+        return replace(reducer, inner=_of_means(reducer.inner, factor))
+    if factor is None:
         return replace(reducer, move=reducer.mean_move)
-    return replace(reducer, inner=_of_means(reducer.inner))
+    return partial(_reduce_to_means, reducer, factor)
 
 
-def _reduce_to_means(reducer: Reducer, grads: CheckedTowers) -> list[list[Tensorlike]]:
+def _reduce_to_means(
+    reducer: Reducer, factor: tf.Tensor | None, grads: CheckedTowers
+) -> list[list[Tensorlike]]:
     halves = len(grads) > 1 and any(own.dtype in HALF_DTYPES for own in grads[0])
     if halves and isinstance(reducer, Dealer):
         # What they are dealt out by may be their dtype.
-        means = {name: _of_means(inner) for name, inner in reducer.reducers.items()}
+        means = {
+            name: _of_means(inner, factor) for name, inner in reducer.reducers.items()
+        }
         return replace(reducer, reducers=means)(grads)
     sums = reduced_by(reducer, _widened(grads) if halves else grads, caller="mean")
-    if len(grads) == 1:
+    if len(grads) == 1 and factor is None:
         return sums
     with tf.name_scope("mean"):
-        return map_results(partial(_scale, 1.0 / len(grads)), sums, grads)
+        own = 1.0 / len(grads) if factor is None else factor
+        return map_results(partial(_scale, own), sums, grads)
 
 
 def _widened(grads: CheckedTowers) -> CheckedTowers:
@@ -168,10 +260,14 @@ def _widen(tensor: Tensorlike) -> Tensorlike:
     return map_dense(lambda dense: tf.cast(dense, tf.float32), tensor)
 
 
-def _scale(factor: float, total: Tensorlike, like: Tensorlike) -> Tensorlike:
+def _scale(
+    factor: float | tf.Tensor, total: Tensorlike, like: Tensorlike
+) -> Tensorlike:
     dtype = like.dtype if like.dtype in HALF_DTYPES else total.dtype
 
     def scale(dense: tf.Tensor) -> tf.Tensor:
-        return tf.cast(dense * tf.constant(factor, dense.dtype), dtype)
+        # A number straight to the dtype: by way of float32, 1/3 is not 1/3 in float64.
+        make = tf.cast if tf.is_tensor(factor) else tf.constant
+        return tf.cast(dense * make(factor, dense.dtype), dtype)
 
     return map_dense(scale, total)

@@ -62,7 +62,7 @@ def packs_of(infos: Sequence[TensorInfo], below_bytes: int | None) -> PackPlan:
     """As ``plan_packs``, of checked arguments; positions are those in ``infos``."""
     below = _BELOW if below_bytes is None else below_bytes
     return flat_packs.plan_packs(
-        [info.dtype if _is_small(info, below) else None for info in infos]
+        [info.dtype if is_small(info, below) else None for info in infos]
     )
 
 
@@ -88,7 +88,8 @@ def packed(reducer: Reducer, *, below_bytes: int | None = None) -> Reducer:
     """
     check_function("packed", reducer=reducer)
     check_below_bytes(below_bytes, caller="packed")
-    return Combinator("packed", reducer, partial(_reduce_packed, below_bytes))
+    move = partial(_reduce_packed, below_bytes)
+    return Combinator("packed", reducer, move, joins=True)
 
 
 def broadcast(reducer: Reducer) -> Reducer:
@@ -109,10 +110,11 @@ def broadcast(reducer: Reducer) -> Reducer:
       ValueError: when called, ``reducer`` returns another shape of list.
     """
     check_function("broadcast", reducer=reducer)
-    return Combinator("broadcast", reducer, _reduce_and_copy)
+    return Combinator("broadcast", reducer, _reduce_and_copy, joins=True)
 
 
-def _is_small(info: TensorInfo, below: int) -> bool:
+def is_small(info: TensorInfo, below: int) -> bool:
+    """Whether a gradient is packed: dense, of known size, and below the threshold."""
     size = info.num_elements if isinstance(below, _renamed.Elements) else info.num_bytes
     return size is not None and size < below and not info.is_sparse
 

@@ -26,6 +26,7 @@ from tw_reduce._checks import (
     positions_of,
 )
 from tw_reduce._reducer import TowerTensors, columns, join, rows
+from tw_reduce._sums.arrivals import note, note_towers
 from tw_reduce._sums.one_device import densify_column
 from tw_reduce._sums.rendezvous import (
     CollectiveKeys,
@@ -34,10 +35,11 @@ from tw_reduce._sums.rendezvous import (
     check_keys,
     check_traced,
     in_turn,
+    plan_reduction,
 )
 
 NCCL_DTYPES = ("float16", "float32", "float64", "int32", "int64")
-_DTYPES = ("bfloat16", *NCCL_DTYPES)
+COLLECTIVE_DTYPES = ("bfloat16", *NCCL_DTYPES)
 _ALTERNATIVES = (
     "On other devices use sum_balanced, hierarchical(groups) or sum_collective "
     "(by mode: 'cpu', 'gpu', 'hierarchical' or 'collective')."
@@ -56,10 +58,11 @@ def sum_collective(
     """Adds the gradients of all towers in a ring over their devices.
 
     A reduction waits until all towers have joined. Using any result makes all
-    towers join with all of their gradients; what can still keep one away, forever
-    or until ``timeout_s``, is a gradient that never comes, or a step that runs in
-    parts. After a timeout TensorFlow refuses collectives: in a session until it is
-    closed, in a ``tf.function`` until the process ends.
+    towers join with all of their gradients; what can still keep one away forever is
+    a gradient that never comes, or a step that runs in parts: ``keys.bounded`` ends
+    what runs the step then, and names the tower. After a timeout TensorFlow refuses
+    collectives: in a session until it is closed, in a ``tf.function`` until the process
+    ends.
 
     Several threads may run the step at the same time: they reduce one at a time,
     each when all of its gradients are there.
@@ -69,10 +72,10 @@ def sum_collective(
         know its ``dense_shape``.
       devices: [K] the towers' devices, no two alike.
       keys: the caller's; one object for all reducers of the process.
-      timeout_s: seconds that one reduction may take before the step fails; None
-        for no bound. With a bound TensorFlow keeps a sleeping thread per tower and
-        reduction until the bound has passed, even after the reduction: pack, and
-        take a few seconds.
+      timeout_s: seconds that one reduction may take, once all gradients are there,
+        before the step fails; None for no bound. With a bound TensorFlow keeps a
+        sleeping thread per tower and reduction until the bound has passed, even after
+        the reduction: pack, and take a few seconds.
 
     Returns:
       [K][N] sums, not means, each tower's on its device. One tower is returned
@@ -94,7 +97,7 @@ def sum_collective(
     if len(grads) == 1:
         return [list(grads[0])]
     check_traced(caller="sum_collective")
-    check_addable(grads, caller="sum_collective", dtypes=_DTYPES)
+    check_addable(grads, caller="sum_collective", dtypes=COLLECTIVE_DTYPES)
     _check_reachable()
     check_devices(devices, caller="sum_collective", num_towers=len(grads))
     check_distinct(devices, caller="sum_collective")
@@ -114,7 +117,8 @@ def sum_nccl(
     """Adds the gradients of all towers over the GPUs' own links.
 
     A reduction waits until all towers have joined. Using any tower's result
-    makes all of them join.
+    makes all of them join. ``keys.bounded`` ends what runs a step in which one does
+    not; in a ``tf.function`` it names the tower.
 
     Args:
       grads: [K][N] of float16, float32, float64, int32 or int64;
@@ -142,10 +146,17 @@ def sum_nccl(
     _check_nccl_dtypes(grads)
     with tf.name_scope("sum_nccl"):
         # Found by a shared name; the run's number is part of the key.
+        dense = _dense_columns(grads, devices, caller="sum_nccl")
         sums = [
             _reduce_by_nccl(column, devices, f"tw_reduce_{keys.instance()}")
-            for column in _dense_columns(grads, devices, caller="sum_nccl")
+            for column in dense
         ]
+        if orders_effects():  # Elsewhere nothing would run the notes.
+            reduction = plan_reduction(
+                keys, f"sum_nccl of {len(dense)} gradients", devices
+            )
+            noted = note_towers(reduction, dense)
+            note(reduction, len(devices), [*noted, *(t for own in sums for t in own)])
     return rows(sums, len(grads))
 
 
@@ -218,7 +229,10 @@ def _reduce_in_turn(
     if not dense:
         return []
     lock = f"tw_reduce_{group}_{instances[0]}"
-    return in_turn(reduce, dense, devices, lock=lock)
+    reduction = plan_reduction(
+        keys, f"sum_collective of {len(dense)} gradients", devices
+    )
+    return in_turn(reduce, dense, devices, lock=lock, reduction=reduction)
 
 
 def _reduce(

@@ -10,20 +10,39 @@ to a used result, in a session and in a ``tf.function``; so each tower's result 
 to wait for all of the same reduction.
 """
 
+import functools
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from threading import Lock
+from typing import Any, ParamSpec, TypeVar
 
 import tensorflow as tf
 
-from tw_core.checks import check_whole_number
+from tw_core.checks import (
+    check_flag,
+    check_function,
+    check_number,
+    check_whole_number,
+)
 from tw_core.devices import canonical_device, host_of
 from tw_core.modes import compiles_with_xla
 from tw_reduce._checks import check_device_strings
+from tw_reduce._sums.arrivals import (
+    BoundedCalls,
+    Reduction,
+    note,
+    note_towers,
+    plan_arrivals,
+)
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 # TensorFlow's own strategies count upwards from 1.
 _LOWEST = 1 << 20
 _HIGHEST = 1 << 30
+_REMEMBERED = 100
+"""Reductions, the last that were built, in which a call is looked for that hangs."""
 
 
 class CollectiveKeys:
@@ -33,13 +52,19 @@ class CollectiveKeys:
       start: the first key. None draws one at random, so that independent
         objects do not collide; processes that build one graph together must give
         the same number.
+      note_arrivals: whether reductions note which towers have come to them, for
+        ``bounded``; once that has been called they do in any case. Only session graphs
+        are built before, so that only they need it.
 
     Raises:
-      TypeError: ``start`` is not a whole number.
+      TypeError: ``start`` is not a whole number, or ``note_arrivals`` no flag.
       ValueError: ``start`` is not between 1 and 2**30.
     """
 
-    def __init__(self, start: int | None = None) -> None:
+    def __init__(
+        self, start: int | None = None, *, note_arrivals: bool = False
+    ) -> None:
+        self._notes = check_flag("CollectiveKeys", note_arrivals=note_arrivals)
         if start is None:
             start = random.SystemRandom().randrange(_LOWEST, _HIGHEST)
         check_whole_number("CollectiveKeys", start=start)
@@ -50,6 +75,7 @@ class CollectiveKeys:
             )
         self._next = start
         self._groups: dict[tuple[str, ...], int] = {}
+        self._reductions: deque[Reduction] = deque(maxlen=_REMEMBERED)
         self._lock = Lock()
 
     def instance(self) -> int:
@@ -74,9 +100,72 @@ class CollectiveKeys:
                 self._groups[members] = self._take()
             return self._groups[members]
 
+    def bounded(
+        self,
+        function: Callable[_P, _R],
+        *,
+        timeout_s: float = 600.0,
+        session: Any = None,
+    ) -> Callable[_P, _R]:
+        """Has what runs reductions of these keys end, and name who has not come.
+
+        Calls are made one at a time, in a thread of their own, so that Ctrl-C ends the
+        wait too; what is set for a thread, such as a gradient tape or a default
+        session, does not reach them. At the deadline a call is left behind, as nothing
+        ends it, and the function refuses further ones::
+
+            keys = CollectiveKeys()
+            step = keys.bounded(tf.function(train), timeout_s=60)
+
+            keys = CollectiveKeys(note_arrivals=True)  # before the graph is built
+            run = keys.bounded(session.run, session=session)
+
+        Args:
+          function: runs them, such as a ``tf.function`` or ``session.run``.
+          timeout_s: seconds that a call may take; the first one traces.
+          session: in session graphs, where to read which towers have arrived.
+
+        Returns:
+          The function, which raises ``tw_core.black_box.DeadlineError`` instead of
+          waiting for longer. That is a ``TimeoutError``; its ``report`` names the
+          towers that have arrived at which reduction, and since when.
+
+        Raises:
+          TypeError: ``function`` is none, or ``timeout_s`` is no number.
+          ValueError: ``timeout_s`` is 0 or less.
+        """
+        check_function("CollectiveKeys.bounded", function=function)
+        check_number("CollectiveKeys.bounded", timeout_s=timeout_s, above=0)
+        self._notes = True
+        calls = BoundedCalls(
+            function,
+            timeout_s=timeout_s,
+            session=session,
+            reductions=lambda: list(self._reductions),
+        )
+        # Not of a function alone: wraps() passes over what callables lack.
+        return functools.wraps(function)(lambda *a, **k: calls.call(*a, **k))
+
     def _take(self) -> int:
         self._next += 1
         return self._next - 1
+
+
+def plan_reduction(
+    keys: CollectiveKeys, what: str, devices: Sequence[str]
+) -> Reduction:
+    """Returns the record of a reduction that is being built.
+
+    Args:
+      keys: its own.
+      what: it is, for messages.
+      devices: [K] the towers'.
+    """
+    if not keys._notes:
+        return Reduction("", what, tuple(devices))
+    found = plan_arrivals(f"tw_reduce_{keys.instance()}_at", what, devices)
+    keys._reductions.append(found)
+    return found
 
 
 def check_keys(keys: CollectiveKeys, *, caller: str) -> None:
@@ -101,6 +190,7 @@ def in_turn(
     devices: Sequence[str],
     *,
     lock: str,
+    reduction: Reduction,
 ) -> list[list[tf.Tensor]]:
     """Reduces, so that steps in several threads do so one at a time.
 
@@ -114,6 +204,7 @@ def in_turn(
       columns: [N][K] dense tensors.
       devices: [K] where they lie.
       lock: a name that nothing but these reductions has.
+      reduction: in which arrivals are noted.
 
     Returns:
       [N][K] sums, each of which waits for all of them.
@@ -127,7 +218,9 @@ def in_turn(
     waiting = [after(column, devices, [held]) for column in columns]
     sums = [reduce(n, column) for n, column in enumerate(waiting)]
     done = [total for column in sums for total in column]
-    with tf.device(host_of(devices[0])), tf.control_dependencies(done):
+    noted = note_towers(reduction, columns)
+    ended = note(reduction, len(devices), [*noted, *done])
+    with tf.device(host_of(devices[0])), tf.control_dependencies([*done, *ended]):
         released = tf.raw_ops.ConsumeMutexLock(mutex_lock=held)
     return [after(column, devices, [released]) for column in sums]
 

@@ -1,0 +1,107 @@
+"""What towers weigh in a mean.
+
+Weights count in a unit. Where they are equal, it is what each weighs: they are exactly
+1, and products with them keep every bit. Else it is a power of two, so that whole
+numbers, such as those of rows, stay exact.
+"""
+
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core.checks import check_list
+
+_EXPONENT = 0x7FF << 52  # of a float64
+
+
+def check_weights(
+    caller: str,
+    weights: Sequence[Any] | None,
+    *,
+    num_towers: int | None = None,
+    average: bool = True,
+) -> None:
+    """Refuses what are not weights of towers.
+
+    Args:
+      caller: the public name; opens messages.
+      weights: what was given; None is taken.
+      num_towers: how many there must be; None where that is not known yet.
+      average: whether there is a mean for them to be used in.
+
+    Raises:
+      TypeError: not a list; an item that is neither a real number nor a scalar tensor.
+      ValueError: a number below 0 or not finite; another number than of towers;
+        no mean.
+    """
+    if weights is None:
+        return
+    if not average:
+        raise ValueError(
+            f"{caller}: weights are those of a mean; pass average=True, or leave them "
+            "out for a sum."
+        )
+    check_list(caller, weights=weights, of="numbers or scalar tensors, one per tower")
+    others = [
+        f"tower {k}: {weight!r:.80}"
+        for k, weight in enumerate(weights)
+        if not _is_weight(weight)
+    ]
+    if others:
+        raise TypeError(
+            f"{caller}: weights must hold real numbers or scalar tensors, one per "
+            f"tower; got {', '.join(others)}. Pass e.g. the number of its rows."
+        )
+    low = [
+        f"tower {k}: {weight}"
+        for k, weight in enumerate(weights)
+        if isinstance(weight, Real) and not 0 <= float(weight) < float("inf")
+    ]
+    if low:
+        raise ValueError(
+            f"{caller}: weights must be finite and 0 or more; got {', '.join(low)}."
+        )
+    if num_towers is not None and len(weights) != num_towers:
+        raise ValueError(
+            f"{caller}: weights must be one per tower ({num_towers}); got "
+            f"{len(weights)}."
+        )
+
+
+def shares_of(weights: Sequence[Any]) -> list[tf.Tensor]:
+    """Returns what each tower weighs, in their unit.
+
+    Args:
+      weights: [K] numbers or scalar tensors that ``check_weights`` lets pass.
+
+    Returns:
+      [K] float64 scalars, on the current device; 0 where all weights are.
+    """
+    own = [
+        tf.cast(w, tf.float64) if tf.is_tensor(w) else tf.constant(w, tf.float64)
+        for w in weights
+    ]
+    unit = unit_of(own)
+    return [tf.math.divide_no_nan(weight, unit) for weight in own]
+
+
+def unit_of(weights: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the largest of float64 scalars if all are equal, or a power of two.
+
+    That is the largest one that is not above the largest of them.
+    """
+    joined = tf.stack(list(weights))
+    largest = tf.reduce_max(joined)
+    exponent = tf.constant(_EXPONENT, tf.int64)
+    bits = tf.bitwise.bitwise_and(tf.bitcast(largest, tf.int64), exponent)
+    are_equal = tf.equal(tf.reduce_min(joined), largest)
+    return tf.where(are_equal, largest, tf.bitcast(bits, tf.float64))
+
+
+def _is_weight(weight: Any) -> bool:
+    if tf.is_tensor(weight):
+        is_real = weight.dtype.is_floating or weight.dtype.is_integer
+        return bool(is_real and weight.shape.is_compatible_with([]))
+    return isinstance(weight, Real) and not isinstance(weight, bool)

@@ -1,0 +1,312 @@
+"""Which towers have come to a reduction, and calls that end when one does not.
+
+What runs in TensorFlow's runtime can be told only from outside. So each reduction notes
+when each tower's gradients are there, and when the sums are: an op for each, which
+nobody reads until a call misses its deadline. On a GPU gradients are "there" when
+their kernels are launched.
+
+    tower k ── gradients ──▶ note k ─┐
+    sums ────────────────▶ note K    │ on the first tower's host
+    a call takes too long ── read ◀──┘ eagerly, or in the session that runs it
+
+    session graph   a table that needs no initialiser, of times
+    tf.function     counters with a handle each: other ops with side effects, such as
+                    those on one table, TensorFlow would run in the order of building
+
+A call inside TensorFlow reacts to nothing that Python does. So it is made in a thread
+of its own; the caller waits in Python, and leaves it behind at the deadline.
+"""
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
+from typing import Any, ParamSpec, TypeVar
+
+import tensorflow as tf
+
+from tw_core.black_box import DeadlineError, Recorder, Wait, add_report
+from tw_core.devices import host_of
+from tw_core.modes import orders_effects
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_READ_S = 0.5
+_SLACK_S = 0.01
+"""By which the clocks of a step and of its call may differ."""
+_THE_SUM = "the sum"
+_FIRST_TIME = 1e9
+"""Counts are below, times above."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One reduction, as it was built.
+
+    Attributes:
+      name: that nothing else has.
+      what: "sum_collective of 12 gradients".
+      devices: [K] the towers'.
+      export: in a session graph, its table's keys and values.
+      counters: of a function, [K + 1] handles of int64 variables, the sums' last.
+    """
+
+    name: str
+    what: str
+    devices: tuple[str, ...]
+    export: tuple[tf.Tensor, tf.Tensor] | None = None
+    counters: tuple[tf.Tensor, ...] = ()
+
+    def read(self, session: Any) -> list[float]:
+        """Returns [K + 1] marks, the sums' last; a tower with more waits for the sums.
+
+        They are times, by ``time.time``, in session graphs, and counts in functions.
+        """
+        if self.export is None:
+            return [
+                float(tf.raw_ops.ReadVariableOp(resource=one, dtype=tf.int64))
+                for one in self.counters
+            ]
+        if session is None:
+            return []
+        options = tf.compat.v1.RunOptions(timeout_in_ms=int(1000 * _READ_S))
+        keys, values = session.run(self.export, options=options)
+        times = dict(zip(map(int, keys), map(float, values), strict=True))
+        return [times.get(k, 0.0) for k in range(len(self.devices) + 1)]
+
+
+def plan_arrivals(name: str, what: str, devices: Sequence[str]) -> Reduction:
+    """Makes the record of a reduction that is being built.
+
+    In a function that a session graph calls nothing is noted.
+
+    Args:
+      name: that nothing else has.
+      what: for messages.
+      devices: [K] the towers'.
+    """
+    is_inside = orders_effects()
+    with tf.init_scope(), tf.device(host_of(devices[0])):
+        if tf.executing_eagerly():
+            counters = [_counter(f"{name}_{k}") for k in range(len(devices) + 1)]
+            return Reduction(name, what, tuple(devices), counters=tuple(counters))
+        export = None
+        if not is_inside:
+            found = tf.raw_ops.LookupTableExportV2(
+                table_handle=_table(name), Tkeys=tf.int64, Tvalues=tf.float64
+            )
+            export = found.keys, found.values
+    return Reduction(name, what, tuple(devices), export)
+
+
+def note(reduction: Reduction, k: int, before: Sequence[object]) -> list[tf.Operation]:
+    """Builds the op that notes when some ops have run: tower k, or the sums as K."""
+    if not (reduction.export or reduction.counters):
+        return []
+    with tf.device(host_of(reduction.devices[0])), tf.control_dependencies(before):
+        if reduction.counters:
+            one = tf.constant(1, tf.int64)
+            counter = reduction.counters[k]
+            return [tf.raw_ops.AssignAddVariableOp(resource=counter, value=one)]
+        return [
+            tf.raw_ops.LookupTableInsertV2(
+                table_handle=_table(reduction.name),
+                keys=tf.constant([k], tf.int64),
+                values=[tf.timestamp()],
+            )
+        ]
+
+
+def note_towers(
+    reduction: Reduction, columns: Sequence[Sequence[tf.Tensor]]
+) -> list[tf.Operation]:
+    """Builds the ops that note each tower's arrival with [N][K] gradients."""
+    towers = range(len(reduction.devices))
+    noted = [note(reduction, k, [column[k] for column in columns]) for k in towers]
+    return [op for ops in noted for op in ops]
+
+
+class BoundedCalls:
+    """Makes calls in a thread, and leaves one behind that takes too long."""
+
+    def __init__(
+        self,
+        function: Callable[_P, _R],
+        *,
+        timeout_s: float,
+        session: Any,
+        reductions: Callable[[], Sequence[Reduction]],
+    ) -> None:
+        """Starts no thread yet.
+
+        Args:
+          function: what is called.
+          timeout_s: how long a call may take.
+          session: in which to read arrivals; None outside of session graphs.
+          reductions: returns those that the calls may be inside of.
+        """
+        self._function = function
+        self._name = getattr(function, "__name__", None) or type(function).__name__
+        self._timeout_s = timeout_s
+        self._session = session
+        self._reductions = reductions
+        self._events = Recorder(f"calls of {self._name} that reduce over towers")
+        self._turn = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._is_left = False
+        self._count = 0
+        self._before: dict[str, list[float]] = {}
+        self._calls: SimpleQueue[Callable[[], Any]] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes a call and waits for it.
+
+        Raises:
+          DeadlineError: it takes too long.
+          RuntimeError: an earlier one was left behind.
+        """
+        with self._turn:
+            if self._is_left:
+                raise RuntimeError(
+                    f"CollectiveKeys.bounded: an earlier call of {self._name} did not "
+                    "return and was left behind; towers of another would meet its. "
+                    "Start the program again."
+                )
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._serve, name="tw-reduce-call", daemon=True
+                )
+                self._thread.start()
+            self._count += 1
+            began = time.time()
+            self._events.began(self._name, "call", self._count)
+            self._calls.put(functools.partial(self._function, *args, **kwargs))
+            try:
+                result, error = self._answers.get(timeout=self._timeout_s)
+            except Empty:
+                self._is_left = True
+                raise self._too_late(began) from None
+            except BaseException:  # Ctrl-C
+                self._is_left = True
+                raise
+            self._events.ended(self._name, "call", self._count)
+            if error is not None:  # Some towers may have come, and the sums have not.
+                self._before = {o.name: self._read(o) for o in self._reductions()}
+                raise error
+            return result
+
+    def _serve(self) -> None:
+        while True:
+            call = self._calls.get()
+            try:
+                self._answers.put((call(), None))
+            except BaseException as error:
+                self._answers.put((None, error))
+            del call
+            if self._is_left:
+                return
+
+    def _too_late(self, began: float) -> DeadlineError:
+        """Returns the error of a call that takes too long; names who has not come."""
+        now = time.time()
+        found = [(one, self._read_since(one)) for one in self._reductions()]
+        waiting = [(one, marks) for one, marks in found if _is_waiting(marks, began)]
+        if waiting:
+            # In a function a reduction waits for those that were built before it, too.
+            waits = [_describe(*one, now) for one in waiting]
+            wait = min(waits, key=lambda wait: _THE_SUM in wait.missing)
+            come, others = ", ".join(wait.arrived), ", ".join(wait.missing)
+            told = f"In {wait.what} {come} arrived, and not {others}."
+        else:
+            wait = Wait("", "the end of the call", 0.0, 0.0)
+            is_known = any(marks for _, marks in found)
+            told = "Towers have not come to any reduction."
+            if not is_known:
+                told = (
+                    "Which towers have arrived is not known: make CollectiveKeys("
+                    "note_arrivals=True) before a session's graph, and pass session=."
+                )
+        error = DeadlineError(
+            f"CollectiveKeys.bounded: {self._name} has taken {now - began:.1f} s "
+            f"(timeout_s is {self._timeout_s:g}) and is left behind. {told} Look at "
+            "what those that have not arrived wait for: their input, or an op that "
+            "hangs."
+        )
+        wait = replace(
+            wait,
+            who=f"{self._name}, call {self._count}",
+            waited_s=now - began,
+            deadline_s=self._timeout_s,
+        )
+        return add_report(error, wait, self._events)
+
+    def _read_since(self, reduction: Reduction) -> list[float]:
+        """Reads the marks; counts since a call has failed."""
+        marks = self._read(reduction)
+        if reduction.export is None and (before := self._before.get(reduction.name)):
+            marks = [now - then for now, then in zip(marks, before, strict=True)]
+        return marks
+
+    def _read(self, reduction: Reduction) -> list[float]:
+        """Reads the marks; none where that fails, or hangs as well."""
+        answers: SimpleQueue[list[float]] = SimpleQueue()
+
+        def read() -> None:
+            try:
+                answers.put(reduction.read(self._session))
+            except Exception:  # What cannot be read is unknown.
+                answers.put([])
+
+        threading.Thread(target=read, name="tw-reduce-read", daemon=True).start()
+        try:
+            return answers.get(timeout=_READ_S)
+        except Empty:
+            return []
+
+
+def _is_waiting(marks: Sequence[float], began: float) -> bool:
+    """Returns whether a tower has come, in this call, and the sums have not."""
+    if not marks:
+        return False
+    latest = max(marks[:-1])
+    return latest > marks[-1] and (not _is_time(latest) or latest >= began - _SLACK_S)
+
+
+def _describe(reduction: Reduction, marks: Sequence[float], now: float) -> Wait:
+    """Returns who has arrived, who is missing, and what each is inside of."""
+    *towers, sums = marks
+    arrived, missing, states = [], {}, {}
+    for k, (device, mark) in enumerate(zip(reduction.devices, towers, strict=True)):
+        name = f"tower {k} ({device})"
+        age = f"{now - mark:.1f} s" if _is_time(mark) else ""
+        if mark > sums:
+            arrived.append(name)
+            states[name] = f"waits in {reduction.what}" + (age and f" for {age}")
+        else:
+            last = age and f"; it last came {age} ago"
+            states[name] = f"is before {reduction.what}{last}"
+            missing[name] = "has not brought its gradients"
+    if not missing:
+        missing[_THE_SUM] = "does not end, though all towers have arrived"
+    return Wait("", reduction.what, 0.0, 0.0, arrived, missing, states)
+
+
+def _is_time(mark: float) -> bool:
+    return mark > _FIRST_TIME
+
+
+def _table(name: str) -> tf.Tensor:
+    return tf.raw_ops.MutableHashTableV2(
+        key_dtype=tf.int64, value_dtype=tf.float64, shared_name=name
+    )
+
+
+def _counter(name: str) -> tf.Tensor:
+    """Makes a variable of int64, without an object that others could collect."""
+    handle = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=name)
+    zero = tf.constant(0, tf.int64)
+    tf.raw_ops.AssignVariableOp(resource=handle, value=zero)
+    return handle
