@@ -1,0 +1,289 @@
+"""``tw-doctor``: follows the process that examines, within bounds, and reports.
+
+A collective that waits for a device which never comes cannot be interrupted, nor can
+much else inside TensorFlow. So all that touches a device runs in a process of its own.
+Whatever has said nothing for ``--timeout`` seconds is named and killed, and a new
+process goes on with what is left; at ``--time-limit`` everything ends.
+"""
+
+import argparse
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import IO, Any, NoReturn, cast
+
+from tw_core.checks import check_list, check_text
+from tw_reduce._measured import FORMAT
+from tw_reduce.doctor._options import parse
+from tw_reduce.doctor._page import Page
+
+_STARTS_WITHIN_S = 60.0
+_PARTS = ("copies", "reducers", "scaling")
+_USED = 0.85  # of the time limit; the rest is for what takes longer than planned
+_INTERRUPTED, _TERMINATED = 130, 143
+Event = dict[str, Any]
+
+
+class Examination:
+    """What is known so far, and what is left to do.
+
+    Attributes:
+      report: what ``--json`` writes.
+      faults: a sentence for each thing that does not hold.
+    """
+
+    def __init__(self, options: argparse.Namespace, page: Page) -> None:
+        self.report: dict[str, Any] = {"format": FORMAT, "checks": []}
+        self.faults: list[str] = []
+        self.is_over = False
+        self._options, self._page = options, page
+        self._begun = time.monotonic()
+        self._parts = [] if options.checks_only else list(_PARTS)
+        self._failed: list[str] = []
+        self._doing: Event = {}
+        self._checked = False
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the time limit."""
+        return float(self._options.time_limit - (time.monotonic() - self._begun))
+
+    def job(self) -> Event:
+        """What an examining process is to do now."""
+        return {
+            "device": self._options.device,
+            "towers": self._options.towers,
+            "done": [check["name"] for check in self.report["checks"]],
+            "failed": self._failed,
+            "parts": self._parts,
+            "seconds": _USED * self.left_s,
+            "measure_for": self._options.measure_for,
+        }
+
+    def take(self, event: Event) -> None:
+        """Notes what a process told."""
+        kind = event.pop("event")
+        if kind == "doing":
+            self._doing = event
+            self._page.progress(self._share(event), event["what"])
+        elif kind == "towers":
+            self.report["devices"] = event["devices"]
+        elif kind == "facts":
+            self._note_facts(event)
+        elif kind == "check":
+            self._note_check(event)
+        elif kind == "checked":
+            self._checked, self._doing = True, {}
+        elif kind == "broken":
+            self._end(event["said"])
+        elif kind == "end":
+            self.is_over = True
+        else:
+            self._note_part(kind, event)
+
+    def note_hang(self, seconds: float) -> None:
+        """Names what has said nothing for so long; the process is dead."""
+        self._note_loss(f"did not end within {seconds:g} s")
+
+    def note_death(self, how: str) -> None:
+        """Names what a process was doing when it ended."""
+        self._note_loss(how)
+
+    def note_time(self) -> None:
+        """Says what was left to do at the time limit."""
+        within = f"within {self._options.time_limit:g} s; raise --time-limit"
+        if not self._checked:
+            doing = self._doing.get("what", "starting TensorFlow")
+            self._end(f"the checks did not end {within} (during {doing})")
+        elif self._parts:
+            self._end(f"{', '.join(self._parts)} could not be measured {within}")
+        self.is_over = True
+
+    def close(self) -> None:
+        """Says at the end whether all holds, and writes the file."""
+        self.report["seconds"] = round(time.monotonic() - self._begun, 1)
+        self.report["faults"] = self.faults
+        if self._options.json is not None:
+            text = json.dumps(self.report, indent=1) + "\n"
+            self._options.json.write_text(text, encoding="utf-8")
+        self._page.close(self.report, self._options.json)
+
+    def _note_facts(self, event: Event) -> None:
+        if "facts" in self.report:  # of the process before
+            return
+        self.report["made_on"] = event.pop("made_on")
+        self.report["facts"] = event
+        self._page.facts(self.report)
+
+    def _note_check(self, event: Event) -> None:
+        self.report["checks"].append(event)
+        self._page.check(event)
+        if event["status"] == "wrong":
+            self._failed.append(event["name"])
+            self.faults.append(f"{event['name']}: {event['said']}")
+
+    def _note_part(self, kind: str, event: Event) -> None:
+        self.report[kind] = event["rows"] if kind != "scaling" else event
+        self._parts.remove(kind)
+        self._page.part(kind, self.report[kind])
+
+    def _note_loss(self, how: str) -> None:
+        """Goes on without what was lost: a check, or the part it belongs to."""
+        what = self._doing.get("what")
+        if what is None:
+            self._end(f"starting TensorFlow: {how}")
+        elif self._doing["checks"]:
+            lost = {"name": what, "status": "wrong", "said": how, "seconds": None}
+            self._note_check(lost)
+        else:
+            self._end(f"{what}: {how}", is_over=False)
+            self._parts = self._parts[1:]
+        self._doing = {}
+        self.is_over = self.is_over or (self._checked and not self._parts)
+
+    def _end(self, fault: str, *, is_over: bool = True) -> None:
+        self.faults.append(fault)
+        self.is_over = self.is_over or is_over
+
+    def _share(self, event: Event) -> float:
+        """How much of all is done, by the clock once the checks are made."""
+        if event["checks"]:
+            return 0.3 * float(event["share"])
+        done = 1 - self.left_s / float(self._options.time_limit)
+        return max(0.3, min(0.99, done / _USED))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs ``tw-doctor``.
+
+    Args:
+      arguments: of the command line; by default this process's.
+
+    Returns:
+      The exit status: 0; 1 where something does not hold; 130 after Ctrl-C.
+
+    Raises:
+      TypeError: ``arguments`` are not strings.
+      SystemExit: the command line is wrong (2), or SIGTERM came (143).
+    """
+    if arguments is not None:
+        for argument in check_list("main", arguments=arguments, empty=True):
+            check_text("main", argument=argument, empty=True)
+    options = parse(arguments)
+    page = Page()
+    examination = Examination(options, page)
+    try:
+        with _ending_on_sigterm():
+            while not examination.is_over:
+                _follow_one_process(examination, options.timeout)
+            examination.close()
+    except KeyboardInterrupt:
+        page.clear()
+        _say("interrupted; nothing was written")
+        return _INTERRUPTED
+    except BrokenPipeError:  # whoever read the report is gone
+        sys.stdout = None  # nothing more to flush
+        return 1
+    if examination.faults:
+        count = len(examination.faults)
+        do_not = "thing does not hold" if count == 1 else "things do not hold"
+        _say(f"{count} {do_not}: {'; '.join(examination.faults)}.")
+        return 1
+    return 0
+
+
+def _follow_one_process(examination: Examination, timeout_s: float) -> None:
+    """Takes the events of one examining process, until it ends or must be ended."""
+    with tempfile.TemporaryFile() as said, _examiner(examination.job(), said) as one:
+        events = _events_of(one)
+        bound_s = max(_STARTS_WITHIN_S, timeout_s)  # it imports TensorFlow first
+        while not examination.is_over:
+            if examination.left_s <= 0:
+                examination.note_time()
+                return
+            try:
+                event = events.get(timeout=max(0.0, min(bound_s, examination.left_s)))
+            except Empty:
+                if examination.left_s > 0:
+                    examination.note_hang(bound_s)
+                    return
+                continue
+            if event is None:
+                examination.note_death(_how_it_ended(one, said))
+                return
+            examination.take(event)
+            bound_s = timeout_s
+
+
+@contextlib.contextmanager
+def _examiner(job: Event, said: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts the process that has TensorFlow; it is dead afterwards."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tw_reduce.doctor._examiner"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=said,
+        start_new_session=True,  # Ctrl-C is this process's
+    ) as one:
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                pipe = cast("IO[bytes]", one.stdin)
+                pipe.write(json.dumps(job).encode() + b"\n")
+                pipe.flush()
+            yield one
+        finally:
+            one.kill()
+
+
+def _events_of(one: subprocess.Popen[bytes]) -> SimpleQueue[Event | None]:
+    """Reads a process's events in a thread; None stands for its end."""
+    events: SimpleQueue[Event | None] = SimpleQueue()
+
+    def read() -> None:
+        # A killed process may leave half a line, and its pipe is closed then.
+        with contextlib.suppress(ValueError):
+            for line in one.stdout or ():
+                events.put(json.loads(line))
+        events.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    return events
+
+
+def _how_it_ended(one: subprocess.Popen[bytes], said: Any) -> str:
+    status = one.wait()
+    said.seek(0)
+    lines = said.read().decode(errors="replace").strip().splitlines()
+    last = f" ({lines[-1][:300]})" if lines else ""
+    if status < 0:
+        return f"ended its process by {signal.Signals(-status).name}{last}"
+    return f"ended its process with status {status}{last}"
+
+
+@contextlib.contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """Has SIGTERM end this process in order, so that it leaves none behind."""
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(_TERMINATED)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _say(what: str) -> None:
+    print(f"tw-doctor: {what}", file=sys.stderr)

@@ -1,0 +1,244 @@
+"""Timing reducers, and copies between devices, in ``tf.function``.
+
+Gradients lie in variables on their towers' devices, and all results are returned:
+TensorFlow prunes what nobody fetches.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+import tw_reduce
+from tw_reduce._choosing import reducers_on
+from tw_reduce._measured import COPIED, KEPT, Strategy
+from tw_reduce._reducer import Reducer
+from tw_reduce.doctor._profiles import (
+    DEFAULT_BELOW,
+    PROFILES,
+    THRESHOLDS,
+    Profile,
+    to_time,
+    treatment,
+    uniform,
+)
+from tw_reduce.doctor._race import Time, race
+from tw_reduce.plans import TensorInfo, plan_auto
+from tw_reduce.reducers import CollectiveKeys
+
+Doing = Callable[[str], object]
+Times = Mapping[Strategy, Time]
+_ROUNDS = 41
+_TO_BUILD = 0.6  # of the time for a list; the rest is for its rounds
+# The mixture comes last: the others say which strategies to try on it.
+_IN_ORDER = (PROFILES[0], PROFILES[-1], *PROFILES[1:-1])
+_COPIED_BYTES = (4, 1 << 26)
+_NO_COPY = 1.5  # times a call that copies nothing, at most
+
+
+def measure_copies(
+    devices: Sequence[str], doing: Doing, *, until: float
+) -> list[dict[str, Any]]:
+    """Times copies of 4 bytes and of 64 MiB from every device to every other.
+
+    Args:
+      devices: at least one.
+      doing: called with what is being timed.
+      until: a value of ``time.monotonic`` after which no pair begins.
+
+    Returns:
+      For each pair: ``"from"``, ``"to"``, ``"latency_us"`` (of a call that copies 4
+      bytes, less that of a call that copies nothing) and ``"gb_per_s"``, None where
+      64 MiB take no longer than nothing: the devices share a memory.
+    """
+    held = {
+        (device, size): _held(tf.ones([size // 4]), device)
+        for device in devices
+        for size in _COPIED_BYTES
+    }
+    found = []
+    for source in devices:
+        for target in devices:
+            if source == target or time.monotonic() > until:
+                continue
+            doing(f"a copy from {source} to {target}")
+            small, large = (
+                _copier(held[source, size], target) for size in _COPIED_BYTES
+            )
+            here = _copier(held[source, _COPIED_BYTES[0]], source)
+            times = race(
+                {"here": here, "small": small, "large": large},
+                "here",
+                rounds=5,
+                until=time.monotonic() + 0.2,
+            )
+            latency = max(0.0, times["small"].seconds - times["here"].seconds)
+            moved = times["large"].seconds - times["here"].seconds
+            is_copy = times["large"].ratio > _NO_COPY
+            rate = round(_COPIED_BYTES[1] / moved / 1e9, 2) if is_copy else None
+            found.append(
+                {
+                    "from": source,
+                    "to": target,
+                    "latency_us": round(1e6 * latency, 1),
+                    "gb_per_s": rate,
+                }
+            )
+    return found
+
+
+def measure_reducers(
+    devices: Sequence[str], algorithms: Sequence[str], doing: Doing, *, until: float
+) -> list[dict[str, Any]]:
+    """Times every algorithm, alone and packed, on the doctor's lists of gradients.
+
+    Args:
+      devices: [K] the towers', K > 1.
+      algorithms: those that fit; names of ``tw_reduce._measured.ALGORITHMS``.
+      doing: called with what is being timed.
+      until: a value of ``time.monotonic`` after which rounds end, and strategies that
+        have not been timed yet are left out.
+
+    Returns:
+      For each list of gradients its entry in the file of ``tw-doctor --json``.
+    """
+    adding = reducers_on(tuple(devices), CollectiveKeys())
+    found: dict[str, dict[str, Times]] = {own.name: {} for own in PROFILES}
+    places = [(where, own) for where in (KEPT, COPIED) for own in _IN_ORDER]
+    for number, (where, profile) in enumerate(places):
+        around = tw_reduce.broadcast if where == COPIED else lambda reducer: reducer
+        before = [found[own.name].get(where, {}) for own in (PROFILES[0], PROFILES[-1])]
+        now = time.monotonic()
+        found[profile.name][where] = _race_strategies(
+            profile,
+            {name: around(adding[name]) for name in algorithms},
+            devices,
+            [_default(devices, algorithms), *to_time(algorithms, *before)],
+            partial(_say, doing, f"{profile.name}, {where}"),
+            until=now + max(0.0, until - now) / (len(places) - number),
+        )
+    return [
+        {
+            "name": own.name,
+            "num_bytes": list(own.num_bytes),
+            "times": {
+                where: _rows(own, times) for where, times in found[own.name].items()
+            },
+        }
+        for own in PROFILES
+    ]
+
+
+def whole_gradients(profile: Profile, device: str, tower: int) -> list[tf.Variable]:
+    """Makes a tower's gradients, of whole numbers, so that sums are exact."""
+    random = tf.random.Generator.from_seed(tower)
+    return [
+        _held(tf.cast(random.uniform(shape, -64, 64, tf.int32), tf.float32), device)
+        for shape in profile.shapes
+    ]
+
+
+def timed_call(reducer: Reducer, held: Sequence[Sequence[tf.Variable]]) -> Any:
+    """Returns a function that reduces what variables hold, and ends when it is done."""
+
+    def reduce() -> list[Any]:
+        grads = []
+        for tower in held:
+            with tf.device(tower[0].device):
+                grads.append([variable.read_value() for variable in tower])
+        reduced = reducer(grads)
+        return list({id(t): t for row in reduced for t in row}.values())
+
+    call = tf.function(reduce, autograph=False)
+    return lambda: ended(call())
+
+
+def ended(results: Any) -> Any:
+    """Waits until GPUs have done what a call only asked of them."""
+    if tf.config.list_physical_devices("GPU"):
+        tf.test.experimental.sync_devices()
+    return results
+
+
+def reducer_of(strategy: Strategy, reducers: Mapping[str, Reducer]) -> Reducer:
+    """Builds a strategy of reducers by name."""
+    below = strategy.below_bytes
+    small = tw_reduce.packed(reducers[strategy.small], below_bytes=below)
+    if strategy.small == strategy.large:
+        return small
+    return tw_reduce.partition(
+        lambda info: "small" if (info.num_bytes or 0) < below else "large",
+        {"small": small, "large": reducers[strategy.large]},
+    )
+
+
+def _race_strategies(
+    profile: Profile,
+    reducers: Mapping[str, Reducer],
+    devices: Sequence[str],
+    strategies: Sequence[Strategy],
+    doing: Callable[[object], object],
+    *,
+    until: float,
+) -> Times:
+    """Times strategies, each way of treating the list once; the first is peer."""
+    held = [whole_gradients(profile, d, k) for k, d in enumerate(devices)]
+    calls: dict[Strategy, Callable[[], object]] = {}
+    treatments = set()
+    begun = time.monotonic()
+    for strategy in strategies:
+        key = treatment(strategy, profile.num_bytes)
+        is_late = time.monotonic() > begun + _TO_BUILD * (until - begun)
+        if key in treatments or (calls and is_late):
+            continue
+        treatments.add(key)
+        doing(strategy)
+        calls[strategy] = timed_call(reducer_of(strategy, reducers), held)
+        calls[strategy]()
+    return race(calls, strategies[0], rounds=_ROUNDS, until=until, began=doing)
+
+
+def _default(devices: Sequence[str], algorithms: Sequence[str]) -> Strategy:
+    """What ``auto`` does to float32 without measurements, if that can be timed."""
+    info = TensorInfo(0, (1,), "float32", 4)
+    (choice,) = plan_auto([info], devices).choices
+    name = choice.algorithm if choice.algorithm in algorithms else algorithms[0]
+    return Strategy(name, name, DEFAULT_BELOW)
+
+
+def _rows(profile: Profile, times: Times) -> list[dict[str, Any]]:
+    """A row for each strategy that does to the list what one of those timed does."""
+    by_treatment = {treatment(own, profile.num_bytes): own for own in times}
+    names = dict.fromkeys(
+        own for strategy in times for own in (strategy.small, strategy.large)
+    )
+    rows = []
+    for strategy in dict.fromkeys([*times, *uniform(list(names), THRESHOLDS)]):
+        timed = by_treatment.get(treatment(strategy, profile.num_bytes))
+        if timed is not None:
+            rows.append(vars(strategy) | vars(times[timed]))
+    return rows
+
+
+def _say(doing: Doing, place: str, strategy: object) -> None:
+    doing(f"{strategy} on {place}")
+
+
+def _held(value: tf.Tensor, device: str) -> tf.Variable:
+    with tf.device(device):
+        return tf.Variable(value, trainable=False)
+
+
+def _copier(held: tf.Variable, target: str) -> Callable[[], object]:
+    source = held.device
+
+    def copy() -> tf.Tensor:
+        with tf.device(source):
+            read = held.read_value()
+        with tf.device(target):
+            return tf.identity(read)
+
+    call = tf.function(copy, autograph=False)
+    return lambda: ended(call())

@@ -1,0 +1,140 @@
+"""The report of ``tw-doctor`` as text, and its progress bar."""
+
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tw_reduce._measured import COPIED, KEPT, Strategy
+
+_BAR = 24
+_BUSY = ": times will mislead; measure on an idle machine"
+_MARKS = {"ok": "ok   ", "unfit": "-    ", "wrong": "WRONG"}
+_SHOWN = 4  # of the strategies of a list
+
+
+class Page:
+    """Writes to stdout as things become known, and the bar to a terminal's stderr."""
+
+    def __init__(self) -> None:
+        self._shows_bar = sys.stderr.isatty()
+        self._has_checks = False
+
+    def progress(self, share: float, what: str) -> None:
+        """Shows how much is done, and what is being done; on a terminal only."""
+        if not self._shows_bar:
+            return
+        full = round(_BAR * share)
+        bar = f"[{'=' * full}{' ' * (_BAR - full)}] {share:4.0%}  {what}"
+        width = shutil.get_terminal_size().columns - 1
+        print(f"\r\033[K{bar[:width]}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Takes the bar away."""
+        if self._shows_bar:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    def facts(self, report: Mapping[str, Any]) -> None:
+        """Writes what the machine is."""
+        self._write(facts_lines(report))
+
+    def check(self, check: Mapping[str, Any]) -> None:
+        """Writes what came of a check."""
+        head = [] if self._has_checks else ["", "checks"]
+        self._has_checks = True
+        said = f"  {check['said']}" if check["said"] else ""
+        self._write([*head, f"  {_MARKS[check['status']]} {check['name']}{said}"])
+
+    def part(self, kind: str, rows: Any) -> None:
+        """Writes what was measured."""
+        lines = {"copies": copy_lines, "reducers": reducer_lines}.get(
+            kind, scaling_lines
+        )
+        self._write(["", *lines(rows)])
+
+    def close(self, report: Mapping[str, Any], written: Path | None) -> None:
+        """Writes the verdict."""
+        states = [check["status"] for check in report["checks"]]
+        fit = len(states) - states.count("unfit")
+        lines = [
+            "",
+            f"{states.count('ok')} of {fit} checks hold; {report['seconds']} s",
+        ]
+        if written is not None:
+            lines.append(f"Wrote {written}")
+        self._write(lines)
+
+    def _write(self, lines: Sequence[str]) -> None:
+        self.clear()
+        print("\n".join(lines), flush=True)
+
+
+def facts_lines(report: Mapping[str, Any]) -> list[str]:
+    """Tells versions, devices, memory, links, TF_CONFIG and exposure."""
+    facts, made_on = report["facts"], report["made_on"]
+    own = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
+    memory = [f"{facts['memory_bytes'] / 2**30:.1f} GiB"]
+    memory += [
+        f"{gpu['name']} {gpu['total_mib']:,} MiB, {gpu['free_mib']:,} free"
+        for gpu in facts["gpu_memory"]
+    ]
+    lines = [
+        f"versions   {own}",
+        f"machine    {facts['system']}, {facts['cores']} cores, {made_on['processor']}",
+        f"load       {facts['load']}{_BUSY if facts['load'] > 1 else ''}",
+        f"memory     {'; '.join(memory)}",
+        f"gpus       {made_on['gpus']}",
+        f"towers     {', '.join(report['devices'])}",
+        f"TF_CONFIG  {facts['tf_config']}",
+        f"exposed    {facts['exposed']}",
+    ]
+    links = facts["links"] or ["nvidia-smi shows none"]
+    return [*lines, *_labelled("links", links)]
+
+
+def copy_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Tells how fast devices copy from each other."""
+    yield "copies         latency, and rate of 64 MiB"
+    for row in rows:
+        rate = row["gb_per_s"]
+        shown = "one memory" if rate is None else f"{rate:.1f} GB/s"
+        latency = f"{row['latency_us']:8.1f} us"
+        yield f"  {_short(row['from'])} -> {_short(row['to'])}  {latency}  {shown}"
+
+
+def reducer_lines(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Tells the fastest strategies on each list of gradients."""
+    yield "reducers       time, and ratio to the fastest"
+    said = {KEPT: "sums left where they are", COPIED: "copied to every tower"}
+    for entry in entries:
+        for where, rows in entry["times"].items():
+            yield f"  {entry['name']}, {said[where]}"
+            ordered = sorted(rows, key=lambda row: row["ratio"])
+            fastest = ordered[0]["ratio"]
+            for row in _distinct(ordered)[:_SHOWN]:
+                name = Strategy(row["small"], row["large"], row["below_bytes"])
+                time = f"{1e3 * row['seconds']:9.3f} ms"
+                yield f"    {time}  {row['ratio'] / fastest:6.2f}  {name}"
+
+
+def scaling_lines(scaling: Mapping[str, Any]) -> Iterator[str]:
+    """Tells how training scales over towers."""
+    yield "scaling        images/s; of single towers' sum; of towers that do not reduce"
+    for row in scaling["rows"]:
+        shares = f"{row['efficiency']:7.1%} {row['of_bound']:7.1%}"
+        yield f"  {row['towers']:3} towers  {row['images_per_s']:12,.1f}  {shares}"
+
+
+def _distinct(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Leaves out strategies that did the same as one before: they share its time."""
+    shown = {row["seconds"]: row for row in reversed(rows)}
+    return [row for row in rows if shown[row["seconds"]] is row]
+
+
+def _labelled(label: str, lines: Sequence[str]) -> list[str]:
+    return [f"{label if n == 0 else '':10} {line}" for n, line in enumerate(lines)]
+
+
+def _short(device: str) -> str:
+    return device.removeprefix("/device:").removeprefix("/").lower()

@@ -1,0 +1,120 @@
+"""Timing things that do the same work, in turns.
+
+A machine drifts while it is measured, so absolute times say little. Contenders take
+turns in an order that changes from round to round, and what counts is the median over
+the rounds of (time of this one / time of one reference in the same round). Who is far
+behind after the first rounds takes part no longer.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+_Name = TypeVar("_Name", bound=Hashable)
+_FIRST_ROUNDS = 5
+_HOPELESS = 1.4
+_BLOCK_S = 0.01
+
+
+@dataclass(frozen=True)
+class Time:
+    """What a race says of one contender.
+
+    Attributes:
+      seconds: of one run, the median.
+      ratio: the median over the rounds of its time / the reference's.
+      rounds: in how many it took part.
+    """
+
+    seconds: float
+    ratio: float
+    rounds: int
+
+
+def race(
+    contenders: Mapping[_Name, Callable[[], object]],
+    reference: _Name,
+    *,
+    rounds: int,
+    until: float,
+    hopeless: float = _HOPELESS,
+    began: Callable[[_Name], object] = lambda name: None,
+) -> dict[_Name, Time]:
+    """Times contenders in turns.
+
+    Args:
+      contenders: by name; each does the work once and ends when it is done.
+      reference: the one that ratios are taken to; it takes part in every round.
+      rounds: at most so many, of which the first five are run whatever the time.
+      until: a value of ``time.monotonic`` after which no round begins.
+      hopeless: who takes so many times as long as the fastest in the first
+        rounds takes part no longer.
+      began: called with a name whenever its turn begins.
+
+    Returns:
+      A time for each contender.
+    """
+    calls = {}
+    for name, run in contenders.items():
+        began(name)
+        calls[name] = _calls_per_block(run)
+    times: dict[_Name, list[float]] = {name: [] for name in contenders}
+    active = list(contenders)
+    for turn in range(rounds):
+        if turn >= _FIRST_ROUNDS and time.monotonic() > until:
+            break
+        if turn == _FIRST_ROUNDS:
+            best = {name: min(own) for name, own in times.items()}
+            bound = hopeless * min(best.values())
+            active = [n for n in active if n == reference or best[n] < bound]
+        start = turn % len(active)
+        step = active[start:] + active[:start]
+        for name in step if turn % 2 else reversed(step):
+            began(name)
+            contenders[name]()  # what ran before leaves caches in its own state
+            times[name].append(_block(contenders[name], calls[name]))
+    return _summaries(times, reference)
+
+
+def _summaries(
+    times: Mapping[_Name, list[float]], reference: _Name
+) -> dict[_Name, Time]:
+    """Medians of pairs; of who left early, by the fastest of the rounds that it saw.
+
+    Few rounds on a busy machine say little: the ratio of the best times of both in
+    these rounds, times what all rounds say of that one, keeps who left behind it.
+    """
+    last = len(times[reference])
+    found = {
+        name: Time(statistics.median(own), _median_ratio(own, times[reference]), last)
+        for name, own in times.items()
+        if len(own) == last
+    }
+    for name, own in times.items():
+        if name not in found:
+            rounds = len(own)
+            fastest = min(found, key=lambda other: min(times[other][:rounds]))
+            behind = min(own) / min(times[fastest][:rounds])
+            ratio = behind * found[fastest].ratio
+            found[name] = Time(statistics.median(own), ratio, rounds)
+    return {name: found[name] for name in times}
+
+
+def _median_ratio(own: list[float], reference: list[float]) -> float:
+    pairs = zip(own, reference, strict=True)
+    return statistics.median(mine / theirs for mine, theirs in pairs)
+
+
+def _calls_per_block(run: Callable[[], object]) -> int:
+    run()
+    run()
+    return max(1, min(100, int(_BLOCK_S / max(_block(run, 1), 1e-6))))
+
+
+def _block(run: Callable[[], object], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - start) / calls
