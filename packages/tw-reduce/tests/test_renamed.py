@@ -32,7 +32,7 @@ def test_an_old_name_gives_the_new_object_and_warns(name):
 
 
 def test_all_names_of_the_last_version_are_there():
-    new = {"accumulate_as", "broadcast", "compress", "partition"}
+    new = {"accumulate_as", "all_reduce", "broadcast", "compress", "partition"}
     assert len((set(tw_reduce.__all__) - new) | set(NAMES)) == 40
 
 

@@ -9,9 +9,11 @@ import tw_reduce
 from tw_core.testing import CPUS, WrongCall, check_wrong_call, names_without_wrong_calls
 from tw_reduce import (
     accumulate_as,
+    all_reduce,
     auto,
     broadcast,
     compress,
+    doctor,
     hierarchical,
     mean,
     packed,
@@ -26,7 +28,11 @@ from tw_reduce import (
     sum_round_robin,
     tensorpack,
 )
+from tw_reduce.doctor import main
 from tw_reduce.plans import (
+    MeasuredProfile,
+    Measurements,
+    Strategy,
     TensorInfo,
     describe,
     plan_auto,
@@ -34,8 +40,14 @@ from tw_reduce.plans import (
     plan_hierarchy,
     plan_packs,
     plan_splits,
+    read_measurements,
 )
-from tw_reduce.reducers import CollectiveKeys, check_reduced, check_tower_tensors
+from tw_reduce.reducers import (
+    CollectiveKeys,
+    check_reduced,
+    check_tower_tensors,
+    check_weights,
+)
 from tw_reduce.tensorpack import (
     GradientPacker,
     aggregate_grads_colocate,
@@ -52,6 +64,7 @@ NAN = float("nan")
 # What planners and `auto` give out; their attributes are documented, not checked.
 PLANS = [
     *("AutoPlan", "BalancePlan", "Choice", "HierarchyPlan", "PackPlan", "SplitPlan"),
+    "MeasuredProfile",
     "PackPlan.packed_shapes",  # tw-core's
 ]
 
@@ -257,6 +270,7 @@ SUMS = {
     "hierarchical": hierarchical([[0], [1]]),
     "sum_collective": partial(sum_collective, devices=TWO, keys=KEYS),
     "auto": auto(TWO),
+    "all_reduce": all_reduce(TWO),
     "allreduce_grads_naive": allreduce_grads_naive,
 }
 AROUND = {
@@ -348,11 +362,27 @@ REDUCERS = [
         ((tf.complex64,), ValueError, "positions 0 (complex64)"),
         ((tf.bool,), ValueError, "positions 0 (bool)"),
     ),
+    *rows(
+        "check_weights",
+        lambda weights: check_weights("check_weights", weights, num_towers=2),
+        ((3,), TypeError, "weights must be a list"),
+        (([1, "2"],), TypeError, "got tower 1: '2'"),
+        (([1, -2],), ValueError, "finite and 0 or more; got tower 1: -2"),
+        (([1],), ValueError, "weights must be one per tower (2); got 1"),
+    ),
     *rows("auto", auto, *no_devices()),
     *rows("auto", lambda n: auto(TWO, below_bytes=n), *threshold()),
     *rows("auto", lambda keys: auto(TWO, keys=keys), *no_keys()),
     *rows(
         "auto", lambda explain: auto(TWO, explain=explain), *no_function("explain")[1:]
+    ),
+    *rows("all_reduce", all_reduce, *no_devices()),
+    *rows("all_reduce", lambda n: all_reduce(TWO, below_bytes=n), *threshold()),
+    *rows("all_reduce", lambda keys: all_reduce(TWO, keys=keys), *no_keys()),
+    *rows(
+        "all_reduce",
+        lambda explain: all_reduce(TWO, explain=explain),
+        *no_function("explain")[1:],
     ),
     *rows(
         "reducer_for_mode",
@@ -523,6 +553,22 @@ CLASSES = [
         ((0,), ValueError, "start must be between 1 and 2**30; got 0"),
         ((2**30 + 1,), ValueError, "got 1073741825"),
     ),
+    *rows(
+        "CollectiveKeys",
+        lambda flag: CollectiveKeys(note_arrivals=flag),
+        ((1,), TypeError, "note_arrivals must be True or False; got 1"),
+    ),
+    *rows(
+        "CollectiveKeys.bounded",
+        KEYS.bounded,
+        ((None,), TypeError, "function must be a function; got None"),
+    ),
+    *rows(
+        "CollectiveKeys.bounded",
+        lambda seconds: KEYS.bounded(print, timeout_s=seconds),
+        (("1",), TypeError, "timeout_s must be a number; got '1'"),
+        ((0,), ValueError, "timeout_s must be above 0; got 0"),
+    ),
     *rows("CollectiveKeys.group", KEYS.group, *no_devices()),
     *rows("GradientPacker", GradientPacker, *not_whole("num_split", 1)),
     *rows(
@@ -603,7 +649,67 @@ CLASSES = [
         ((0, (2,), "float32", 4, "no"), TypeError, "is_sparse must be True or False"),
     ),
 ]
-ROWS = [*LISTS, *REDUCERS, *COMBINATORS, *PLANNERS, *OLDER, *CLASSES]
+ON_DEVICE = Strategy("sum_on_device", "sum_on_device", 0)
+TIMES = {"auto": {ON_DEVICE: 1.0}, "all_reduce": {ON_DEVICE: 1.0}}
+ELSEWHERE = Measurements(("/device:CPU:0",), {}, (MeasuredProfile("p", (4,), TIMES),))
+WITH_MEASURED = {
+    "auto": lambda own: auto(TWO, measured=own),
+    "all_reduce": lambda own: all_reduce(TWO, measured=own),
+    "plan_auto": lambda own: plan_auto((), TWO, measured=own),
+}
+
+
+def no_measurements():
+    """What every function with ``measured=`` refuses."""
+    return [
+        ((3,), TypeError, "measured must be a path, or what tw-doctor wrote there"),
+        (({"format": 7},), ValueError, "must have format 1 of tw-doctor; got 7"),
+        (({"format": 1},), ValueError, "holds no times of reducers"),
+        ((__file__,), ValueError, "test_wrong_calls.py is not JSON"),
+    ]
+
+
+def other_devices():
+    return [((ELSEWHERE,), ValueError, "was taken on devices ['/device:CPU:0']; got")]
+
+
+MEASURED = [
+    *rows("read_measurements", read_measurements, *no_measurements()),
+    *(
+        row
+        for name, call in WITH_MEASURED.items()
+        for row in rows(name, call, *no_measurements(), *other_devices())
+    ),
+    *rows(
+        "plan_auto",
+        lambda own: plan_auto((), TWO, copies=own),
+        ((1,), TypeError, "copies must be True or False"),
+    ),
+    *rows(
+        "Strategy",
+        Strategy,
+        (("sum", "sum_nccl", 0), ValueError, "unknown algorithm 'sum'; known are sum_"),
+        ((None, "sum_nccl", 0), TypeError, "algorithm must be a string; got None"),
+        (("sum_nccl", "sum_nccl", -1), ValueError, "below_bytes must be at least 0"),
+        (
+            ("sum_nccl", "sum_nccl", 0.5),
+            TypeError,
+            "below_bytes must be a whole number",
+        ),
+    ),
+    *rows(
+        "Measurements",
+        lambda profiles: Measurements((), {}, profiles),
+        (((),), ValueError, "no strategy has times on all profiles"),
+    ),
+    *rows(
+        "main",
+        main,
+        (("--towers 2",), TypeError, "arguments must be a list of"),
+        (([2],), TypeError, "argument must be a string; got 2"),
+    ),
+]
+ROWS = [*MEASURED, *LISTS, *REDUCERS, *COMBINATORS, *PLANNERS, *OLDER, *CLASSES]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.name}: {row.says}")
@@ -612,10 +718,11 @@ def test_a_wrong_call_is_refused_in_a_sentence(row):
 
 
 def test_no_public_name_goes_without_wrong_calls():
-    modules = (tw_reduce, plans, reducers, tensorpack)
+    modules = (tw_reduce, doctor, plans, reducers, tensorpack)
     lacking = {
         name
         for module in modules
         for name in names_without_wrong_calls(module, ROWS, exempt=())
     }
-    assert lacking == set(PLANS)
+    # The last two take what check_weights has let pass.
+    assert lacking == {*PLANS, "shares_of", "unit_of"}

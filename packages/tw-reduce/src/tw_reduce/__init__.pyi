@@ -1,3 +1,4 @@
+from ._choosing import all_reduce as all_reduce
 from ._choosing import auto as auto
 from ._choosing import reducer_for_mode as reducer_for_mode
 from ._combinators.compress import accumulate_as as accumulate_as

@@ -4,8 +4,15 @@ The planners take no tensors: ``describe`` notes what they need to know of them.
 """
 
 from tw_core.flat_packs import PackPlan
-from tw_reduce._choosing import AutoPlan, Choice, plan_auto
 from tw_reduce._combinators.packed import plan_packs
+from tw_reduce._measured import (
+    Measured,
+    MeasuredProfile,
+    Measurements,
+    Strategy,
+    read_measurements,
+)
+from tw_reduce._planning import AutoPlan, Choice, plan_auto
 from tw_reduce._sums.hierarchical import (
     EIGHT_GPU_CROSS,
     Groups,
@@ -23,8 +30,12 @@ __all__ = [
     "EIGHT_GPU_CROSS",
     "Groups",
     "HierarchyPlan",
+    "Measured",
+    "MeasuredProfile",
+    "Measurements",
     "PackPlan",
     "SplitPlan",
+    "Strategy",
     "TensorInfo",
     "describe",
     "plan_auto",
@@ -32,4 +43,5 @@ __all__ = [
     "plan_hierarchy",
     "plan_packs",
     "plan_splits",
+    "read_measurements",
 ]

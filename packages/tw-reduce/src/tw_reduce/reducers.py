@@ -5,6 +5,7 @@ A reducer adds: it takes [K][N] tensors, a list per tower, and returns [K][N] su
 """
 
 from tw_reduce._checks import check_reduced, check_tower_tensors
+from tw_reduce._combinators.weights import check_weights, shares_of, unit_of
 from tw_reduce._reducer import Tensorlike, TowerTensors
 from tw_reduce._sums.rendezvous import CollectiveKeys
 
@@ -14,4 +15,7 @@ __all__ = [
     "TowerTensors",
     "check_reduced",
     "check_tower_tensors",
+    "check_weights",
+    "shares_of",
+    "unit_of",
 ]

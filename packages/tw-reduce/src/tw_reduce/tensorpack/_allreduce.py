@@ -24,6 +24,7 @@ from tw_reduce._checks import (
 from tw_reduce._combinators.mean import check_divisible, mean
 from tw_reduce._combinators.packed import packed
 from tw_reduce._combinators.partition import deal_out
+from tw_reduce._combinators.weights import check_weights
 from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, columns
 from tw_reduce._sums.collectives import sum_collective, sum_nccl
 from tw_reduce._sums.hierarchical import EIGHT_GPU_CROSS, hierarchical
@@ -140,7 +141,10 @@ def allreduce_grads_naive(
 
 @without_autograph
 def aggregate_grads_colocate(
-    all_grads: Sequence[Sequence[tuple[Tensorlike, Any]]], average: bool = True
+    all_grads: Sequence[Sequence[tuple[Tensorlike, Any]]],
+    average: bool = True,
+    *,
+    weights: Sequence[Any] | None = None,
 ) -> list[tuple[Tensorlike, Any]]:
     """Adds the towers' gradients of each variable on the variable's device.
 
@@ -148,6 +152,7 @@ def aggregate_grads_colocate(
       all_grads: [K][N] (gradient, variable) pairs; the variables are shared by
         the towers.
       average: means instead of sums.
+      weights: [K] what each tower's gradients weigh in the means, as for ``mean``.
 
     Returns:
       [N] (gradient, variable) pairs, with tower 0's variables. Sparse
@@ -155,12 +160,18 @@ def aggregate_grads_colocate(
 
     Raises:
       ValueError: no tower, no gradient, towers of unequal length, None, differing
-        dtypes or shapes, towers that do not share their variables.
+        dtypes or shapes, towers that do not share their variables; weights of sums.
       TypeError: something other than pairs of a gradient and its variable, or
-        than numbers; integers with ``average``.
+        than numbers; integers with ``average``; weights as ``mean``.
     """
     check_flag("aggregate_grads_colocate", average=average)
     _check_pairs(all_grads)
+    check_weights(
+        "aggregate_grads_colocate",
+        weights,
+        num_towers=len(all_grads),
+        average=average,
+    )
     grads = [[grad for grad, _ in tower] for tower in all_grads]
     refuse_unaddable(grads, "aggregate_grads_colocate")
     variables = [variable for _, variable in all_grads[0]]
@@ -182,7 +193,7 @@ def aggregate_grads_colocate(
     names = {home: f"device{i}" for i, home in enumerate(dict.fromkeys(homes))}
     # A pack per tower and device travels faster than each small gradient alone.
     reducers = {
-        name: _averaged(packed(partial(_sum_on, device=home or None)), average)
+        name: _averaged(packed(partial(_sum_on, device=home or None)), average, weights)
         for home, name in names.items()
     }
     with tf.name_scope("aggregate_grads_colocate"):
@@ -190,8 +201,10 @@ def aggregate_grads_colocate(
     return list(zip(reduced[0], variables, strict=True))
 
 
-def _averaged(reducer: Reducer, average: bool) -> Reducer:
-    return mean(reducer) if average else reducer
+def _averaged(
+    reducer: Reducer, average: bool, weights: Sequence[Any] | None = None
+) -> Reducer:
+    return mean(reducer, weights=weights) if average else reducer
 
 
 def _sum_on(grads: TowerTensors, *, device: str | None) -> list[list[Tensorlike]]:

@@ -1,0 +1,345 @@
+"""Choosing reducers by what ``tw-doctor`` measured: plain Python, without TensorFlow.
+
+The doctor times whole reducers on three lists of gradients: many small ones, a mixture,
+a few large ones. A list of one's own lies somewhere between them, by the mean size of
+its gradients; what each strategy lost against the fastest is interpolated there, and
+the strategy that loses least is taken. On the three lists themselves that is the
+fastest one, or one within 2 % of it. ``docs/design/doctor.md`` has the reasons.
+"""
+
+import json
+import math
+import os
+import platform
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tw_core.checks import check_text, check_whole_number
+
+FORMAT = 1
+ALGORITHMS = (
+    *("sum_on_device", "sum_balanced", "sum_round_robin"),
+    *("hierarchical", "sum_collective", "sum_nccl"),
+)
+# Where results were timed: left where they were added, or copied to every tower.
+KEPT, COPIED = "auto", "all_reduce"
+_AS_GOOD = 1.02
+_AGAIN = "Write it anew with `tw-doctor --json FILE`"
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Which algorithms add a list of gradients, divided by their size.
+
+    Attributes:
+      small: adds dense gradients of fewer than ``below_bytes``, joined into packs.
+      large: adds the others, each alone.
+      below_bytes: 0 where nothing is packed.
+    """
+
+    small: str
+    large: str
+    below_bytes: int
+
+    def __post_init__(self) -> None:
+        """Refuses unknown algorithms.
+
+        Raises:
+          TypeError: a value of another type.
+          ValueError: an unknown algorithm, or ``below_bytes`` is negative.
+        """
+        for algorithm in (self.small, self.large):
+            check_text("Strategy", algorithm=algorithm)
+            if algorithm not in ALGORITHMS:
+                raise ValueError(
+                    f"Strategy: unknown algorithm {algorithm!r}; known are "
+                    f"{', '.join(ALGORITHMS)}."
+                )
+        check_whole_number("Strategy", below_bytes=self.below_bytes, at_least=0)
+
+    def __str__(self) -> str:
+        """As one would write it, such as ``packed(sum_on_device, 16384)``."""
+        if not self.below_bytes:
+            return self.large
+        small = f"packed({self.small}, {self.below_bytes})"
+        return small if self.small == self.large else f"{small} and {self.large}"
+
+
+@dataclass(frozen=True)
+class MeasuredProfile:
+    """The times of strategies on one list of gradients.
+
+    Attributes:
+      name: of the list, as shown.
+      num_bytes: of each gradient of one tower, dense; at least one, above 0.
+      times: ``"auto"`` (sums stay where they were added) or ``"all_reduce"`` (a copy
+        for every tower) -> strategy -> its time as a multiple of one strategy's, the
+        same for all.
+    """
+
+    name: str
+    num_bytes: tuple[int, ...]
+    times: Mapping[str, Mapping[Strategy, float]]
+
+    @cached_property
+    def log_mean_bytes(self) -> float:
+        """log2 of the mean size of a gradient."""
+        return math.log2(sum(self.num_bytes) / len(self.num_bytes))
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What ``tw-doctor`` measured, as far as a choice needs it.
+
+    Attributes:
+      devices: [K] the towers' devices, canonically spelt.
+      made_on: what the figures depend on: ``"tensorflow"``, ``"tw-reduce"``,
+        ``"processor"``, ``"cores"`` and ``"gpus"``, each as a string.
+      profiles: at least one; some strategy has times on all of them.
+    """
+
+    devices: tuple[str, ...]
+    made_on: Mapping[str, str]
+    profiles: tuple[MeasuredProfile, ...]
+
+    def __post_init__(self) -> None:
+        """Refuses measurements that nothing can be chosen by.
+
+        Raises:
+          ValueError: no strategy has times on all profiles.
+        """
+        for where in (KEPT, COPIED):
+            timed = [set(profile.times[where]) for profile in self.profiles]
+            if not timed or not set.intersection(*timed):
+                raise ValueError(
+                    f"Measurements: no strategy has times on all profiles for {where}; "
+                    "leave out profiles, or time one strategy on all."
+                )
+
+    @property
+    def thresholds(self) -> tuple[int, ...]:
+        """All ``below_bytes`` that a choice may have."""
+        found = {
+            strategy.below_bytes
+            for profile in self.profiles
+            for times in profile.times.values()
+            for strategy in times
+        }
+        return tuple(sorted(found))
+
+
+Measured: TypeAlias = Measurements | Mapping[str, Any] | str | os.PathLike[str]
+"""Measurements, the content of a file of ``tw-doctor --json``, or the file's path."""
+
+
+def read_measurements(measured: Measured) -> Measurements:
+    """Reads what ``tw-doctor --json FILE`` wrote.
+
+    Args:
+      measured: the file's path, or its content as ``json.load`` returns it;
+        measurements are returned as they are.
+
+    Returns:
+      The measurements.
+
+    Raises:
+      TypeError: neither a path nor a mapping.
+      ValueError: not such a file, one of another format, or one without times.
+      OSError: the file cannot be read.
+    """
+    return as_measurements(measured, caller="read_measurements")
+
+
+def as_measurements(measured: Measured, *, caller: str) -> Measurements:
+    """As ``read_measurements``, in the name of another function."""
+    if isinstance(measured, Measurements):
+        return measured
+    if isinstance(measured, Mapping):
+        return _parse(measured, f"{caller}: measured")
+    if not isinstance(measured, str | os.PathLike):
+        raise TypeError(
+            f"{caller}: measured must be a path, or what tw-doctor wrote there; got "
+            f"{type(measured).__name__}."
+        )
+    path = Path(measured)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{caller}: {path} is not JSON ({error}). {_AGAIN}.") from None
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{caller}: {path} holds no JSON object. {_AGAIN}.")
+    return _parse(content, f"{caller}: {path}")
+
+
+def choose_strategy(
+    measured: Measurements, num_bytes: Sequence[int], *, copies: bool
+) -> Strategy:
+    """Returns a strategy that loses least on a list of gradients.
+
+    Of those that are within 2 % of each other, which no measurement tells apart, it is
+    the one that was written first: the doctor begins with ``auto``'s own.
+
+    Args:
+      measured: what was measured.
+      num_bytes: of the dense gradients of one tower; without any, or with none above
+        0, the list counts as the one of the smallest gradients.
+      copies: whether every tower gets its own copy of the sums.
+
+    Returns:
+      The strategy; the same for the same input, whatever the order of the sizes.
+    """
+    losses = [
+        (weight, _losses(profile.times[COPIED if copies else KEPT]))
+        for weight, profile in _neighbours(measured.profiles, num_bytes)
+    ]
+    totals = {
+        strategy: sum(weight * own[strategy] for weight, own in losses)
+        for strategy in losses[0][1]
+        if all(strategy in own for _, own in losses)
+    }
+    least = min(totals.values())
+    return next(own for own, loss in totals.items() if loss <= _AS_GOOD * least)
+
+
+def described_here(tensorflow: str, gpus: Sequence[str]) -> dict[str, str]:
+    """Describes what figures depend on, for this machine and process.
+
+    Args:
+      tensorflow: its version.
+      gpus: the names of the physical GPUs.
+    """
+    return {
+        "tensorflow": tensorflow,
+        "tw-reduce": version_of("tw-reduce"),
+        "processor": _processor(),
+        "cores": str(num_cores()),
+        "gpus": ", ".join(gpus) or "none",
+    }
+
+
+def num_cores() -> int:
+    """Counts the cores that this process may use."""
+    usable = getattr(os, "sched_getaffinity", None)  # Linux only
+    return len(usable(0)) if usable else os.cpu_count() or 1
+
+
+def version_of(distribution: str) -> str:
+    """Returns a distribution's version; ``""`` where it is not installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
+
+
+def check_made_for(
+    measured: Measurements,
+    devices: Sequence[str],
+    here: Mapping[str, str],
+    *,
+    caller: str,
+) -> None:
+    """Refuses measurements of other devices, and warns of those of another machine.
+
+    Args:
+      measured: what was measured.
+      devices: [K] canonically spelt.
+      here: what figures depend on, of this process.
+      caller: opens the message.
+
+    Raises:
+      ValueError: they are of other devices, or of these in another order.
+    """
+    if measured.devices != tuple(devices):
+        raise ValueError(
+            f"{caller}: measured was taken on devices {list(measured.devices)}; got "
+            f"{list(devices)}. Pass those, or measure these with `tw-doctor --towers "
+            f"{len(devices)} --json FILE`."
+        )
+    others = [
+        f"{name} {measured.made_on.get(name, '?')} instead of {own}"
+        for name, own in here.items()
+        if measured.made_on.get(name) != own
+    ]
+    if others:
+        warnings.warn(
+            f"{caller}: measured was taken elsewhere: {'; '.join(others)}. The choice "
+            f"may not be the fastest here. {_AGAIN}.",
+            stacklevel=4,
+        )
+
+
+def _neighbours(
+    profiles: Sequence[MeasuredProfile], num_bytes: Sequence[int]
+) -> list[tuple[float, MeasuredProfile]]:
+    """The profiles on both sides of a list, with weights that add up to 1."""
+    ordered = sorted(profiles, key=lambda own: own.log_mean_bytes)
+    total = sum(num_bytes)
+    place = math.log2(total / len(num_bytes)) if total else -math.inf
+    for low, high in pairwise(ordered):
+        if low.log_mean_bytes <= place < high.log_mean_bytes:
+            width = high.log_mean_bytes - low.log_mean_bytes
+            up = (place - low.log_mean_bytes) / width
+            return [(1 - up, low), *([(up, high)] if up else [])]
+    outermost = ordered[0] if place < ordered[0].log_mean_bytes else ordered[-1]
+    return [(1.0, outermost)]
+
+
+def _losses(times: Mapping[Strategy, float]) -> dict[Strategy, float]:
+    fastest = min(times.values())
+    return {strategy: time / fastest for strategy, time in times.items()}
+
+
+def _parse(content: Mapping[str, Any], who: str) -> Measurements:
+    if content.get("format") != FORMAT:
+        raise ValueError(
+            f"{who} must have format {FORMAT} of tw-doctor; got "
+            f"{content.get('format')!r}. {_AGAIN}."
+        )
+    if not content.get("reducers"):
+        raise ValueError(
+            f"{who} holds no times of reducers: tw-doctor was not asked for them, or "
+            f"had no time left. {_AGAIN}, without --checks-only."
+        )
+    try:
+        return Measurements(
+            devices=tuple(map(str, content["devices"])),
+            made_on={str(k): str(v) for k, v in content["made_on"].items()},
+            profiles=tuple(map(_profile, content["reducers"])),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{who} is damaged ({type(error).__name__}: {error}). {_AGAIN}."
+        ) from error
+
+
+def _profile(entry: Mapping[str, Any]) -> MeasuredProfile:
+    sizes = tuple(map(int, entry["num_bytes"]))
+    if not sizes or min(sizes) <= 0:
+        raise ValueError(f"num_bytes of {entry['name']!r} must be above 0")
+    times = {where: _times(entry["times"][where]) for where in (KEPT, COPIED)}
+    return MeasuredProfile(str(entry["name"]), sizes, times)
+
+
+def _times(rows: Sequence[Mapping[str, Any]]) -> dict[Strategy, float]:
+    found: dict[Strategy, float] = {}
+    for row in rows:
+        strategy = Strategy(row["small"], row["large"], row["below_bytes"])
+        found[strategy] = float(row["ratio"])
+        if not 0 < found[strategy] < math.inf:
+            raise ValueError(f"the ratio of {strategy} must be above 0 and finite")
+    if not found:
+        raise ValueError("a list of times is empty")
+    return found
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,227 @@
+"""Which algorithm adds which gradient, and where: the plan of ``auto``, as data.
+
+It can be printed, and follows what was measured (``docs/design/reduce.md``). CPU
+devices of one process share one memory and one pool of threads, so one device adds all:
+spreading only adds transfers. GPUs add over their own links. Devices of several kinds
+or tasks share the bytes. With what ``tw-doctor`` measured on the machine, that decides
+instead (``_measured``).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import tensorflow as tf
+
+from tw_core.checks import check_flag
+from tw_core.devices import canonical_device
+from tw_core.renames import renamed_arguments
+from tw_reduce import _renamed
+from tw_reduce._checks import check_device_strings
+from tw_reduce._combinators.packed import check_below_bytes, is_small, packs_of
+from tw_reduce._measured import (
+    Measured,
+    Measurements,
+    Strategy,
+    as_measurements,
+    check_made_for,
+    choose_strategy,
+)
+from tw_reduce._sums.collectives import COLLECTIVE_DTYPES, NCCL_DTYPES
+from tw_reduce._sums.one_device import balanced
+from tw_reduce._tensor_info import TensorInfo, check_infos
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How one gradient is added.
+
+    Attributes:
+      tensor: which gradient.
+      algorithm: ``"sum_on_device"``, ``"sum_balanced"`` or ``"sum_nccl"``; by what
+        was measured also ``"sum_round_robin"``, ``"hierarchical"`` or
+        ``"sum_collective"``.
+      devices: where it is added.
+      packed_with: number of gradients that travel in its pack, itself included;
+        1 if it travels alone.
+      why: the reason, in words.
+    """
+
+    tensor: TensorInfo
+    algorithm: str
+    devices: tuple[str, ...]
+    packed_with: int
+    why: str
+
+    def __str__(self) -> str:
+        """A line: position, bytes, dtype, algorithm, devices, pack, reason."""
+        size = self.tensor.num_bytes
+        volume = f"{'?' if size is None else format(size, ',')} bytes"
+        kind = f"{'sparse ' if self.tensor.is_sparse else ''}{self.tensor.dtype}"
+        pack = f"pack of {self.packed_with}" if self.packed_with > 1 else "alone"
+        return (
+            f"{self.tensor.index:4d} {volume:>17} {kind:<15} {self.algorithm:<13} "
+            f"{','.join(self.devices):<9} {pack:<11} {self.why}"
+        )
+
+
+@dataclass(frozen=True)
+class AutoPlan:
+    """What ``auto`` does with each of N gradients; ``str(plan)`` is a table.
+
+    Attributes:
+      choices: [N].
+      below_bytes: dense gradients of fewer bytes are packed; None for those of fewer
+        than 4,096 elements.
+    """
+
+    choices: tuple[Choice, ...]
+    below_bytes: int | None = None
+
+    @property
+    def bytes_on(self) -> dict[str, int]:
+        """Known bytes of a tower that each device adds, by device.
+
+        What NCCL adds counts on every device that takes part.
+        """
+        loads: dict[str, int] = {}
+        for choice in self.choices:
+            for device in choice.devices:
+                loads[device] = loads.get(device, 0) + (choice.tensor.num_bytes or 0)
+        return loads
+
+    def __str__(self) -> str:
+        """One line per gradient, and one with the sum of the known bytes."""
+        known = sum(choice.tensor.num_bytes or 0 for choice in self.choices)
+        total = f"{len(self.choices)} gradients, {known:,} bytes per tower"
+        return "\n".join([*map(str, self.choices), total])
+
+
+@renamed_arguments(**_renamed.PACKING)
+def plan_auto(
+    infos: Sequence[TensorInfo],
+    devices: Sequence[str],
+    *,
+    below_bytes: int | None = None,
+    measured: Measured | None = None,
+    copies: bool = False,
+) -> AutoPlan:
+    """Chooses algorithm and device for each gradient.
+
+    Args:
+      infos: [N] of one tower.
+      devices: [K] the towers' devices.
+      below_bytes: as for ``auto``.
+      measured: as for ``auto``; taken as measured here, whatever machine this is.
+      copies: whether every tower gets a copy of the sums, as from ``all_reduce``; only
+        measurements tell these apart.
+
+    Returns:
+      The plan; the same for the same input.
+
+    Raises:
+      TypeError: something other than lists of infos and of strings; ``below_bytes``
+        is not a whole number, ``copies`` no bool.
+      ValueError: no device, or ``below_bytes`` is negative; ``measured`` is wrong or of
+        other devices.
+    """
+    check_device_strings(devices, caller="plan_auto")
+    check_below_bytes(below_bytes, caller="plan_auto")
+    check_infos(infos, caller="plan_auto")
+    check_flag("plan_auto", copies=copies)
+    own = None if measured is None else as_measurements(measured, caller="plan_auto")
+    if own is not None:
+        own_devices = [canonical_device(device) for device in devices]
+        check_made_for(own, own_devices, {}, caller="plan_auto")
+    return make_plan(infos, devices, below_bytes, own, copies=copies)
+
+
+def make_plan(
+    infos: Sequence[TensorInfo],
+    devices: Sequence[str],
+    below_bytes: int | None,
+    measured: Measurements | None = None,
+    *,
+    copies: bool = False,
+    share_gpus: bool = False,
+) -> AutoPlan:
+    """As ``plan_auto``, of checked arguments.
+
+    ``share_gpus``: whether several of the devices are parts of one GPU.
+    """
+    choose = partial(_choose, devices=devices, share_gpus=share_gpus)
+    if measured is not None:
+        sizes = [info.num_bytes for info in infos if not info.is_sparse]
+        known = [size for size in sizes if size is not None]
+        strategy = choose_strategy(measured, known, copies=copies)
+        below_bytes = strategy.below_bytes if below_bytes is None else below_bytes
+        choose = partial(_follow, strategy, below_bytes, devices=devices)
+    by_algorithm: dict[tuple[str, str], list[TensorInfo]] = {}
+    for info in infos:
+        by_algorithm.setdefault(choose(info), []).append(info)
+    choices = [
+        Choice(info, algorithm, places, len(unit), why)
+        for (algorithm, why), own in by_algorithm.items()
+        for unit, places in _place(own, algorithm, devices, below_bytes)
+        for info in unit
+    ]
+    ordered = sorted(choices, key=lambda choice: choice.tensor.index)
+    return AutoPlan(tuple(ordered), below_bytes)
+
+
+def _follow(
+    strategy: Strategy, below_bytes: int, info: TensorInfo, devices: Sequence[str]
+) -> tuple[str, str]:
+    """Takes the measured algorithm where it carries the gradient."""
+    algorithm = strategy.small if is_small(info, below_bytes) else strategy.large
+    carried = {"sum_nccl": NCCL_DTYPES, "sum_collective": COLLECTIVE_DTYPES}
+    if info.is_sparse or info.dtype not in carried.get(algorithm, [info.dtype]):
+        return _choose(info, devices)
+    return algorithm, f"the fastest measured was {strategy}"
+
+
+def _choose(
+    info: TensorInfo, devices: Sequence[str], *, share_gpus: bool = False
+) -> tuple[str, str]:
+    specs = [tf.DeviceSpec.from_string(canonical_device(d)) for d in devices]
+    tasks = {(spec.job, spec.task) for spec in specs}
+    kinds = {spec.device_type for spec in specs}
+    distinct = len({spec.to_string() for spec in specs}) == len(specs)
+    if kinds == {"CPU"} and len(tasks) == 1:
+        return "sum_on_device", "CPU devices share one memory"
+    if kinds != {"GPU"} or len(tasks) > 1 or not distinct:
+        return "sum_balanced", "devices differ in kind or task, or are shared"
+    if share_gpus:
+        return "sum_balanced", "NCCL needs a GPU per tower"
+    if info.is_sparse:
+        return "sum_balanced", "NCCL cannot carry sparse rows"
+    if info.dtype not in NCCL_DTYPES:
+        return "sum_balanced", f"NCCL cannot add {info.dtype}"
+    return "sum_nccl", "GPUs have links of their own"
+
+
+def _place(
+    infos: Sequence[TensorInfo],
+    algorithm: str,
+    devices: Sequence[str],
+    below_bytes: int | None,
+) -> list[tuple[list[TensorInfo], tuple[str, ...]]]:
+    plan = packs_of(infos, below_bytes)
+    units = [[infos[n] for n in pack] for pack in plan.packs]
+    units += [[infos[n]] for n in plan.alone]
+    if algorithm in ("sum_nccl", "sum_collective", "hierarchical"):
+        return [(unit, tuple(devices)) for unit in units]
+    if algorithm == "sum_on_device":
+        return [(unit, (devices[0],)) for unit in units]
+    if algorithm == "sum_round_robin":
+        turns = [(devices[n % len(devices)],) for n in range(len(units))]
+        return list(zip(units, turns, strict=True))
+    loads = balanced([_unit_bytes(unit) for unit in units], devices)
+    placed = [(devices[index],) for index in loads.device_of]
+    return list(zip(units, placed, strict=True))
+
+
+def _unit_bytes(unit: Sequence[TensorInfo]) -> int | None:
+    sizes = [info.num_bytes for info in unit]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None
