@@ -23,6 +23,7 @@ from tw_builders import (
     locked_step,
 )
 from tw_core import get_current_tower_context
+from tw_core.black_box import DeadlineError
 from tw_core.testing import CPUS
 
 v1 = tf.compat.v1
@@ -367,6 +368,33 @@ def test_a_tower_that_does_not_end_is_named():
         runner.join(0.2)
     blocked.set()
     assert runner.join(WAIT_S) == [1, 1]
+
+
+def test_the_report_tells_who_hangs_from_those_who_only_run_on():
+    blocked, taken = threading.Event(), []
+
+    def step():
+        taken.append(None)
+        if len(taken) == 3:
+            blocked.wait(WAIT_S)
+
+    runner = AsyncRunner([lambda: time.sleep(0.001), step, list], max_steps=None)
+    runner._steps[2] = iter([None]).__next__  # Ends at its second step.
+    with pytest.raises(DeadlineError, match="tower1 hangs inside step 3 for") as caught:
+        runner.start().join(0.4)
+    assert "tower0 hangs" not in str(caught.value)
+    lines = caught.value.report.splitlines()
+    missing = [line.split(maxsplit=1)[1] for line in lines if "  missing " in line]
+    assert [line.split(" inside ")[0] for line in missing] == [
+        "tower0: runs",
+        "tower1: hangs",
+    ]
+    assert "  arrived   tower2" in lines
+    assert any("tower1: step 3 for" in line for line in lines)
+    assert not any("tower2: " in line for line in lines if " for " in line)
+    blocked.set()
+    runner.stop()
+    assert runner.join(WAIT_S)[2] == 1
 
 
 def test_joining_without_a_bound_waits_until_all_towers_have_ended():

@@ -1,6 +1,6 @@
 """Sparse gradients with repeated rows train as their sum, whatever the optimizer."""
 
-from functools import partial
+from functools import cache, partial
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ from tw_builders import (
     make_sharded_optimizer,
 )
 from tw_core import towers
-from tw_core.testing import CPUS, SparseRows, run_eagerly, run_in_function
+from tw_core.testing import CPUS, SparseRows
 from tw_reduce import broadcast, mean, packed, sum_balanced
 
 KERAS_3 = [
@@ -54,6 +54,7 @@ def make_variables():
     return [tf.Variable(value) for value in (*TABLES, BIAS)]
 
 
+@cache
 def train_on_one_device(name, num_towers):
     """Trains on the dense mean of the towers' gradients."""
     variables, optimizer = make_variables(), make_optimizer(name)
@@ -70,6 +71,27 @@ def train_on_one_device(name, num_towers):
     return [variable.numpy() for variable in variables]
 
 
+def eagerly(step):
+    return step
+
+
+def in_function(step):
+    return tf.function(step, autograph=False)
+
+
+def run_steps(step, num_towers):
+    for number in range(STEPS):
+        step(
+            [list(map(to_tensor, gradients_of((number, k)))) for k in range(num_towers)]
+        )
+
+
+def to_tensor(grad):
+    if not isinstance(grad, SparseRows):
+        return tf.constant(grad)
+    return tf.IndexedSlices(*map(tf.constant, grad))
+
+
 def train_shared(name, num_towers, run):
     variables, optimizer = make_variables(), make_optimizer(name)
     prepare(optimizer, variables)
@@ -78,8 +100,7 @@ def train_shared(name, num_towers, run):
         pairs = [list(zip(own, variables, strict=True)) for own in grads]
         apply_shared_gradients(pairs, optimizer)
 
-    for number in range(STEPS):
-        run(step, [gradients_of((number, k)) for k in range(num_towers)])
+    run_steps(run(step), num_towers)
     return [[variable.numpy() for variable in variables]]
 
 
@@ -94,8 +115,7 @@ def train_replicated(name, num_towers, run):
     def step(grads):
         apply_gradients(ours, reducer(grads), replicas, optimizers)
 
-    for number in range(STEPS):
-        run(step, [gradients_of((number, k)) for k in range(num_towers)])
+    run_steps(run(step), num_towers)
     return [[variable.numpy() for variable in replica] for replica in replicas]
 
 
@@ -109,8 +129,7 @@ def train_sharded(name, num_towers, run):
     def step(grads):
         apply_sharded_gradients(ours, grads, replicas, optimizer)
 
-    for number in range(STEPS):
-        run(step, [gradients_of((number, k)) for k in range(num_towers)])
+    run_steps(run(step), num_towers)
     return [[variable.numpy() for variable in replica] for replica in replicas]
 
 
@@ -126,11 +145,11 @@ def prepare(optimizer, variables):
 @pytest.mark.parametrize(
     ("train", "num_towers", "run"),
     [
-        (train_shared, 1, run_eagerly),
-        (train_shared, 2, run_in_function),
-        (train_replicated, 2, run_in_function),
-        (train_sharded, 2, run_in_function),
-        (train_sharded, 2, run_eagerly),
+        (train_shared, 1, eagerly),
+        (train_shared, 2, in_function),
+        (train_replicated, 2, in_function),
+        (train_sharded, 2, in_function),
+        (train_sharded, 2, eagerly),
     ],
 )
 @pytest.mark.parametrize("name", [*KERAS_3, *V1])

@@ -1,5 +1,7 @@
 """Towers with flat variables train, are saved and go on as those without."""
 
+import math
+from collections import Counter
 from functools import partial
 
 import keras
@@ -26,6 +28,7 @@ from tw_core import (
     session_config,
     towers,
 )
+from tw_core.devices import canonical_device
 from tw_core.flat_variables import FlatModel, flatten
 from tw_core.testing import CPUS
 from tw_reduce import broadcast, mean, packed, sum_balanced
@@ -342,6 +345,70 @@ def test_placement_counts_what_lies_in_flat_variables_once(builder, num_towers):
     if builder == "sharded":
         share = (num_towers + 2) / (3 * num_towers)
         assert totals[1] <= replicated * (share + 0.02)
+
+
+def gradients_held(builder, num_towers, below):
+    """KiB per tower that a step computes, and that the updates on its device take."""
+
+    def pairs():
+        own = [v1.get_variable(f"v{n}", size) for n, size in enumerate(SIZES)]
+        return list(zip(tf.gradients([v * v for v in own], own), own, strict=True))
+
+    with tf.Graph().as_default():
+        made = BUILDERS[builder](CPUS[:num_towers], below)
+        grads = made.call_for_each_tower(pairs)
+        built = made.build(grads, OPTIMIZERS["adam"])
+        train_op = built[0] if isinstance(built, tuple) else built
+        reduced = made.grads if builder == "replicated" else [made.grads]
+        computed = traced_bytes(train_op, [g for own in grads for g, _ in own])
+    taken = Counter()
+    for grad, variable in (pair for own in reduced for pair in own):
+        size = grad.shape.num_elements() * grad.dtype.size
+        taken[canonical_device(variable.device)] += size
+    homes = map(canonical_device, CPUS[:num_towers])
+    return [(computed[home] / 1024, taken[home] / 1024) for home in homes]
+
+
+def traced_bytes(train_op, tensors):
+    """Device -> bytes of these tensors in a step that TensorFlow traces."""
+    config = session_config(num_cpus=len(CPUS))
+    config.graph_options.rewrite_options.disable_meta_optimizer = True  # renames ops
+    options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
+    told, names = v1.RunMetadata(), {(t.op.name, t.value_index) for t in tensors}
+    with v1.Session(config=config) as session:
+        session.run(v1.global_variables_initializer())
+        session.run(v1.local_variables_initializer())
+        session.run(train_op, options=options, run_metadata=told)
+    found = Counter()
+    for device in told.step_stats.dev_stats:
+        for node in device.node_stats:
+            for output in node.output:
+                tensor = output.tensor_description
+                if (node.node_name, output.slot) in names:
+                    size = tf.as_dtype(tensor.dtype).size
+                    size *= math.prod(dim.size for dim in tensor.shape.dim)
+                    found[canonical_device(device.device)] += size
+    return found
+
+
+# docs/howto/builders.md has these figures.
+REDUCED_KIB = {
+    "replicated": {2: [1090] * 2, 4: [1090] * 4},
+    "flat replicated": {2: [1090] * 2, 4: [1090] * 4},
+    "sharded": {2: [545] * 2, 4: [272.5] * 4},
+    "flat sharded": {2: [578, 512], 4: [322, 256, 256, 256]},
+    "spread server": {2: [545] * 2, 4: [272.75, 272.375, 272.375, 272.5]},
+    "flat spread server": {2: [545] * 2, 4: [272.75, 272.375, 272.375, 272.5]},
+}
+
+
+@pytest.mark.parametrize("num_towers", [2, 4])
+@pytest.mark.parametrize("builder", REDUCED_KIB)
+def test_gradients_take_the_bytes_that_the_page_says(builder, num_towers):
+    below = BELOW if "flat" in builder else 0
+    held = gradients_held(builder.removeprefix("flat "), num_towers, below)
+    assert [computed for computed, _ in held] == [1090] * num_towers
+    assert [taken for _, taken in held] == REDUCED_KIB[builder][num_towers]
 
 
 @pytest.mark.parametrize("wrong", [-1, 2.5, True])

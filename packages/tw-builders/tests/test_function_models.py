@@ -1,6 +1,6 @@
 """tf.Module and Keras 3 models with v1 and Keras 3 optimizers in a tf.function."""
 
-from functools import partial
+from functools import cache, partial
 
 import keras
 import numpy as np
@@ -126,6 +126,7 @@ def values(model):
     return [tf.convert_to_tensor(v).numpy() for v in model.trainable_variables]
 
 
+@cache
 def train_alone(model_name, optimizer_name):
     model, optimizer = MODELS[model_name](), OPTIMIZERS[optimizer_name]()
     variables = list(model.trainable_variables)

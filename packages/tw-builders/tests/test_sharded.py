@@ -1,5 +1,6 @@
 """Sharded training: where sums, updates and slots are, and what waits for what."""
 
+import warnings
 from functools import partial
 
 import keras
@@ -11,14 +12,16 @@ import tf_keras
 from tw_builders import (
     SyncMultiGPUReplicatedBuilder,
     SyncMultiGPUShardedBuilder,
+    apply_at_owners,
     apply_sharded_gradients,
     make_sharded_optimizer,
     owned_variables,
 )
 from tw_core import get_current_tower_context, map_towers, placement, replicate, towers
 from tw_core.devices import canonical_device
+from tw_core.flat_variables import flatten
 from tw_core.testing import CPUS
-from tw_core.variables import tf_variable
+from tw_core.variables import copy_to_replicas, tf_variable
 
 v1 = tf.compat.v1
 CONFIG = v1.ConfigProto(device_count={"CPU": len(CPUS)})
@@ -381,6 +384,100 @@ def test_a_global_norm_in_a_session_is_that_of_all_shards():
         np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+# Gradients that are reduced already.
+
+
+def reduced_step(ours, models, get_opt_fn, num_steps=3):
+    """Steps with the towers' means by ``apply_at_owners``; returns the optimizer."""
+    optimizer, _ = make_sharded_optimizer(ours, get_opt_fn, models)
+
+    @tf.function(autograph=False)
+    def step():
+        grads = [
+            [None if v is model.parts[2] else v - 0.5 for v in model.parts]
+            for model in models
+        ]
+        apply_at_owners(ours, grads, models, optimizer)
+
+    for _ in range(num_steps):
+        step()
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    "get_opt_fn",
+    [
+        partial(keras.optimizers.SGD, 0.1, momentum=0.9, global_clipnorm=0.5),
+        partial(v1.train.AdamOptimizer, 0.1),
+        partial(LEGACY.SGD, 0.1, momentum=0.9, global_clipnorm=0.5),
+    ],
+    ids=["Keras 3", "v1", "legacy"],
+)
+@pytest.mark.parametrize("num_towers", [1, 2, 3])
+def test_reduced_gradients_are_applied_once_and_copied(get_opt_fn, num_towers):
+    ours = towers(list(CPUS[:num_towers]))
+    models = replicate(ours, lambda tower: Model())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Keras warns of gradients that are None
+        reduced_step(ours, models, get_opt_fn)
+    alone, optimizer = Model(), get_opt_fn()
+    used = [v for n, v in enumerate(alone.parts) if n != 2]
+    for _ in range(3):
+        optimizer.apply_gradients([(v - 0.5, v) for v in used])
+    for model in models:
+        for got, want in zip(model.parts, alone.parts, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(model.parts[2], Model().parts[2])
+
+
+def test_owners_do_not_depend_on_which_variables_have_gradients():
+    ours = towers(list(CPUS[:2]))
+    models = replicate(ours, lambda tower: Model())
+    optimizer = reduced_step(ours, models, partial(v1.train.MomentumOptimizer, 0.1, 0))
+    assert len(optimizer.variables()) == len(SIZES)
+
+
+def test_the_owner_of_a_variable_applies_the_gradient_that_it_has():
+    ours = towers(list(CPUS[:2]))
+    models = replicate(ours, lambda tower: Model())
+    optimizer, _ = make_sharded_optimizer(
+        ours, partial(keras.optimizers.SGD, 1.0), models
+    )
+    grads = [[tf.fill(v.shape, 1.0 + k) for v in models[0].parts] for k in range(2)]
+    apply_at_owners(ours, grads, models, optimizer)
+    for model in models:
+        for got, owner, start in zip(
+            model.parts, (0, 1, 1, 0), Model().parts, strict=True
+        ):
+            np.testing.assert_array_equal(got, start - (1.0 + owner))
+
+
+def test_in_a_session_reduced_gradients_leave_the_state_of_the_builder():
+    def built_by(apply):
+        with tf.Graph().as_default():
+            made = []
+
+            def tower():
+                made.append([v for _, v in tower_pairs()])
+                return made[-1]
+
+            builder = SyncMultiGPUShardedBuilder(list(CPUS[:2]), True)
+            builder.call_for_each_tower(tower)
+            grads = [[v - 1.0 for v in own] for own in made]
+            op = apply(towers(CPUS[:2]), grads, made, v1.train.AdamOptimizer(0.1))
+            names = names_of("variables"), names_of("local_variables")
+            copy = copy_to_replicas(made)
+            with session() as running:
+                [running.run(v.assign(tf.fill(v.shape, 3.0))) for v in made[0]]
+                running.run(copy)
+                running.run(op)
+                return names, running.run(made)
+
+    got, want = built_by(apply_at_owners), built_by(apply_sharded_gradients)
+    assert got[0] == want[0]
+    tf.nest.map_structure(np.testing.assert_array_equal, got[1], want[1])
+
+
 # What only the functions have.
 
 
@@ -429,6 +526,41 @@ def test_an_optimizer_that_has_its_slots_already_is_refused():
 
     with pytest.raises(ValueError, match=r"make_sharded_optimizer: Adam was built"):
         make_sharded_optimizer(ours, get_opt_fn, models)
+
+
+@pytest.mark.parametrize("apply", [apply_sharded_gradients, apply_at_owners])
+@pytest.mark.parametrize(
+    "get_opt_fn",
+    [
+        partial(v1.train.AdamOptimizer, 0.1),
+        partial(keras.optimizers.Adam, 0.1),
+        partial(tf_keras.optimizers.Adam, 0.1),
+    ],
+    ids=["v1", "Keras 3", "tf_keras"],
+)
+def test_the_optimizer_for_checkpoints_is_refused_for_training(get_opt_fn, apply):
+    ours = towers(list(CPUS[:2]))
+    models = replicate(ours, lambda tower: Model())
+    optimizer, saved = make_sharded_optimizer(ours, get_opt_fn, models)
+    grads = [[tf.ones(v.shape) for v in model.parts] for model in models]
+    with pytest.raises(
+        ValueError, match=rf"{apply.__name__}: Adam.* has its state for other variables"
+    ):
+        tf.function(apply, autograph=False)(ours, grads, models, saved)
+    np.testing.assert_array_equal(models[0].parts[0], Model().parts[0])
+    apply(ours, grads, models, optimizer)
+
+
+def test_an_optimizer_made_for_views_is_refused_for_their_flat_variables():
+    ours = towers(list(CPUS[:2]))
+    models = [flat.model for flat in replicate(ours, lambda tower: flatten(Model))]
+    replicas = [model.parts for model in models]
+    optimizer, _ = make_sharded_optimizer(
+        ours, partial(keras.optimizers.Adam, 0.1), replicas
+    )
+    grads = [[tf.ones(v.shape) for v in own] for own in replicas]
+    with pytest.raises(ValueError, match="flat models as flatten returned them"):
+        apply_sharded_gradients(ours, grads, replicas, optimizer)
 
 
 def test_a_function_that_makes_other_state_the_second_time_is_refused():

@@ -1,6 +1,7 @@
 """K towers on the shards of a batch train as one device does on the whole batch."""
 
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -57,7 +58,6 @@ WEIGHTS = {
     "wide": np.linspace(-0.1, 0.1, 3 * 6_000, dtype=np.float32).reshape(3, 6_000),
     "middle": np.linspace(0.1, -0.1, 3 * 2_000, dtype=np.float32).reshape(3, 2_000),
 }
-each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 each_builder = pytest.mark.parametrize("builder", BUILDERS)
 each_count = pytest.mark.parametrize("num_towers", [1, 2, 4])
 
@@ -183,14 +183,36 @@ def one_device():
     return {name: train_on_one_device(name) for name in OPTIMIZERS}
 
 
-@each_optimizer
-@each_builder
-@each_count
-@pytest.mark.parametrize("train", [train_in_graph, train_in_function])
-def test_towers_reach_the_variables_of_one_device(
-    one_device, train, builder, num_towers, optimizer
-):
-    losses, values = train(builder, num_towers, optimizer)
+TRAINED = {"graph": train_in_graph, "function": train_in_function}
+RUNS = list(product(BUILDERS, [1, 2, 4], OPTIMIZERS))
+
+
+@pytest.fixture(scope="module")
+def trained(request):
+    """Losses and variables of a run, for the modes: each is trained once."""
+    return {mode: train(*request.param) for mode, train in TRAINED.items()}
+
+
+each_run = pytest.mark.parametrize(
+    "trained", RUNS, ids=lambda run: "-".join(map(str, run)), indirect=True
+)
+runs_of_replicas = pytest.mark.parametrize(
+    "trained",
+    [
+        (builder, num_towers, optimizer)
+        for builder, num_towers, optimizer in RUNS
+        if builder in ("replicated, balanced", "sharded") and num_towers > 1
+    ],
+    ids=lambda run: "-".join(map(str, run)),
+    indirect=True,
+)
+
+
+@each_run
+@pytest.mark.parametrize("mode", TRAINED)
+def test_towers_reach_the_variables_of_one_device(request, one_device, trained, mode):
+    losses, values = trained[mode]
+    *_, optimizer = request.node.callspec.params["trained"]
     wanted_losses, wanted = one_device[optimizer]
     for replica in values[-1]:
         for got, want in zip(replica, wanted, strict=True):
@@ -198,14 +220,10 @@ def test_towers_reach_the_variables_of_one_device(
     np.testing.assert_allclose(np.mean(losses, axis=1), wanted_losses, atol=2e-6)
 
 
-@each_optimizer
-@pytest.mark.parametrize("num_towers", [2, 4])
-@pytest.mark.parametrize("builder", ["replicated, balanced", "sharded"])
-@pytest.mark.parametrize("train", [train_in_graph, train_in_function])
-def test_replicas_are_bitwise_equal_after_every_step(
-    train, builder, num_towers, optimizer
-):
-    _, values = train(builder, num_towers, optimizer)
+@runs_of_replicas
+@pytest.mark.parametrize("mode", TRAINED)
+def test_replicas_are_bitwise_equal_after_every_step(trained, mode):
+    _, values = trained[mode]
     assert len(values) == STEPS
     for step in values:
         for replica in step[1:]:
@@ -214,12 +232,9 @@ def test_replicas_are_bitwise_equal_after_every_step(
     assert not np.array_equal(values[0][0][0], values[-1][0][0])
 
 
-@each_optimizer
-@each_builder
-@each_count
-def test_both_modes_give_bitwise_the_same_losses(builder, num_towers, optimizer):
-    in_graph, _ = train_in_graph(builder, num_towers, optimizer)
-    in_function, _ = train_in_function(builder, num_towers, optimizer)
+@each_run
+def test_both_modes_give_bitwise_the_same_losses(trained):
+    in_graph, in_function = (losses for losses, _ in trained.values())
     np.testing.assert_array_equal(in_graph, in_function)
 
 

@@ -15,6 +15,8 @@ from tw_builders import (
     SyncMultiGPUReplicatedBuilder,
     SyncMultiGPUShardedBuilder,
     SyncVariablesHook,
+    TowerModel,
+    apply_at_owners,
     apply_gradients,
     apply_sharded_gradients,
     apply_shared_gradients,
@@ -22,6 +24,7 @@ from tw_builders import (
     make_optimizers,
     make_sharded_optimizer,
     owned_variables,
+    per_tower,
 )
 from tw_core import towers
 from tw_core.testing import CPUS, WrongCall, check_wrong_call, names_without_wrong_calls
@@ -250,7 +253,7 @@ CLASSES = [
     *rows(
         "SyncMultiGPUReplicatedBuilder",
         lambda mode: SyncMultiGPUReplicatedBuilder(TWO, True, mode),
-        ((None,), TypeError, "mode must be a name or a reducer; got None"),
+        ((3,), TypeError, "mode must be a name or a reducer; got 3"),
         ((3,), TypeError, "got 3"),
         (("ring",), ValueError, "unknown mode 'ring'"),
         ((averaging,), ValueError, "mode averages already"),
@@ -306,6 +309,17 @@ def applied_in_shards(**given):
         "optimizer": descend(),
     }
     return apply_sharded_gradients(**(right | given))
+
+
+def applied_at_owners(**given):
+    """Passes one argument of ``apply_at_owners`` by name."""
+    right = {
+        "towers": OURS,
+        "grads": [[tf.ones([2])], [tf.ones([2])]],
+        "replicas": [[tf.Variable([1.0, 2.0], name="w")] for _ in TWO],
+        "optimizer": descend(),
+    }
+    return apply_at_owners(**(right | given))
 
 
 def elsewhere():
@@ -369,7 +383,53 @@ def shared(optimizer, **given):
     return apply_shared_gradients([pairs], optimizer, **given)
 
 
+def batches(**shapes):
+    """A dataset of zeros of these shapes."""
+    return tf.data.Dataset.from_tensors(
+        {name: tf.zeros(shape) for name, shape in shapes.items()}
+    )
+
+
+def of_input(name, call):
+    """The rows of what takes a dataset."""
+    return [
+        *rows(
+            name,
+            call,
+            ((None,), TypeError, "must be a tf.data.Dataset; got None"),
+            (([1, 2],), TypeError, "got [1, 2]"),
+        ),
+        *[
+            WrongCall(name, lambda make=make: call(make()), error, says)
+            for make, error, says in (
+                (lambda: batches(x=[4], y=[]), ValueError, "got 1 scalar(s)"),
+                (lambda: batches(x=[4], y=[3]), ValueError, "['(4,)', '(3,)']"),
+                (
+                    lambda: batches(x=[4]).window(2),
+                    TypeError,
+                    "dense, ragged and sparse tensors; got [DatasetSpec",
+                ),
+            )
+        ],
+    ]
+
+
 FUNCTIONS = [
+    *of_input("per_tower", lambda dataset: per_tower(dataset, OURS)),
+    *rows(
+        "per_tower",
+        lambda ours: per_tower(batches(x=[4]), ours),
+        ((None,), TypeError, "towers must be a list of tw_core.Tower; got None"),
+        (([],), ValueError, "towers is empty"),
+        ((TWO,), TypeError, "must hold tw_core.Tower; got ['/cpu:0', '/cpu:1']"),
+    ),
+    *rows(
+        "per_tower",
+        lambda prefetch: per_tower(batches(x=[4]), OURS, prefetch=prefetch),
+        ((0,), ValueError, "prefetch must be at least 1; got 0"),
+        ((1.5,), TypeError, "prefetch must be a whole number; got 1.5"),
+        ((None,), TypeError, "got None"),
+    ),
     *[
         row
         for name, wanted in {
@@ -443,6 +503,28 @@ FUNCTIONS = [
         "apply_sharded_gradients",
         lambda average: applied_in_shards(average=average),
         *no_flag("average"),
+    ),
+    *of_replicas("apply_at_owners", applied_at_owners),
+    *rows(
+        "apply_at_owners",
+        lambda grads: applied_at_owners(grads=grads),
+        ((None,), TypeError, "a list of one item per tower; got None"),
+        (([None, None],), TypeError, "a list of gradients; got None"),
+        (([["g"], ["g"]],), TypeError, "something else at tower 0 item 0"),
+        (([[], []],), ValueError, "the same lengths; got [0, 0] gradients"),
+        (([[None], [None]],), ValueError, "no gradient for any variable; got ['w"),
+    ),
+    *rows(
+        "apply_at_owners",
+        lambda make: applied_at_owners(grads=make()),
+        ((lambda: [[tf.ones([2])], [None]],), ValueError, "in some towers for w"),
+        ((lambda: [[tf.ones([3])]] * 2,), ValueError, "w"),
+    ),
+    *rows(
+        "apply_at_owners",
+        lambda optimizer: applied_at_owners(optimizer=optimizer),
+        ((None,), TypeError, "with apply_gradients(pairs), as tf.compat.v1"),
+        ((v1.train.AdamOptimizer,), TypeError, "got the class AdamOptimizer"),
     ),
     *of_replicas(
         "make_sharded_optimizer", with_replicas(make_sharded_optimizer, descend)
@@ -523,7 +605,26 @@ FUNCTIONS = [
         ((1.0,), RuntimeError, "was not started"),
     ),
 ]
-WRONG_CALLS = [*CALLS, *CLASSES, *FUNCTIONS]
+
+
+def tower_model(**given):
+    return TowerModel(**{"make_model": dict, "devices": TWO, **given})
+
+
+TOWER_MODELS = [
+    *rows(
+        "TowerModel",
+        lambda make_model: tower_model(make_model=make_model),
+        ((3,), TypeError, "make_model must be a function"),
+        ((dict,), RuntimeError, "made outside of graphs"),
+    ),
+    *rows(
+        "TowerModel",
+        lambda variables: tower_model(variables=variables),
+        (("mirrored",), ValueError, "variables must be one of"),
+    ),
+]
+WRONG_CALLS = [*CALLS, *CLASSES, *FUNCTIONS, *TOWER_MODELS]
 
 
 @pytest.mark.parametrize(
@@ -534,8 +635,27 @@ def test_a_wrong_call_is_refused_in_a_sentence(row):
         check_wrong_call(row)
 
 
+# They hand their arguments to Keras, which answers; compile cannot be called in a
+# graph, as these rows are, and has its refusals in tests of its own.
+KERAS = (
+    *(
+        "call",
+        "compile",
+        "evaluate",
+        "export",
+        "fit",
+        "get_layer",
+        "load_weights",
+        "predict",
+    ),
+    *("predict_step", "save", "save_weights", "set_weights", "summary", "test_step"),
+    "train_step",
+)
+
+
 def test_every_public_name_has_wrong_calls():
     # DataParallelBuilder's static method, by its older name.
     inherited = [f"{name}.build_on_towers" for name in BUILDERS]
+    inherited += [f"TowerModel.{name}" for name in KERAS]
     missing = names_without_wrong_calls(tw_builders, WRONG_CALLS, exempt=inherited)
     assert missing == []

@@ -40,6 +40,7 @@ from tw_core.variables import (
     tf_variable,
     tower_build,
 )
+from tw_reduce.reducers import check_weights
 from tw_reduce.tensorpack import aggregate_grads_colocate
 
 _T = TypeVar("_T")
@@ -91,7 +92,11 @@ def apply_gradients(
 
 @without_autograph
 def apply_shared_gradients(
-    grad_list: GradList, optimizer: Any, *, average: bool = True
+    grad_list: GradList,
+    optimizer: Any,
+    *,
+    average: bool = True,
+    weights: Sequence[Any] | None = None,
 ) -> Any:
     """Adds all towers' gradients where each variable lives and applies them once.
 
@@ -99,23 +104,33 @@ def apply_shared_gradients(
       grad_list: [K][N] (gradient, variable) pairs of the same N variables.
       optimizer: one optimizer.
       average: whether to divide by K.
+      weights: [K] what each tower's gradients weigh in the mean, such as its rows;
+        see ``tw_reduce.mean``. None for equal weights.
 
     Returns:
       In a session graph the op that applies them; else None.
 
     Raises:
-      ValueError: towers that bring different gradients or variables, or None.
+      ValueError: towers that bring different gradients or variables, or None;
+        weights without ``average``, or as ``tw_reduce.mean``.
       TypeError: something that is not an optimizer, or a Keras 3 one in a session
-        graph; integer gradients with ``average``.
+        graph; integer gradients with ``average``; weights as ``tw_reduce.mean``.
     """
     check_flag("apply_shared_gradients", average=average)
     check_optimizer("apply_shared_gradients", optimizer)
     with naming("apply_shared_gradients"):
         check_shared_grad_list(grad_list)
+    check_weights(
+        "apply_shared_gradients", weights, num_towers=len(grad_list), average=average
+    )
     packed = ensure_and_pack(grad_list)
     shared = [variable for _, variable in packed[0]]
     pairs = reduce_onto(
-        shared, packed, average=average, caller="apply_shared_gradients"
+        shared,
+        packed,
+        average=average,
+        weights=weights,
+        caller="apply_shared_gradients",
     )
     op = apply_pairs(optimizer, pairs, name="train_op")
     return None if orders_effects() else op
@@ -179,8 +194,8 @@ def replicated_pairs(
     variables = [trainable_variables(r, caller=caller) for r in replicas]
     for own in grads:
         check_list(caller, grads_of_a_tower=own, of="gradients", empty=True)
-    grad_list = merge_grad_list(grads, variables)
     with naming(caller):
+        grad_list = merge_grad_list(grads, variables)
         check_replicated_grad_list(grad_list)
     return grad_list
 
@@ -200,7 +215,12 @@ def apply_to_replicas(
 
 
 def reduce_onto(
-    variables: Sequence[Any], packed: GradList, *, average: bool, caller: str
+    variables: Sequence[Any],
+    packed: GradList,
+    *,
+    average: bool,
+    weights: Sequence[Any] | None,
+    caller: str,
 ) -> list[tuple[Any, Any]]:
     """Adds the gradients of [K][N] pairs where N variables live.
 
@@ -209,6 +229,7 @@ def reduce_onto(
       packed: [K][N] pairs from ``ensure_and_pack``, of these variables or of others
         like them.
       average: whether to divide by K.
+      weights: [K] of the mean, or None.
       caller: opens messages.
 
     Returns:
@@ -219,7 +240,7 @@ def reduce_onto(
         for pairs in packed
     ]
     with prefixed(caller):
-        reduced = aggregate_grads_colocate(plain, average=average)
+        reduced = aggregate_grads_colocate(plain, average=average, weights=weights)
     return [(grad, v) for (grad, _), v in zip(reduced, variables, strict=True)]
 
 

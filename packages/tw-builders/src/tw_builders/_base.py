@@ -30,6 +30,7 @@ from tw_core.checks import (
 from tw_core.devices import canonical_device, check_known_devices
 from tw_core.flat_variables import FlatVariables
 from tw_core.modes import builds_session_graph
+from tw_core.synchronized import joined_towers
 from tw_core.variables import override_to_local_variable, tower_build
 
 _T = TypeVar("_T")
@@ -164,7 +165,8 @@ class DataParallelBuilder:
 
         A graph may be built on several times. The ops of a further build are in the
         name scopes ``tower0_1``, ``tower1_1``, …; the variable scopes are the same. A
-        failed build leaves the graph's collections as they were.
+        failed build leaves the graph's collections as they were. ``func`` may use
+        ``tw_core.synchronized``, such as its ``batch_normalization``.
 
         Args:
           towers: K ints and device strings, or K towers.
@@ -180,8 +182,9 @@ class DataParallelBuilder:
           The K results.
 
         Raises:
-          ValueError: no tower, ``devices`` or ``use_vs`` of another length, or
-            a device that the default session does not have.
+          ValueError: no tower, ``devices`` or ``use_vs`` of another length, a
+            device that the default session does not have, or towers that differ in
+            what is summed over them.
           TypeError: ``func`` is not a function, ``devices`` holds anything but
             strings and functions, or ``use_vs`` anything but bools.
           RuntimeError: in eager mode or a ``tf.function``.
@@ -199,7 +202,7 @@ class DataParallelBuilder:
             check_known_devices([tower.device for tower in built])
         results = []
         names = _free_names(len(built))
-        with tower_build(undo_on_error=True):
+        with tower_build(undo_on_error=True), joined_towers(len(built)) as joined:
             for k, tower in enumerate(built):
                 device = tower.device if devices is None else devices[k]
                 own_variables = bool(use_vs[k]) if use_vs is not None else False
@@ -208,6 +211,7 @@ class DataParallelBuilder:
                     tf.compat.v1.device(device),
                     _tower_context(tower, names[k], own_variables),
                     override_to_local_variable(enable=own_variables),
+                    joined.tower(k),
                 ):
                     results.append(func())
         return results

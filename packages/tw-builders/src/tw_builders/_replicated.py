@@ -25,7 +25,8 @@ from tw_core.gradients import (
     merge_grad_list,
     split_grad_list,
 )
-from tw_reduce import Reducer, mean, reducer_for_mode
+from tw_reduce import Reducer, all_reduce, mean, reducer_for_mode
+from tw_reduce.reducers import check_weights
 
 _T = TypeVar("_T")
 
@@ -41,8 +42,8 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
     def __init__(
         self,
         towers: Sequence[int | str | Tower],
-        average: bool,
-        mode: str | Reducer,
+        average: bool = True,
+        mode: str | Reducer | None = None,
         *,
         flat_below_bytes: int = 0,
         flat_group: Callable[[str], Hashable | None] | None = None,
@@ -55,7 +56,8 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
           average: whether towers apply the mean of the gradients, or their sum.
           mode: a reducer of ``tw_reduce`` that adds (with ``average`` this class
             divides), or one of the older names ``"cpu"``, ``"gpu"``,
-            ``"nccl"``, ``"hierarchical"``, ``"collective"``.
+            ``"nccl"``, ``"hierarchical"``, ``"collective"``; None for
+            ``tw_reduce.all_reduce``.
           flat_below_bytes: as for ``DataParallelBuilder``.
           flat_group: as for ``DataParallelBuilder``.
 
@@ -70,9 +72,12 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
         )
         check_flag("SyncMultiGPUReplicatedBuilder", average=average)
         with prefixed("SyncMultiGPUReplicatedBuilder"):
-            reducer = (
-                reducer_for_mode(mode, self.devices) if isinstance(mode, str) else mode
-            )
+            if mode is None:
+                reducer = all_reduce(self.devices)
+            elif isinstance(mode, str):
+                reducer = reducer_for_mode(mode, self.devices)
+            else:
+                reducer = mode
         if not callable(reducer):
             raise TypeError(
                 "SyncMultiGPUReplicatedBuilder: mode must be a name or a reducer; got "
@@ -84,8 +89,9 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
                 "divided again; pass the reducer without tw_reduce.mean, or "
                 "average=False."
             )
-        self._reducer_is_given = not isinstance(mode, str)
-        self._reduce: Reducer = mean(reducer) if average else reducer
+        self._reducer_is_given = callable(mode)
+        self._average = average
+        self._reducer: Reducer = reducer
         self.grads: list[list[tuple[Any, tf.Variable]]] | None = None
 
     def call_for_each_tower(  # type: ignore[override]
@@ -115,6 +121,8 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
         self,
         grad_list: GradList,
         get_opt_fn: Callable[[], Any],
+        *,
+        weights: Sequence[Any] | None = None,
     ) -> tuple[tf.Operation, tf.Operation | None]:
         """Builds reduction and updates from the towers' gradients.
 
@@ -122,6 +130,8 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
           grad_list: [K][N] (gradient, variable) pairs.
           get_opt_fn: returns a new optimizer; called once per tower. Variables
             that it makes with ``get_variable`` are shared between the calls.
+          weights: [K] what each tower's gradients weigh in the mean, such as its
+            rows; see ``tw_reduce.mean``. None for equal weights.
 
         Returns:
           The training op; and the op that copies every variable of tower 0,
@@ -132,8 +142,9 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
         Raises:
           ValueError: towers that bring different gradients, or None; a variable
             that several towers share; a function that returns the same optimizer
-            twice.
-          TypeError: something that is not an optimizer, or a Keras 3 one.
+            twice; weights without ``average``, or as ``tw_reduce.mean``.
+          TypeError: something that is not an optimizer, or a Keras 3 one; weights as
+            ``tw_reduce.mean``.
           RuntimeError: in eager mode or a ``tf.function``.
         """
         caller = "SyncMultiGPUReplicatedBuilder.build"
@@ -142,9 +153,15 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
         with naming(caller):
             check_replicated_grad_list(grad_list)
         check_function(caller, get_opt_fn=get_opt_fn)
+        check_weights(
+            caller, weights, num_towers=len(self.towers), average=self._average
+        )
         all_grads, all_vars = split_grad_list(ensure_and_pack(grad_list))
         with prefixed(caller):
-            self.grads = merge_grad_list(self._reduce(all_grads), all_vars)
+            reduce = mean(self._reducer, weights=weights)
+            if not self._average:
+                reduce = self._reducer
+            self.grads = merge_grad_list(reduce(all_grads), all_vars)
         if self._reducer_is_given:
             with naming(f"{caller}: from the reducer"):
                 check_replicated_grad_list(self.grads)

@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core.black_box import DeadlineError, Recorder, Wait, add_report
 from tw_core.checks import (
     check_function,
     check_list,
@@ -84,6 +85,7 @@ class AsyncRunner:
         self._stopping = threading.Event()
         # A thread whose join was interrupted reports that it has ended (bpo-46726).
         self._ended: dict[str, threading.Event] = {}
+        self._events = Recorder(f"AsyncRunner of {len(steps)} towers")
 
     def start(self) -> "AsyncRunner":
         """Starts the threads.
@@ -127,9 +129,10 @@ class AsyncRunner:
 
         Raises:
           TowerError: towers raised.
-          TimeoutError: towers still run after ``timeout_s``; they are named. A
-            thread cannot be ended from outside: call ``stop`` and ``join``
-            again, or end what it waits for.
+          DeadlineError: a TimeoutError; towers still run after ``timeout_s``. They are
+            named, and those that have been inside one step for half of it or longer
+            are said to hang. A thread cannot be ended from outside: call ``stop`` and
+            ``join`` again, or end what it waits for.
           RuntimeError: it was not started.
           TypeError: ``timeout_s`` is not a number.
           ValueError: it is below 0, infinite or NaN.
@@ -146,11 +149,9 @@ class AsyncRunner:
             self._wait(bound if timeout_s is None else min(timeout_s, bound))
             raise
         running = [name for name, ended in self._ended.items() if not ended.is_set()]
-        if running:
-            raise TimeoutError(
-                f"AsyncRunner.join: {running} still run after {timeout_s} s, with "
-                f"{self.steps_done} steps done. Call stop() first if max_steps is None."
-            ) from next(iter(self._errors.values()), None)
+        if running and timeout_s is not None:
+            cause = next(iter(self._errors.values()), None)
+            raise self._too_late(running, timeout_s) from cause
         if self._errors:
             raise TowerError(self._errors) from next(iter(self._errors.values()))
         return list(self.steps_done)
@@ -186,17 +187,53 @@ class AsyncRunner:
         for ended in self._ended.values():
             ended.wait(max(0.0, deadline - time.monotonic()))
 
+    def _too_late(self, running: list[str], timeout_s: float) -> DeadlineError:
+        """Returns the error of a join that names who hangs, and inside of what."""
+        now, hanging = time.monotonic(), []
+        inside = dict.fromkeys(running, "between steps")
+        for one in self._events.open:
+            if one.who in inside and one.what == "step":
+                for_s = now - one.since_s
+                inside[one.who] = f"inside step {one.number} for {for_s:.1f} s"
+                if for_s >= timeout_s / 2:
+                    hanging.append(one.who)
+        told = "".join(f" {name} hangs {inside[name]}." for name in hanging)
+        error = DeadlineError(
+            f"AsyncRunner.join: {running} still run after {timeout_s} s, with "
+            f"{self.steps_done} steps done.{told} Call stop() first if max_steps is "
+            "None."
+        )
+        wait = Wait(
+            who="AsyncRunner.join",
+            what="the end of all towers",
+            waited_s=timeout_s,
+            deadline_s=timeout_s,
+            arrived=[name for name in self._ended if name not in running],
+            missing={
+                name: f"{'hangs' if name in hanging else 'runs'} {inside[name]}"
+                for name in running
+            },
+        )
+        return add_report(error, wait, self._events)
+
     def _run(self, k: int, ended: threading.Event) -> None:
+        name, events = f"tower{k}", self._events
+        events.began(name, "run")
         try:
             while not self._stopping.is_set() and self._has_steps_left(k):
+                events.began(name, "step", self.steps_done[k] + 1)
                 self._steps[k]()
                 self.steps_done[k] += 1
-        except (StopIteration, tf.errors.OutOfRangeError):
-            pass  # The tower's data are used up.
+                events.ended(name, "step", self.steps_done[k])
+        except (StopIteration, tf.errors.OutOfRangeError):  # Its data are used up.
+            events.ended(name, "step")
         except BaseException as error:
-            self._errors[f"tower{k}"] = error
+            self._errors[name] = error
+            events.noted("raised", name, type(error).__name__)
+            events.ended(name, "step")
             self._stopping.set()
         finally:
+            events.ended(name, "run")
             ended.set()
 
     def _has_steps_left(self, k: int) -> bool:

@@ -6,19 +6,17 @@ on the owners' copies: what needs all gradients at once (a global norm, a gate) 
 them, and what exists once per optimizer exists once.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from tw_builders._apply import (
-    MADE_EARLY,
     check_counts,
     ensure_and_pack,
     one_optimizer_per_tower,
     reduce_onto,
     replicated_pairs,
-    trainable_variables,
 )
 from tw_builders._base import (
     DataParallelBuilder,
@@ -32,23 +30,22 @@ from tw_builders._owners import (
     owned,
     state_as_of,
 )
+from tw_builders._sharded_optimizer import for_owners, own_variables
 from tw_builders._sync_variables import build_sync_op
 from tw_core import Tower
-from tw_core.checks import check_flag, check_function, naming
+from tw_core.checks import check_flag, check_function, check_list, naming
 from tw_core.gradients import (
     GradList,
+    check_any_gradient,
     check_grad_list,
     check_replicated_grad_list,
+    merge_grad_list,
     split_grad_list,
 )
 from tw_core.modes import orders_effects, without_autograph
-from tw_core.optimizers import apply_pairs, check_optimizer, create_slots, kind_of
-from tw_core.variables import (
-    record_variables,
-    shared_variables,
-    tf_variable,
-    tower_build,
-)
+from tw_core.optimizers import apply_pairs, check_optimizer
+from tw_core.variables import record_variables, tf_variable, tower_build
+from tw_reduce.reducers import check_weights
 
 _T = TypeVar("_T")
 
@@ -116,12 +113,16 @@ class SyncMultiGPUShardedBuilder(DataParallelBuilder):
         self,
         grad_list: GradList,
         get_opt_fn: Callable[[], Any],
+        *,
+        weights: Sequence[Any] | None = None,
     ) -> tuple[tf.Operation, tf.Operation | None]:
         """Builds reduction, updates and copies from the towers' gradients.
 
         Args:
           grad_list: [K][N] (gradient, variable) pairs.
           get_opt_fn: returns the optimizer; called once.
+          weights: [K] what each tower's gradients weigh in the mean, such as its
+            rows; see ``tw_reduce.mean``. None for equal weights.
 
         Returns:
           The training op; and the op that copies every variable of tower 0 to the
@@ -131,8 +132,10 @@ class SyncMultiGPUShardedBuilder(DataParallelBuilder):
 
         Raises:
           ValueError: towers that bring different gradients, or None; a variable
-            that several towers share, or that is not on its tower's device.
-          TypeError: something that is not an optimizer, or a Keras 3 one.
+            that several towers share, or that is not on its tower's device; weights
+            without ``average``, or as ``tw_reduce.mean``.
+          TypeError: something that is not an optimizer, or a Keras 3 one; weights as
+            ``tw_reduce.mean``.
           RuntimeError: in eager mode or a ``tf.function``.
         """
         caller = "SyncMultiGPUShardedBuilder.build"
@@ -144,12 +147,21 @@ class SyncMultiGPUShardedBuilder(DataParallelBuilder):
         _, variables = split_grad_list(packed)
         check_homes(self._towers, variables, caller=caller)
         check_function(caller, get_opt_fn=get_opt_fn)
+        check_weights(
+            caller, weights, num_towers=len(self.towers), average=self._average
+        )
         main = self._towers[:1]
         [optimizer] = one_optimizer_per_tower(main, get_opt_fn, caller=caller)
         self.grads = reduce_onto(
-            owned(variables), packed, average=self._average, caller=caller
+            owned(variables),
+            packed,
+            average=self._average,
+            weights=weights,
+            caller=caller,
         )
-        train_op = _apply_and_copy(main[0], self.grads, variables, optimizer)
+        train_op = _apply_and_copy(
+            main[0], self.grads, variables, optimizer, caller=caller
+        )
         post_init_op = build_sync_op(variables) if len(self.towers) > 1 else None
         return train_op, post_init_op
 
@@ -162,6 +174,7 @@ def apply_sharded_gradients(
     optimizer: Any,
     *,
     average: bool = True,
+    weights: Sequence[Any] | None = None,
 ) -> tf.Operation | None:
     """Adds all towers' gradients, applies each variable once, and copies it.
 
@@ -176,6 +189,8 @@ def apply_sharded_gradients(
       replicas: K models with ``trainable_variables``, or lists of N variables.
       optimizer: what ``make_sharded_optimizer`` made.
       average: whether to divide by K.
+      weights: [K] what each tower's gradients weigh in the mean, such as its rows;
+        see ``tw_reduce.mean``. None for equal weights.
 
     Returns:
       In a session graph the op that does all; else None. In a session graph the
@@ -184,153 +199,101 @@ def apply_sharded_gradients(
     Raises:
       ValueError: lengths other than K or N, gradients that are None or differ
         between towers, a variable that several towers share or that is not on its
-        tower's device, or a device that is known not to exist.
+        tower's device, a device that is known not to exist, or an optimizer that has
+        its state for other variables; weights without ``average``, or as
+        ``tw_reduce.mean``.
       TypeError: something that is not an optimizer, or a Keras 3 one in a session
         graph; something that is not a tower, gradient, replica or list of them;
-        integer gradients with ``average``.
+        integer gradients with ``average``; weights as ``tw_reduce.mean``.
     """
     caller = "apply_sharded_gradients"
     check_counts(caller, towers, grads=grads, replicas=replicas)
     check_flag(caller, average=average)
+    check_weights(caller, weights, num_towers=len(towers), average=average)
     check_optimizer(caller, optimizer)
     packed = ensure_and_pack(replicated_pairs(grads, replicas, caller=caller))
     _, variables = split_grad_list(packed)
     check_homes(towers, variables, caller=caller)
     owners = owned(variables)
-    reduced = reduce_onto(owners, packed, average=average, caller=caller)
-    return _apply_and_copy(towers[0], reduced, variables, optimizer)
-
-
-def make_sharded_optimizer(
-    towers: Sequence[Tower], get_opt_fn: Callable[[], _T], replicas: Sequence[Any]
-) -> tuple[_T, _T]:
-    """Makes the optimizer of ``apply_sharded_gradients``.
-
-    Outside of graphs, optimizers of Keras and of ``tf.compat.v1.train`` make their
-    state at once: slots on the device of the variable's owner.
-
-    Args:
-      towers: K towers.
-      get_opt_fn: returns a new optimizer; called twice outside of graphs.
-      replicas: K models or lists of variables, as for ``apply_sharded_gradients``.
-
-    Returns:
-      The optimizer; and the same state as an optimizer of tower 0's variables, for
-      ``tf.train.Checkpoint``: what it saves and restores has the structure of a
-      replicated run's. Where that is no other one, it is the same object.
-
-    Raises:
-      ValueError: another number of replicas than towers, replicas that differ, share a
-        variable or have one that is not on their tower's device; a device that is
-        known not to exist; an optimizer that was built for other variables.
-      TypeError: ``get_opt_fn`` did not return an optimizer, or in a session graph a
-        Keras 3 one; something that is not a tower, function or replica.
-    """
-    caller = "make_sharded_optimizer"
-    variables = _checked_variables(towers, replicas, caller=caller)
-    check_function(caller, get_opt_fn=get_opt_fn)
-    main, owners = towers[:1], owned(variables)
-    if not tf.executing_eagerly():
-        [optimizer] = one_optimizer_per_tower(main, get_opt_fn, caller=caller)
-        return optimizer, optimizer
-    state: list[tf.Variable] = []
-    with tf.variable_creator_scope(_noting(state)):
-        [optimizer] = one_optimizer_per_tower(main, get_opt_fn, caller=caller)
-        _check_is_new(optimizer, owners, caller=caller)
-        if kind_of(optimizer) not in MADE_EARLY:
-            return optimizer, optimizer
-        _make_state(main[0], optimizer, owners)
-    handed = iter(state)
-    with tf.variable_creator_scope(_handing_out(handed, caller=caller)):
-        [saved] = one_optimizer_per_tower(main, get_opt_fn, caller=caller)
-        _make_state(main[0], saved, variables[0])
-    if any(True for _ in handed):
-        raise _other_state(caller)
-    return optimizer, saved
-
-
-def owned_variables(towers: Sequence[Tower], replicas: Sequence[Any]) -> list[Any]:
-    """Returns the owner's copy of every variable, in the order of the variables.
-
-    For optimizers that take their variables when they are made, such as
-    ``tw_ampopt.TowerOptimizer``.
-
-    Args:
-      towers: K towers.
-      replicas: K models or lists of variables, as for ``apply_sharded_gradients``.
-
-    Returns:
-      [N] variables, as they came (Keras's or TensorFlow's).
-
-    Raises:
-      ValueError: as ``make_sharded_optimizer``.
-      TypeError: something that is not a tower or replica.
-    """
-    return owned(_checked_variables(towers, replicas, caller="owned_variables"))
-
-
-def _checked_variables(
-    towers: Sequence[Tower], replicas: Sequence[Any], *, caller: str
-) -> list[list[Any]]:
-    check_counts(caller, towers, replicas=replicas)
-    variables = [trainable_variables(r, caller=caller) for r in replicas]
-    with naming(caller):
-        check_grad_list(
-            [[(None, v) for v in own] for own in variables], allow_none=True
-        )
-    shared = [f"{name} in towers {ks}" for name, ks in shared_variables(variables)]
-    if shared:
-        raise ValueError(
-            f"{caller}: every tower must have variables of its own; got the same one "
-            f"for {', '.join(shared)}. Make a new model for each tower."
-        )
-    check_homes(towers, variables, caller=caller)
-    return variables
-
-
-def _make_state(main: Tower, optimizer: Any, variables: Sequence[Any]) -> None:
-    with tf.device(main.device):
-        create_slots(optimizer, variables)
-
-
-def _check_is_new(optimizer: Any, owners: Sequence[Any], *, caller: str) -> None:
-    """Refuses a Keras optimizer that has its slots, of whatever variables."""
-    if getattr(optimizer, "built", False):
-        raise ValueError(
-            f"{caller}: {type(optimizer).__name__} was built before, and its slots "
-            "would not be with the owners of the variables; return a new one from "
-            "get_opt_fn, without calling build."
-        )
-
-
-def _noting(state: list[tf.Variable]) -> Callable[..., tf.Variable]:
-    def create(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
-        state.append(next_creator(**kwargs))
-        return state[-1]
-
-    return create
-
-
-def _handing_out(
-    state: Iterator[tf.Variable], *, caller: str
-) -> Callable[..., tf.Variable]:
-    """Makes a creator of variables that gives those which are there, in their order."""
-
-    def create(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
-        del next_creator, kwargs
-        variable = next(state, None)
-        if variable is None:
-            raise _other_state(caller)
-        return variable
-
-    return create
-
-
-def _other_state(caller: str) -> ValueError:
-    return ValueError(
-        f"{caller}: get_opt_fn made other variables in its second call than in its "
-        "first; make what calls have in common before, and pass it to the optimizer."
+    reduced = reduce_onto(
+        owners, packed, average=average, weights=weights, caller=caller
     )
+    return _apply_and_copy(towers[0], reduced, variables, optimizer, caller=caller)
+
+
+@without_autograph
+def apply_at_owners(
+    towers: Sequence[Tower],
+    grads: Sequence[Sequence[Any]],
+    replicas: Sequence[Any],
+    optimizer: Any,
+) -> tf.Operation | None:
+    """Applies reduced gradients, each variable once, and copies it to the other towers.
+
+    As ``apply_sharded_gradients`` without the sum: for gradients that were weighed,
+    reduced or clipped before. It is an ``apply_fn`` of ``tw_rlload``.
+
+    Args:
+      towers: K towers.
+      grads: [K][N] reduced gradients, equal over the towers, of which the owner's is
+        applied; tensors or ``IndexedSlices``, or None for a variable in all towers.
+      replicas: K models with ``trainable_variables``, or lists of N variables.
+      optimizer: what ``make_sharded_optimizer`` made.
+
+    Returns:
+      As ``apply_sharded_gradients``.
+
+    Raises:
+      ValueError: as ``apply_sharded_gradients``, but for a None in all towers; no
+        gradient at all.
+      TypeError: as ``apply_sharded_gradients``.
+    """
+    caller = "apply_at_owners"
+    check_counts(caller, towers, grads=grads, replicas=replicas)
+    check_optimizer(caller, optimizer)
+    packed = ensure_and_pack(_reduced_pairs(towers, grads, replicas, caller=caller))
+    _, variables = split_grad_list(packed)
+    grad_of = {id(variable): grad for own in packed for grad, variable in own}
+    pairs = [(grad_of[id(variable)], variable) for variable in owned(variables)]
+    # What computes gradients may need every variable that it was made with, as
+    # tw_ampopt.TowerOptimizer does. Keras's compute none, and warn of None.
+    takes_none = orders_effects() and hasattr(optimizer, "compute_gradients")
+    used = [n for n, (grad, _) in enumerate(pairs) if takes_none or grad is not None]
+    return _apply_and_copy(
+        towers[0],
+        [pairs[n] for n in used],
+        [[own[n] for n in used] for own in variables],
+        optimizer,
+        caller=caller,
+    )
+
+
+def _reduced_pairs(
+    towers: Sequence[Tower],
+    grads: Sequence[Sequence[Any]],
+    replicas: Sequence[Any],
+    *,
+    caller: str,
+) -> GradList:
+    """Makes [K][N] checked pairs in which a gradient may be None, everywhere."""
+    variables = own_variables(towers, replicas, caller=caller)
+    for own in grads:
+        check_list(caller, grads_of_a_tower=own, of="gradients", empty=True)
+    with naming(caller):
+        grad_list = merge_grad_list(grads, variables)
+        check_grad_list(grad_list, allow_none=True)
+    check_any_gradient(caller, [g for own in grads for g in own], variables[0])
+    partly = [
+        variable.name
+        for variable, *column in zip(variables[0], *grads, strict=True)
+        if len({grad is None for grad in column}) > 1
+    ]
+    if partly:
+        raise ValueError(
+            f"{caller}: a variable has a gradient in every tower or in none; got None "
+            f"in some towers for {', '.join(partly)}."
+        )
+    return grad_list
 
 
 def _apply_and_copy(
@@ -338,6 +301,8 @@ def _apply_and_copy(
     reduced: Sequence[tuple[Any, Any]],
     variables: Sequence[Sequence[Any]],
     optimizer: Any,
+    *,
+    caller: str,
 ) -> tf.Operation | None:
     """Applies [N] reduced pairs of owners and gives all towers the new values.
 
@@ -346,15 +311,20 @@ def _apply_and_copy(
       reduced: [N] pairs of a gradient and the owner's variable.
       variables: [K][N] of all towers.
       optimizer: made for the owners' variables.
+      caller: opens messages.
 
     Returns:
       The op that does all in a session graph, else None.
+
+    Raises:
+      ValueError: the optimizer was made for other variables.
     """
     owners = [variable for _, variable in reduced]
     plain = [tf_variable(variable) for variable in owners]
     originals = [tf_variable(variable) for variable in variables[0]]
     watch = None if orders_effects() else UpdateWatch(plain)
     with (
+        for_owners(optimizer, owners, variables, caller=caller),
         tower_build(),
         tf.device(main.device),
         record_variables(main),

@@ -31,6 +31,7 @@ from tw_core.gradients import (
     values_of,
 )
 from tw_core.optimizers import apply_pairs, check_optimizer
+from tw_reduce.reducers import check_weights
 
 _T = TypeVar("_T")
 
@@ -101,19 +102,25 @@ class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
         self,
         grad_list: GradList,
         get_opt_fn: Callable[[], Any],
+        *,
+        weights: Sequence[Any] | None = None,
     ) -> tf.Operation:
         """Builds the update from the towers' gradients.
 
         Args:
           grad_list: [K][N] (gradient, variable) pairs.
           get_opt_fn: returns the optimizer; called once.
+          weights: [K] what each tower's gradients weigh in the mean, such as its
+            rows; see ``tw_reduce.mean``. None for equal weights.
 
         Returns:
           The training op.
 
         Raises:
-          ValueError: towers that bring different gradients or variables, or None.
-          TypeError: something that is not an optimizer, or a Keras 3 one.
+          ValueError: towers that bring different gradients or variables, or None;
+            weights as ``tw_reduce.mean``.
+          TypeError: something that is not an optimizer, or a Keras 3 one; weights
+            as ``tw_reduce.mean``.
           RuntimeError: in eager mode or a ``tf.function``.
         """
         caller = "SyncMultiGPUParameterServerBuilder.build"
@@ -122,9 +129,12 @@ class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
         with naming(caller):
             check_shared_grad_list(grad_list)
         check_function(caller, get_opt_fn=get_opt_fn)
+        check_weights(caller, weights, num_towers=len(self.towers))
         packed = ensure_and_pack(grad_list)
         shared = [variable for _, variable in packed[0]]
-        self.grads = reduce_onto(shared, packed, average=True, caller=caller)
+        self.grads = reduce_onto(
+            shared, packed, average=True, weights=weights, caller=caller
+        )
         optimizer = get_opt_fn()
         check_optimizer(caller, optimizer)
         with tf.device("/cpu:0" if self.ps_device == "cpu" else None):

@@ -1,0 +1,147 @@
+"""Cutting a batch into the towers' parts: as even as can be, the first ones more."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core import Tower
+from tw_core.checks import named_caller
+
+Sizes = Sequence[int] | Sequence[tf.Tensor]
+
+
+def plan_sizes(rows: int, num_parts: int) -> list[int]:
+    """Returns how many rows each part gets.
+
+    >>> plan_sizes(10, 4)
+    [3, 3, 2, 2]
+    """
+    least, more = divmod(rows, num_parts)
+    return [least + (k < more) for k in range(num_parts)]
+
+
+def check_batch(spec: Any) -> None:
+    """Refuses a batch that cannot be cut.
+
+    Args:
+      spec: the dataset's ``element_spec``.
+
+    Raises:
+      ValueError: a tensor without rows, or tensors of which it is known that they have
+        unlike numbers of rows.
+      TypeError: a leaf that is no dense, ragged or sparse tensor.
+    """
+    caller = named_caller("check_batch")
+    none = type(tf.type_spec_from_value(None))
+    leaves = [leaf for leaf in tf.nest.flatten(spec) if not isinstance(leaf, none)]
+    others = [leaf for leaf in leaves if not isinstance(leaf, _KINDS)]
+    if others:
+        raise TypeError(
+            f"{caller}: a batch must hold dense, ragged and sparse tensors; got "
+            f"{others}."
+        )
+    scalars = [leaf for leaf in leaves if leaf.shape.rank == 0]
+    if scalars:
+        raise ValueError(
+            f"{caller}: everything in a batch must have rows, which the towers share; "
+            f"got {len(scalars)} scalar(s). Call batch() on the dataset, and repeat "
+            "what is the same for all rows."
+        )
+    if len({int(leaf.shape[0]) for leaf in leaves if _has_known_rows(leaf)}) > 1:
+        raise ValueError(
+            f"{caller}: all tensors of a batch must have the same number of rows; got "
+            f"{[str(leaf.shape) for leaf in leaves]}."
+        )
+
+
+def part_sizes(data: Any, num_parts: int) -> Sizes:
+    """Returns the rows of each part: numbers where the batch's rows are known.
+
+    Args:
+      data: nest of tensors that ``check_batch`` lets pass.
+      num_parts: K.
+
+    Returns:
+      K numbers, or K int64 scalars, which fail where tensors turn out to have unlike
+      numbers of rows.
+    """
+    leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
+    known = [int(leaf.shape[0]) for leaf in leaves if _has_known_rows(leaf)]
+    if len(known) == len(leaves):
+        return plan_sizes(known[0], num_parts)
+    rows = [_rows(leaf) for leaf in leaves]
+    message = "A batch's tensors must have the same number of rows; they have:"
+    same = tf.reduce_all(tf.equal(rows, rows[0]))
+    with tf.control_dependencies([tf.debugging.Assert(same, [message, rows])]):
+        least, more = rows[0] // num_parts, rows[0] % num_parts
+    return [least + tf.cast(k < more, tf.int64) for k in range(num_parts)]
+
+
+def cut(data: Any, sizes: Sizes) -> list[Any]:
+    """Cuts a batch into K nests like ``data``; part k has ``sizes[k]`` rows.
+
+    Args:
+      data: nest of tensors, dense, ragged or sparse; None stays None.
+      sizes: [K] from ``part_sizes``.
+    """
+    leaves = tf.nest.flatten(data)
+    pieces = zip(*(_cut(leaf, sizes) for leaf in leaves), strict=True)
+    return [tf.nest.pack_sequence_as(data, list(own)) for own in pieces]
+
+
+def on_devices(parts: Sequence[Any], towers: Sequence[Tower]) -> list[Any]:
+    """Copies part k, a nest of tensors, to tower k's device."""
+    return [on_device(part, t.device) for part, t in zip(parts, towers, strict=True)]
+
+
+def on_device(part: Any, device: str) -> Any:
+    """Copies a nest of tensors to a device; of a ragged one all its components."""
+    with tf.device(device):
+        return tf.nest.map_structure(
+            lambda leaf: None if leaf is None else tf.identity(leaf),
+            part,
+            expand_composites=True,
+        )
+
+
+_KINDS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
+
+
+def _cut(leaf: Any, sizes: Sizes) -> Sequence[Any]:
+    if leaf is None or len(sizes) == 1:
+        return [leaf] * len(sizes)
+    starts = [0, *accumulate(sizes)][:-1]
+    ranges = zip(starts, sizes, strict=True)
+    if isinstance(leaf, tf.SparseTensor):
+        return [
+            tf.sparse.slice(leaf, _first(leaf, start), _shape(leaf, size))
+            for start, size in ranges
+        ]
+    if isinstance(leaf, tf.RaggedTensor):
+        return [leaf[start : start + size] for start, size in ranges]
+    lengths = sizes if isinstance(sizes[0], int) else tf.stack(sizes)
+    pieces: list[tf.Tensor] = tf.split(leaf, lengths, num=len(sizes))
+    return pieces
+
+
+def _first(leaf: tf.SparseTensor, start: Any) -> tf.Tensor:
+    zeros = tf.zeros_like(leaf.dense_shape[1:])
+    return tf.concat([[tf.cast(start, tf.int64)], zeros], axis=0)
+
+
+def _shape(leaf: tf.SparseTensor, size: Any) -> tf.Tensor:
+    return tf.concat([[tf.cast(size, tf.int64)], leaf.dense_shape[1:]], axis=0)
+
+
+def _rows(leaf: Any) -> tf.Tensor:
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.cast(leaf.nrows(), tf.int64)
+    if isinstance(leaf, tf.SparseTensor):
+        return leaf.dense_shape[0]
+    return tf.shape(leaf, tf.int64)[0]
+
+
+def _has_known_rows(leaf: Any) -> bool:
+    return leaf.shape.rank is not None and leaf.shape[0] is not None

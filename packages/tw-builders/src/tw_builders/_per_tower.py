@@ -1,0 +1,206 @@
+"""Cutting a dataset's batches into the towers' parts, on their devices ahead of use.
+
+The cut is a map of the dataset, so that tf.data's own thread makes it. The copies are
+made by the reader, who asks for a batch before it hands out the one before: outside of
+functions between two steps, and in a loop inside a ``tf.function`` beside the step,
+which nothing there waits for.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from tw_builders._parts import check_batch, cut, on_devices, part_sizes
+from tw_core import Tower, check_towers
+from tw_core.checks import check_function, check_whole_number, named_caller, naming
+from tw_core.modes import builds_session_graph, without_autograph
+
+_T = TypeVar("_T")
+
+
+@without_autograph
+def per_tower(
+    dataset: tf.data.Dataset, towers: Sequence[Tower], *, prefetch: int = 2
+) -> tf.distribute.DistributedDataset:
+    """Gives every tower its part of each batch, on its device before it is used.
+
+    For loops outside of functions, which may pass the parts to a ``tf.function``, and
+    for ``for`` loops in a ``tf.function`` with AutoGraph, without ``break``. In a
+    session graph take ``tw_builders.tensorpack.StagingInput``.
+
+    Args:
+      dataset: of batches: nests of dense, ragged and sparse tensors of any dtype, all
+        with the same number of rows, which may change from batch to batch; None stays
+        None.
+      towers: K towers.
+      prefetch: batches that are ready ahead of the one in use, at least 1: the next one
+        on the devices, the others in host memory. One more may have been read.
+
+    Returns:
+      What can be looped over, each time from the dataset's beginning. An item is a list
+      of K nests like a batch of ``dataset``; tower k's has its rows and is on its
+      device. The first towers have one row more where K does not divide the rows, and
+      the last ones none where there are fewer than K. ``reduce(state, function)``
+      calls ``function(state, item)`` for each item and returns the last state: the loop
+      for functions without AutoGraph. ``element_spec`` describes an item.
+
+    Raises:
+      ValueError: batches with a scalar, or with unlike numbers of rows, as far as they
+        are known; no towers; or ``prefetch`` below 1.
+      TypeError: an argument of another type, or batches of something else.
+      tf.errors.InvalidArgumentError: while looping, tensors of unlike numbers of rows.
+
+    In a session graph, and in a ``tf.function`` without AutoGraph, ``for`` raises a
+    RuntimeError. What the dataset raises arrives after the batches before it.
+    """
+    with naming("per_tower"):
+        check_towers(towers)
+        ahead = check_whole_number("per_tower", prefetch=prefetch, at_least=1)
+        return TowerInput(cut_batches(dataset, len(towers), ahead - 1), towers)
+
+
+def cut_batches(
+    dataset: tf.data.Dataset, num_towers: int, buffer_size: int
+) -> tf.data.Dataset:
+    """Cuts each batch into a tuple of parts, and holds some ready in host memory."""
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            f"{named_caller('per_tower')}: dataset must be a tf.data.Dataset; got "
+            f"{dataset!r}."
+        )
+    check_batch(dataset.element_spec)
+    is_tuple = type(dataset.element_spec) is tuple
+
+    def parts(*batch: Any) -> tuple[Any, ...]:
+        data = batch if is_tuple else batch[0]
+        return tuple(cut(data, part_sizes(data, num_towers)))
+
+    # To a map without num_parallel_calls tf.data gives as many as it likes, and to a
+    # dataset that does not end in a prefetch as large a one. This map reads one batch
+    # ahead.
+    made = dataset.map(
+        tf.autograph.experimental.do_not_convert(parts), num_parallel_calls=1
+    )
+    if buffer_size:
+        made = made.prefetch(buffer_size)
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    return made.with_options(options)
+
+
+class TowerInput(tf.distribute.DistributedDataset):  # type: ignore[misc]
+    """A dataset of K parts, copied to the towers' devices one batch ahead.
+
+    Of this base AutoGraph hands a ``for`` loop in a function to ``reduce``.
+    """
+
+    def __init__(self, parts: tf.data.Dataset, towers: Sequence[Tower]) -> None:
+        self._parts = parts
+        self._towers = tuple(towers)
+
+    @property
+    def element_spec(self) -> list[Any]:
+        """[K] nests of ``TypeSpec``s."""
+        return list(self._parts.element_spec)
+
+    @without_autograph
+    def __iter__(self) -> Iterator[list[Any]]:
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                "per_tower: outside of eager mode, loop in a tf.function with "
+                "AutoGraph, or call reduce(state, function) in one without; in a "
+                "session graph take tw_builders.tensorpack.StagingInput."
+            )
+        return self._read()
+
+    def _read(self) -> Iterator[list[Any]]:
+        source = iter(self._parts)
+
+        def following() -> list[Any] | Exception:
+            try:
+                return on_devices(next(source), self._towers)
+            except Exception as error:  # it is raised in its turn
+                return error
+
+        item = following()
+        while not isinstance(item, Exception):
+            ready, item = item, following()
+            yield ready
+        if not isinstance(item, StopIteration):
+            raise item
+
+    def reduce(self, initial_state: _T, reduce_func: Callable[[_T, Any], _T]) -> _T:
+        """Calls ``reduce_func(state, item)`` for each item.
+
+        Args:
+          initial_state: nest of tensors.
+          reduce_func: returns a nest like ``initial_state``.
+
+        Returns:
+          The last state.
+
+        Raises:
+          TypeError: ``reduce_func`` cannot be called.
+          RuntimeError: in a session graph.
+        """
+        # Not marked without_autograph: reduce_func may need it.
+        check_function("per_tower.reduce", reduce_func=reduce_func)
+        if not tf.executing_eagerly() and not builds_session_graph():
+            return self._reduce_in_function(initial_state, reduce_func)
+        state = initial_state
+        for item in self:
+            state = reduce_func(state, item)
+        return state
+
+    def _reduce_in_function(
+        self, state: _T, reduce_func: Callable[[_T, Any], _T]
+    ) -> _T:
+        source = iter(self._parts)
+
+        def following() -> tuple[tf.Tensor, list[tf.Tensor]]:
+            with tf.device("/cpu:0"):
+                item = source.get_next_as_optional()
+                there = item.has_value()
+                flat = tf.cond(
+                    there,
+                    lambda: flat_parts(item.get_value()),
+                    lambda: no_rows(self._parts),
+                )
+            parts = on_devices(packed_parts(self._parts, flat), self._towers)
+            return there, flat_parts(parts)
+
+        # The next item is a loop variable, so that reading and copying it and the step
+        # are one iteration's and neither waits for the other: an iteration with
+        # effects begins when the one before has ended.
+        def step(_: Any, item: Any, state: _T) -> tuple[Any, Any, _T]:
+            there, next_item = following()
+            return there, next_item, reduce_func(state, packed_parts(self._parts, item))
+
+        start = (*following(), state)
+        last: tuple[Any, Any, _T] = tf.while_loop(
+            lambda there, *_: there, step, start, parallel_iterations=1
+        )
+        return last[2]
+
+
+def flat_parts(parts: Any) -> list[tf.Tensor]:
+    """Lists the dense tensors that the parts are made of."""
+    flat = tf.nest.flatten(parts, expand_composites=True)
+    return [tensor for tensor in flat if tensor is not None]
+
+
+def packed_parts(dataset: tf.data.Dataset, flat: Sequence[tf.Tensor]) -> list[Any]:
+    """Makes a list of K parts of what ``flat_parts`` lists."""
+    spec = dataset.element_spec
+    return list(tf.nest.pack_sequence_as(spec, flat, expand_composites=True))
+
+
+def no_rows(dataset: tf.data.Dataset) -> list[tf.Tensor]:
+    """Makes what ``flat_parts`` lists, of zeros and as small as the specs allow."""
+    specs = tf.nest.flatten(dataset.element_spec, expand_composites=True)
+    shapes = [spec.shape if spec.shape.rank is not None else [] for spec in specs]
+    return [
+        tf.zeros([size or 0 for size in shape], spec.dtype)
+        for shape, spec in zip(shapes, specs, strict=True)
+    ]

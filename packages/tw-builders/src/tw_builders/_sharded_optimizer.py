@@ -1,0 +1,211 @@
+"""The optimizer of sharded towers, made once and saved as tower 0's.
+
+Its slots lie with the owners of the variables. ``tf.train.Checkpoint`` finds slots by
+the variable that they belong to, so a second object over tower 0's variables has the
+same state, to save and restore with.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from tw_builders._apply import (
+    MADE_EARLY,
+    check_counts,
+    one_optimizer_per_tower,
+    trainable_variables,
+)
+from tw_builders._owners import check_homes, owned
+from tw_core import Tower
+from tw_core.checks import check_function, naming
+from tw_core.gradients import check_grad_list
+from tw_core.modes import orders_effects
+from tw_core.optimizers import OptimizerKind, create_slots, kind_of
+from tw_core.variables import shared_variables, tf_variable
+
+_T = TypeVar("_T")
+
+
+def make_sharded_optimizer(
+    towers: Sequence[Tower], get_opt_fn: Callable[[], _T], replicas: Sequence[Any]
+) -> tuple[_T, _T]:
+    """Makes the optimizer of ``apply_sharded_gradients``.
+
+    Outside of graphs, optimizers of Keras and of ``tf.compat.v1.train`` make their
+    state at once: slots on the device of the variable's owner.
+
+    Args:
+      towers: K towers.
+      get_opt_fn: returns a new optimizer; called twice outside of graphs.
+      replicas: K models or lists of variables, as for ``apply_sharded_gradients``.
+
+    Returns:
+      The optimizer; and the same state as an optimizer of tower 0's variables, for
+      ``tf.train.Checkpoint``: what it saves and restores has the structure of a
+      replicated run's. Where that is no other one, it is the same object.
+
+    Raises:
+      ValueError: another number of replicas than towers, replicas that differ, share a
+        variable or have one that is not on their tower's device; a device that is
+        known not to exist; an optimizer that was built for other variables.
+      TypeError: ``get_opt_fn`` did not return an optimizer, or in a session graph a
+        Keras 3 one; something that is not a tower, function or replica.
+    """
+    caller = "make_sharded_optimizer"
+    variables = own_variables(towers, replicas, caller=caller)
+    check_function(caller, get_opt_fn=get_opt_fn)
+    main, owners = towers[:1], owned(variables)
+    if not tf.executing_eagerly():
+        [optimizer] = one_optimizer_per_tower(main, get_opt_fn, caller=caller)
+        return optimizer, optimizer
+    state: list[tf.Variable] = []
+    with tf.variable_creator_scope(_noting(state)):
+        [optimizer] = one_optimizer_per_tower(main, get_opt_fn, caller=caller)
+        _check_is_new(optimizer, owners, caller=caller)
+        if kind_of(optimizer) not in MADE_EARLY:
+            return optimizer, optimizer
+        _make_state(main[0], optimizer, owners)
+    handed = iter(state)
+    with tf.variable_creator_scope(_handing_out(handed, caller=caller)):
+        [saved] = one_optimizer_per_tower(main, get_opt_fn, caller=caller)
+        _make_state(main[0], saved, variables[0])
+    if any(True for _ in handed):
+        raise _other_state(caller)
+    return optimizer, saved
+
+
+def owned_variables(towers: Sequence[Tower], replicas: Sequence[Any]) -> list[Any]:
+    """Returns the owner's copy of every variable, in the order of the variables.
+
+    For optimizers that take their variables when they are made, such as
+    ``tw_ampopt.TowerOptimizer``.
+
+    Args:
+      towers: K towers.
+      replicas: K models or lists of variables, as for ``apply_sharded_gradients``.
+
+    Returns:
+      [N] variables, as they came (Keras's or TensorFlow's).
+
+    Raises:
+      ValueError: as ``make_sharded_optimizer``.
+      TypeError: something that is not a tower or replica.
+    """
+    return owned(own_variables(towers, replicas, caller="owned_variables"))
+
+
+def own_variables(
+    towers: Sequence[Tower], replicas: Sequence[Any], *, caller: str
+) -> list[list[Any]]:
+    """Lists the [K][N] variables of sharded towers, each tower's own and at home."""
+    check_counts(caller, towers, replicas=replicas)
+    variables = [trainable_variables(r, caller=caller) for r in replicas]
+    with naming(caller):
+        check_grad_list(
+            [[(None, v) for v in own] for own in variables], allow_none=True
+        )
+    shared = [f"{name} in towers {ks}" for name, ks in shared_variables(variables)]
+    if shared:
+        raise ValueError(
+            f"{caller}: every tower must have variables of its own; got the same one "
+            f"for {', '.join(shared)}. Make a new model for each tower."
+        )
+    check_homes(towers, variables, caller=caller)
+    return variables
+
+
+@contextmanager
+def for_owners(
+    optimizer: Any,
+    owners: Sequence[Any],
+    columns: Sequence[Sequence[Any]],
+    *,
+    caller: str,
+) -> Iterator[None]:
+    """Refuses to apply by an optimizer that has its state for other variables.
+
+    Those of ``tf.compat.v1.train`` would make slots anew that no checkpoint has.
+
+    Args:
+      optimizer: of any kind.
+      owners: [N] which it is to update.
+      columns: [K][N] of all towers.
+      caller: opens messages.
+    """
+    refusal = (
+        f"{caller}: {type(optimizer).__name__} has its state for other variables than "
+        "the owners' copies; pass the first optimizer that make_sharded_optimizer "
+        "returned for these replicas, the second of which is for checkpoints (and "
+        "flat models as flatten returned them)."
+    )
+    if orders_effects():
+        pairs = zip(owners, zip(*columns, strict=True), strict=True)
+        if any(
+            _has_slot_elsewhere(optimizer, owner, column) for owner, column in pairs
+        ):
+            raise ValueError(refusal)
+    try:
+        yield
+    except (ValueError, KeyError) as error:
+        # As Keras 3 and tf_keras say it.
+        if "Unknown variable" in str(error) or "cannot recognize" in str(error):
+            raise ValueError(refusal) from error
+        raise
+
+
+def _has_slot_elsewhere(optimizer: Any, owner: Any, column: Sequence[Any]) -> bool:
+    if kind_of(optimizer) is not OptimizerKind.V1:
+        return False
+
+    def has_slot(variable: Any) -> bool:
+        plain, names = tf_variable(variable), optimizer.get_slot_names()
+        return any(optimizer.get_slot(plain, name) is not None for name in names)
+
+    return not has_slot(owner) and any(map(has_slot, column))
+
+
+def _make_state(main: Tower, optimizer: Any, variables: Sequence[Any]) -> None:
+    with tf.device(main.device):
+        create_slots(optimizer, variables)
+
+
+def _check_is_new(optimizer: Any, owners: Sequence[Any], *, caller: str) -> None:
+    """Refuses a Keras optimizer that has its slots, of whatever variables."""
+    if getattr(optimizer, "built", False):
+        raise ValueError(
+            f"{caller}: {type(optimizer).__name__} was built before, and its slots "
+            "would not be with the owners of the variables; return a new one from "
+            "get_opt_fn, without calling build."
+        )
+
+
+def _noting(state: list[tf.Variable]) -> Callable[..., tf.Variable]:
+    def create(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+        state.append(next_creator(**kwargs))
+        return state[-1]
+
+    return create
+
+
+def _handing_out(
+    state: Iterator[tf.Variable], *, caller: str
+) -> Callable[..., tf.Variable]:
+    """Makes a creator of variables that gives those which are there, in their order."""
+
+    def create(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+        del next_creator, kwargs
+        variable = next(state, None)
+        if variable is None:
+            raise _other_state(caller)
+        return variable
+
+    return create
+
+
+def _other_state(caller: str) -> ValueError:
+    return ValueError(
+        f"{caller}: get_opt_fn made other variables in its second call than in its "
+        "first; make what calls have in common before, and pass it to the optimizer."
+    )

@@ -1,0 +1,60 @@
+"""Batches as Keras hands them to a step: as tensors, as specs, and joined again."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_builders._parts import check_batch, part_sizes
+from tw_core.checks import naming
+
+
+def tensors(data: Any) -> Any:
+    """Returns a batch with tensors for its arrays, as eager steps are given."""
+    return tf.nest.map_structure(
+        lambda leaf: leaf if leaf is None or tf.is_tensor(leaf) else tf.constant(leaf),
+        data,
+    )
+
+
+def checked_sizes(data: Any, num_parts: int) -> Any:
+    """Returns the rows of each tower's part, of a batch of tensors.
+
+    Raises:
+      ValueError: no tensor, one without rows, or unlike numbers of rows.
+    """
+    specs = [
+        tf.type_spec_from_value(leaf)
+        for leaf in tf.nest.flatten(data)
+        if leaf is not None
+    ]
+    if not specs:
+        raise ValueError("TowerModel: a batch must hold at least one tensor; got none.")
+    with naming("TowerModel"):
+        check_batch(specs)
+    return part_sizes(data, num_parts)
+
+
+def join(parts: Sequence[Any]) -> Any:
+    """Joins K nests of tensors along their rows, in the towers' order."""
+    return tf.nest.map_structure(_join, *parts)
+
+
+def any_rows(data: Any) -> Any:
+    """Returns nests of the shapes and dtypes of a batch of any number of rows."""
+
+    def spec(leaf: Any) -> tf.TensorSpec | None:
+        if leaf is None:
+            return None
+        return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+
+    return tf.nest.map_structure(spec, data)
+
+
+def _join(*pieces: Any) -> Any:
+    if pieces[0] is None:
+        return None
+    if isinstance(pieces[0], tf.SparseTensor):
+        return tf.sparse.concat(0, list(pieces))
+    with tf.device(pieces[0].device if isinstance(pieces[0], tf.Tensor) else None):
+        return tf.concat(list(pieces), axis=0)

@@ -1,0 +1,139 @@
+"""What a ``TowerModel`` refuses, and how its losses are combined."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tw_builders.tower_model._wrapped import WrappedOptimizer
+
+
+def layers_of(model: Any) -> list[Any]:
+    """Lists a model and its layers, those inside of others after these."""
+    layers: list[Any] = model._flatten_layers()
+    return layers
+
+
+def check_adapted(models: Sequence[Any]) -> None:
+    """Refuses layers that have learnt what is no variable, in some copies only."""
+    layers = zip(*map(layers_of, models), strict=False)
+    unlike = [
+        own[0].name
+        for own in layers
+        if hasattr(own[0], "adapt") and len({_adapted(layer) for layer in own}) > 1
+    ]
+    if unlike:
+        raise ValueError(
+            f"TowerModel: {', '.join(unlike)} was adapted in some towers only, and "
+            "keeps what it has learnt outside of variables; call adapt in make_model."
+        )
+
+
+def _adapted(layer: Any) -> str:
+    if hasattr(layer, "get_vocabulary"):
+        return str(layer.get_vocabulary())
+    names = ("mean", "variance", "bin_boundaries")
+    return str([np.asarray(getattr(layer, name, None)).tolist() for name in names])
+
+
+def check_optimizers(optimizers: Sequence[Any], variables: str) -> None:
+    """Refuses what does not fit where variables live."""
+    if variables != "sharded":
+        return
+    averaging = [own.name for own in optimizers if getattr(own, "use_ema", False)]
+    if averaging:
+        raise ValueError(
+            f"TowerModel: {', '.join(averaging)} keeps averages of the variables "
+            "(use_ema), which lie with their owners; use variables='replicated'."
+        )
+    over_towers = [o for o in optimizers if isinstance(o, WrappedOptimizer)]
+    if over_towers:
+        raise ValueError(
+            f"TowerModel: {type(over_towers[0].wrapped).__name__} updates all towers' "
+            "variables itself; use variables='replicated' or 'parameter_server'."
+        )
+
+
+def check_one(optimizers: Sequence[Any]) -> None:
+    """Refuses what cannot update flat variables of a whole model."""
+    if len(optimizers) != 1 or isinstance(optimizers[0], WrappedOptimizer):
+        raise ValueError(
+            "TowerModel: flat variables need one optimizer of Keras, that of compile; "
+            f"got {[type(own).__name__ for own in optimizers]}. Use "
+            "flat_below_bytes=0."
+        )
+
+
+def _reductions(model: Any) -> set[str]:
+    losses = tf.nest.flatten(getattr(model, "loss", None))
+    return {
+        getattr(loss, "reduction", "sum_over_batch_size")
+        for loss in losses
+        if loss is not None
+    }
+
+
+def adds(model: Any) -> bool:
+    """Tells whether the losses are added over rows."""
+    return _reductions(model) == {"sum"}
+
+
+def divides_by_weights(model: Any) -> bool:
+    """Tells whether the losses are divided by the sum of the sample weights."""
+    return _reductions(model) == {"mean_with_sample_weight"}
+
+
+def check_losses(model: Any) -> None:
+    """Refuses losses that cannot be combined over towers."""
+    reductions = _reductions(model)
+    if "none" in reductions or None in reductions or len(reductions) > 1:
+        raise ValueError(
+            "TowerModel: all losses must have one reduction, and not 'none', so that "
+            f"those of the towers can be combined; got {sorted(map(str, reductions))}."
+        )
+
+
+def synchronized_layers_of(model: Any) -> list[str]:
+    """Names the layers that are synchronised over towers."""
+    return [o.name for o in layers_of(model) if getattr(o, "synchronized", False)]
+
+
+def check_eager(synchronized: Sequence[str]) -> None:
+    """Refuses synchronised layers in eager mode, which computes a tower at once."""
+    if synchronized:
+        raise ValueError(
+            f"TowerModel: {', '.join(synchronized)} are synchronised over towers, "
+            "which needs run_eagerly=False; or make them with synchronized=False."
+        )
+
+
+def check_xla(model: Any, synchronized: Sequence[str], variables: str) -> None:
+    """Refuses what XLA cannot compile tower by tower."""
+    if synchronized:
+        raise ValueError(
+            f"TowerModel: {', '.join(synchronized)} are synchronised over towers, "
+            "each of which XLA would compile alone; use jit_compile=False."
+        )
+    if variables == "parameter_server":
+        raise ValueError(
+            "TowerModel: XLA needs a tower's variables on its device; with "
+            "variables='parameter_server' use jit_compile=False."
+        )
+    if type(model).train_step is not keras.Model.train_step:
+        raise ValueError(
+            f"TowerModel: {type(model).__name__} has a train_step of its own, "
+            "which optimizers end, and XLA compiles no further; use "
+            "jit_compile=False, and tf.function(jit_compile=True) inside."
+        )
+
+
+def check_one_output(y_pred: Any) -> None:
+    """Refuses several outputs under XLA, whose losses Keras counts one by one."""
+    count = len(tf.nest.flatten(y_pred))
+    if count > 1:
+        raise ValueError(
+            f"TowerModel: XLA compiles a tower's loss of one output; the model has "
+            f"{count}. Use jit_compile=False."
+        )

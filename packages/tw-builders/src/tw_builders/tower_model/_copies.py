@@ -1,0 +1,418 @@
+"""The copies of a model: made, built, compiled, kept equal, and run side by side."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tw_builders._apply import prefixed
+from tw_builders._owners import owned
+from tw_builders._parts import cut, on_devices
+from tw_builders.tower_model import _batches
+from tw_builders.tower_model._checks import (
+    adds,
+    check_adapted,
+    check_eager,
+    check_losses,
+    check_one,
+    check_one_output,
+    check_optimizers,
+    check_xla,
+    divides_by_weights,
+    layers_of,
+    synchronized_layers_of,
+)
+from tw_builders.tower_model._flat import FlatTraining
+from tw_builders.tower_model._lockstep import run_in_lockstep
+from tw_builders.tower_model._meetings import Meetings, is_seed, optimizers_of
+from tw_builders.tower_model._updates import APPLY
+from tw_builders.tower_model._wrapped import WrappedOptimizer, wrapped
+from tw_core import Tower, copy_to_replicas, replicate
+from tw_core.devices import host_of
+from tw_core.optimizers import create_slots
+from tw_core.synchronized import joined_towers, synchronized_layers
+from tw_core.variables import tf_variable
+from tw_reduce import Reducer
+
+Weigh = Callable[[Any, Any, Any], Any]
+_SEED_STEP = 0x9E3779B9  # odd and large, so that layers' seeds stay apart
+
+
+@dataclass
+class Copies:
+    """The copies of a model, of which the first is saved.
+
+    Attributes:
+      towers: K towers.
+      models: [K] their models; the same one K times where they share variables.
+      variables: ``"replicated"``, ``"sharded"`` or ``"parameter_server"``.
+      reducer: adds gradients over towers, for replicated variables.
+      weigh: what a tower's mean loss weighs, as ``TowerModel`` takes it; or None.
+      flat: what trains where small variables lie in flat ones; else None.
+      compiled_by_xla: whether each tower's forward and backward pass are.
+    """
+
+    towers: Sequence[Tower]
+    models: Sequence[Any]
+    variables: str
+    reducer: Reducer
+    weigh: Weigh | None
+    flat: FlatTraining | None = None
+    compiled_by_xla: bool = False
+    _is_built: bool = False
+
+    @classmethod
+    def make(
+        cls,
+        make_model: Callable[[], Any],
+        towers: Sequence[Tower],
+        variables: str,
+        *,
+        flat_below_bytes: int,
+        reducer: Reducer,
+        weigh: Weigh | None,
+    ) -> "Copies":
+        """Calls ``make_model`` for every tower, or once where they share variables."""
+        flat = None
+        if flat_below_bytes:
+            with prefixed("TowerModel"):
+                flat = FlatTraining(make_model, towers, flat_below_bytes)
+            models = [_checked_model(model) for model in flat.models]
+        elif variables == "parameter_server":
+            host = host_of(towers[0].device)
+            models = [_make(make_model, host)] * len(towers)
+        else:
+            models = [_make(make_model, tower.device) for tower in towers]
+        made = cls(towers, models, variables, reducer, weigh, flat)
+        if all(model.built for model in models):
+            made.make_equal()
+        return made
+
+    @property
+    def main(self) -> Any:
+        """Tower 0's model."""
+        return self.models[0]
+
+    @property
+    def distinct(self) -> list[Any]:
+        """The models, each once."""
+        return list(dict.fromkeys(self.models))
+
+    def compile(self, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Compiles every copy, with an optimizer of its own where it is replicated."""
+        self._freeze_alike()
+        whole = tf.nest.map_structure(wrapped, (args, options))
+        for k, model in enumerate(self.distinct):
+            given = whole
+            if k > 0 and self.variables == "replicated":
+                given = _with_new_optimizers(given)
+            with tf.device(self.towers[k].device):
+                model.compile(*given[0], **given[1])
+            if k > 0 and (self.variables == "sharded" or self.flat is not None):
+                _share_optimizers(self.main, model)
+        check_losses(self.main)
+        optimizers = optimizers_of(self.main)
+        check_optimizers(optimizers, self.variables)
+        if self.flat is not None:
+            check_one(optimizers)
+            with prefixed("TowerModel"):
+                self.flat.use(optimizers[0], sharded=self.variables == "sharded")
+
+    @contextmanager
+    def without_wrapped(self) -> Iterator[None]:
+        """Takes an optimizer over towers out of tower 0, which is to be saved."""
+        main = self.main
+        optimizer = getattr(main, "optimizer", None)
+        if not isinstance(optimizer, WrappedOptimizer):
+            yield
+            return
+        main.optimizer, main.compiled = None, False
+        try:
+            yield
+        finally:
+            main.optimizer, main.compiled = optimizer, True
+
+    def check_compiled(self, *, run_eagerly: bool, by_xla: bool) -> None:
+        """Refuses what towers cannot do together."""
+        names = synchronized_layers_of(self.main)
+        if run_eagerly and len(self.towers) > 1:
+            check_eager(names)
+        if by_xla:
+            check_xla(self.main, names, self.variables)
+
+    def make_equal(self) -> None:
+        """Checks that copies fit, and gives all of them tower 0's values."""
+        if not all(model.built for model in self.models):
+            return
+        self._is_built = True
+        if self.variables == "parameter_server":
+            return
+        check_adapted(self.distinct)
+        if self.flat is not None:
+            self.flat.make_equal()
+            self._give_own_seeds()
+            return
+        with prefixed("TowerModel"):
+            replicate(self.towers, lambda tower: self.models[tower.index])
+        self._give_own_seeds()
+        if self.variables == "sharded":
+            optimizer = getattr(self.main, "optimizer", None)
+            if optimizer is not None:
+                with tf.device(self.towers[0].device):
+                    trained = [list(m.trainable_variables) for m in self.models]
+                    create_slots(optimizer, owned(trained))
+            return
+        self._make_optimizers_equal()
+
+    def step(self, method: str, data: Any) -> Any:
+        """Runs a step of every copy on its part of a batch; returns the logs."""
+        data = _batches.tensors(data)
+        sizes = _batches.checked_sizes(data, len(self.towers))
+        parts = on_devices(cut(data, sizes), self.towers)
+        self._build(data, metrics=True)
+        added = adds(self.main)
+        weights = None if added else self._weights(parts, sizes)
+        meetings = Meetings(
+            self.towers,
+            self.models,
+            APPLY[self.variables],
+            weights=weights,
+            average=not added,
+            reducer=self.reducer,
+            synchronized=synchronized_layers_of(self.main)
+            if len(self.towers) > 1
+            else (),
+            appliers=self.flat.optimizers if self.flat is not None else (),
+        )
+        steps = [self._step_of(model, method) for model in self.models]
+        with meetings.held(), self.flat.training() if self.flat else nullcontext():
+            logs = self._run(steps, parts, meetings.combine)
+        if added and self.main.losses:
+            raise ValueError(
+                "TowerModel: a loss that is added over rows cannot be told from the "
+                "regularizers' losses, which every tower has; use the reduction "
+                "'sum_over_batch_size', or no regularizers."
+            )
+        return meetings.logs(logs)
+
+    def predict(self, data: Any) -> Any:
+        """Returns what every copy predicts of its part, in the batch's order."""
+        data = _batches.tensors(data)
+        sizes = _batches.checked_sizes(data, len(self.towers))
+        parts = on_devices(cut(data, sizes), self.towers)
+        self._build(data, metrics=False)
+        steps = [model.predict_step for model in self.models]
+        return _batches.join(self._run(steps, parts, _no_meeting))
+
+    def _freeze_alike(self) -> None:
+        """Has every copy train what tower 0's does."""
+        for model in self.distinct[1:]:
+            layers = zip(layers_of(model), layers_of(self.main), strict=False)
+            weights = zip(model.weights, self.main.weights, strict=False)
+            for own, main in [*layers, *weights]:  # a layer before those inside of it
+                if own.trainable != main.trainable:
+                    own.trainable = main.trainable
+
+    def _give_own_seeds(self) -> None:
+        """Has every tower draw random numbers of its own, which follow from tower 0's.
+
+        Else the same places would be dropped out in the parts of all towers.
+        """
+        for k, model in enumerate(self.models):
+            for own, main in zip(_seeds_of(model), _seeds_of(self.main), strict=True):
+                if k > 0:
+                    own.assign(tf.add(main.value, [k * _SEED_STEP, 0]))
+
+    def _run(
+        self,
+        steps: Sequence[Callable[[Any], Any]],
+        parts: Sequence[Any],
+        combine: Callable[[Any, list[Any]], Sequence[Any]],
+    ) -> list[Any]:
+        fns = [partial(step, part) for step, part in zip(steps, parts, strict=True)]
+        # Eagerly nothing can be summed; `compile` refuses layers that would have to.
+        may_sum = not tf.executing_eagerly()
+        with joined_towers(len(self.towers)) as joined:
+            scopes = [_scopes(joined if may_sum else None, k) for k in range(len(fns))]
+            return run_in_lockstep(fns, self.towers, combine, scopes=scopes)
+
+    def _step_of(self, model: Any, method: str) -> Callable[[Any], Any]:
+        if self.compiled_by_xla and method == "train_step":
+            return partial(_compiled_train_step, model)
+        step: Callable[[Any], Any] = getattr(model, method)
+        return step
+
+    def _weights(self, parts: Sequence[Any], sizes: Sequence[Any]) -> Any:
+        weights = [
+            self._weight(part, size, tower)
+            for part, size, tower in zip(parts, sizes, self.towers, strict=True)
+        ]
+        is_equal = isinstance(weights[0], int) and len(set(weights)) == 1
+        return None if is_equal else weights
+
+    def _weight(self, part: Any, size: Any, tower: Tower) -> Any:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(part)
+        with tf.device(tower.device):
+            if self.weigh is not None:
+                return self.weigh(x, y, sample_weight)
+            if sample_weight is None or not divides_by_weights(self.main):
+                return size
+            return tf.add_n(
+                [tf.reduce_sum(own) for own in tf.nest.flatten(sample_weight)]
+            )
+
+    def _build(self, data: Any, *, metrics: bool) -> None:
+        """Makes what the first batch makes, outside of the step that is traced."""
+        lacks_metrics = metrics and not _has_metrics_built(self.main)
+        if self._is_built and not lacks_metrics:
+            return
+        batch = _batches.any_rows(data)
+        with tf.init_scope():
+            for model, tower in zip(self.distinct, self.towers, strict=False):
+                with tf.device(tower.device):
+                    _build_variables(batch, model)
+                    if lacks_metrics:
+                        _build_metrics(batch, model)
+            if not self._is_built:
+                for model in self.models:
+                    model.built = True
+                self.make_equal()
+
+    def _make_optimizers_equal(self) -> None:
+        by_tower = [optimizers_of(model) for model in self.models]
+        for own in zip(*by_tower, strict=True):
+            if isinstance(own[0], WrappedOptimizer):
+                own[0].copy_to_replicas()
+            if not own[0].built or own[0] is own[-1]:
+                continue
+            for model, tower, optimizer in zip(
+                self.models, self.towers, own, strict=True
+            ):
+                if optimizer is getattr(model, "optimizer", None):
+                    with tf.device(tower.device):
+                        create_slots(optimizer, model.trainable_variables)
+            if all(optimizer.built for optimizer in own):
+                copy_to_replicas(
+                    [[tf_variable(v) for v in optimizer.variables] for optimizer in own]
+                )
+
+
+def _seeds_of(model: Any) -> list[Any]:
+    """Lists the [2] states of a model's random generators: a seed and a counter."""
+    return [v for v in model.variables if is_seed(v)]
+
+
+def _make(make_model: Callable[[], Any], device: str) -> Any:
+    with tf.device(device):
+        return _checked_model(make_model())
+
+
+def _checked_model(model: Any) -> Any:
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            "TowerModel: make_model must return a keras.Model; got "
+            f"{type(model).__name__}."
+        )
+    return model
+
+
+def _with_new_optimizers(given: Any) -> Any:
+    """Replaces the optimizers among arguments by new ones of the same settings."""
+
+    def new(value: Any) -> Any:
+        if not isinstance(value, keras.optimizers.Optimizer):
+            return value
+        if isinstance(value, WrappedOptimizer):
+            return value  # which is one for all towers
+        return type(value).from_config(value.get_config())
+
+    return tf.nest.map_structure(new, given)
+
+
+def _share_optimizers(main: Any, model: Any) -> None:
+    for name, value in list(vars(main).items()):
+        if isinstance(value, keras.optimizers.Optimizer):
+            setattr(model, name, value)
+
+
+def _has_metrics_built(model: Any) -> bool:
+    return all(getattr(metric, "built", True) for metric in model.metrics)
+
+
+def _build_variables(batch: Any, model: Any) -> None:
+    """Calls a model on symbols, unless it has its variables or need not have a call."""
+    own_step = type(model).train_step is not keras.Model.train_step
+    if model.built or (own_step and type(model).call is keras.Model.call):
+        return
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(_symbols(batch))
+    model(x)
+
+
+def _build_metrics(batch: Any, model: Any) -> None:
+    """Makes what a compiled model adds up, in losses and metrics."""
+    optimizer, model.optimizer = model.optimizer, None  # its slots have their places
+    try:
+        model._symbolic_build(data_batch=_symbols(batch))
+    finally:
+        model.optimizer = optimizer
+
+
+def _symbols(batch: Any) -> Any:
+    def symbol(spec: tf.TensorSpec | None) -> Any:
+        return None if spec is None else keras.KerasTensor(spec.shape, spec.dtype.name)
+
+    return tf.nest.map_structure(symbol, batch)
+
+
+def _scopes(joined: Any, index: int) -> list[AbstractContextManager[Any]]:
+    """Returns the contexts of a tower's thread."""
+    own: list[AbstractContextManager[Any]] = [
+        tf.variable_creator_scope(_refuse_new_variable)
+    ]
+    return own if joined is None else [*own, _synchronized(joined, index)]
+
+
+@contextmanager
+def _synchronized(joined: Any, index: int) -> Iterator[None]:
+    with joined.tower(index), synchronized_layers():
+        yield
+
+
+def _refuse_new_variable(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+    del next_creator
+    raise ValueError(
+        f"TowerModel: the variable {kwargs.get('name')!r} was to be made in a step; "
+        "make all variables in make_model, or in the layers' build."
+    )
+
+
+def _compiled_train_step(model: Any, data: Any) -> Any:
+    """As Keras's ``train_step``; XLA compiles the forward and the backward pass."""
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+
+    @tf.function(jit_compile=True, autograph=False)  # type: ignore[untyped-decorator]
+    def differentiate(x: Any, y: Any, sample_weight: Any) -> Any:
+        with tf.GradientTape() as tape:
+            y_pred = model(x, training=True)
+            check_one_output(y_pred)
+            loss = model.compute_loss(
+                x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True
+            )
+            optimizer = model.optimizer
+            scaled = loss if optimizer is None else optimizer.scale_loss(loss)
+        return loss, y_pred, tape.gradient(scaled, model.trainable_variables)
+
+    loss, y_pred, grads = differentiate(x, y, sample_weight)
+    model.metrics[0].update_state(
+        loss, sample_weight=tf.shape(tf.nest.flatten(x)[0])[0]
+    )
+    model.optimizer.apply(grads, model.trainable_variables)
+    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def _no_meeting(place: Any, brought: list[Any]) -> Sequence[Any]:
+    raise RuntimeError(f"TowerModel: a predict_step came to {place} ({brought}).")

@@ -1,0 +1,200 @@
+"""Functions that are traced side by side and meet on the way.
+
+Each tower's function runs in a thread of its own, and one of them at a time: a thread
+goes on until it comes to a meeting or returns, and then the next one does. When all
+have come, what they bring is combined in the caller's thread, and every tower goes on
+with its answer. So ops are created in the same order in every trace, what is built at a
+meeting comes after what all towers built before it, and before what any builds after.
+"""
+
+import contextvars
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from tw_core import Tower
+from tw_core.modes import without_autograph
+
+_T = TypeVar("_T")
+_STOP_S = 60.0
+
+
+class _Ended(BaseException):
+    """Unwinds a thread whose towers are given up; no ``except Exception`` stops it."""
+
+
+class _Here(threading.local):
+    thread: "_TowerThread | None" = None
+
+
+_here = _Here()
+
+
+def tower_index() -> int | None:
+    """Returns which tower's thread the caller runs in; None in no tower's."""
+    return None if _here.thread is None else _here.thread.index
+
+
+def meet(place: Any, brought: Any) -> Any:
+    """Waits, in a tower's thread, until all towers have come here.
+
+    Args:
+      place: what is met for; equal in all towers.
+      brought: what this tower brings.
+
+    Returns:
+      The tower's answer from ``combine`` of ``run_in_lockstep``.
+    """
+    thread = _here.thread
+    if thread is None:
+        raise RuntimeError("meet: is for functions that run_in_lockstep runs.")
+    return thread.meet(place, brought)
+
+
+def run_in_lockstep(
+    fns: Sequence[Callable[[], _T]],
+    towers: Sequence[Tower],
+    combine: Callable[[Any, list[Any]], Sequence[Any]],
+    *,
+    scopes: Sequence[Sequence[AbstractContextManager[Any]]] = (),
+) -> list[_T]:
+    """Runs one function per tower, on its device and under its name.
+
+    Args:
+      fns: K functions.
+      towers: K towers.
+      combine: takes a place and [K] what the towers bring there; returns [K] answers.
+        Called in the caller's thread, scopes and device.
+      scopes: [K] lists of contexts that each tower's thread enters; may be empty.
+
+    Returns:
+      The K results.
+
+    Raises:
+      ValueError: towers that meet for different things, or not equally often.
+      BaseException: the first error of a function, with a note of its tower.
+    """
+    contexts = _graph_contexts()
+    own = scopes or [()] * len(towers)
+    threads = [
+        _TowerThread(fn, tower, [contexts(), *more])
+        for fn, tower, more in zip(fns, towers, own, strict=True)
+    ]
+    try:
+        while any(not thread.done for thread in threads):
+            for thread in threads:
+                thread.go_on()
+            if not all(thread.done for thread in threads):
+                _answer(threads, combine)
+    finally:
+        for thread in threads:
+            thread.end()
+    return [thread.result for thread in threads]
+
+
+def _answer(
+    threads: Sequence["_TowerThread"],
+    combine: Callable[[Any, list[Any]], Sequence[Any]],
+) -> None:
+    places = [None if thread.done else thread.place for thread in threads]
+    if any(place != places[0] for place in places):
+        raise ValueError(
+            "towers must take the same steps in the same order; here they came to "
+            f"{[place or 'the end' for place in places]}. What a train_step does must "
+            "not depend on which copy of the model it is."
+        )
+    answers = combine(places[0], [thread.brought for thread in threads])
+    for thread, answer in zip(threads, answers, strict=True):
+        thread.brought, thread.answer = None, answer
+
+
+def _graph_contexts() -> Callable[[], AbstractContextManager[Any]]:
+    """Returns what makes the context in which a thread builds where the caller does."""
+    if tf.executing_eagerly():
+        return ExitStack
+    graph = tf.compat.v1.get_default_graph()
+    # Else the threads would share one stack of devices and control dependencies.
+    graph.switch_to_thread_local()
+    scope = graph.get_name_scope()
+
+    @contextmanager
+    def build_here() -> Iterator[None]:
+        with graph.as_default(), tf.name_scope(f"{scope}/" if scope else ""):
+            yield
+
+    return build_here
+
+
+class _TowerThread:
+    """A tower's function in a thread, which runs only while ``go_on`` waits for it."""
+
+    def __init__(
+        self,
+        fn: Callable[[], Any],
+        tower: Tower,
+        scopes: Sequence[AbstractContextManager[Any]],
+    ) -> None:
+        self._fn, self._tower, self._scopes = fn, tower, scopes
+        self.index = tower.index
+        self._may_run, self._has_run = threading.Semaphore(0), threading.Semaphore(0)
+        self._given_up = False
+        self.place: Any = None
+        self.brought: Any = None
+        self.answer: Any = None
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.done = False
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(
+            target=context.run, args=(self._run,), name=tower.name, daemon=True
+        )
+        self._thread.start()
+
+    def go_on(self) -> None:
+        """Lets the function run up to its next meeting, or its end."""
+        if self.done:
+            return
+        self._may_run.release()
+        self._has_run.acquire()
+        if self.error is not None and not self._given_up:
+            self.error.add_note(
+                f"(in {self._tower.name} of {self._tower.total}, on "
+                f"{self._tower.device})"
+            )
+            raise self.error
+
+    def meet(self, place: Any, brought: Any) -> Any:
+        """Hands over to the caller, and returns with the answer."""
+        self.place, self.brought = place, brought
+        self._has_run.release()
+        self._may_run.acquire()
+        if self._given_up:
+            raise _Ended
+        return self.answer
+
+    def end(self) -> None:
+        """Unwinds what is still under way, and waits for the thread a bounded time."""
+        self._given_up = True
+        self._may_run.release()
+        self._thread.join(_STOP_S)
+
+    def _run(self) -> None:
+        self._may_run.acquire()
+        _here.thread = self
+        try:
+            if not self._given_up:
+                with ExitStack() as stack:
+                    stack.enter_context(self._scopes[0])
+                    stack.enter_context(self._tower.scope())
+                    for scope in self._scopes[1:]:
+                        stack.enter_context(scope)
+                    self.result = without_autograph(self._fn)()
+        except _Ended:
+            pass
+        except BaseException as error:
+            self.error = error
+        self.done = True
+        self._has_run.release()

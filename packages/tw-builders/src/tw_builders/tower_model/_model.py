@@ -1,0 +1,261 @@
+"""``TowerModel``: a Keras model of which every tower has a copy."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tw_builders.tower_model._copies import Copies, Weigh
+from tw_builders.tower_model._updates import APPLY
+from tw_core import Tower
+from tw_core import towers as make_towers
+from tw_core.checks import check_function, check_whole_number, naming
+from tw_reduce import Reducer, all_reduce
+
+
+class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
+    """Trains copies of a Keras model on several devices as one model.
+
+    ``compile``, ``fit``, ``evaluate``, ``predict`` and callbacks are Keras's. Each
+    batch is cut into the towers' parts, every tower runs the ``train_step`` of its
+    copy, one's own included, and the gradients that towers bring to an optimizer are
+    reduced before it applies them. Metrics see the whole batch.
+
+    What is trained is ``model.towers[0]``, an ordinary Keras model; ``save``,
+    ``summary`` and the like are its. State that does not train, such as moving
+    averages, is tower 0's there.
+    """
+
+    def __init__(
+        self,
+        make_model: Callable[[], keras.Model],
+        devices: Sequence[int | str | Tower],
+        *,
+        variables: str = "replicated",
+        flat_below_bytes: int = 0,
+        reducer: Reducer | None = None,
+        weights: Weigh | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Makes the copies, each on its tower's device.
+
+        Args:
+          make_model: returns a new Keras model, the same each time it is called. Its
+            variables may be made by the first batch.
+          devices: ints (GPU numbers) and device strings, or what ``tw_core.towers``
+            gives.
+          variables: ``"replicated"``: every tower has variables and optimizer;
+            ``"sharded"``: every tower has variables, each of which one tower updates
+            and the others copy; ``"parameter_server"``: all towers share one model,
+            whose variables are on the host.
+          flat_below_bytes: trainable variables of fewer bytes lie in one flat variable
+            per dtype and tower, which one update applies
+            (``tw_core.flat_variables``); 0 for none. Not for shared variables.
+          reducer: adds gradients over towers; by default ``tw_reduce.all_reduce``.
+            For replicated variables.
+          weights: takes a tower's ``x``, ``y`` and ``sample_weight`` and returns what
+            its mean loss weighs, a scalar: where a loss is a mean over tokens, their
+            number. None for the number of rows, or the sum of ``sample_weight`` where
+            the loss is divided by that.
+          name: of the model.
+
+        Raises:
+          ValueError: other ``variables``, no device, copies that share variables or
+            that differ; a strategy of ``tf.distribute`` in whose scope this is.
+          TypeError: ``make_model`` is not a function, or returns no Keras model.
+          RuntimeError: in a graph or a ``tf.function``.
+        """
+        check_function("TowerModel", make_model=make_model)
+        if variables not in APPLY:
+            raise ValueError(
+                f"TowerModel: variables must be one of {sorted(APPLY)}; got "
+                f"{variables!r}."
+            )
+        check_whole_number("TowerModel", flat_below_bytes=flat_below_bytes, at_least=0)
+        if flat_below_bytes and variables == "parameter_server":
+            raise ValueError(
+                "TowerModel: flat variables are read by one tower each; with "
+                "variables='parameter_server' use flat_below_bytes=0."
+            )
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                "TowerModel: trains in functions of its own, and must be made outside "
+                "of graphs and tf.function."
+            )
+        if tf.distribute.has_strategy():
+            raise ValueError(
+                "TowerModel: makes its own copies, and cannot be in the scope of a "
+                "tf.distribute strategy; leave that."
+            )
+        super().__init__(name=name)
+        with naming("TowerModel"):
+            towers = make_towers(devices)
+        if reducer is None:
+            reducer = all_reduce([tower.device for tower in towers])
+        check_function("TowerModel", reducer=reducer)
+        if weights is not None:
+            check_function("TowerModel", weights=weights)
+        # Keras tracks, saves and counts what lies in a list; not what lies in here.
+        self._own = Copies.make(
+            make_model,
+            towers,
+            variables,
+            flat_below_bytes=flat_below_bytes,
+            reducer=reducer,
+            weigh=weights,
+        )
+        self.built = all(model.built for model in self._own.models)
+
+    @property
+    def towers(self) -> list[Any]:
+        """The K copies; the first is what is saved. The same K times if they share."""
+        return list(self._own.models)
+
+    @property
+    def devices(self) -> list[str]:
+        """The K towers' devices."""
+        return [tower.device for tower in self._own.towers]
+
+    def copy_to_replicas(self) -> None:
+        """Gives all towers the values of tower 0, those of its optimizer included.
+
+        ``fit``, ``evaluate`` and ``predict`` begin with it, and methods of this class
+        that load values end with it. Call it after changing ``towers[0]``
+        before ``train_on_batch`` and the like.
+        """
+        self._own.make_equal()
+
+    def compile(
+        self,
+        *args: Any,
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        jit_compile: str | bool = "auto",
+        **kwargs: Any,
+    ) -> None:
+        """Compiles every tower as ``keras.Model.compile``, or one's own, does.
+
+        Args:
+          *args: optimizer, loss and so on, as the towers' ``compile`` takes them.
+            Where towers have optimizers of their own, these are copies of those given.
+            An optimizer may be a ``TowerOptimizerLike`` of ``tw_core.optimizers`` over
+            the towers' variables, such as ``tw_ampopt.TowerOptimizer``, which scales
+            losses and accumulates.
+          run_eagerly: as Keras takes it.
+          steps_per_execution: as Keras takes it.
+          jit_compile: whether XLA compiles each tower's forward and backward pass; not
+            for a ``train_step`` of one's own. ``"auto"`` does not.
+          **kwargs: as ``args``.
+
+        Raises:
+          ValueError: losses that are added over rows and others that are not;
+            ``use_ema`` with sharded variables; ``jit_compile`` where it cannot be;
+            ``run_eagerly`` with synchronised layers.
+        """
+        own = self._own
+        own.check_compiled(run_eagerly=run_eagerly, by_xla=jit_compile is True)
+        own.compile(args, kwargs)
+        for model in own.distinct:
+            model.run_eagerly, model.jit_compile = run_eagerly, False
+        own.compiled_by_xla = jit_compile is True
+        super().compile(
+            optimizer=own.main.optimizer,
+            run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution,
+            jit_compile=False,
+            auto_scale_loss=False,
+        )
+
+    def train_step(self, data: Any) -> Any:
+        """Runs every tower's ``train_step`` on its part of a batch."""
+        return self._own.step("train_step", data)
+
+    def test_step(self, data: Any) -> Any:
+        """Runs every tower's ``test_step`` on its part of a batch."""
+        return self._own.step("test_step", data)
+
+    def predict_step(self, data: Any) -> Any:
+        """Runs every tower's ``predict_step``; the rows are in the batch's order."""
+        return self._own.predict(data)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls tower 0's copy."""
+        return self._own.main(*args, **kwargs)
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``keras.Model.fit``, over all towers."""
+        self.copy_to_replicas()
+        return super().fit(*args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``keras.Model.evaluate``, over all towers."""
+        self.copy_to_replicas()
+        return super().evaluate(*args, **kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``keras.Model.predict``, over all towers."""
+        self.copy_to_replicas()
+        return super().predict(*args, **kwargs)
+
+    def set_weights(self, weights: Any) -> None:
+        """Sets all towers' weights."""
+        self._own.main.set_weights(weights)
+        self.copy_to_replicas()
+
+    def load_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Loads all towers' weights from what a plain model saves."""
+        self._own.main.load_weights(*args, **kwargs)
+        self.copy_to_replicas()
+
+    def save_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Saves tower 0's weights, as the plain model does."""
+        with self._own.without_wrapped():
+            self._own.main.save_weights(*args, **kwargs)
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Saves tower 0, an ordinary model; loading it needs none of this package.
+
+        Without an optimizer over towers, such as ``tw_ampopt.TowerOptimizer``, which
+        ``tf.train.Checkpoint`` saves.
+        """
+        with self._own.without_wrapped():
+            self._own.main.save(*args, **kwargs)
+
+    def export(self, *args: Any, **kwargs: Any) -> None:
+        """Exports tower 0, as the plain model does."""
+        self._own.main.export(*args, **kwargs)
+
+    def summary(self, *args: Any, **kwargs: Any) -> None:
+        """Prints tower 0's summary."""
+        self._own.main.summary(*args, **kwargs)
+
+    def get_layer(self, *args: Any, **kwargs: Any) -> Any:
+        """Finds a layer of tower 0."""
+        return self._own.main.get_layer(*args, **kwargs)
+
+    def get_config(self) -> dict[str, Any]:
+        """Refuses: what can be made again is tower 0."""
+        raise NotImplementedError(
+            "TowerModel: has no configuration, as it holds a function and devices; "
+            "save or clone model.towers[0], the model itself."
+        )
+
+
+def _of_main(name: str, doc: str) -> property:
+    def get(self: TowerModel) -> Any:
+        return getattr(self._own.main, name)
+
+    return property(get, _ignore if name == "layers" else None, doc=doc)
+
+
+def _ignore(self: TowerModel, value: Any) -> None:
+    raise AttributeError(f"TowerModel: layers are tower 0's; got {value!r}.")
+
+
+for _name in (
+    *("variables", "trainable_variables", "non_trainable_variables"),
+    *("weights", "trainable_weights", "non_trainable_weights"),
+    *("layers", "metrics", "losses"),
+):
+    setattr(TowerModel, _name, _of_main(_name, f"Tower 0's ``{_name}``."))

@@ -1,0 +1,61 @@
+"""An optimizer over towers, as the optimizer of a Keras model."""
+
+from typing import Any
+
+import keras
+
+from tw_core.optimizers import TowerOptimizerLike
+
+
+class WrappedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc] # untyped
+    """Stands for an optimizer that takes the gradients of all towers at once.
+
+    Keras finds here what it asks of an optimizer: ``scale_loss``, ``learning_rate`` and
+    ``iterations``, which counts calls. State and checkpoints are the wrapped one's.
+    """
+
+    def __init__(self, wrapped: TowerOptimizerLike) -> None:
+        super().__init__(learning_rate=0.0, name="wrapped_optimizer")
+        self.wrapped = wrapped
+        self.built = True
+
+    @property
+    def learning_rate(self) -> Any:
+        """That of the wrapped optimizer."""
+        return getattr(self.wrapped, "learning_rate", 0.0)
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        own = self.learning_rate
+        if not hasattr(own, "assign"):
+            raise ValueError(
+                "TowerModel: the learning rate of "
+                f"{type(self.wrapped).__name__} is {own!r:.80}, which cannot be "
+                "changed; pass a tf.Variable to it as learning_rate."
+            )
+        own.assign(value)
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Returns a loss as it is to be differentiated."""
+        return self.wrapped.apply_loss_scaling(loss)
+
+    def copy_to_replicas(self) -> None:
+        """Has the wrapped optimizer give all towers tower 0's state, if it can."""
+        copy = getattr(self.wrapped, "copy_to_replicas", None)
+        if copy is not None and self.iterations.numpy() > 0:
+            copy()
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Refuses: one tower's gradients are not enough."""
+        raise RuntimeError(
+            f"TowerModel: {type(self.wrapped).__name__} takes the gradients of all "
+            "towers; train with the TowerModel."
+        )
+
+
+def wrapped(value: Any) -> Any:
+    """Wraps an optimizer over towers; anything else is returned as it is."""
+    is_keras = isinstance(value, keras.optimizers.Optimizer | type)
+    if not is_keras and isinstance(value, TowerOptimizerLike):
+        return WrappedOptimizer(value)
+    return value

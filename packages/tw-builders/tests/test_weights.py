@@ -1,0 +1,178 @@
+"""Towers with unlike numbers of rows train as one device does on all of them."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_builders import (
+    SyncMultiGPUParameterServerBuilder,
+    SyncMultiGPUReplicatedBuilder,
+    SyncMultiGPUShardedBuilder,
+    apply_gradients,
+    apply_shared_gradients,
+    make_optimizers,
+)
+from tw_core import get_current_tower_context, map_towers, replicate, towers
+from tw_reduce import all_reduce, mean
+
+CPUS = ["/cpu:0", "/cpu:1", "/cpu:2"]
+# Powers of two, so that every mean is exact; one tower may have no rows.
+COUNTS = [(8,), (4, 4), (2, 6), (4, 2, 2), (0, 8), (2, 0, 6)]
+SIZES = (3, 5_000)  # on both sides of what travels packed
+each_count = pytest.mark.parametrize("counts", COUNTS)
+
+
+def data(counts):
+    """[rows, 3] and [rows] whole numbers."""
+    random = np.random.default_rng(0)
+    x = random.integers(-4, 5, (sum(counts), 3)).astype(np.float64)
+    return x, random.integers(-4, 5, sum(counts)).astype(np.float64)
+
+
+def loss_of(x, y, w, big):
+    return tf.reduce_mean(
+        (tf.linalg.matvec(x, w) + tf.reduce_sum(big) * 2**-12 - y) ** 2
+    )
+
+
+def parts(array, counts):
+    return np.split(array, np.cumsum(counts)[:-1])
+
+
+def train_in_graph(make_builder, counts, weights):
+    x, y = data(counts)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as sess:
+        builder = make_builder(CPUS[: len(counts)])
+        xs, ys = parts(x, counts), parts(y, counts)
+
+        def tower():
+            k = get_current_tower_context().index
+            w, big = [
+                tf.compat.v1.get_variable(
+                    name, [size], tf.float64, tf.compat.v1.zeros_initializer()
+                )
+                for name, size in zip(("w", "big"), SIZES, strict=True)
+            ]
+            loss = loss_of(xs[k], ys[k], w, big)
+            return list(zip(tf.gradients(loss, [w, big]), [w, big], strict=True))
+
+        grads = builder.call_for_each_tower(tower)
+        built = builder.build(
+            grads, lambda: tf.compat.v1.train.MomentumOptimizer(2**-4, 0.5), **weights
+        )
+        train_op, sync_op = built if isinstance(built, tuple) else (built, None)
+        sess.run(tf.compat.v1.global_variables_initializer())
+        sess.run(tf.compat.v1.local_variables_initializer())
+        if sync_op is not None:
+            sess.run(sync_op)
+        for _ in range(3):
+            sess.run(train_op)
+        return [sess.run([v for _, v in pairs]) for pairs in grads]
+
+
+BUILDERS = {
+    "replicated": SyncMultiGPUReplicatedBuilder,
+    "named": lambda devices: SyncMultiGPUReplicatedBuilder(devices, True, "cpu"),
+    "sharded": lambda devices: SyncMultiGPUShardedBuilder(devices, average=True),
+    "parameter server": lambda devices: SyncMultiGPUParameterServerBuilder(
+        devices, "cpu"
+    ),
+}
+
+
+@each_count
+@pytest.mark.parametrize("name", BUILDERS)
+def test_builders_weigh_towers_by_their_rows(name, counts):
+    [want] = train_in_graph(BUILDERS["replicated"], (sum(counts),), {})
+    got = train_in_graph(BUILDERS[name], counts, {"weights": counts})
+    for own in got:
+        for value, wanted in zip(own, want, strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_equal_weights_change_no_bit(name):
+    want = train_in_graph(BUILDERS[name], (3, 3), {})
+    got = train_in_graph(BUILDERS[name], (3, 3), {"weights": [0.1, 0.1]})
+    for own, plain in zip(got, want, strict=True):
+        for value, wanted in zip(own, plain, strict=True):
+            np.testing.assert_array_equal(value, wanted)
+
+
+class Model(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = tf.Variable(tf.zeros([SIZES[0]], tf.float64))
+        self.big = tf.Variable(tf.zeros([SIZES[1]], tf.float64))
+
+
+def train_in_function(counts, *, shared):
+    """Trains; the weights are tensors that only the run knows."""
+    x, y = data(counts)
+    ours = towers(CPUS[: len(counts)])
+    if shared:
+        [model] = replicate(ours[:1], lambda _: Model())
+        models = [model] * len(ours)
+    else:
+        models = replicate(ours, lambda _: Model())
+    make = lambda: tf.compat.v1.train.MomentumOptimizer(2**-4, 0.5)  # noqa: E731
+    optimizers = make_optimizers(
+        ours[: 1 if shared else None], make, models[: 1 if shared else None]
+    )
+    reducer = all_reduce([tower.device for tower in ours])
+
+    def gradients(_, model, x, y):
+        variables = [model.w, model.big]
+        with tf.GradientTape() as tape:
+            loss = loss_of(x, y, *variables)
+        return tape.gradient(loss, variables)
+
+    @tf.function
+    def step(xs, ys):
+        weights = [tf.shape(x)[0] for x in xs]
+        grads = map_towers(gradients, ours, models, xs, ys)
+        if not shared:
+            means = mean(reducer, weights=weights)(grads)
+            lists = [[model.w, model.big] for model in models]
+            apply_gradients(ours, means, lists, optimizers)
+            return
+        pairs = [
+            list(zip(own, [models[0].w, models[0].big], strict=True)) for own in grads
+        ]
+        apply_shared_gradients(pairs, optimizers[0], weights=weights)
+
+    for _ in range(3):
+        step(parts(x, counts), parts(y, counts))
+    return [[model.w.numpy(), model.big.numpy()] for model in models]
+
+
+@each_count
+@pytest.mark.parametrize("shared", [True, False])
+def test_functions_weigh_towers_by_their_rows(shared, counts):
+    [want] = train_in_graph(BUILDERS["replicated"], (sum(counts),), {})
+    for own in train_in_function(counts, shared=shared):
+        for value, wanted in zip(own, want, strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("weights", [[1], [1, -1], [1, None], 2])
+@pytest.mark.parametrize("name", BUILDERS)
+def test_bad_weights_are_refused_by_the_builder_before_it_builds(name, weights):
+    with pytest.raises((TypeError, ValueError), match=r"Builder.build: weights must"):
+        train_in_graph(BUILDERS[name], (2, 2), {"weights": weights})
+
+
+def test_weights_of_a_sum_are_refused():
+    def summing(devices):
+        return SyncMultiGPUReplicatedBuilder(devices, average=False)
+
+    with pytest.raises(ValueError, match="weights are those of a mean; pass average"):
+        train_in_graph(summing, (2, 2), {"weights": [1, 1]})
+    variable = tf.Variable([1.0])
+    with pytest.raises(ValueError, match="apply_shared_gradients: weights are those"):
+        apply_shared_gradients(
+            [[(tf.constant([1.0]), variable)]],
+            tf.compat.v1.train.GradientDescentOptimizer(1.0),
+            average=False,
+            weights=[1],
+        )
