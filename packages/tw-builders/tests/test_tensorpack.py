@@ -366,7 +366,27 @@ def caching(*args):
 
 CACHING = "OverrideCachingDevice"
 CHECKPOINT = str(DATA / "tensorpack_async")
+
+
+def staged(dataset=None, devices=TWO, **options):
+    dataset = tf.data.Dataset.range(4).batch(2) if dataset is None else dataset
+    return lambda: tensorpack.StagingInput(dataset, devices, **options)
+
+
+STAGING = "StagingInput"
 WRONG_CALLS = [
+    WrongCall(STAGING, staged([1, 2]), TypeError, "a tf.data.Dataset; got [1, 2]"),
+    WrongCall(STAGING, staged(devices=None), TypeError, "got None"),
+    WrongCall(STAGING, staged(devices=[]), ValueError, "devices is empty"),
+    WrongCall(STAGING, staged(devices=["c p u"]), ValueError, "'c p u' is not a Tens"),
+    WrongCall(STAGING, staged(nr_stage=0), ValueError, "at least 1; got 0"),
+    WrongCall(STAGING, staged(nr_stage=1.5), TypeError, "whole number; got 1.5"),
+    WrongCall(
+        STAGING,
+        lambda: staged(tf.data.Dataset.range(4))(),
+        ValueError,
+        "got 1 scalar(s). Call batch() on the dataset",
+    ),
     WrongCall(CACHING, caching([], "/cpu:0", 1), ValueError, "at least one"),
     WrongCall(CACHING, caching("/cpu:0", "/cpu:0", 1), TypeError, "list of devices"),
     WrongCall(CACHING, caching(None, "/cpu:0", 1), TypeError, "got None"),
@@ -382,6 +402,21 @@ WRONG_CALLS = [
         TypeError,
         "getter must be a function; got None",
     ),
+    *[
+        WrongCall(
+            "get_sync_bn_mean_var",
+            partial(tensorpack.get_sync_bn_mean_var, np.ones([2]), *args),
+            *said,
+        )
+        for args, said in [
+            (
+                ([0], "horovod"),
+                (ValueError, "by sync_statistics='nccl'; got 'horovod'"),
+            ),
+            (([0], None), (ValueError, "got None")),
+            ((0, "nccl"), (TypeError, "red_axis must be a list of axes; got 0")),
+        ]
+    ],
     *[
         WrongCall("assignment_map", partial(tensorpack.assignment_map, *args), *said)
         for args, said in [

@@ -18,8 +18,10 @@ from tw_builders._shared_variables import (
     AsyncMultiGPUBuilder,
     SyncMultiGPUParameterServerBuilder,
 )
+from tw_builders.tensorpack._batch_norm import get_sync_bn_mean_var
 from tw_builders.tensorpack._caching_device import OverrideCachingDevice
 from tw_builders.tensorpack._checkpoints import assignment_map
+from tw_builders.tensorpack._staging_input import StagingInput
 from tw_core.contexts import BaseTowerContext, TowerFunc, get_current_tower_context
 from tw_core.contexts import TowerFunc as TowerFuncWrapper
 from tw_core.contexts import TowerHandle as TowerTensorHandle
@@ -44,6 +46,7 @@ __all__ = [
     "MOVING_SUMMARY_OPS_KEY",
     "OverrideCachingDevice",
     "PredictTowerContext",
+    "StagingInput",
     "SyncMultiGPUParameterServerBuilder",
     "SyncMultiGPUReplicatedBuilder",
     "TowerContext",
@@ -58,6 +61,7 @@ __all__ = [
     "allreduce_grads_naive",
     "assignment_map",
     "get_current_tower_context",
+    "get_sync_bn_mean_var",
     "merge_grad_list",
     "override_to_local_variable",
     "split_grad_list",

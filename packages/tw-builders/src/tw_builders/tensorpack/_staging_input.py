@@ -1,0 +1,277 @@
+"""Batches staged on the towers' devices while a session runs the step before.
+
+Source of the idea: tensorpack 0.11's ``StagingInput``
+(``tensorpack/input_source/input_source.py``). Here a batch is cut, so that all towers
+read one input, and the end of the input is staged like a batch, so that the batches
+before it are used. A staging area's waits cannot be ended from outside: so every step
+first sees that each area holds what it must, and nothing ever waits for one.
+"""
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tw_builders._parts import on_devices
+from tw_builders._per_tower import cut_batches, flat_parts, no_rows, packed_parts
+from tw_core import Tower, towers
+from tw_core.checks import check_whole_number, naming
+from tw_core.modes import builds_session_graph
+
+v1 = tf.compat.v1
+_HOST = -1
+_OUT_OF_STEP = (
+    "StagingInput: every staging area must hold nr_stage batches before a step. Run "
+    "`initializer` first, `stage` with every step, and `initializer` after a step that "
+    "failed. They hold:"
+)
+
+
+class StagingInput:
+    """Stages the towers' parts of the batches to come on their devices.
+
+    For session graphs. ``initializer`` starts the dataset from its beginning and stages
+    the first ``nr_stage`` batches. Each step then uses ``parts`` and runs ``stage``,
+    in one ``session.run``: the hook sees to both in a ``MonitoredTrainingSession``;
+    otherwise run ``initializer``, and fetch ``stage`` with the step or ``tf.group`` it
+    with the training op. Neither waits for the other.
+
+    The step after the last batch raises ``tf.errors.OutOfRangeError``, as does every
+    later one, until ``initializer`` has run again. A step after one that failed, or
+    that used ``parts`` without ``stage``, raises ``tf.errors.InvalidArgumentError``
+    until then, since towers could hold parts of different batches. So one run at a
+    time may use the parts.
+
+    Attributes:
+      parts: [K] nests of tensors like the dataset's batches; tower k's are on its
+        device. The first towers have one row more where K does not divide a batch's
+        rows, and the last ones none where there are fewer than K.
+      stage: op that stages the next batch. By itself it skips a batch.
+      initializer: op that begins anew.
+    """
+
+    def __init__(
+        self,
+        input: tf.data.Dataset,
+        devices: Sequence[int | str | Tower],
+        nr_stage: int = 1,
+    ) -> None:
+        """Adds the input to the default graph.
+
+        Args:
+          input: of batches, as ``tw_builders.per_tower`` takes them.
+          devices: one per tower, or towers, as the builders take them.
+          nr_stage: batches that are staged ahead of the one in use, at least 1.
+
+        Raises:
+          ValueError: as ``per_tower``; or ``nr_stage`` below 1.
+          TypeError: an argument of another type.
+          RuntimeError: not in a session graph.
+        """
+        with naming("StagingInput"):
+            self._towers = towers(devices)
+            check_whole_number("StagingInput", nr_stage=nr_stage, at_least=1)
+            if not builds_session_graph():
+                raise RuntimeError(
+                    "StagingInput: build it in a tf.Graph, for a session; elsewhere "
+                    "take tw_builders.per_tower."
+                )
+            parts = cut_batches(input, len(self._towers), 0)
+        with tf.name_scope("staging_input"), tf.device("/cpu:0"):
+            source = v1.data.make_initializable_iterator(_with_end(parts))
+            dtypes = [tensor.dtype for tensor in no_rows(parts)]
+            areas = _areas([tower.device for tower in self._towers], dtypes)
+            nothing = v1.data.make_initializable_iterator(tf.data.Dataset.range(0))
+            began = [source.initializer, nothing.initializer]
+            self.initializer = _initializer(source, began, areas, int(nr_stage))
+            taken = _take(areas, int(nr_stage), nothing)
+            self._taken = {own[0].op for own in taken}
+            with tf.control_dependencies(self._taken):
+                self.stage = tf.group(*_stage_next(source, areas), name="stage")
+            flat = _in_order(areas, taken)[1:]
+            for tensor, spec in zip(flat, source.element_spec[1:], strict=True):
+                tensor.set_shape(spec.shape)
+            self.parts = on_devices(packed_parts(parts, flat), self._towers)
+
+    def hook(self) -> tf.compat.v1.train.SessionRunHook:
+        """Makes the hook that initialises and stages in a monitored session.
+
+        ``stage`` is run with whatever uses ``parts``, and only then.
+        """
+        return _StagingHook(self)
+
+
+class _StagingHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Initialises, and runs ``stage`` with what uses the parts."""
+
+    def __init__(self, staging: StagingInput) -> None:
+        self._staging = staging
+        self._uses_parts: dict[tuple[str, ...], bool] = {}
+
+    def after_create_session(
+        self, session: tf.compat.v1.Session, coord: object
+    ) -> None:
+        del coord
+        session.run(self._staging.initializer)
+
+    def before_run(self, run_context: Any) -> tf.compat.v1.train.SessionRunArgs | None:
+        fetches = run_context.original_args.fetches
+        graph = run_context.session.graph
+        elements = [
+            graph.as_graph_element(leaf)
+            for leaf in tf.nest.flatten(fetches, expand_composites=True)
+            if leaf is not None
+        ]
+        names = tuple(element.name for element in elements)
+        if names not in self._uses_parts:
+            ops = {getattr(element, "op", element) for element in elements}
+            self._uses_parts[names] = _depend(ops, self._staging._taken)
+        if not self._uses_parts[names]:
+            return None
+        return v1.train.SessionRunArgs(self._staging.stage)
+
+
+@dataclass(frozen=True)
+class _Area:
+    """A staging area, of unbounded capacity: putting never waits.
+
+    Attributes:
+      device: where its tensors lie.
+      positions: of its tensors among those of a batch.
+      options: by which all operations on the area find it.
+    """
+
+    device: str
+    positions: Sequence[int]
+    options: Mapping[str, Any]
+
+    def put(self, tensors: Sequence[tf.Tensor]) -> tf.Operation:
+        options = {name: self.options[name] for name in ("capacity", "shared_name")}
+        with tf.device(self.device):
+            return tf.raw_ops.Stage(
+                values=[tensors[n] for n in self.positions], **options
+            )
+
+    def get(self) -> Sequence[tf.Tensor]:
+        with tf.device(self.device):
+            return list(tf.raw_ops.Unstage(**self.options))
+
+    def first(self) -> Sequence[tf.Tensor]:
+        with tf.device(self.device):
+            return list(tf.raw_ops.StagePeek(index=0, **self.options))
+
+    def size(self) -> tf.Tensor:
+        with tf.device(self.device):
+            return tf.raw_ops.StageSize(**self.options)
+
+    def clear(self) -> tf.Operation:
+        with tf.device(self.device):
+            return tf.raw_ops.StageClear(**self.options)
+
+
+def _areas(devices: Sequence[str], dtypes: Sequence[tf.DType]) -> list[_Area]:
+    """Plans the host's area, of the flag and of strings, and each tower's.
+
+    Args:
+      devices: K devices.
+      dtypes: of a batch's tensors, which are K times as many for each tower.
+    """
+    each = len(dtypes) // len(devices)
+    by_device: dict[int, list[int]] = {_HOST: [0]}
+    for n, dtype in enumerate(dtypes):
+        place = _HOST if dtype == tf.string else n // each
+        by_device.setdefault(place, []).append(n + 1)
+    graph = v1.get_default_graph()
+    all_dtypes = [tf.bool, *dtypes]
+    return [
+        _Area(
+            device="/cpu:0" if place == _HOST else devices[place],
+            positions=positions,
+            options={
+                "dtypes": [all_dtypes[n] for n in positions],
+                "capacity": 0,
+                "shared_name": graph.unique_name("staging_area"),
+            },
+        )
+        for place, positions in sorted(by_device.items())
+    ]
+
+
+def _with_end(parts: tf.data.Dataset) -> tf.data.Dataset:
+    """Marks every batch with True, and goes on with False after the last."""
+
+    def of_batch(*item: Any) -> tuple[Any, ...]:
+        return (True, *flat_parts(item))
+
+    def of_end(_: Any) -> tuple[Any, ...]:
+        return (False, *no_rows(parts))
+
+    # One call at a time, or each map is given as many as tf.data likes.
+    batches = parts.map(of_batch, num_parallel_calls=1)
+    end = tf.data.Dataset.range(1).map(of_end, num_parallel_calls=1)
+    return batches.concatenate(end.repeat())
+
+
+def _stage_next(source: Any, areas: Sequence[_Area]) -> list[tf.Operation]:
+    tensors = source.get_next()
+    return [area.put(tensors) for area in areas]
+
+
+def _initializer(
+    source: Any, began: Sequence[tf.Operation], areas: Sequence[_Area], nr_stage: int
+) -> tf.Operation:
+    waiting = [*began, *(area.clear() for area in areas)]
+    for _ in range(nr_stage):
+        with tf.control_dependencies(waiting):
+            waiting = _stage_next(source, areas)
+    return tf.group(*waiting, name="initializer")
+
+
+def _take(
+    areas: Sequence[_Area], nr_stage: int, nothing: Any
+) -> list[Sequence[tf.Tensor]]:
+    with tf.control_dependencies([_ended_or_ready(areas, nr_stage, nothing)]):
+        return [area.get() for area in areas]
+
+
+def _in_order(
+    areas: Sequence[_Area], taken: Sequence[Sequence[tf.Tensor]]
+) -> list[tf.Tensor]:
+    """Lists what the areas held in the order in which it was put."""
+    by_position = {
+        n: tensor
+        for area, own in zip(areas, taken, strict=True)
+        for n, tensor in zip(area.positions, own, strict=True)
+    }
+    return [by_position[n] for n in sorted(by_position)]
+
+
+def _ended_or_ready(
+    areas: Sequence[_Area], nr_stage: int, nothing: Any
+) -> tf.Operation:
+    """Makes the op that fails unless a batch is next in every area.
+
+    At the end with the OutOfRangeError of ``nothing``, an iterator without items. (A
+    one-shot iterator will not do: the first step that uses it could be cancelled, and
+    all later ones would be too.)
+    """
+    sizes = [area.size() for area in areas]
+    is_ready = tf.reduce_all(tf.equal(sizes, nr_stage))
+    ready = tf.debugging.Assert(is_ready, [_OUT_OF_STEP, sizes], name="check_staged")
+    with tf.control_dependencies([ready]):
+        is_batch = areas[0].first()[0]
+    return tf.cond(is_batch, lambda: tf.constant(0, tf.int64), nothing.get_next).op
+
+
+def _depend(ops: Iterable[tf.Operation], on: Container[tf.Operation]) -> bool:
+    """Returns whether any of the ops waits for one of ``on``."""
+    waiting, seen = list(ops), set(ops)
+    while waiting:
+        op = waiting.pop()
+        if op in on:
+            return True
+        before = {*(tensor.op for tensor in op.inputs), *op.control_inputs} - seen
+        seen |= before
+        waiting += before
+    return False

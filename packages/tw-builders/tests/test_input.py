@@ -1,0 +1,549 @@
+"""Each tower gets its part of every batch, on its device, in both modes."""
+
+import gc
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_builders import (
+    SyncMultiGPUReplicatedBuilder,
+    apply_gradients,
+    make_optimizers,
+    per_tower,
+)
+from tw_builders.tensorpack import StagingInput
+from tw_core import get_current_tower_context, map_towers, towers
+from tw_core.testing import CPUS
+from tw_reduce import all_reduce, mean
+
+v1 = tf.compat.v1
+DTYPES = [tf.float32, tf.float16, tf.bfloat16, tf.int32, tf.int64, tf.bool, tf.string]
+DEADLINE_S = 30
+
+
+def descend():
+    return v1.train.GradientDescentOptimizer(2**-6)
+
+
+def ours(count):
+    return towers(CPUS[1 : count + 1])
+
+
+def plain(parts):
+    """Nests of arrays and lists, for what parts hold."""
+
+    def leaf(value):
+        if isinstance(value, tf.SparseTensor):
+            return tf.sparse.to_dense(value).numpy().tolist()
+        if isinstance(value, tf.RaggedTensor):
+            return value.to_list()
+        return value if value is None else np.asarray(value).tolist()
+
+    return tf.nest.map_structure(leaf, parts)
+
+
+def read_in_loop(make, count):
+    return [plain(parts) for parts in per_tower(make(), ours(count))]
+
+
+def read_in_function(make, count):
+    """Keeps each part of each item in a table of its own, from a loop in a function."""
+    found = []
+
+    def keep(step, *flat):
+        del step
+        found.append([value.numpy() for value in flat])
+        return np.int64(0)
+
+    data = per_tower(make(), ours(count))
+    spec = data.element_spec
+
+    @tf.function
+    def loop():
+        number = tf.constant(0)
+        for parts in data:
+            flat = tf.nest.flatten(parts, expand_composites=True)
+            flat = [tensor for tensor in flat if tensor is not None]
+            tf.py_function(keep, [number, *flat], tf.int64)
+            number += 1
+        return number
+
+    assert int(loop()) == len(found)
+    made = [
+        tf.nest.pack_sequence_as(
+            spec, list(map(tf.constant, flat)), expand_composites=True
+        )
+        for flat in found
+    ]
+    return [plain(parts) for parts in made]
+
+
+def steps(sess, staging, fetches):
+    """Yields what each step of an epoch fetches."""
+    sess.run(staging.initializer)
+    while True:
+        try:
+            yield sess.run([fetches, staging.stage])[0]
+        except tf.errors.OutOfRangeError:
+            return
+
+
+def read_in_session(make, count):
+    with tf.Graph().as_default(), v1.Session() as sess:
+        staging = StagingInput(make(), ours(count))
+        return [plain(parts) for parts in steps(sess, staging, staging.parts)]
+
+
+READERS = [read_in_loop, read_in_function, read_in_session]
+each_reader = pytest.mark.parametrize("read", READERS)
+
+
+@each_reader
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("rows, batch", [(24, 8), (10, 4), (5, 5), (1, 1)])
+def test_parts_are_numpys_array_split(read, count, rows, batch):
+    x = np.arange(rows * 3).reshape(rows, 3)
+
+    def make():
+        return tf.data.Dataset.from_tensor_slices((x, -x[:, 0])).batch(batch)
+
+    want = [
+        [
+            (part.tolist(), (-part[:, 0]).tolist())
+            for part in np.array_split(x[start : start + batch], count)
+        ]
+        for start in range(0, rows, batch)
+    ]
+    assert read(make, count) == want
+
+
+@each_reader
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_every_dtype_arrives(read, dtype):
+    x = np.arange(5) % 2
+    values = x.astype(str).astype(object) if dtype == tf.string else x
+
+    def make():
+        data = tf.constant(values)
+        data = data if dtype == tf.string else tf.cast(data, dtype)
+        return tf.data.Dataset.from_tensor_slices(data).batch(5, drop_remainder=True)
+
+    (parts,) = read(make, 2)
+    wanted = [values[:3], values[3:]]
+    if dtype == tf.string:
+        wanted = [[text.encode() for text in part] for part in wanted]
+    assert parts == [list(part) for part in wanted]
+
+
+def composite_batches():
+    """Batches of 4, 4 and 2 rows with a ragged and a sparse tensor, and a None."""
+
+    def batch(x):
+        lengths = tf.cast(x % 3, tf.int32)
+        dense = tf.stack([x, tf.zeros_like(x)], axis=1)
+        return {
+            "ragged": tf.ragged.range(lengths),
+            "both": (tf.sparse.from_dense(dense), None),
+        }
+
+    return tf.data.Dataset.range(10).batch(4).map(batch)
+
+
+def composite_parts(count):
+    return [
+        [
+            {
+                "ragged": [list(range(x % 3)) for x in part],
+                "both": ([[x, 0] for x in part], None),
+            }
+            for part in np.array_split(np.arange(10)[start : start + 4], count)
+        ]
+        for start in (0, 4, 8)
+    ]
+
+
+@pytest.mark.parametrize("read", [read_in_loop, read_in_function])
+@pytest.mark.parametrize("count", [1, 3])
+def test_ragged_and_sparse_tensors_are_cut_and_none_stays(read, count):
+    assert read(composite_batches, count) == composite_parts(count)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_ragged_and_sparse_tensors_are_staged(count):
+    with tf.Graph().as_default(), v1.Session() as sess:
+        staging = StagingInput(composite_batches(), ours(count))
+        fetches = [
+            (
+                part["ragged"].values,
+                part["ragged"].row_lengths(),
+                tf.sparse.to_dense(part["both"][0]),
+            )
+            for part in staging.parts
+        ]
+        assert all(part["both"][1] is None for part in staging.parts)
+        found = list(steps(sess, staging, fetches))
+    wanted = composite_parts(count)
+    for got, want in zip(found, wanted, strict=True):
+        for (values, lengths, dense), part in zip(got, want, strict=True):
+            assert list(lengths) == [len(row) for row in part["ragged"]]
+            assert list(values) == [x for row in part["ragged"] for x in row]
+            assert dense.tolist() == part["both"][0]
+
+
+def test_a_part_is_on_its_towers_device():
+    data = tf.data.Dataset.from_tensor_slices((np.ones([4, 2]), ["a"] * 4)).batch(4)
+    (parts,) = per_tower(data, ours(2))
+    with tf.Graph().as_default():
+        staged = StagingInput(data_in_graph(), ours(2)).parts
+    for k, (eager, graph) in enumerate(zip(parts, staged, strict=True)):
+        for tensor in (*tf.nest.flatten(eager), *tf.nest.flatten(graph)):
+            assert tensor.device.endswith(f"CPU:{k + 1}")
+
+
+def data_in_graph():
+    return tf.data.Dataset.from_tensor_slices((np.ones([4, 2]), ["a"] * 4)).batch(4)
+
+
+def test_shapes_are_known_where_the_batch_is():
+    data = tf.data.Dataset.range(8).batch(4, drop_remainder=True)
+    assert [spec.shape for spec in per_tower(data, ours(3)).element_spec] == [2, 1, 1]
+    with tf.Graph().as_default():
+        data = tf.data.Dataset.range(8).batch(4, drop_remainder=True)
+        shapes = [part.shape for part in StagingInput(data, ours(3)).parts]
+    assert shapes == [2, 1, 1]
+
+
+def total(state, parts):
+    return state + sum(tf.reduce_sum(part) for part in parts)
+
+
+@pytest.mark.parametrize("autograph", [False, True])
+def test_reduce_passes_a_state_from_item_to_item(autograph):
+    data = per_tower(tf.data.Dataset.range(10).batch(4), ours(3))
+    start = tf.constant(100, tf.int64)
+    traced = tf.function(lambda: data.reduce(start, total), autograph=autograph)
+    assert [int(traced()), int(traced()), int(data.reduce(start, total))] == [145] * 3
+
+
+def test_a_loop_in_a_function_updates_variables_in_the_items_order():
+    data = per_tower(tf.data.Dataset.range(10).batch(4), ours(2))
+    seen = tf.Variable(0, dtype=tf.int64)
+
+    @tf.function
+    def train():
+        for parts in data:
+            for part in parts:
+                for x in part:
+                    seen.assign(seen * 3 + x)
+
+    train()
+    want = 0
+    for x in range(10):
+        want = want * 3 + x
+    assert int(seen) == want
+
+
+def test_a_dataset_made_in_a_function_is_read_there():
+    @tf.function
+    def loop(start):
+        result = tf.constant(0, tf.int64)
+        for parts in per_tower(tf.data.Dataset.range(start, 10).batch(4), ours(3)):
+            result += tf.reduce_sum(parts[0]) - tf.reduce_sum(parts[2])
+        return result
+
+    def want(start):
+        batches = [np.arange(start, 10)[i : i + 4] for i in range(0, 10 - start, 4)]
+        parts = [np.array_split(batch, 3) for batch in batches]
+        return sum(part[0].sum() - part[2].sum() for part in parts)
+
+    for start in (0, 3, 10):
+        assert int(loop(tf.constant(start, tf.int64))) == want(start)
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_an_empty_dataset_ends_at_once(read):
+    assert read(lambda: tf.data.Dataset.range(0).batch(4), 2) == []
+
+
+def test_every_loop_begins_anew():
+    data = per_tower(tf.data.Dataset.range(4).batch(3), ours(2))
+    want = [[[0, 1], [2]], [[3], []]]
+    assert [plain(parts) for parts in data] == want
+    first, second = iter(data), iter(data)  # apart from each other
+    assert plain(next(first)) == plain(next(second)) == want[0]
+    assert [plain(parts) for parts in first] == want[1:]
+    assert next(first, None) is None
+
+
+def test_every_initializer_begins_anew():
+    with tf.Graph().as_default(), v1.Session() as sess:
+        staging = StagingInput(tf.data.Dataset.range(4).batch(3), ours(2))
+        for _ in range(2):
+            found = [plain(parts) for parts in steps(sess, staging, staging.parts)]
+            assert found == [[[0, 1], [2]], [[3], []]]
+            with pytest.raises(tf.errors.OutOfRangeError):  # and stays at the end
+                sess.run([staging.parts, staging.stage])
+        next(steps(sess, staging, staging.parts))
+        assert len(list(steps(sess, staging, staging.parts))) == 2
+
+
+class Counted:
+    """A dataset of batches that counts how many were read."""
+
+    def __init__(self, fails_at=None, limit=10_000):
+        self.read = 0
+        self.fails_at, self.limit = fails_at, limit
+
+    def _rows(self):
+        for n in range(self.limit):
+            if n == self.fails_at:
+                raise ValueError("the disk is gone")
+            self.read += 1
+            yield np.full([4], n)
+
+    def dataset(self):
+        spec = tf.TensorSpec([None], tf.int64)
+        return tf.data.Dataset.from_generator(self._rows, output_signature=spec)
+
+    def settled(self, count):
+        """Waits until ``count`` are read, and a little for more to be read."""
+        end = time.monotonic() + DEADLINE_S
+        while self.read < count and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        return self.read
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 5])
+def test_prefetch_bounds_what_is_read_ahead(prefetch):
+    source = Counted()
+    items = iter(per_tower(source.dataset(), ours(2), prefetch=prefetch))
+    assert source.read == 0
+    for used in range(1, 4):
+        next(items)
+        assert source.settled(used + prefetch + 1) == used + prefetch + 1
+    del items
+    gc.collect()
+    now = source.read
+    assert source.settled(now) == now  # an abandoned loop reads no more
+
+
+@pytest.mark.parametrize("nr_stage", [1, 3])
+def test_nr_stage_bounds_what_is_read_ahead(nr_stage):
+    source = Counted()
+    with tf.Graph().as_default(), v1.Session() as sess:
+        staging = StagingInput(source.dataset(), ours(2), nr_stage=nr_stage)
+        epoch = steps(sess, staging, staging.parts)
+        for used in range(1, 4):
+            assert plain(next(epoch)) == [[used - 1] * 2] * 2
+            # Each of the two maps behind the areas reads one ahead.
+            assert source.settled(used + nr_stage) <= used + nr_stage + 2
+
+
+def worse():
+    """Fails at its third batch."""
+    return Counted(fails_at=2).dataset()
+
+
+def test_an_error_of_the_dataset_arrives_after_the_batches_before_it():
+    items = iter(per_tower(worse(), ours(2)))
+    assert [plain(next(items)) for _ in range(2)] == [[[0] * 2] * 2, [[1] * 2] * 2]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the disk is gone"):
+        next(items)
+    assert next(items, None) is None
+
+
+def test_an_error_of_the_dataset_ends_a_function():
+    data = per_tower(worse(), ours(2))
+    start = tf.constant(0, tf.int64)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the disk is gone"):
+        tf.function(lambda: data.reduce(start, total))()
+
+
+def test_an_error_of_the_dataset_ends_a_session():
+    with tf.Graph().as_default(), v1.Session() as sess:
+        staging = StagingInput(worse(), ours(2))
+        epoch = steps(sess, staging, staging.parts)
+        assert plain(next(epoch)) == [[0] * 2] * 2
+        with pytest.raises(tf.errors.InvalidArgumentError, match="the disk is gone"):
+            next(epoch)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="after a step that"):
+            sess.run([staging.parts, staging.stage])
+
+
+def test_unlike_numbers_of_rows_are_refused_while_reading():
+    spec = (tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.int32))
+    source = tf.data.Dataset.from_generator(
+        lambda: iter([([1, 2], [3, 4]), ([1, 2], [3])]), output_signature=spec
+    )
+    items = iter(per_tower(source, ours(2)))
+    next(items)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="same number of rows"):
+        next(items)
+
+
+def staging_of(sess, batches):
+    staging = StagingInput(tf.data.Dataset.range(4 * batches).batch(4), ours(2))
+    sess.run(staging.initializer)
+    return staging
+
+
+def test_a_step_without_stage_is_found_by_the_next():
+    with tf.Graph().as_default(), v1.Session() as sess:
+        staging = staging_of(sess, 3)
+        sess.run(staging.parts)
+        for _ in range(2):
+            with pytest.raises(tf.errors.InvalidArgumentError, match="with every step"):
+                sess.run([staging.parts, staging.stage])
+        sess.run(staging.initializer)
+        assert plain(sess.run(staging.parts)) == [[0, 1], [2, 3]]
+
+
+def test_a_step_before_the_initializer_is_refused():
+    with tf.Graph().as_default(), v1.Session() as sess:
+        staging = StagingInput(tf.data.Dataset.range(4).batch(4), ours(2))
+        with pytest.raises(tf.errors.InvalidArgumentError, match="`initializer` first"):
+            sess.run(staging.parts)
+
+
+def test_stage_alone_skips_a_batch():
+    with tf.Graph().as_default(), v1.Session() as sess:
+        staging = staging_of(sess, 3)
+        sess.run(staging.stage)
+        found = sess.run([staging.parts, staging.stage])[0]
+        assert plain(found) == [[4, 5], [6, 7]]
+
+
+def test_a_step_that_uses_one_towers_part_advances_all():
+    with tf.Graph().as_default(), v1.Session() as sess:
+        staging = staging_of(sess, 2)
+        first = sess.run([staging.parts[1], staging.stage])[0]
+        second = sess.run([staging.parts, staging.stage])[0]
+        assert plain(first) == [2, 3] and plain(second) == [[4, 5], [6, 7]]
+
+
+def test_a_monitored_session_initialises_stages_and_ends():
+    with tf.Graph().as_default():
+        staging = StagingInput(tf.data.Dataset.range(10).batch(4), ours(2))
+        train = v1.assign_add(v1.train.get_or_create_global_step(), 1)
+        used = tf.add_n([tf.reduce_sum(part) for part in staging.parts])
+        with tf.control_dependencies([used]):
+            step = tf.group(train)
+        found = []
+        with v1.train.MonitoredTrainingSession(hooks=[staging.hook()]) as sess:
+            while not sess.should_stop():
+                sess.run(train)  # uses no part, and so skips none
+                found.append(sess.run({"sum": used, "step": step})["sum"])
+    assert found == [0 + 1 + 2 + 3, 4 + 5 + 6 + 7, 8 + 9]
+
+
+def test_towers_never_get_parts_of_different_batches_after_a_failed_step():
+    good = 0
+    with tf.Graph().as_default(), v1.Session() as sess:
+        staging = StagingInput(tf.data.Dataset.range(4000).batch(4), ours(4))
+        wrong = v1.placeholder(tf.bool, [])
+        with tf.control_dependencies([staging.parts[0]]):  # others may not have theirs
+            fail = tf.debugging.Assert(tf.logical_not(wrong), ["on purpose"])
+        sess.run(staging.initializer)
+        for turn in range(150):
+            fetches = [staging.parts, staging.stage, fail]
+            try:
+                parts = sess.run(fetches, {wrong: turn % 3 == 0})[0]
+            except tf.errors.InvalidArgumentError as error:
+                if "on purpose" not in str(error):
+                    assert "after a step that failed" in str(error)
+                    sess.run(staging.initializer)
+                continue
+            first = parts[0][0]
+            assert plain(parts) == [[first], [first + 1], [first + 2], [first + 3]]
+            good += 1
+    assert good >= 50
+
+
+def test_two_inputs_of_a_graph_are_apart():
+    with tf.Graph().as_default(), v1.Session() as sess:
+        one, other = staging_of(sess, 2), staging_of(sess, 2)
+        sess.run(one.stage)
+        fetches = [one.parts, other.parts, one.stage, other.stage]
+        found = sess.run(fetches)[:2]
+        assert plain(found) == [[[4, 5], [6, 7]], [[0, 1], [2, 3]]]
+
+
+def test_a_loop_in_another_mode_is_refused():
+    data = per_tower(tf.data.Dataset.range(4).batch(2), ours(2))
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match="StagingInput"):
+        next(iter(data))
+    with pytest.raises(RuntimeError, match="call reduce"):
+        tf.function(lambda: [parts for parts in data], autograph=False)()
+    with pytest.raises(RuntimeError, match="elsewhere take"):
+        StagingInput(tf.data.Dataset.range(4).batch(2), ours(2))
+
+
+X = np.arange(14.0).reshape(7, 2) - 6  # in batches of 3: the last has one row
+ROWS = X[:, 0] % 3
+
+
+def batches():
+    return tf.data.Dataset.from_tensor_slices((X, ROWS)).batch(3)
+
+
+def loss_of(w, x, y):
+    return tf.reduce_mean((tf.linalg.matvec(x, w) - y) ** 2)
+
+
+def trained_by_numpy():
+    w = np.zeros(2)
+    for start in range(0, 7, 3):
+        x, y = X[start : start + 3], ROWS[start : start + 3]
+        w -= 2**-6 * 2 * x.T @ (x @ w - y) / len(x)
+    return w
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_parts_weighed_by_their_rows_train_a_function_as_whole_batches(count):
+    all_towers = towers(CPUS[:count])
+    models = map_towers(lambda _: [tf.Variable(np.zeros(2))], all_towers)
+    optimizers = make_optimizers(all_towers, descend)
+    reducer = all_reduce([tower.device for tower in all_towers])
+
+    def gradients(tower, model, part):
+        del tower
+        with tf.GradientTape() as tape:
+            loss = loss_of(model[0], *part)
+        return tape.gradient(loss, model)
+
+    @tf.function
+    def epoch(data):
+        for parts in data:
+            grads = map_towers(gradients, all_towers, models, parts)
+            means = mean(reducer, weights=[tf.shape(x)[0] for x, _ in parts])(grads)
+            apply_gradients(all_towers, means, models, optimizers)
+
+    epoch(per_tower(batches(), all_towers))
+    for (w,) in models:
+        np.testing.assert_allclose(w.numpy(), trained_by_numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_parts_weighed_by_their_rows_train_a_session_as_whole_batches(count):
+    with tf.Graph().as_default(), v1.Session() as sess:
+        staging = StagingInput(batches(), CPUS[:count])
+        builder = SyncMultiGPUReplicatedBuilder(CPUS[:count])
+
+        def tower():
+            part = staging.parts[get_current_tower_context().index]
+            w = v1.get_variable("w", [2], tf.float64, v1.zeros_initializer())
+            return [(tf.gradients(loss_of(w, *part), w)[0], w)]
+
+        grads = builder.call_for_each_tower(tower)
+        weights = [tf.shape(x)[0] for x, _ in staging.parts]
+        train_op, sync_op = builder.build(grads, descend, weights=weights)
+        init = [v1.global_variables_initializer(), v1.local_variables_initializer()]
+        sess.run(init)
+        sess.run([] if sync_op is None else sync_op)
+        assert len(list(steps(sess, staging, train_op))) == 3
+        for own in grads:
+            got = sess.run(own[0][1])
+            np.testing.assert_allclose(got, trained_by_numpy(), rtol=1e-12)
