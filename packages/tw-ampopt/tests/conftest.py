@@ -46,8 +46,10 @@ class GraphTrainer:
         *,
         feeds_like=None,
         accumulation_steps=None,
+        weighs=False,
         **arguments,
     ):
+        self.weights = [] if weighs else None
         self.graph = tf.Graph()
         like = initial if feeds_like is None else feeds_like
         with self.graph.as_default():
@@ -68,18 +70,29 @@ class GraphTrainer:
                     tf.Variable(v, name=f"v{n}") for n, v in enumerate(initial)
                 ]
                 feeds = [_placeholder(feed) for feed in like]
-                self.optimizer.register_gradients(loss_of(variables, feeds), variables)
+                weight = {}
+                if self.weights is not None:
+                    weight["weight"] = tf.compat.v1.placeholder(tf.int32, [])
+                    self.weights.append(weight["weight"])
+                loss = loss_of(variables, feeds)
+                self.optimizer.register_gradients(loss, variables, **weight)
             self.towers.append(variables)
             self.placeholders.append(feeds)
         self.train = self.optimizer.apply_updates()
         self.read = self.optimizer.statistics()
 
-    def step(self, *feeds):
-        flat = {}
+    def step(self, *feeds, weights=None):
+        flat = {} if weights is None else dict(zip(self.weights, weights, strict=True))
         for placeholders, tower in zip(self.placeholders, feeds, strict=True):
             for place, feed in zip(placeholders, tower, strict=True):
                 flat |= _feed(place, feed)
         self.session.run(self.train, flat)
+
+    def step_often(self, count, grads):
+        """Takes many steps of one tower with the same dense gradients."""
+        step = self.session.make_callable(self.train, self.placeholders[0])
+        for _ in range(count):
+            step(*grads)
 
     def values(self):
         return self.session.run(self.towers)
@@ -122,6 +135,7 @@ class FunctionTrainer:
         *,
         feeds_like=None,
         accumulation_steps=None,
+        weighs=False,
         **arguments,
     ):
         self.towers = []
@@ -138,7 +152,7 @@ class FunctionTrainer:
         self.traces = 0
         self.train = tf.function(self._train, autograph=False)
 
-    def _train(self, feeds):
+    def _train(self, feeds, weights):
         self.traces += 1
         grads = []
         for k, (variables, tower) in enumerate(zip(self.towers, feeds, strict=True)):
@@ -146,10 +160,17 @@ class FunctionTrainer:
                 loss = loss_of(variables, tower)
                 loss = self.optimizer.apply_loss_scaling(loss)
             grads.append(tape.gradient(loss, variables))
-        return self.optimizer.apply(grads)
+        return self.optimizer.apply(grads, weights=weights)
 
-    def step(self, *feeds):
-        self.train([[_tensor(feed) for feed in tower] for tower in feeds])
+    def step(self, *feeds, weights=None):
+        own = None if weights is None else [tf.constant(weight) for weight in weights]
+        self.train([[_tensor(feed) for feed in tower] for tower in feeds], own)
+
+    def step_often(self, count, grads):
+        """Takes many steps of one tower with the same dense gradients."""
+        feeds = [[_tensor(grad) for grad in grads]]
+        for _ in range(count):
+            self.train(feeds, None)
 
     def values(self):
         return [[v.numpy() for v in tower] for tower in self.towers]

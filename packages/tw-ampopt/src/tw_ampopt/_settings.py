@@ -91,7 +91,7 @@ class UpdateOptions:
         value.
       drops: whether a bad micro-batch is dropped rather than its update skipped.
       clip: bound of the global norm, or None.
-      reducer: sums over towers; None for ``tw_reduce.sum_balanced`` over the devices.
+      reducer: sums over towers; None for ``tw_reduce.all_reduce`` of the devices.
       caller: opens messages.
     """
 

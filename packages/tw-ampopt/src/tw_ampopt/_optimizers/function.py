@@ -32,6 +32,7 @@ from tw_core.devices import canonical_device
 from tw_core.modes import builds_session_graph, compiles_with_xla, without_autograph
 from tw_core.renames import renamed_arguments
 from tw_core.variables import tf_variable
+from tw_reduce.reducers import check_weights
 
 
 class TowerOptimizer(
@@ -87,7 +88,7 @@ class TowerOptimizer(
           master_copies: whether float16 and bfloat16 variables get float32 copies
             for the optimizer to update.
           reducer: sums [K][N] tensors over towers; by default
-            ``tw_reduce.sum_balanced`` over the towers' devices.
+            ``tw_reduce.all_reduce`` of the towers' devices.
           report_mem_usage: whether ``StatisticsWriter`` writes the memory in use.
           **kwargs: further arguments of ``tf_optimizer``.
 
@@ -130,7 +131,7 @@ class TowerOptimizer(
         self._set_up(settings, share, TowerOptimizer)
         keyed = [(tower.name, tower.device) for tower in chosen]
         with tf.name_scope(f"{self.id}/"):
-            self._updater = Updater(self._shared, options, keyed, lists)
+            self._updater = Updater(self._shared, options, keyed, lists, weighs=True)
         # A module saves whatever variables it can reach through its attributes; of
         # these, state and updater hide theirs.
         self._saved = {
@@ -154,11 +155,18 @@ class TowerOptimizer(
         return self._shared.scalars.log2
 
     @without_autograph
-    def apply(self, grads: Sequence[Any]) -> tf.Tensor:
+    def apply(
+        self, grads: Sequence[Any], *, weights: Sequence[Any] | None = None
+    ) -> tf.Tensor:
         """Takes in the towers' gradients of the scaled loss, and updates.
 
         Args:
           grads: [K][N] gradients, or [N] for one tower; None counts as zero.
+          weights: [K] what each tower's gradients weigh in the mean, as rows, tokens
+            or a sum of sample weights: numbers or scalar tensors, 0 or more. With
+            accumulation the mean is over the towers of all micro-batches. A tower of
+            weight 0 counts nothing, and its gradients may be NaN; where no tower has
+            weight, the means are 0. None for 1 each.
 
         Returns:
           bool scalar, whether variables changed.
@@ -168,11 +176,16 @@ class TowerOptimizer(
 
         Raises:
           RuntimeError: in a session graph.
-          TypeError: something that is no gradient.
-          ValueError: other numbers of towers or gradients, no gradient at all,
-            shapes that are not the variables', or several devices under XLA.
+          TypeError: something that is no gradient, or no weight.
+          ValueError: other numbers of towers, gradients or weights, a weight below 0,
+            no gradient at all, shapes that are not the variables', or several devices
+            under XLA.
         """
-        return self._updater.step(self._raw(grads, "apply"), are_scaled=True)
+        raw = self._raw(grads, "apply")
+        check_weights(
+            f"{self._settings.caller}.apply", weights, num_towers=len(self.devices)
+        )
+        return self._updater.step(raw, are_scaled=True, weights=weights)
 
     @without_autograph
     def nonfinite_gradients(self, grads: Sequence[Any]) -> tf.Tensor:

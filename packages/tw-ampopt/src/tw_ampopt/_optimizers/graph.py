@@ -19,7 +19,7 @@ from tw_ampopt._checks.gradients import (
 from tw_ampopt._loss_scale import LossScale
 from tw_ampopt._optimizers.base import BaseOptimizer
 from tw_ampopt._optimizers.graph_steps import GraphSteps, check_in_graph
-from tw_ampopt._optimizers.tower_gradients import Registered
+from tw_ampopt._optimizers.tower_gradients import Registered, check_weights_usable
 from tw_ampopt._settings import (
     Reducer,
     check_settings,
@@ -84,7 +84,7 @@ class Optimizer(BaseOptimizer):
           master_copies: whether float16 and bfloat16 variables get float32 copies
             for the optimizer to update.
           reducer: sums [K][N] tensors over towers, e.g. from ``tw_reduce``; by
-            default ``tw_reduce.sum_balanced`` over the towers' devices.
+            default ``tw_reduce.all_reduce`` of the towers' devices.
           **kwargs: further arguments of ``tf_optimizer``.
 
         Raises:
@@ -134,7 +134,11 @@ class Optimizer(BaseOptimizer):
         self._registered = Registered(caller)
 
     def register_gradients(
-        self, loss: tf.Tensor, trainable_vars: Sequence[Any] | dict[Any, Any]
+        self,
+        loss: tf.Tensor,
+        trainable_vars: Sequence[Any] | dict[Any, Any],
+        *,
+        weight: Any = None,
     ) -> None:
         """Registers the gradients of a loss; call it at least once per device.
 
@@ -144,18 +148,25 @@ class Optimizer(BaseOptimizer):
         Args:
           loss: scalar tensor; its device says which tower it belongs to.
           trainable_vars: variables on that device, as a list or as a dict's values.
+          weight: what this loss weighs in the mean over all of them, as rows, tokens
+            or a sum of sample weights: a number or a scalar tensor, 0 or more. With
+            accumulation the mean is over the towers of all micro-batches. A loss of
+            weight 0 counts nothing, and its gradients may be NaN; where none has
+            weight, the means are 0. All registrations bring one, or none does, for
+            equal weights.
 
         Raises:
           RuntimeError: after ``apply_updates``.
-          TypeError: no tensor, or no list or dict of floating variables.
+          TypeError: no tensor, no list or dict of floating variables, or no weight.
           ValueError: a loss that is no scalar; no variable, one twice, or one on
-            another device; another graph's.
+            another device; another graph's; a weight below 0, or one where other
+            registrations brought none.
         """
-        variables = self._registered.check(loss, trainable_vars)
+        variables = self._registered.check(loss, trainable_vars, weight)
         grads = self._steps.scaled_gradients(loss, variables)
         caller = self._enter("register_gradients")
         [grads] = check_gradients([grads], [variables], caller=caller)
-        self._registered.add(loss.device, variables, grads)
+        self._registered.add(loss.device, variables, grads, weight)
 
     def apply_updates(self, allow_no_op: bool = False) -> tf.Operation:
         """Builds the op that takes in a micro-batch and updates all towers.
@@ -178,7 +189,18 @@ class Optimizer(BaseOptimizer):
             grads = [tower.in_order() for tower in towers]
             check_still_usable(grads, variables, caller=caller)
             places = [(tower.key, tower.device) for tower in towers]
-            updated = [self._steps.build(places, variables, grads, are_scaled=True)]
+            weights = None
+            if self._registered.weigh:
+                brought = [weight for tower in towers for weight in tower.weights]
+                check_weights_usable(brought, caller=caller)
+                with self._scope():
+                    grads = [tower.in_order_weighed() for tower in towers]
+                    weights = [tower.weight() for tower in towers]
+            updated = [
+                self._steps.build(
+                    places, variables, grads, are_scaled=True, weights=weights
+                )
+            ]
         with self._scope():
             return tf.group(*updated, name="TrainingOp")
 

@@ -50,7 +50,7 @@ class GraphSteps:
         self._settings = settings
         self._shared = shared
         self._options = options
-        self._updaters: dict[tuple[int, ...], Updater] = {}
+        self._updaters: dict[tuple[int | bool, ...], Updater] = {}
         self._grads: RawGradients = []
         self._flags: tf.Tensor | None = None
         shared.on_new_slots.append(self._renew_reset_op)
@@ -101,6 +101,7 @@ class GraphSteps:
         grads: RawGradients,
         *,
         are_scaled: bool,
+        weights: Sequence[Any] | None = None,
         global_step: tf.Variable | None = None,
     ) -> tf.Tensor:
         """Builds a step, and the state of variables that are met for the first time.
@@ -110,20 +111,26 @@ class GraphSteps:
           variables: [K][N].
           grads: [K][N][calls].
           are_scaled: whether the gradients are those of the scaled loss.
+          weights: [K] of the towers; None for equal ones. Steps with weights have
+            accumulators of their own, so that those without are saved as they were.
           global_step: grows by 1 with an update.
 
         Returns:
           bool scalar, whether variables changed.
         """
-        key = tuple(id(tf_variable(v)) for tower in variables for v in tower)
+        accumulates = self._options.accumulation_steps is not None
+        weighs = accumulates and weights is not None
+        plain = [tf_variable(v) for tower in variables for v in tower]
+        key = (weighs, *map(id, plain))
         is_new = key not in self._updaters
         with self.scope():
             if is_new:
-                updater = Updater(self._shared, self._options, towers, variables)
-                self._updaters[key] = updater
+                self._updaters[key] = Updater(
+                    *(self._shared, self._options, towers, variables), weighs=weighs
+                )
             updater = self._updaters[key]
             updated = updater.step(
-                grads, are_scaled=are_scaled, global_step=global_step
+                grads, are_scaled=are_scaled, weights=weights, global_step=global_step
             )
         self.updater, self._grads, self._flags = updater, grads, None
         if is_new:

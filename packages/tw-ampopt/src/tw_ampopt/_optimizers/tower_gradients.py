@@ -8,14 +8,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tw_ampopt._checks.arguments import check_loss, check_variables, name_of
+import tensorflow as tf
+
+from tw_ampopt._checks.arguments import (
+    check_loss,
+    check_same_graph,
+    check_variables,
+    name_of,
+)
 from tw_ampopt._checks.gradients import check_gradients, check_pairs, list_pairs
 from tw_ampopt._update.buffers import Buffer, RawGradients
-from tw_ampopt._variables import common_device, identity
+from tw_ampopt._update.weights import as_tensors, mean_of_calls
+from tw_ampopt._variables import common_device, host_of, identity
 from tw_core import Tower, check_towers, towers
 from tw_core.checks import naming
 from tw_core.devices import canonical_device
-from tw_core.gradients import check_any_gradient, check_grad_list
+from tw_core.gradients import check_any_gradient, check_grad_list, check_weight
 from tw_core.variables import repeated_variables, tf_variable
 
 
@@ -28,24 +36,47 @@ class DeviceGradients:
       device: the device string as the losses have it.
       variables: in the order of first registration.
       calls: by the identity of a variable, one gradient (or None) per call.
+      weights: one per call, or none where calls bring none.
+      weights_of: by the identity of a variable, those of its calls.
     """
 
     key: str
     device: str
     variables: list[Any] = field(default_factory=list)
     calls: dict[int, list[Buffer | None]] = field(default_factory=dict)
+    weights: list[Any] = field(default_factory=list)
+    weights_of: dict[int, list[Any]] = field(default_factory=dict)
 
-    def add(self, variables: Sequence[Any], grads: Sequence[Buffer | None]) -> None:
-        """Adds the gradients of one call."""
+    def add(
+        self, variables: Sequence[Any], grads: Sequence[Buffer | None], weight: Any
+    ) -> None:
+        """Adds the gradients of one call, and its weight, unless that is None."""
+        if weight is not None:
+            self.weights.append(weight)
         for variable, grad in zip(variables, grads, strict=True):
             if id(variable) not in self.calls:
                 self.variables.append(variable)
                 self.calls[id(variable)] = []
+                self.weights_of[id(variable)] = []
             self.calls[id(variable)].append(grad)
+            self.weights_of[id(variable)].append(weight)
 
     def in_order(self) -> list[list[Buffer | None]]:
         """Returns [N][calls] gradients."""
         return [self.calls[id(variable)] for variable in self.variables]
+
+    def in_order_weighed(self) -> list[list[Buffer | None]]:
+        """Returns [N][1] gradients, means over the calls by their weights."""
+        keys = [id(variable) for variable in self.variables]
+        with tf.device(self.device or None):
+            return [[mean_of_calls(self.calls[k], self.weights_of[k])] for k in keys]
+
+    def weight(self) -> Any:
+        """Returns what all calls weigh together."""
+        if len(self.weights) == 1:
+            return self.weights[0]
+        with tf.device(host_of(self.device) or None):
+            return tf.add_n(as_tensors(self.weights))
 
     def has_gradient(self) -> bool:
         """Tests whether any loss reaches any variable."""
@@ -61,7 +92,7 @@ class Registered:
         self._caller = caller
         self._taken = False
 
-    def check(self, loss: Any, trainable_vars: Any) -> list[Any]:
+    def check(self, loss: Any, trainable_vars: Any, weight: Any) -> list[Any]:
         """Checks one registration and returns its variables as a list."""
         caller = f"{self._caller}.register_gradients"
         if self._taken:
@@ -70,6 +101,7 @@ class Registered:
                 "gradients; register all of them first."
             )
         check_loss(loss, caller=caller)
+        self._check_weight(weight, caller)
         if isinstance(trainable_vars, dict):
             trainable_vars = list(trainable_vars.values())
         if not isinstance(trainable_vars, list | tuple):
@@ -88,12 +120,21 @@ class Registered:
         return variables
 
     def add(
-        self, device: str, variables: Sequence[Any], grads: Sequence[Buffer | None]
+        self,
+        device: str,
+        variables: Sequence[Any],
+        grads: Sequence[Buffer | None],
+        weight: Any,
     ) -> None:
-        """Adds the gradients of one call."""
+        """Adds the gradients of one call, and its weight, unless that is None."""
         key = canonical_device(device)
         own = self._by_device.setdefault(key, DeviceGradients(key, device))
-        own.add(variables, grads)
+        own.add(variables, grads, weight)
+
+    @property
+    def weigh(self) -> bool:
+        """Whether the calls bring weights: all of them, or none."""
+        return any(tower.weights for tower in self._by_device.values())
 
     def take(self, *, allow_none: bool) -> list[DeviceGradients]:
         """Returns each device's gradients, once.
@@ -118,6 +159,23 @@ class Registered:
         _check_registered(towers, caller)
         self._taken = True
         return towers
+
+    def _check_weight(self, weight: Any, caller: str) -> None:
+        if weight is not None:
+            check_weight(caller, weight)
+            check_weights_usable([weight], caller=caller)
+        if self._by_device and self.weigh != (weight is not None):
+            came, before = ("one", "none") if weight is not None else ("none", "some")
+            raise ValueError(
+                f"{caller}: every registration brings a weight, or none does; got "
+                f"{came} after {before}."
+            )
+
+
+def check_weights_usable(weights: Sequence[Any], *, caller: str) -> None:
+    """Refuses tensors that what is built now cannot use."""
+    tensors = [weight for weight in weights if tf.is_tensor(weight)]
+    check_same_graph(tensors, lambda _: "a weight", caller=caller)
 
 
 def variables_by_tower(variables: Any, *, caller: str) -> list[list[Any]]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tw_ampopt._update.buffers import all_finite_and_norm
+from tw_ampopt._update.weights import AccumulatedWeight
 from tw_ampopt._variables import make_state, present
 from tw_core.gradients import Gradient
 from tw_core.modes import compiles_with_xla
@@ -24,11 +25,29 @@ class Progress(NamedTuple):
       full: bool scalar, whether the update is due.
       seen: int64 scalar, the micro-batches so far.
       summed: int64 scalar, those of them that were added.
+      divisor: float32 scalar, what makes means of the sums over all towers.
     """
 
     full: tf.Tensor
     seen: tf.Tensor
     summed: tf.Tensor
+    divisor: tf.Tensor
+
+
+class _MicroBatch(NamedTuple):
+    """What is added at once.
+
+    Attributes:
+      buffers: [K][M] gradients.
+      factors: [K] float32 scalars that they are multiplied by; None for no products.
+      empty: [K] bool scalars, which towers weigh nothing; None where none may.
+      note: returns the ops that note the weights.
+    """
+
+    buffers: Sequence[Sequence[Gradient]]
+    factors: Sequence[tf.Tensor] | None
+    empty: Sequence[tf.Tensor] | None
+    note: Callable[[], list[Any]]
 
 
 class GradientAccumulator:
@@ -39,6 +58,7 @@ class GradientAccumulator:
       count: micro-batches seen since the last update was due.
       summed: those of them that were added; only where bad ones are dropped.
       dropped: counts all micro-batches dropped so far; only where bad ones are.
+      weight: what was added weighs; None where nothing brings weights.
     """
 
     def __init__(
@@ -48,6 +68,7 @@ class GradientAccumulator:
         *,
         steps: int | tf.Tensor | tf.Variable,
         drops: bool,
+        weighs: bool,
         host: str,
         steps_message: str,
     ) -> None:
@@ -58,6 +79,7 @@ class GradientAccumulator:
           devices: [K] towers' devices.
           steps: micro-batches per update.
           drops: whether a micro-batch that is not finite stays out of the sums.
+          weighs: whether micro-batches may bring weights.
           host: where the counts live.
           steps_message: the error where ``steps`` is a tensor with a bad value.
         """
@@ -83,20 +105,27 @@ class GradientAccumulator:
             ]
             for k, device in enumerate(devices)
         ]
+        self.weight = AccumulatedWeight(len(devices), host) if weighs else None
 
     def state(self) -> list[tf.Variable]:
         """Lists the variables to be saved and reset."""
         counts = present([self.count, self.wanted, self.summed, self.dropped])
-        return [*counts, *(variable for tower in self.sums for variable in tower)]
+        sums = [variable for tower in self.sums for variable in tower]
+        # Checkpoints know them by their places: what is new comes last.
+        return [*counts, *sums, *([] if self.weight is None else self.weight.state())]
 
     def add(
-        self, buffers: Sequence[Sequence[Gradient]], inverse: tf.Tensor | None
+        self,
+        buffers: Sequence[Sequence[Gradient]],
+        inverse: tf.Tensor | None,
+        weights: Sequence[Any] | None,
     ) -> Progress:
-        """Adds a micro-batch, unscaled on the way.
+        """Adds a micro-batch, unscaled and weighed on the way.
 
         Args:
           buffers: [K][M].
           inverse: float32 scalar that unscales them, or None.
+          weights: [K] of the towers; None for 1 each.
 
         Returns:
           How full the accumulator is; once known, the micro-batch has been added.
@@ -107,8 +136,9 @@ class GradientAccumulator:
             wanted = tf.where(tf.equal(before, 0), wanted, self.wanted.read_value())
             seen = before + 1
             full = seen >= wanted
+            batch = self._weigh(buffers, inverse, weights, before)
         with tf.control_dependencies([wanted]):  # a bad number changes nothing
-            summed, added = self._add_where_good(buffers, inverse, seen)
+            summed, added = self._add_where_good(batch, seen)
         with tf.device(self._host), tf.control_dependencies(added):
             noted = [
                 self.wanted.assign(wanted, read_value=False),
@@ -117,7 +147,10 @@ class GradientAccumulator:
                 ),
             ]
             with tf.control_dependencies(noted):
-                return Progress(tf.identity(full), seen, tf.identity(summed))
+                summed, divisor = tf.identity(summed), self._divisor(summed)
+            # Where an update is due, nothing is emptied before the divisor is known.
+            with tf.control_dependencies([divisor]):
+                return Progress(tf.identity(full), seen, summed, divisor)
 
     def take(self) -> tuple[list[list[tf.Tensor]], list[tf.Operation]]:
         """Reads the sums and starts over.
@@ -137,7 +170,34 @@ class GradientAccumulator:
             values.append(tower)
         if self.summed is not None:
             emptied.append(self.summed.assign(0, read_value=False))
+        if self.weight is not None:
+            emptied += self.weight.clear()
         return values, emptied
+
+    def _weigh(
+        self,
+        buffers: Sequence[Sequence[Gradient]],
+        inverse: tf.Tensor | None,
+        weights: Sequence[Any] | None,
+        before: tf.Tensor,
+    ) -> _MicroBatch:
+        if self.weight is None:
+            factors = None if inverse is None else [inverse] * len(buffers)
+            return _MicroBatch(buffers, factors, None, list)
+        summed = before if self.summed is None else self.summed.read_value()
+        shares, unit = self.weight.begin(weights, summed)
+        factors = [tf.cast(share, tf.float32) for share in shares]
+        if inverse is not None:
+            factors = [factor * inverse for factor in factors]
+        empty = None if weights is None else [tf.equal(share, 0) for share in shares]
+        return _MicroBatch(
+            buffers, factors, empty, partial(self.weight.add, shares, unit)
+        )
+
+    def _divisor(self, summed: tf.Tensor) -> tf.Tensor:
+        if self.weight is not None:
+            return self.weight.divisor(summed)
+        return tf.cast(summed, tf.float32) * float(len(self._devices))
 
     def _checked_steps(self) -> tf.Tensor:
         if isinstance(self._steps, int):
@@ -150,36 +210,36 @@ class GradientAccumulator:
             return tf.identity(count)
 
     def _add_where_good(
-        self,
-        buffers: Sequence[Sequence[Gradient]],
-        inverse: tf.Tensor | None,
-        seen: tf.Tensor,
+        self, batch: _MicroBatch, seen: tf.Tensor
     ) -> tuple[tf.Tensor, list[Any]]:
         summed, dropped = self.summed, self.dropped
         if summed is None or dropped is None:
-            return seen, self._add_all(buffers, inverse)
+            return seen, self._add_all(batch)
 
         def keep() -> tf.Tensor:
             noted = summed.assign_add(1, read_value=False)
-            return _true_after([*self._add_all(buffers, inverse), noted])
+            return _true_after([*self._add_all(batch), noted])
 
         def drop() -> tf.Tensor:
             return _true_after([dropped.assign_add(1, read_value=False)])
 
-        good = _all_towers_finite(self._devices, buffers)
+        good = _all_towers_finite(self._devices, batch)
         with tf.control_dependencies([tf.cond(good, keep, drop)]):
             total = summed.read_value()
         return total, [total]
 
-    def _add_all(
-        self, buffers: Sequence[Sequence[Gradient]], inverse: tf.Tensor | None
-    ) -> list[Any]:
-        ops = []
-        for device, sums, tower in zip(self._devices, self.sums, buffers, strict=True):
+    def _add_all(self, batch: _MicroBatch) -> list[Any]:
+        ops: list[Any] = []
+        for k, (device, sums) in enumerate(zip(self._devices, self.sums, strict=True)):
+            factor = None if batch.factors is None else batch.factors[k]
             with tf.device(device or None):
-                minus = None if inverse is None else -inverse
-                ops += [_add(v, b, minus) for v, b in zip(sums, tower, strict=True)]
-        return ops
+                add = partial(_add_tower, sums, batch.buffers[k], factor)
+                if batch.empty is None:
+                    ops += add()
+                else:
+                    ops.append(_unless(batch.empty[k], add))
+        with tf.device(self._host or None):
+            return [*ops, *batch.note()]
 
 
 def one_at_a_time(
@@ -223,6 +283,20 @@ def one_at_a_time(
         return tf.identity(result)
 
 
+def _add_tower(
+    sums: Sequence[tf.Variable],
+    buffers: Sequence[Gradient],
+    factor: tf.Tensor | None,
+) -> list[Any]:
+    minus = None if factor is None else -factor
+    return [_add(v, b, minus) for v, b in zip(sums, buffers, strict=True)]
+
+
+def _unless(is_empty: tf.Tensor, add: Callable[[], list[Any]]) -> tf.Tensor:
+    # A tower without rows has NaN for gradients, and no product with 0 mends that.
+    return tf.cond(is_empty, lambda: tf.constant(True), lambda: _true_after(add()))
+
+
 def _add(
     variable: tf.Variable, buffer: Gradient, minus_inverse: tf.Tensor | None
 ) -> Any:
@@ -247,11 +321,12 @@ def _true_after(ops: Sequence[Any]) -> tf.Tensor:
         return tf.constant(True)
 
 
-def _all_towers_finite(
-    devices: Sequence[str], buffers: Sequence[Sequence[Gradient]]
-) -> tf.Tensor:
+def _all_towers_finite(devices: Sequence[str], batch: _MicroBatch) -> tf.Tensor:
     finite = []
-    for device, tower in zip(devices, buffers, strict=True):
+    for k, (device, tower) in enumerate(zip(devices, batch.buffers, strict=True)):
         with tf.device(device or None):
-            finite.append(all_finite_and_norm(tower)[0])
+            own = all_finite_and_norm(tower)[0]
+            if batch.empty is not None:
+                own = tf.logical_or(own, batch.empty[k])
+            finite.append(own)
     return tf.reduce_all(tf.stack(finite)) if len(finite) > 1 else finite[0]

@@ -101,6 +101,18 @@ def to_float32(grad: Buffer) -> Buffer:
     return map_values(partial(tf.cast, dtype=tf.float32), grad)
 
 
+def sum_of_calls(grads: Sequence[Buffer]) -> Buffer:
+    """Adds gradients; sparse where all of them are."""
+    if all(isinstance(grad, tf.IndexedSlices) for grad in grads):
+        indices = [tf.cast(grad.indices, tf.int64) for grad in grads]
+        return tf.IndexedSlices(
+            tf.concat([grad.values for grad in grads], axis=0),
+            tf.concat(indices, axis=0),
+            grads[0].dense_shape,
+        )
+    return tf.add_n([tf.convert_to_tensor(grad) for grad in grads])
+
+
 def all_finite_and_norm(buffers: Sequence[Buffer]) -> tuple[tf.Tensor, tf.Tensor]:
     """Tests whether every element is finite, and computes the global norm.
 
@@ -141,18 +153,7 @@ def _mean_of_calls(calls: Sequence[Buffer | None], shape: Sequence[int]) -> Buff
         return tf.zeros(shape, tf.float32)
     if len(reached) == 1:
         return reached[0]
-    return scale(_sum(reached), 1.0 / len(reached))
-
-
-def _sum(grads: Sequence[Buffer]) -> Buffer:
-    if all(isinstance(grad, tf.IndexedSlices) for grad in grads):
-        indices = [tf.cast(grad.indices, tf.int64) for grad in grads]
-        return tf.IndexedSlices(
-            tf.concat([grad.values for grad in grads], axis=0),
-            tf.concat(indices, axis=0),
-            grads[0].dense_shape,
-        )
-    return tf.add_n([tf.convert_to_tensor(grad) for grad in grads])
+    return scale(sum_of_calls(reached), 1.0 / len(reached))
 
 
 def _exact(buffers: Sequence[Buffer]) -> tuple[tf.Tensor, tf.Tensor]:

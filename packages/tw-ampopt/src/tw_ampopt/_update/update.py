@@ -5,9 +5,9 @@ explicit dependency of what is returned, since the branch of a ``tf.cond`` in a
 session graph runs nothing else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -26,11 +26,16 @@ from tw_ampopt._update.buffers import (
     plan_buffers,
 )
 from tw_ampopt._update.state import SharedState, SlotRequest
+from tw_ampopt._update.weights import total_of, weighed
 from tw_ampopt._variables import are_local, make_state, present
 from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer
 from tw_core.flat_packs import PackPlan, unpack
 from tw_core.gradients import map_values, scale, values_of
 from tw_core.variables import override_to_local_variable, tf_variable
+from tw_reduce.reducers import shares_of
+
+Average: TypeAlias = Callable[[Buffer], Buffer]
+"""Makes the mean of a sum over towers."""
 
 
 class Updater:
@@ -50,6 +55,8 @@ class Updater:
         options: UpdateOptions,
         towers: Sequence[tuple[str, str]],
         variables: Sequence[Sequence[Any]],
+        *,
+        weighs: bool,
     ) -> None:
         """Makes the state that belongs to these variables alone.
 
@@ -58,6 +65,7 @@ class Updater:
           options: how updates are made.
           towers: [K] keys and devices.
           variables: [K][N], or [1][N] where all towers share their variables.
+          weighs: whether gradients that are accumulated may come with weights.
         """
         self._options = options
         self.devices = [device for _, device in towers]
@@ -67,13 +75,13 @@ class Updater:
         first = tf_variable(variables[0][0])
         self._scalars = shared.start(first.device, local=local[0])
         with tf.init_scope(), override_to_local_variable(local[0]):
-            self._make_own_state()
+            self._make_own_state(weighs)
         self.wrapped = [
             shared.build(SlotRequest(*tower, own, is_local))
             for tower, own, is_local in zip(towers, self.variables, local, strict=False)
         ]
 
-    def _make_own_state(self) -> None:
+    def _make_own_state(self, weighs: bool) -> None:
         host, steps = self._scalars.host, self._options.accumulation_steps
         self.global_norm = make_state(0.0, name="global_norm", device=host)
         self.accumulator: GradientAccumulator | None = None
@@ -84,6 +92,7 @@ class Updater:
                 steps=steps,
                 steps_message=self._options.steps_message,
                 drops=self._options.drops,
+                weighs=weighs,
                 host=host,
             )
 
@@ -101,6 +110,7 @@ class Updater:
         grads: RawGradients,
         *,
         are_scaled: bool,
+        weights: Sequence[Any] | None = None,
         global_step: tf.Variable | None = None,
     ) -> tf.Tensor:
         """Takes in a micro-batch and, once the accumulator is full, updates.
@@ -108,6 +118,8 @@ class Updater:
         Args:
           grads: [K][N][calls] gradients.
           are_scaled: whether they are those of the scaled loss.
+          weights: [K] of the towers in the mean, numbers or scalar tensors; None for
+            equal ones.
           global_step: grows by 1 with an update.
 
         Returns:
@@ -120,11 +132,12 @@ class Updater:
         )
         if accumulator is None:
             factor = scalars.scale() if are_scaled else None
-            return self._update(plan, buffers, factor, True, global_step)
+            buffers, average = self._weighed(buffers, weights, factor)
+            return self._update(plan, buffers, average, True, global_step)
         inverse = scalars.inverse() if are_scaled else None
 
         def add_and_update() -> tf.Tensor:
-            progress = accumulator.add(buffers, inverse)
+            progress = accumulator.add(buffers, inverse, weights)
             return tf.cond(
                 progress.full,
                 lambda: self._update_by_sums(plan, accumulator, progress, global_step),
@@ -146,9 +159,9 @@ class Updater:
         global_step: tf.Variable | None,
     ) -> tf.Tensor:
         sums, emptied = accumulator.take()
-        summed = tf.cast(progress.summed, tf.float32)
         complete = tf.equal(progress.summed, progress.seen)
-        updated = self._update(plan, sums, summed, complete, global_step)
+        average = partial(_divided, progress.divisor)
+        updated = self._update(plan, sums, average, complete, global_step)
         with tf.control_dependencies(emptied):
             return tf.identity(updated)
 
@@ -156,11 +169,11 @@ class Updater:
         self,
         plan: PackPlan,
         sums: Sequence[Sequence[Buffer]],
-        factor: tf.Tensor | None,
+        average: Average | None,
         complete: tf.Tensor | bool,
         global_step: tf.Variable | None,
     ) -> tf.Tensor:
-        means = self._reduce(sums, factor)
+        means = self._reduce(sums, average)
         with tf.device(self.devices[0] or None):
             finite, norm = all_finite_and_norm(means[0])
         updated = tf.cond(
@@ -174,29 +187,62 @@ class Updater:
         with tf.control_dependencies(moved):
             return tf.identity(updated)
 
-    def _reduce(
-        self, sums: Sequence[Sequence[Buffer]], factor: tf.Tensor | None
-    ) -> list[list[Buffer]]:
-        """Returns [K][M] means over towers of what is also divided by ``factor``.
+    def _weighed(
+        self,
+        buffers: list[list[Buffer]],
+        weights: Sequence[Any] | None,
+        factor: tf.Tensor | None,
+    ) -> tuple[list[list[Buffer]], Average | None]:
+        """Returns [K][M] weighed gradients, and what makes means of their sums.
 
-        They are divided once, by the towers times whatever else the sums hold
-        (micro-batches, or the scale), so that nothing is rounded twice.
+        With and without weights in one way, so that equal ones change no bit. Without a
+        scale that is a product: TensorFlow makes one of a division by a constant.
         """
-        divisor = factor
+        if weights is None:
+            total: Any = float(len(buffers))
+            if total == 1:
+                return buffers, None if factor is None else partial(_divided, factor)
+        else:
+            with tf.device(self._scalars.host or None):
+                shares = shares_of(weights)
+                total = total_of(shares)
+            buffers = self._multiplied(buffers, shares)
+        with tf.device(self._scalars.host or None):
+            if factor is None:
+                return buffers, partial(scale, factor=1.0 / total)
+            return buffers, partial(_divided, factor * total)
+
+    def _multiplied(
+        self, buffers: Sequence[Sequence[Buffer]], shares: Sequence[tf.Tensor]
+    ) -> list[list[Buffer]]:
+        own = []
+        for device, tower, share in zip(self.devices, buffers, shares, strict=True):
+            with tf.device(device or None):
+                own.append([weighed(buffer, share) for buffer in tower])
+        return own
+
+    def _reduce(
+        self, sums: Sequence[Sequence[Buffer]], average: Average | None
+    ) -> list[list[Buffer]]:
+        """Returns [K][M] means over towers, made by ``average`` of their sums.
+
+        It divides once, by the towers (or what they weigh) times whatever else the
+        sums hold (micro-batches, or the scale), so that nothing is rounded twice.
+        """
         if len(sums) > 1:
-            count = float(len(sums))
-            divisor = tf.constant(count) if factor is None else factor * count
             sums = self._sum_over_towers(sums)
+        if average is None:
+            return [list(tower) for tower in sums]
         means = []
         for device, tower in zip(self.devices, sums, strict=True):
             with tf.device(device or None):
-                means.append([_divided(buffer, divisor) for buffer in tower])
+                means.append([average(buffer) for buffer in tower])
         return means
 
     def _sum_over_towers(self, given: Sequence[Sequence[Buffer]]) -> Any:
         reducer = self._options.reducer
         if reducer is None:
-            reducer = partial(tw_reduce.sum_balanced, devices=tuple(self.devices))
+            reducer = tw_reduce.all_reduce(self.devices)
         sums = reducer(given)
         if not _are_sums_of(given, sums):
             wanted = [[str(buffer.shape) for buffer in tower] for tower in given]
@@ -239,10 +285,8 @@ class Updater:
         return [scale(buffer, bound / tf.maximum(norm, bound)) for buffer in buffers]
 
 
-def _divided(buffer: Buffer, divisor: tf.Tensor | None) -> Buffer:
+def _divided(divisor: tf.Tensor, buffer: Buffer) -> Buffer:
     # Multiplying by an inverse would round twice unless it is a power of two.
-    if divisor is None:
-        return buffer
     return map_values(lambda values: values / divisor, buffer)
 
 
