@@ -3,6 +3,7 @@
 ``--hypothesis-profile=default`` explores at random.
 """
 
+import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +19,7 @@ from tw_rlload import DeviceBatch, EpochFunction, LocalSyncParallelOptimizer
 
 settings.register_profile("towers", deadline=None, derandomize=True)
 settings.load_profile("towers")
+os.environ["TW_REPORTS"] = ""  # Errors carry their reports, and write no files.
 start_logical_cpus()
 
 # For the modules beside this one that several tests import.
@@ -87,10 +89,12 @@ class GraphTrainer:
             **more,
         )
         self.saved = {v.op.name: v for v in v1.global_variables()}
+        self.copies = {v.op.name: v for v in v1.local_variables()}
         self.sess = stack.enter_context(
             v1.Session(config=session_config(num_cpus=NUM_CPUS))
         )
         self.sess.run(v1.global_variables_initializer())
+        self.sess.run(v1.local_variables_initializer())
         self.names = list(weights)
 
     @property
@@ -115,7 +119,11 @@ class GraphTrainer:
         return self.optimizer.run_epochs(self.sess, *args, **kwargs)
 
     def weights(self):
-        return {name: self.sess.run(self.saved[name]) for name in self.names}
+        first = {name: self.sess.run(self.saved[name]) for name in self.names}
+        for name, copy in self.copies.items():
+            original = name.partition("/")[2]
+            np.testing.assert_array_equal(self.sess.run(copy), first[original])
+        return first
 
 
 class Weights(tf.Module):
@@ -148,7 +156,7 @@ class FunctionTrainer:
         def specs(given):
             return {n: tf.TensorSpec([None, *s], d) for n, (d, s) in given.items()}
 
-        both = ("reducer", "grad_norm_clipping")
+        both = ("reducer", "grad_norm_clipping", "apply_fn")
         training = {name: more.pop(name) for name in both if name in more}
         self.batch = DeviceBatch(
             made,
@@ -165,7 +173,7 @@ class FunctionTrainer:
             self.batch,
             lambda model, *inputs: loss_fn(model.by_name, *inputs),
             self.models,
-            [opt() for _ in made],
+            [opt() for _ in (made[:1] if "apply_fn" in training else made)],
             **training,
         )
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tw_core import towers
+from tw_core.black_box import DeadlineError
 from tw_core.testing import CPUS
 from tw_rlload._loading.buffers import Buffers
 from tw_rlload._loading.specs import ColumnSpec
@@ -47,8 +48,12 @@ def make(num_buffers=1):
     )
 
 
-def load(buffers, rows=ROWS, writer=None):
-    return buffers.load([rows], [], lambda: writer or FakeWriter(), caller="load")
+def load(buffers, rows=ROWS, writer=None, *, timeout_s=30.0):
+    return buffers.load(
+        *([rows], [], lambda: writer or FakeWriter()),
+        caller="load",
+        timeout_s=timeout_s,
+    )
 
 
 def current(buffers):
@@ -92,7 +97,7 @@ def test_a_writer_that_cannot_be_had_leaves_nothing_to_train_on():
         raise ValueError("the session lacks a device")
 
     with pytest.raises(ValueError, match="the session lacks a device"):
-        buffers.load([ROWS], [], bind, caller="load")
+        buffers.load([ROWS], [], bind, caller="load", timeout_s=30.0)
     with pytest.raises(RuntimeError, match="the last load was refused"):
         current(buffers)
 
@@ -146,6 +151,73 @@ def test_waiting_for_the_next_batch_ends_in_time_and_the_current_one_stays():
         buffers.load_next([ROWS], [], FakeWriter(), caller="load_next")
     writer.may_write.set()
     assert buffers.use_next(30).rows_given == 4
+
+
+def missing_in(report):
+    lines = report.splitlines()
+    return [line.split(None, 1)[1] for line in lines if line.startswith("  missing ")]
+
+
+def test_a_load_that_takes_too_long_names_the_column_and_goes_on():
+    buffers, writer = make(), FakeWriter()
+    load(buffers)
+    writer.may_write.clear()
+    with pytest.raises(DeadlineError, match=r"load: .* after 0.2 s \(tower 0 inside"):
+        load(buffers, writer=writer, timeout_s=0.2)
+    with pytest.raises(RuntimeError, match="takes too long; use_next waits for it"):
+        current(buffers)
+    with pytest.raises(RuntimeError, match="a load is under way"):
+        load(buffers)
+    with pytest.raises(DeadlineError, match="There is no batch to train on") as caught:
+        buffers.use_next(0.1)
+    first, second = missing_in(caught.value.report)
+    assert first.startswith("tower 0: column 'x' for 0.")
+    assert second == "tower 1: not begun"
+    assert "arrived   nobody" in caught.value.report
+    writer.may_write.set()
+    assert buffers.use_next(30).rows_given == 8
+    assert current(buffers).report.rows_given == 8
+
+
+def test_a_tower_that_is_filled_has_arrived_and_a_slow_check_is_told():
+    class SlowSecond(FakeWriter):
+        def write(self, buffer, tower, column, rows):
+            if tower == 1:
+                self.may_write.wait(30)
+
+    buffers, writer = make(), SlowSecond()
+    writer.may_write.clear()
+    with pytest.raises(DeadlineError) as caught:
+        load(buffers, writer=writer, timeout_s=0.2)
+    assert "arrived   tower 0\n" in caught.value.report
+    assert [line.split(" for ")[0] for line in missing_in(caught.value.report)] == [
+        "tower 1: column 'x'"
+    ]
+    writer.may_write.set()
+    buffers.use_next(30)
+    may_bind = threading.Event()
+
+    def bind():
+        may_bind.wait(30)
+        return FakeWriter()
+
+    with pytest.raises(DeadlineError, match="all towers inside checking of the batch"):
+        buffers.load([ROWS], [], bind, caller="load", timeout_s=0.1)
+    may_bind.set()
+    assert buffers.use_next(30).rows_given == 8
+
+
+def test_a_load_without_a_bound_is_made_in_the_callers_thread():
+    threads = []
+
+    class Telling(FakeWriter):
+        def empty(self, buffer):
+            threads.append(threading.current_thread())
+
+    load(make(), writer=Telling(), timeout_s=None)
+    load(make(), writer=Telling())
+    assert threads[0] is threading.current_thread()
+    assert threads[1].daemon  # A load that hangs does not keep the process.
 
 
 def test_a_batch_refused_in_advance_leaves_the_current_one():

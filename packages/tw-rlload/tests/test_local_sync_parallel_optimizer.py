@@ -264,6 +264,21 @@ def test_gradients_are_clipped_by_their_global_norm_after_averaging(bound):
     np.testing.assert_allclose(got, -0.5 * grad, rtol=1e-6)
 
 
+def test_towers_that_get_the_same_tensors_are_clipped_once(graph):
+    for reducer, times in ((one_place, 1), (None, 2)):
+        before = len(norms(graph))
+        make(reducer=reducer, clipping=1.0)
+        assert len(norms(graph)) - before == times
+
+
+def one_place(grads):
+    return sum_on_device(grads, device="/cpu:0")
+
+
+def norms(graph):
+    return [op for op in graph.get_operations() if op.name.endswith("/global_norm")]
+
+
 def test_no_clipping_is_none_or_zero_and_a_negative_bound_is_refused():
     for bound in (None, 0, 0.0):
         make(clipping=bound)

@@ -76,6 +76,34 @@ def test_pads_that_fill_a_whole_tower_make_no_nan(make_trainer):
     assert np.isfinite(result.losses).all()
 
 
+def regression_of_what_counts(variables, inputs, weights):
+    """NaN where nothing counts, as the mean of no rows is."""
+    error = tf.linalg.matvec(inputs["x"], variables["w"]) - inputs["y"]
+    return tf.reduce_sum(weights * error**2) / tf.reduce_sum(weights)
+
+
+def test_a_tower_whose_loss_is_nan_for_want_of_rows_counts_nothing(make_trainer):
+    def trained(devices, maximum):
+        trainer = make_trainer(
+            *(regression_of_what_counts, {"w": np.zeros(3, np.float32)}, REGRESSION),
+            opt=descent(),
+            remainder="pad",
+            devices=devices,
+            maximum=maximum,
+        )
+        random = np.random.default_rng(0)
+        x = random.integers(-2, 3, (8, 3)).astype(np.float32)
+        y = random.integers(-2, 3, 8).astype(np.float32)
+        trainer.load([x, y])
+        result = trainer.run_epochs(1)
+        return trainer.weights()["w"], result.losses
+
+    wanted, losses = trained(1, 8)
+    got, found = trained(5, 8)  # 2, 2, 2, 2 and 0 rows
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    np.testing.assert_allclose(found, losses, rtol=1e-6)
+
+
 @pytest.mark.parametrize("num_sequences", [3, 5, 11])
 @pytest.mark.parametrize("shuffle", [None, "rows"])
 def test_pads_are_whole_sequences_with_states(make_trainer, num_sequences, shuffle):

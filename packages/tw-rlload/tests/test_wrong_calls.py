@@ -280,6 +280,12 @@ BATCHES = [
     WrongCall(
         "DeviceBatch", lambda: in_graph(batch), RuntimeError, "outside of graphs"
     ),
+    WrongCall(
+        "DeviceBatch.load",
+        lambda: batch().load([X], timeout_s=-1),
+        ValueError,
+        "load: timeout_s must be at least 0; got -1",
+    ),
     WrongCall("DeviceBatch.load", lambda: batch().load(None), TypeError, "NoneType"),
     WrongCall("DeviceBatch.load", lambda: batch().load("x"), TypeError, "got str"),
     WrongCall("DeviceBatch.load", lambda: batch().load([]), ValueError, "got 0"),
@@ -333,6 +339,36 @@ BATCHES = [
     ),
 ]
 FUNCTIONS = [
+    WrongCall(
+        "EpochFunction",
+        lambda: function(apply_fn="apply"),
+        TypeError,
+        "apply_fn must be a function; got 'apply'",
+    ),
+    WrongCall(
+        "EpochFunction",
+        lambda: function(apply_fn=print),
+        ValueError,
+        "the one optimizer that it applies with; got 2 models and 2 optimizers",
+    ),
+    WrongCall(
+        "EpochFunction",
+        lambda: function(models=[Model()], optimizers=[sgd()], apply_fn=print),
+        ValueError,
+        "with apply_fn pass one model per tower (2)",
+    ),
+    WrongCall(
+        "EpochFunction",
+        lambda: function(models=[Model()] * 2, optimizers=[sgd()], apply_fn=print),
+        ValueError,
+        "a model or an optimizer is given twice",
+    ),
+    WrongCall(
+        "EpochFunction",
+        lambda: function(optimizers=[sgd()], apply_fn=print),
+        ValueError,
+        "SGD must be built before apply_fn uses it",
+    ),
     WrongCall("EpochFunction", lambda: function("batch"), TypeError, "got str"),
     WrongCall(
         "EpochFunction",

@@ -81,25 +81,37 @@ class DeviceBatch:
         """What the last load did; None where nothing is loaded."""
         return self._buffers.report
 
-    def load(self, columns: Columns, states: Columns = ()) -> LoadReport:
+    def load(
+        self,
+        columns: Columns,
+        states: Columns = (),
+        *,
+        timeout_s: float | None = 300.0,
+    ) -> LoadReport:
         """Replaces the batch on the devices.
 
         Args:
           columns: by name, or in the order of the specs: arrays, tensors, or
             lists of such fragments; [rows, ...].
           states: the same, [sequences, ...].
+          timeout_s: seconds that it may take; None for no bound.
 
         Returns:
           What became of the rows.
 
         Raises:
+          DeadlineError: a TimeoutError; it takes longer, and goes on in a thread:
+            ``use_next`` waits for it. The error and its ``report`` say which column
+            of which tower is being written.
           ValueError, TypeError: the batch was refused and nothing was touched;
             there is nothing to train on until the next load.
           RuntimeError: another thread loads, or trains on the current batch, which
             stays; or in a graph or a ``tf.function``.
         """
         check_eager("copies rows", caller="load")
-        return self._buffers.load(columns, states, lambda: self._writer, caller="load")
+        return self._buffers.load(
+            *(columns, states, lambda: self._writer), caller="load", timeout_s=timeout_s
+        )
 
     def load_next(self, columns: Columns, states: Columns = ()) -> None:
         """Loads the next batch in a thread while the current one trains.
@@ -131,7 +143,7 @@ class DeviceBatch:
           What became of its rows.
 
         Raises:
-          TimeoutError: it takes longer; call again.
+          DeadlineError: a TimeoutError; it takes longer: call again.
           RuntimeError: no load is under way, or it failed.
         """
         return self._buffers.use_next(timeout_s)

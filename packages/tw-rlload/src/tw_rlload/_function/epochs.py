@@ -13,7 +13,7 @@ from tw_rlload._function.batch import DeviceBatch, buffers_of, check_eager
 from tw_rlload._function.step import FunctionStep
 from tw_rlload._loading.buffers import Loaded
 from tw_rlload._loading.plan import first_sequence
-from tw_rlload._training.gradients import averaging, check_clipping
+from tw_rlload._training.gradients import ApplyFn, averaging, check_clipping
 from tw_rlload._training.loop import (
     LOOP_SPECS,
     LoopFeeds,
@@ -50,6 +50,7 @@ class EpochFunction:
         *,
         reducer: Reducer | None = None,
         grad_norm_clipping: float | None = None,
+        apply_fn: ApplyFn | None = None,
     ) -> None:
         """Takes what to train; traces when first called, once.
 
@@ -63,16 +64,22 @@ class EpochFunction:
           models: one per tower, or a single one that all share; anything with
             ``trainable_variables``.
           optimizers: as many as models; Keras or v1 optimizers, or anything
-            with ``apply_gradients(pairs)``.
+            with ``apply_gradients(pairs)``. With ``apply_fn`` a single one.
           reducer: [K][N] gradients to [K][N] sums, as those of ``tw_reduce``; None
-            adds each gradient where the least was added so far. The sums are
-            divided by K here.
+            for ``tw_reduce.all_reduce`` of the towers' devices. The sums are
+            divided by K here, or by the rows that count where there are pads.
           grad_norm_clipping: bound of the averaged gradients' global norm; None
             or 0 for none.
+          apply_fn: ``apply_fn(towers, grads, variables, optimizer)`` applies the
+            averaged and clipped [K][N] gradients to the [K][N] variables of K models
+            with the one optimizer, such as ``tw_builders.apply_at_owners``; a
+            variable that no tower reaches has None. None has every optimizer apply
+            to its model.
 
         Raises:
-          ValueError: another number of models or optimizers, no variables, or
-            variables that two models share.
+          ValueError: another number of models or optimizers, no variables,
+            variables that two models share, or, with ``apply_fn``, a Keras optimizer
+            that has not been built.
           TypeError: an argument of another kind than said above.
           RuntimeError: in a graph or a ``tf.function``.
         """
@@ -84,8 +91,9 @@ class EpochFunction:
         check_function(_NAME, loss_fn=loss_fn)
         self._step = FunctionStep(
             *(batch.towers, batch.specs, loss_fn, models, optimizers),
-            reducer=averaging(reducer, batch.towers, caller=_NAME, stacklevel=3),
+            make_mean=averaging(reducer, batch.towers, caller=_NAME, stacklevel=3),
             grad_norm_clipping=check_clipping(grad_norm_clipping, caller=_NAME),
+            apply_fn=apply_fn,
         )
         self._buffers = buffers_of(batch)
         variables = self._buffers.variables

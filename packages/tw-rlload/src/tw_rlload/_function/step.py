@@ -1,7 +1,8 @@
 """One step in a ``tf.function``: every tower's loss, averaged gradients, applied.
 
 Every tower has a model and an optimizer of its own (replicas, kept equal by
-equal gradients), or all share one of each.
+equal gradients), or all share one of each; or every tower has a model, and a function
+of the user's applies with one optimizer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +11,17 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tw_core import Tower, map_towers
-from tw_core.checks import check_list
+from tw_core.checks import check_function, check_list
 from tw_core.optimizers import check_optimizer, create_slots
 from tw_core.variables import is_variable, shared_variables, tf_variable
-from tw_reduce import Reducer
 from tw_rlload._loading.specs import WEIGHTS, ColumnSpec
-from tw_rlload._training.gradients import Pairs, combine_gradients
+from tw_rlload._training.gradients import (
+    ApplyFn,
+    MakeMean,
+    Pairs,
+    apply_once,
+    combine_gradients,
+)
 
 _NAME = "EpochFunction"
 
@@ -47,8 +53,9 @@ class FunctionStep:
         models: Sequence[Any],
         optimizers: Sequence[Any],
         *,
-        reducer: Reducer,
+        make_mean: MakeMean,
         grad_norm_clipping: float | None,
+        apply_fn: ApplyFn | None,
     ) -> None:
         """Checks the models, and makes the optimizers' variables.
 
@@ -57,27 +64,34 @@ class FunctionStep:
           specs: C columns.
           loss_fn: as users give it.
           models: K of them, or one for all towers; with ``trainable_variables``.
-          optimizers: as many, with ``apply_gradients``.
-          reducer: returns the mean to every tower.
+          optimizers: as many, with ``apply_gradients``; one with ``apply_fn``.
+          make_mean: makes what returns the mean to every tower.
           grad_norm_clipping: bound of the global norm, or None.
+          apply_fn: applies for all towers; None has each optimizer apply.
 
         Raises:
-          ValueError: another number of models or optimizers, no variables, or
-            variables that two models share.
+          ValueError: another number of models or optimizers, no variables,
+            variables that two models share, or, with ``apply_fn``, a Keras optimizer
+            that has not been built.
           TypeError: not lists, or something in them that is no model or optimizer.
         """
         check_list(_NAME, models=models, of="models", empty=True)
         check_list(_NAME, optimizers=optimizers, of="optimizers", empty=True)
-        _check_counts(len(towers), models, optimizers)
+        if apply_fn is not None:
+            check_function(_NAME, apply_fn=apply_fn)
+        _check_counts(len(towers), models, optimizers, has_apply=apply_fn is not None)
         for optimizer in optimizers:
             check_optimizer(_NAME, optimizer)
         self._towers, self._specs, self._loss_fn = towers, specs, loss_fn
-        self._reducer, self._clip = reducer, grad_norm_clipping
+        self._make_mean, self._clip = make_mean, grad_norm_clipping
         self._models = list(models) * (len(towers) // len(models))
-        self._optimizers = list(optimizers)
+        self._optimizers, self._apply_fn = list(optimizers), apply_fn
         self._variables = [_trainable(model) for model in self._models]
-        if len(optimizers) > 1:
+        if len(models) > 1:
             _check_own(self._variables)
+        if apply_fn is not None:
+            _check_built(optimizers[0])
+            return
         for tower, optimizer in zip(towers, optimizers, strict=False):
             with tf.device(tower.device):
                 create_slots(optimizer, self._variables[tower.index])
@@ -89,10 +103,15 @@ class FunctionStep:
         pairs = combine_gradients(
             [output.pairs for output in outputs],
             weights or None,
-            reducer=self._reducer,
+            make_mean=self._make_mean,
             grad_norm_clipping=self._scaled_bound(),
             caller=_NAME,
         )
+        if self._apply_fn is not None:
+            [optimizer] = self._optimizers
+            towers, variables = self._towers, self._variables
+            apply_once(self._apply_fn, towers, pairs, variables, optimizer)
+            return outputs
         owners = len(self._optimizers)
         map_towers(
             _apply_pairs,
@@ -140,19 +159,40 @@ def _apply_pairs(_: Tower, optimizer: Any, pairs: Pairs, computed: Pairs) -> Non
 
 
 def _check_counts(
-    num_towers: int, models: Sequence[Any], optimizers: Sequence[Any]
+    num_towers: int,
+    models: Sequence[Any],
+    optimizers: Sequence[Any],
+    *,
+    has_apply: bool,
 ) -> None:
-    if len(models) != len(optimizers) or len(models) not in (1, num_towers):
+    if has_apply and (len(models), len(optimizers)) != (num_towers, 1):
+        raise ValueError(
+            f"{_NAME}: with apply_fn pass one model per tower ({num_towers}) and the "
+            f"one optimizer that it applies with; got {len(models)} models and "
+            f"{len(optimizers)} optimizers."
+        )
+    alike = has_apply or len(models) == len(optimizers)
+    if not alike or len(models) not in (1, num_towers):
         raise ValueError(
             f"{_NAME}: pass one model and one optimizer per tower ({num_towers} of "
             f"each), or one of each for all; got {len(models)} models and "
             f"{len(optimizers)} optimizers. tw_core.replicate makes the copies."
         )
     own = {id(item) for items in (models, optimizers) for item in items}
-    if len(own) < 2 * len(models):
+    if len(own) < len(models) + len(optimizers):
         raise ValueError(
             f"{_NAME}: a model or an optimizer is given twice; every tower needs its "
             "own, or pass a single one of each for all towers."
+        )
+
+
+def _check_built(optimizer: Any) -> None:
+    # In the loop of epochs a Keras optimizer cannot make its state.
+    if not getattr(optimizer, "built", True):
+        raise ValueError(
+            f"{_NAME}: {type(optimizer).__name__} must be built before apply_fn uses "
+            "it; make it with tw_builders.make_sharded_optimizer, or call "
+            "optimizer.build(variables) with those that apply_fn updates."
         )
 
 

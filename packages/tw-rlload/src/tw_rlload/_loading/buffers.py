@@ -11,20 +11,29 @@ threads would decide which batch a call trains on.
 
 import logging
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
+from queue import SimpleQueue
 from typing import NamedTuple
 
 from tw_core import Tower
+from tw_core.black_box import DeadlineError, Recorder, Wait, add_report
 from tw_core.checks import check_flag, check_number, check_whole_number
 from tw_core.devices import repeated_devices
 from tw_rlload._loading.columns import Columns, PreparedLoad, prepare
 from tw_rlload._loading.plan import LoadReport, Remainder, check_options, cut_batch
 from tw_rlload._loading.specs import WEIGHTS, ColumnSpec
-from tw_rlload._loading.staging import StagingPool, Writer, fill, make_data_variables
+from tw_rlload._loading.staging import (
+    ALL_TOWERS,
+    StagingPool,
+    Writer,
+    fill,
+    make_data_variables,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +54,9 @@ class _Run(NamedTuple):
     method: str
     buffer: int
     trainer: object
+
+
+_Work = tuple[Callable[[], Loaded], "Future[Loaded]"]
 
 
 class Buffers:
@@ -103,7 +115,10 @@ class Buffers:
         self._staging = [StagingPool() for _ in range(num_buffers)]
         self._loaded: Loaded | None = None
         self._reason = "nothing has been loaded yet"
-        self._pending: tuple[Future[None], Loaded] | None = None
+        self._pending: Future[Loaded] | None = None
+        self._queue: SimpleQueue[_Work | None] | None = None
+        self._towers = tuple(f"tower {k}" for k in range(len(towers)))
+        self._events = Recorder(f"{owner} of {len(towers)} towers")
         self._loading: str | None = None
         self._runs: list[_Run] = []
         # Guards the five above; never held while rows are copied or a step runs.
@@ -141,9 +156,11 @@ class Buffers:
                 )
             run = _Run(caller, loaded.buffer, trainer)
             self._runs.append(run)
+        self._events.began(caller, "training on buffer", loaded.buffer)
         try:
             yield loaded
         finally:
+            self._events.ended(caller, "training on buffer", loaded.buffer)
             with self._lock:
                 self._runs.remove(run)
 
@@ -154,18 +171,40 @@ class Buffers:
         bind: Callable[[], Writer],
         *,
         caller: str,
+        timeout_s: float | None,
     ) -> LoadReport:
         """Replaces the current batch; returns when the new one is there.
 
-        ``bind`` gives the writer of the mode, and may refuse to. What is raised is
-        said where users see it, at ``DeviceBatch.load``.
+        ``bind`` gives the writer of the mode, and may refuse to. A load that takes too
+        long is one in the background from then on. What is raised is said where users
+        see it, at ``DeviceBatch.load``.
         """
-        with self._one_load(caller, in_background=False) as buffer:
-            writer = bind()
-            prepared = self._prepare(inputs, states, caller=caller)
+        if timeout_s is not None:
+            timeout_s = check_number(caller, timeout_s=timeout_s, at_least=0)
+
+        def work(buffer: int) -> Loaded:
+            with self._events.during(ALL_TOWERS, "checking of the batch"):
+                writer = bind()
+                prepared = self._prepare(inputs, states, caller=caller)
             self._forget("the last load failed half-way")
             self._fill(prepared, writer, buffer)
-            return self._make_current(self._describe(prepared, buffer))
+            return self._describe(prepared, buffer)
+
+        with self._one_load(caller, in_background=False) as buffer:
+            if timeout_s is None:
+                return self._make_current(work(buffer))
+            future = self._start(partial(work, buffer))
+            try:
+                is_done = bool(wait([future], timeout_s).done)
+            except BaseException:  # Ctrl-C
+                self._pending = future
+                raise
+            if not is_done:
+                self._forget("the last load takes too long; use_next waits for it")
+                self._pending = future
+                told = "call use_next to wait longer. There is no batch to train on."
+                raise self._too_late(caller, timeout_s, told)
+            return self._make_current(future.result())
 
     def load_next(
         self, inputs: Columns, states: Columns, writer: Writer, *, caller: str
@@ -187,10 +226,12 @@ class Buffers:
                 "%s: two buffers hold up to %.1f MB on %d devices, twice the batch",
                 *(loaded.report.bytes_resident / 1e6, loaded.report.num_devices),
             )
-            executor = ThreadPoolExecutor(1, thread_name_prefix="tw-rlload")
-            future = executor.submit(self._fill, prepared, writer, buffer)
-            self._pending = (future, loaded)
-            executor.shutdown(wait=False)
+
+            def work() -> Loaded:
+                self._fill(prepared, writer, buffer)
+                return loaded
+
+            self._pending = self._start(work)
 
     def use_next(self, timeout_s: float | None) -> LoadReport:
         """Waits for the load in the background and makes its batch the current one.
@@ -205,14 +246,13 @@ class Buffers:
             pending = self._pending
         if pending is None:
             raise RuntimeError("use_next: no load is under way; call load_next first.")
-        future, loaded = pending
+        if timeout_s is not None and not wait([pending], timeout_s).done:
+            told = "call again to wait longer. The current batch can be trained on."
+            if self._loaded is None:
+                told = "call again to wait longer. There is no batch to train on."
+            raise self._too_late("use_next", timeout_s, told)
         try:
-            future.result(timeout_s)
-        except FutureTimeoutError as error:
-            raise TimeoutError(
-                f"use_next: the next batch is still loading after {timeout_s} s; call "
-                "again to wait longer. The current batch can be trained on."
-            ) from error
+            loaded = pending.result()
         except Exception as error:
             with self._settled(pending):
                 self._forget(f"the load in the background failed: {error}")
@@ -254,9 +294,47 @@ class Buffers:
             self._pending = None
             yield
 
+    def _start(self, work: Callable[[], Loaded]) -> "Future[Loaded]":
+        """Runs a load in the thread for loads, of which there is one at a time."""
+        if self._queue is None:
+            self._queue = SimpleQueue()
+            threading.Thread(
+                target=_serve, args=(self._queue,), name="tw-rlload", daemon=True
+            ).start()
+            weakref.finalize(self, self._queue.put, None)
+        future: Future[Loaded] = Future()
+        self._queue.put((work, future))
+        return future
+
+    def _too_late(self, caller: str, timeout_s: float, told: str) -> DeadlineError:
+        """Returns the error of a load that takes too long; names what it writes."""
+        now = time.monotonic()
+        inside = {
+            one.who: f"{one.what} for {now - one.since_s:.1f} s"
+            for one in self._events.open
+            if one.who in (ALL_TOWERS, *self._towers)
+        }
+        here = [k for k, name in enumerate(self._towers) if name in inside]
+        begun = here[0] if here else 0  # Towers are filled one after the other.
+        named = "; ".join(f"{who} inside {what}" for who, what in inside.items())
+        error = DeadlineError(
+            f"{caller}: the batch is still loading after {timeout_s} s "
+            f"({named or 'between two columns'}); {told}"
+        )
+        missing = {name: "not begun" for name in self._towers[begun:]}
+        late = Wait(
+            who=caller,
+            what="the load of a batch",
+            waited_s=timeout_s,
+            deadline_s=timeout_s,
+            arrived=self._towers[:begun],
+            missing={**inside, **{k: v for k, v in missing.items() if k not in inside}},
+        )
+        return add_report(error, late, self._events)
+
     def _fill(self, prepared: PreparedLoad, writer: Writer, buffer: int) -> None:
         try:
-            fill(prepared, writer, self._staging[buffer], buffer)
+            fill(prepared, writer, self._staging[buffer], buffer, self._events)
         except BaseException:
             # Frees what was half-loaded. The failure that led here may stop this too
             # (a closed session), and must not be hidden by it.
@@ -323,3 +401,19 @@ class Buffers:
                 "touched. Wait until it returns, or load into another buffer: "
                 "num_buffers=2 and load_next."
             )
+
+
+def _serve(queue: "SimpleQueue[_Work | None]") -> None:
+    """Makes one load after the other; does not keep the process, or the buffers.
+
+    One thread for all of them: TensorFlow takes as long as a small load to get to know
+    a thread.
+    """
+    while (found := queue.get()) is not None:
+        work, future = found
+        del found
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+        del work, future

@@ -21,10 +21,12 @@ import numpy as np
 import tensorflow as tf
 
 from tw_core import Tower, map_towers
+from tw_core.black_box import Recorder
 from tw_rlload._loading.columns import Column, PreparedLoad
 from tw_rlload._loading.specs import WEIGHTS, Array, ColumnSpec, DataVariables, DType
 
 _ALIGNMENT = 64
+ALL_TOWERS = "all towers"
 
 
 def make_data_variables(
@@ -133,7 +135,13 @@ class StagingPool:
         return array
 
 
-def fill(load: PreparedLoad, writer: Writer, staging: StagingPool, buffer: int) -> None:
+def fill(
+    load: PreparedLoad,
+    writer: Writer,
+    staging: StagingPool,
+    buffer: int,
+    events: Recorder,
+) -> None:
     """Frees a buffer's old rows, then copies and assigns new ones, device by device.
 
     Args:
@@ -141,24 +149,29 @@ def fill(load: PreparedLoad, writer: Writer, staging: StagingPool, buffer: int) 
       writer: of the mode.
       staging: this buffer's own memory.
       buffer: which one.
+      events: note which tower's column is being written.
     """
-    writer.empty(buffer)
+    with events.during(ALL_TOWERS, "freeing of buffer", buffer):
+        writer.empty(buffer)
     plan = load.plan
     staging.keep_fitting(load.chunk_sizes * plan.num_devices)
     for k, shard in enumerate(plan.shards):
+        tower = f"tower {k}"
         for c, column in enumerate(load.columns):
-            chunk = staging.take(load.chunk_shape(column), column.spec.dtype)
-            length = 1 if column.spec.is_state else plan.sequence_length
-            rows = range(shard.start * length, shard.stop * length)
-            copy_rows(column, rows, chunk)
-            pad_rows(chunk, len(rows), length)
-            writer.write(buffer, k, c, chunk)
-            del chunk  # Else the block of this one would not be free for the next.
+            with events.during(tower, f"column {column.spec.name!r}"):
+                chunk = staging.take(load.chunk_shape(column), column.spec.dtype)
+                length = 1 if column.spec.is_state else plan.sequence_length
+                rows = range(shard.start * length, shard.stop * length)
+                copy_rows(column, rows, chunk)
+                pad_rows(chunk, len(rows), length)
+                writer.write(buffer, k, c, chunk)
+                del chunk  # Else the block of this one would not be free for the next.
         if plan.remainder == "pad":
             weights = staging.take((plan.rows_per_device,), WEIGHTS.dtype)
             num_real = len(shard) * plan.sequence_length
             weights[:num_real], weights[num_real:] = 1, 0
-            writer.write(buffer, k, len(load.columns), weights)
+            with events.during(tower, "weights of rows"):
+                writer.write(buffer, k, len(load.columns), weights)
             del weights
 
 

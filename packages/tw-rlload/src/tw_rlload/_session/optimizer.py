@@ -26,6 +26,7 @@ from tw_rlload._session.epochs import build_epochs
 from tw_rlload._session.step import SessionStep, StepInputs
 from tw_rlload._tf_compat import inside_branch_or_loop
 from tw_rlload._training.gradients import (
+    ApplyFn,
     averaging,
     check_clipping,
     combine_gradients,
@@ -68,6 +69,7 @@ class LocalSyncParallelOptimizer:
         remainder: Remainder = "drop",
         check_finite: bool = False,
         num_buffers: int = 1,
+        apply_fn: ApplyFn | None = None,
     ) -> None:
         """Builds the towers in the default graph.
 
@@ -87,11 +89,18 @@ class LocalSyncParallelOptimizer:
           grad_norm_clipping: bound of the averaged gradients' global norm; None
             or 0 for none.
           reducer: [K][N] gradients to [K][N] sums, as those of ``tw_reduce``; None
-            adds each gradient where the least was added so far. The sums are
-            divided by K here.
+            for ``tw_reduce.all_reduce`` of the towers' devices. The sums are
+            divided by K here, or by the rows that count where there are pads.
           remainder: what becomes of rows that fill no step; see ``plan_load``.
           check_finite: whether loads refuse NaN and infinity.
           num_buffers: 2 holds two batches, so that one can load while one trains.
+          apply_fn: None has the optimizer apply to variables that the towers share.
+            Otherwise every tower has its own, those of tower k, k >= 1, local ones
+            below ``tower<k>/``, and ``apply_fn(towers, grads, variables, optimizer)``
+            returns the op that applies the averaged and clipped [K][N] gradients to
+            the [K][N] variables, such as ``tw_builders.apply_at_owners``; a variable
+            that no tower reaches has None. After the initialisers, copy tower 0's
+            values to the others.
 
         Raises:
           RuntimeError: outside of a session graph.
@@ -107,9 +116,11 @@ class LocalSyncParallelOptimizer:
             raise type(error)(f"{_NAME}: devices: {error}") from error
         check_optimizer(_NAME, optimizer)
         check_function(_NAME, build_graph=build_graph)
+        if apply_fn is not None:
+            check_function(_NAME, apply_fn=apply_fn)
         combine = partial(
             combine_gradients,
-            reducer=averaging(reducer, made, caller=_NAME, stacklevel=4),
+            make_mean=averaging(reducer, made, caller=_NAME, stacklevel=4),
             grad_norm_clipping=check_clipping(grad_norm_clipping, caller=_NAME),
             caller=_NAME,
         )
@@ -132,6 +143,7 @@ class LocalSyncParallelOptimizer:
         self._step = SessionStep(
             *(made, StepInputs(*rows), self.loss_inputs),
             *(build_graph, optimizer, combine),
+            apply_fn=apply_fn,
         )
         self._epochs = build_epochs(self._step, make_picks(*rows))
 
@@ -146,7 +158,14 @@ class LocalSyncParallelOptimizer:
         report = self.report
         return report.rows_per_device * report.num_devices if report else 0
 
-    def load_data(self, sess: Any, inputs: Columns, state_inputs: Columns) -> int:
+    def load_data(
+        self,
+        sess: Any,
+        inputs: Columns,
+        state_inputs: Columns,
+        *,
+        timeout_s: float | None = 300.0,
+    ) -> int:
         """Replaces the batch on the devices.
 
         Args:
@@ -154,18 +173,24 @@ class LocalSyncParallelOptimizer:
           inputs: a column per placeholder, [rows, ...]: arrays, eager tensors,
             or lists of such fragments; or a dictionary by placeholder name.
           state_inputs: the same for the states, [sequences, ...].
+          timeout_s: seconds that it may take; None for no bound.
 
         Returns:
           Rows on each device: the original's tuples per device.
 
         Raises:
+          DeadlineError: a TimeoutError; it takes longer, and goes on in a thread:
+            ``use_next`` waits for it. The error and its ``report`` say which column
+            of which tower is being written.
           ValueError, TypeError: the batch or the session was refused and nothing
             was touched; there is nothing to train on until the next load.
           RuntimeError: another thread loads, or trains on the current batch, which
             stays.
         """
         bind = partial(self._bind_writer, sess, caller="load_data")
-        report = self._buffers.load(inputs, state_inputs, bind, caller="load_data")
+        report = self._buffers.load(
+            *(inputs, state_inputs, bind), caller="load_data", timeout_s=timeout_s
+        )
         return report.rows_per_device
 
     def load_next(self, sess: Any, inputs: Columns, state_inputs: Columns) -> None:
@@ -198,7 +223,7 @@ class LocalSyncParallelOptimizer:
           Rows on each device.
 
         Raises:
-          TimeoutError: it takes longer; call again.
+          DeadlineError: a TimeoutError; it takes longer: call again.
           RuntimeError: no load is under way, or it failed.
         """
         return self._buffers.use_next(timeout_s).rows_per_device

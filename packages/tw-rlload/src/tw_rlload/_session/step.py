@@ -8,6 +8,7 @@ was looked at).
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,9 +16,15 @@ import tensorflow as tf
 
 from tw_core import Tower, map_towers
 from tw_core.flat_variables import slots_like_parts
+from tw_core.variables import (
+    Replicated,
+    shared_variables,
+    tower_build,
+    variable_origin,
+)
 from tw_rlload._loading.plan import LoadPlan
 from tw_rlload._loading.specs import WEIGHTS, ColumnSpec, DataVariables
-from tw_rlload._training.gradients import Combine, Pairs
+from tw_rlload._training.gradients import ApplyFn, Combine, Pairs, apply_once
 from tw_rlload._training.loop import MinibatchSlice, slice_rows
 
 _NAME = "LocalSyncParallelOptimizer"
@@ -84,6 +91,8 @@ class SessionStep:
         build_graph: Callable[..., Any],
         optimizer: Any,
         combine: Combine,
+        *,
+        apply_fn: ApplyFn | None,
     ) -> None:
         """Builds the losses and the update in the default graph.
 
@@ -94,6 +103,8 @@ class SessionStep:
           build_graph: as users give it.
           optimizer: computes the gradients and applies them.
           combine: makes of the towers' gradients what is applied.
+          apply_fn: applies to variables of each tower's own; None where all share
+            them.
 
         Raises:
           ValueError, TypeError: towers that do not match, or no loss objects.
@@ -104,7 +115,8 @@ class SessionStep:
             build_loss = _with_weights(build_graph)
             whole.append(tf.ones(tf.shape(whole[0])[:1]))
         self.common_loss, built, updates = _build_losses(
-            towers, whole, self.inputs, build_loss, optimizer
+            *(towers, whole, self.inputs, build_loss, optimizer),
+            own_variables=apply_fn is not None,
         )
         self.losses, grad_list = [loss for loss, _ in built], [p for _, p in built]
         self.weights = None
@@ -112,11 +124,20 @@ class SessionStep:
             self.weights = map_towers(
                 lambda _, rows: tf.reduce_sum(rows[-1]), towers, self.inputs
             )
-        _check_shared(grad_list)
+        variables = [[v for _, v in own] for own in grad_list]
+        if apply_fn is None:
+            _check_shared(variables)
+        else:
+            _check_own(variables)
         pairs = combine(grad_list, self.weights)
-        trained = [variable for _, variable in pairs[0]]
-        with tf.control_dependencies(updates), slots_like_parts(trained):
-            self.train_op = optimizer.apply_gradients(pairs[0])
+        with tf.control_dependencies(updates):
+            if apply_fn is None:
+                with slots_like_parts([variable for _, variable in pairs[0]]):
+                    self.train_op = optimizer.apply_gradients(pairs[0])
+            else:
+                self.train_op = _checked_op(
+                    apply_once(apply_fn, towers, pairs, variables, optimizer)
+                )
         self.fetches = [_fetches_of(loss) for loss in self.losses]
 
     def request(
@@ -141,17 +162,52 @@ class SessionStep:
         return feeds
 
 
-def _check_shared(grad_list: Sequence[Pairs]) -> None:
+def _check_own(variables: Sequence[Sequence[Any]]) -> None:
+    """Refuses [K][N] variables some of which towers share."""
+    shared = [
+        f"{name!r} in towers {', '.join(map(str, towers))}"
+        for name, towers in shared_variables(variables)
+    ]
+    if shared:
+        raise ValueError(
+            f"{_NAME}: with apply_fn every tower must have variables of its own; got "
+            f"one for {'; '.join(shared)}. Make them with tf.compat.v1.get_variable "
+            "in build_graph."
+        )
+
+
+def _check_made_once(made: set[int], variables: Sequence[Any]) -> None:
+    """Refuses variables of tower 0 that the common loss has not made already."""
+    new = {id(variable) for variable in v1.global_variables()} - made
+    names = [str(variable.name) for variable in variables if id(variable) in new]
+    if names:
+        raise ValueError(
+            f"{_NAME}: build_graph must find tower 0's variables again, as it is "
+            f"called for all rows first; got new ones: {names}. Make them with "
+            "tf.compat.v1.get_variable."
+        )
+
+
+def _checked_op(returned: Any) -> Any:
+    if not isinstance(returned, tf.Operation | tf.Tensor):
+        raise TypeError(
+            f"{_NAME}: apply_fn must return the op that applies; got "
+            f"{returned!r:.80} ({type(returned).__name__})."
+        )
+    return returned
+
+
+def _check_shared(towers: Sequence[Sequence[Any]]) -> None:
     """Refuses towers with variables of their own.
 
     Args:
-      grad_list: [K] lists of pairs.
+      towers: [K] lists of variables.
 
     Raises:
       ValueError: variables that are not the same object in all towers.
     """
-    variables = {id(v): v for tower in grad_list for _, v in tower}
-    everywhere = set.intersection(*({id(v) for _, v in tower} for tower in grad_list))
+    variables = {id(v): v for tower in towers for v in tower}
+    everywhere = set.intersection(*({id(v) for v in tower} for tower in towers))
     own = [
         str(getattr(variable, "name", variable))
         for key, variable in variables.items()
@@ -185,27 +241,51 @@ def _build_losses(
     tower_inputs: Sequence[Sequence[tf.Tensor]],
     build_loss: Callable[..., Any],
     optimizer: Any,
+    *,
+    own_variables: bool,
 ) -> tuple[Any, list[tuple[Any, Pairs]], list[Any]]:
     """Builds the common loss, which makes the variables, then each tower's.
+
+    With ``own_variables`` it makes tower 0's, and the other towers make theirs.
 
     Returns:
       The common loss; [K] losses with their gradients, on the towers' devices; and
       the towers' update operations (batch norm), not the common one's.
     """
 
-    def build(_: Tower, inputs: Sequence[tf.Tensor]) -> tuple[Any, Pairs]:
-        loss = build_loss(list(inputs))
-        return loss, _gradients_of(loss, optimizer, caller=_NAME)
+    def scope_of(tower: Tower) -> AbstractContextManager[None]:
+        return Replicated().scope(tower) if own_variables else nullcontext()
 
-    with v1.variable_scope(
-        v1.get_variable_scope(), reuse=v1.AUTO_REUSE, auxiliary_name_scope=False
+    def build(tower: Tower, inputs: Sequence[tf.Tensor]) -> tuple[Any, Pairs]:
+        with scope_of(tower):
+            loss = build_loss(list(inputs))
+        pairs = _gradients_of(loss, optimizer, caller=_NAME)
+        return loss, _without_other_towers(tower, pairs) if own_variables else pairs
+
+    with (
+        v1.variable_scope(
+            v1.get_variable_scope(), reuse=v1.AUTO_REUSE, auxiliary_name_scope=False
+        ),
+        tower_build() if own_variables else nullcontext(),
     ):
-        with tf.name_scope("tower"):
+        with tf.name_scope("tower"), scope_of(towers[0]):
             common = build_loss(list(placeholders))
         known = {id(update) for update in v1.get_collection(v1.GraphKeys.UPDATE_OPS)}
+        made = {id(variable) for variable in v1.global_variables()}
         built = map_towers(build, towers, tower_inputs)
+    if own_variables:
+        _check_made_once(made, [variable for _, variable in built[0][1]])
     updates = v1.get_collection(v1.GraphKeys.UPDATE_OPS)
     return common, built, [update for update in updates if id(update) not in known]
+
+
+def _without_other_towers(tower: Tower, pairs: Pairs) -> Pairs:
+    # An optimizer that is given no list of variables differentiates by all there are.
+    def is_others(variable: Any) -> bool:
+        origin = variable_origin(variable)
+        return (origin.tower if origin else 0) != tower.index
+
+    return [(g, v) for g, v in pairs if g is not None or not is_others(v)]
 
 
 def _gradients_of(tower_loss: Any, optimizer: Any, *, caller: str) -> Pairs:

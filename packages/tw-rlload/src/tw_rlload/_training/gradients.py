@@ -23,20 +23,32 @@ from tw_core.gradients import (
     split_grad_list,
     with_unique_rows,
 )
-from tw_reduce import Reducer, mean, sum_balanced
+from tw_core.variables import tf_variable
+from tw_reduce import Reducer, all_reduce, mean
 
 Pairs: TypeAlias = "list[tuple[Any, tf.Variable]]"
+MakeMean: TypeAlias = Callable[["Sequence[tf.Tensor] | None"], Reducer]
+"""Makes a reducer of means, weighted by [K] scalars or, for None, plain ones."""
 Combine: TypeAlias = Callable[..., list[Pairs]]
 """``combine_gradients`` with its options bound."""
+ApplyFn: TypeAlias = Callable[
+    [Sequence[Tower], list[list[Any]], list[list[Any]], Any], Any
+]
+"""Applies for all towers, and gives all of them the new values.
+
+It takes K towers, their [K][N] combined gradients (None for a variable in all of them
+or in none), their [K][N] variables and the one optimizer. In a session graph it returns
+the op that does.
+"""
 
 
 def averaging(
     reducer: Reducer | None, towers: Sequence[Tower], *, caller: str, stacklevel: int
-) -> Reducer:
-    """Returns what gives every tower the mean of the gradients.
+) -> MakeMean:
+    """Returns what makes a reducer of means, of weights or None.
 
     Args:
-      reducer: adds; None adds where the least was added so far. One that averages
+      reducer: adds; None for ``all_reduce`` of the towers' devices. One that averages
         already, as reducers of 0.1 did, is taken as it is, with a warning.
       towers: K towers.
       caller: who asks; opens messages.
@@ -46,17 +58,17 @@ def averaging(
       TypeError: neither None nor a function.
     """
     if reducer is None:
-        reducer = partial(sum_balanced, devices=[tower.device for tower in towers])
+        reducer = all_reduce([tower.device for tower in towers])
     check_function(caller, reducer=reducer)
     if not getattr(reducer, "averages", False):
-        return mean(reducer)
+        return partial(_mean, reducer)
     warnings.warn(
         f"{caller}: reducer averages, which is deprecated and will be divided a "
-        "second time in 0.3; pass the reducer of sums that tw_reduce.mean was given.",
+        "second time in 0.4; pass the reducer of sums that tw_reduce.mean was given.",
         DeprecationWarning,
         stacklevel=stacklevel,
     )
-    return reducer
+    return partial(_mean_of_means, reducer)
 
 
 def check_clipping(bound: float | None, *, caller: str) -> float | None:
@@ -75,11 +87,38 @@ def check_clipping(bound: float | None, *, caller: str) -> float | None:
     return check_number(caller, grad_norm_clipping=bound) or None
 
 
+def apply_once(
+    apply_fn: ApplyFn,
+    towers: Sequence[Tower],
+    pairs: Sequence[Pairs],
+    variables: Sequence[Sequence[Any]],
+    optimizer: Any,
+) -> Any:
+    """Has a function apply what ``combine_gradients`` returned.
+
+    Args:
+      apply_fn: as users give it.
+      towers: K towers.
+      pairs: [K][M] combined.
+      variables: [K][N] all that the towers train, those without a gradient too, so
+        that who owns what does not depend on the loss.
+      optimizer: the only one.
+
+    Returns:
+      What ``apply_fn`` returned.
+    """
+    grads = []
+    for found, own in zip(pairs, variables, strict=True):
+        grad_of = {id(tf_variable(variable)): grad for grad, variable in found}
+        grads.append([grad_of.get(id(tf_variable(variable))) for variable in own])
+    return apply_fn(towers, grads, [list(own) for own in variables], optimizer)
+
+
 def combine_gradients(
     grad_list: Sequence[Pairs],
     tower_weights: Sequence[tf.Tensor] | None,
     *,
-    reducer: Reducer,
+    make_mean: MakeMean,
     grad_norm_clipping: tf.Tensor | float | None,
     caller: str,
 ) -> list[Pairs]:
@@ -87,8 +126,10 @@ def combine_gradients(
 
     Args:
       grad_list: [K][N] (gradient, variable) pairs.
-      tower_weights: [K] float32 scalars; None where all towers weigh the same.
-      reducer: returns the mean over towers to every tower; see ``averaging``.
+      tower_weights: [K] float32 scalars; None where all towers weigh the same. A
+        tower of weight 0 counts nothing, even if its gradients are NaN.
+      make_mean: makes what returns the mean over towers to every tower; see
+        ``averaging``.
       grad_norm_clipping: bound of the norm over all variables; None for none.
       caller: who asks; opens messages.
 
@@ -105,13 +146,11 @@ def combine_gradients(
     with naming(caller):
         check_grad_list(kept)
     grads, variables = split_grad_list(ensure_gradient_shapes(kept))
-    if tower_weights is not None:
-        grads = _weighted(grads, tower_weights)
-    averaged = [[with_unique_rows(g) for g in tower] for tower in reducer(grads)]
-    if grad_norm_clipping is not None:
-        averaged = [
-            tf.clip_by_global_norm(tower, grad_norm_clipping)[0] for tower in averaged
-        ]
+    means = make_mean(tower_weights)(grads)
+    # Reducers that add in one place give all towers the same tensors: one list does.
+    clipped = {tuple(map(id, tower)): tower for tower in means}
+    clipped = {key: _clipped(own, grad_norm_clipping) for key, own in clipped.items()}
+    averaged = [clipped[tuple(map(id, tower))] for tower in means]
     return merge_grad_list(averaged, variables)
 
 
@@ -143,13 +182,23 @@ def _without_missing(grad_list: Sequence[Pairs], caller: str) -> list[Pairs]:
     return [[tower[n] for n in used] for tower in grad_list]
 
 
-def _weighted(
-    grads: Sequence[Sequence[Any]], tower_weights: Sequence[tf.Tensor]
-) -> list[list[Any]]:
-    """Scales each tower, so that the plain mean becomes the weighted one."""
-    total = tf.add_n(list(tower_weights))
-    factors = [len(grads) * weight / total for weight in tower_weights]
-    return [
-        [scale(grad, factor) for grad in tower]
-        for tower, factor in zip(grads, factors, strict=True)
-    ]
+def _mean(reducer: Reducer, weights: Sequence[tf.Tensor] | None) -> Reducer:
+    return mean(reducer, weights=weights)
+
+
+def _mean_of_means(reducer: Reducer, weights: Sequence[tf.Tensor] | None) -> Reducer:
+    """Weighs by a reducer that averages, and so must be made one of sums again."""
+    if weights is None:
+        return reducer
+
+    def add(grads: Any) -> list[list[Any]]:
+        return [[scale(g, len(grads)) for g in tower] for tower in reducer(grads)]
+
+    return mean(add, weights=weights)
+
+
+def _clipped(grads: Sequence[Any], bound: tf.Tensor | float | None) -> list[Any]:
+    unique = [with_unique_rows(grad) for grad in grads]
+    if bound is None:
+        return unique
+    return list(tf.clip_by_global_norm(unique, bound)[0])

@@ -93,6 +93,8 @@ def make_result(packed: Packed, layout: ScalarLayout, order: EpochOrder) -> Epoc
     weights: Any = None
     if layout.has_weights:
         weights, rest = rest[..., :num_towers], rest[..., num_towers:]
+    # A tower with nothing but pads may have NaN for its loss.
+    counted = losses if weights is None else np.where(weights > 0, losses, 0)
     towers: list[dict[str, npt.NDArray[Any]]] = []
     for others in layout.others:
         columns = np.moveaxis(rest[..., : len(others)], -1, 0)
@@ -100,7 +102,7 @@ def make_result(packed: Packed, layout: ScalarLayout, order: EpochOrder) -> Epoc
         pairs = zip(others.items(), columns, strict=True)
         towers.append({name: column.astype(dtype) for (name, dtype), column in pairs})
     return EpochResult(
-        losses=np.average(losses, axis=-1, weights=weights).astype(layout.loss_dtype),
+        losses=np.average(counted, axis=-1, weights=weights).astype(layout.loss_dtype),
         tower_losses=losses.astype(layout.loss_dtype),
         fetches=towers[-1],
         towers=towers,

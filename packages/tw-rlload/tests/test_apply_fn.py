@@ -1,0 +1,229 @@
+"""Epochs whose gradients a function of the user's applies, for all towers at once."""
+
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_core import replicate, towers
+from tw_core.testing import CPUS
+from tw_rlload import (
+    DeviceBatch,
+    EpochFunction,
+    LocalSyncParallelOptimizer,
+    weighted_mean,
+)
+
+v1 = tf.compat.v1
+COLUMNS = {"x": (np.float32, (4,))}
+# Padded to 24 by two towers or three. Whole numbers, as all that is computed of them
+# in powers of two is exact.
+X = np.random.default_rng(0).integers(-2, 3, (22, 4)).astype(np.float32)
+START = {
+    "a": np.float32([1, 0, 2, 0]),
+    "b": np.float32(1),
+    "idle": np.float32([5, 5]),
+}
+
+
+def loss_fn(variables, inputs, weights):
+    errors = tf.linalg.matvec(inputs["x"], variables["a"]) + variables["b"]
+    return weighted_mean(tf.square(errors), weights)
+
+
+def apply_in_turn(grads_seen, made, grads, variables, optimizer):
+    """Applies variable n by tower n % K, and gives the others its value."""
+    grads_seen.append(grads)
+    owner_of = [n % len(made) for n in range(len(variables[0]))]
+    pairs = [
+        (grads[k][n], variables[k][n])
+        for n, k in enumerate(owner_of)
+        if grads[k][n] is not None
+    ]
+    applied = optimizer.apply_gradients(pairs)
+    copies = []
+    with tf.control_dependencies([] if applied is None else [applied]):
+        for n, k in enumerate(owner_of):
+            value = variables[k][n].read_value()
+            copies += [own[n].assign(value, read_value=False) for own in variables]
+    return tf.group(*copies)
+
+
+@pytest.mark.parametrize("clip", [None, 1.0], ids=["", "clipped"])
+@pytest.mark.parametrize("devices", [1, 2, 3])
+@pytest.mark.parametrize(
+    "opt",
+    [
+        partial(v1.train.GradientDescentOptimizer, 2**-6),
+        partial(v1.train.MomentumOptimizer, 2**-6, 0.5),
+    ],
+    ids=["descent", "momentum"],
+)
+def test_padded_epochs_are_those_of_towers_that_all_apply(
+    make_trainer, opt, devices, clip
+):
+    def trained(**more):
+        trainer = make_trainer(
+            loss_fn,
+            START,
+            COLUMNS,
+            devices=devices,
+            opt=opt,
+            remainder="pad",
+            grad_norm_clipping=clip,
+            **more,
+        )
+        trainer.load([X])
+        losses = trainer.run_epochs(2, "rows", seed=0).losses
+        trainer.optimize(0)
+        return trainer.weights(), losses
+
+    seen = []
+    got, losses = trained(apply_fn=partial(apply_in_turn, seen))
+    want, other_losses = trained()
+    np.testing.assert_array_equal(losses, other_losses)
+    assert not np.array_equal(got["a"], START["a"])
+    for name, value in want.items():
+        np.testing.assert_array_equal(got[name], value)
+    for grads in seen:
+        assert [[g is None for g in own] for own in grads] == [
+            [False, False, True]
+        ] * devices
+
+
+def test_the_norm_that_is_bounded_is_that_of_all_gradients(make_trainer):
+    def loss(variables, inputs):
+        return tf.reduce_mean(inputs["x"]) * (3 * variables["a"] + 4 * variables["b"])
+
+    trainer = make_trainer(
+        loss,
+        {"a": np.float32(0), "b": np.float32(0)},
+        {"x": (np.float32, ())},
+        grad_norm_clipping=1.0,
+        apply_fn=partial(apply_in_turn, []),
+    )
+    trainer.load([np.ones(8, np.float32)])
+    trainer.optimize(0)
+    got = trainer.weights()
+    np.testing.assert_allclose([got["a"], got["b"]], [-0.6, -0.8], rtol=1e-6)
+
+
+class Linear(tf.Module):
+    def __init__(self, tower=None):
+        super().__init__()
+        self.by_name = {name: tf.Variable(v, name=name) for name, v in START.items()}
+
+
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [
+        partial(keras.optimizers.SGD, 2**-6, momentum=0.5),
+        partial(keras.optimizers.SGD, 2**-6, loss_scale_factor=128.0),
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(2**-6)),
+    ],
+    ids=["momentum", "fixed scale", "dynamic scale"],
+)
+@pytest.mark.parametrize("clip", [None, 1.0], ids=["", "clipped"])
+def test_one_keras_optimizer_may_scale_the_losses_of_all_towers(make_optimizer, clip):
+    def trained(is_once):
+        made = towers(CPUS[:2])
+        batch = DeviceBatch(
+            made,
+            {"x": tf.TensorSpec([None, 4])},
+            max_per_device_batch_size=4,
+            remainder="pad",
+        )
+        models = replicate(made, Linear)
+        optimizers = [make_optimizer() for _ in made[: 1 if is_once else 2]]
+        options = {}
+        if is_once:
+            copies = [model.trainable_variables for model in models]
+            optimizers[0].build([copies[n % 2][n] for n in range(3)])
+            options["apply_fn"] = partial(apply_in_turn, [])
+        train = EpochFunction(
+            batch,
+            lambda model, *inputs: loss_fn(model.by_name, *inputs),
+            models,
+            optimizers,
+            grad_norm_clipping=clip,
+            **options,
+        )
+        batch.load([X])
+        train.run_epochs(2)
+        return [{n: v.numpy() for n, v in m.by_name.items()} for m in models]
+
+    want, _ = trained(is_once=False)
+    for copy in trained(is_once=True):
+        for name, value in copy.items():
+            np.testing.assert_array_equal(value, want[name])
+
+
+# In a session graph.
+
+
+class Policy:
+    """``gradients`` leaves it to the optimizer to find the variables."""
+
+    def __init__(self, inputs):
+        made = {n: v1.get_variable(n, initializer=v) for n, v in START.items()}
+        self.loss = loss_fn(made, {"x": inputs[0]}, tf.ones(tf.shape(inputs[0])[:1]))
+
+    def gradients(self, optimizer):
+        return optimizer.compute_gradients(self.loss)
+
+
+def in_session_graph(build_graph=Policy, apply_fn=None):
+    return LocalSyncParallelOptimizer(
+        v1.train.MomentumOptimizer(0.1, 0.5),
+        CPUS[:2],
+        [v1.placeholder(tf.float32, [None, 4], "x")],
+        [],
+        4,
+        build_graph,
+        apply_fn=apply_fn or partial(apply_in_turn, []),
+    )
+
+
+def test_the_other_towers_have_local_variables_below_their_names(graph):
+    in_session_graph()
+    local = {v.op.name: v.device for v in v1.local_variables() if "Mom" not in v.name}
+    assert local == {f"tower1/{name}": "/device:CPU:1" for name in START}
+    assert {v.op.name for v in v1.global_variables()} >= set(START)
+
+
+def test_variables_that_towers_share_are_refused(graph):
+    shared = v1.get_variable("shared", [4])
+
+    def build_graph(inputs):
+        policy = Policy(inputs)
+        policy.loss += tf.reduce_mean(inputs[0] * shared)
+        return policy
+
+    with pytest.raises(
+        ValueError, match=r"variables of its own; got one for 'shared.*' in towers 0, 1"
+    ):
+        in_session_graph(build_graph)
+
+
+def test_variables_that_every_call_makes_anew_are_refused(graph):
+    def build_graph(inputs):
+        policy = Policy(inputs)
+        policy.loss += tf.reduce_sum(tf.Variable(tf.ones([4]), name="new"))
+        return policy
+
+    with pytest.raises(ValueError, match=r"got new ones: \['tower0.*/new:0'\]"):
+        in_session_graph(build_graph)
+
+
+@pytest.mark.parametrize(
+    ("apply_fn", "message"),
+    [
+        ("apply", "apply_fn must be a function; got 'apply'"),
+        (lambda *given: None, r"apply_fn must return the op that applies; got None"),
+    ],
+)
+def test_what_is_no_function_or_returns_no_op_is_refused(graph, apply_fn, message):
+    with pytest.raises(TypeError, match=message):
+        in_session_graph(apply_fn=apply_fn)
