@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import settings
 
 settings.register_profile("towers", deadline=None, derandomize=True)
 settings.load_profile("towers")
+os.environ["TW_REPORTS"] = ""  # Errors carry their reports, and write no files.
 
 # For syncrep_tasks and syncrep_programs, which the tasks import too.
 sys.path.insert(0, str(Path(__file__).parent))

@@ -133,7 +133,8 @@ def answer(pipe: Any, function: Any, *, tells: bool = True) -> Any:
         at_s = time.monotonic()
         missing = getattr(error, "missing", None)
         kind = type(error).__name__
-        pipe.send(("raised", (kind, str(error), missing and list(missing), at_s)))
+        told = (kind, str(error), missing and list(missing), at_s)
+        pipe.send(("raised", (*told, getattr(error, "report", ""))))
         traceback.print_exc()
         return None
     pipe.send(("done", result if tells else None))
@@ -168,11 +169,16 @@ def reduce(
     options: dict[str, Any],
     times: int = 1,
 ) -> list[list[Any]]:
-    """Sums, or averages where ``mean`` is set, what is given; ``times`` steps of it."""
+    """Sums, or averages where ``mean`` is set, what is given; ``times`` steps of it.
+
+    With "ranks" as ``mean`` it is by ``mean_of_ranks``.
+    """
     options = dict(options)
-    combine = (
-        processes.mean_across if options.pop("mean", False) else processes.sum_across
-    )
+    combine = {
+        False: processes.sum_across,
+        True: processes.mean_across,
+        "ranks": processes.mean_of_ranks,
+    }[options.pop("mean", False)]
     hides = options.pop("hides_shapes", False)
 
     def build(leaves: list[tf.Tensor]) -> list[list[Any]]:

@@ -17,13 +17,19 @@ DEADLINE_S = 60
 
 
 class Raised(Exception):
-    """What a rank's function raised, and when (``time.monotonic``)."""
+    """What a rank's function raised, when (``time.monotonic``), and its report."""
 
     def __init__(
-        self, kind: str, text: str, missing: list[int] | None, at_s: float
+        self,
+        kind: str,
+        text: str,
+        missing: list[int] | None,
+        at_s: float,
+        report: str = "",
     ) -> None:
         super().__init__(f"{kind}: {text}")
         self.kind, self.text, self.missing, self.at_s = kind, text, missing, at_s
+        self.report = report
 
 
 class RankProcess:

@@ -27,14 +27,19 @@ def make(
     aggregate=2,
     tokens=-1,
     wait_timeout_s=30,
+    weight_of=lambda replica: None,
     **options,
 ):
-    """A model whose gradients are given; one variable a gradient."""
+    """A model whose gradients are given; one variable a gradient.
+
+    ``weight_of`` returns what a replica weighs.
+    """
     options["wait_timeout_s"] = wait_timeout_s
     step = v1.train.get_or_create_global_step()
     pairs = grads_of(task.replica_index)
     opt = SyncReplicasOptimizer(inner or sgd(), aggregate, **options)
-    train = opt.apply_gradients(pairs, global_step=step)
+    weight = weight_of(task.replica_index)
+    train = opt.apply_gradients(pairs, global_step=step, weight=weight)
     hook = opt.make_session_run_hook(task.is_chief, tokens)
     values = [v for v in v1.trainable_variables()]
     return SimpleNamespace(opt=opt, train=train, hooks=[hook], step=step, values=values)

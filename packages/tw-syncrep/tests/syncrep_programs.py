@@ -380,7 +380,7 @@ def _told(error: BaseException) -> tuple[str, str, dict[str, Any]]:
 
 
 def _facts(error: BaseException) -> dict[str, Any]:
-    names = ("step", "arrived", "missing", "heard_s", "servers", "waited_s")
+    names = ("step", "arrived", "missing", "heard_s", "servers", "waited_s", "report")
     return {name: getattr(error, name) for name in names if hasattr(error, name)}
 
 

@@ -186,3 +186,21 @@ def test_the_sentence_names_all():
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_attendance_knows_every_rank(size):
     assert len(attendance(size).ranks) == size
+
+
+def test_what_every_rank_is_inside_of_is_told_with_when_it_last_moved():
+    found = attendance(4)
+    all_say(found, 1.0, 5, 5, 5, 5)
+    found.hear(0, Report(entered=6, completed=5, inside="the sum"), 2.0)
+    found.hear(2, Report(entered=6, completed=5), 3.0)
+    found.hear(3, Report(entered=5, completed=5), 4.0)
+    found.leave(3)
+    found.close(1)
+    assert found.find_arrived() == [0, 2]
+    assert found.describe(5.0) == {
+        0: "is inside collective 6 (traced last: 'the sum') for 3.0 s; heard 3.0 s ago",
+        1: "is outside, 5 collectives completed, for 4.0 s; heard 4.0 s ago; its "
+        "connection has closed",
+        2: "is inside collective 6 for 2.0 s; heard 2.0 s ago",
+        3: "has left after 5 collectives",
+    }

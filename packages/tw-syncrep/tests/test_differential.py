@@ -35,7 +35,8 @@ def trace(make_cluster, spec, *, rounds):
     return seen
 
 
-@pytest.mark.parametrize("case", CASES)
+# The others are below, where rounds that leave a replica out have these, too.
+@pytest.mark.parametrize("case", ["momentum and averages", "adam", "sparse"])
 def test_two_replicas_have_tensorflows_numbers(make_cluster, case):
     spec = {"aggregate": 2, "total": 2, **CASES[case]}
     rounds = [([0, 1], [])] * STEPS
@@ -43,7 +44,7 @@ def test_two_replicas_have_tensorflows_numbers(make_cluster, case):
 
 
 @pytest.mark.parametrize(
-    "case", ["dense", "momentum and averages", "sparse", "sparse and averages"]
+    "case", ["dense", "momentum and averages", "sparse and averages"]
 )
 def test_three_replicas_with_a_backup_have_tensorflows_numbers(make_cluster, case):
     spec = {"aggregate": 2, "total": 3, **CASES[case]}

@@ -103,6 +103,62 @@ def test_a_weighted_mean_is_over_all_rows(ranks, mode):
             np.testing.assert_allclose(got, want / sum(weights), rtol=1e-6)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_towers_of_all_ranks_are_weighed_by_their_rows(ranks, mode):
+    own, _ = arguments(ranks, mode, towers=2)
+    # Two ranks have 4 rows, three 8; one tower has none, and so NaN.
+    weights = [[1, 2], [0, 1], [3, 1]][: len(own)]
+    weighted = [
+        [
+            [weight * item for item in tower]
+            for tower, weight in zip(towers, ws, strict=True)
+        ]
+        for towers, ws in zip(own, weights, strict=True)
+    ]
+    own[1][0] = [np.full_like(item, np.nan) for item in own[1][0]]
+    calls = [
+        (mode, towers, {"mean": True, "weights": ws}, 2)
+        for towers, ws in zip(own, weights, strict=True)
+    ]
+    for result in ranks.call_each("reduce", calls):
+        for tower in result:
+            for got, want in zip(tower, expected(weighted), strict=True):
+                np.testing.assert_array_equal(got, want / sum(map(sum, weights)))
+
+
+def test_a_mean_of_ranks_is_weighed_by_their_rows(ranks):
+    own, _ = arguments(ranks, "function", towers=2)
+    weights = [1, 3, 4][: len(own)]
+    calls = [
+        ("function", towers, {"mean": "ranks", "weight": weight}, 1)
+        for towers, weight in zip(own, weights, strict=True)
+    ]
+    weighted = [
+        [[weight * item for item in tower] for tower in towers]
+        for towers, weight in zip(own, weights, strict=True)
+    ]
+    for result in ranks.call_each("reduce", calls):
+        for got, want in zip(result[1], expected(weighted), strict=True):
+            np.testing.assert_array_equal(got, want / sum(weights))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": [1, 2]}, "weights must be one per tower .1.; got 2"),
+        ({"weights": [-1]}, "weight must be finite and 0 or more; got -1"),
+        ({"weights": ["1"]}, "weight must be a real number"),
+        ({"weights": 1}, "weights must be a list of numbers"),
+        ({"weight": True}, "weight must be a real number"),
+        ({"weight": 1, "weights": [1]}, "pass one of both"),
+    ],
+)
+def test_bad_weights_are_refused_by_the_rank(ranks, options, message):
+    _, calls = arguments(ranks, "eager", {"mean": True, **options})
+    with pytest.raises(Raised, match=message):
+        ranks.call_each("reduce", calls)
+
+
 def test_a_mean_in_which_nobody_has_weight_is_zero(ranks):
     _, calls = arguments(ranks, "function", {"mean": True, "weight": 0.0})
     for result in ranks.call_each("reduce", calls):

@@ -124,22 +124,37 @@ def pairs_of(given, replica):
     return found
 
 
-def applied(n, shape):
+def applied(n, shape, weights):
     """Returns what two replicas' gradients make of a variable of zeros."""
+    shares = np.divide(weights, sum(weights))
     if shape != "rows":
-        return -numbers(n, shape) * 1.5
+        return -numbers(n, shape) * (shares @ [1, 2])
     table = np.zeros([4, 32])
     for replica in range(2):
         rows = [replica, 3, 3][: 3 - replica]
         sent = numbers(n, [len(rows), 32]) * (replica + 1)
-        np.subtract.at(table, rows, sent / 2)
+        np.subtract.at(table, rows, sent * shares[replica])
     return table
 
 
-@pytest.mark.parametrize("compression", [None, tf.bfloat16], ids=["as is", "bfloat16"])
-@pytest.mark.parametrize("case", CASES)
-def test_what_is_small_travels_as_one_tensor_per_server(case, compression):
+@pytest.mark.parametrize(
+    ("case", "compression", "weights"),
+    [
+        *((case, None, None) for case in CASES),
+        # Those that have all of the others' kinds of gradients.
+        *((case, tf.bfloat16, None) for case in ("a scalar", "large", "both")),
+        *((case, tf.bfloat16, (3, 1)) for case in ("two dtypes", "sparse and dense")),
+        *((case, None, (3, 1)) for case in ("both", "sparse and dense", "two dtypes")),
+        ("all on two servers", tf.bfloat16, (3, 1)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else getattr(value, "name", ""),
+)
+def test_what_is_small_travels_as_one_tensor_per_server(case, compression, weights):
+    """Weights travel with the tickets, and need no tensor of their own."""
     given, want = CASES[case]
+
+    def weight_of(replica):
+        return None if weights is None else tf.constant(weights[replica])
 
     def build(task):
         with tf.device("/job:ps/task:0"):
@@ -150,6 +165,7 @@ def test_what_is_small_travels_as_one_tensor_per_server(case, compression):
                 lambda replica: pairs_of(given, replica),
                 fuse_below_bytes=BELOW,
                 compression=compression,
+                weight_of=weight_of,
             )
         return SimpleNamespace(
             hooks=model.hooks,
@@ -172,7 +188,8 @@ def test_what_is_small_travels_as_one_tensor_per_server(case, compression):
             path = f"{places.get(sender, 'w')}>{places.get(receiver, 'w')}"
             crossed[path] = crossed.get(path, 0) + 1
         assert crossed == want, received
-        wanted = [applied(n, shape) for n, (*_, shape) in enumerate(given)]
+        shares = (1, 1) if weights is None else weights
+        wanted = [applied(n, shape, shares) for n, (*_, shape) in enumerate(given)]
         for value, expected in zip(values, wanted, strict=True):
             np.testing.assert_array_equal(value, expected)
         small = [v for v in values if v.nbytes < BELOW]

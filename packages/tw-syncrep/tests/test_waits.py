@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 from syncrep_tasks import eventually
 
+from tw_core.black_box import Recorder
 from tw_syncrep import (
     ChiefLostError,
     ReplicaTimeoutError,
@@ -24,6 +25,7 @@ from tw_syncrep import (
 )
 from tw_syncrep._protocol.run_table import RING, ReplicaField, RunField
 from tw_syncrep._session.bounded_session import AbandonedError, CallThread
+from tw_syncrep._timeouts.reports import report_run
 from tw_syncrep._timeouts.server_monitor import ServerMonitor, find_fault, find_faults
 from tw_syncrep._timeouts.status import (
     Remedy,
@@ -453,6 +455,42 @@ def test_a_step_that_neither_returns_nor_arrives_is_logged_and_given_up(caplog):
     (record,) = caplog.records
     assert "the training op of replica 2 has run for 0." in record.getMessage()
     assert "The server answers: step 37" in record.getMessage()
+
+
+def missing_in(report):
+    lines = report.splitlines()
+    return [line.split(None, 1)[1] for line in lines if line.startswith("  missing ")]
+
+
+@pytest.mark.parametrize("chief, says", [(0, ""), (2, ", is the chief")])
+def test_a_report_tells_what_every_replica_is_inside_of(chief, says):
+    events = Recorder("SyncReplicasOptimizer, replica 0 of 3")
+    read = status(chief=chief)
+    error = ReplicaTimeoutError(
+        "late", step=37, waited_s=10, arrived=(0, 1), missing=(2,)
+    )
+    report_run(error, read, events, replica=0, deadline_s=10)
+    computes = (
+        "replica 2: is inside its step of round 7; last arrival 12.0 s ago"
+        f"{says}; heard 12.0 s ago"
+    )
+    assert missing_in(error.report) == [computes]
+    assert "for what  the end of round 7 (step 37)" in error.report
+    assert "arrived   replica 0, replica 1\n" in error.report
+    assert "replica 1: has arrived in round 7 9.0 s ago; heard 0.0 s" in error.report
+    left = dataclasses.replace(read, left=(1,), evicted=(2,), arrived=(0,), joined=())
+    report_run(error, left, events, replica=0, deadline_s=10)
+    assert "replica 1: has left the run" in error.report
+    assert "replica 2: was evicted" in error.report
+
+
+def test_a_chief_that_does_not_end_the_round_is_missing_though_it_has_arrived():
+    error = judge_wait(status(arrived=(0, 1, 2), missing=()), 1, timeout_s=9, needed=3)
+    report_run(error, status(), Recorder("me"), replica=1, deadline_s=9)
+    (told,) = missing_in(error.report)
+    assert told == (
+        "replica 0: is the chief, and does not end the round; heard 1.0 s ago"
+    )
 
 
 def test_others_that_have_waited_for_too_long_have_given_a_replica_up():

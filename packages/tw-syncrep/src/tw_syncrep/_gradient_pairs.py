@@ -12,6 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core.gradients import check_weight
+
 _CALLER = "SyncReplicasOptimizer.apply_gradients"
 
 
@@ -81,6 +83,29 @@ def check_graph_of(pairs: Sequence[tuple[Any, Any]], global_step: Any) -> None:
         raise ValueError(
             f"{_CALLER}: variables and gradients must belong to the default graph; got "
             f"others for {', '.join(dict.fromkeys(others))}."
+        )
+
+
+def check_own_weight(weight: Any, *, sparse_mean: str) -> None:
+    """Checks what this replica's gradients weigh; None is taken.
+
+    Raises:
+      TypeError: neither a real number nor a scalar tensor.
+      ValueError: a number below 0 or not finite, a tensor of another graph, or sparse
+        means that count replicas row by row.
+    """
+    if weight is None:
+        return
+    check_weight(_CALLER, weight)
+    graph = tf.compat.v1.get_default_graph()
+    if tf.is_tensor(weight) and getattr(weight, "graph", None) is not graph:
+        raise ValueError(
+            f"{_CALLER}: weight must belong to the default graph; got {weight!r}."
+        )
+    if sparse_mean == "per_row":
+        raise ValueError(
+            f"{_CALLER}: weight is that of a mean over replicas; with "
+            "sparse_mean='per_row' each row counts replicas. Use 'replicas'."
         )
 
 

@@ -6,6 +6,7 @@ decided, is in the rooms ``_transfer`` and ``_protocol``, which this module conn
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,12 @@ from tw_syncrep._arguments import (
     read_timeouts,
 )
 from tw_syncrep._checks import check_session
-from tw_syncrep._gradient_pairs import check_graph_of, fitting_gradients, read_pairs
+from tw_syncrep._gradient_pairs import (
+    check_graph_of,
+    check_own_weight,
+    fitting_gradients,
+    read_pairs,
+)
 from tw_syncrep._protocol.assembly import apply_with, build_sync_graph
 from tw_syncrep._protocol.chief import build_initial_tokens_op, make_queue_runner
 from tw_syncrep._protocol.graph import SyncGraph
@@ -205,6 +211,8 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         grads_and_vars: Any,
         global_step: tf.Variable | None = None,
         name: str | None = None,
+        *,
+        weight: Any = None,
     ) -> tf.Operation:
         """Builds a replica's step and the chief's round.
 
@@ -214,6 +222,11 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
           global_step: increased by one per step; by default the graph's own, where
             one has been made, since wrappers of optimizers often pass none.
           name: of the ops; by default the optimizer's.
+          weight: what this replica's gradients weigh in the mean, as the rows of its
+            batch: a number or scalar tensor, 0 or more. It is this replica's own, hence
+            not a list; all replicas pass one, or none does, for equal weights. One of
+            weight 0 counts nothing, and its gradients may be NaN; where no replica has
+            weight, the means are 0.
 
         Returns:
           The training op: it ends when the step has been applied.
@@ -221,8 +234,9 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         Raises:
           ValueError: no pair, no global step, no number for this replica, or a
             gradient of another shape than its variable's. One whose shape is known
-            in a run only fails there, with ``InvalidArgumentError``.
-          TypeError: a gradient or variable of another kind or dtype.
+            in a run only fails there, with ``InvalidArgumentError``. A weight below 0,
+            of another graph, or with ``sparse_mean="per_row"``.
+          TypeError: a gradient or variable of another kind or dtype, or no weight.
           RuntimeError: called in eager mode, in a ``tf.function``, or in the body
             of a ``tf.cond`` or ``tf.while_loop``.
         """
@@ -233,13 +247,15 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         if global_step is None:
             global_step = tf.compat.v1.train.get_global_step()
         check_graph_of(pairs, global_step)
+        check_own_weight(weight, sparse_mean=self._options.sparse_mean)
         grads = fitting_gradients(pairs)
         index = find_replica_index(self._replica_index, total=self._options.total)
         variables = [variable for _, variable in pairs]
         self._built = build_sync_graph(
             grads,
             variables,
-            self._options,
+            replace(self._options, weighs=weight is not None),
+            weight=weight,
             global_step=global_step,
             replica_index=index,
             apply=apply_with(

@@ -42,6 +42,7 @@ def build_sync_graph(
     variables: Sequence[tf.Variable],
     options: SyncOptions,
     *,
+    weight: Any,
     global_step: tf.Variable,
     replica_index: int,
     apply: Apply,
@@ -53,6 +54,8 @@ def build_sync_graph(
       grads: [N] this replica's gradients, None among them.
       variables: [N] on the parameter servers.
       options: how gradients travel, and how many make a step.
+      weight: of this replica's gradients in the mean, a number or scalar tensor; None
+        where replicas bring no weights.
       global_step: replicas meet on its device.
       replica_index: this replica's number.
       apply: applies mean gradients, by index.
@@ -72,7 +75,7 @@ def build_sync_graph(
     )
     by_index = {n: grad for n, grad in enumerate(grads) if grad is not None}
     with tf.name_scope(f"{name}/step/"):
-        train_op, reply = build_step(state, replica, by_index)
+        train_op, reply = build_step(state, replica, by_index, weight)
     with tf.name_scope(f"{name}/round/"):
         round_op, incarnation = build_round(
             state, apply, global_step=global_step, publish=replica.pulling.publish

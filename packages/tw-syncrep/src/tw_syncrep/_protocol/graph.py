@@ -196,7 +196,10 @@ def make_state(
         )
         arrivals = make_gradient_queue(
             device,
-            payloads.pop(device, Payload((), (), options.wire_dtype, TICKET_SIZE)),
+            payloads.pop(
+                device,
+                Payload((), (), options.wire_dtype, TICKET_SIZE, options.weighs),
+            ),
             shared_name=f"{name}/arrivals",
             name="arrivals",
         )

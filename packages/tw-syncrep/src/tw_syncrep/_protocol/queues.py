@@ -19,6 +19,7 @@ from tw_syncrep._protocol.run_table import (
     RunField,
     RunTable,
     replica_key,
+    weight_of,
 )
 from tw_syncrep._transfer.payload import Payload
 
@@ -97,7 +98,10 @@ class GradientQueue:
                 is_same = tf.reduce_all(tf.equal(ticket, accepted), axis=1)
                 added = tf.cond(
                     tf.reduce_any(is_same),
-                    lambda: [number + 1, *self.payload.add(sums, sent)],
+                    lambda: [
+                        number + 1,
+                        *self.payload.add(sums, sent, weight_of(ticket)),
+                    ],
                     lambda: [number, *sums],
                 )
                 return list(added)

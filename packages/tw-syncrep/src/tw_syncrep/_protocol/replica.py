@@ -106,7 +106,7 @@ def make_replica(
 
 
 def build_step(
-    state: SyncState, replica: Replica, grads: Mapping[int, Any]
+    state: SyncState, replica: Replica, grads: Mapping[int, Any], weight: Any
 ) -> tuple[tf.Operation, tf.Tensor]:
     """Builds a replica's training step, after its gradients.
 
@@ -114,6 +114,7 @@ def build_step(
       state: where to send them.
       replica: who sends.
       grads: by index.
+      weight: of the gradients in the mean; None for 1.
 
     Returns:
       The training op, and what it returns: int64 [4] round, incarnation, global step
@@ -124,6 +125,7 @@ def build_step(
         replica.position.read_value(),
         session=replica.session.read_value(),
         stamp=replica.stamp,
+        weight=weight,
     )
     pushed = [
         queue.enqueue(*queue.receive(ticket, grads)) for queue in state.gradient_queues

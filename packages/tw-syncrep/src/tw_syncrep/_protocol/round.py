@@ -29,6 +29,7 @@ from tw_syncrep._protocol.run_table import (
     replica_keys,
     ring_key,
     run_mark,
+    weight_of,
 )
 
 Apply = Callable[[dict[int, Any]], Any]
@@ -275,7 +276,8 @@ class _Selection:
 
         def add() -> list[tf.Tensor]:
             more = [tf.concat([t, ticket[tf.newaxis]], axis=0) for t in so_far[:kept]]
-            sums = arrivals.payload.add(so_far[kept:], sent)
+            weight = weight_of(ticket)
+            sums = arrivals.payload.add(so_far[kept:], sent, weight)
             return [tf.constant(False), left, *more, *sums]
 
         def leave() -> list[tf.Tensor]:

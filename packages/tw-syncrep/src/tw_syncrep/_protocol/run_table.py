@@ -13,7 +13,8 @@ replica joins: only its last one may go on. A process draws a *life* before it j
 the first time: a replica's number is the latest life's.
 
 A *ticket* says which replica computed a gradient, from which batch, and for which
-round. The batch is known by its *stamp*, which grows with every batch of a replica.
+round, and what it weighs in the mean. The batch is known by its *stamp*, which grows
+with every batch of a replica.
 """
 
 from collections.abc import Mapping, Sequence
@@ -253,13 +254,18 @@ def mark_evicted(table: RunTable, out: tf.Tensor, *, run: tf.Tensor) -> tf.Opera
     return tf.group(counted, table.write([(keys, marks)], where=out))
 
 
-TICKET_SIZE = 5
+TICKET_SIZE = 6
 NOTICE = -1
 """Round of a ticket that carries no gradient: the chief is to read the table again."""
 
 
 def make_ticket(
-    replica: int, position: tf.Tensor, *, session: tf.Tensor, stamp: tf.Tensor
+    replica: int,
+    position: tf.Tensor,
+    *,
+    session: tf.Tensor,
+    stamp: tf.Tensor,
+    weight: Any = None,
 ) -> tf.Tensor:
     """Makes a ticket on the worker.
 
@@ -268,15 +274,23 @@ def make_ticket(
       position: int64 [2], round and incarnation for which it computed.
       session: int64 [], in which it did.
       stamp: int64 [], of the batch.
+      weight: of the gradients in the mean, a number or scalar tensor; None for 1.
 
     Returns:
-      int64 [TICKET_SIZE]: replica, round, incarnation, session and stamp.
+      int64 [TICKET_SIZE]: replica, round, incarnation, session, stamp, and the bits of
+      the weight as a float64.
     """
     own = tf.constant([replica], tf.int64)
-    return tf.concat([own, position, tf.stack([session, stamp])], axis=0)
+    bits = tf.bitcast(tf.cast(1.0 if weight is None else weight, tf.float64), tf.int64)
+    return tf.concat([own, position, tf.stack([session, stamp, bits])], axis=0)
+
+
+def weight_of(ticket: tf.Tensor) -> tf.Tensor:
+    """Returns what the ticket's gradients weigh, float64 []."""
+    return tf.bitcast(ticket[5], tf.float64)
 
 
 def make_notice(replica: int, incarnation: tf.Tensor) -> tf.Tensor:
     """Makes a ticket that only wakes the chief of an incarnation, int64 []."""
     own = tf.constant([replica, NOTICE], tf.int64)
-    return tf.concat([own, tf.stack([incarnation, NOTICE, NOTICE])], axis=0)
+    return tf.concat([own, tf.stack([incarnation, NOTICE, NOTICE, NOTICE])], axis=0)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from tw_core.black_box import Recorder
 from tw_core.checks import check_function
 from tw_syncrep._checks import check_kind, check_timeouts
 from tw_syncrep._timeouts.server_monitor import CHECK_EVERY_S, ServerMonitor
@@ -203,6 +204,8 @@ class TrainingSession:
         self._unanswered = unanswered
         self._failure = failure
         self._release = release
+        named = ", ".join(f"{name} at {at}" for name, at in servers.items())
+        self._events = Recorder("training_session", facts={"servers": named or "none"})
         self._graph = tf.compat.v1.get_default_graph()
         self._thread = CallThread(self._graph.as_default())
         try:
@@ -296,10 +299,14 @@ class TrainingSession:
             limit_s=limit_s,
             unanswered=self._unanswered,
             failure=self._failure,
+            events=self._events,
         )
+        self._events.began("training_session", doing)
         try:
             return self._thread.run(call, monitor.check)
         except BaseException:
             if self._thread.is_abandoned:
                 self._release(True)
             raise
+        finally:
+            self._events.ended("training_session", doing)

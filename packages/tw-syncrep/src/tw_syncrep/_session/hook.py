@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core.black_box import Recorder
 from tw_core.checks import check_flag, check_whole_number
 from tw_syncrep._checks import check_methods, check_session
 from tw_syncrep._protocol.graph import SyncGraph, share_initial_tokens
@@ -17,6 +18,7 @@ from tw_syncrep._protocol.saving import HoldOps
 from tw_syncrep._session.holding import HoldRounds
 from tw_syncrep._session.rounds import BatchStamps, ChiefRole
 from tw_syncrep._timeouts.errors import ReplicaReplacedError, SyncTimeoutError
+from tw_syncrep._timeouts.reports import report_replies
 from tw_syncrep._timeouts.start_barrier import StartBarrier
 from tw_syncrep._timeouts.status import (
     is_held_by_others,
@@ -163,6 +165,9 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
                 "the hook: call apply_gradients() or minimize() first."
             ) from None
         self._begun = graph
+        self._events = Recorder(
+            f"SyncReplicasOptimizer, replica {graph.replica} of {graph.replicas}"
+        )
         self._known_fetches: dict[tuple[str, ...], bool] = {}
         self._role = ChiefRole(
             graph,
@@ -230,7 +235,11 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._failure = None
         self._session = session
         self._barrier = StartBarrier(
-            self._graph, session, life=self._life, at_least=self._min_replicas
+            self._graph,
+            session,
+            life=self._life,
+            at_least=self._min_replicas,
+            events=self._events,
         )
         self._chief_role.begin(session, self._barrier.join)
         self._life = self._barrier.life
@@ -266,6 +275,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             recover=partial(self._chief_role.recover, session)
             if self.is_elastic
             else None,
+            events=self._events,
         )
 
     def before_run(self, run_context: Any) -> Any:
@@ -401,12 +411,17 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         _log.warning("%s", reason)
         self._chief_role.pause()
         self._replaced += 1
+        self._events.noted("lost", f"replica {self._graph.replica}", "session")
         error: Exception = tf.errors.AbortedError(None, None, reason)
         if self._replaced > _MOST_REPLACED:
-            error = SyncTimeoutError(
+            late = SyncTimeoutError(
                 f"{reason} That was needed {_MOST_REPLACED} times running: what its "
                 "step pulls or computes takes longer than wait_timeout_s allows, or is "
                 "lost each time. Raise it, or look at the network."
+            )
+            replica, timeout_s = self._graph.replica, self.wait_timeout_s or 0.0
+            error = report_replies(
+                *(late, self._events), replica=replica, deadline_s=timeout_s
             )
         # Of an error that was not raised, the coordinator wants all three parts.
         coord.request_stop((type(error), error, None))

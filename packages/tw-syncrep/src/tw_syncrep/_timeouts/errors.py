@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 
+from tw_core.black_box import DeadlineError
 
-class SyncTimeoutError(TimeoutError):
+
+class SyncTimeoutError(DeadlineError):
     """A wait has reached its deadline.
+
+    Its ``report`` tells what each task was inside of.
 
     Attributes:
       step: the step that was waited for, None where none had begun.

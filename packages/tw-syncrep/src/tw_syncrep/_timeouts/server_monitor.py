@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from tw_core.black_box import Recorder
 from tw_syncrep._timeouts.errors import (
     ServerLostError,
     StartTimeoutError,
     SyncTimeoutError,
 )
+from tw_syncrep._timeouts.reports import report_servers
 
 CHECK_EVERY_S = 0.5
 """Seconds between two checks during a call that takes long."""
@@ -80,6 +82,7 @@ class ServerMonitor:
         which is a silence like a server's own.
       failure: returns why the call is to be left behind, whatever servers say.
       probe: takes ``servers`` and returns faults by name.
+      events: of the session.
       clock: seconds.
     """
 
@@ -90,6 +93,7 @@ class ServerMonitor:
     unanswered: Callable[[], bool] = lambda: False
     failure: Callable[[], Exception | None] = lambda: None
     probe: Callable[[Mapping[str, str]], dict[str, str]] = find_faults
+    events: Recorder = field(default_factory=lambda: Recorder("training_session"))
     clock: Callable[[], float] = time.monotonic
     _began: float = field(init=False)
     _answered: float = field(init=False)
@@ -115,6 +119,8 @@ class ServerMonitor:
             raise failure
         now = self.clock()
         faults = self.probe(self.servers)
+        for fault in faults:
+            self.events.noted("did not answer", fault, "a probe")
         if not faults and not self.unanswered():
             self._silent_since, self._answered = None, self.clock()
             self._check_limit(faults)
@@ -139,7 +145,7 @@ class ServerMonitor:
 
     def _lost(self, faults: Mapping[str, str], silent_s: float) -> SyncTimeoutError:
         named = "; ".join(faults.values()) or "the one that holds the global step"
-        return ServerLostError(
+        error = ServerLostError(
             f"training_session: {self.doing} has waited {self._elapsed():.1f} s, and "
             f"parameter servers have not answered for {silent_s:.1f} s "
             f"(wait_timeout_s is {self.timeout_s:g}): {named}. Restart them before the "
@@ -147,12 +153,27 @@ class ServerMonitor:
             servers=tuple(faults.values()),
             waited_s=self._elapsed(),
         )
+        return self._with_report(error, faults, self.timeout_s)
+
+    def _with_report(
+        self,
+        error: SyncTimeoutError,
+        faults: Mapping[str, str],
+        deadline_s: float | None,
+    ) -> SyncTimeoutError:
+        return report_servers(
+            *(error, self.events),
+            doing=self.doing,
+            answering=[name for name in self.servers if name not in faults],
+            faults=list(faults.values()),
+            deadline_s=deadline_s or 0.0,
+        )
 
     def _check_limit(self, faults: Mapping[str, str]) -> None:
         if self.limit_s is None or self._elapsed() < self.limit_s:
             return
         servers = "; ".join(faults.values()) or "all parameter servers answer"
-        raise StartTimeoutError(
+        error = StartTimeoutError(
             f"training_session: {self.doing} has taken {self._elapsed():.1f} s "
             f"(start_timeout_s is {self.limit_s:g}): {servers}. Where they answer, the "
             "chief has not initialized the variables, or another task that the "
@@ -160,6 +181,7 @@ class ServerMonitor:
             "start_timeout_s.",
             waited_s=self._elapsed(),
         )
+        raise self._with_report(error, faults, self.limit_s)
 
     def _elapsed(self) -> float:
         return self.clock() - self._began

@@ -7,9 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core.black_box import Recorder
 from tw_syncrep._protocol.graph import SyncGraph
 from tw_syncrep._protocol.run_table import REFUSED
 from tw_syncrep._timeouts.errors import ReplicaReplacedError, StartTimeoutError
+from tw_syncrep._timeouts.reports import report_run
 from tw_syncrep._timeouts.status import (
     Status,
     longest_pause_s,
@@ -43,6 +45,7 @@ class StartBarrier:
         *,
         life: int = 0,
         at_least: int | None = None,
+        events: Recorder | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
@@ -54,6 +57,7 @@ class StartBarrier:
           life: of this process; 0 where it has drawn none yet.
           at_least: replicas that are enough once the wait is over its timeout; None
             where all that are needed must come.
+          events: of the replica.
           clock: seconds.
           sleep: takes seconds.
 
@@ -74,6 +78,8 @@ class StartBarrier:
         self._clock = clock
         self._sleep = sleep
         self._at_least = at_least
+        self._events = events or Recorder("SyncReplicasOptimizer")
+        self._name = f"replica {graph.replica}"
         self.life = life or int(session.run(graph.ops.draw))
         self.incarnation = 0
         self.number = 0
@@ -93,6 +99,7 @@ class StartBarrier:
         self.incarnation, self.number = int(position[1]), int(number)
         if self.number == REFUSED:
             raise ReplicaReplacedError(self._graph.replica)
+        self._events.noted("joined", self._name, "incarnation", self.incarnation)
         return self.incarnation
 
     def wait(self, session: tf.compat.v1.Session, *, timeout_s: float | None) -> None:
@@ -106,6 +113,7 @@ class StartBarrier:
           StartTimeoutError: they have not, after the longest wait.
         """
         began = self._clock()
+        self._events.began(self._name, "the wait for the others' start")
         while not self._has_started(status := self._read(session)):
             waited_s = self._clock() - began
             if timeout_s is not None and waited_s >= timeout_s:
@@ -120,6 +128,7 @@ class StartBarrier:
             if timeout_s is not None:
                 pause_s = min(pause_s, timeout_s - waited_s)
             self._sleep(pause_s)
+        self._events.ended(self._name, "the wait for the others' start")
         self.is_passed = True
 
     def _pause_after(self, waited_s: float) -> float:
@@ -162,7 +171,7 @@ class StartBarrier:
         own = self._graph.replica
         started = {own} if status.is_closed else {own, *status.joined}
         missing = sorted(set(range(self._graph.replicas)) - started)
-        return StartTimeoutError(
+        error = StartTimeoutError(
             f"SyncReplicasOptimizer: replica {own} waited {waited_s:.1f} s for "
             f"the others to start (start_timeout_s is {timeout_s:g}); {self._needed} "
             f"replicas are needed.{_about_chief(status)} Started: "
@@ -172,6 +181,9 @@ class StartBarrier:
             arrived=sorted(started),
             missing=missing,
             heard_s=status.heard_s,
+        )
+        return report_run(
+            error, status, self._events, replica=own, deadline_s=timeout_s
         )
 
     def _read(self, session: tf.compat.v1.Session) -> Status:

@@ -18,8 +18,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core.black_box import Recorder
 from tw_syncrep._protocol.graph import LifecycleOps
 from tw_syncrep._timeouts.errors import SyncTimeoutError
+from tw_syncrep._timeouts.reports import report_run
 from tw_syncrep._timeouts.status import (
     Status,
     format_status,
@@ -60,6 +62,7 @@ class Watchdog:
         timeout_s: float,
         replace_session: Callable[[str], None],
         recover: Callable[[Ask, SyncTimeoutError, Status], bool] | None = None,
+        events: Recorder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Asks all questions once, in the caller's thread, and starts its own.
@@ -76,6 +79,7 @@ class Watchdog:
           recover: takes what runs something small on the server, the error and the
             status by which it was judged; returns whether the run goes on instead.
             None where it never does.
+          events: of the replica.
           clock: seconds.
         """
         self.error: Exception | None = None
@@ -88,6 +92,9 @@ class Watchdog:
         self._timeout_s = timeout_s
         self._replace_session = replace_session
         self._recover = recover
+        self._events = events or Recorder("SyncReplicasOptimizer")
+        self._name = f"replica {replica}"
+        self._calls = 0
         self._clock = clock
         self._heartbeat_s = heartbeat_interval(timeout_s)
         self._check_at: float | None = None
@@ -124,6 +131,8 @@ class Watchdog:
 
     def begin_wait(self) -> None:
         """Records that the training op starts."""
+        self._calls += 1
+        self._events.began(self._name, "training op, call", self._calls)
         self.error = None
         self._has_logged = False
         self._still_s = 0.0
@@ -132,6 +141,7 @@ class Watchdog:
 
     def end_wait(self) -> None:
         """Records that it has returned."""
+        self._events.ended(self._name, "training op, call", self._calls)
         self._check_at = None
         self.error = None
         self._asked_at = None
@@ -171,6 +181,7 @@ class Watchdog:
         position, *parts = answer
         overdue = overdue_s(parts, position, self._replica, running_s=running_s)
         status = read_status(parts)
+        self._events.noted("saw", self._name, "round", status.round_number)
         if overdue > 0 and self._check_at is not None:
             self._end_overdue(position, overdue)
             return
@@ -186,13 +197,24 @@ class Watchdog:
             self._check_again(in_s=self._rest_of_wait(status))
 
     def _has_recovered(self, error: SyncTimeoutError, status: Status) -> bool:
-        return self._recover is not None and self._recover(self._ask, error, status)
+        has = self._recover is not None and self._recover(self._ask, error, status)
+        if has:
+            told = f"the run without {type(error).__name__} in round"
+            self._events.noted("continued", self._name, told, status.round_number)
+        return has
 
-    def _fail(self, error: Exception, status: Status) -> None:
+    def _fail(self, error: SyncTimeoutError, status: Status) -> None:
         """Wakes the training op, which then has ``error`` to raise."""
-        self.error = error
+        self.error = self._with_report(error, status)
         if not self._wake((status.round_number, status.incarnation)):
             self._check_again(in_s=_ASK_TIMEOUT_S)
+
+    def _with_report(self, error: SyncTimeoutError, status: Status) -> SyncTimeoutError:
+        return report_run(
+            *(error, status, self._events),
+            replica=self._replica,
+            deadline_s=self._timeout_s,
+        )
 
     def _wake(self, position: Sequence[int]) -> bool:
         """Ends the wait at ``position``; returns whether the server has answered."""
@@ -222,7 +244,9 @@ class Watchdog:
         if has_arrived or active_s < self._timeout_s / 4:
             return
         if active_s >= self._timeout_s:
-            self.given_up = self._judge_absence(status)
+            given_up = self._judge_absence(status)
+            if given_up is not None and self.given_up is None:
+                self.given_up = self._with_report(given_up, status)
         if active_s >= 2 * self._timeout_s and self._replica in status.evicted:
             self.stop()
             self._replace_session(
@@ -258,6 +282,7 @@ class Watchdog:
         """Runs something small; None where the server does not answer in time."""
         options = tf.compat.v1.RunOptions(timeout_in_ms=int(timeout_s * 1000))
         self._asked_at = self._asked_at or self._clock()
+        self._events.began(self._name, "a question to the server")
         try:
             answer: Sequence[Any] = self._session.run(fetches, feed, options=options)
         except (tf.errors.CancelledError, RuntimeError):
@@ -265,6 +290,7 @@ class Watchdog:
             return None
         except tf.errors.OpError:
             return None
+        self._events.ended(self._name, "a question to the server")
         self._asked_at = None
         self._answered_at = self._clock()
         return answer

@@ -1,11 +1,12 @@
 """What one replica sends to one server, and how several replicas' are added up.
 
 Dense gradients travel in packs. Of a sparse one, the values travel alone, and the
-indices of all with the ticket. Several replicas' become one by ``sparse_mean``:
-"replicas" divides the sum by the number of replicas, as for dense gradients, so that a
-row that one of two replicas touched counts half. "per_row" divides each row by the
-number of replicas that touched it, as TensorFlow's class does, and uses TensorFlow's
-accumulator, so that repeated indices in one gradient count as they do there.
+indices of all with the ticket.
+
+Gradients travel as they are, and what a replica weighs in its ticket. Weights count in
+a unit: the first replica's, so that equal ones are exactly 1 and change no bit; and the
+power of two below it as soon as there is another, so that whole numbers stay exact. A
+server multiplies where that changes something.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,12 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_syncrep._transfer.packs import Pack, holds_bytes, plan_packs, with_head
-
-SPARSE_MEANS = ("replicas", "per_row")
-
-# Local steps of gradients that an accumulator always, and never, takes for fresh.
-_FRESH = 2**62
-_STALE = -1
+from tw_syncrep._transfer.rows import RowSums, make_row_sums, sum_dtype_of
 
 
 @dataclass(frozen=True)
@@ -34,6 +30,7 @@ class SyncOptions:
       wire_dtype: what wider floats are pushed as, or None.
       sparse_mean: one of SPARSE_MEANS.
       is_elastic: whether a round may go on without replicas that do not arrive.
+      weighs: whether the replicas bring weights.
     """
 
     aggregate: int
@@ -42,95 +39,7 @@ class SyncOptions:
     wire_dtype: tf.DType | None
     sparse_mean: str
     is_elastic: bool = False
-
-
-@dataclass(frozen=True)
-class RowSums:
-    """One sparse gradient.
-
-    While replicas are added, its state is three tensors: the values and the
-    indices of all replicas, concatenated, and the number of rows of each.
-
-    Attributes:
-      index: its place in the caller's list.
-      dtype: of the values.
-      index_dtype: of the indices.
-      shape: of the variable.
-      slots: the largest number of replicas that may be added.
-      accumulator: TensorFlow's, where each row is counted by itself, else None.
-    """
-
-    index: int
-    dtype: tf.DType
-    index_dtype: tf.DType
-    shape: tuple[int, ...]
-    slots: int
-    accumulator: Any = None
-
-    def wire_shapes(self) -> list[tf.TensorShape]:
-        """Returns the shapes of values [rows, ...] and indices [rows]."""
-        return [tf.TensorShape([None, *self.shape[1:]]), tf.TensorShape([None])]
-
-    def state_shapes(self) -> list[tf.TensorShape]:
-        """Returns the shapes of the state."""
-        return [*self.wire_shapes(), tf.TensorShape([None])]
-
-    def zeros(self) -> list[tf.Tensor]:
-        """Returns the state before the first replica."""
-        return [
-            tf.zeros([0, *self.shape[1:]], self.dtype),
-            tf.zeros([0], self.index_dtype),
-            tf.zeros([0], tf.int32),
-        ]
-
-    def add(
-        self, state: Sequence[tf.Tensor], values: tf.Tensor, indices: tf.Tensor
-    ) -> list[tf.Tensor]:
-        """Returns the state after one more replica."""
-        more = [values, indices, tf.shape(indices)]
-        return [tf.concat(both, axis=0) for both in zip(state, more, strict=True)]
-
-    def mean(self, state: Sequence[tf.Tensor], count: tf.Tensor) -> tf.IndexedSlices:
-        """Returns the mean over ``count`` replicas (int32 []), or over each row's."""
-        if self.accumulator is not None:
-            return self._mean_by_row(state, count)
-        values, indices, _ = state
-        return self._slices(values / tf.cast(count, values.dtype), indices)
-
-    def clear(self) -> list[tf.Operation]:
-        """Returns the ops that empty the accumulator."""
-        if self.accumulator is None:
-            return []
-        nothing = tf.zeros([1, *self.shape[1:]], self.dtype)
-        with tf.control_dependencies([self._put(nothing, tf.constant([0]))]):
-            return [self.accumulator.take_indexed_slices_grad(1).values.op]
-
-    def _mean_by_row(
-        self, state: Sequence[tf.Tensor], count: tf.Tensor
-    ) -> tf.IndexedSlices:
-        values, indices, rows = state
-        ends = tf.concat([[0], tf.cumsum(rows)], axis=0)
-        put: list[tf.Operation] = []
-        # The accumulator's handle is a reference, which no loop can hold.
-        for slot in range(self.slots):
-            is_filled = slot < count
-            begin = ends[tf.minimum(slot, count - 1)]
-            end = ends[tf.minimum(slot, count - 1) + 1]
-            step = tf.where(is_filled, tf.constant(_FRESH, tf.int64), _STALE)
-            with tf.control_dependencies(put):
-                put = [self._put(values[begin:end], indices[begin:end], step)]
-        with tf.control_dependencies(put):
-            grad = self.accumulator.take_indexed_slices_grad(1)
-        return self._slices(grad.values, tf.cast(grad.indices, self.index_dtype))
-
-    def _put(
-        self, values: tf.Tensor, indices: tf.Tensor, step: Any = _FRESH
-    ) -> tf.Operation:
-        rows = tf.IndexedSlices(values, tf.cast(indices, tf.int64))
-        return self.accumulator.apply_indexed_slices_grad(rows, local_step=step)
-
-    def _slices(self, values: tf.Tensor, indices: tf.Tensor) -> tf.IndexedSlices:
-        return tf.IndexedSlices(values, indices, tf.constant(self.shape, tf.int64))
+    weighs: bool = False
 
 
 @dataclass(frozen=True)
@@ -140,20 +49,23 @@ class Payload:
     The ticket travels as the head of a pack. Where no pack can take it, or there are
     indices, it travels with these as one vector of whole numbers.
 
-    Sums have one tensor per pack, then the state of each ``RowSums``. What a head adds
-    up to goes with its pack's sum, and is cut off with the means.
+    Sums have, where replicas bring weights, their total and its unit; one tensor per
+    pack, then the state of each ``RowSums``. What a head adds up to goes with its
+    pack's sum, and is cut off with the means.
 
     Attributes:
       packs: of dense gradients.
       rows: one per sparse gradient.
       wire_dtype: what wider floats are cast to on their way, or None.
       ticket_size: how many numbers a ticket has.
+      weighs: whether replicas bring weights.
     """
 
     packs: tuple[Pack, ...]
     rows: tuple[RowSums, ...]
     wire_dtype: tf.DType | None
     ticket_size: int
+    weighs: bool = False
 
     def dtypes(self) -> list[tf.DType]:
         """Returns the dtypes of what has arrived: of packs, values and indices."""
@@ -205,47 +117,67 @@ class Payload:
 
     def zeros(self) -> list[tf.Tensor]:
         """Returns the sums before the first replica."""
-        sums = [tf.zeros([], pack.dtype) for pack in self.packs]
+        sums = [tf.zeros([2], tf.float64)] * self.weighs
+        sums += [tf.zeros([], sum_dtype_of(pack.dtype)) for pack in self.packs]
         return sums + [part for row in self.rows for part in row.zeros()]
 
     def sum_shapes(self) -> list[tf.TensorShape]:
         """Returns what is known of the sums' shapes while they are added."""
-        shapes = [tf.TensorShape(None) for _ in self.packs]
+        shapes = [tf.TensorShape([2])] * self.weighs
+        shapes += [tf.TensorShape(None) for _ in self.packs]
         return shapes + [shape for row in self.rows for shape in row.state_shapes()]
 
     def add(
-        self, sums: Sequence[tf.Tensor], sent: Sequence[tf.Tensor]
+        self,
+        sums: Sequence[tf.Tensor],
+        sent: Sequence[tf.Tensor],
+        weight: tf.Tensor,
     ) -> list[tf.Tensor]:
-        """Returns the sums with what one more replica sent."""
+        """Returns the sums with what one more replica sent, which weighs so much.
+
+        Args:
+          sums: so far.
+          sent: of the ``dtypes``.
+          weight: float64 []; ignored where replicas bring none.
+        """
         totals, arrived = iter(sums), iter(sent)
-        added = [
-            next(totals) + _widened(next(arrived), pack.dtype, pack.shape)
-            for pack in self.packs
-        ]
+        added: list[tf.Tensor] = []
+        before = factor = None
+        if self.weighs:
+            total, before, factor = _add_weight(next(totals), weight)
+            added.append(total)
+        for pack in self.packs:
+            own = _widened(next(arrived), sum_dtype_of(pack.dtype), pack.shape)
+            added.append(_weighed(next(totals), before) + _weighed(own, factor))
         for row in self.rows:
             state = [next(totals) for _ in row.state_shapes()]
+            state[0] = _weighed(state[0], before)
             values_shape, indices_shape = row.wire_shapes()
-            values = _widened(next(arrived), row.dtype, values_shape)
+            values = _widened(next(arrived), row.sum_dtype, values_shape)
             indices = _widened(next(arrived), row.index_dtype, indices_shape)
-            added += row.add(state, values, indices)
+            added += row.add(state, _weighed(values, factor), indices)
         return added
 
     def means(self, sums: Sequence[tf.Tensor], count: tf.Tensor) -> dict[int, Any]:
-        """Returns mean gradients by index.
+        """Returns mean gradients by index; 0 where no replica has weight.
 
         Args:
           sums: of ``count`` replicas.
           count: int32 [], at least 1.
         """
         totals = iter(sums)
+        divisor = count
+        if self.weighs:
+            total = next(totals)[0]
+            divisor = tf.where(tf.equal(total, 0), tf.cast(count, tf.float64), total)
         found: dict[int, Any] = {}
         for pack in self.packs:
             total = next(totals)
-            mean = total / tf.cast(count, total.dtype)
+            mean = tf.cast(total / tf.cast(divisor, total.dtype), pack.dtype)
             found |= pack.cut(tf.ensure_shape(mean, pack.shape))
         for row in self.rows:
             state = [next(totals) for _ in row.state_shapes()]
-            found[row.index] = row.mean(state, count)
+            found[row.index] = row.mean(state, count, divisor)
         return found
 
     def clear(self) -> list[tf.Operation]:
@@ -289,7 +221,14 @@ def make_payloads(
     rows: dict[str, list[RowSums]] = {}
     for n, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
         if isinstance(grad, tf.IndexedSlices):
-            added = _make_row_sums(n, grad, variable, options, shared_name=shared_name)
+            added = make_row_sums(
+                n,
+                grad,
+                variable,
+                slots=options.aggregate,
+                sparse_mean=options.sparse_mean,
+                shared_name=shared_name,
+            )
             rows.setdefault(variable.device, []).append(added)
         elif grad is not None:
             dense[n] = variable
@@ -300,38 +239,48 @@ def make_payloads(
         sums = tuple(rows.get(server, ()))
         if not sums and holds_bytes(options.wire_dtype or tf.float32):
             packs = with_head(packs, numbers=ticket_size, server=server)
-        payloads[server] = Payload(packs, sums, options.wire_dtype, ticket_size)
+        payloads[server] = Payload(
+            packs, sums, options.wire_dtype, ticket_size, options.weighs
+        )
     return payloads
-
-
-def _make_row_sums(
-    index: int,
-    grad: tf.IndexedSlices,
-    variable: tf.Variable,
-    options: SyncOptions,
-    *,
-    shared_name: str,
-) -> RowSums:
-    """Makes the sums of one sparse gradient, in ``detached_scope``."""
-    accumulator = None
-    if options.sparse_mean == "per_row":
-        with tf.device(variable.device):
-            accumulator = tf.compat.v1.SparseConditionalAccumulator(
-                grad.values.dtype,
-                shape=(),
-                shared_name=f"{shared_name}/rows_{index}",
-                name="rows",
-            )
-    return RowSums(
-        index,
-        grad.values.dtype,
-        grad.indices.dtype,
-        tuple(variable.shape.as_list()),
-        slots=options.aggregate,
-        accumulator=accumulator,
-    )
 
 
 def _widened(tensor: tf.Tensor, dtype: Any, shape: Any) -> tf.Tensor:
     tensor.set_shape(shape)
     return tf.cast(tensor, dtype)
+
+
+def _add_weight(
+    so_far: tf.Tensor, weight: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Adds a weight, float64 [], to float64 [2], the total in the unit, and the unit.
+
+    Returns:
+      The same with it; what the sums so far are to be multiplied by, since the unit is
+      another; and the weight in the unit.
+    """
+    total, unit = tf.unstack(so_far)
+    unit = tf.where(total > 0, unit, weight)
+    is_other = tf.logical_and(tf.not_equal(weight, unit), tf.not_equal(weight, 0))
+    new = tf.where(is_other, _power_of_two(unit), unit)
+    before = tf.where(is_other, unit / new, tf.ones_like(unit))
+    share = tf.math.divide_no_nan(weight, new)
+    return tf.stack([total * before + share, new]), before, share
+
+
+def _power_of_two(number: tf.Tensor) -> tf.Tensor:
+    """Returns the largest power of two that is not above a float64: its exponent."""
+    exponent = tf.constant(0x7FF << 52, tf.int64)
+    bits = tf.bitwise.bitwise_and(tf.bitcast(number, tf.int64), exponent)
+    return tf.bitcast(bits, tf.float64)
+
+
+def _weighed(tensor: tf.Tensor, factor: tf.Tensor | None) -> tf.Tensor:
+    """Multiplies gradients; those that weigh nothing are 0, even if they are NaN."""
+    if factor is None:
+        return tensor
+
+    def weigh() -> tf.Tensor:
+        return tf.math.multiply_no_nan(tensor, tf.cast(factor, tensor.dtype))
+
+    return tf.cond(tf.equal(factor, 1), lambda: tf.identity(tensor), weigh)

@@ -111,6 +111,16 @@ class Attendance:
                 return found
         return self._find_stuck(now_s)
 
+    def describe(self, now_s: float) -> dict[int, str]:
+        """Returns what each rank is inside of, by rank."""
+        return {number: _tell(rank, now_s) for number, rank in enumerate(self.ranks)}
+
+    def find_arrived(self) -> list[int]:
+        """Returns who has entered the last collective that anyone has."""
+        front = max(rank.report.entered for rank in self.ranks)
+        here = enumerate(self.ranks)
+        return [number for number, rank in here if rank.report.entered == front]
+
     def find_unheard(self, since_s: float) -> list[int]:
         """Returns who has neither said anything since then, nor goodbye."""
         return [
@@ -161,6 +171,23 @@ class Attendance:
             f"has not entered collective {report.entered + 1} for {behind_s:.1f} s, "
             "which others have"
         )
+
+
+def _tell(rank: Rank, now_s: float) -> str:
+    """Tells what a rank is inside of, and since when."""
+    if rank.left:
+        return f"has left after {rank.report.completed} collectives"
+    since = f"for {now_s - rank.moved_s:.1f} s; heard {now_s - rank.heard_s:.1f} s ago"
+    closed = "; its connection has closed" if rank.closed else ""
+    return f"{describe_report(rank.report)} {since}{closed}"
+
+
+def describe_report(report: Report) -> str:
+    """Tells what a rank is inside of, by what it says of itself."""
+    traced = f" (traced last: {report.inside!r})" if report.inside else ""
+    if report.completed < report.entered:
+        return f"is inside collective {report.entered}{traced}"
+    return f"is outside, {report.completed} collectives completed{traced},"
 
 
 def _progress(report: Report) -> tuple[int, int]:

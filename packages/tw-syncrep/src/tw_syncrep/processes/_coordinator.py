@@ -215,9 +215,15 @@ class Coordinator:
         elif now_s - self._missing_since >= _TOGETHER_S and self._have_answered(
             missing, now_s
         ):
-            told = {str(rank): why for rank, why in missing.items()}
+            states = self._attendance.describe(now_s)
+            told = {
+                "do": "missing",
+                "missing": {str(rank): why for rank, why in missing.items()},
+                "states": {str(rank): state for rank, state in states.items()},
+                "arrived": self._attendance.find_arrived(),
+            }
             for rank in list(self._sockets):
-                self._send(rank, {"do": "missing", "missing": told})
+                self._send(rank, told)
             self._ended.set()
 
     def _have_answered(self, missing: dict[int, str], now_s: float) -> bool:

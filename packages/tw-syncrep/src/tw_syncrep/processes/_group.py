@@ -8,16 +8,23 @@ import atexit
 import contextlib
 import functools
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import tensorflow as tf
 
+from tw_core import black_box
 from tw_syncrep import _tf_compat
 from tw_syncrep._timeouts.errors import ReplicaTimeoutError
 from tw_syncrep.processes._agreement import Exchange
-from tw_syncrep.processes._attendance import Deadlines, Report, describe_missing
+from tw_syncrep.processes._attendance import (
+    Deadlines,
+    Report,
+    describe_missing,
+    describe_report,
+)
 from tw_syncrep.processes._coordinator import Coordinator
 from tw_syncrep.processes._member import Member
 from tw_syncrep.processes._side_channel import Introduction
@@ -27,6 +34,7 @@ _R = TypeVar("_R")
 _KEYS_EACH = 1 << 18
 _FIRST_KEY = 1 << 18
 _VERDICT_S = 2.0
+_AGREEMENT = "agreement on"
 
 
 class ProcessGroup:
@@ -76,6 +84,14 @@ class ProcessGroup:
             weakref.WeakKeyDictionary()
         )
         self._lock = threading.RLock()
+        self._name = f"rank {rank}"
+        self._events = black_box.Recorder(
+            f"ProcessGroup, rank {rank} of {self.size}",
+            facts={f"rank {r}": task for r, task in enumerate(self.tasks)},
+        )
+        self._reported, self._moved_s = (0, 0), time.monotonic()
+        self._reporting = threading.Lock()
+        self._lost: ReplicaTimeoutError | None = None
 
     def __repr__(self) -> str:
         """Names the rank."""
@@ -100,13 +116,16 @@ class ProcessGroup:
 
         @functools.wraps(function)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            self._events.began(self._name, "bounded call")
             try:
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
             except tf.errors.OpError as error:
                 missing = self._find_missing()
                 if missing is None:
                     raise
                 raise missing from error
+            self._events.ended(self._name, "bounded call")
+            return result
 
         return call
 
@@ -122,7 +141,7 @@ class ProcessGroup:
         missing = self._find_missing()
         if missing is None or str(missing) in message:
             return message
-        return f"{message}\n{missing}"
+        return "\n".join([message, str(missing), *missing.__notes__])
 
     def leave(self, *, timeout_s: float = 5.0) -> None:
         """Leaves the group; a process leaves by itself when it ends.
@@ -175,10 +194,17 @@ class ProcessGroup:
         """
         if self._member is None:
             return len(self._numbers)
+        what = f"{_AGREEMENT} {exchange.kind!r}"
+        self._events.began(self._name, what, self.num_agreed)
         try:
-            return self._member.agree(exchange)
-        except TimeoutError:
+            number = self._member.agree(exchange)
+        except TimeoutError:  # Which is what this rank is inside of.
             raise self._as_error(self._member.missing) from None
+        except BaseException:
+            self._events.ended(self._name, what, self.num_agreed)
+            raise
+        self._events.ended(self._name, what, number)
+        return number
 
     def follow(self, is_over: Callable[[], bool], *, is_idle: bool) -> Exchange | None:
         """Waits for a collective that others describe, and this rank has not.
@@ -229,6 +255,8 @@ class ProcessGroup:
         """
         with self._lock:
             self._entered += 1
+            number = self._entered
+        self._events.began(self._name, "host call", number)
         try:
             yield
         except tf.errors.OpError as error:
@@ -238,6 +266,7 @@ class ProcessGroup:
             raise missing from error
         with self._lock:
             self._completed += 1
+        self._events.ended(self._name, "host call", number)
 
     def start(self) -> None:
         """Begins to tell the others how far this rank is; ``join`` calls it."""
@@ -256,10 +285,22 @@ class ProcessGroup:
 
     def _read_report(self) -> Report:
         entered, completed = self._read_progress()
+        if (
+            entered,
+            completed,
+        ) != self._reported:  # Inside of steps there is no Python.
+            self._reported, self._moved_s = (entered, completed), time.monotonic()
+            self._events.noted("was seen", self._name, "entered collective", entered)
         return Report(entered, completed, self._traced, self._inside)
 
     def _abort(self, missing: dict[int, str]) -> None:
+        try:
+            # While this rank is inside of what it waits in.
+            text = black_box.report(self._wait(missing), self._events)
+        except Exception:  # It is made again with the error.
+            text = ""
         _tf_compat.abort_collectives(self._describe(missing))
+        self._as_error(missing, text)
 
     def _find_missing(self) -> ReplicaTimeoutError | None:
         """Returns what a collective's error means; None where nobody is missing."""
@@ -268,12 +309,48 @@ class ProcessGroup:
         missing = self._member.wait_for_missing(_VERDICT_S)
         return self._as_error(missing) if missing else None
 
-    def _as_error(self, missing: dict[int, str]) -> ReplicaTimeoutError:
+    def _as_error(self, missing: dict[int, str], text: str = "") -> ReplicaTimeoutError:
+        """Returns an error; all threads' have one report, made once."""
         present = sorted(set(range(self.size)) - set(missing))
         error = ReplicaTimeoutError(
-            self._describe(missing), arrived=present, missing=sorted(missing)
+            self._describe(missing),
+            waited_s=self._limits.timeout_s,
+            arrived=present,
+            missing=sorted(missing),
         )
+        with self._reporting:
+            if self._lost is None:
+                wait = self._wait(missing)
+                self._lost = black_box.add_report(error, wait, self._events, text=text)
+            else:
+                error.report = self._lost.report
+                error.report_path = self._lost.report_path
+                error.add_note(self._lost.__notes__[0])
         return _tf_compat.kept_by_autograph(error)
+
+    def _wait(self, missing: dict[int, str]) -> black_box.Wait:
+        """Describes what this rank waits in, and what is known of the others."""
+        own, member, now_s = self._read_report(), self._member, time.monotonic()
+        states = member.states if member is not None else {}
+        states = states or {self.rank: describe_report(own)}
+        arrived: Collection[int] = member.arrived if member is not None else ()
+        what = f"collective {own.entered + (own.completed == own.entered)}"
+        if own.inside:
+            what += f" (traced last: {own.inside!r})"
+        since_s, deadline_s = self._moved_s, self._limits.timeout_s
+        for one in self._events.open:
+            if one.what.startswith(_AGREEMENT):
+                what, arrived = one.what, set(states) - set(missing)
+                since_s, deadline_s = one.since_s, self._limits.first_timeout_s
+        return black_box.Wait(
+            who=self._name,
+            what=what,
+            waited_s=now_s - since_s,
+            deadline_s=deadline_s,
+            arrived=[f"rank {rank}" for rank in sorted(arrived or {self.rank})],
+            missing={f"rank {rank}": why for rank, why in sorted(missing.items())},
+            states={f"rank {rank}": state for rank, state in sorted(states.items())},
+        )
 
     def _describe(self, missing: dict[int, str]) -> str:
         return describe_missing(missing, self.tasks, own=self.rank)

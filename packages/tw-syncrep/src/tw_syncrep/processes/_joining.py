@@ -12,6 +12,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from tw_core.black_box import Recorder, Wait, add_report
 from tw_core.checks import check_number, check_text, check_whole_number
 from tw_syncrep import _tf_compat
 from tw_syncrep._timeouts.errors import StartTimeoutError
@@ -21,7 +22,7 @@ from tw_syncrep.cluster._tf_config import find_tf_config
 from tw_syncrep.processes._attendance import Deadlines
 from tw_syncrep.processes._coordinator import Coordinator
 from tw_syncrep.processes._group import ProcessGroup
-from tw_syncrep.processes._member import Member
+from tw_syncrep.processes._member import AbsentError, Member
 from tw_syncrep.processes._side_channel import Introduction
 
 _joined: "weakref.ref[ProcessGroup] | None" = None
@@ -199,12 +200,38 @@ def _join_others(
             member.leave(timeout_s=1.0)
         if coordinator is not None:
             coordinator.stop(timeout_s=1.0)
-        if isinstance(error, TimeoutError):
-            text = f"join: {error}."
-            raise StartTimeoutError(text, waited_s=start_timeout_s) from None
+        if isinstance(error, AbsentError):
+            raise _as_start_error(error, seat, start_timeout_s) from None
         if isinstance(error, ValueError):
             raise ValueError(f"join: {error}.") from None
         raise
+
+
+def _as_start_error(
+    error: AbsentError, seat: _Seat, start_timeout_s: float
+) -> StartTimeoutError:
+    """Returns the error of a join that not all ranks have come to, with its report."""
+    # Rank 0 alone knows who has come: without it, only this rank is sure of itself.
+    known = {seat.rank} if 0 in error.ranks else set(range(seat.size))
+    arrived = sorted(known - set(error.ranks))
+    late = StartTimeoutError(
+        f"join: {error}.",
+        waited_s=start_timeout_s,
+        arrived=arrived,
+        missing=error.ranks,
+    )
+    wait = Wait(
+        who=f"rank {seat.rank}",
+        what="all ranks to join",
+        waited_s=start_timeout_s,
+        deadline_s=start_timeout_s,
+        arrived=[f"rank {rank}" for rank in arrived],
+        missing={f"rank {rank}": "has not come" for rank in error.ranks},
+    )
+    host, port = seat.coordinator
+    facts = {"coordinator": f"{host}:{port}"}
+    own = Recorder(f"join, rank {seat.rank} of {seat.size}", facts=facts)
+    return add_report(late, wait, own)
 
 
 def _start_runtime(addresses: Sequence[str], rank: int) -> None:

@@ -19,12 +19,27 @@ from tw_syncrep.processes._side_channel import (
 )
 
 
+class AbsentError(TimeoutError):
+    """Ranks did not come.
+
+    Attributes:
+      ranks: that did not, as far as they are known.
+    """
+
+    def __init__(self, message: str, ranks: Sequence[int] = (0,)) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+
+
 class Member:
     """One rank's end.
 
     Attributes:
       introductions: of all ranks, by rank.
       missing: what is wrong with whom, by rank; empty while all is well.
+      states: what each rank was inside of when somebody was missing, by rank; empty
+        where that is rank 0, which alone knows.
+      arrived: who had entered the last collective that anyone had; empty likewise.
     """
 
     def __init__(
@@ -44,11 +59,13 @@ class Member:
           start_timeout_s: how long others have to come, in seconds.
 
         Raises:
-          TimeoutError: somebody did not come; the message says who.
+          AbsentError: somebody did not come; the message says who.
           ValueError: rank 0 refuses this rank; the message says why.
         """
         self.introductions: tuple[Introduction, ...] = ()
         self.missing: dict[int, str] = {}
+        self.states: dict[int, str] = {}
+        self.arrived: tuple[int, ...] = ()
         self._own = own
         self._limits = limits
         self._agreed: dict[int, str] = {}
@@ -184,7 +201,8 @@ class Member:
                 left_s = end_s - time.monotonic()
                 if left_s <= 0:
                     self._line.close()
-                    raise TimeoutError(_describe_absent(absent, start_timeout_s))
+                    told = _describe_absent(absent, start_timeout_s)
+                    raise AbsentError(told, absent or (0,))
                 if not selector.select(left_s):
                     continue
                 for message in self._receive(address, absent, start_timeout_s):
@@ -206,10 +224,11 @@ class Member:
             messages = None
         if messages is None:
             self._line.close()
-            raise TimeoutError(
+            raise AbsentError(
                 _describe_absent(absent, waited_s)
                 if absent
-                else f"rank 0 has closed the connection to {address[0]}:{address[1]}"
+                else f"rank 0 has closed the connection to {address[0]}:{address[1]}",
+                absent or (0,),
             )
         return messages
 
@@ -261,6 +280,9 @@ class Member:
                 self._due_s = self._heard_s
             if message["do"] == "missing":
                 found = {int(rank): why for rank, why in message["missing"].items()}
+                states = message.get("states", {})
+                self.states = {int(rank): state for rank, state in states.items()}
+                self.arrived = tuple(message.get("arrived", ()))
                 self._lose(found)
             if message["do"] == "bye":
                 self._ended.set()
@@ -288,7 +310,7 @@ def _connect(address: tuple[str, int], own: Introduction, end_s: float) -> LineS
             return line
         except OSError as error:
             if left_s <= wait_s:
-                raise TimeoutError(
+                raise AbsentError(
                     f"rank 0 does not answer at {address[0]}:{address[1]} ({error})"
                 ) from None
         time.sleep(wait_s)

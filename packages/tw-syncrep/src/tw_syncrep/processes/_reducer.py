@@ -22,8 +22,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_function
-from tw_core.gradients import map_values, values_of
+from tw_core.checks import check_function, check_list
+from tw_core.gradients import check_weight, map_values, values_of
 from tw_core.modes import without_autograph
 from tw_syncrep.processes._gradient_exchange import (
     NARROW,
@@ -80,6 +80,7 @@ def mean_across(
     *,
     group: ProcessGroup,
     weight: Any = None,
+    weights: Sequence[Any] | None = None,
     sum_towers: Callable[[Any], Any] | None = None,
     wire_dtype: Any = None,
     names: Sequence[str] = (),
@@ -89,9 +90,12 @@ def mean_across(
     Args:
       grads: as ``sum_across`` takes them, of floats.
       group: the ranks.
-      weight: of this rank's mean over its towers, a number or float tensor of shape [],
+      weight: of this rank's mean over its towers, a number or scalar tensor, 0 or more,
         such as the rows of its batch. None for the same on all ranks, whose number is
         then divided by, whoever brings nothing.
+      weights: [K] of this rank's towers, such as the rows of each; in place of
+        ``weight``, which is then their sum. What weighs 0 counts nothing, even if its
+        gradients are NaN. All ranks bring weights of either kind, or none does.
       sum_towers: as for ``sum_across``.
       wire_dtype: as for ``sum_across``.
       names: as for ``sum_across``.
@@ -100,12 +104,16 @@ def mean_across(
       [K][N] means; zeros where all weights are zero.
 
     Raises:
-      ValueError: as ``sum_across``; gradients that are not floats.
-      TypeError: as ``sum_across``.
+      ValueError: as ``sum_across``; gradients that are not floats; a weight below 0,
+        another number of weights than of towers, or both arguments.
+      TypeError: as ``sum_across``; no weight.
       ReplicaTimeoutError: as ``sum_across``.
     """
     return _reduce(
-        grads, group, sum_towers, wire_dtype, names, weight=weight, is_mean=True
+        *(grads, group, sum_towers, wire_dtype, names),
+        weight=weight,
+        weights=weights,
+        is_mean=True,
     )[0]
 
 
@@ -113,6 +121,7 @@ def mean_of_ranks(
     grads: Grads,
     *,
     group: ProcessGroup,
+    weight: Any = None,
     sum_towers: Callable[[Any], Any] | None = None,
     wire_dtype: Any = None,
     names: Sequence[str] = (),
@@ -126,6 +135,8 @@ def mean_of_ranks(
     Args:
       grads: as ``sum_across`` takes them, of floats.
       group: the ranks.
+      weight: of this rank, as ``mean_across`` takes it: the sum of its towers' weights
+        where ``tw_reduce.mean(reducer, weights=...)`` goes around this reducer.
       sum_towers: as for ``sum_across``.
       wire_dtype: as for ``sum_across``.
       names: as for ``sum_across``.
@@ -140,7 +151,7 @@ def mean_of_ranks(
     """
     return _reduce(
         *(grads, group, sum_towers, wire_dtype, names),
-        weight=None,
+        weight=weight,
         is_mean=True,
         divides_towers=False,
     )[0]
@@ -155,16 +166,25 @@ def _reduce(
     names: Sequence[str],
     *,
     weight: Any,
+    weights: Sequence[Any] | None = None,
     is_mean: bool = False,
     divides_towers: bool = True,
 ) -> tuple[list[list[Any]], tf.Tensor]:
     """Returns the sums or means, and the total weight of all ranks."""
     caller = "mean_across" if is_mean else "sum_across"
     wire = _check(caller, grads, sum_towers, wire_dtype, names)
+    _check_weights(caller, weight, weights, len(grads))
+    if weights is not None:
+        grads = [
+            [_scaled(grad, own) for grad in tower]
+            for tower, own in zip(grads, weights, strict=True)
+        ]
     local = _add_towers(grads) if sum_towers is None else list(sum_towers(grads)[0])
     _check_dtypes(caller, local, (*_FLOATS, *(() if is_mean else _WHOLE)))
-    if is_mean:
-        share = 1.0 if weight is None else tf.convert_to_tensor(weight, tf.float32)
+    if weights is not None:  # by which the gradients have been multiplied
+        weight = tf.add_n([tf.cast(own, tf.float32) for own in weights])
+    elif is_mean:
+        share = 1.0 if weight is None else tf.cast(weight, tf.float32)
         factor = share / len(grads) if divides_towers else share
         if weight is not None or factor != 1.0:
             local = [_scaled(g, factor) for g in local]
@@ -244,5 +264,30 @@ def _join_rows(column: Sequence[Any]) -> tf.IndexedSlices:
     )
 
 
+def _check_weights(caller: str, weight: Any, weights: Any, num_towers: int) -> None:
+    if weight is not None:
+        check_weight(caller, weight)
+    if weights is None:
+        return
+    if weight is not None:
+        raise ValueError(
+            f"{caller}: weights of towers make the weight of this rank, which is their "
+            "sum; pass one of both."
+        )
+    check_list(caller, weights=weights, of="numbers or scalar tensors, one per tower")
+    for own in weights:
+        check_weight(caller, own)
+    if len(weights) != num_towers:
+        raise ValueError(
+            f"{caller}: weights must be one per tower ({num_towers}); got "
+            f"{len(weights)}."
+        )
+
+
 def _scaled(grad: Any, factor: Any) -> Any:
-    return map_values(lambda values: values * tf.cast(factor, values.dtype), grad)
+    """Multiplies a gradient; one that weighs nothing is 0, even if it is NaN."""
+
+    def scale(values: tf.Tensor) -> tf.Tensor:
+        return tf.math.multiply_no_nan(values, tf.cast(factor, values.dtype))
+
+    return map_values(scale, grad)

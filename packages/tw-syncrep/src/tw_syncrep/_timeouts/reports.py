@@ -1,0 +1,127 @@
+"""What the report of an error by deadline says of a run with parameter servers.
+
+The run table tells who has arrived in which round, and when each was last heard from:
+a replica that waits knows from it what all the others are inside of.
+"""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from tw_core.black_box import Recorder, Wait, add_report
+from tw_syncrep._timeouts.errors import ChiefLostError, SyncTimeoutError
+from tw_syncrep._timeouts.status import Status
+
+_E = TypeVar("_E", bound=SyncTimeoutError)
+
+
+def report_run(
+    error: _E, status: Status, events: Recorder, *, replica: int, deadline_s: float
+) -> _E:
+    """Adds the report of a wait for the end of a round, or for the start of a run.
+
+    Args:
+      error: about to be raised.
+      status: by which it was judged.
+      events: of the replica.
+      replica: that waits.
+      deadline_s: how long it was to wait.
+    """
+    missing = {f"replica {n}": _replica(status, n) for n in error.missing}
+    if isinstance(error, ChiefLostError):
+        why = (
+            f"is the chief, and does not end the round; {_heard(status, status.chief)}"
+        )
+        missing[f"replica {status.chief}"] = why
+    if not status.incarnation:
+        missing["the chief"] = "has not started"
+    what = f"the end of round {status.round_number} (step {status.step})"
+    wait = Wait(
+        who=f"replica {replica}",
+        what="the start of the run" if error.step is None else what,
+        waited_s=error.waited_s,
+        deadline_s=deadline_s,
+        arrived=[f"replica {n}" for n in error.arrived],
+        missing=missing,
+        states={
+            f"replica {n}": _replica(status, n) for n in range(len(status.heard_s))
+        },
+    )
+    return add_report(error, wait, events)
+
+
+def report_servers(
+    error: _E,
+    events: Recorder,
+    *,
+    doing: str,
+    answering: Sequence[str],
+    faults: Sequence[str],
+    deadline_s: float,
+) -> _E:
+    """Adds the report of a call that servers do not answer, or that takes too long.
+
+    Args:
+      error: about to be raised.
+      events: of the session.
+      doing: what the call does.
+      answering: names of the servers that answer.
+      faults: "ps 0 (host:port) what is wrong" of the others.
+      deadline_s: how long it was to wait.
+    """
+    named = dict(fault.partition(" (")[::2] for fault in faults)
+    missing = {name: f"({rest}" for name, rest in named.items()}
+    if not missing and answering:
+        missing["the chief, or another task"] = "all parameter servers answer"
+    wait = Wait(
+        who="training_session",
+        what=f"an answer of the parameter servers to {doing}",
+        waited_s=error.waited_s,
+        deadline_s=deadline_s,
+        arrived=answering,
+        missing=missing or {"a parameter server": "no addresses are known"},
+    )
+    return add_report(error, wait, events)
+
+
+def report_replies(
+    error: _E, events: Recorder, *, replica: int, deadline_s: float
+) -> _E:
+    """Adds the report of a replica that never learns of the end of a round.
+
+    Args:
+      error: about to be raised.
+      events: of the replica.
+      replica: that waits.
+      deadline_s: longest wait for the end of a round.
+    """
+    wait = Wait(
+        who=f"replica {replica}",
+        what="the servers' reply to its step",
+        waited_s=deadline_s / 2,
+        deadline_s=deadline_s / 2,
+        missing={"the reply": "was lost, or takes too long, in session after session"},
+    )
+    return add_report(error, wait, events)
+
+
+def _replica(status: Status, n: int) -> str:
+    """Tells what a replica is inside of, by the run table."""
+    round_number, arrived_s = status.round_number, status.arrived_s[n]
+    if n in status.left:
+        state = "has left the run"
+    elif n in status.evicted:
+        state = "was evicted"
+    elif n in status.arrived:
+        state = f"has arrived in round {round_number} {arrived_s or 0.0:.1f} s ago"
+    elif n not in status.joined:
+        state = "has not started"
+    else:
+        last = "never" if arrived_s is None else f"{arrived_s:.1f} s ago"
+        state = f"is inside its step of round {round_number}; last arrival {last}"
+    chief = ", is the chief" if n == status.chief and status.incarnation else ""
+    return f"{state}{chief}; {_heard(status, n)}"
+
+
+def _heard(status: Status, n: int) -> str:
+    heard_s = status.heard_s[n]
+    return "never heard" if heard_s is None else f"heard {heard_s:.1f} s ago"
