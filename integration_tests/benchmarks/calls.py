@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from harness import OUT, machine
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages" / "tw-syncrep" / "tests"))
@@ -155,12 +156,13 @@ def time_round(local: Any, ps: int, replicas: int, times: int) -> dict[str, Any]
             )
             optimizer.apply_gradients(zip(grads, made, strict=True), step)
         found = optimizer.sync_graph
-        ticket = v1.placeholder(tf.int64, [5])
+        ticket = v1.placeholder(tf.int64, [6])
         by_index = dict(enumerate(grads))
         pushed = [
             queue.enqueue(*queue.receive(ticket, by_index))
             for queue in (*found.state.gradient_queues, found.state.arrivals)
         ]
+        one = int(np.float64(1).view(np.int64))  # what the gradients weigh
         init = [v1.global_variables_initializer(), v1.local_variables_initializer()]
         with v1.Session(local.target("worker", 0)) as session:
             session.run(init)
@@ -171,7 +173,7 @@ def time_round(local: Any, ps: int, replicas: int, times: int) -> dict[str, Any]
                 number = optimizer.status(session).round_number
                 incarnation = session.run(found.position)[1]
                 for replica in range(replicas):
-                    about = [replica, number, incarnation, 1, -1]
+                    about = [replica, number, incarnation, 1, -1, one]
                     session.run(pushed, {ticket: about})
 
             def run_round() -> float:

@@ -1,0 +1,95 @@
+"""What the programs of the gallery share: options, devices, noise, the plain program.
+
+A line that is not plain Keras says at its end what plain Keras has in its place:
+``# plain Keras: make_model()``, or ``# plain Keras: no such line``. With ``--plain`` a
+program runs as the one that has these instead.
+"""
+
+import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tw_core
+
+_MARK = "# plain Keras: "
+_NO_LINE = "no such line"
+_VALUE = re.compile(r"= .*$")
+
+
+def devices(towers):
+    """Returns as many devices, GPUs where there are any."""
+    return tw_core.devices.available_devices()[:towers]
+
+
+def normal_rows(seeds, step, width, dtype):
+    """Returns [rows, width] normal numbers, which depend on a row's seed and the step.
+
+    What a row draws depends neither on the other rows nor on who computes it, so that
+    a batch over towers has the noise that it has on one device.
+    """
+    step = tf.cast(step, seeds.dtype)
+    return tf.map_fn(
+        lambda seed: tf.random.stateless_normal([width], [seed, step], dtype=dtype),
+        seeds,
+        fn_output_signature=tf.TensorSpec([width], dtype),
+    )
+
+
+def marked_lines(path):
+    """Lists the lines of a program that are not plain Keras, without the marks."""
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    return [line.partition(_MARK)[0].strip() for line in lines if _MARK in line]
+
+
+def plain_source(path):
+    """Returns the source of the program in plain Keras."""
+    kept = []
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        code, _, plain = line.partition(_MARK)
+        if plain != _NO_LINE:
+            kept.append(_VALUE.sub(f"= {plain}", code.rstrip()) if plain else line)
+    return "\n".join(kept)
+
+
+def plain_main(path) -> Callable[..., Any]:
+    """Returns ``main`` of the program in plain Keras."""
+    names = {"__name__": "plain", "__file__": str(path)}
+    exec(compile(plain_source(path), str(path), "exec"), names)
+    return names["main"]
+
+
+def use_float64():
+    """Has models and losses made from here on compute in float64."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+
+
+def run(main, path):
+    """Runs a program with the options of the command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--towers", type=int, default=2)
+    parser.add_argument("--epochs", type=int, help="of training; each program has its")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--float64", action="store_true", help="compute in float64")
+    parser.add_argument("--plain", action="store_true", help="one device, plain Keras")
+    options = parser.parse_args()
+    if options.towers < 1:
+        parser.error(f"--towers must be at least 1; got {options.towers}")
+    if not tf.config.list_physical_devices("GPU"):
+        tw_core.use_logical_cpus(options.towers)
+    if options.float64:
+        use_float64()
+    given = {} if options.epochs is None else {"epochs": options.epochs}
+    used = plain_main(path) if options.plain else main
+    history = used(options.towers, seed=options.seed, **given)
+    where = "one device, plain Keras" if options.plain else f"{options.towers} towers"
+    print(f"After {len(next(iter(history.values())))} epochs on {where}:")
+    for name, values in history.items():
+        first, last = np.float64(values[0]), np.float64(values[-1])
+        print(f"  {name:<22} {first:.6g} -> {last:.6g}")

@@ -1,0 +1,231 @@
+"""Keras's ``fit`` over towers, under MirroredStrategy and on one device.
+
+An epoch is timed, and what ``fit`` adds to the steps alone. Results come first: all
+contenders must have the same losses.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from harness import Contender, Report, Timing, in_own_process, paired_ratio, race, ratio
+
+import tw_core
+from tw_builders import TowerModel
+from tw_reduce import all_reduce, mean
+
+PEER = "MirroredStrategy"
+AT_MOST = 0.33
+STEPS, BATCH = 100, 32
+NO_INPUT = "replicated, without input"
+layers = keras.layers
+
+
+def small() -> keras.Model:
+    """Two layers of 64."""
+    hidden = [layers.Dense(64, "relu") for _ in range(2)]
+    return keras.Sequential([keras.Input([64]), *hidden, layers.Dense(10)])
+
+
+def wide() -> keras.Model:
+    """Six layers of 512."""
+    hidden = [layers.Dense(512, "relu") for _ in range(6)]
+    return keras.Sequential([keras.Input([64]), *hidden, layers.Dense(10)])
+
+
+def convolutional() -> keras.Model:
+    """Two convolutions on images of 8 x 8."""
+    return keras.Sequential(
+        [
+            keras.Input([64]),
+            layers.Reshape([8, 8, 1]),
+            layers.Conv2D(16, 3, activation="relu"),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.Flatten(),
+            layers.Dense(10),
+        ]
+    )
+
+
+WORKS = {"small": small, "wide": wide, "convolutional": convolutional}
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    """Returns rows like the digits' images, and their labels."""
+    random = np.random.default_rng(0)
+    x = random.random([STEPS * BATCH, 64], np.float32)
+    return x, random.integers(0, 10, STEPS * BATCH)
+
+
+def compiled(model: keras.Model, values: Any, **options: Any) -> keras.Model:
+    """Gives a model the values, and compiles it."""
+    model.set_weights(values)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    # With an epsilon of 1e-7 Adam makes noise of rounding.
+    adam = keras.optimizers.Adam(epsilon=1e-3)
+    model.compile(adam, loss, jit_compile=False, **options)
+    return model
+
+
+def epoch(model: keras.Model) -> Callable[[], list[float]]:
+    """Returns what trains for one epoch, and its loss."""
+    x, y = data()
+
+    def run() -> list[float]:
+        history = model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+        return [float(loss) for loss in history.history["loss"]]
+
+    return run
+
+
+def fed_from_memory(model: keras.Model) -> Callable[[], None]:
+    """Returns what trains for an epoch on one batch, so that there is no input."""
+    x, y = data()
+    batch = (tf.constant(x[:BATCH]), tf.constant(y[:BATCH]))
+    dataset = tf.data.Dataset.from_tensors(batch).repeat(STEPS)
+
+    def run() -> None:
+        model.fit(dataset, verbose=0)
+
+    return run
+
+
+def bare(model: keras.Model) -> Callable[[], None]:
+    """Returns what makes the steps of an epoch without ``fit``."""
+    x, y = data()
+    batches = list(tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH))
+    spec = (tf.TensorSpec([None, 64], tf.float32), tf.TensorSpec([None], tf.int64))
+    step = tf.function(model.train_step, autograph=False, input_signature=[spec])
+
+    def run() -> None:
+        for batch in batches:
+            step(batch)
+
+    return run
+
+
+def run_cell(name: str, towers: int, rounds: int) -> list[Timing]:
+    """Races epochs at one number of towers."""
+    devices = tw_core.use_logical_cpus(towers)
+    make = WORKS[name]
+    values = make().get_weights()
+    with tf.distribute.MirroredStrategy(devices).scope():
+        mirrored = compiled(make(), values)
+    models = {
+        PEER: mirrored,
+        "one device": compiled(make(), values),
+        "replicated": compiled(TowerModel(make, devices), values),
+        "replicated, 10 steps per execution": compiled(
+            TowerModel(make, devices), values, steps_per_execution=10
+        ),
+        "sharded": compiled(TowerModel(make, devices, variables="sharded"), values),
+    }
+    epochs = {title: epoch(model) for title, model in models.items()}
+    want = epochs["one device"]()
+    for title, run in epochs.items():
+        if title != "one device":
+            np.testing.assert_allclose(run(), want, rtol=1e-5, err_msg=title)
+    bare_steps = {
+        "bare steps, one device": bare(models["one device"]),
+        "bare steps, replicated": bare(models["replicated"]),
+    }
+    bare_steps[NO_INPUT] = fed_from_memory(models["replicated"])
+    for run_bare in bare_steps.values():
+        run_bare()
+    contenders = [
+        Contender(title, run) for title, run in {**epochs, **bare_steps}.items()
+    ]
+    title = f"epoch of {STEPS} steps, {name}, K = {towers}"
+    return race(title, contenders, peer=PEER, rounds=rounds, timer=_once)
+
+
+def run_weights(name: str, towers: int, rounds: int) -> list[Timing]:
+    """Races a step with means over towers and with means over rows."""
+    devices = tw_core.use_logical_cpus(towers)
+    models = tw_core.replicate(tw_core.towers(devices), lambda _: WORKS[name]())
+    x, y = data()
+    parts = [tf.constant(own) for own in np.array_split(x[: towers * 32], towers)]
+    labels = [tf.constant(own) for own in np.array_split(y[: towers * 32], towers)]
+    lists = [model.trainable_variables for model in models]
+    ours = tw_core.towers(devices)
+    loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def gradients(_: Any, model: Any, x: tf.Tensor, y: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = loss_fn(y, model(x))
+        return tape.gradient(loss, model.trainable_variables)
+
+    def step(weighted: bool) -> Callable[[], Any]:
+        @tf.function(
+            input_signature=[
+                [tf.TensorSpec([None, 64])] * towers,
+                [tf.TensorSpec([None], tf.int64)] * towers,
+            ],
+            autograph=False,
+        )
+        def run(xs: Any, ys: Any) -> Any:
+            weights = [tf.shape(own)[0] for own in xs] if weighted else None
+            grads = tw_core.map_towers(gradients, ours, models, xs, ys)
+            for own, variables in zip(
+                mean(all_reduce(devices), weights=weights)(grads), lists, strict=True
+            ):
+                for grad, variable in zip(own, variables, strict=True):
+                    variable.assign(variable.value - 0.01 * grad)
+            return tf.constant(0)
+
+        return lambda: run(parts, labels)
+
+    contenders = [
+        Contender("equal weights", step(False)),
+        Contender("weighed by rows", step(True)),
+    ]
+    for contender in contenders:
+        contender.run()
+    title = f"step, {name}, K = {towers}"
+    return race(title, contenders, peer="equal weights", rounds=rounds)
+
+
+def _once(contender: Contender) -> float:
+    start = time.perf_counter()
+    contender.run()
+    return time.perf_counter() - start
+
+
+def _overheads(timings: list[Timing]) -> tuple[float, float]:
+    """Returns the ms per step that fit adds: over towers, and on one device."""
+    median = {timing.name: timing.median_s for timing in timings}
+    return tuple(
+        (median[fit] - median[f"bare steps, {fit}"]) * 1e3 / STEPS
+        for fit in ("replicated", "one device")
+    )
+
+
+def main(arguments: list[str]) -> None:
+    """Races epochs of Keras's fit, and steps with weights."""
+    parser = argparse.ArgumentParser(prog="fit", description=main.__doc__)
+    parser.add_argument("--rounds", type=int, default=9, help="turns (%(default)s)")
+    parser.add_argument("--towers", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--works", nargs="*", choices=WORKS, default=list(WORKS))
+    options = parser.parse_args(arguments)
+    report = Report("fit")
+    for work in options.works:
+        for towers in options.towers:
+            timings = in_own_process(run_cell, work, towers, options.rounds)
+            report.add(timings, PEER)
+            title = timings[0].work
+            for ours in ("replicated", "sharded"):
+                report.target(f"{title}: {ours}", ratio(timings, ours), AT_MOST)
+            ten = "replicated, 10 steps per execution"
+            gained = paired_ratio(timings, ten, "replicated")
+            report.target(f"{title}: ten steps per execution / one", gained, 1.0)
+            added, keras_adds = _overheads(timings)
+            report.target(f"{title}: fit adds, ms per step", added, keras_adds)
+            weights = in_own_process(run_weights, work, towers, options.rounds * 5)
+            report.add(weights, "equal weights")
+            cost = ratio(weights, "weighed by rows")
+            report.target(f"{weights[0].work}: weighed / equal", cost, 1.02)
+    report.write()

@@ -1,0 +1,104 @@
+"""Runs the programs of ``docs/examples/keras`` and compares them with plain Keras.
+
+``python -m keras_gallery`` prints the tables of ``docs/tutorials/gallery.md``.
+"""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import keras
+import numpy as np
+
+FOLDER = Path(__file__).parents[1] / "docs" / "examples" / "keras"
+TOWERS = (1, 2, 3, 4)
+SEEDS = range(5)
+# In the short form each program sees a full batch and a small one: with four towers
+# some parts are empty.
+DETERMINISTIC = {
+    "digits": {"rows": 43, "epochs": 2},
+    "transformer": {"rows": 52, "epochs": 2},
+    "vae": {"rows": 34, "epochs": 2},
+    "gan": {"rows": 34, "epochs": 2},
+    "recurrent": {"rows": 53, "epochs": 2},
+    "regression": {"rows": 43, "epochs": 2},
+    "fine_tuning": {"rows": 68, "epochs": 2},
+    "segmentation": {"rows": 34, "epochs": 2},
+}
+# With dropout or float16.
+RANDOM = {
+    "text": {"rows": 128, "epochs": 3},
+    "mixed_precision": {"rows": 128, "epochs": 3},
+}
+PROGRAMS = (*DETERMINISTIC, *RANDOM)
+
+
+@contextmanager
+def programs(dtype: str = "float32") -> Iterator[None]:
+    """Has programs be imported, and compute in ``dtype``."""
+    before = keras.config.floatx(), keras.config.dtype_policy()
+    sys.path.insert(0, str(FOLDER))
+    try:
+        keras.config.set_floatx(dtype)
+        keras.config.set_dtype_policy(dtype)
+        yield
+    finally:
+        sys.path.remove(str(FOLDER))
+        keras.config.set_floatx(before[0])
+        keras.config.set_dtype_policy(before[1])
+
+
+def train(name, towers, dtype="float32", **settings):
+    """Returns the history over towers, or with ``towers=None`` that of plain Keras."""
+    with programs(dtype):
+        program = importlib.import_module(name)
+        if towers is not None:
+            return program.main(towers, **settings)
+        plain = importlib.import_module("gallery").plain_main(FOLDER / f"{name}.py")
+        return plain(**settings)
+
+
+def losses(history):
+    """[losses][epochs] of a history, those of validation included."""
+    return np.array([own for name, own in history.items() if name.endswith("loss")])
+
+
+def difference(many, one):
+    """Returns the largest relative difference between the losses of two histories."""
+    assert many.keys() == one.keys()
+    return float(np.max(np.abs(losses(many) / losses(one) - 1)))
+
+
+def last_losses(name, towers, **settings):
+    """[seeds] the last loss of training."""
+    seeds = [train(name, towers, seed=seed, **settings) for seed in SEEDS]
+    return np.array([history["loss"][-1] for history in seeds])
+
+
+def main():
+    numbers = " | ".join(f"K = {k}" for k in TOWERS)
+    print(f"| program | {numbers} | K = {TOWERS[-1]}, float32 |")
+    print("|---" * (len(TOWERS) + 2) + "|")
+    for name in DETERMINISTIC:
+        one = train(name, None, "float64")
+        own = [difference(train(name, k, "float64"), one) for k in TOWERS]
+        one = train(name, None)
+        single = difference(train(name, TOWERS[-1]), one)
+        row = [f"`{name}.py`", *(f"{value:.0e}" for value in (*own, single))]
+        print("| " + " | ".join(row) + " |", flush=True)
+    print(f"| program | one device | {numbers} |")
+    print("|---" * (len(TOWERS) + 2) + "|")
+    for name in RANDOM:
+        one = last_losses(name, None)
+        own = [f"{last_losses(name, k).mean():.4f}" for k in TOWERS]
+        spread = f"{one.min():.4f} to {one.max():.4f}"
+        print("| " + " | ".join([f"`{name}.py`", spread, *own]) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    from tw_core.testing import start_logical_cpus
+
+    start_logical_cpus()
+    main()

@@ -1,0 +1,127 @@
+"""The programs of the gallery train over towers as plain Keras does on one device.
+
+In short they see few rows, over four towers, of which some get none, and some over
+fewer. The session ``gallery`` sets ``TOWERS_GALLERY=full``, and
+each trains as it does for a user, those with dropout or float16 from five seeds.
+"""
+
+import os
+import sys
+from functools import cache
+
+import keras_gallery
+import pytest
+from keras_gallery import (
+    DETERMINISTIC,
+    FOLDER,
+    PROGRAMS,
+    RANDOM,
+    TOWERS,
+    difference,
+    last_losses,
+    losses,
+    programs,
+    train,
+)
+
+FULL = os.environ.get("TOWERS_GALLERY") == "full"
+SAME = 1e-6
+pytestmark = pytest.mark.timeout(900 if FULL else 300)
+
+
+def settings(name):
+    return {} if FULL else keras_gallery.DETERMINISTIC[name]
+
+
+@cache
+def on_one_device(name):
+    return train(name, None, "float64", **settings(name))
+
+
+# In short all ten are not needed to see what one, two and three towers do.
+FEWER = {"digits": [2], "recurrent": [3], "regression": [1], "gan": [2], "vae": [3]}
+TRAINED = [
+    (name, towers)
+    for name in DETERMINISTIC
+    for towers in (TOWERS if FULL else [*FEWER.get(name, []), 4])
+]
+
+
+@pytest.mark.parametrize(("name", "towers"), TRAINED)
+def test_the_losses_are_those_of_one_device(name, towers):
+    many = train(name, towers, "float64", **settings(name))
+    assert difference(many, on_one_device(name)) < SAME
+
+
+@pytest.mark.skipif(FULL, reason="the session gallery compares five seeds")
+@pytest.mark.parametrize("name", RANDOM)
+def test_those_with_random_steps_learn(name):
+    history = train(name, 3, **RANDOM[name])
+    assert losses(history)[0][-1] < 0.99 * losses(history)[0][0]
+
+
+@cache
+def of_five_seeds(name):
+    return last_losses(name, None)
+
+
+@pytest.mark.skipif(not FULL, reason="takes minutes: nox -s gallery")
+@pytest.mark.parametrize("towers", TOWERS)
+@pytest.mark.parametrize("name", RANDOM)
+def test_those_with_random_steps_lie_within_the_spread_of_five_seeds(name, towers):
+    one = of_five_seeds(name)
+    assert one.min() <= last_losses(name, towers).mean() <= one.max()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_two_lines_at_most_are_not_plain_keras(name):
+    with programs():
+        import gallery
+    path = FOLDER / f"{name}.py"
+    assert gallery.marked_lines(path) == [
+        "from tw_builders import TowerModel",
+        "model = TowerModel(make_model, devices(towers))",
+    ]
+    plain = gallery.plain_source(path)
+    assert "    model = make_model()\n" in plain
+    assert "tw_" not in plain
+    assert "TowerModel" not in plain
+
+
+def test_there_are_ten_programs_and_the_page_lists_them():
+    found = {path.stem for path in FOLDER.glob("*.py")} - {"gallery"}
+    assert found == set(PROGRAMS)
+    assert len(found) == 10
+    page = FOLDER.parents[1] / "tutorials" / "gallery.md"
+    text = page.read_text()
+    assert [name for name in PROGRAMS if f"`{name}.py`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [
+        ([], "2 towers"),
+        (["--towers", "3", "--float64"], "3 towers"),
+        (["--plain"], "one device, plain Keras"),
+    ],
+)
+def test_a_program_runs_with_its_options(arguments, where, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["regression.py", "--epochs", "2", *arguments])
+    with programs():
+        import gallery
+        import regression
+
+        monkeypatch.setattr(gallery.tw_core, "use_logical_cpus", lambda count: None)
+        gallery.run(regression.main, regression.__file__)
+    said = capsys.readouterr().out
+    assert said.startswith(f"After 2 epochs on {where}:\n")
+    assert "\n  val_loss" in said
+
+
+def test_wrong_options_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["digits.py", "--towers", "0"])
+    with programs(), pytest.raises(SystemExit):
+        import gallery
+
+        gallery.run(None, None)
+    assert "--towers must be at least 1; got 0" in capsys.readouterr().err
