@@ -1,5 +1,7 @@
 """The digits example, from the command line and from Python."""
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -8,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from functools import cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +24,7 @@ EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 SCRIPT = EXAMPLES / "train_digits.py"
 DEADLINE_S = 180
 BUILDERS = ["replicated", "sharded", "parameter-server"]
-each_mode = pytest.mark.parametrize("mode", ["graph", "function"])
+FULL = os.environ.get("TOWERS_TESTS") == "full"
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +44,34 @@ def train(example, out, **changes):
     return json.loads((out / "summary.json").read_text())
 
 
+@pytest.fixture(scope="module")
+def run(example, tmp_path_factory):
+    """Builder, mode and epochs -> a run's folder, its summary, and what it said."""
+
+    @cache
+    def find(builder, mode, epochs):
+        out, said = tmp_path_factory.mktemp("run"), io.StringIO()
+        with contextlib.redirect_stdout(said):
+            summary = train(example, out, builder=builder, mode=mode, epochs=epochs)
+        return out, summary, said.getvalue()
+
+    return find
+
+
+@pytest.fixture
+def begun(run, tmp_path):
+    """Returns a copy of the folder of a run of one epoch."""
+
+    def copy(builder, mode):
+        return shutil.copytree(run(builder, mode, 1)[0], tmp_path / "begun")
+
+    return copy
+
+
 @pytest.mark.parametrize("mode", ["graph", "function"])
 @pytest.mark.parametrize("builder", BUILDERS)
-def test_a_run_learns_and_writes_everything(example, tmp_path, capsys, builder, mode):
-    summary = train(example, tmp_path, builder=builder, mode=mode, epochs=3)
+def test_a_run_learns_and_writes_everything(run, builder, mode):
+    out, summary, said = run(builder, mode, 3)
     assert summary["test_accuracy"] > 0.8
     assert summary["history"]["loss"][-1] < summary["history"]["loss"][0] / 2
     assert summary["options"]["builder"] == builder
@@ -51,34 +79,34 @@ def test_a_run_learns_and_writes_everything(example, tmp_path, capsys, builder, 
     placed = summary["built"]["devices"]
     holding = [facts["bytes"] > 0 for facts in placed.values()]
     assert sum(holding) == (1 if builder == "parameter-server" else 4)
-    for name in ("curves.png", "placement.png"):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-    assert json.loads((tmp_path / "timings.json").read_text())["images_per_s"] > 0
-    said = capsys.readouterr().out
+    for name in ("curves.png", "placement.png", "timeline.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+    assert json.loads((out / "timings.json").read_text())["images_per_s"] > 0
     for word in ("4 towers", builder, "cpu:3", "bytes", "Test accuracy"):
         assert word.lower() in said.lower()
 
 
 @pytest.mark.parametrize("mode", ["graph", "function"])
 def test_the_same_seed_gives_the_same_summary(example, tmp_path, mode):
-    one = train(example, tmp_path, mode=mode, seed=5)
-    two = train(example, tmp_path, mode=mode, seed=5)
-    other = train(example, tmp_path, mode=mode, seed=6)
+    one, two, other = (
+        train(example, tmp_path, mode=mode, epochs=1, seed=seed) for seed in (5, 5, 6)
+    )
     assert one == two
     assert one["history"] != other["history"]
 
 
 @pytest.mark.parametrize("mode", ["graph", "function"])
 @pytest.mark.parametrize("builder", BUILDERS)
-def test_a_resumed_run_ends_as_an_uninterrupted_one(example, tmp_path, builder, mode):
+def test_a_resumed_run_ends_as_an_uninterrupted_one(example, run, begun, builder, mode):
     choice = {"builder": builder, "mode": mode}
-    straight = train(example, tmp_path / "straight", epochs=3, **choice)
-    train(example, tmp_path / "stopped", epochs=1, **choice)
-    resumed = train(example, tmp_path / "stopped", epochs=3, resume=True, **choice)
-    assert resumed["history"] == straight["history"]
-    assert weights(tmp_path / "stopped").keys() == weights(tmp_path / "straight").keys()
-    for name, value in weights(tmp_path / "straight").items():
-        np.testing.assert_array_equal(weights(tmp_path / "stopped")[name], value)
+    straight, summary, _ = run(builder, mode, 3)
+    out = begun(builder, mode)
+    resumed = train(example, out, epochs=3, resume=True, **choice)
+    assert resumed["history"] == summary["history"]
+    got, want = weights(out), weights(straight)
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        np.testing.assert_array_equal(got[name], value)
 
 
 def weights(out):
@@ -90,16 +118,23 @@ def weights(out):
 
 
 @pytest.mark.parametrize("mode", ["graph", "function"])
-def test_a_run_of_one_builder_resumes_by_another(example, tmp_path, mode):
-    for epochs, builder in enumerate([*BUILDERS, "sharded"], start=1):
-        choice = {"builder": builder, "resume": epochs > 1}
-        summary = train(example, tmp_path, mode=mode, epochs=epochs, **choice)
+def test_a_run_of_one_builder_resumes_by_another(example, begun, mode):
+    out = begun("replicated", mode)
+    for epochs, builder in enumerate([*BUILDERS[1:], "sharded"], start=2):
+        choice = {"builder": builder, "resume": True}
+        summary = train(example, out, mode=mode, epochs=epochs, **choice)
     assert len(summary["history"]["loss"]) == epochs
     assert summary["test_accuracy"] > 0.8
 
 
-@each_mode
-@pytest.mark.parametrize("builder", BUILDERS)
+# In short a builder in one mode: the packages' own tests have both.
+FLAT = [("replicated", "graph"), ("sharded", "function"), ("parameter-server", "graph")]
+
+
+@pytest.mark.parametrize(
+    ("builder", "mode"),
+    list(product(BUILDERS, ["graph", "function"])) if FULL else FLAT,
+)
 def test_flat_runs_and_others_resume_each_other(example, tmp_path, builder, mode):
     choice = {"builder": builder, "mode": mode, "devices": CPUS[:2]}
     plain, flat = tmp_path / "plain", tmp_path / "flat"
@@ -112,8 +147,9 @@ def test_flat_runs_and_others_resume_each_other(example, tmp_path, builder, mode
     ]
     assert number_of_variables(built[1]) < number_of_variables(built[0])
     assert weights(flat).keys() == weights(plain).keys()
+    got = weights(flat)
     for name, value in weights(plain).items():
-        np.testing.assert_allclose(weights(flat)[name], value, rtol=2e-3, atol=2e-5)
+        np.testing.assert_allclose(got[name], value, rtol=2e-3, atol=2e-5)
     goes_on = train(example, flat, epochs=3, flat=False, **choice)
     assert len(goes_on["history"]["loss"]) == 3
     assert goes_on["test_accuracy"] > 0.8
@@ -123,9 +159,9 @@ def number_of_variables(summary):
     return sum(facts["variables"] for facts in summary["built"]["devices"].values())
 
 
-def test_a_sharded_run_has_each_slot_once(example, tmp_path):
+def test_a_sharded_run_has_each_slot_once(run):
     def held(builder):
-        summary = train(example, tmp_path / builder, builder=builder, epochs=1)
+        _, summary, _ = run(builder, "graph", 1)
         placed = summary["built"]["devices"].values()
         return sum(facts["bytes"] for facts in placed)
 
@@ -133,9 +169,9 @@ def test_a_sharded_run_has_each_slot_once(example, tmp_path):
     assert held("sharded") / held("replicated") == pytest.approx(share, rel=0.02)
 
 
-def test_a_run_of_one_mode_resumes_in_the_other(example, tmp_path):
-    train(example, tmp_path, mode="graph", epochs=1)
-    resumed = train(example, tmp_path, mode="function", epochs=3, resume=True)
+def test_a_run_of_one_mode_resumes_in_the_other(example, begun):
+    out = begun("replicated", "graph")
+    resumed = train(example, out, mode="function", epochs=3, resume=True)
     assert len(resumed["history"]["loss"]) == 3
     assert resumed["test_accuracy"] > 0.8
 

@@ -29,8 +29,11 @@ def draw_curves(history, *, path):
     plt.close(figure)
 
 
-def draw_placement(placed, towers, *, title, path):
-    """Draws a box a device with its variables, and what moves between devices."""
+def draw_placement(placed, towers, *, title, path, owned=False):
+    """Draws a box per device with its variables, and what moves between devices.
+
+    With ``owned`` each variable is applied by one device and copied by the others.
+    """
     devices = _devices(placed, towers)
     figure, (boxes, moves) = plt.subplots(
         1,
@@ -40,17 +43,23 @@ def draw_placement(placed, towers, *, title, path):
         layout="constrained",
     )
     figure.suptitle(f"Where variables live and what moves in one step: {title}")
-    figure.supxlabel(_story(devices, placed), fontsize=10)
+    figure.supxlabel(_story(devices, placed, owned), fontsize=10)
     _draw_boxes(boxes, devices, placed, towers)
     _draw_moves(moves, devices, placed)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
-def _story(devices, placed):
+def _story(devices, placed, owned):
     holders = [device for device in devices if placed.variables.get(device)]
     if len(devices) == 1:
         return "One device: nothing has to move."
+    if owned:
+        return (
+            "Every device holds the whole model and computes the gradients of its "
+            "shard.\nEach variable's gradients are added up and applied by one device, "
+            "its owner, which has the optimizer's state; the others copy the new value."
+        )
     if len(holders) == len(devices):
         return (
             "Every device holds the whole model and computes the gradients of its "

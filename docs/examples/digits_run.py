@@ -85,6 +85,7 @@ class Run:
             self.towers,
             title=f"{built['builder']}, {options.mode} mode",
             path=options.out / "placement.png",
+            owned=built["builder"] == "sharded",
         )
 
     def restore_if_asked(self, program):
@@ -151,8 +152,13 @@ class Run:
         self._history["accuracy"].append(float(np.mean(guesses == labels)))
         self._losses = []
 
-    def finish(self, program):
-        """Saves the checkpoint; after the last step also figures and pictures."""
+    def finish(self, program, steps):
+        """Saves the checkpoint; after the last step also figures and pictures.
+
+        Args:
+          program: what was trained.
+          steps: the recorder of a few of the steps.
+        """
         self._save(program)
         options = self._options
         if self._interrupted:
@@ -171,8 +177,10 @@ class Run:
         _write_json(options.out / "summary.json", summary)
         _write_json(options.out / "timings.json", self._timings)
         digits_plots.draw_curves(self._history, path=options.out / "curves.png")
+        if steps.steps:  # a run that is resumed near its end has too few
+            steps.draw(options.out / "timeline.png")
         print(f"Test accuracy {accuracy:.4f}, {images / seconds:,.0f} images/s")
-        print(f"Wrote {options.out}/: curves.png, placement.png, summary.json, …")
+        print(f"Wrote {options.out}/: curves.png, placement.png, timeline.png, …")
 
     def _built(self, program):
         placed = program.placed

@@ -155,11 +155,14 @@ def main(options):
 
     run.restore_if_asked(program)
     program.copy()  # every tower starts from tower 0's variables
-    for batch in run.batches(train):
-        run.log_loss(program.step(pixels[batch], digits.target[batch]))
-        if run.ends_epoch():
-            run.log_guesses(program.predict(pixels[test]), digits.target[test])
-    run.finish(program)
+    with tw_core.record_steps(graph=program.session and program.session.graph) as steps:
+        for batch in run.batches(train):
+            with steps.step():
+                loss = program.step(pixels[batch], digits.target[batch])
+            run.log_loss(loss)
+            if run.ends_epoch():
+                run.log_guesses(program.predict(pixels[test]), digits.target[test])
+    run.finish(program, steps)
 
 
 if __name__ == "__main__":

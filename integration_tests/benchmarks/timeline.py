@@ -1,0 +1,147 @@
+"""What recording adds to a step, and how much of a step it explains.
+
+Every work trains with and without recording, in turns of one process: the first steps
+inside a recorder are only timed. Steps are over 20 ms on two cores, where recording
+may add 5 %.
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tw_builders
+import tw_core
+import tw_reduce
+from tw_core.timeline import explained
+
+v1 = tf.compat.v1
+WIDTH, LAYERS, ROWS = 1024, 6, 128
+NUM_STEPS = 8
+
+
+def make_towers() -> list[Any]:
+    return tw_core.towers(tw_core.use_logical_cpus(2))
+
+
+def make_model() -> Any:
+    hidden = [keras.layers.Dense(WIDTH, "relu") for _ in range(LAYERS)]
+    model = [keras.Input([WIDTH]), *hidden, keras.layers.Dense(8)]
+    return keras.Sequential(model)
+
+
+def in_function() -> Callable[[Any], None]:
+    towers = make_towers()
+    models = tw_core.replicate(towers, lambda tower: make_model())
+    new = partial(keras.optimizers.SGD, 1e-3, momentum=0.9)
+    optimizers = tw_builders.make_optimizers(towers, new, models)
+    reduce = tw_reduce.mean(tw_reduce.all_reduce([t.device for t in towers]))
+
+    def gradients(tower: Any, model: Any, x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        return tape.gradient(loss, model.trainable_variables)
+
+    @tf.function(autograph=False)
+    def step(*shards: Any) -> None:
+        grads = tw_core.map_towers(gradients, towers, models, shards)
+        tw_builders.apply_gradients(towers, reduce(grads), models, optimizers)
+
+    shards = [tf.ones([ROWS, WIDTH]) for _ in towers]
+
+    def take(steps: Any) -> None:
+        with steps.step():
+            step(*shards)
+
+    return take
+
+
+def in_session(num_small: int, *, by_run: bool) -> Callable[[Any], None]:
+    """With ``num_small`` more variables of 16 elements: many operations."""
+    towers = make_towers()
+    builder = tw_builders.SyncMultiGPUReplicatedBuilder([t.device for t in towers])
+
+    def tower() -> Any:
+        x = tf.ones([ROWS, WIDTH])
+        for n in range(LAYERS):
+            x = tf.nn.relu(x @ v1.get_variable(f"w{n}", [WIDTH, WIDTH]))
+        loss = tf.reduce_mean(x**2)
+        for n in range(num_small):
+            loss += tf.reduce_sum(v1.get_variable(f"s{n}", [16]) ** 2)
+        own = tw_core.get_current_tower_context().get_collection_in_tower(
+            v1.GraphKeys.TRAINABLE_VARIABLES
+        )
+        return list(zip(tf.gradients(loss, own), own, strict=True))
+
+    with tf.Graph().as_default() as graph:
+        grads = builder.call_for_each_tower(tower)
+        new = partial(v1.train.MomentumOptimizer, 1e-3, 0.9)
+        train_op, sync_op = builder.build(grads, new)
+        session = v1.Session(graph=graph, config=tw_core.session_config())
+        session.run([v1.global_variables_initializer()])
+        session.run([v1.local_variables_initializer()])
+        session.run(sync_op)
+
+    def take(steps: Any) -> None:
+        if by_run:
+            steps.run(session, train_op)
+        else:
+            with steps.step():
+                session.run(train_op)
+
+    return take
+
+
+def in_fit() -> Callable[[Any], None]:
+    devices = [tower.device for tower in make_towers()]
+    model = tw_builders.TowerModel(make_model, devices)
+    model.compile(keras.optimizers.SGD(1e-3, momentum=0.9), "mse")
+    x, y = np.ones([2 * ROWS, WIDTH], np.float32), np.ones([2 * ROWS, 8], np.float32)
+    data = tf.data.Dataset.from_tensors((x, y)).repeat(4 * NUM_STEPS)
+
+    def take_all(steps: Any) -> None:
+        model.fit(data, epochs=1, verbose=0, callbacks=[steps.keras_callback()])
+
+    return take_all
+
+
+WORKS: dict[str, Callable[[], Callable[[Any], None]]] = {
+    "tf.function": in_function,
+    "session, by the profiler": partial(in_session, 0, by_run=False),
+    "session, by run": partial(in_session, 0, by_run=True),
+    "session with 300 small variables, by run": partial(in_session, 300, by_run=True),
+    "fit of a TowerModel": in_fit,
+}
+
+
+def measure(name: str, rounds: int) -> tuple[float, float, float]:
+    """Returns milliseconds of a step, what recording adds, the least explained."""
+    take = WORKS[name]()
+    lengths, costs, shares = [], [], []
+    for _ in range(rounds):
+        with tw_core.record_steps(NUM_STEPS) as steps:
+            for _ in range(1 if name.startswith("fit") else 2 * NUM_STEPS):
+                take(steps)
+        told = steps.summary()
+        lengths.append(told.ms)
+        costs.append(told.cost or 0.0)
+        shares += [explained(step) for step in steps.steps]
+    return median(lengths), median(costs), min(shares)
+
+
+def main(arguments: list[str]) -> None:
+    """Prints a row for each work."""
+    parser = argparse.ArgumentParser(prog="timeline", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--works", nargs="*", choices=list(WORKS), default=list(WORKS))
+    options = parser.parse_args(arguments)
+    print("| work | step, ms | recording adds | explained, at least |")
+    print("|---|---|---|---|")
+    for name in options.works:
+        ms, cost, share = measure(name, options.rounds)
+        print(f"| {name} | {ms:.1f} | {cost:+.1%} | {share:.1%} |", flush=True)
