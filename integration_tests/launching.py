@@ -2,7 +2,8 @@
 
 A fresh Python takes seconds of a processor to import TensorFlow. Where a test is about
 what a program does and not about how it comes to be, it is forked from a template that
-has TensorFlow in it, and so is each task that it starts with tw-launch.
+has TensorFlow in it, and so is each task that it starts with tw-launch. Of a process
+that is to be watched as an ordinary one, ``python -m launching ...`` forks the tasks.
 """
 
 import contextlib
@@ -90,10 +91,24 @@ def _run(command: list[str], cwd: Path, said: str) -> NoReturn:
     output = os.open(said, os.O_WRONLY | os.O_APPEND)
     os.environ.update(VARIABLES)
     if command[1:3] == ["-m", "tw_syncrep.launch"]:
-        import tw_syncrep.launch  # noqa: F401 - it names the class that is replaced
-
-        subprocess.Popen = _fork_or_exec  # type: ignore[assignment, misc]
+        _fork_tasks()
     _become(command[1:], output, output)
+
+
+def _fork_tasks() -> None:
+    """Has tw-launch fork its tasks from the process that it runs in."""
+    import tw_syncrep.launch  # noqa: F401 - it names the class that is replaced
+
+    subprocess.Popen = _fork_or_exec  # type: ignore[assignment, misc]
+
+
+def main() -> NoReturn:
+    """Becomes tw-launch with the arguments given; its tasks begin with TensorFlow."""
+    import keras  # noqa: F401
+    import tensorflow  # noqa: F401
+
+    _fork_tasks()
+    _become(["-m", "tw_syncrep.launch", *sys.argv[1:]], 1, 2)
 
 
 def _become(words: list[str], stdout: int, stderr: int) -> NoReturn:
@@ -104,10 +119,12 @@ def _become(words: list[str], stdout: int, stderr: int) -> NoReturn:
     # A thread of the process from which it was forked may hold the lock of the old.
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    words = words[words[0] == "-u" :]  # Each line is written when it ends, anyway.
     import numpy as np  # Not at the top: ``pieces`` has the standard library alone.
 
     np.random.seed()  # Else it draws what all others draw.
-    sys.path[:] = [path for path in sys.path if path != HERE]
+    if HERE not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+        sys.path[:] = [path for path in sys.path if path != HERE]
     status = 0
     try:
         if words[0] == "-m":
@@ -174,3 +191,7 @@ class _Forked:
 
     def wait(self) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -167,7 +167,7 @@ def wait_for(is_so, deadline_s=100.0):
 @pytest.mark.parametrize("form", [[], ["--processes"]], ids=["servers", "processes"])
 def test_the_short_form_loses_nothing(form):
     short = ("--minutes", str(SHORT_S / 60), "--kill-every", str(KILL_EVERY_S))
-    process = start(*short, *form)
+    process = start("--light", *short, *form)
     output = output_of(process, LONGEST_S)
     assert process.returncode == 0, output
     assert output.splitlines()[-1] == "0 faults"
@@ -181,7 +181,8 @@ def test_the_short_form_loses_nothing(form):
 @pytest.mark.parametrize("when", ["as all start", "as all train"])
 def test_ctrl_c_ends_it_with_a_summary_and_leaves_no_process(tmp_path, when, form):
     log = tmp_path / "log"
-    process = start("--minutes", "5", "--log", str(log), *form)
+    light = ["--light"] if when == "as all train" else []
+    process = start("--minutes", "5", "--log", str(log), *light, *form)
     count = 4 if form else 6
     try:
         wait_for(lambda: len(tagged(str(process.pid))) >= count)

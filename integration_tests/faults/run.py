@@ -1,11 +1,12 @@
 """Drills: does harm to tasks of real clusters, and checks what must hold then.
 
-``syncrep_faults`` (with parameter servers) and ``rank_faults`` (of process groups,
-"processes: ...") tell which drills there are, and what must hold. Run by the nox
-session ``faults``:
+``syncrep_faults`` (with parameter servers), ``rank_faults`` (of process groups,
+"processes: ...") and ``hangs`` (of everything whose waits are bounded, "hangs: ...")
+tell which drills there are, and what must hold. Run by the nox session ``faults``:
 
     nox -s faults -- --trials 20
     nox -s faults -- --trials 20 --drill processes
+    nox -s faults -- --trials 20 --drill hangs --ledger docs/benchmarks/hangs.tsv
     nox -s faults -- --total 1000 --ledger docs/benchmarks/syncrep-faults.tsv
 
 With a ledger, trials that are in it count: it can be stopped at any time, and goes on
@@ -53,11 +54,12 @@ def main() -> int:
     for lane in lanes:
         lane.join()
     lines = [line for line in ledger.lines if line.drill in names]
-    for is_of_processes in (False, True):
-        own = [name for name in names if is_of_ranks(name) == is_of_processes]
+    for family in families():
+        own = [name for name in names if find_family(name) is family]
         if own:
             here = [line for line in lines if line.drill in own]
-            print(summarize(here, grid(own), tells_lost=not is_of_processes))
+            tells_lost = not any(map(is_of_ranks, own)) and not is_hang(own[0])
+            print(summarize(here, grid(own), tells_lost=tells_lost))
     minutes, fresh = (time.monotonic() - began) / 60, ledger.lines[before:]
     print(f"{len(fresh)} trials in {minutes:.0f} min; {len(lines)} in all")
     return 0 if all(line.is_good for line in fresh) else 1
@@ -65,10 +67,10 @@ def main() -> int:
 
 def read_arguments() -> argparse.Namespace:
     """Reads the command line; without a total, there are as many trials of each."""
-    from rank_faults import DRILLS as RANK_DRILLS
-    from syncrep_faults import DRILLS, SCENES
+    from syncrep_faults import SCENES
 
-    known = [*DRILLS, *SCENES, *RANK_DRILLS]
+    servers, *others = [list(family.DRILLS) for family in families()]
+    known = [*servers, *SCENES, *(name for names in others for name in names)]
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0], epilog=f"Drills: {'; '.join(known)}."
     )
@@ -134,10 +136,7 @@ class Drills:
             return name
 
     def _try(self, name: str) -> Line:
-        import rank_faults
-        import syncrep_faults
-
-        family = rank_faults if is_of_ranks(name) else syncrep_faults
+        family = find_family(name)
         with tempfile.TemporaryDirectory() as folder:
             outcome = family.run_drill(self._template, name, Path(folder))
         remarks = outcome.remarks
@@ -156,6 +155,28 @@ class Drills:
         )
 
 
+def families() -> list[Any]:
+    """Returns the modules that tell which drills there are."""
+    import hangs
+    import rank_faults
+    import syncrep_faults
+
+    return [syncrep_faults, rank_faults, hangs]
+
+
+def find_family(name: str) -> Any:
+    """Returns the module that a drill is from."""
+    servers, *others = families()
+    return next((family for family in others if name in family.DRILLS), servers)
+
+
+def is_hang(name: str) -> bool:
+    """Returns whether a drill makes something hang, and looks at the reports."""
+    import hangs
+
+    return name in hangs.DRILLS
+
+
 def is_of_ranks(name: str) -> bool:
     """Returns whether a drill is one of process groups."""
     import rank_faults
@@ -165,10 +186,7 @@ def is_of_ranks(name: str) -> bool:
 
 def is_linked(name: str) -> bool:
     """Returns whether a drill takes links down."""
-    import rank_faults
-    import syncrep_faults
-
-    return (rank_faults if is_of_ranks(name) else syncrep_faults).is_linked(name)
+    return not is_hang(name) and bool(find_family(name).is_linked(name))
 
 
 def grid(names: Sequence[str]) -> dict[tuple[str, str], dict[str, str]]:

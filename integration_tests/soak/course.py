@@ -20,6 +20,7 @@ VICTIMS = ("worker 1", "ps 0", "worker 0")
 LONG_LIVED = ("towers", "tw-launch", "worker 2")
 START_S, RECOVER_S, END_S = 120.0, 150.0, 60.0
 QUIET_S = 5.0  # at least, between a recovery and the next kill
+LIGHT_PAUSE_S = 0.02  # after each step of a worker or a tower
 ACCURACY = 0.9
 LOOK_EVERY_S, SAMPLE_EVERY_S, SAY_EVERY_S = 0.2, 1.0, 10.0
 
@@ -39,10 +40,24 @@ class Soak:
     warm_up_kills = VICTIMS.index("ps 0") + 1
 
     def __init__(
-        self, folder: Path, kill_every_s: float, log: Path | None = None
+        self,
+        folder: Path,
+        kill_every_s: float,
+        log: Path | None = None,
+        *,
+        is_light: bool = False,
     ) -> None:
-        """Starts nothing yet; ``log`` is where all lines of the programs go."""
+        """Starts nothing yet.
+
+        Args:
+          folder: where checkpoints go.
+          kill_every_s: seconds from kill to kill.
+          log: where all lines of the programs go.
+          is_light: tasks are forked from a launcher with TensorFlow in it, and pause
+            after each step; else they start afresh and train as fast as they can.
+        """
         self.faults: list[str] = []
+        self._is_light = is_light
         self._folder, self._kill_every_s = folder, kill_every_s
         self._started = time.monotonic()
         self._towers, self._cluster = Ledger(), Ledger()
@@ -134,10 +149,18 @@ class Soak:
 
     def _commands(self) -> dict[str, list[str]]:
         """Returns the programs' commands, by name."""
-        towers = _python("soak.towers_program", "--folder", self._folder)
-        launch = _launch("--ps", 1, "--workers", len(WORKERS))
-        task = _python("soak.task_program", "--folder", self._folder)
+        towers = self._program("soak.towers_program")
+        launch = self._launch("--ps", 1, "--workers", len(WORKERS))
+        task = self._program("soak.task_program")
         return {"towers": towers, "tw-launch": [*launch, "--", *task]}
+
+    def _launch(self, *arguments: object) -> list[str]:
+        module = "launching" if self._is_light else "tw_syncrep.launch"
+        return _python(module, *arguments, "--max-restarts", 1_000_000)
+
+    def _program(self, module: str) -> list[str]:
+        pause_s = LIGHT_PAUSE_S if self._is_light else 0.0
+        return _python(module, "--folder", self._folder, "--pause", pause_s)
 
     def _choose_victims(self) -> Iterator[str]:
         """Yields the tasks to kill, one after the other."""
@@ -254,8 +277,8 @@ class GroupSoak(Soak):
             "--restart-delay",
             0,
         )  # It would double each time.
-        launch = _launch("--ps", 0, "--workers", len(WORKERS), *again)
-        task = _python("soak.group_program", "--folder", self._folder)
+        launch = self._launch("--ps", 0, "--workers", len(WORKERS), *again)
+        task = self._program("soak.group_program")
         return {"tw-launch": [*launch, "--", *task]}
 
     def _choose_victims(self) -> Iterator[str]:
@@ -273,7 +296,3 @@ class GroupSoak(Soak):
 
 def _python(module: str, *arguments: object) -> list[str]:
     return [sys.executable, "-u", "-m", module, *map(str, arguments)]
-
-
-def _launch(*arguments: object) -> list[str]:
-    return _python("tw_syncrep.launch", *arguments, "--max-restarts", 1_000_000)

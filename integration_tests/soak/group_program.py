@@ -39,7 +39,9 @@ class Model(tf.Module):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
-    folder = parser.parse_args().folder
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds a step")
+    options = parser.parse_args()
+    folder = options.folder
     tell("start", pid=os.getpid())
     warnings.simplefilter("ignore", cluster.ExposedServerWarning)
     group = processes.join(timeout_s=WAIT_S)
@@ -53,7 +55,7 @@ def main() -> None:
     processes.broadcast_variables(model.variables, group=group)
     if saved is not None and int(model.step) < int(saved.rpartition("-")[2]):
         tell("fault", text=f"step {int(model.step)} after {saved}")
-    work(group, model, saves, folder)
+    work(group, model, saves, folder, options.pause)
     if group.rank == 0:
         weights = [variable.numpy() for variable in model.weights.all]
         tell("end", step=int(model.step), accuracy=accuracy(*weights))
@@ -62,7 +64,13 @@ def main() -> None:
     group.leave()
 
 
-def work(group: processes.ProcessGroup, model: Model, saves: Any, folder: Path) -> None:
+def work(
+    group: processes.ProcessGroup,
+    model: Model,
+    saves: Any,
+    folder: Path,
+    pause_s: float,
+) -> None:
     """Trains until rank 0 sees the stop file; it tells the others in the sum."""
     rows, _ = digits()
     random = np.random.default_rng(os.getpid())
@@ -88,6 +96,7 @@ def work(group: processes.ProcessGroup, model: Model, saves: Any, folder: Path) 
         stops = float(group.rank == 0 and (folder / "stop").exists())
         batch = (rows.images[chosen], rows.labels[chosen], np.float32(stops))
         is_over = bool(train(*map(tf.constant, batch)) > 0)
+        time.sleep(pause_s)
         now_s = time.monotonic()
         if now_s >= due["report"]:
             due["report"] = now_s + REPORT_EVERY_S

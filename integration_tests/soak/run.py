@@ -38,6 +38,11 @@ def main() -> int:
         help="seconds from kill to kill; 60, or 20 in a short run",
     )
     parser.add_argument("--log", type=Path, help="file for all that the programs say")
+    parser.add_argument(
+        "--light",
+        action="store_true",
+        help="spare the processor: fork the tasks, and pause after each step",
+    )
     options = parser.parse_args()
     kill_every_s = options.kill_every or (60.0 if options.minutes > 5 else 20.0)
     # Also where a shell's background job has Python ignore SIGINT.
@@ -45,7 +50,8 @@ def main() -> int:
         signal.signal(number, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         make = GroupSoak if options.processes else Soak
-        return run(make(Path(folder), kill_every_s, options.log), 60 * options.minutes)
+        soak = make(Path(folder), kill_every_s, options.log, is_light=options.light)
+        return run(soak, 60 * options.minutes)
 
 
 def run(soak: Soak, seconds: float) -> int:

@@ -33,7 +33,8 @@ WAIT_S = 120.0  # a restart takes a minute on a machine that is busy
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
-    folder = parser.parse_args().folder
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds a step")
+    options = parser.parse_args()
     task = cluster.read_tf_config()
     tell("start", pid=os.getpid())
     with warnings.catch_warnings():
@@ -41,7 +42,7 @@ def main() -> None:
         server = cluster.start_server(task)
     if task.job == "ps":
         serve()
-    train(task, server.target, folder)
+    train(task, server.target, options.folder, options.pause)
 
 
 def serve() -> None:
@@ -88,7 +89,7 @@ def build(task: Any) -> Graph:
     )
 
 
-def train(task: Any, target: str, folder: Path) -> None:
+def train(task: Any, target: str, folder: Path, pause_s: float) -> None:
     with tf.Graph().as_default():
         graph = build(task)
         hook = graph.optimizer.make_session_run_hook(task.is_chief)
@@ -102,14 +103,16 @@ def train(task: Any, target: str, folder: Path) -> None:
             log_step_count_steps=None,
         ) as session:
             random = np.random.default_rng(os.getpid())
-            work(session, graph, task, folder, random)
+            work(session, graph, task, folder, random, pause_s)
             if task.is_chief:
                 finish(session, graph)
     if not task.is_chief:
         tell("end")
 
 
-def work(session: Any, graph: Graph, task: Any, folder: Path, random: Any) -> None:
+def work(
+    session: Any, graph: Graph, task: Any, folder: Path, random: Any, pause_s: float
+) -> None:
     """Trains until the run is over: for the chief, when the stop file is there."""
     rows, _ = digits()
     stop = folder / "stop"
@@ -124,6 +127,7 @@ def work(session: Any, graph: Graph, task: Any, folder: Path, random: Any) -> No
                 }
                 _, at = session.run([graph.train_op, graph.step], feed)
                 saw(int(at))
+                time.sleep(pause_s)
         if not session.should_stop():
             report(session, graph)
 

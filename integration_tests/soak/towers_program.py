@@ -26,21 +26,23 @@ from tw_core.testing import CPUS
 v1 = tf.compat.v1
 TOWERS, ROWS = 4, 32
 REPORT_EVERY_S = 1.0
-PAUSE_S = 0.002  # after each tower's step: the cluster beside it has deadlines
+PAUSE_S = 0.002  # at least, after a tower's step: the cluster beside has deadlines
 CONFIG = v1.ConfigProto(device_count={"CPU": TOWERS})
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
-    folder = parser.parse_args().folder
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds a step")
+    options = parser.parse_args()
+    folder, pause_s = options.folder, max(options.pause, PAUSE_S)
     os.nice(10)
     tell("start", pid=os.getpid())
     asked = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: asked.set())
     with tf.Graph().as_default(), v1.Session(config=CONFIG) as session:
-        steps, counters, weights = build(session)
+        steps, counters, weights = build(session, pause_s)
         runner = AsyncRunner(steps).start()
         while runner.is_running and not asked.is_set():
             if (folder / "stop").exists():
@@ -52,7 +54,9 @@ def main() -> int:
         return finish(done, session.run(counters), session.run(weights))
 
 
-def build(session: Any) -> tuple[list[Callable[[], Any]], list[Any], list[Any]]:
+def build(
+    session: Any, pause_s: float
+) -> tuple[list[Callable[[], Any]], list[Any], list[Any]]:
     """Builds the towers; their step functions, counters and the shared weights."""
     builder = AsyncMultiGPUBuilder(list(CPUS[:TOWERS]))
     fed = [
@@ -80,21 +84,21 @@ def build(session: Any) -> tuple[list[Callable[[], Any]], list[Any], list[Any]]:
             counted.append(counter.assign_add(1, read_value=False))
     session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
     steps = [
-        feeding(session.make_callable(op, own), k)
+        feeding(session.make_callable(op, own), k, pause_s)
         for k, (op, own) in enumerate(zip(counted, fed, strict=True))
     ]
     return steps, counters, [v for _, v in pairs[0]]
 
 
-def feeding(call: Callable[..., Any], seed: int) -> Callable[[], Any]:
-    """One tower's step: draws rows, and trains on them."""
+def feeding(call: Callable[..., Any], seed: int, pause_s: float) -> Callable[[], Any]:
+    """One tower's step: draws rows, trains on them, and pauses."""
     rows, _ = digits()
     random = np.random.default_rng(seed)
 
     def step() -> None:
         chosen = random.integers(0, len(rows.images), ROWS)
         call(rows.images[chosen], rows.labels[chosen])
-        time.sleep(PAUSE_S)
+        time.sleep(pause_s)
 
     return step
 
