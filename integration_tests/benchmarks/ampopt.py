@@ -63,6 +63,16 @@ def race_function(size: Size, multiplier: int | None, rounds: int) -> list[Timin
     return _race(work, made, made[0].contender.name, rounds)
 
 
+def race_weights(
+    size: Size, num_towers: int, multiplier: int | None, rounds: int
+) -> list[Timing]:
+    """Races steps with and without weights, in session graphs."""
+    options = (size, num_towers, multiplier or 1, multiplier)
+    made = [our_graph(*options), our_graph(*options, weighs=True)]
+    made_of = f"{size}, {num_towers} tower{'s' * (num_towers > 1)}"
+    return _race(f"weights, {made_of}, {_how(multiplier)}", made, OURS, rounds)
+
+
 def check(made: list[Made], plain: Made) -> None:
     """Makes every contender reach by runs what ``plain`` reaches by steps."""
     for _ in range(CHECKED_UPDATES):
@@ -100,7 +110,7 @@ def main(arguments: list[str]) -> None:
         default=[1, GROUP],
         help="micro-batches in an update; 1 is no accumulation",
     )
-    parser.add_argument("--only", choices=["graph", "function", "count"])
+    parser.add_argument("--only", choices=["graph", "function", "count", "weights"])
     options = parser.parse_args(arguments)
     tw_core.use_logical_cpus(max(options.towers))
     report = Report("ampopt")
@@ -111,6 +121,10 @@ def main(arguments: list[str]) -> None:
         if options.only in (None, "graph"):
             for towers in options.towers:
                 _report_graph(report, SIZES[name], towers, multiplier, options.rounds)
+        if options.only in (None, "weights"):
+            for towers in options.towers:
+                work = race_weights(SIZES[name], towers, multiplier, options.rounds)
+                report.add(work, OURS)
         if options.only in (None, "function"):
             _report_function(report, SIZES[name], multiplier, options.rounds)
     if report.rows:  # counts alone give nothing to draw

@@ -21,7 +21,7 @@ import tw_reduce
 v1 = tf.compat.v1
 RATE = 0.01
 SCALE = tw_ampopt.DynamicLossScale()
-PLAIN, OURS = "plain optimizer", "tw_ampopt"
+PLAIN, OURS, WEIGHED = "plain optimizer", "tw_ampopt", "tw_ampopt with weights"
 
 
 @dataclass(frozen=True)
@@ -113,15 +113,25 @@ def plain_graph(size: Size, num_towers: int, calls: int) -> Made:
         return model.contender(PLAIN, tf.group(*ops), calls)
 
 
-def our_graph(size: Size, num_towers: int, calls: int, multiplier: int | None) -> Made:
+def our_graph(
+    size: Size,
+    num_towers: int,
+    calls: int,
+    multiplier: int | None,
+    *,
+    weighs: bool = False,
+) -> Made:
+    """Ours; with weights those are 3, 4, ... rows, which only the run knows."""
     with tf.Graph().as_default():
         model = GraphModel(size, num_towers)
         optimizer = tw_ampopt.Optimizer(
             learning_rate=RATE, minibatch_multiplier=multiplier, loss_scale=SCALE
         )
-        for loss, variables in zip(model.losses, model.towers, strict=True):
-            optimizer.register_gradients(loss, variables)
-        return model.contender(OURS, optimizer.apply_updates(), calls)
+        for k, (loss, own) in enumerate(zip(model.losses, model.towers, strict=True)):
+            rows = v1.placeholder_with_default(3 + k, []) if weighs else None
+            optimizer.register_gradients(loss, own, weight=rows)
+        name = WEIGHED if weighs else OURS
+        return model.contender(name, optimizer.apply_updates(), calls)
 
 
 def tensorflow_graph(size: Size, calls: int) -> Made:

@@ -141,13 +141,14 @@ def function_contenders(cell: Cell, arrays: Arrays) -> list[Contender]:
     found = []
     for name, make in makers.items():
         if _asked(name, cell.only):
-            run, results = _traced(make)
+            run, results = traced(make)
             arrays.check(name, results(), scale=1.0)
             found.append(Contender(name + FUNCTION, run, config="tf.function"))
     return found
 
 
-def _traced(make: Callable[[], Lists]) -> tuple[Callable[[], Any], Callable[[], Lists]]:
+def traced(make: Callable[[], Lists]) -> tuple[Callable[[], Any], Callable[[], Lists]]:
+    """Returns a ``tf.function`` of it, and what that gives as arrays."""
     noted: list[Fetched] = []
 
     @tf.function(autograph=False)
