@@ -10,9 +10,11 @@ import functools
 import http.server
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
-from urllib.parse import unquote, urldefrag, urljoin, urlparse
+from urllib.parse import quote, unquote, urldefrag, urljoin, urlparse
 
 import pytest
 
@@ -45,7 +47,14 @@ PAGES = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html"
 @pytest.fixture(scope="module")
 def address():
     """Serves the site on a free port."""
-    handler = functools.partial(Quiet, directory=str(SITE))
+    with served(SITE) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def served(folder):
+    """Serves a folder on a free port, whose address it gives."""
+    handler = functools.partial(Quiet, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}/"
@@ -88,7 +97,11 @@ def page(request, browser):
     opened.set_default_timeout(WAIT_MS)
     faults = []
     opened.on("pageerror", lambda error: faults.append(str(error)))
-    opened.on("requestfailed", lambda asked: faults.append(asked.url))
+    # A page that is left at once does not wait for the list of versions.
+    opened.on(
+        "requestfailed",
+        lambda asked: "versions.json" in asked.url or faults.append(asked.url),
+    )
     yield opened
     opened.close()
     assert not faults
@@ -174,6 +187,106 @@ def test_the_start_pages_search_box_leads_there(browser, address):
     page.locator("input[name=q]").first.press("Enter")
     page.wait_for_selector("#search-results li a")
     page.close()
+
+
+MESSAGES = {  # words that stand between the names and numbers -> page and heading
+    "every tower needs an optimizer of its own": "errors/builders.html",
+    "must be called outside of tf.function": "errors/core.html#",
+    "every tower must bring the same number of gradients": "errors/reduce.html#",
+    "there is no batch to train on": "errors/rlload.html#",
+    "TF_CONFIG is not set": "errors/syncrep.html#",
+    "loss must be a scalar": "errors/ampopt.html#",
+}
+
+
+@pytest.mark.parametrize("words", MESSAGES)
+def test_the_search_finds_an_error_by_words_of_its_message(browser, address, words):
+    page = browser.new_page(viewport=DESK)
+    page.goto(f"{address}search.html?q={quote(words)}")
+    page.wait_for_selector("#search-results li a")
+    found = page.locator("#search-results li a").evaluate_all(
+        "links => links.map(link => link.getAttribute('href'))"
+    )
+    page.close()
+    assert any(MESSAGES[words] in link for link in found[:3]), found
+
+
+PASTED = {  # as they were raised -> page and heading
+    "make_optimizers: towers 0 and 1 got the same Adam object; every tower needs an "
+    "optimizer of its own, or the replicas drift apart. Make a new one in each call of "
+    "get_opt_fn.": "errors/builders.html#towers-and-got-the-same-object",
+    "ValueError: sum_balanced: every tower must bring the same number of gradients; "
+    "got [2, 1] from towers 0..1. A tower falls short when a variable's gradient is "
+    "None: drop it, or fill it with zeros, everywhere.": (
+        "errors/reduce.html#every-tower-must-bring-the-same-number-of-gradients"
+    ),
+    "RuntimeError: use_logical_cpus: TensorFlow has already started with 1 logical "
+    "CPUs; asked for 4. Call it before the first tensor, variable or session.": (
+        "errors/core.html#tensorflow-has-already-started-with-logical-cpus"
+    ),
+}
+
+
+@pytest.mark.parametrize("message", PASTED)
+def test_a_message_that_is_pasted_leads_to_its_explanation(page, address, message):
+    page.goto(f"{address}errors/index.html")
+    page.get_by_label("Paste a message").fill(message)
+    first = page.locator(".find-error li a").first
+    assert first.get_attribute("href") == f"{address}{PASTED[message]}"
+    first.click()
+    page.wait_for_url(f"{address}{PASTED[message]}")
+    page.go_back()
+    page.get_by_label("Paste a message").fill("something else entirely")
+    page.get_by_text("No message that says what to do").wait_for()
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """Serves the site as two versions, the older without the how-tos."""
+    pages = tmp_path_factory.mktemp("pages")
+    older = tmp_path_factory.mktemp("older") / "site"
+    shutil.copytree(SITE, older, ignore=shutil.ignore_patterns("howto"))
+    for site, version in ((older, "tw-core-v0.1.0"), (SITE, "main")):
+        command = [sys.executable, ROOT / "docs" / "publish.py", site, pages, version]
+        subprocess.run(command, check=True, timeout=60)
+    with served(pages) as found:
+        yield found
+
+
+def test_versions_are_chosen_by_keyboard_and_keep_the_page(browser, published):
+    page = browser.new_page(viewport=DESK)
+    page.set_default_timeout(WAIT_MS)
+    page.goto(f"{published}main/design/core.html")
+    versions = page.get_by_label("Version", exact=True)
+    versions.wait_for(state="visible")
+    assert versions.locator("option").all_inner_texts() == [
+        "development",
+        "tw-core 0.1.0",
+    ]
+    assert versions.input_value() == "main"
+    versions.focus()
+    page.keyboard.press("ArrowDown")
+    page.wait_for_url(f"{published}tw-core-v0.1.0/design/core.html")
+    versions.wait_for(state="visible")
+    assert versions.input_value() == "tw-core-v0.1.0"
+    page.close()
+
+
+def test_a_page_that_the_other_version_lacks_leads_to_its_start(browser, published):
+    page = browser.new_page(viewport=DESK)
+    page.set_default_timeout(WAIT_MS)
+    page.goto(f"{published}main/howto/core.html")
+    page.get_by_label("Version", exact=True).select_option("tw-core-v0.1.0")
+    page.wait_for_url(f"{published}tw-core-v0.1.0/")
+    page.goto(published)
+    page.wait_for_url(f"{published}main/")
+    page.close()
+
+
+def test_a_site_without_other_versions_offers_none(page, address):
+    page.goto(address)
+    page.wait_for_load_state("networkidle")
+    assert not page.get_by_label("Version", exact=True).is_visible()
 
 
 def test_pictures_stay_readable_in_dark_mode(browser, address):

@@ -14,6 +14,7 @@ PACKAGES = {path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")}
 SESSION = re.compile(r"nox(?: -R)? -s ((?:\"[^\"]+\" ?|\w[\w-]* ?)+)")
 MODULES = {
     "tw-launch": ["packages/tw-syncrep/src/tw_syncrep/launch/*.py"],
+    "tw-doctor": ["packages/tw-reduce/src/tw_reduce/doctor/*.py"],
     "train": ["docs/examples/train_digits.py"],
     "train-rl": ["docs/examples/ppo/train.py"],
     "bench": ["integration_tests/benchmarks/run.py"],
@@ -67,8 +68,8 @@ def test_the_options_in_a_pages_commands_exist(path):
     for words in commands(path):
         own, theirs = split(words)
         program = own[0].rpartition("/")[2]
-        if program == "tw-launch":
-            check_options("tw-launch", own[1:], path)
+        if program in ("tw-doctor", "tw-launch"):
+            check_options(program, own[1:], path)
         for session in [w for w in own if program == "nox" and w in MODULES]:
             check_options(session, theirs, path)
 

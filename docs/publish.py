@@ -1,0 +1,70 @@
+"""Puts a built site beside those of other versions: ``publish.py SITE PAGES VERSION``.
+
+PAGES is the folder that a server shows: a folder per version in it, ``versions.json``,
+from which the pages offer the others, and an ``index.html`` that leads to the newest.
+VERSION is ``main``, or the tag of a release: packages have versions of their own, so
+that the site as it was at ``tw-core-v0.2.1`` is that of tw-core 0.2.1.
+"""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+LIST = "versions.json"
+BRANCH = "main"
+_RELEASE = re.compile(r"(tw-[a-z]+)-v(\d+(?:\.\d+)*)")
+_START = """\
+<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>towers</title>
+<meta http-equiv="refresh" content="0; url={folder}/">
+<a href="{folder}/">towers</a>
+"""
+
+
+def publish(site: Path, pages: Path, version: str) -> None:
+    """Puts ``site`` into ``pages``, in place of one of the same version.
+
+    Raises:
+      ValueError: the version is neither ``main`` nor a release's tag, or the site has
+        no page.
+    """
+    if version != BRANCH and not _RELEASE.fullmatch(version):
+        raise ValueError(
+            f"publish: version must be {BRANCH!r} or a release's tag, such as "
+            f"'tw-core-v0.2.0'; got {version!r}."
+        )
+    if not (site / "index.html").exists():
+        raise ValueError(f"publish: {site} holds no site; nox -s docs builds one.")
+    shutil.rmtree(pages / version, ignore_errors=True)
+    shutil.copytree(site, pages / version)
+    folders = [path.parent.name for path in pages.glob("*/index.html")]
+    versions = [{"folder": name, "name": _shown(name)} for name in in_order(folders)]
+    (pages / LIST).write_text(json.dumps(versions, indent=1) + "\n")
+    (pages / "index.html").write_text(_START.format(folder=versions[0]["folder"]))
+    (pages / ".nojekyll").touch()  # or folders such as _static would be left out
+
+
+def in_order(folders: list[str]) -> list[str]:
+    """Returns the branch, then releases by package, the newest of each first."""
+    releases = [found for name in folders if (found := _RELEASE.fullmatch(name))]
+    releases.sort(key=lambda release: _numbers(release[2]), reverse=True)
+    releases.sort(key=lambda release: release[1])
+    return [BRANCH] * (BRANCH in folders) + [release[0] for release in releases]
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in version.split(".")]
+
+
+def _shown(folder: str) -> str:
+    release = _RELEASE.fullmatch(folder)
+    return f"{release[1]} {release[2]}" if release else "development"
+
+
+if __name__ == "__main__":
+    own_site, own_pages, own_version = sys.argv[1:]
+    publish(Path(own_site), Path(own_pages), own_version)

@@ -1,0 +1,111 @@
+"""The built site has each page as Markdown, too, and lists them for programs.
+
+`nox -s docs` builds the site and runs this. Otherwise it is skipped, as a site that was
+built before need not be that of the pages as they are.
+"""
+
+import os
+import re
+from html import unescape
+from pathlib import Path
+
+import pytest
+from docs_blocks import PAGES, ROOT, python_blocks
+
+SITE = Path(os.environ.get("TOWERS_SITE", "no site")).resolve()
+LIST = SITE / "llms.txt"
+LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)")
+ENTRY = re.compile(r"^- \[(?P<title>.+?)\]\((?P<path>\S+?\.md)\)(: (?P<note>.+))?$")
+
+if "TOWERS_SITE" not in os.environ:
+    pytest.skip("TOWERS_SITE names no site", allow_module_level=True)
+
+DOCS = ROOT / "docs"
+SOURCES = sorted({*PAGES, *DOCS.glob("tutorials/*.ipynb")})
+NAMES = [path.relative_to(DOCS).with_suffix("").as_posix() for path in SOURCES]
+TWINS = {name: (SITE / f"{name}.md").read_text("utf-8") for name in NAMES}
+
+
+def prose(text):
+    """Markdown without its code."""
+    text = re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"(`+).+?\1", "", text)
+
+
+def test_every_page_has_a_twin_that_it_names():
+    assert len(NAMES) > 40
+    for name in NAMES:
+        html = (SITE / f"{name}.html").read_text("utf-8")
+        twin = name.rpartition("/")[2]
+        link = f'<link rel="alternate" type="text/markdown" href="{twin}.md">'
+        assert link in html, name
+        title = re.search(r"<title>(.*?) - towers</title>", html, re.DOTALL)
+        wanted = re.sub(r"<.*?>", "", unescape(title[1])) if title else "towers"
+        first = TWINS[name].lstrip().splitlines()[0]
+        assert first.replace("`", "").replace("\\", "") == f"# {wanted}", name
+
+
+def test_pages_that_are_made_have_no_twin_to_name():
+    assert "text/markdown" not in (SITE / "search.html").read_text("utf-8")
+
+
+def test_a_twin_has_its_pages_code():
+    for path in PAGES:
+        name = path.relative_to(DOCS).with_suffix("").as_posix()
+        for block in python_blocks(path):
+            lines = [line.strip() for line in block.code.splitlines()]
+            shown = [line.strip() for line in TWINS[name].splitlines()]
+            at = shown.index(lines[0])
+            assert any(
+                shown[at : at + len(lines)] == lines
+                for at in range(at, len(shown))
+                if shown[at] == lines[0]
+            ), f"{path}:{block.line}"
+
+
+def test_links_and_pictures_of_twins_lead_somewhere():
+    links = [
+        (name, link)
+        for name, text in TWINS.items()
+        for link in LINK.findall(prose(text))
+    ]
+    assert len(links) > 100
+    base = {name: (SITE / name).parent for name in NAMES}
+    broken = {f"{n}: {link}" for n, link in links if not (base[n] / link).exists()}
+    assert not broken
+
+
+def test_a_twin_has_signatures_as_python_has_them():
+    assert "### tw_reduce.mean(reducer, \\*, weights=None)" in TWINS["api/tw-reduce"]
+    assert "**devices** (Sequence[str])" in TWINS["api/tw-reduce"]
+
+
+def test_the_list_of_pages_is_as_its_convention_has_it():
+    title, gap, summary, *rest = LIST.read_text("utf-8").splitlines()
+    assert (title, gap) == ("# towers", "")
+    assert summary.startswith("> Six small packages for tower-style data-parallel")
+    sections = [line for line in rest if line.startswith("## ")]
+    assert sections[0] == "## Start"
+    assert sections[-1] == "## Optional"
+    assert len(set(sections)) == len(sections)
+    entries = [line for line in rest if line and line not in sections]
+    assert all(ENTRY.match(line) for line in entries), entries
+
+
+def test_the_list_has_every_page_once_with_a_line_on_it():
+    entries = [
+        found
+        for line in LIST.read_text("utf-8").splitlines()
+        if (found := ENTRY.match(line))
+    ]
+    listed = [entry["path"].removesuffix(".md") for entry in entries]
+    assert sorted(listed) == sorted(NAMES)
+    without = [entry["title"] for entry in entries if not entry["note"]]
+    assert without == ["Glossary"]
+
+
+def test_versions_are_offered_where_there_are_others():
+    html = (SITE / "index.html").read_text("utf-8")
+    assert '<div class="versions" hidden>' in html
+    assert '<label for="versions">' in html
+    assert "_static/versions.js" in html
