@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,29 @@ nox.options.sessions = [
 
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
+SITE = ROOT / "out" / "docs"
 # The interpreters that TensorFlow supports, as far as they are present.
 PYTHONS = [v for v in ("3.11", "3.12", "3.13") if shutil.which(f"python{v}")]
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
 CLIENTS = sorted(path.stem for path in ROOT.glob("integration_tests/clients/*.py"))
 # What packages are installed from -> how the command for it begins in a README.
 SOURCES = {"checkout": "pip install ./packages/", "wheels": "pip install dist/"}
+
+# What stands in for what, to try the versions to come.
+NIGHTLY = {
+    "tensorflow": "tf-nightly",
+    "keras": "keras-nightly",
+    "tf-keras": "tf-keras-nightly",
+}
+# Schema of check-jsonschema -> the files that it checks.
+FORGE_FILES = {
+    "vendor.github-workflows": [".github/workflows/*.yml"],
+    "custom.github-workflows-require-timeout": [".github/workflows/*.yml"],
+    "vendor.github-issue-forms": [".github/ISSUE_TEMPLATE/[!c]*.yml"],
+    "vendor.github-issue-config": [".github/ISSUE_TEMPLATE/config.yml"],
+    "vendor.dependabot": [".github/dependabot.yml"],
+    "vendor.citation-file-format": ["CITATION.cff"],
+}
 
 # What one builder of the documentation has read, the next need not read.
 READ_ONCE = ("--doctree-dir", "out/doctrees")
@@ -178,6 +196,13 @@ def conformance(session: nox.Session) -> None:
     run_on_wheels(session, table, TOWERS_CONFORMANCE="full")
 
 
+@nox.session(requires=["build"], reuse_venv=False)
+def gallery(session: nox.Session) -> None:
+    """Trains the programs of the gallery at their own length, some from five seeds."""
+    programs = "integration_tests/test_keras_gallery.py"
+    run_on_wheels(session, programs, TOWERS_GALLERY="full")
+
+
 @nox.session(requires=["build"], reuse_venv=False, python=PYTHONS)
 @nox.parametrize("resolution", ["lowest-direct", "highest"], ids=["lowest", "newest"])
 def matrix(session: nox.Session, resolution: str) -> None:
@@ -199,13 +224,32 @@ def matrix(session: nox.Session, resolution: str) -> None:
     session.run("pytest", *at_once(4), *session.posargs, env=env)
 
 
+@nox.session(requires=["build"], reuse_venv=False)
+def nightly(session: nox.Session) -> None:
+    """Runs all packages' tests with TensorFlow's nightly build, and Keras's.
+
+    They train every combination, of which ``tests`` trains a cover.
+    """
+    needed = [*third_parties(*PACKAGES), *test_requirements(*PACKAGES)]
+    kept = [line for line in needed if Requirement(line).name not in NIGHTLY]
+    session.install(*sorted(set(NIGHTLY.values())), *kept)
+    session.install("--no-deps", *map(wheel, PACKAGES))
+    env = {**ENV, "PYTHONPATH": None, "TOWERS_TESTS": "full"}
+    session.run("pytest", *at_once(4), *session.posargs, env=env)
+
+
 @nox.session(reuse_venv=True)
 def lint(session: nox.Session) -> None:
-    """Checks style, format and types."""
+    """Checks style, format, types, and what is written for the forge."""
     session.install(*group("lint"), *group("api"))
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy")
+    for schema, patterns in FORGE_FILES.items():
+        files = [str(path) for pattern in patterns for path in ROOT.glob(pattern)]
+        session.run("check-jsonschema", "--builtin-schema", schema, *files)
+    # Without a network it asks nobody whether a pinned action has known weaknesses.
+    session.run("zizmor", "--offline", "--quiet", ".github")
 
 
 @nox.session(reuse_venv=True)
@@ -227,12 +271,12 @@ def structure(session: nox.Session) -> None:
 
 # A new environment of the standard library's: its pip is what a newcomer has.
 @nox.session(requires=["build"], reuse_venv=False, venv_backend="venv")
-@nox.parametrize("source", list(SOURCES), ids=list(SOURCES))
-def pieces(session: nox.Session, source: str) -> None:
-    """Installs each package as its README says, and checks that it is enough.
+def pieces(session: nox.Session) -> None:
+    """Installs each package in the two ways of its README; checks that it is enough.
 
     The packages, or those named as in ``-- tw-core``, come and go one after the other;
-    TensorFlow stays, so all of them must need the same third parties.
+    TensorFlow stays, so all of them must need the same third parties. The README's
+    example runs with the wheels, which hold no more than what the checkout gives.
     """
     # Compiling all of TensorFlow would take as long as the rest; its import does it.
     env = {"PYTHONPATH": None, "PIP_COMPILE": "0"}
@@ -240,13 +284,14 @@ def pieces(session: nox.Session, source: str) -> None:
     if find_spec("uv"):  # Ahead of pip, which then finds TensorFlow: minutes less.
         ahead = ("-m", "uv", "pip", "install", "--python", f"{session.bin}/python")
         session.run(sys.executable, *ahead, *everywhere, external=True, silent=True)
-    for package in session.posargs or PACKAGES:
+    for source, package in product(SOURCES, session.posargs or PACKAGES):
         if (needed := third_parties(*closure(package))) != everywhere:
             session.error(f"{package} needs {needed}; {PACKAGES[0]} {everywhere}")
         command = install_command(package, source)
         session.log(command)
         session.run("sh", "-c", command, env=env, external=True, silent=True)
-        tool(session, "pieces", *closure(package))
+        less = ["--no-example"] if source == "checkout" else []
+        tool(session, "pieces", *closure(package), *less)
         session.run("pip", "uninstall", "--yes", *closure(package), silent=True)
 
 
@@ -332,17 +377,27 @@ def release(session: nox.Session) -> None:
     tool(session, "release", "--nox", sys.executable, "--", *session.posargs, **ending)
 
 
+@nox.session(reuse_venv=True)
+def tagged(session: nox.Session) -> None:
+    """Checks what a tag releases, and builds it anew, as in: -- tw-core-v0.2.0."""
+    session.install(*group("release"))
+    tool(session, "tagged", *session.posargs)
+
+
 def build_site(session: nox.Session) -> None:
-    """Builds the documentation into out/docs."""
-    html = ("-b", "html", *READ_ONCE, "docs", "out/docs")
-    session.run("sphinx-build", "-W", "--keep-going", *html, env=ENV)
+    """Builds the documentation into out/docs, each page as HTML and as Markdown."""
+    for builder in ("html", "markdown"):  # of which the latter sees no changed source
+        pages = ("-b", builder, "--write-all", *READ_ONCE, "docs", "out/docs")
+        session.run("sphinx-build", "-W", "--keep-going", *pages, env=ENV)
 
 
 @nox.session(reuse_venv=True)
 def docs(session: nox.Session) -> None:
     """Builds the documentation into out/docs, and runs the examples of docstrings."""
-    session.install(*editable(*PACKAGES), *group("docs"))
+    session.install(*editable(*PACKAGES), *group("docs"), *group("test"))
     build_site(session)
+    look = ("--noconftest", "integration_tests/test_docs_site.py")
+    session.run("pytest", *look, env={**ENV, "TOWERS_SITE": str(SITE)})
     doctest = ("-b", "doctest", *READ_ONCE, "docs", "out/doctest")
     session.run("sphinx-build", "-W", "--keep-going", *doctest, env=ENV)
 
@@ -363,7 +418,7 @@ def browser(session: nox.Session) -> None:
     build_site(session)
     session.run(
         *("pytest", "integration_tests/test_docs_browser.py", *session.posargs),
-        env={**ENV, "PYTHONPATH": None, "TOWERS_SITE": str(ROOT / "out" / "docs")},
+        env={**ENV, "PYTHONPATH": None, "TOWERS_SITE": str(SITE)},
     )
 
 

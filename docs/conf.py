@@ -21,10 +21,13 @@ language = "en"
 
 extensions = [
     "myst_parser",
+    "notebooks",
     "sphinx.ext.autodoc",
     "sphinx.ext.doctest",
     "sphinx.ext.napoleon",
+    "twins",
 ]
+templates_path = ["_templates"]
 exclude_patterns = ["examples/**"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
@@ -46,6 +49,7 @@ import numpy as np
 from tw_ampopt import *
 from tw_builders import *
 from tw_core import *
+from tw_core.black_box import *
 from tw_core.checks import *
 from tw_core.contexts import *
 from tw_core.devices import *
@@ -55,6 +59,7 @@ from tw_core.gradients import *
 from tw_core.modes import *
 from tw_core.optimizers import *
 from tw_core.testing import *
+from tw_core.timeline import *
 from tw_core.variables import *
 from tw_reduce import *
 from tw_reduce.plans import *
@@ -68,6 +73,18 @@ html_theme = "furo"
 html_title = "towers"
 html_static_path = ["_static"]
 html_css_files = ["towers.css"]
+html_js_files = [("versions.js", {"defer": "defer"})]
+html_search_scorer = str(Path(__file__).with_name("scorer.js"))
+html_sidebars = {  # furo's own, and which version this is
+    "**": [
+        "sidebar/brand.html",
+        "sidebar/search.html",
+        "versions.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "sidebar/scroll-end.html",
+    ]
+}
 html_copy_source = False
 html_domain_indices = False
 html_show_sphinx = False
@@ -99,7 +116,14 @@ def _row(*cells: nodes.Node) -> nodes.row:
 
 def setup(app):
     app.connect("autodoc-process-docstring", part_plurals)
+    app.connect("html-page-context", find_errors)
     app.add_directive("renames", Renames)
+
+
+def find_errors(app, pagename, templatename, context, doctree):
+    """Lets the page of errors take a message that is pasted."""
+    if pagename == "errors/index":
+        app.add_js_file("find_error.js", defer="defer")
 
 
 def part_plurals(app, what, name, obj, options, lines):

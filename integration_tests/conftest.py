@@ -4,6 +4,7 @@ Hypothesis has no deadline, as machines differ, and is the same at every run;
 ``--hypothesis-profile=default`` explores at random.
 """
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +17,7 @@ collect_ignore = ["benchmarks"]
 
 settings.register_profile("towers", deadline=None, derandomize=True)
 settings.load_profile("towers")
+os.environ["TW_REPORTS"] = ""  # Errors carry their reports, and write no files.
 
 
 def pytest_sessionstart() -> None:

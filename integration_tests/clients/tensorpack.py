@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 import tensorpack
+import tensorpack.models.batch_norm as batch_norm
 from docs_blocks import ROOT, blocks
 from sklearn.datasets import load_digits
 from tensorpack import (
@@ -89,8 +90,9 @@ MOVING = ours.MOVING_SUMMARY_OPS_KEY
 class Digits(ModelDesc):
     """Layers above, between and below the sizes at which gradients are packed."""
 
-    def __init__(self, new_optimizer):
+    def __init__(self, new_optimizer, synchronised=False):
         self.new_optimizer = new_optimizer
+        self.statistics = "nccl" if synchronised else None
 
     def inputs(self):
         image = tf.TensorSpec([None, 64], tf.float32, "image")
@@ -98,7 +100,8 @@ class Digits(ModelDesc):
 
     def build_graph(self, image, label):
         layer = FullyConnected("fc0", image, 300, kernel_initializer=normal(1))
-        layer = tf.nn.relu(BatchNorm("bn", layer))
+        layer = BatchNorm("bn", layer, sync_statistics=self.statistics)
+        layer = tf.nn.relu(layer)
         layer = FullyConnected("fc1", layer, 20, kernel_initializer=normal(2))
         layer = FullyConnected("fc2", layer, 10, kernel_initializer=normal(3))
         wrong = tf.logical_not(v1.nn.in_top_k(layer, label, 1))
@@ -303,7 +306,9 @@ class Record(Callback):
         self.predicted = float(np.mean(wrong))
 
 
-def train(make_trainer, optimizer, folder, *, restored=None, source=None):
+def train(
+    make_trainer, optimizer, folder, *, restored=None, source=None, synchronised=False
+):
     """Trains with one of tensorpack's trainers, and returns what it recorded."""
     with tf.Graph().as_default():
         v1.set_random_seed(0)
@@ -312,7 +317,7 @@ def train(make_trainer, optimizer, folder, *, restored=None, source=None):
         v1.get_variable(
             "position", [], tf.int32, zero, trainable=False, collections=local
         )
-        model, record = Digits(OPTIMIZERS[optimizer]), Record()
+        model, record = Digits(OPTIMIZERS[optimizer], synchronised), Record()
         config = TrainConfig(
             model=model,
             data=source or TensorInput(images_of_tower, size=STEPS),
@@ -428,6 +433,28 @@ def compare_builders(report, folder, references):
         report.row(f"{name}, {optimizer}", record, references[one, optimizer], where)
 
 
+def compare_synchronised(report, folder):
+    """Normalises by the whole batch, as one device does that is not split."""
+    batch_norm.get_sync_bn_mean_var = ours.get_sync_bn_mean_var
+    reference = without_cost(
+        train(lambda _: SimpleTrainer(), "momentum", folder / "whole")
+    )
+    trainers = {"replicated": replicated("gpu"), "server": parameter_server("cpu")}
+    for name, make in trainers.items():
+        where = folder / f"synchronised {name}"
+        record = without_cost(train(make, "momentum", where, synchronised=True))
+        apart = difference(record, reference)
+        faults = [] if apart <= TOLERANCE else ["not the whole batch"]
+        report.line(f"synchronised, {name}: largest difference {apart:.1e}", faults)
+
+
+def without_cost(record):
+    """Leaves out the average of the cost, which is that of the first tower's rows."""
+    for step in record.steps:
+        del step["mean"]
+    return record
+
+
 def compare_tensorpack(report, folder, references):
     """Trains with tensorpack's own builders, where these give what one device gives."""
     trainers = {
@@ -536,6 +563,7 @@ def main():
         checkpoint = write_checkpoint(folder / "theirs")
         take_over()
         compare_builders(report, folder, references)
+        compare_synchronised(report, folder)
         compare_queued(report, folder / "queued")
         compare_restored(report, folder / "restored", checkpoint)
     return 1 if report.failed else 0
