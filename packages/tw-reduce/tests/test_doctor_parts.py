@@ -4,14 +4,18 @@ import argparse
 import io
 import json
 import sys
+import time
+from itertools import permutations
 
 import pytest
 import tensorflow as tf
 
+from tw_core.testing import CPUS
 from tw_reduce import all_reduce, auto
 from tw_reduce.doctor import _facts, _race
 from tw_reduce.doctor._checks import NotHeld
 from tw_reduce.doctor._command import Examination
+from tw_reduce.doctor._measuring import measure_copies
 from tw_reduce.doctor._page import Page, copy_lines, reducer_lines
 from tw_reduce.doctor._profiles import (
     PROFILES,
@@ -253,11 +257,20 @@ def test_devices_of_one_memory_and_links_are_told_apart():
     rows = [
         {"from": "/gpu:0", "to": "/gpu:1", "latency_us": 3.0, "gb_per_s": 20.5},
         {"from": "/cpu:0", "to": "/cpu:1", "latency_us": 0.5, "gb_per_s": None},
+        {"from": "/cpu:1", "to": "/cpu:0", "latency_us": None, "gb_per_s": None},
     ]
-    _, link, memory = copy_lines(rows)
+    _, link, memory, untimed = copy_lines(rows)
     assert "gpu:0 -> gpu:1" in link
     assert "20.5 GB/s" in link
     assert "one memory" in memory
+    assert "cpu:1 -> cpu:0  no time left" in untimed
+
+
+def test_pairs_of_devices_that_time_did_not_reach_are_listed():
+    rows = measure_copies(CPUS[:3], print, until=time.monotonic() - 1)
+    pairs = [(row["from"], row["to"]) for row in rows]
+    assert pairs == list(permutations(CPUS[:3], 2))
+    assert {row["latency_us"] for row in rows} == {None}
 
 
 def test_strategies_that_share_a_time_are_shown_once():

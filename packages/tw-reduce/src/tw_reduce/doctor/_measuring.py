@@ -50,8 +50,9 @@ def measure_copies(
 
     Returns:
       For each pair: ``"from"``, ``"to"``, ``"latency_us"`` (of a call that copies 4
-      bytes, less that of a call that copies nothing) and ``"gb_per_s"``, None where
-      64 MiB take no longer than nothing: the devices share a memory.
+      bytes, less that of a call that copies nothing; None for a pair that did not
+      begin) and ``"gb_per_s"``, None where 64 MiB take no longer than nothing: the
+      devices share a memory.
     """
     held = {
         (device, size): _held(tf.ones([size // 4]), device)
@@ -61,7 +62,12 @@ def measure_copies(
     found = []
     for source in devices:
         for target in devices:
-            if source == target or time.monotonic() > until:
+            if source == target:
+                continue
+            row: dict[str, Any] = {"from": source, "to": target}
+            row |= {"latency_us": None, "gb_per_s": None}
+            found.append(row)
+            if time.monotonic() > until:
                 continue
             doing(f"a copy from {source} to {target}")
             small, large = (
@@ -77,14 +83,9 @@ def measure_copies(
             latency = max(0.0, times["small"].seconds - times["here"].seconds)
             moved = times["large"].seconds - times["here"].seconds
             is_copy = times["large"].ratio > _NO_COPY
-            rate = round(_COPIED_BYTES[1] / moved / 1e9, 2) if is_copy else None
-            found.append(
-                {
-                    "from": source,
-                    "to": target,
-                    "latency_us": round(1e6 * latency, 1),
-                    "gb_per_s": rate,
-                }
+            row["latency_us"] = round(1e6 * latency, 1)
+            row["gb_per_s"] = (
+                round(_COPIED_BYTES[1] / moved / 1e9, 2) if is_copy else None
             )
     return found
 

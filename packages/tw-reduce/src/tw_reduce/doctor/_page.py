@@ -97,10 +97,10 @@ def copy_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Tells how fast devices copy from each other."""
     yield "copies         latency, and rate of 64 MiB"
     for row in rows:
-        rate = row["gb_per_s"]
+        latency, rate = row["latency_us"], row["gb_per_s"]
         shown = "one memory" if rate is None else f"{rate:.1f} GB/s"
-        latency = f"{row['latency_us']:8.1f} us"
-        yield f"  {_short(row['from'])} -> {_short(row['to'])}  {latency}  {shown}"
+        told = "no time left" if latency is None else f"{latency:8.1f} us  {shown}"
+        yield f"  {_short(row['from'])} -> {_short(row['to'])}  {told}"
 
 
 def reducer_lines(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
