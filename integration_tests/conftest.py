@@ -9,7 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from covering import pytest_collection_modifyitems, pytest_configure
 from hypothesis import settings
+
+__all__ = ["pytest_collection_modifyitems", "pytest_configure"]
 
 PACKAGES = Path(__file__).parents[1] / "packages"
 

@@ -1,8 +1,5 @@
 """Logical CPUs before TensorFlow starts, and one trainer for each mode.
 
-Hypothesis has no deadline, as tracing takes its time, and is the same at every run;
-``--hypothesis-profile=default`` explores at random.
-
 A trainer has K towers of N variables, whose gradients are what it is fed: the loss is
 the sum of each variable times its feed.
 """
@@ -10,14 +7,11 @@ the sum of each variable times its feed.
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import settings
 
 import tw_ampopt
 from tw_core import towers
 from tw_core.testing import SparseRows, start_logical_cpus
 
-settings.register_profile("towers", deadline=None, derandomize=True, max_examples=25)
-settings.load_profile("towers")
 start_logical_cpus()
 
 

@@ -102,6 +102,7 @@ def train(place, kind, build, **arguments):
         *(("v1", place, registered) for place in PLACES[:-1]),
     ],
 )
+@pytest.mark.each_choice
 def test_a_step_built_anywhere_trains_as_one_that_is_not(
     kind, place, multiplier, build
 ):

@@ -78,6 +78,7 @@ def plain(family, kind, kwargs):
     ("name", "num_towers"),
     [*((name, 1) for name in FAMILIES), *((f"{f}-Adam", 2) for f in PREFIXES)],
 )
+@pytest.mark.each_choice
 def test_updates_are_those_of_the_plain_optimizer_and_skips_change_nothing(
     make_trainer, name, num_towers
 ):
@@ -137,6 +138,7 @@ def dense_mean(feeds):
         *((name, *group) for name in KERAS for group in [(2, 1), (1, 2)]),
     ],
 )
+@pytest.mark.each_choice
 def test_keras_optimizers_take_rows_of_one_index_as_their_sum(
     make_trainer, name, micro_batches, num_towers
 ):

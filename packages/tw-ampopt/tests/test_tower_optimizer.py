@@ -304,6 +304,7 @@ ALL_AND_ONE, OTHER_ORDER, APART = ("az", "a"), ("z", "az"), ("z", "a")
     ],
 )
 @pytest.mark.parametrize("master_copies", [False, True])
+@pytest.mark.each_choice
 def test_a_reset_by_either_sharer_resets_the_slots_of_both(
     kind, mine, sharers, master_copies
 ):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tw_ampopt import DynamicLossScale, GradualLossScale, NoOpLossScale, StaticLossScale
@@ -75,6 +75,7 @@ def test_nothing_changes_before_the_accumulator_is_full(make_trainer):
 
 @pytest.mark.parametrize("multiplier", [None, 2])
 @pytest.mark.parametrize("num_towers", [2, 4])
+@pytest.mark.each_choice
 def test_towers_are_identical_to_one_tower(make_trainer, num_towers, multiplier):
     arguments = {
         "loss_scale": DynamicLossScale(),
@@ -104,6 +105,7 @@ def test_towers_are_identical_to_one_tower(make_trainer, num_towers, multiplier)
     ],
     ids=str,
 )
+@pytest.mark.each_choice
 def test_a_skipped_update_leaves_every_bit_of_variables_and_slots(
     make_trainer, rule, bad, multiplier
 ):
@@ -136,6 +138,7 @@ def test_a_skipped_update_leaves_every_bit_of_variables_and_slots(
 @pytest.mark.parametrize(
     "rule", [GradualLossScale(), DynamicLossScale(growth_interval=5)], ids=str
 )
+@pytest.mark.each_choice
 def test_after_ten_thousand_bad_steps_good_ones_train_again(make_trainer, rule):
     trainer = make_trainer([np.zeros(2, np.float32)], loss_scale=rule, **ADAM)
     good, bad = [np.ones(2, np.float32)], [np.float32([np.nan, 1])]
@@ -184,6 +187,7 @@ def test_any_run_of_good_and_bad_micro_batches_meets_the_oracle(make_trainer, dr
         for size in (1, 2, 3)
     }
 
+    @settings(max_examples=25)
     @given(st.lists(st.booleans(), min_size=1, max_size=12), st.sampled_from([1, 2, 3]))
     def check(goods, size):
         check_against_oracle(trainers[size], goods, size, drops=drops and size > 1)

@@ -153,6 +153,7 @@ def prepare(optimizer, variables):
     ],
 )
 @pytest.mark.parametrize("name", [*KERAS_3, *V1])
+@pytest.mark.each_choice
 def test_repeated_rows_train_as_one_device_does_on_their_sum(
     train, name, num_towers, run
 ):

@@ -326,6 +326,7 @@ def placed(builder, num_towers, below):
 
 @pytest.mark.parametrize("num_towers", [2, 4])
 @pytest.mark.parametrize("builder", BUILDERS)
+@pytest.mark.each_choice
 def test_placement_counts_what_lies_in_flat_variables_once(builder, num_towers):
     plain, flat = (placed(builder, num_towers, below) for below in (0, BELOW))
     parts = [
@@ -404,6 +405,7 @@ REDUCED_KIB = {
 
 @pytest.mark.parametrize("num_towers", [2, 4])
 @pytest.mark.parametrize("builder", REDUCED_KIB)
+@pytest.mark.each_choice
 def test_gradients_take_the_bytes_that_the_page_says(builder, num_towers):
     below = BELOW if "flat" in builder else 0
     held = gradients_held(builder.removeprefix("flat "), num_towers, below)

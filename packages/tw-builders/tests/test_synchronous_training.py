@@ -1,7 +1,6 @@
 """K towers on the shards of a batch train as one device does on the whole batch."""
 
-from functools import partial
-from itertools import product
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -91,6 +90,7 @@ def new_session():
     return session
 
 
+@cache
 def train_on_one_device(optimizer):
     with tf.Graph().as_default():
         x, y = v1.placeholder(tf.float32, [8, 3]), v1.placeholder(tf.float32, [8, 1])
@@ -178,52 +178,38 @@ def train_in_function(builder, num_towers, optimizer):
     return all_losses, all_values
 
 
-@pytest.fixture(scope="module")
-def one_device():
-    return {name: train_on_one_device(name) for name in OPTIMIZERS}
-
-
 TRAINED = {"graph": train_in_graph, "function": train_in_function}
-RUNS = list(product(BUILDERS, [1, 2, 4], OPTIMIZERS))
+each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
+each_mode = pytest.mark.parametrize("mode", TRAINED)
 
 
-@pytest.fixture(scope="module")
-def trained(request):
-    """Losses and variables of a run, for the modes: each is trained once."""
-    return {mode: train(*request.param) for mode, train in TRAINED.items()}
+@cache
+def trained(mode, builder, num_towers, optimizer):
+    """Losses [steps][K] and variables [steps][K][N] of a run, trained once for all."""
+    return TRAINED[mode](builder, num_towers, optimizer)
 
 
-each_run = pytest.mark.parametrize(
-    "trained", RUNS, ids=lambda run: "-".join(map(str, run)), indirect=True
-)
-runs_of_replicas = pytest.mark.parametrize(
-    "trained",
-    [
-        (builder, num_towers, optimizer)
-        for builder, num_towers, optimizer in RUNS
-        if builder in ("replicated, balanced", "sharded") and num_towers > 1
-    ],
-    ids=lambda run: "-".join(map(str, run)),
-    indirect=True,
-)
-
-
-@each_run
-@pytest.mark.parametrize("mode", TRAINED)
-def test_towers_reach_the_variables_of_one_device(request, one_device, trained, mode):
-    losses, values = trained[mode]
-    *_, optimizer = request.node.callspec.params["trained"]
-    wanted_losses, wanted = one_device[optimizer]
+@each_builder
+@each_count
+@each_optimizer
+@each_mode
+def test_towers_reach_the_variables_of_one_device(builder, num_towers, optimizer, mode):
+    losses, values = trained(mode, builder, num_towers, optimizer)
+    wanted_losses, wanted = train_on_one_device(optimizer)
     for replica in values[-1]:
         for got, want in zip(replica, wanted, strict=True):
             np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-6)
     np.testing.assert_allclose(np.mean(losses, axis=1), wanted_losses, atol=2e-6)
 
 
-@runs_of_replicas
-@pytest.mark.parametrize("mode", TRAINED)
-def test_replicas_are_bitwise_equal_after_every_step(trained, mode):
-    _, values = trained[mode]
+@pytest.mark.parametrize("builder", ["replicated, balanced", "sharded"])
+@pytest.mark.parametrize("num_towers", [2, 4])
+@each_optimizer
+@each_mode
+def test_replicas_are_bitwise_equal_after_every_step(
+    builder, num_towers, optimizer, mode
+):
+    _, values = trained(mode, builder, num_towers, optimizer)
     assert len(values) == STEPS
     for step in values:
         for replica in step[1:]:
@@ -232,9 +218,13 @@ def test_replicas_are_bitwise_equal_after_every_step(trained, mode):
     assert not np.array_equal(values[0][0][0], values[-1][0][0])
 
 
-@each_run
-def test_both_modes_give_bitwise_the_same_losses(trained):
-    in_graph, in_function = (losses for losses, _ in trained.values())
+@each_builder
+@each_count
+@each_optimizer
+def test_both_modes_give_bitwise_the_same_losses(builder, num_towers, optimizer):
+    in_graph, in_function = (
+        trained(mode, builder, num_towers, optimizer)[0] for mode in TRAINED
+    )
     np.testing.assert_array_equal(in_graph, in_function)
 
 
@@ -269,6 +259,7 @@ def test_whole_number_data_train_exactly_as_one_device(builder, num_towers):
 
 @each_builder
 @each_count
+@pytest.mark.each_choice
 def test_adam_advances_once_a_step_in_every_tower(builder, num_towers):
     with tf.Graph().as_default() as graph:
         (x, y), _, train_op, _ = build_graph(builder, num_towers, "adam")

@@ -82,6 +82,7 @@ BUILDERS = {
 
 @each_count
 @pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.each_choice
 def test_builders_weigh_towers_by_their_rows(name, counts):
     [want] = train_in_graph(BUILDERS["replicated"], (sum(counts),), {})
     got = train_in_graph(BUILDERS[name], counts, {"weights": counts})
@@ -148,6 +149,7 @@ def train_in_function(counts, *, shared):
 
 @each_count
 @pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.each_choice
 def test_functions_weigh_towers_by_their_rows(shared, counts):
     [want] = train_in_graph(BUILDERS["replicated"], (sum(counts),), {})
     for own in train_in_function(counts, shared=shared):

@@ -1,18 +1,10 @@
-"""Eight logical CPUs, and Hypothesis the same every run.
-
-Hypothesis has no deadline, as tracing takes its time.
-``--hypothesis-profile=default`` explores at random.
-"""
+"""Eight logical CPUs."""
 
 import pytest
 import tensorflow as tf
-from hypothesis import settings
 
 from tw_core.devices import available_devices
 from tw_core.testing import start_logical_cpus
-
-settings.register_profile("towers", deadline=None, derandomize=True)
-settings.load_profile("towers")
 
 # Asking first shows that the question leaves TensorFlow unstarted: it could not
 # be given another number of CPUs afterwards.

@@ -1,12 +1,5 @@
-"""Fakes eight devices, and has hypothesis try the same examples in every run."""
-
-import os
-
-from hypothesis import settings
+"""Fakes eight devices."""
 
 from tw_core.testing import start_logical_cpus
 
-settings.register_profile("repeatable", deadline=None, derandomize=True)
-settings.load_profile("repeatable")
-os.environ["TW_REPORTS"] = ""  # Errors carry their reports, and write no files.
 start_logical_cpus()

@@ -92,6 +92,7 @@ def towers():
 )
 @pytest.mark.parametrize("change", [lambda reducer: reducer, mean], ids=["sum", "mean"])
 @each_reducer
+@pytest.mark.each_choice
 def test_a_compiled_reducer_gives_the_plain_ones_results(where, devices, change, name):
     fn = partial(on_devices, devices, change(REDUCERS[name]))
     grads = towers()

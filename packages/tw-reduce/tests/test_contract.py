@@ -347,6 +347,7 @@ KNOWN_IN_PART = {
 @each_mode
 @pytest.mark.parametrize("known", KNOWN_IN_PART)
 @each_reducer
+@pytest.mark.each_choice
 def test_what_some_towers_know_of_a_shape_serves_all(mode, known, name):
     shapes = [[shape, [5], shape, [4_100], None] for shape in KNOWN_IN_PART[known]]
     grads = whole_numbers(3, [(2, 3), (5,), (2, 3), (4_100,), (70, 80)])

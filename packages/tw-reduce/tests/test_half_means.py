@@ -132,6 +132,7 @@ def test_the_smallest_numbers_are_not_lost(mode, name):
 
 @each_half
 @each_mean
+@pytest.mark.each_choice
 def test_the_mean_is_that_of_float32_rounded_once(mode, half, name):
     random = np.random.default_rng(4)
     shapes = [(50,), (3, 4), (4_100,)]

@@ -1,9 +1,5 @@
-"""Eight logical CPUs, hypothesis the same every run, and one trainer a mode.
+"""Eight logical CPUs, and one trainer a mode."""
 
-``--hypothesis-profile=default`` explores at random.
-"""
-
-import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,15 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import settings
 
 from tw_core import session_config, towers
 from tw_core.testing import CPUS, NUM_CPUS, start_logical_cpus
 from tw_rlload import DeviceBatch, EpochFunction, LocalSyncParallelOptimizer
 
-settings.register_profile("towers", deadline=None, derandomize=True)
-settings.load_profile("towers")
-os.environ["TW_REPORTS"] = ""  # Errors carry their reports, and write no files.
 start_logical_cpus()
 
 # For the modules beside this one that several tests import.

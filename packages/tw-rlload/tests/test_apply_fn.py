@@ -61,6 +61,7 @@ def apply_in_turn(grads_seen, made, grads, variables, optimizer):
     ],
     ids=["descent", "momentum"],
 )
+@pytest.mark.each_choice
 def test_padded_epochs_are_those_of_towers_that_all_apply(
     make_trainer, opt, devices, clip
 ):
@@ -126,6 +127,7 @@ class Linear(tf.Module):
     ids=["momentum", "fixed scale", "dynamic scale"],
 )
 @pytest.mark.parametrize("clip", [None, 1.0], ids=["", "clipped"])
+@pytest.mark.each_choice
 def test_one_keras_optimizer_may_scale_the_losses_of_all_towers(make_optimizer, clip):
     def trained(is_once):
         made = towers(CPUS[:2])

@@ -107,6 +107,7 @@ def steps_of(devices, epochs):
     ],
     ids=["keras momentum", "keras adam", "v1 adam", "keras loss scaling"],
 )
+@pytest.mark.each_choice
 def test_epochs_are_what_one_model_learns_from_the_towers_rows(
     factory, optimizer, reference_optimizer
 ):

@@ -30,6 +30,7 @@ def added(grads):
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.each_choice
 def test_the_sum_is_divided_by_the_number_of_towers(make_trainer, devices):
     def doubled(grads):
         return [[2 * grad for grad in tower] for tower in added(grads)]
@@ -44,6 +45,7 @@ def test_the_sum_is_divided_by_the_number_of_towers(make_trainer, devices):
 @pytest.mark.parametrize(
     "means", [mean(added), packed(mean(added))], ids=["mean", "packed mean"]
 )
+@pytest.mark.each_choice
 def test_a_reducer_of_means_is_not_divided_again_and_warns(make_trainer, means):
     wanted = trained(make_trainer, added)
     message = r"reducer averages, which is deprecated .* pass the reducer of sums"

@@ -27,6 +27,7 @@ def counting_trainer(make_trainer, num_rows, **options):
 
 @pytest.mark.parametrize("shuffle", [None, "minibatches", "rows"])
 @pytest.mark.parametrize(("devices", "num_rows"), [(1, 23), (2, 23), (3, 6)])
+@pytest.mark.each_choice
 def test_every_loaded_row_is_trained_on_once_an_epoch(
     make_trainer, shuffle, devices, num_rows
 ):

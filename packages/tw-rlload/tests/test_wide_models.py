@@ -76,6 +76,7 @@ def check(got, wanted):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("reducer", REDUCERS)
+@pytest.mark.each_choice
 def test_two_towers_train_as_one_device_does(make_trainer, reducer, optimizer):
     wanted = on_one_device(OPTIMIZERS[optimizer]())
     trainer = make_trainer(
@@ -98,6 +99,7 @@ class Wide(tf.Module):
 
 @pytest.mark.parametrize("optimizer", KERAS)
 @pytest.mark.parametrize("reducer", REDUCERS)
+@pytest.mark.each_choice
 def test_keras_optimizers_train_as_on_one_device(reducer, optimizer):
     made = towers(list(CPUS[:2]))
     specs = {n: tf.TensorSpec([None, *s], d) for n, (d, s) in COLUMNS.items()}

@@ -1,20 +1,11 @@
-"""Hypothesis without a deadline, as tracing takes its time, and the same every run.
-
-``--hypothesis-profile=default`` explores at random.
-"""
+"""Clusters and groups of ranks, whose processes end with the test."""
 
 import contextlib
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
-
-settings.register_profile("towers", deadline=None, derandomize=True)
-settings.load_profile("towers")
-os.environ["TW_REPORTS"] = ""  # Errors carry their reports, and write no files.
 
 # For syncrep_tasks and syncrep_programs, which the tasks import too.
 sys.path.insert(0, str(Path(__file__).parent))

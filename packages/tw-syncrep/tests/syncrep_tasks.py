@@ -164,7 +164,7 @@ class Tasks:
             task.kill()
 
 
-def eventually(condition: Any, within_s: float = 20) -> None:
+def eventually(condition: Any, within_s: float = 60) -> None:
     """Waits until a condition holds."""
     end = time.monotonic() + within_s
     while not condition():

@@ -221,6 +221,7 @@ def test_while_a_chief_restores_nobody_else_changes_the_variables():
 
 @pytest.mark.parametrize("elastic", [True, False])
 @pytest.mark.parametrize("number", [0, 1], ids=["chief", "worker"])
+@pytest.mark.each_choice
 def test_a_process_that_was_replaced_ends_by_itself(number, elastic):
     container = new_container()
     stands_still, goes_on = threading.Event(), threading.Event()

@@ -29,6 +29,7 @@ def train(ranks, name, **given):
 @pytest.mark.parametrize(
     "compiling", [{}, {"jit_compile": True}, {"run_eagerly": True}]
 )
+@pytest.mark.each_choice
 def test_fit_trains_as_one_process_would(ranks, compiling, tmp_path):
     rows, targets, results = train(
         ranks, "fit", compiling=compiling, folder=str(tmp_path)

@@ -114,6 +114,7 @@ def test_what_travels_narrow_is_added_in_float32(ranks, compression):
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.each_choice
 def test_rows_of_sparse_tensors_are_joined(ranks, mode):
     values = [drawn(r.rank, (r.rank + 1, 2)) for r in ranks.all]
     places = [np.arange(r.rank + 1) + r.rank for r in ranks.all]
@@ -134,6 +135,7 @@ def test_allgather_joins_what_differs_in_rows(ranks, mode, shape):
 
 
 @pytest.mark.parametrize("name", ["allgather", "broadcast", "alltoall"])
+@pytest.mark.each_choice
 def test_every_dtype_is_moved(ranks, name):
     options = {"broadcast": {"root_rank": len(ranks.all) - 1}}.get(name, {})
     for dtype in MOVED:

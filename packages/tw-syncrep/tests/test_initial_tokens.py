@@ -85,7 +85,7 @@ def test_reading_the_run_table_late_does_not_spare_a_replica_its_initial_token()
 
     def build(task):
         # A replica that joins after the first step continues with the second.
-        assert task.is_chief or has_begun.wait(30)
+        assert task.is_chief or has_begun.wait(60)
         return make(
             task,
             lambda replica: [(tf.fill([3], 1.0 + replica), vector())],

@@ -104,6 +104,7 @@ def test_it_continues_before_the_others_give_it_up(victim, caplog, tmp_path):
 
 @VICTIMS
 @THIEVES
+@pytest.mark.each_choice
 def test_a_batch_counts_once_and_no_step_is_lost(victim, tokens, caplog):
     """Without a folder for checkpoints: what the servers hold is not initialized."""
     caplog.set_level(logging.WARNING, "tw_syncrep")

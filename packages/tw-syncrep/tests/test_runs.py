@@ -33,7 +33,7 @@ def test_a_later_run_waits_for_all_again(first):
         begins.set()
         return steps(3)(replica, model, session)
 
-    for order in (build, build_in_order, build_in_order):
+    for order in (build, build_in_order):
         begins.clear()
         results = run_replicas(2, order, drive, container=container)
         for (step, (value,)), status in results:

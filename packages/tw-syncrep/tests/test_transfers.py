@@ -33,6 +33,7 @@ def transfers_of_a_step(make_cluster, **changes):
 
 @pytest.mark.parametrize("variables", [2, 20])
 @pytest.mark.parametrize("pulled", [True, False])
+@pytest.mark.each_choice
 def test_transfers_of_a_step(make_cluster, pulled, variables):
     more = variables - 2  # besides w and b
     found = transfers_of_a_step(make_cluster, pulled=pulled, more=more)
@@ -142,9 +143,9 @@ def applied(n, shape, weights):
     [
         *((case, None, None) for case in CASES),
         # Those that have all of the others' kinds of gradients.
-        *((case, tf.bfloat16, None) for case in ("a scalar", "large", "both")),
-        *((case, tf.bfloat16, (3, 1)) for case in ("two dtypes", "sparse and dense")),
-        *((case, None, (3, 1)) for case in ("both", "sparse and dense", "two dtypes")),
+        ("both", tf.bfloat16, None),
+        ("two dtypes", tf.bfloat16, (3, 1)),
+        ("sparse and dense", None, (3, 1)),
         ("all on two servers", tf.bfloat16, (3, 1)),
     ],
     ids=lambda value: value if isinstance(value, str) else getattr(value, "name", ""),

@@ -43,6 +43,7 @@ def means_of(counts, replica, dtype):
     ],
 )
 @pytest.mark.parametrize("counts", [(8, 8), (4, 2, 2), (0, 8), (2, 0, 2)])
+@pytest.mark.each_choice
 def test_any_partition_makes_the_step_of_all_rows(counts, compression, dtype):
     def step(own, **options):
         return run(

@@ -60,6 +60,7 @@ def on_one_device(inner):
 
 @pytest.mark.parametrize("pulled", [True, False])
 @pytest.mark.parametrize("inner", OPTIMIZERS)
+@pytest.mark.each_choice
 def test_replicas_train_as_one_device(inner, pulled):
     def build(task):
         with cluster.pulled_together(task) if pulled else nullcontext():

@@ -75,16 +75,6 @@ KINDS = {
 each_kind = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 
 
-# Those that read or write variables and optimizers meet all kinds of them.
-MEET_ALL = ["schedule", "early", "backup", "checkpoint"]
-MEETINGS = [
-    (name, options)
-    for name in CALLBACKS
-    for kind, options in KINDS.items()
-    if kind == "replicated" or name in MEET_ALL
-]
-
-
 @functools.cache
 def called_on_one_device(name):
     """Returns the first weights, the model, its history and the names of its files."""
@@ -95,7 +85,9 @@ def called_on_one_device(name):
         return first, one, history, sorted(os.listdir(folder))
 
 
-@pytest.mark.parametrize(("name", "options"), MEETINGS)
+@each_kind
+@pytest.mark.parametrize("name", CALLBACKS)
+@pytest.mark.each_choice
 def test_callbacks_do_what_they_do_on_one_device(name, options, tmp_path):
     first, one, history, written = called_on_one_device(name)
     many = over_towers("mlp", 3, first, **options)

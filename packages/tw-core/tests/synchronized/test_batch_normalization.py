@@ -87,6 +87,7 @@ def train_in_function(policy, sizes):
 @PARTS
 @POLICIES
 @pytest.mark.parametrize("train", [train_in_graph, train_in_function])
+@pytest.mark.each_choice
 def test_towers_are_one_device_with_the_whole_batch(train, policy, sizes):
     ((want_loss, want_grad),), want_variables = train(Shared(), [12])
     results, variables = train(policy, sizes)

@@ -78,6 +78,7 @@ def on_towers(models, sizes, around=synchronized_layers):
 
 @PARTS
 @pytest.mark.parametrize("lib", [keras, tf_keras])
+@pytest.mark.each_choice
 def test_models_of_each_tower_train_as_one_device_does(lib, sizes):
     one = make_model(lib)
     loss, grads = tf.function(loss_and_gradients)(one, tf.constant(X), tf.constant(Y))

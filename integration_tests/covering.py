@@ -1,0 +1,93 @@
+"""Which combinations of a test's parameters run, of all that it could.
+
+A test of three parameters with five values each has 125 cases; 25 of them hold every
+pair of values, and most faults of combinations need no more than two values to meet.
+So the hook below, which every ``conftest.py`` of the root of tests imports, leaves of
+each test the first cases that hold every pair, and of one marked ``each_choice`` those
+that hold every value. What is one parametrization, as of ``("name", "want")``, counts
+as one parameter: its cases were chosen by hand. All of them run where the environment
+has ``TOWERS_TESTS=full``.
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+Case = Mapping[str, Hashable]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "each_choice: run each value of each parameter, not each pair"
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    if os.environ.get("TOWERS_TESTS") == "full":
+        return
+    tests = defaultdict(list)
+    for item in items:
+        if hasattr(item, "callspec"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    left_out = set()
+    for cases in tests.values():
+        strength = 1 if cases[0].get_closest_marker("each_choice") else 2
+        chosen = cover([_case(item) for item in cases], strength)
+        left_out |= set(cases).difference(cases[index] for index in chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
+
+
+def cover(cases: Sequence[Case], strength: int) -> list[int]:
+    """Chooses cases so that the values of any few parameters meet as in all of them.
+
+    Args:
+      cases: the values of the parameters by name, in each case.
+      strength: of how many parameters at a time.
+
+    Returns:
+      Indices of cases, in order. In turns the first of those that add the most.
+    """
+    held = [
+        set(combinations(sorted(case.items(), key=_name), min(strength, len(case))))
+        for case in cases
+    ]
+    left: set[tuple[tuple[str, Hashable], ...]] = set().union(*held)
+    chosen = []
+    while left:
+        best = max(range(len(cases)), key=lambda index: len(held[index] & left))
+        chosen.append(best)
+        left -= held[best]
+    return sorted(chosen)
+
+
+def _name(value: tuple[str, Hashable]) -> str:
+    return value[0]
+
+
+def _case(item: Any) -> Case:
+    """Returns the parameters: one for each parametrization, and for each fixture's."""
+    alone = dict(item.callspec.params)
+    together: dict[str, Hashable] = {}
+    for mark in item.iter_markers("parametrize"):
+        names = mark.kwargs.get("argnames", mark.args[0] if mark.args else ())
+        if isinstance(names, str):
+            names = names.replace(",", " ").split()
+        values = [_hashable(alone.pop(name)) for name in names if name in alone]
+        together[" ".join(names)] = tuple(values)
+    return together | {name: _hashable(value) for name, value in alone.items()}
+
+
+def _hashable(value: object) -> Hashable:
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return (type(value), value)  # 1 and True are two values

@@ -1,0 +1,16 @@
+"""What the tests of all packages share.
+
+Hypothesis has no deadline, as tracing takes its time, and is the same at every run;
+``--hypothesis-profile=default`` explores at random.
+"""
+
+import os
+
+from covering import pytest_collection_modifyitems, pytest_configure
+from hypothesis import settings
+
+__all__ = ["pytest_collection_modifyitems", "pytest_configure"]
+
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.load_profile("repeatable")
+os.environ["TW_REPORTS"] = ""  # Errors carry their reports, and write no files.
