@@ -2,22 +2,24 @@
 
 A test of three parameters with five values each has 125 cases; 25 of them hold every
 pair of values, and most faults of combinations need no more than two values to meet.
-So the hook below, which every ``conftest.py`` of the root of tests imports, leaves of
-each test the first cases that hold every pair, and of one marked ``each_choice`` those
-that hold every value. What is one parametrization, as of ``("name", "want")``, counts
-as one parameter: its cases were chosen by hand. All of them run where the environment
-has ``TOWERS_TESTS=full``.
+So the hook below, which ``packages/conftest.py`` and that of the integration tests
+import, leaves of each test the first cases that hold every pair, and of one marked
+``each_choice`` those that hold every value. What is one parametrization, as of
+``("name", "want")``, counts as one parameter: its cases were chosen by hand. All of
+them run where the environment has ``TOWERS_TESTS=full``.
 """
 
 import os
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations
+from operator import itemgetter
 from typing import Any
 
 import pytest
 
 Case = Mapping[str, Hashable]
+NAME = itemgetter(0)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,7 +58,7 @@ def cover(cases: Sequence[Case], strength: int) -> list[int]:
       Indices of cases, in order. In turns the first of those that add the most.
     """
     held = [
-        set(combinations(sorted(case.items(), key=_name), min(strength, len(case))))
+        set(combinations(sorted(case.items(), key=NAME), min(strength, len(case))))
         for case in cases
     ]
     left: set[tuple[tuple[str, Hashable], ...]] = set().union(*held)
@@ -66,10 +68,6 @@ def cover(cases: Sequence[Case], strength: int) -> list[int]:
         chosen.append(best)
         left -= held[best]
     return sorted(chosen)
-
-
-def _name(value: tuple[str, Hashable]) -> str:
-    return value[0]
 
 
 def _case(item: Any) -> Case:
