@@ -24,7 +24,8 @@ os.environ["TW_REPORTS"] = ""  # Errors carry their reports, and write no files.
 
 
 def pytest_sessionstart() -> None:
-    modules = [path.name.replace("-", "_") for path in sorted(PACKAGES.iterdir())]
+    found = sorted(path.parent.name for path in PACKAGES.glob("*/pyproject.toml"))
+    modules = [name.replace("-", "_") for name in found]
     faults = [fault for module in modules if (fault := _fault(module))]
     if faults:
         raise pytest.UsageError(
