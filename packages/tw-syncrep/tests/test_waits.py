@@ -354,18 +354,17 @@ def test_a_session_whose_reply_is_lost_is_replaced_and_judged_no_more():
 
     def after_a_while():
         run, rows, ring = parts()
-        since = NOW - int((time.monotonic() - arrived_at) * 1e6)
-        rows[ReplicaField.ARRIVED_AT, 2] = ring[6] = since
+        run[-2] = NOW + int((time.monotonic() - arrived_at) * 1e6)
+        rows[ReplicaField.ARRIVED_AT, 2] = ring[6] = NOW
         return [run, rows, ring]
 
-    lost.parts = after_a_while
     reasons = []
-    arrived_at = time.monotonic()
     watchdog = watchdog_of(
         lost, lambda _: None, replica=2, replace_session=reasons.append
     )
     watchdog.begin_wait()
     arrived_at = time.monotonic()
+    lost.parts = after_a_while
     eventually(lambda: reasons, within_s=10)
     assert len(reasons) == 1
     assert reasons[0].startswith(
@@ -524,7 +523,8 @@ def test_a_reply_is_overdue_from_when_it_could_have_come(case):
         rows[ReplicaField.ARRIVED_AT, 2] = NOW - 1_000_000
     if position[1] != INCARNATION:
         rows[ReplicaField.ARRIVED_INCARNATION, 2] = position[1]
-        run[RunField.INCARNATION] = NOW - 5_000_000
+        run[RunField.INCARNATION] = NOW
+        run[RunField.BEGUN_AT] = NOW - 5_000_000
     if "more rounds ago" in case:
         run[RunField.ROUND] = 6 + RING + 1
     running_s = 11.9 if "again" in case else 12.1

@@ -182,9 +182,11 @@ def _begin(
     first = tf.where(is_cut_off, changing, before[RunField.ROUND])
     cut_off = before[RunField.CUT_OFF] + tf.cast(is_cut_off, tf.int64)
     step = global_step.read_value()
+    now = table.now()
     rows = {
         RunField.ROUND: first,
-        RunField.INCARNATION: table.now(above=[tf.abs(before[RunField.INCARNATION])]),
+        RunField.INCARNATION: tf.maximum(now, tf.abs(before[RunField.INCARNATION]) + 1),
+        RunField.BEGUN_AT: now,
         RunField.CHANGING: 0,
         RunField.CUT_OFF: cut_off,
         RunField.CLOSED: 0,

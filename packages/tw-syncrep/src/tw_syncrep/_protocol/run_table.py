@@ -3,7 +3,9 @@
 It holds the round and incarnation that are in progress, who has arrived, and when
 each replica was last heard from. It is a hash table and not a variable, so that
 nothing needs to be initialized, nothing gets into a checkpoint, and a replica that
-starts late changes its own rows only. Its clock is the server's.
+starts late changes its own rows only. Its clock is the server's, which may be set back
+or forward: numbers that are to grow are drawn ``above`` the last, and waits are timed
+by who waits (``_timeouts/steady_times.py``).
 
 A *round* is one step of the optimizer. An *incarnation* begins when a chief starts or
 restores: what a replica computed in an older one is not accepted. A *run* has
@@ -36,7 +38,9 @@ class RunField(IntEnum):
     while a chief initializes or restores the variables, before it begins one. CHANGING
     is 1 more than the round whose means are being applied, else 0; CUT_OFF counts
     rounds that ended with their chief while they were. HELD is the number of the last
-    hold. EVICTED counts replicas that were taken out of the quota.
+    hold that began, DRAWN that of the last hold or release that was asked for. EVICTED
+    counts replicas that were taken out of the quota. BEGUN_AT is the time at which the
+    incarnation began.
     """
 
     ROUND = 0
@@ -52,6 +56,8 @@ class RunField(IntEnum):
     CUT_OFF = 10
     HELD = 11
     EVICTED = 12
+    DRAWN = 13
+    BEGUN_AT = 14
 
 
 class ReplicaField(IntEnum):

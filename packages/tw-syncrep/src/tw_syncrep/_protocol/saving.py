@@ -2,8 +2,8 @@
 
 With backups, rounds go on while the chief is busy. A hold is a call that takes the
 baton and keeps it until it is released; a round that is ready waits for that long.
-Holds are numbered by the time at which they were asked for, on the table's server, and
-so are releases: one ends every hold that was asked for before.
+Holds and releases are numbered as they are asked for, on the table's server: a release
+ends every hold that was asked for before.
 """
 
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ class HoldOps:
     """What holds the rounds.
 
     Attributes:
-      now: int64 [], the server's time in microseconds.
+      next: int64 [], the least number of a hold that is asked for after this.
       hold: returns when it is released; until then no round changes variables.
       held: int64 [], the number of the last hold that began.
       release: ends the holds that were asked for before.
     """
 
-    now: tf.Tensor
+    next: tf.Tensor
     hold: tf.Operation
     held: tf.Tensor
     release: tf.Operation
@@ -34,7 +34,7 @@ class HoldOps:
 def build_hold(table: RunTable) -> HoldOps:
     """Builds the ops, on the table's server."""
     with detached_scope(), exact_device_scope(table.device):
-        number = table.now()
+        number = _draw_number(table)
         with tf.control_dependencies([number]):
             baton = table.take_baton()
         with tf.control_dependencies([baton]):
@@ -50,7 +50,7 @@ def build_hold(table: RunTable) -> HoldOps:
         with tf.control_dependencies([token]):
             hold = table.give_back(baton)
         return HoldOps(
-            now=table.now(),
+            next=table.read([RunField.DRAWN])[0] + 1,
             hold=hold,
             held=table.read([RunField.HELD])[0],
             release=release_holds(table),
@@ -59,7 +59,14 @@ def build_hold(table: RunTable) -> HoldOps:
 
 def release_holds(table: RunTable) -> tf.Operation:
     """Returns the op, on the current device, that ends all holds asked for before."""
-    return _releases(table).enqueue(table.now())
+    return _releases(table).enqueue(_draw_number(table))
+
+
+def _draw_number(table: RunTable) -> tf.Tensor:
+    """Draws a number that is greater than all before it, int64 []."""
+    number = table.now(above=[table.read([RunField.DRAWN])[0]])
+    with tf.control_dependencies([table.write({RunField.DRAWN: number})]):
+        return tf.identity(number)
 
 
 def _releases(table: RunTable) -> tf.queue.QueueBase:

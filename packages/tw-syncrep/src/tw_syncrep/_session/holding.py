@@ -37,7 +37,7 @@ class HoldRounds(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[mi
         ops = self._find()
         if ops is None:
             return
-        asked = session.run(ops.now)
+        asked = session.run(ops.next)
         self._thread = threading.Thread(
             target=_hold, args=(session, ops), name="tw-syncrep-hold", daemon=True
         )

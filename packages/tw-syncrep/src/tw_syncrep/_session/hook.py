@@ -27,6 +27,7 @@ from tw_syncrep._timeouts.status import (
     judge_wait,
     read_status,
 )
+from tw_syncrep._timeouts.steady_times import SteadyTimes
 from tw_syncrep._timeouts.watchdog import Watchdog
 
 _log = logging.getLogger("tw_syncrep")
@@ -84,6 +85,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._failure: Exception | None = None
         self._waits = False
         self._stamps = BatchStamps()
+        self._times = SteadyTimes()
         self._holds: list[HoldRounds] = []
         self._life = 0
         self._replaced = 0
@@ -179,6 +181,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             ),
             wait_timeout_s=self.wait_timeout_s,
             min_replicas=self._min_replicas,
+            times=self._times,
             on_failure=self._end_rounds,
         )
 
@@ -276,6 +279,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             if self.is_elastic
             else None,
             events=self._events,
+            times=self._times,
         )
 
     def before_run(self, run_context: Any) -> Any:
@@ -353,7 +357,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         graph = self._graph
         if len(session.run(graph.uninitialized)):
             return False
-        parts = session.run(graph.ops.status)
+        parts = self._times.restate(session.run(graph.ops.status))
         if is_replaced(parts, graph.replica, life=self._life):
             raise ReplicaReplacedError(graph.replica)
         status = read_status(parts)

@@ -17,6 +17,7 @@ from tw_syncrep._timeouts.status import (
     name_replicas,
     read_status,
 )
+from tw_syncrep._timeouts.steady_times import SteadyTimes
 
 _log = logging.getLogger("tw_syncrep")
 
@@ -88,6 +89,7 @@ class ChiefRole:
         initial: Sequence[int],
         wait_timeout_s: float | None,
         min_replicas: int | None,
+        times: SteadyTimes,
         on_failure: Callable[[Exception], None],
     ) -> None:
         """Does not act yet.
@@ -98,6 +100,7 @@ class ChiefRole:
           initial: [R] initial tokens, with which it begins an incarnation.
           wait_timeout_s: longest wait; None where there is no bound.
           min_replicas: of an elastic run; None where it is none.
+          times: of what the replica has read of the run table.
           on_failure: gets what a round raised, such as the loss of its server, which
             the replica's own step need not have noticed.
         """
@@ -106,6 +109,7 @@ class ChiefRole:
         self._initial = initial
         self._timeout_s = wait_timeout_s or 0.0
         self._min_replicas = min_replicas
+        self._times = times
         self._on_failure = on_failure
         self._lock = threading.Lock()  # A watchdog may take over while a session ends.
         self._session: tf.compat.v1.Session | None = None
@@ -239,7 +243,8 @@ class ChiefRole:
     def _is_to_act(self, session: tf.compat.v1.Session) -> bool:
         if not self.is_elastic:
             return self._is_chief
-        status = read_status(session.run(self._graph.ops.status))
+        parts = session.run(self._graph.ops.status)
+        status = read_status(self._times.restate(parts))
         if status.chief == self._graph.replica:
             return self._is_chief or self.is_acting
         return self._is_chief and not is_acting(status, within_s=self._timeout_s)

@@ -101,7 +101,7 @@ def read_status(parts: Sequence[np.ndarray]) -> Status:
         left=_numbers(has_left),
         joined=_numbers(has_joined & ~is_out),
         dropped=run[RunField.DROPPED],
-        waiting_s=float(now - waiting_since) * _MICROSECOND_S,
+        waiting_s=max(0.0, float(now - waiting_since)) * _MICROSECOND_S,
         arrived_s=_ages(arrived_at, now),
         heard_s=_ages(replicas[ReplicaField.HEARD], now),
         cut_off=run[RunField.CUT_OFF],
@@ -328,7 +328,7 @@ def overdue_s(
     *,
     running_s: float,
 ) -> float:
-    """Returns the seconds since the replica's round ended, by the server's clock.
+    """Returns the seconds since the replica's round ended.
 
     Where its gradient has arrived, the run has gone on, and yet the training op does
     not return, what it waits for has been lost on the way, and will not come.
@@ -378,7 +378,8 @@ def _numbers(mask: np.ndarray) -> tuple[int, ...]:
 
 
 def _ages(times: np.ndarray, now: int) -> tuple[float | None, ...]:
-    return tuple((now - int(t)) * _MICROSECOND_S if t else None for t in times)
+    # The server's clock may have been set back since.
+    return tuple(max(0, now - int(t)) * _MICROSECOND_S if t else None for t in times)
 
 
 def _listed(replicas: Sequence[int]) -> str:
@@ -389,7 +390,6 @@ def _ended_at(about_run: np.ndarray, ring: np.ndarray, position: np.ndarray) -> 
     """Returns when a round that is over ended; 0 where the table has forgotten it."""
     round_number, incarnation = position
     if about_run[RunField.INCARNATION] != incarnation:
-        # An incarnation's number is the time at which it began.
-        return int(about_run[RunField.INCARNATION])
+        return int(about_run[RunField.BEGUN_AT])
     is_remembered = about_run[RunField.ROUND] - round_number <= RING
     return int(ring[round_number % RING]) if is_remembered else 0

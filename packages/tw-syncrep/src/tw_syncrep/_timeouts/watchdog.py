@@ -29,6 +29,7 @@ from tw_syncrep._timeouts.status import (
     overdue_s,
     read_status,
 )
+from tw_syncrep._timeouts.steady_times import SteadyTimes
 
 _log = logging.getLogger("tw_syncrep")
 
@@ -63,6 +64,7 @@ class Watchdog:
         replace_session: Callable[[str], None],
         recover: Callable[[Ask, SyncTimeoutError, Status], bool] | None = None,
         events: Recorder | None = None,
+        times: SteadyTimes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Asks all questions once, in the caller's thread, and starts its own.
@@ -80,6 +82,7 @@ class Watchdog:
             status by which it was judged; returns whether the run goes on instead.
             None where it never does.
           events: of the replica.
+          times: of what the replica has read of the run table before.
           clock: seconds.
         """
         self.error: Exception | None = None
@@ -96,6 +99,7 @@ class Watchdog:
         self._name = f"replica {replica}"
         self._calls = 0
         self._clock = clock
+        self._times = times or SteadyTimes(clock)
         self._heartbeat_s = heartbeat_interval(timeout_s)
         self._check_at: float | None = None
         self._began_at = 0.0
@@ -105,7 +109,8 @@ class Watchdog:
         self._has_logged = False
         self._stopped = threading.Event()
         session.run(ops.heartbeat)
-        session.run([ops.position, *ops.status])
+        _, *parts = session.run([ops.position, *ops.status])
+        self._times.restate(parts)
         session.run([ops.wake], {ops.position: _NO_WAIT})
         if recover is not None:
             session.run([ops.evict, ops.take_over], {ops.position: _NO_WAIT})
@@ -178,7 +183,7 @@ class Watchdog:
         if answer is None:  # A lost server is for the session's bounds.
             self._check_again(in_s=_ASK_TIMEOUT_S)
             return
-        position, *parts = answer
+        position, parts = answer[0], self._times.restate(answer[1:])
         overdue = overdue_s(parts, position, self._replica, running_s=running_s)
         status = read_status(parts)
         self._events.noted("saw", self._name, "round", status.round_number)
