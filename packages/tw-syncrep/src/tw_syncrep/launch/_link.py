@@ -9,13 +9,14 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tw_syncrep.cluster._channel import LineSocket
 from tw_syncrep.launch._messages import MAX_BYTES, Beat, Message, decode, encode
 
 _BEATS = 5
-_CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -34,28 +35,22 @@ class Link:
 
     Attributes:
       host: numeric address of the other end.
+      own_host: of this end.
     """
 
     def __init__(self, connection: socket.socket, *, silence_s: float) -> None:
         """Takes the connection over; ``silence_s`` ends the reading."""
         self.host: str = connection.getpeername()[0]
-        self._connection = connection
+        self.own_host = str(connection.getsockname()[0])
+        self._line = LineSocket(connection, max_bytes=MAX_BYTES)
         self._silence_s = silence_s
-        self._received = bytearray()
-        self._sending = threading.Lock()
+        self._received: deque[bytes] = deque()
         self._closed = threading.Event()
-        connection.settimeout(silence_s)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    @property
-    def own_host(self) -> str:
-        """Numeric address of this end."""
-        return str(self._connection.getsockname()[0])
 
     def send(self, message: Message) -> None:
         """Sends a message; where the other is gone, its reader notices."""
-        with self._sending, contextlib.suppress(OSError):
-            self._connection.sendall(encode(message))
+        with contextlib.suppress(OSError):
+            self._line.send_line(encode(message), timeout_s=self._silence_s)
 
     def receive(self, within_s: float) -> Message:
         """Waits for a message.
@@ -65,23 +60,16 @@ class Link:
           ValueError: what came is no message.
         """
         end = time.monotonic() + within_s
-        while b"\n" not in self._received:
-            if len(self._received) > MAX_BYTES:
-                raise ValueError(f"what came is longer than {MAX_BYTES} bytes")
-            self._read_more(end)
-        line, _, rest = bytes(self._received).partition(b"\n")
-        self._received = bytearray(rest)
-        return decode(line)
-
-    def _read_more(self, end: float) -> None:
         poll = select.poll()
-        poll.register(self._connection, select.POLLIN)
-        if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
-            raise TimeoutError
-        chunk = self._connection.recv(_CHUNK)
-        if not chunk:
-            raise ConnectionError
-        self._received += chunk
+        poll.register(self._line, select.POLLIN)
+        while not self._received:
+            if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
+                raise TimeoutError
+            lines = self._line.receive_lines()
+            if lines is None:
+                raise ConnectionError
+            self._received.extend(lines)
+        return decode(self._received.popleft())
 
     def attend(self, hear: Callable[["Link", Message | Lost], None]) -> None:
         """Sends beats from now on, and calls ``hear`` in a thread with all that comes.
@@ -94,14 +82,13 @@ class Link:
     def close(self) -> None:
         """Says that no more will be sent; what the other sends still comes."""
         self._closed.set()
-        with self._sending, contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):
+            self._line.end_sending()
 
     def drop(self) -> None:
         """Ends the connection at once."""
         self._closed.set()
-        with self._sending:
-            self._connection.close()
+        self._line.close()
 
     def _read(self, hear: Callable[["Link", Message | Lost], None]) -> None:
         try:

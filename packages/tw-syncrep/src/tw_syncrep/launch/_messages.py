@@ -5,10 +5,11 @@ machine runs its own command line.
 """
 
 import json
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass
 from signal import SIGHUP, SIGINT, SIGTERM
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import get_args
+
+from tw_syncrep.cluster._channel import parse_line, read_as
 
 MAX_BYTES = 1 << 20  # a cluster of 20,000 tasks is smaller
 SIGNALS = (SIGINT, SIGTERM, SIGHUP)
@@ -141,32 +142,8 @@ def decode(line: bytes) -> Message:
       ValueError: it is no message, or one with wrong fields.
     """
     try:
-        kind, fields = json.loads(line)
-        message: Message = _read(_KINDS[kind], fields)
-    except (ValueError, TypeError, KeyError, RecursionError):
+        kind, fields = parse_line(line)
+        message: Message = read_as(_KINDS[kind], fields)
+    except (ValueError, TypeError, KeyError):
         raise ValueError(f"what came is no message: {line[:60]!r}") from None
     return message
-
-
-def _read(hint: Any, value: Any) -> Any:
-    """Reads a value of a JSON object as the type that a field has.
-
-    Raises:
-      TypeError: it is of another.
-    """
-    inner = get_args(hint)
-    if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, dict):
-        hints = get_type_hints(hint)
-        if value.keys() != hints.keys():
-            raise TypeError
-        return hint(**{name: _read(hints[name], value[name]) for name in hints})
-    if get_origin(hint) is tuple and isinstance(value, list):
-        return tuple(_read(inner[0], item) for item in value)
-    if get_origin(hint) is dict and isinstance(value, dict):
-        return {name: _read(inner[1], item) for name, item in value.items()}
-    if get_origin(hint) is UnionType:
-        return None if value is None else _read(inner[0], value)
-    # A bool is no whole number.
-    if hint in (int, str) and type(value) is hint:
-        return value
-    raise TypeError

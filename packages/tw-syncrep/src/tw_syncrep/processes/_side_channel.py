@@ -14,20 +14,13 @@
 
 TensorFlow's collectives end with errors that name no rank, or do not end. What they
 wait for is known here, whatever state they are in, as nothing here goes through
-TensorFlow. Messages are JSON objects, one per line.
+TensorFlow. Messages are JSON objects, one per line (``cluster/_channel.py``).
 """
 
-import json
-import select
-import socket
-import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-MAX_BYTES = 1 << 26
-"""A line that is longer is refused: what comes is not one of our messages."""
+from tw_syncrep.cluster._channel import LineSocket as LineSocket
 
 
 def find_interval_s(timeout_s: float) -> float:
@@ -54,61 +47,3 @@ class Introduction:
     task: str
     machine: str
     versions: Mapping[str, str]
-
-
-class LineSocket:
-    """A connected socket; several threads may send, one may receive."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        """Takes over the connection."""
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setblocking(False)
-        self.connection = connection
-        self._received = b""
-        self._sending = threading.Lock()
-
-    def fileno(self) -> int:
-        """For ``selectors``."""
-        return self.connection.fileno()
-
-    def send(self, message: dict[str, Any], *, timeout_s: float) -> None:
-        """Sends an object.
-
-        Raises:
-          OSError: the connection is lost, or takes nothing for ``timeout_s``.
-        """
-        data = memoryview(json.dumps(message).encode() + b"\n")
-        end_s = time.monotonic() + timeout_s
-        ready = select.poll()
-        ready.register(self.connection, select.POLLOUT)
-        with self._sending:
-            while data:
-                wait_s = max(0.0, end_s - time.monotonic())
-                if not ready.poll(1000 * wait_s):
-                    raise TimeoutError(f"LineSocket: took nothing for {timeout_s} s.")
-                data = data[self.connection.send(data) :]
-
-    def receive(self) -> list[dict[str, Any]] | None:
-        """Returns what has arrived; None at the connection's end. Call when readable.
-
-        Raises:
-          OSError: the connection is lost.
-          ValueError: it is no JSON object, or too long.
-        """
-        try:
-            data = self.connection.recv(1 << 16)
-        except (BlockingIOError, InterruptedError):
-            return []
-        if not data:
-            return None
-        *lines, self._received = (self._received + data).split(b"\n")
-        if len(self._received) > MAX_BYTES:
-            raise ValueError(f"LineSocket: a line of over {MAX_BYTES} bytes.")
-        messages = [json.loads(line) for line in lines]
-        if not all(isinstance(message, dict) for message in messages):
-            raise ValueError("LineSocket: a line that is no JSON object.")
-        return messages
-
-    def close(self) -> None:
-        """Closes the connection; harmless when repeated."""
-        self.connection.close()

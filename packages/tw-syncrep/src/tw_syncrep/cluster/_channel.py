@@ -1,0 +1,159 @@
+"""The line channel: JSON, a value per line, between ranks and between launchers.
+
+Neither end knows who the other is: anybody who reaches a port may send anything. So a
+line is refused where it is too long, is not JSON or nests too deeply, and each field
+is read as the type that it must have. A refusal is a ``ValueError``; it concerns one
+connection and nothing else.
+"""
+
+import functools
+import json
+import math
+import select
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+MAX_BYTES = 1 << 26
+"""Length of the longest line that is taken from a known peer."""
+_LARGEST = 1 << 63
+_read_hints = functools.cache(get_type_hints)
+
+
+def parse_line(line: bytes) -> Any:
+    """Parses a line as JSON; raises ValueError for anything else, NaN included."""
+    try:
+        return json.loads(line, parse_constant=_parse_finite, parse_float=_parse_finite)
+    except (ValueError, RecursionError):
+        raise ValueError(f"what came is no message: {line[:60]!r}") from None
+
+
+def read_as(hint: Any, value: Any) -> Any:
+    """Reads a parsed value as the type of a field: a dataclass, tuple, table or scalar.
+
+    Raises:
+      ValueError: it is of another type, or a number that 64 bits do not hold.
+    """
+    inner, origin = get_args(hint), get_origin(hint)
+    if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, dict):
+        hints = _read_hints(hint)
+        if value.keys() == hints.keys():
+            return hint(**{name: read_as(hints[name], value[name]) for name in hints})
+    elif origin is UnionType:
+        return None if value is None else read_as(inner[0], value)
+    elif origin is tuple and isinstance(value, list):
+        if inner[-1] is Ellipsis:
+            return tuple(read_as(inner[0], item) for item in value)
+        if len(inner) == len(value):
+            return tuple(map(read_as, inner, value))
+    elif origin in (dict, Mapping) and isinstance(value, dict):
+        keys = (int(name) if inner[0] is int else name for name in value)
+        values = (read_as(inner[1], item) for item in value.values())
+        return dict(zip(keys, values, strict=True))
+    elif hint is float and type(value) in (int, float):
+        return float(read_as(int, value) if type(value) is int else value)
+    elif hint in (str, bool) and type(value) is hint:
+        return value
+    elif hint is int and type(value) is int and -_LARGEST <= value < _LARGEST:
+        return value  # A bool is no number.
+    shown = repr(value) if isinstance(value, int | float | str) else type(value)
+    raise ValueError(f"what came is no {getattr(hint, '__name__', hint)}: {shown:.60}")
+
+
+class LineSocket:
+    """A connected socket; several threads may send, one may receive.
+
+    Attributes:
+      max_bytes: length of the longest line that is taken.
+    """
+
+    def __init__(
+        self, connection: socket.socket, *, max_bytes: int = MAX_BYTES
+    ) -> None:
+        """Takes over the connection."""
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setblocking(False)
+        self.connection = connection
+        self.max_bytes = max_bytes
+        self._received = bytearray()
+        self._sending = threading.Lock()
+
+    def fileno(self) -> int:
+        """For ``selectors``."""
+        return self.connection.fileno()
+
+    def send(self, message: dict[str, Any], *, timeout_s: float) -> None:
+        """Sends an object.
+
+        Raises:
+          OSError: the connection is lost, or takes nothing for ``timeout_s``.
+        """
+        self.send_line(json.dumps(message).encode() + b"\n", timeout_s=timeout_s)
+
+    def send_line(self, line: bytes, *, timeout_s: float) -> None:
+        """Sends bytes that end a line; raises as ``send`` does."""
+        data = memoryview(line)
+        end_s = time.monotonic() + timeout_s
+        ready = select.poll()
+        with self._sending:
+            if self.fileno() < 0:
+                raise OSError("LineSocket: the connection is closed.")
+            ready.register(self.connection, select.POLLOUT)
+            while data:
+                wait_s = max(0.0, end_s - time.monotonic())
+                if not ready.poll(1000 * wait_s):
+                    raise TimeoutError(f"LineSocket: took nothing for {timeout_s} s.")
+                data = data[self.connection.send(data) :]
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """Returns what has arrived; None at the connection's end. Call when readable.
+
+        Raises:
+          OSError: the connection is lost.
+          ValueError: a line is no JSON object that says what to ``do``, or too long.
+        """
+        lines = self.receive_lines()
+        if lines is None:
+            return None
+        messages = [parse_line(line) for line in lines]
+        for line, message in zip(lines, messages, strict=True):
+            if not isinstance(message, dict) or type(message.get("do")) is not str:
+                raise ValueError(f"what came is no message: {line[:60]!r}")
+        return messages
+
+    def receive_lines(self) -> list[bytes] | None:
+        """As ``receive``, without a look at what the lines hold."""
+        try:
+            data = self.connection.recv(1 << 16)
+        except (BlockingIOError, InterruptedError):
+            return []
+        if not data:
+            return None
+        lines: list[bytes] = []
+        if b"\n" in data:  # A long line is searched once, not with each of its parts.
+            *lines, rest = bytes(self._received + data).split(b"\n")
+            self._received = bytearray(rest)
+        else:
+            self._received += data
+        if max(map(len, (*lines, self._received))) > self.max_bytes:
+            raise ValueError(f"what came is longer than {self.max_bytes} bytes")
+        return lines
+
+    def end_sending(self) -> None:
+        """Tells the other end that no more will be sent; what it sends still comes."""
+        with self._sending:
+            self.connection.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Closes the connection; harmless when repeated."""
+        self.connection.close()
+
+
+def _parse_finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(text)
+    return value
