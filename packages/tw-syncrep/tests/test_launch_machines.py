@@ -381,7 +381,7 @@ def test_an_address_that_is_not_this_machines_is_refused(launches):
     launches.coordinator = "192.0.2.1:1234"
     node_0 = launches.start(0, "pass")
     assert launches.finish() == [2]
-    said = "--coordinator 192.0.2.1:1234: node 0 cannot listen there (Cannot assign"
+    said = "192.0.2.1:1234: node 0 cannot listen there: the host is at 192.0.2.1, which"
     assert said in launches.err(node_0)
 
 
@@ -416,3 +416,40 @@ def test_a_stubborn_task_of_another_machine_is_killed_after_its_grace(launches):
     pids = [int(launches.hear(process, PID)[1]) for process in processes]
     assert launches.finish() == [3, 3]
     assert not any(map(is_alive, pids))
+
+
+def test_a_port_that_is_about_to_be_free_is_waited_for(launches):
+    host, _, port = launches.coordinator.rpartition(":")
+    with socket.create_server((host, int(port))):
+        node_0 = launches.start(0, "pass")
+        launches.hear(node_0, "cannot listen there: Address already in use; trying")
+    launches.start(1, "pass")
+    assert launches.finish() == [0, 0]
+
+
+def test_a_port_that_stays_taken_is_named(launches):
+    host, _, port = launches.coordinator.rpartition(":")
+    with socket.create_server((host, int(port))):
+        node_0 = launches.start(0, "pass", "--start-timeout", "1")
+        assert launches.finish() == [2]
+    said = f"--coordinator {launches.coordinator}: node 0 cannot listen there: Address"
+    assert launches.err(node_0).count(said) == 2
+
+
+def test_a_signal_ends_the_wait_for_a_port(launches):
+    host, _, port = launches.coordinator.rpartition(":")
+    with socket.create_server((host, int(port))):
+        node_0 = launches.start(0, "pass")
+        launches.hear(node_0, "trying again")
+        node_0.send_signal(signal.SIGINT)
+        assert launches.finish() == [130]
+
+
+def test_machines_meet_at_an_ipv6_address_and_share_the_runs_name(launches):
+    launches.coordinator = launches.coordinator.replace("127.0.0.1", "[::1]")
+    program = "print('run', os.environ['TW_RUN_ID'], config['cluster'], flush=True)"
+    nodes = [launches.start(n, program, "--address", "::1") for n in (0, 1)]
+    assert launches.finish() == [0, 0]
+    told = [re.search(r"run (\w{16}) (.*)", launches.out(one)) for one in nodes]
+    assert told[0].groups() == told[1].groups()
+    assert told[0][2].count("'[::1]:") == 2

@@ -46,12 +46,13 @@ def test_plans_list_servers_first_and_an_evaluator_outside():
 
 def test_a_worker_is_told_its_place_on_the_machine_and_others_only_the_machine():
     share = Share(ps=1, workers=2, evaluators=0, gpus=(None, None), node=3, num_nodes=5)
-    plans = plan_tasks(share, cluster={}, first_worker=7, start=2)
+    plans = plan_tasks(share, cluster={}, first_worker=7, start=2, run="5f0c")
     own = [
         {name: value for name, value in p.variables.items() if name.startswith("TW_")}
         for p in plans
     ]
     everyone = {"TW_NODE_RANK": "3", "TW_NUM_NODES": "5", "TW_START": "2"}
+    everyone["TW_RUN_ID"] = "5f0c"
     assert [p.name for p in plans] == ["ps 0", "worker 7", "worker 8"]
     assert own == [
         everyone,
@@ -159,7 +160,7 @@ def test_a_lost_machine_ends_the_run_unless_enough_workers_are_left():
 ENDED = Ended("worker 1", 137, "SIGKILL", ("a", "b"), "/logs/worker-1.0.log")
 MESSAGES = [
     Hello(1, "10.0.0.2", 2, (1, 2), {"Python": "3.11"}),
-    Start(1, {"worker": ("a:1", "b:2")}, 1),
+    Start(1, {"worker": ("a:1", "b:2")}, 1, "5f0c"),
     Idle(()),
     Over(137, "said", failed=ENDED, where="node 1 (10.0.0.2)"),
     Over(0),

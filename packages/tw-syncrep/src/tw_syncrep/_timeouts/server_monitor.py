@@ -18,6 +18,7 @@ from tw_syncrep._timeouts.errors import (
     SyncTimeoutError,
 )
 from tw_syncrep._timeouts.reports import report_servers
+from tw_syncrep.cluster._addresses import split_address
 
 CHECK_EVERY_S = 0.5
 """Seconds between two checks during a call that takes long."""
@@ -37,9 +38,8 @@ def find_fault(address: str, *, timeout_s: float = _PROBE_S) -> str | None:
     Returns:
       None where it answers, else a few words.
     """
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout_s) as peer:
+        with socket.create_connection(split_address(address), timeout_s) as peer:
             peer.settimeout(timeout_s)
             peer.sendall(_GREETING)
             return None if peer.recv(1) else "closes connections"

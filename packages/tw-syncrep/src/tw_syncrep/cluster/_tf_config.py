@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tw_core.checks import check_text, check_whole_number
+from tw_syncrep.cluster._addresses import split_address
 
 JOBS = ("chief", "worker", "ps", "evaluator")
 _OLD_NAMES = {"master": "chief"}
@@ -194,8 +195,11 @@ def _faults_of_cluster(addresses: Mapping[str, tuple[str, ...]]) -> list[str]:
 
 
 def _is_address(address: str) -> bool:
-    host, colon, port = address.rpartition(":")
-    return bool(host and colon) and port.isdecimal() and 0 < int(port) < 65536
+    try:
+        split_address(address)
+    except ValueError:
+        return False
+    return True
 
 
 def _faults_of_task(task: Any, addresses: Mapping[str, tuple[str, ...]]) -> list[str]:

@@ -23,6 +23,7 @@ from tw_syncrep.launch._meeting import (
     Reception,
     gather,
     join,
+    open_port,
 )
 from tw_syncrep.launch._messages import SIGNALS, Hello, Over, Signalled
 from tw_syncrep.launch._options import parse
@@ -107,8 +108,11 @@ def _lead(
     if options.nnodes == 1:
         return Director(machine, [Member(hello)], options.rules, inbox).run()
     host, port = options.coordinator
+    server = open_port(host, port, within_s=options.start_timeout, inbox=inbox)
+    if isinstance(server, Over):
+        return server
     with contextlib.closing(
-        Reception(host, port, inbox=inbox, silence_s=options.node_timeout)
+        Reception(server, inbox=inbox, silence_s=options.node_timeout)
     ) as reception:
         announce(f"node 0 waits at {reception.address} for {options.nnodes - 1} more")
         members = gather(

@@ -58,9 +58,13 @@ class Machine:
     def obey(self, order: Start | Restart | Stop) -> None:
         """Does what node 0 says, without waiting for it to be done."""
         match order:
-            case Start(number, cluster, first):
+            case Start(number, cluster, first, run):
                 plans = plan_tasks(
-                    self.share, cluster=cluster, first_worker=first, start=number
+                    self.share,
+                    cluster=cluster,
+                    first_worker=first,
+                    start=number,
+                    run=run,
                 )
                 self._plans = {plan.name: plan for plan in plans}
                 self._asked, self._deadline = set(), None

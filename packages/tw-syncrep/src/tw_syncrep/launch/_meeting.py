@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from signal import Signals
 
+from tw_syncrep.cluster._addresses import join_address, listen, may_pass
 from tw_syncrep.launch._link import Link, Lost
 from tw_syncrep.launch._messages import SIGNALS, Hello, Message, Over, Signalled, Start
 from tw_syncrep.launch._output import announce
@@ -80,23 +81,12 @@ class Reception:
       address: "host:port" where it listens.
     """
 
-    def __init__(self, host: str, port: int, *, inbox: Inbox, silence_s: float) -> None:
-        """Listens; who comes is put into ``inbox`` as ``Arrived``.
-
-        Raises:
-          OSError: the address is not this machine's, or is taken.
-        """
-        try:
-            family, _, _, _, place = socket.getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            self._server = socket.create_server(place[:2], family=family)
-        except OSError as error:
-            raise OSError(
-                f"--coordinator {host}:{port}: node 0 cannot listen there "
-                f"({error.strerror}); pass an address of its machine and a free port"
-            ) from None
-        self.address = "{}:{}".format(*self._server.getsockname()[:2])
+    def __init__(
+        self, server: socket.socket, *, inbox: Inbox, silence_s: float
+    ) -> None:
+        """Takes over who listens; puts each that says hello into ``inbox``."""
+        self._server = server
+        self.address = join_address(*server.getsockname()[:2])
         self._inbox, self._silence_s = inbox, silence_s
         self._places = threading.Semaphore(_GREETED_AT_ONCE)
         self._strangers = 0
@@ -141,6 +131,31 @@ class Reception:
                 link.drop()
         finally:
             self._places.release()
+
+
+def open_port(
+    host: str, port: int, *, within_s: float, inbox: Inbox
+) -> socket.socket | Over:
+    """Listens at node 0's address, which a run that is ending may still hold.
+
+    Raises:
+      OSError: the address is not this machine's, or stays taken.
+    """
+    end, has_told = time.monotonic() + within_s, False
+    while True:
+        try:
+            return listen(host, port)
+        except OSError as error:
+            where = f"--coordinator {join_address(host, port)}"
+            why = f"{where}: node 0 cannot listen there: {error.strerror}"
+            if not may_pass(error) or time.monotonic() >= end:
+                raise OSError(why) from None
+        if not has_told:
+            announce(f"{why}; trying again")
+            has_told = True
+        match next_event(inbox, _FIRST_RETRY_S):
+            case Signalled(number):
+                return after_signal(number)
 
 
 def gather(
@@ -209,7 +224,9 @@ def join(
     own_host = hello.host or link.own_host
     link.send(Hello(hello.node, own_host, hello.workers, hello.ports, hello.settings))
     link.attend(lambda link, message: inbox.put(Heard(link, message)))
-    start = _await_start(link, f"node 0 at {host}:{port}", end, within_s, inbox)
+    start = _await_start(
+        link, f"node 0 at {join_address(host, port)}", end, within_s, inbox
+    )
     if isinstance(start, Over):
         link.close()
         return start
@@ -346,6 +363,7 @@ def _connect(
             case Signalled(number):
                 return after_signal(number)
         if time.monotonic() >= end:
-            said = f"node rank 0 cannot be reached at {host}:{port} ({fault})"
+            where = join_address(host, port)
+            said = f"node rank 0 cannot be reached at {where} ({fault})"
             return Over(CANNOT_START, f"{said}; start it, or open the port to here")
         retry_s = min(2 * retry_s, _LAST_RETRY_S)

@@ -42,11 +42,13 @@ class Start:
       number: of this start of all tasks, from 0.
       cluster: "host:port" of the tasks of each job.
       first_worker: index of the machine's first worker.
+      run: drawn by node 0, so that tasks of two runs know each other apart.
     """
 
     number: int
     cluster: dict[str, tuple[str, ...]]
     first_worker: int
+    run: str
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tw_syncrep.cluster._addresses import split_address
 from tw_syncrep.launch._rules import Rules
 
 _EXAMPLES = """\
@@ -225,8 +226,7 @@ def _seconds(text: str) -> float:
 
 
 def _host_and_port(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise argparse.ArgumentTypeError(f"must be HOST:PORT; got {text!r}")
-    return host, int(port)
+    try:
+        return split_address(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be HOST:PORT; got {text!r}") from None

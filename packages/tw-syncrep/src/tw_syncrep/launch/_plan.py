@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from tw_syncrep.cluster._addresses import join_address
+
 Cluster = Mapping[str, Sequence[str]]
 
 
@@ -78,7 +80,7 @@ def lay_out(
       of each machine's first worker.
     """
     counts = [node.workers for node in nodes]
-    listed = [[_address(node.host, port) for port in node.ports] for node in nodes]
+    listed = [[join_address(node.host, port) for port in node.ports] for node in nodes]
     servers, listed[0] = listed[0][:ps], listed[0][ps:]
     workers = [address for addresses in listed for address in addresses]
     jobs = {"ps": tuple(servers), "worker": tuple(workers)}
@@ -87,7 +89,12 @@ def lay_out(
 
 
 def plan_tasks(
-    share: Share, *, cluster: Cluster, first_worker: int = 0, start: int = 0
+    share: Share,
+    *,
+    cluster: Cluster,
+    first_worker: int = 0,
+    start: int = 0,
+    run: str = "",
 ) -> tuple[TaskPlan, ...]:
     """Plans the tasks of one machine.
 
@@ -96,6 +103,7 @@ def plan_tasks(
       cluster: of all machines.
       first_worker: index of its first worker.
       start: how often all tasks were started before.
+      run: what tells this run from others.
 
     Returns:
       The tasks, parameter servers first. Only workers have GPUs.
@@ -111,6 +119,7 @@ def plan_tasks(
                 "TF_CONFIG": json.dumps(config),
                 "TW_NODE_RANK": str(share.node),
                 "TW_NUM_NODES": str(share.num_nodes),
+                "TW_RUN_ID": run,
                 "TW_START": str(start),
             }
             if is_worker:
@@ -121,7 +130,3 @@ def plan_tasks(
                 variables["CUDA_VISIBLE_DEVICES"] = gpus
             tasks.append(TaskPlan(job, index, variables))
     return tuple(tasks)
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

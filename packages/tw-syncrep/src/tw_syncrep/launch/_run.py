@@ -1,5 +1,6 @@
 """A run: node 0 decides what becomes of it, the other machines do what it says."""
 
+import secrets
 import time
 from collections.abc import Sequence
 
@@ -67,7 +68,7 @@ class Director:
         self._cluster, self._firsts = self._lay_out()
         workers = self._cluster.get("worker", ())
         self._standing = Standing(frozenset(f"worker {n}" for n in range(len(workers))))
-        self._number = 0
+        self._number, self._run_id = 0, secrets.token_hex(8)
         self._owing: set[int] = set()
         self._due: float | None = None
         self._delay_s = 0.0
@@ -180,7 +181,8 @@ class Director:
         self._cluster, self._firsts = self._lay_out()
         for member in self._members:
             first = self._firsts[member.hello.node]
-            self._order(member, Start(self._number, self._cluster, first))
+            start = Start(self._number, self._cluster, first, self._run_id)
+            self._order(member, start)
 
     def _order(self, member: Member, order: Start | Restart | Stop) -> None:
         if member.link is None:

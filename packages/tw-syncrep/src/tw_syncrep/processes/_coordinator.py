@@ -9,6 +9,8 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from tw_syncrep.cluster._addresses import split_address
+from tw_syncrep.cluster._channel import MAX_BYTES, read_as
 from tw_syncrep.processes._agreement import Exchange, find_difference
 from tw_syncrep.processes._attendance import Attendance, Deadlines, Report
 from tw_syncrep.processes._side_channel import (
@@ -24,6 +26,14 @@ _TOGETHER_S = 0.1
 _ANSWER_S = 0.5
 """After that rank 0 asks all others whether they are there, and waits so long."""
 
+_GREETING_S = 10.0
+_GREETING_BYTES = 1 << 16
+_LONGEST_TEXT = 1_000
+_MOST_STRANGERS = 128
+"""Connections that have not said hello; the oldest makes room, and may come again."""
+
+_STRANGERS_SAID = 5
+
 
 class Coordinator:
     """Rank 0's end: a thread that answers all ranks.
@@ -32,19 +42,29 @@ class Coordinator:
       size: how many ranks there are.
     """
 
-    def __init__(self, listener: socket.socket, size: int, limits: Deadlines) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        size: int,
+        limits: Deadlines,
+        *,
+        own: Introduction | None = None,
+    ) -> None:
         """Starts the thread.
 
         Args:
           listener: bound and listening; is closed with the thread.
           size: how many ranks there are.
           limits: deadlines.
+          own: rank 0's, with which others must agree; by default the first to come.
         """
         self.size = size
         self._limits = limits
         self._listener = listener
         self._selector = selectors.DefaultSelector()
+        self._own = own
         self._unknown: dict[LineSocket, float] = {}
+        self._num_turned_away = 0
         self._sockets: dict[int, LineSocket] = {}
         self._introductions: dict[int, Introduction] = {}
         self._attendance: Attendance | None = None
@@ -84,8 +104,17 @@ class Coordinator:
             self._selector.close()
 
     def _accept(self) -> None:
+        try:
+            connection = self._listener.accept()[0]
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError:  # This process has no descriptor left, and is asked again.
+            self._ended.wait(0.05)
+            return
+        if len(self._unknown) >= _MOST_STRANGERS:
+            self._drop(next(iter(self._unknown)))
         with contextlib.suppress(OSError):
-            line = LineSocket(self._listener.accept()[0])
+            line = LineSocket(connection, max_bytes=_GREETING_BYTES)
             self._unknown[line] = time.monotonic()
             self._selector.register(line, selectors.EVENT_READ)
 
@@ -93,11 +122,17 @@ class Coordinator:
         try:
             messages = line.receive()
             for message in messages or ():
-                self._answer(line, message)
+                if line.fileno() >= 0:  # A message before may have had it dropped.
+                    self._answer(line, message)
             if messages is not None:
                 return
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            _log.debug("A connection to rank 0 is dropped: %r", error)
+        except Exception as error:  # Whatever one peer sends, it ends no other's run.
+            is_rank = line in self._sockets.values()
+            _log.log(
+                logging.WARNING if is_rank else logging.DEBUG,
+                "A connection to rank 0 is dropped: %r",
+                error,
+            )
         self._drop(line)
 
     def _drop(self, line: LineSocket) -> None:
@@ -115,22 +150,23 @@ class Coordinator:
 
     def _answer(self, line: LineSocket, message: dict[str, Any]) -> None:
         if line in self._unknown:
-            self._welcome(line, Introduction(**message["hello"]))
+            self._greet(line, message)
             return
         rank = next(rank for rank, known in self._sockets.items() if known is line)
         now_s = time.monotonic()
         if "report" in message and self._attendance is not None:
-            self._attendance.hear(rank, Report(**message["report"]), now_s)
+            report = read_as(Report, message["report"])
+            self._attendance.hear(rank, report, now_s)
             self._send(rank, {"do": "beat"})
         if message["do"] == "agree":
-            number, told = int(message["number"]), message["exchange"]
-            exchange = None if told is None else Exchange.from_json(told)
+            number = read_as(int, message["number"])
+            exchange = read_as(Exchange | None, message["exchange"])
             self._agreeing.setdefault(number, {})[rank] = exchange
             if exchange is not None:
                 self._agreeing_since.setdefault(number, now_s)
             self._agree(number)
         if message["do"] == "unfollow":
-            self._agreeing.get(int(message["number"]), {}).pop(rank, None)
+            self._agreeing.get(read_as(int, message["number"]), {}).pop(rank, None)
         if message["do"] == "bye" and self._attendance is not None:
             self._attendance.leave(rank)
             self._send(rank, {"do": "bye"})
@@ -139,13 +175,30 @@ class Coordinator:
                 for other in list(self._sockets):
                     self._send(other, {"do": "over", "entered": entered})
 
-    def _welcome(self, line: LineSocket, comer: Introduction) -> None:
-        refusal = self._find_refusal(comer)
-        if refusal:
-            line.send({"do": "refused", "why": refusal}, timeout_s=1.0)
-            self._drop(line)
+    def _greet(self, line: LineSocket, message: dict[str, Any]) -> None:
+        """Takes a rank in, or tells it why not."""
+        may_come_again = False
+        try:
+            comer = _read_introduction(message)
+        except ValueError as error:
+            refusal = f"rank 0 takes this for no rank of its tw-syncrep: {error}"
+        else:
+            may_come_again = self._may_come_again(comer)
+            refusal = self._find_refusal(comer)
+        if not refusal:
+            self._welcome(line, comer)
             return
+        self._num_turned_away += 1
+        if self._num_turned_away <= _STRANGERS_SAID:
+            _log.warning("Rank 0 turned a connection away: %s.", refusal)
+        told = {"do": "refused", "why": refusal, "again": may_come_again}
+        with contextlib.suppress(OSError):  # It is not waited for.
+            line.send(told, timeout_s=0.0)
+        self._drop(line)
+
+    def _welcome(self, line: LineSocket, comer: Introduction) -> None:
         del self._unknown[line]
+        line.max_bytes = MAX_BYTES
         self._sockets[comer.rank] = line
         self._introductions[comer.rank] = comer
         if len(self._introductions) < self.size:
@@ -159,7 +212,22 @@ class Coordinator:
         for rank in range(self.size):
             self._send(rank, {"do": "welcome", "ranks": ranks})
 
+    def _may_come_again(self, comer: Introduction) -> bool:
+        """Whether this group is about to make room for the comer's.
+
+        It is where the comer is of a later start of the same run, and where it follows
+        a rank that is lost.
+        """
+        if self._own is not None and comer.run != self._own.run:
+            return False
+        is_later = self._own is not None and comer.start > self._own.start
+        is_lost = self._attendance is not None and comer.rank not in self._sockets
+        return is_later or (is_lost and 0 <= comer.rank < self.size == comer.size)
+
     def _find_refusal(self, comer: Introduction) -> str:
+        own = self._own
+        if own is not None and (comer.run, comer.start) != (own.run, own.start):
+            return _describe_other_run(own, comer)
         if self._attendance is not None:
             return (
                 f"the ranks are complete, and {comer.task} comes too late as rank "
@@ -172,10 +240,12 @@ class Coordinator:
             )
         if not 0 <= comer.rank < self.size:
             return f"rank must be 0 to {self.size - 1}; {comer.task} has {comer.rank}"
-        if comer.rank in self._introductions:
-            other = self._introductions[comer.rank].task
-            return f"{other} and {comer.task} both are rank {comer.rank}"
-        for other_ in self._introductions.values():
+        other = self._introductions.get(comer.rank)
+        if other is None and comer.rank == 0 and comer != own:
+            other = own
+        if other is not None:
+            return f"{other.task} and {comer.task} both are rank {comer.rank}"
+        for other_ in [*([] if own is None else [own]), *self._introductions.values()]:
             for name, version in other_.versions.items():
                 if comer.versions.get(name) != version:
                     return (
@@ -268,3 +338,30 @@ class Coordinator:
 def _find_described(brought: dict[int, Exchange | None]) -> dict[int, Exchange]:
     """Returns what ranks have described, without those that follow."""
     return {rank: one for rank, one in brought.items() if one is not None}
+
+
+def _read_introduction(message: dict[str, Any]) -> Introduction:
+    """Reads a greeting, with which anybody may come; raises ValueError."""
+    comer: Introduction = read_as(Introduction, message.get("hello"))
+    split_address(comer.address)
+    for text in (comer.task, comer.machine, comer.run, *comer.versions.values()):
+        if len(text) > _LONGEST_TEXT or not text.isprintable():
+            raise ValueError(f"what came is no name: {text[:60]!r}")
+    return comer
+
+
+def _describe_other_run(own: Introduction, comer: Introduction) -> str:
+    """Says why a rank of another run, or of another start of it, is refused."""
+    theirs, ours = (
+        f"rank {one.rank} ({one.task}) is of {one.run or 'no named run'}, start "
+        f"{one.start}"
+        for one in (comer, own)
+    )
+    if comer.run == own.run:
+        advice = "the one of the lower start was left over: end it"
+    else:
+        advice = (
+            "each job needs a coordinator address of its own; processes of one job "
+            "that are named differently need the same TW_RUN_ID"
+        )
+    return f"{theirs}, but {ours}, and listens at this address; {advice}"

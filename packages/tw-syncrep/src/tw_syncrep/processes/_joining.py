@@ -1,11 +1,13 @@
 """Joining: who this process is, where it listens, and when all have come."""
 
 import contextlib
+import logging
 import os
 import platform
 import socket
+import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +18,13 @@ from tw_core.black_box import Recorder, Wait, add_report
 from tw_core.checks import check_number, check_text, check_whole_number
 from tw_syncrep import _tf_compat
 from tw_syncrep._timeouts.errors import StartTimeoutError
+from tw_syncrep.cluster._addresses import (
+    hold_port,
+    join_address,
+    listen,
+    may_pass,
+    split_address,
+)
 from tw_syncrep.cluster._network_exposure import find_free_ports, warn_if_exposed
 from tw_syncrep.cluster._servers import keep_freed_memory, server_config
 from tw_syncrep.cluster._tf_config import find_tf_config
@@ -23,8 +32,11 @@ from tw_syncrep.processes._attendance import Deadlines
 from tw_syncrep.processes._coordinator import Coordinator
 from tw_syncrep.processes._group import ProcessGroup
 from tw_syncrep.processes._member import AbsentError, Member
+from tw_syncrep.processes._run_id import find_run
 from tw_syncrep.processes._side_channel import Introduction
 
+_log = logging.getLogger(__name__)
+_AGAIN_S = 0.2
 _joined: "weakref.ref[ProcessGroup] | None" = None
 
 
@@ -121,12 +133,15 @@ def join_prepared(
 
 @dataclass(frozen=True)
 class _Seat:
-    """Where this process has its place: who listens where."""
+    """Where this process has its place: who listens where.
+
+    A host that is empty is known once rank 0 is reached, a port that is None is free.
+    """
 
     rank: int
     size: int
     coordinator: tuple[str, int]
-    host: str | None
+    host: str
     port: int | None
 
 
@@ -138,12 +153,16 @@ def _find_seat(coordinator: str | None, rank: int | None, size: int | None) -> _
     check_text("join", coordinator=coordinator)
     count = check_whole_number("join", size=size, at_least=1)
     own = check_whole_number("join", rank=rank, at_least=0)
-    host, _, port = coordinator.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError(f"join: coordinator must be 'host:port'; got {coordinator!r}.")
+    try:
+        address = split_address(coordinator)
+    except ValueError:
+        raise ValueError(
+            "join: coordinator must be '[IPv6 host]:port' or 'host:port'; got "
+            f"{coordinator!r}."
+        ) from None
     if own >= count:
         raise ValueError(f"join: rank must be 0 to {count - 1}; got {own}.")
-    return _Seat(own, count, (host, int(port)), host if own == 0 else None, None)
+    return _Seat(own, count, address, address[0] if own == 0 else "", None)
 
 
 def _seat_from_tf_config() -> _Seat:
@@ -159,9 +178,8 @@ def _seat_from_tf_config() -> _Seat:
     if rank is None:
         raise ValueError(f"join: TF_CONFIG makes this task {task.job}, not a worker.")
     addresses = [task.addresses[job][index] for job, index in task.replicas]
-    first, own = addresses[0].rpartition(":"), addresses[rank].rpartition(":")
-    port = None if rank == 0 else int(own[2])
-    return _Seat(rank, len(addresses), (first[0], int(first[2])), own[0], port)
+    first, (host, port) = split_address(addresses[0]), split_address(addresses[rank])
+    return _Seat(rank, len(addresses), first, host, None if rank == 0 else port)
 
 
 def _join_others(
@@ -176,14 +194,20 @@ def _join_others(
             "the other ranks; join before anything makes a tensor or lists devices."
         )
     coordinator = member = None
+    end_s = time.monotonic() + start_timeout_s
     try:
-        with _held_port(seat.port) as port:
+        with _open_port(lambda: _hold(seat.port), seat, seat.port, end_s) as held:
+            own = _introduce(seat, port=int(held.getsockname()[1]))
+            address = seat.coordinator
             if seat.rank == 0:
-                listener = _listen(seat.coordinator)
-                coordinator = Coordinator(listener, seat.size, limits)
-            own = _introduce(seat, port=port)
+                listener = _open_port(
+                    lambda: listen(*seat.coordinator), seat, address[1], end_s
+                )
+                # Others may know it by an address that it does not have itself.
+                address = listener.getsockname()[:2]
+                coordinator = Coordinator(listener, seat.size, limits, own=own)
             member = Member(
-                seat.coordinator, own, limits, start_timeout_s=start_timeout_s
+                *(address, own, limits), start_timeout_s=start_timeout_s, end_s=end_s
             )
         group = ProcessGroup(
             member.introductions,
@@ -229,7 +253,7 @@ def _as_start_error(
         missing={f"rank {rank}": "has not come" for rank in error.ranks},
     )
     host, port = seat.coordinator
-    facts = {"coordinator": f"{host}:{port}"}
+    facts = {"coordinator": join_address(host, port)}
     own = Recorder(f"join, rank {seat.rank} of {seat.size}", facts=facts)
     return add_report(late, wait, own)
 
@@ -238,14 +262,20 @@ def _start_runtime(addresses: Sequence[str], rank: int) -> None:
     listed = {"worker": addresses}
     keep_freed_memory()
     settings = server_config(listed, addresses[rank]).experimental
-    _tf_compat.join_cluster(
-        addresses, rank, sleep_at_once=settings.disable_thread_spinning
-    )
+    try:
+        _tf_compat.join_cluster(
+            addresses, rank, sleep_at_once=settings.disable_thread_spinning
+        )
+    except tf.errors.UnknownError as error:
+        raise RuntimeError(
+            f"join: TensorFlow's server of rank {rank} cannot start at "
+            f"{addresses[rank]}: {error.message}."
+        ) from error
     warn_if_exposed(int(addresses[rank].rpartition(":")[2]))
 
 
 def _introduce(seat: _Seat, *, port: int) -> Introduction:
-    host = seat.host or _own_host(seat.coordinator)
+    run, start = find_run()
     boot = Path("/proc/sys/kernel/random/boot_id")
     machine = [platform.node(), os.environ.get("TW_NODE_RANK", "")]
     with contextlib.suppress(OSError):
@@ -253,7 +283,7 @@ def _introduce(seat: _Seat, *, port: int) -> Introduction:
     return Introduction(
         rank=seat.rank,
         size=seat.size,
-        address=f"{host}:{port}",
+        address=join_address(seat.host, port) if seat.host else f":{port}",
         task=f"{platform.node()}, process {os.getpid()}",
         machine="/".join(machine),
         versions={
@@ -261,30 +291,43 @@ def _introduce(seat: _Seat, *, port: int) -> Introduction:
             "TensorFlow": tf.__version__,
             "tw-syncrep": version("tw-syncrep"),
         },
+        run=run,
+        start=start,
     )
 
 
-def _own_host(coordinator: tuple[str, int]) -> str:
-    """Returns the address from which this machine reaches rank 0's."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(coordinator)  # Sends nothing.
-        return str(probe.getsockname()[0])
-
-
-@contextlib.contextmanager
-def _held_port(port: int | None) -> Iterator[int]:
+def _hold(port: int | None) -> socket.socket:
     """Keeps a port from other processes until this one's server takes it."""
-    with socket.socket() as held:
-        held.bind(("", port if port is not None else find_free_ports(1)[0]))
-        yield int(held.getsockname()[1])
-
-
-def _listen(address: tuple[str, int]) -> socket.socket:
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if port is not None:
+        return hold_port(port)
+    held = socket.socket()  # Without hold_port's sharing: nobody is to choose it, too.
     try:
-        listener.bind(address)
-    except OSError:  # Others may know this machine by an address that is not its own.
-        listener.bind(("", address[1]))
-    listener.listen(512)
-    return listener
+        held.bind(("", find_free_ports(1)[0]))
+    except OSError:
+        held.close()
+        raise
+    return held
+
+
+def _open_port(
+    open_: Callable[[], socket.socket], seat: _Seat, port: int | None, end_s: float
+) -> socket.socket:
+    """Opens a port of this rank, which a process that is ending may still hold."""
+    where = join_address(seat.host or "this machine", port or 0)
+    has_told = False
+    while True:
+        try:
+            return open_()
+        except OSError as error:
+            why = f"rank {seat.rank} cannot listen at {where}: {error.strerror}"
+            if not may_pass(error):
+                raise ValueError(why) from None
+            if time.monotonic() >= end_s:
+                raise AbsentError(
+                    f"{why}; end what listens there, or choose another address",
+                    (seat.rank,),
+                ) from None
+        if not has_told:
+            _log.warning("join: %s; trying again.", why)
+            has_told = True
+        time.sleep(_AGAIN_S)

@@ -1,15 +1,16 @@
 """A rank's end of the side channel."""
 
 import contextlib
-import json
 import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+from tw_syncrep.cluster._addresses import join_address
+from tw_syncrep.cluster._channel import read_as
 from tw_syncrep.processes._agreement import Exchange
 from tw_syncrep.processes._attendance import Deadlines, Report
 from tw_syncrep.processes._side_channel import (
@@ -17,6 +18,8 @@ from tw_syncrep.processes._side_channel import (
     LineSocket,
     find_interval_s,
 )
+
+_AGAIN_S = 0.5
 
 
 class AbsentError(TimeoutError):
@@ -49,14 +52,17 @@ class Member:
         limits: Deadlines,
         *,
         start_timeout_s: float,
+        end_s: float | None = None,
     ) -> None:
         """Comes, and waits until all have; from then on says that it is there.
 
         Args:
           address: host and port of rank 0's end.
-          own: who comes.
+          own: who comes; an empty host in its address stands for this end's of the
+            connection.
           limits: deadlines once all have come.
           start_timeout_s: how long others have to come, in seconds.
+          end_s: until when, by ``time.monotonic``; by default counted from now.
 
         Raises:
           AbsentError: somebody did not come; the message says who.
@@ -79,11 +85,13 @@ class Member:
         self._ended = threading.Event()
         self._on_missing: Callable[[dict[int, str]], None] = lambda missing: None
         self._read_report: Callable[[], Report] = Report
-        end_s = time.monotonic() + start_timeout_s
-        self._line = _connect(address, own, end_s)
-        self._await_all(address, end_s, start_timeout_s)
+        if end_s is None:
+            end_s = time.monotonic() + start_timeout_s
+        while not self.introductions:  # Else rank 0 is making room for this one.
+            self._line = _connect(address, own, end_s)
+            self._await_all(address, end_s, start_timeout_s)
         self._heard_s = self._due_s = time.monotonic()
-        self._thread = threading.Thread(
+        self._thread: threading.Thread = threading.Thread(
             target=self._beat, name="tw-syncrep-member", daemon=True
         )
         self._thread.start()
@@ -194,10 +202,12 @@ class Member:
     def _await_all(
         self, address: tuple[str, int], end_s: float, start_timeout_s: float
     ) -> None:
+        """Waits until all are here, or until this rank is to come again."""
         absent: Sequence[int] = ()
+        refusal, is_final, is_open = "", False, True
         with selectors.DefaultSelector() as selector:
             selector.register(self._line, selectors.EVENT_READ)
-            while not self.introductions:
+            while is_open and not is_final and not self.introductions:
                 left_s = end_s - time.monotonic()
                 if left_s <= 0:
                     self._line.close()
@@ -205,32 +215,41 @@ class Member:
                     raise AbsentError(told, absent or (0,))
                 if not selector.select(left_s):
                     continue
-                for message in self._receive(address, absent, start_timeout_s):
-                    if message["do"] == "refused":
-                        self._line.close()
-                        raise ValueError(message["why"])
-                    if message["do"] == "wait":
-                        absent = message["absent"]
-                    if message["do"] == "welcome":
-                        ranks = message["ranks"]
-                        self.introductions = tuple(Introduction(**r) for r in ranks)
-
-    def _receive(
-        self, address: tuple[str, int], absent: Sequence[int], waited_s: float
-    ) -> list[dict[str, Any]]:
-        try:
-            messages = self._line.receive()
-        except (OSError, json.JSONDecodeError):
-            messages = None
-        if messages is None:
-            self._line.close()
-            raise AbsentError(
-                _describe_absent(absent, waited_s)
-                if absent
-                else f"rank 0 has closed the connection to {address[0]}:{address[1]}",
-                absent or (0,),
-            )
-        return messages
+                try:
+                    messages = self._line.receive()
+                    is_open = messages is not None
+                    for message in messages or ():
+                        if message["do"] == "refused":
+                            refusal = read_as(str, message.get("why"))
+                            is_final = message.get("again") is not True
+                        if message["do"] == "wait":
+                            absent = read_as(tuple[int, ...], message.get("absent"))
+                        if message["do"] == "welcome":
+                            ranks = message.get("ranks")
+                            self.introductions = read_as(
+                                tuple[Introduction, ...], ranks
+                            )
+                except OSError:
+                    is_open = False
+                except ValueError as error:
+                    is_final = True
+                    refusal = (
+                        f"what answers at {join_address(*address)} is not rank 0 "
+                        f"({error}); correct the coordinator's address, or end what "
+                        "listens there"
+                    )
+        if self.introductions:
+            return
+        self._line.close()
+        left_s = end_s - time.monotonic()
+        if refusal and (is_final or left_s <= 0):
+            raise ValueError(refusal)
+        if absent:
+            raise AbsentError(_describe_absent(absent, start_timeout_s), absent)
+        if left_s <= 0:
+            closed = f"rank 0 has closed the connection to {join_address(*address)}"
+            raise AbsentError(closed)
+        time.sleep(min(_AGAIN_S, left_s))
 
     def _beat(self) -> None:
         interval_s = find_interval_s(self._limits.timeout_s)
@@ -306,12 +325,15 @@ def _connect(address: tuple[str, int], own: Introduction, end_s: float) -> LineS
         left_s = end_s - time.monotonic()
         try:
             line = LineSocket(socket.create_connection(address, max(0.1, left_s)))
+            if own.address.startswith(":"):
+                host = str(line.connection.getsockname()[0])
+                own = replace(own, address=join_address(host, int(own.address[1:])))
             line.send({"do": "hello", "hello": asdict(own)}, timeout_s=max(0.1, left_s))
             return line
         except OSError as error:
             if left_s <= wait_s:
                 raise AbsentError(
-                    f"rank 0 does not answer at {address[0]}:{address[1]} ({error})"
+                    f"rank 0 does not answer at {join_address(*address)} ({error})"
                 ) from None
         time.sleep(wait_s)
         wait_s = min(1.0, 2 * wait_s)

@@ -39,6 +39,8 @@ class Introduction:
       task: "host:port, process 123", for messages.
       machine: what ranks of one machine have in common.
       versions: of what must be the same everywhere.
+      run: which run it belongs to; empty where nothing says so.
+      start: how often the run was started before.
     """
 
     rank: int
@@ -47,3 +49,5 @@ class Introduction:
     task: str
     machine: str
     versions: Mapping[str, str]
+    run: str = ""
+    start: int = 0
