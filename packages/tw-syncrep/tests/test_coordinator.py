@@ -1,16 +1,21 @@
 """Rank 0's end of the side channel, and ranks that are lost almost at once."""
 
+import contextlib
 import fcntl
 import json
+import os
 import resource
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from tw_syncrep.processes._agreement import Exchange
 from tw_syncrep.processes._attendance import Deadlines, Report
 from tw_syncrep.processes._coordinator import Coordinator
 from tw_syncrep.processes._member import Member
@@ -119,3 +124,249 @@ def test_who_does_not_answer_in_time_is_not_waited_for(channel):
     two.line.close()
     assert missing_by(living) == [[2], [2]]
     assert time.monotonic() - began_s < LIMITS.timeout_s  # Rank 3 is silent later.
+
+
+VERSIONS = {"TensorFlow": "2.21"}
+PATIENT = Deadlines(timeout_s=20.0, first_timeout_s=30.0)
+
+
+def of_run(rank, **changes):
+    """What a rank of a group of two says of itself."""
+    own = Introduction(rank, 2, f"h{rank}:1", f"p{rank}", "m", VERSIONS, "r", 1)
+    return replace(own, **changes)
+
+
+def hello(introduction):
+    return {"do": "hello", "hello": asdict(introduction)}
+
+
+@contextlib.contextmanager
+def listening(own=None, place=("127.0.0.1", 0)):
+    """A coordinator of two ranks, of which none has come."""
+    listener = socket.create_server(place, backlog=512)
+    coordinator = Coordinator(listener, 2, PATIENT, own=own or of_run(0))
+    try:
+        yield listener.getsockname()
+    finally:
+        coordinator.stop(timeout_s=5.0)
+
+
+@contextlib.contextmanager
+def joined(address, others=(0, 1)):
+    """Ranks that have come; they agree when they are asked to."""
+    with ThreadPoolExecutor(2) as pool:
+
+        def come(rank):
+            return Member(address, of_run(rank), PATIENT, start_timeout_s=20)
+
+        members = list(pool.map(come, others))
+        for member in members:
+            member.start(Report, lambda missing: None)
+        exchange = Exchange("sum", ())
+        yield lambda: list(
+            pool.map(lambda one: one.agree(exchange), members, timeout=9)
+        )
+        for member in reversed(members):
+            assert not member.missing
+            member.leave(timeout_s=1.0)
+
+
+def send_raw(address, *parts):
+    """Sends bytes as they are; returns the connection."""
+    client = socket.create_connection(address, 10)
+    with contextlib.suppress(OSError):  # It is dropped as soon as it is recognized.
+        for part in parts:
+            client.sendall(part)
+    return client
+
+
+def ask(address, introduction):
+    """Returns what a rank is told that greets, up to the connection's end."""
+    line = json.dumps(hello(introduction)).encode() + b"\n"
+    with send_raw(address, line) as client, client.makefile("rb") as answers:
+        return [json.loads(answer) for answer in answers]
+
+
+LINES = [
+    b"[" * 200_000 + b"\n",
+    b"[" * 50_000 + b"\n",
+    b'{"do":' * 10_000 + b"\n",
+    b"9" * 60_000 + b"\n",
+    b'{"do": "hello", "hello": {"rank": NaN}}\n',
+    b'{"do": ["hello"]}\n',
+    b'{"hello": {}}\n',
+    b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+    json.dumps(hello(of_run(5))).encode() + b'\n{"do": "beat", "report": {}}\n',
+    json.dumps(hello(of_run(1, run="s"))).encode() + b'\n{"do": "bye"}\n' * 3,
+    b"\n" * 1_000,
+]
+
+
+@pytest.mark.parametrize("when", ["forming", "complete"])
+def test_what_strangers_send_ends_no_run(when):
+    with listening() as address, contextlib.ExitStack() as stack:
+        if when == "complete":
+            agree = stack.enter_context(joined(address))
+            assert agree() == [0, 0]
+        for line in LINES:
+            send_raw(address, line).close()
+            send_raw(address, line[:-1]).close()
+            stack.enter_context(send_raw(address, line[:-1]))
+        if when == "forming":
+            agree = stack.enter_context(joined(address))
+        first = agree()
+        assert agree() == [first[0] + 1] * 2
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner)
+    ),
+    max_leaves=6,
+)
+NUMBERS = st.sampled_from([-1, 2, 1 << 63, 1 << 64, 10**400, 1e308, float("nan")])
+
+
+@st.composite
+def greetings(draw):
+    """A greeting of which a field, or the whole, is wrong; or of a taken rank."""
+    fields = asdict(of_run(draw(st.sampled_from([0, 1]))))
+    name = draw(st.sampled_from([*fields, "other"]))
+    fields[name] = draw(VALUES | NUMBERS)
+    return draw(st.sampled_from([{"do": "hello", "hello": fields}, fields]))
+
+
+NOISE = st.binary(max_size=200) | (greetings() | VALUES | NUMBERS).map(
+    lambda value: json.dumps(value).encode() + b"\n"
+)
+
+
+def test_random_noise_ends_no_run():
+    with listening() as address, joined(address) as agree:
+        numbers = iter(range(1_000_000))
+
+        @settings(
+            max_examples=120,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow],
+        )
+        @given(st.lists(st.lists(NOISE, max_size=3), min_size=1, max_size=4))
+        def check(connections):
+            opened = [send_raw(address, *parts) for parts in connections]
+            number = next(numbers)
+            assert agree() == [number, number]
+            for one in opened:
+                one.close()
+
+        check()
+
+
+def test_random_messages_of_a_rank_end_no_other_connection():
+    """A rank that sends what is no message counts as lost, and is named."""
+    with listening() as address:
+        with send_raw(address, json.dumps(hello(of_run(1))).encode() + b"\n") as rank:
+            own = Member(address, of_run(0), PATIENT, start_timeout_s=20)
+            own.start(Report, lambda missing: None)
+            report = {**asdict(Report()), "entered": "2"}
+            message = {"do": "beat", "report": report}
+            rank.sendall(json.dumps(message).encode() + b"\n")
+            assert list(own.wait_for_missing(10.0)) == [1]
+        own.leave(timeout_s=1.0)
+
+
+def test_thousands_of_connections_keep_no_rank_out():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(8192, hard), hard))
+    try:
+        with listening() as address, contextlib.ExitStack() as stack:
+            before = len(os.listdir("/proc/self/fd"))
+            for _ in range(1_000):
+                stack.enter_context(send_raw(address, b'{"do": '))
+            agree = stack.enter_context(joined(address))
+            assert agree() == [0, 0]
+            for _ in range(1_000):
+                stack.enter_context(send_raw(address))
+            assert agree() == [1, 1]
+            # 2,000 of this test, and few of the coordinator's.
+            assert len(os.listdir("/proc/self/fd")) - before < 2_200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("comer", "says", "again"),
+    [
+        (of_run(1, run="s"), "(p1) is of s, start 1, but rank 0 (p0) is of r", False),
+        (of_run(1, run=""), "is of no named run, start 1, but rank 0 (p0) is", False),
+        (of_run(1, run="s"), "need the same TW_RUN_ID", False),
+        (of_run(1, start=0), "is of r, start 0, but rank 0 (p0) is of r, start", False),
+        (of_run(1, start=2), "the one of the lower start was left over", True),
+        (of_run(1, versions={"TensorFlow": "1"}), "has TensorFlow 2.21, rank 1", False),
+        (of_run(0, task="x"), "p0 and x both are rank 0", False),
+        (of_run(7), "rank must be 0 to 1", False),
+        (of_run(1, size=3), "rank 0 expects 2 ranks", False),
+        (of_run(1, address="x"), "takes this for no rank of its tw-syncrep", False),
+        (of_run(1, task="a\n"), "takes this for no rank of its tw-syncrep", False),
+    ],
+)
+def test_who_does_not_belong_here_is_refused_and_the_others_meet(comer, says, again):
+    with listening() as address:
+        [answer] = ask(address, comer)
+        assert (answer["do"], answer["again"]) == ("refused", again)
+        assert says in answer["why"]
+        with joined(address) as agree:
+            assert agree() == [0, 0]
+            [answer] = ask(address, comer)
+            assert answer["do"] == "refused"
+            assert agree() == [1, 1]
+
+
+def test_a_rank_of_the_next_start_waits_for_its_rank_0():
+    with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as stack:
+        with listening() as address:
+            later = of_run(1, start=2)
+            coming = pool.submit(Member, address, later, PATIENT, start_timeout_s=20)
+            [answer] = ask(address, later)
+            assert answer["again"]
+        stack.enter_context(listening(of_run(0, start=2), address))
+        own = Member(address, of_run(0, start=2), PATIENT, start_timeout_s=20)
+        for member in (coming.result(20), own):
+            assert [one.start for one in member.introductions] == [2, 2]
+            member.leave(timeout_s=1.0)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"220 smtp\r\n", b'{"x": 1}\n', b'{"do": "welcome"}\n', b"[" * 9999 + b"\n"],
+)
+def test_what_is_no_rank_0_is_named(answer):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        address = server.getsockname()
+        coming = pool.submit(Member, address, of_run(1), PATIENT, start_timeout_s=20)
+        with server.accept()[0] as connection:
+            connection.sendall(answer)
+            with pytest.raises(ValueError, match=r"127\.0\.0\.1:\d+ is not rank 0 "):
+                coming.result(20)
+
+
+def test_a_greeting_that_is_dropped_is_repeated():
+    with listening() as place, ThreadPoolExecutor(2) as pool:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            address = server.getsockname()
+            coming = pool.submit(
+                Member, address, of_run(1), PATIENT, start_timeout_s=20
+            )
+            server.accept()[0].close()
+            with server.accept()[0] as connection:
+                connection.sendall(
+                    b'{"do": "refused", "why": "not yet", "again": true}\n'
+                )
+        with listening(place=address):
+            own = Member(address, of_run(0), PATIENT, start_timeout_s=20)
+            for member in (coming.result(20), own):
+                member.leave(timeout_s=1.0)
+        assert place != address

@@ -60,8 +60,10 @@ def read_as(hint: Any, value: Any) -> Any:
         return value
     elif hint is int and type(value) is int and -_LARGEST <= value < _LARGEST:
         return value  # A bool is no number.
-    shown = repr(value) if isinstance(value, int | float | str) else type(value)
-    raise ValueError(f"what came is no {getattr(hint, '__name__', hint)}: {shown:.60}")
+    wanted, got = getattr(hint, "__name__", hint), type(value).__name__
+    if isinstance(value, int | float | str):
+        got = repr(value)[:60]
+    raise ValueError(f"what came is no {wanted}: {got}")
 
 
 class LineSocket:
