@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import signal
+import socket
 import time
 import traceback
 from functools import partial
@@ -30,7 +31,8 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
         ``versions`` by rank, ``starts_early`` (ranks), ``v1``, ``towers``, ``machine``
         (number), ``network`` (process in whose namespace it is, None for a new one;
         its address; all addresses), ``starts_in_s`` (how long TensorFlow's runtime
-        takes to start, by rank), ``stops_in_join`` (ranks), ``is_quiet``.
+        takes to start, by rank), ``stops_in_join`` (ranks), ``is_quiet``,
+        ``environment`` (variables by rank), ``resolves_in_s`` (until names are known).
     """
     syncrep_programs.end_with_the_test()
     joining = _prepare(dict(options), pipe)
@@ -82,6 +84,9 @@ def _prepare(options: dict[str, Any], pipe: Any) -> dict[str, Any]:
     if options.pop("v1", False):
         v1.disable_v2_behavior()
     rank = options["rank"]
+    os.environ.update(options.pop("environment", {}).get(rank, {}))
+    if unknown_s := options.pop("resolves_in_s", 0.0):
+        _forget_names(unknown_s)
     if rank in options.pop("starts_early", ()):
         tf.constant(1.0)
     if (found := options.pop("versions", {}).get(rank)) is not None:
@@ -103,6 +108,18 @@ def _prepare(options: dict[str, Any], pipe: Any) -> dict[str, Any]:
         for name in ("coordinator", "rank", "size"):
             del options[name]
     return options
+
+
+def _forget_names(for_s: float) -> None:
+    """Has no name be known for a while, as of a pod that has just been made."""
+    end_s, getaddrinfo = time.monotonic() + for_s, socket.getaddrinfo
+
+    def find(*arguments: Any, **options: Any) -> Any:
+        if time.monotonic() < end_s:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return getaddrinfo(*arguments, **options)
+
+    socket.getaddrinfo = find
 
 
 def _hold_up(wait: Any) -> None:

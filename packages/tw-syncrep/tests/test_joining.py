@@ -117,6 +117,96 @@ def _connected(port):
             time.sleep(0.05)
 
 
+def test_two_jobs_at_one_address_do_not_mix(make_ranks):
+    address = f"localhost:{find_free_ports(1)[0]}"
+    here, there = (
+        {rank: {"TW_RUN_ID": "", "SLURM_JOB_ID": job} for rank in (0, 1)}
+        for job in ("11", "12")
+    )
+    # The other job's rank comes first, and again when this one trains.
+    others = make_ranks(2, address=address, absent=[0, 1], environment=there)
+    early = others.come(1)
+    ranks = make_ranks(2, address=address, absent=[1], environment=here)
+    refused = r"is of SLURM_JOB_ID=12.* but rank 0 \(.*\) is of SLURM_JOB_ID=11"
+    with pytest.raises(Raised, match=refused) as raised:
+        early.hear()
+    assert raised.value.kind == "ValueError"
+    assert "each job needs a coordinator address of its own" in raised.value.text
+    ranks.come(1)
+    ranks.joined()
+    for rank in ranks.all:
+        rank.say("step_until", 40)
+    with pytest.raises(Raised, match=refused):
+        others.come(1).hear()
+    assert [rank.hear() for rank in ranks.all] == [80, 80]
+
+
+def test_ports_that_are_still_taken_are_waited_for(make_ranks):
+    """Those of a group that was killed, where others listen for a while."""
+    addresses = [f"127.0.0.1:{port}" for port in find_free_ports(2)]
+    former = make_ranks(2, tf_config={"worker": addresses}).joined()
+    assert former.call("step_until", 2) == [4, 4]
+    former.end()
+    ports = [int(address.rpartition(":")[2]) for address in addresses]
+    held = [socket.create_server(("", port)) for port in ports]
+    ranks = make_ranks(2, tf_config={"worker": addresses}, start_timeout_s=40.0)
+    for rank in ranks.all:
+        assert not rank.pipe.poll(2), rank.hear()
+    for listener in held:
+        listener.close()
+    ranks.joined()
+    assert ranks.call("step_until", 2) == [4, 4]
+
+
+def test_a_port_that_stays_taken_is_named(make_ranks):
+    addresses = [f"127.0.0.1:{port}" for port in find_free_ports(2)]
+    ranks = make_ranks(
+        2, absent=[0], start_timeout_s=2.0, tf_config={"worker": addresses}
+    )
+    port = int(addresses[1].rpartition(":")[2])
+    with socket.create_server(("", port)), pytest.raises(Raised) as raised:
+        ranks.all[0].hear()
+    assert raised.value.kind == "StartTimeoutError"
+    said = f"join: rank 1 cannot listen at {addresses[1]}: Address already in use; end"
+    assert said in raised.value.text
+
+
+def test_a_coordinator_elsewhere_is_refused(make_ranks):
+    ranks = make_ranks(2, address="192.0.2.1:1234", absent=[1])
+    with pytest.raises(Raised) as raised:
+        ranks.all[0].hear()
+    said = (
+        "join: rank 0 cannot listen at 192.0.2.1:1234: the host is at 192.0.2.1, which "
+        "is no address of this machine. Correct the host; or, "
+    )
+    assert raised.value.kind == "ValueError"
+    assert said in raised.value.text
+
+
+def test_names_that_are_not_known_yet_are_waited_for(make_ranks):
+    [port] = find_free_ports(1)
+    ranks = make_ranks(2, address=f"localhost:{port}", resolves_in_s=2.0).joined()
+    assert ranks.call("step_until", 2) == [4, 4]
+
+
+def test_names_that_stay_unknown_are_named(make_ranks):
+    ranks = make_ranks(2, address="rank-0.invalid:1234", start_timeout_s=1.5)
+    for rank in ranks.all:
+        with pytest.raises(Raised, match=r"rank-0\.invalid:1234.* not known") as raised:
+            rank.hear()
+        assert raised.value.kind == "StartTimeoutError"
+
+
+@pytest.mark.parametrize("told_by", ["coordinator", "TF_CONFIG"])
+def test_ranks_meet_at_ipv6_addresses(make_ranks, told_by):
+    addresses = [f"[::1]:{port}" for port in find_free_ports(2)]
+    if told_by == "TF_CONFIG":
+        ranks = make_ranks(2, tf_config={"worker": addresses})
+    else:
+        ranks = make_ranks(2, address=addresses[0])
+    assert ranks.joined().call("step_until", 2) == [4, 4]
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "says"),
     [
