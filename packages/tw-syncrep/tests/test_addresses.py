@@ -2,9 +2,13 @@
 
 import errno
 import socket
+import threading
 
 import pytest
 
+from tw_syncrep import cluster
+from tw_syncrep._timeouts.server_monitor import find_fault
+from tw_syncrep.cluster import _servers
 from tw_syncrep.cluster._addresses import (
     hold_port,
     join_address,
@@ -98,3 +102,19 @@ def test_a_name_that_is_not_known_may_be_later():
     with pytest.raises(OSError) as raised:
         listen("rank-0.invalid", 1)
     assert may_pass(raised.value)
+
+
+@pytest.mark.filterwarnings("ignore::tw_syncrep.cluster.ExposedServerWarning")
+def test_a_server_waits_for_its_port_and_then_names_it(monkeypatch):
+    monkeypatch.setattr(_servers, "_PORT_S", 0.3)
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        addresses = {"ps": (f"[::1]:{port}",), "worker": ("localhost:1",)}
+        task = cluster.TaskConfig(addresses, "ps", 0)
+        with pytest.raises(OSError, match=rf"ps 0 cannot listen at \[::1\]:{port} "):
+            cluster.start_server(task)
+        monkeypatch.setattr(_servers, "_PORT_S", 20.0)
+        threading.Timer(0.5, other.close).start()
+        server = cluster.start_server(task)
+    assert server.target == f"grpc://[::1]:{port}"
+    assert find_fault(f"[::1]:{port}", timeout_s=5.0) is None

@@ -8,8 +8,11 @@ import contextlib
 import errno
 import os
 import socket
+import time
+from collections.abc import Callable
 
-NOT_LOCAL = (
+_AGAIN_S = 0.1
+_NOT_LOCAL = (
     "the host is at {}, which is no address of this machine. Correct the host; or, "
     "where others reach this machine by an address that it does not have itself (a "
     "mapped port, a service), set TW_LISTEN to the one at which to listen, 0.0.0.0 for "
@@ -65,7 +68,7 @@ def listen(host: str, port: int) -> socket.socket:
                 return listener
     if fault is not None and fault.errno == errno.EADDRNOTAVAIL:
         elsewhere = " and ".join(dict.fromkeys(str(place[4][0]) for place in places))
-        raise OSError(fault.errno, NOT_LOCAL.format(elsewhere))
+        raise OSError(fault.errno, _NOT_LOCAL.format(elsewhere))
     raise fault or OSError(errno.EADDRNOTAVAIL, f"{told} has no address")
 
 
@@ -85,6 +88,30 @@ def hold_port(port: int) -> socket.socket:
         held.close()
         raise
     return held
+
+
+def wait_for_port(
+    open_port: Callable[[], socket.socket],
+    *,
+    until_s: float,
+    tell: Callable[[OSError], None] = lambda error: None,
+) -> socket.socket:
+    """Opens a port, or waits for it; ``tell`` is called with the first fault.
+
+    Raises:
+      OSError: it cannot be opened, or not until then.
+    """
+    has_told = False
+    while True:
+        try:
+            return open_port()
+        except OSError as error:
+            if not may_pass(error) or time.monotonic() >= until_s:
+                raise
+            if not has_told:
+                tell(error)
+                has_told = True
+        time.sleep(_AGAIN_S)
 
 
 def may_pass(error: OSError) -> bool:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from tw_core.checks import check_flag, check_whole_number
 from tw_syncrep._checks import check_config
+from tw_syncrep.cluster._addresses import hold_port, split_address, wait_for_port
 from tw_syncrep.cluster._network_exposure import find_free_ports, warn_if_exposed
 from tw_syncrep.cluster._tf_config import TaskConfig, check_task
 
@@ -19,6 +21,7 @@ _M_MMAP_THRESHOLD = -3
 _LARGEST_MMAP_THRESHOLD = 32 << 20
 _NEVER = 2**31 - 1
 _HEAP_BYTES = 64 << 20
+_PORT_S = 10.0
 
 
 def cluster_spec(task: TaskConfig) -> tf.train.ClusterSpec:
@@ -46,6 +49,7 @@ def start_server(
     Raises:
       TypeError: an argument is of another type.
       ValueError: the task is an evaluator outside the cluster.
+      OSError: something else listens at its port, and has not ended in 10 s.
     """
     check_task("start_server", task)
     check_config("start_server", config)
@@ -55,6 +59,16 @@ def start_server(
             f"start_server: {task.job} {task.index} is no part of the cluster "
             f"{dict(task.addresses)}; it needs no server: evaluate checkpoints."
         )
+    port = split_address(task.address)[1]
+    try:
+        until_s = time.monotonic() + _PORT_S
+        wait_for_port(lambda: hold_port(port), until_s=until_s).close()
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"start_server: {task.job} {task.index} cannot listen at {task.address} "
+            f"({error.strerror}); end what listens there, or give it another port",
+        ) from None
     if keep_memory:
         keep_freed_memory()
     if config is None:
@@ -62,7 +76,7 @@ def start_server(
     server = tf.distribute.Server(
         cluster_spec(task), job_name=task.job, task_index=task.index, config=config
     )
-    warn_if_exposed(int(task.address.rpartition(":")[2]))
+    warn_if_exposed(port)
     return server
 
 

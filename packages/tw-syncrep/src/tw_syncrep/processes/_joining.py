@@ -24,6 +24,7 @@ from tw_syncrep.cluster._addresses import (
     listen,
     may_pass,
     split_address,
+    wait_for_port,
 )
 from tw_syncrep.cluster._network_exposure import find_free_ports, warn_if_exposed
 from tw_syncrep.cluster._servers import keep_freed_memory, server_config
@@ -36,7 +37,6 @@ from tw_syncrep.processes._run_id import find_run
 from tw_syncrep.processes._side_channel import Introduction
 
 _log = logging.getLogger(__name__)
-_AGAIN_S = 0.2
 _joined: "weakref.ref[ProcessGroup] | None" = None
 
 
@@ -314,20 +314,16 @@ def _open_port(
 ) -> socket.socket:
     """Opens a port of this rank, which a process that is ending may still hold."""
     where = join_address(seat.host or "this machine", port or 0)
-    has_told = False
-    while True:
-        try:
-            return open_()
-        except OSError as error:
-            why = f"rank {seat.rank} cannot listen at {where}: {error.strerror}"
-            if not may_pass(error):
-                raise ValueError(why) from None
-            if time.monotonic() >= end_s:
-                raise AbsentError(
-                    f"{why}; end what listens there, or choose another address",
-                    (seat.rank,),
-                ) from None
-        if not has_told:
-            _log.warning("join: %s; trying again.", why)
-            has_told = True
-        time.sleep(_AGAIN_S)
+    why = f"rank {seat.rank} cannot listen at {where}"
+    try:
+        return wait_for_port(
+            open_,
+            until_s=end_s,
+            tell=lambda error: _log.warning("%s: %s; trying again.", why, error),
+        )
+    except OSError as error:
+        why = f"{why}: {error.strerror}"
+        if not may_pass(error):
+            raise ValueError(why) from None
+        advice = "end what listens there, or choose another address"
+        raise AbsentError(f"{why}; {advice}", (seat.rank,)) from None
