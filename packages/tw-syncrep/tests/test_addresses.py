@@ -87,9 +87,7 @@ def test_a_port_that_is_held_is_found_by_nobody_else():
 
 
 def test_a_host_elsewhere_is_refused_unless_told_where_to_listen(monkeypatch):
-    with pytest.raises(
-        OSError, match=r"at 192\.0\.2\.1, which is no address"
-    ) as raised:
+    with pytest.raises(OSError, match=r"192\.0\.2\.1 is no address") as raised:
         listen("192.0.2.1", 0)
     assert raised.value.errno == errno.EADDRNOTAVAIL
     assert not may_pass(raised.value)

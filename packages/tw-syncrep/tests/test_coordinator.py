@@ -297,11 +297,11 @@ def test_thousands_of_connections_keep_no_rank_out():
 @pytest.mark.parametrize(
     ("comer", "says", "again"),
     [
-        (of_run(1, run="s"), "(p1) is of s, start 1, but rank 0 (p0) is of r", False),
-        (of_run(1, run=""), "is of no named run, start 1, but rank 0 (p0) is", False),
-        (of_run(1, run="s"), "need the same TW_RUN_ID", False),
-        (of_run(1, start=0), "is of r, start 0, but rank 0 (p0) is of r, start", False),
-        (of_run(1, start=2), "the one of the lower start was left over", True),
+        (of_run(1, run="s"), "rank 1 (p1) is of s, but rank 0 (p0) is of r", False),
+        (of_run(1, run=""), "is of no named run, but rank 0 (p0) is of r", False),
+        (of_run(1, run="s"), "of one job the same TW_RUN_ID", False),
+        (of_run(1, start=0), "is of start 0 of r, but rank 0 (p0) of start 1", False),
+        (of_run(1, start=2), "end the one of the lower start", True),
         (of_run(1, versions={"TensorFlow": "1"}), "has TensorFlow 2.21, rank 1", False),
         (of_run(0, task="x"), "p0 and x both are rank 0", False),
         (of_run(7), "rank must be 0 to 1", False),

@@ -12,13 +12,6 @@ import time
 from collections.abc import Callable
 
 _AGAIN_S = 0.1
-_NOT_LOCAL = (
-    "the host is at {}, which is no address of this machine. Correct the host; or, "
-    "where others reach this machine by an address that it does not have itself (a "
-    "mapped port, a service), set TW_LISTEN to the one at which to listen, 0.0.0.0 for "
-    "all interfaces, and keep the port closed to others by a firewall or a network "
-    "policy"
-)
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -68,7 +61,13 @@ def listen(host: str, port: int) -> socket.socket:
                 return listener
     if fault is not None and fault.errno == errno.EADDRNOTAVAIL:
         elsewhere = " and ".join(dict.fromkeys(str(place[4][0]) for place in places))
-        raise OSError(fault.errno, _NOT_LOCAL.format(elsewhere))
+        raise OSError(
+            fault.errno,
+            f"{elsewhere} is no address of this machine; correct the host, or, where "
+            "others reach this machine by an address that it does not have itself, set "
+            "TW_LISTEN to one at which to listen (0.0.0.0 is all), and keep the port "
+            "closed to others by a firewall or a network policy",
+        )
     raise fault or OSError(errno.EADDRNOTAVAIL, f"{told} has no address")
 
 

@@ -352,16 +352,14 @@ def _read_introduction(message: dict[str, Any]) -> Introduction:
 
 def _describe_other_run(own: Introduction, comer: Introduction) -> str:
     """Says why a rank of another run, or of another start of it, is refused."""
-    theirs, ours = (
-        f"rank {one.rank} ({one.task}) is of {one.run or 'no named run'}, start "
-        f"{one.start}"
-        for one in (comer, own)
-    )
     if comer.run == own.run:
-        advice = "the one of the lower start was left over: end it"
-    else:
-        advice = (
-            "each job needs a coordinator address of its own; processes of one job "
-            "that are named differently need the same TW_RUN_ID"
+        return (
+            f"rank {comer.rank} ({comer.task}) is of start {comer.start} of {own.run}, "
+            f"but rank 0 ({own.task}) of start {own.start}; end the one of the lower "
+            "start, which is left over"
         )
-    return f"{theirs}, but {ours}, and listens at this address; {advice}"
+    return (
+        f"rank {comer.rank} ({comer.task}) is of {comer.run or 'no named run'}, but "
+        f"rank 0 ({own.task}) is of {own.run or 'no named run'}; give each job a "
+        "coordinator address of its own, and all ranks of one job the same TW_RUN_ID"
+    )

@@ -58,7 +58,8 @@ def join(
     group of one, in which every sum is what was brought.
 
     Args:
-      coordinator: "host:port" at which rank 0 listens; of a rank's own server the
+      coordinator: "host:port" at which rank 0 listens, unless ``TW_LISTEN`` says where
+        that is on its machine; of a rank's own server the
         host is the one from which it reaches that address, the port a free one.
       rank: of this process, from 0.
       size: how many ranks there are.
@@ -319,7 +320,7 @@ def _open_port(
         return wait_for_port(
             open_,
             until_s=end_s,
-            tell=lambda error: _log.warning("%s: %s; trying again.", why, error),
+            tell=lambda error: _log.warning("join waits: %s (%s).", why, error),
         )
     except OSError as error:
         why = f"{why}: {error.strerror}"
