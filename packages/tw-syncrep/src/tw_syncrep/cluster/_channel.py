@@ -51,9 +51,7 @@ def read_as(hint: Any, value: Any) -> Any:
         if len(inner) == len(value):
             return tuple(map(read_as, inner, value))
     elif origin in (dict, Mapping) and isinstance(value, dict):
-        keys = (int(name) if inner[0] is int else name for name in value)
-        values = (read_as(inner[1], item) for item in value.values())
-        return dict(zip(keys, values, strict=True))
+        return {name: read_as(inner[1], item) for name, item in value.items()}
     elif hint is float and type(value) in (int, float):
         return float(read_as(int, value) if type(value) is int else value)
     elif hint in (str, bool) and type(value) is hint:

@@ -8,7 +8,7 @@ _NAMES = (
     # counts its starts. TORCHELASTIC_RESTART_COUNT differs between machines.
     (("TW_RUN_ID",), "TW_START"),
     (("TORCHELASTIC_RUN_ID",), ""),
-    (("PMIX_NAMESPACE",), "SLURM_RESTART_COUNT"),
+    (("PMIX_NAMESPACE",), ""),
     (("OMPI_MCA_ess_base_jobid",), ""),
     (("SLURM_JOB_ID", "SLURM_STEP_ID"), "SLURM_RESTART_COUNT"),
     (("PBS_JOBID",), ""),
