@@ -6,6 +6,8 @@ Every fault meets every victim, in each of two modes:
     killed    SIGKILL                            of 4 on two machines: the machine
     stopped   SIGSTOP                            of ranks 2 and 3
     cut       the link is taken down   modes     function, session
+    strangers send what they like to
+              rank 0's port, which nobody must notice
 
 What must hold: every living rank raises an error that names the missing ranks, no
 fewer and no more, within ``TIMEOUT_S`` plus ``GRACE_S`` of the fault, and within
@@ -14,10 +16,15 @@ so that alone is missing; and who is cut off misses rank 0, which misses all tha
 cannot reach. Then every living process ends when it is told to.
 """
 
+import contextlib
+import json
 import random
 import re
 import signal
+import socket
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -25,6 +32,8 @@ from typing import Any
 
 from ranks import Raised, RankProcess, Ranks
 from syncrep_faults import GRACE_S, Outcome
+
+from tw_syncrep.cluster._addresses import split_address
 
 TIMEOUT_S = 3.0
 FAULTS = ("killed", "stopped", "cut")
@@ -71,7 +80,37 @@ class Drill:
         return 0.0 if self.fault == "killed" else TIMEOUT_S
 
 
+GREETING = {
+    **{"rank": 1, "size": 3, "address": "a:1", "task": "a", "machine": "a"},
+    **{"versions": {}, "run": "", "start": 0},
+}
+NOISES = [
+    b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"\xff" * 5_000 + b"\n",
+    b"[" * 200_000 + b"\n",
+    b'{"do":' * 10_000 + b"\n",
+    b"9" * 60_000 + b"\n",
+    b"x" * (1 << 20),
+    b"\n" * 1_000,
+    b"[]\n",
+    b'{"do": 1}\n',
+    b'{"hello": {}}\n',
+    b'{"do": "hello", "hello": {"rank": NaN}}\n',
+    *(
+        json.dumps({"do": "hello", "hello": {**GREETING, **changes}}).encode()
+        + b'\n{"do": "beat", "report": {}}\n{"do": "bye"}\n'
+        for changes in (
+            *({"rank": -1}, {"rank": 1 << 70}, {"rank": "1"}, {"size": 1e308}),
+            *({"size": 9}, {"versions": 5}, {"address": 7}, {"task": None}, {"x": 0}),
+        )
+    ),
+    b'{"do": "hello", ',
+    b"",
+]
+"""What strangers send, none of which makes them a rank."""
+
 _ROWS = [Drill(f, victim, mode) for victim, f, mode in product(VICTIMS, FAULTS, MODES)]
+_ROWS += [Drill("strangers", "rank 0", mode) for mode in MODES]
 DRILLS = {f"processes: {row.victim} {row.fault}, {row.mode}": row for row in _ROWS}
 
 
@@ -89,6 +128,9 @@ def run_drill(context: Any, name: str, folder: Path | None = None) -> Outcome:
             is_quiet=True,
             **OPTIONS,
         )
+        if drill.fault == "strangers":
+            _disturb(ranks.joined(), drill.mode)
+            return Outcome()
         _train(ranks.joined(), drill.mode)
         began_s = _harm(ranks, drill)
         for rank in drill.living:
@@ -117,6 +159,36 @@ def _train(ranks: Ranks, mode: str) -> None:
     time.sleep(random.uniform(0.3, 1.3))
     for rank in ranks.all:
         assert not rank.pipe.poll(), f"rank {rank.rank} said: {rank.hear()}"
+
+
+def _disturb(ranks: Ranks, mode: str) -> None:
+    """Has all train while strangers come and go, and some stay."""
+    address, is_over = split_address(ranks.address), threading.Event()
+
+    def make_noise() -> None:
+        with contextlib.ExitStack() as stack:
+            for noise in NOISES:
+                stack.enter_context(send_raw(address, noise))
+            while not is_over.is_set():
+                send_raw(address, random.choice(NOISES)).close()
+
+    size = len(ranks.all)
+    with ThreadPoolExecutor(1) as pool:
+        noisy = pool.submit(make_noise)
+        try:
+            assert ranks.call("step_until", 500, mode) == [500 * size] * size
+        finally:
+            is_over.set()
+        noisy.result(10)
+
+
+def send_raw(address: tuple[str, int], *parts: bytes) -> socket.socket:
+    """Sends bytes as they are; returns the connection."""
+    client = socket.create_connection(address, 10)
+    with contextlib.suppress(OSError):  # It is dropped as soon as it is recognized.
+        for part in parts:
+            client.sendall(part)
+    return client
 
 
 def _harm(ranks: Ranks, drill: Drill) -> float:

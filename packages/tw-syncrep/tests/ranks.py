@@ -73,6 +73,10 @@ class Ranks:
     for theirs, by rank; where they are ``linked``, each is a network namespace whose
     link ``cut`` takes down. Other options are those of ``run``, by rank where they are
     dictionaries of ranks.
+
+    Attributes:
+      address: the coordinator's.
+      all: the ranks that have come.
     """
 
     def __init__(
@@ -97,14 +101,14 @@ class Ranks:
             self._hub = Task(context, "hub", "hub", {}, {})
             self._hub.expect("bridged")
             address = self._hosts[0]
-        self._address = address or f"127.0.0.1:{find_free_ports(1)[0]}"
+        self.address = address or f"127.0.0.1:{find_free_ports(1)[0]}"
         for rank in range(size):
             if rank not in absent:
                 self.come(rank)
 
     def come(self, rank: int) -> RankProcess:
         """Starts a rank's process."""
-        place: dict[str, Any] = {"coordinator": self._address, "rank": rank}
+        place: dict[str, Any] = {"coordinator": self.address, "rank": rank}
         place["size"] = self._size
         first = None
         if self._machines:

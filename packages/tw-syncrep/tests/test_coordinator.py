@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rank_faults import NOISES, send_raw
 
 from tw_syncrep.processes._agreement import Exchange
 from tw_syncrep.processes._attendance import Deadlines, Report
@@ -171,15 +172,6 @@ def joined(address, others=(0, 1)):
             member.leave(timeout_s=1.0)
 
 
-def send_raw(address, *parts):
-    """Sends bytes as they are; returns the connection."""
-    client = socket.create_connection(address, 10)
-    with contextlib.suppress(OSError):  # It is dropped as soon as it is recognized.
-        for part in parts:
-            client.sendall(part)
-    return client
-
-
 def ask(address, introduction):
     """Returns what a rank is told that greets, up to the connection's end."""
     line = json.dumps(hello(introduction)).encode() + b"\n"
@@ -188,17 +180,9 @@ def ask(address, introduction):
 
 
 LINES = [
-    b"[" * 200_000 + b"\n",
-    b"[" * 50_000 + b"\n",
-    b'{"do":' * 10_000 + b"\n",
-    b"9" * 60_000 + b"\n",
-    b'{"do": "hello", "hello": {"rank": NaN}}\n',
-    b'{"do": ["hello"]}\n',
-    b'{"hello": {}}\n',
-    b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+    *NOISES,
     json.dumps(hello(of_run(5))).encode() + b'\n{"do": "beat", "report": {}}\n',
     json.dumps(hello(of_run(1, run="s"))).encode() + b'\n{"do": "bye"}\n' * 3,
-    b"\n" * 1_000,
 ]
 
 

@@ -1,10 +1,12 @@
 """Joining a group: who comes, who is refused, what a rank knows then."""
 
+import contextlib
 import json
 import socket
 import time
 
 import pytest
+from rank_faults import NOISES, run_drill
 from ranks import Raised
 
 from tw_syncrep import processes
@@ -89,22 +91,19 @@ def test_a_started_runtime_is_refused(make_ranks):
 def test_noise_at_the_coordinators_port_is_survived(make_ranks):
     [port] = find_free_ports(1)
     ranks = make_ranks(2, address=f"127.0.0.1:{port}", absent=[1], start_timeout_s=30.0)
-    noises = [
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"\xff" * 5000 + b"\n",
-        b"[]\n",
-        b'{"do": 1}\n',
-        b"",
-    ]
-    for noise in noises:
-        with _connected(port) as client:
-            client.sendall(noise)
+    for noise in NOISES:
+        with _connected(port) as client, contextlib.suppress(OSError):
+            client.sendall(noise)  # It is dropped as soon as it is recognized.
     with _connected(port) as silent:  # Says nothing.
         ranks.come(1)
         ranks.joined()
         assert ranks.call("step_until", 2) == [4, 4]
         silent.sendall(json.dumps({"hello": {}}).encode() + b"\n")
         assert ranks.call("step_until", 2) == [4, 4]
+
+
+def test_strangers_are_not_noticed_while_all_train(processes):
+    assert not run_drill(processes, "processes: rank 0 strangers, function").failure
 
 
 def _connected(port):

@@ -109,6 +109,7 @@ def test_a_failed_task_of_another_machine_is_restarted_there(launches, tmp_path)
 def test_all_tasks_of_all_machines_are_restarted_on_fresh_ports(launches, failing):
     program = f"""
     print("start", start, os.getpid(), json.dumps(config["cluster"]), flush=True)
+    print("run", os.environ["TW_RUN_ID"], flush=True)
     if start == 0:
         if index == {failing}:
             time.sleep(1)
@@ -128,6 +129,8 @@ def test_all_tasks_of_all_machines_are_restarted_on_fresh_ports(launches, failin
     )
     assert len(first) == len(second) == 1
     assert first != second
+    out = "".join(map(launches.out, processes))
+    assert len(set(re.findall(r"run (\w{16})", out))) == 1
     assert not any(is_alive(int(pid)) for one in told for _, pid, _ in one)
 
 
