@@ -56,6 +56,7 @@ def test_the_old_name_of_the_chief_is_understood():
         (config({"worker": ["a:1"], "boss": ["b:1"]}), "job 'boss' is unknown"),
         (config({"worker": ["a:1"], "ps": ["a:1"]}), "a:1 is given to worker 0 and ps"),
         (config({"worker": ["a"]}), "worker 0 has 'a', which is no host:port"),
+        (config({"worker": ["::1:22"]}), "worker 0 has '::1:22', which is no host"),
         (config({"ps": ["a:1"]}, "ps"), "neither a chief nor a worker"),
         (config({"chief": ["a:1", "b:1"]}, "chief"), "one chief is possible; got 2"),
     ],

@@ -24,6 +24,7 @@ _CONNECT_S = 2.0
 _FAREWELL_S = 2.0
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 2.0
 _GREETED_AT_ONCE = 32
+_ROOM_S = 0.25
 _STRANGERS_SAID = 5
 
 # What happens while a launcher runs: it gets a signal, a process ends, a message or a
@@ -89,6 +90,7 @@ class Reception:
         self.address = join_address(*server.getsockname()[:2])
         self._inbox, self._silence_s = inbox, silence_s
         self._places = threading.Semaphore(_GREETED_AT_ONCE)
+        self._silent: set[socket.socket] = set()
         self._strangers = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -100,13 +102,19 @@ class Reception:
 
     def _accept(self) -> None:
         while self._server.fileno() >= 0:
-            self._places.acquire()
+            if not self._places.acquire(timeout=_ROOM_S):
+                # Who comes to take part says hello at once; others make room.
+                for silent in list(self._silent):
+                    with contextlib.suppress(OSError):
+                        silent.shutdown(socket.SHUT_RDWR)
+                continue
             try:
                 connection, _ = self._server.accept()
             except OSError:  # it was closed, or the client is gone already
                 self._places.release()
                 time.sleep(_FIRST_RETRY_S)
                 continue
+            self._silent.add(connection)
             threading.Thread(
                 target=self._greet, args=(connection,), daemon=True
             ).start()
@@ -116,6 +124,7 @@ class Reception:
         try:
             link = Link(connection, silence_s=self._silence_s)
             hello = link.receive(_HELLO_S)
+            self._silent.discard(connection)
             if not isinstance(hello, Hello):
                 raise ValueError("it said no hello")
             self._inbox.put(Arrived(link, hello))
@@ -130,6 +139,7 @@ class Reception:
                 link.send(Over(CANNOT_START, said))
                 link.drop()
         finally:
+            self._silent.discard(connection)
             self._places.release()
 
 

@@ -144,6 +144,7 @@ def _add_machines(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--address",
         default="",
+        type=lambda host: host.removeprefix("[").removesuffix("]"),
         help="where other machines reach this one's tasks (node 0: the coordinator's "
         "host; others: their own end of the connection to it)",
     )

@@ -273,7 +273,7 @@ class Coordinator:
         """Drops who does not say hello, and tells all who is missing."""
         now_s = time.monotonic()
         for line, since_s in list(self._unknown.items()):
-            if now_s - since_s > self._limits.timeout_s:
+            if now_s - since_s > _GREETING_S:
                 self._drop(line)
         if self._attendance is None:
             return
