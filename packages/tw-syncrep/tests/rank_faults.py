@@ -4,16 +4,21 @@ Every fault meets every victim, in each of two modes:
 
     fault     what happens             victims   of 3 ranks: rank 0, rank 1;
     killed    SIGKILL                            of 4 on two machines: the machine
-    stopped   SIGSTOP                            of ranks 2 and 3
-    cut       the link is taken down   modes     function, session
+    stopped   SIGSTOP                            of ranks 2 and 3, of the first three
+    cut       the link is taken down             faults
+    failed    an error ends its program
+    stuck     its main thread stops    modes     function, session
+    busy      the same, for a while
     strangers send what they like to
               rank 0's port, which nobody must notice
 
 What must hold: every living rank raises an error that names the missing ranks, no
-fewer and no more, within ``TIMEOUT_S`` plus ``GRACE_S`` of the fault, and within
-``GRACE_S`` alone where processes were killed. Without rank 0 nobody knows of others,
-so that alone is missing; and who is cut off misses rank 0, which misses all that it
-cannot reach. Then every living process ends when it is told to.
+fewer and no more, within ``TIMEOUT_S`` plus ``GRACE_S`` of the fault, within
+``STALL_S`` plus that where the rank answers, and within ``GRACE_S`` alone where
+processes were killed or failed. Without rank 0 nobody knows of others, so that alone is
+missing; and who is cut off misses rank 0, which misses all that it cannot reach. Then
+every living process ends when it is told to. Where a rank is busy for longer than
+``TIMEOUT_S`` and answers, all train on.
 """
 
 import contextlib
@@ -35,17 +40,23 @@ from syncrep_faults import GRACE_S, Outcome
 
 from tw_syncrep.cluster._addresses import split_address
 
-TIMEOUT_S = 3.0
+TIMEOUT_S, STALL_S, BUSY_S = 3.0, 6.0, 4.5
 FAULTS = ("killed", "stopped", "cut")
+OWN_FAULTS = ("failed", "stuck", "busy")
 VICTIMS = {"rank 0": (0,), "rank 1": (1,), "machine": (2, 3)}
 MODES = ("function", "session")
 KINDS = {"function": "ReplicaTimeoutError", "session": "UnknownError"}
-OPTIONS = {"timeout_s": TIMEOUT_S, "first_timeout_s": 60.0, "start_timeout_s": 60.0}
+OPTIONS = {
+    "timeout_s": TIMEOUT_S,
+    "stall_timeout_s": STALL_S,
+    "first_timeout_s": 60.0,
+    "start_timeout_s": 60.0,
+}
 
 
 @dataclass(frozen=True)
 class Drill:
-    """A fault of ``FAULTS``, a victim of ``VICTIMS``, and one of ``MODES``."""
+    """A fault of ``FAULTS`` or ``OWN_FAULTS``, a victim, and one of ``MODES``."""
 
     fault: str
     victim: str
@@ -77,7 +88,9 @@ class Drill:
 
     @property
     def deadline_s(self) -> float:
-        return 0.0 if self.fault == "killed" else TIMEOUT_S
+        if self.fault == "stuck":
+            return STALL_S
+        return 0.0 if self.fault in ("killed", "failed") else TIMEOUT_S
 
 
 GREETING = {
@@ -109,7 +122,11 @@ NOISES = [
 ]
 """What strangers send, none of which makes them a rank."""
 
-_ROWS = [Drill(f, victim, mode) for victim, f, mode in product(VICTIMS, FAULTS, MODES)]
+_ROWS = [
+    Drill(fault, victim, mode)
+    for victim, fault, mode in product(VICTIMS, FAULTS + OWN_FAULTS, MODES)
+    if fault in FAULTS or victim != "machine"
+]
 _ROWS += [Drill("strangers", "rank 0", mode) for mode in MODES]
 DRILLS = {f"processes: {row.victim} {row.fault}, {row.mode}": row for row in _ROWS}
 
@@ -131,10 +148,14 @@ def run_drill(context: Any, name: str, folder: Path | None = None) -> Outcome:
         if drill.fault == "strangers":
             _disturb(ranks.joined(), drill.mode)
             return Outcome()
-        _train(ranks.joined(), drill.mode)
+        _train(ranks.joined(), drill)
         began_s = _harm(ranks, drill)
-        for rank in drill.living:
-            after_s.append(_hear_error(ranks.all[rank], drill, began_s))
+        if drill.fault == "busy":
+            time.sleep(BUSY_S + TIMEOUT_S)
+            _assert_train(ranks)
+        else:
+            for rank in drill.living:
+                after_s.append(_hear_error(ranks.all[rank], drill, began_s))
         _end(ranks, drill)
     except (AssertionError, TimeoutError, EOFError, Raised) as error:
         failure = str(error) or type(error).__name__
@@ -150,13 +171,20 @@ def is_linked(name: str) -> bool:
     return DRILLS[name].fault == "cut"
 
 
-def _train(ranks: Ranks, mode: str) -> None:
+def _train(ranks: Ranks, drill: Drill) -> None:
     """Has all train; returns at some moment of it."""
+    if drill.fault in OWN_FAULTS:
+        busy_s = BUSY_S if drill.fault == "busy" else 600.0
+        ranks.call("heed_signal", drill.fault, busy_s)
     want = [3 * len(ranks.all)] * len(ranks.all)
-    assert ranks.call("step_until", 3, mode) == want
+    assert ranks.call("step_until", 3, drill.mode) == want
     for rank in ranks.all:
-        rank.say("step_until", None, mode)
+        rank.say("step_until", None, drill.mode)
     time.sleep(random.uniform(0.3, 1.3))
+    _assert_train(ranks)
+
+
+def _assert_train(ranks: Ranks) -> None:
     for rank in ranks.all:
         assert not rank.pipe.poll(), f"rank {rank.rank} said: {rank.hear()}"
 
@@ -197,7 +225,8 @@ def _harm(ranks: Ranks, drill: Drill) -> float:
     if drill.fault == "cut":
         ranks.cut(drill.machines[drill.lost[0]])
     else:
-        number = signal.SIGKILL if drill.fault == "killed" else signal.SIGSTOP
+        numbers = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
+        number = numbers.get(drill.fault, signal.SIGUSR1)
         for rank in drill.lost:
             ranks.all[rank].send(number)
     return began_s
@@ -206,7 +235,7 @@ def _harm(ranks: Ranks, drill: Drill) -> float:
 def _hear_error(rank: RankProcess, drill: Drill, began_s: float) -> float:
     """Has a rank raise the right error in time; returns after how many seconds."""
     try:
-        rank.hear(TIMEOUT_S + 30)
+        rank.hear(STALL_S + 30)
     except Raised as error:
         after_s, raised = error.at_s - began_s, error
     else:

@@ -1,7 +1,9 @@
 """What ranks do in tests: functions of a group, called by name."""
 
+import ctypes
 import importlib
 import json
+import logging.handlers
 import os
 import signal
 import socket
@@ -378,6 +380,54 @@ def _make_sum_in(make_session: Any, group: Any) -> Any:
         if isinstance(session, v1.Session):
             session.run(initialize)
     return lambda: int(session.run(op))
+
+
+def end_program(group: Any, source: str) -> None:
+    """Runs a program's source, and ends this process as the interpreter does then."""
+    status = ctypes.pythonapi.PyRun_SimpleString(source.encode())
+    ctypes.pythonapi.Py_Exit(1 if status else 0)
+
+
+def be_busy(how: str, busy_s: float) -> None:
+    """Keeps the main thread busy, for others to run beside, or "held" for none."""
+    if how == "held":
+        ctypes.PyDLL(None).usleep(int(1e6 * busy_s))
+    end_s = time.monotonic() + busy_s
+    while time.monotonic() < end_s:
+        pass
+
+
+def heed_signal(group: Any, fault: str, busy_s: float) -> None:
+    """Has SIGUSR1 end this program by an error, or keep it busy."""
+
+    def handle(*_: object) -> None:
+        if fault == "failed":
+            end_program(group, "raise RuntimeError('as it was told')")
+        time.sleep(busy_s)
+
+    signal.signal(signal.SIGUSR1, handle)
+
+
+def finish_beside_busy(group: Any, steps: int, how: str, busy_s: float) -> list[str]:
+    """Trains, is busy before the last step, finishes; returns what it was warned of."""
+    warnings = logging.handlers.BufferingHandler(100)
+    logger = logging.getLogger("tw_syncrep.processes")
+    logger.addHandler(warnings)
+
+    @group.bounded
+    @tf.function
+    def step() -> tf.Tensor:
+        one = tf.ones([])
+        [[mean]] = processes.mean_across([[one]], group=group, weight=one)
+        return mean
+
+    for number in range(steps):
+        if number == steps - 1:
+            be_busy(how, busy_s)
+        assert float(step()) == 1.0
+    processes.finish(group)
+    logger.removeHandler(warnings)
+    return [record.getMessage() for record in warnings.buffer]
 
 
 def trace_for(group: Any, before_s: float, after_s: float) -> int:

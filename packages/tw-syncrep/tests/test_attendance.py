@@ -9,9 +9,10 @@ from tw_syncrep.processes._attendance import (
     Deadlines,
     Report,
     describe_missing,
+    describe_slow,
 )
 
-LIMITS = Deadlines(timeout_s=10.0, first_timeout_s=100.0)
+LIMITS = Deadlines(10.0, 100.0, stall_timeout_s=40.0, warning_s=5.0)
 
 
 def attendance(size=3):
@@ -42,15 +43,35 @@ def test_a_closed_connection_is_missing_at_once():
     assert list(found.find_missing(0.0)) == [2]
 
 
-def test_who_stays_behind_has_the_deadline():
+def test_who_answers_and_stays_behind_is_warned_of_and_has_the_longer_deadline():
     found = attendance()
     all_say(found, 1.0, 5, 5, 5)
     all_say(found, 2.0, 6, 5, 6)
-    all_say(found, 11.9, 6, 5, 6)
-    assert found.find_missing(11.9) == {}
-    all_say(found, 12.0, 6, 5, 6)
-    assert list(found.find_missing(12.0)) == [1]
-    assert "has not entered collective 6" in found.find_missing(12.0)[1]
+    for now_s in (6.9, 7.0, 16.0, 25.0, 34.0, 41.9):
+        all_say(found, now_s, 6, 5, 6)
+        assert found.find_missing(now_s) == {}
+        assert list(found.find_slow(now_s)) == ([1] if now_s >= 7.0 else [])
+    all_say(found, 42.0, 6, 5, 6)
+    assert found.find_missing(42.0) == {
+        1: "has not entered collective 6 for 40.0 s, which others have"
+    }
+
+
+def test_who_stays_behind_and_falls_silent_has_the_short_deadline():
+    found = attendance()
+    all_say(found, 1.0, 6, 5, 6)
+    for rank in (0, 2):
+        found.hear(rank, Report(6, 5), 11.0)
+    assert found.find_missing(11.0) == {1: "has been silent for 10.0 s"}
+
+
+def test_who_comes_late_is_not_warned_of_any_more():
+    found = attendance(2)
+    all_say(found, 1.0, 6, 5)
+    all_say(found, 9.0, 6, 5)
+    assert list(found.find_slow(9.0)) == [1]
+    all_say(found, 9.5, 6, 6)
+    assert found.find_slow(9.5) == {}
 
 
 def test_the_first_collective_has_a_deadline_of_its_own():
@@ -75,10 +96,10 @@ def test_who_catches_up_starts_anew():
     found = attendance(2)
     all_say(found, 0.0, 3, 1)
     all_say(found, 9.0, 3, 2)  # Still behind, but it moves.
-    all_say(found, 18.0, 3, 2)
-    assert found.find_missing(18.0) == {}
-    all_say(found, 19.0, 3, 2)
-    assert list(found.find_missing(19.0)) == [1]
+    all_say(found, 48.0, 3, 2)
+    assert found.find_missing(48.0) == {}
+    all_say(found, 49.0, 3, 2)
+    assert list(found.find_missing(49.0)) == [1]
 
 
 def test_a_rank_that_left_is_missing_when_others_wait_for_it():
@@ -91,15 +112,67 @@ def test_a_rank_that_left_is_missing_when_others_wait_for_it():
     assert "has ended" in found.find_missing(1_000.0)[1]
 
 
+def test_a_rank_that_left_is_missing_when_others_wait_to_agree_with_it():
+    """Before the first collective none is behind."""
+    found = attendance(2)
+    found.leave(1)
+    found.close(1)
+    assert found.find_missing(0.0) == {}
+    assert found.find_missing(0.0, awaited={1}) == {
+        1: "has ended, and others wait for it"
+    }
+    assert found.find_missing(0.0, awaited={0}) == {}
+
+
+@pytest.mark.parametrize("then", [Attendance.close, Attendance.leave])
+def test_who_says_that_it_fails_is_missing_at_once_and_stays_so(then):
+    found = attendance()
+    found.fail(2, "has ended by an error")
+    then(found, 2)
+    assert found.find_missing(0.0) == {2: "has ended by an error"}
+
+
 def test_all_inside_and_none_gets_out():
     found = attendance(2)
     all_say(found, 0.0, 7, 7, completed=[6, 7])
-    for now_s in (5.0, 9.0):
+    for now_s in (4.9, 5.0, 14.0, 23.0, 32.0, 39.9):
         all_say(found, now_s, 7, 7, completed=[6, 7])
         assert found.find_missing(now_s) == {}
-    all_say(found, 10.0, 7, 7, completed=[6, 7])
-    assert list(found.find_missing(10.0)) == [0]
-    assert "has been inside collective 7" in found.find_missing(10.0)[0]
+        assert list(found.find_slow(now_s)) == ([0] if now_s >= 5.0 else [])
+    all_say(found, 40.0, 7, 7, completed=[6, 7])
+    assert list(found.find_missing(40.0)) == [0]
+    assert found.find_missing(40.0)[0] == (
+        "has been inside collective 7 for 40.0 s, which all have entered: a connection "
+        "between ranks is lost or slow"
+    )
+
+
+def test_ranks_inside_of_different_collectives_are_told_apart():
+    found = attendance(3)
+    for rank, inside in enumerate(["a sum", "a sum", "a broadcast"]):
+        found.hear(rank, Report(7, 6, inside=inside), 0.0)
+    says = (
+        "has been inside {!r}, its collective 7, for 5.0 s, and others inside another "
+        "one: the programs of the ranks differ"
+    )
+    assert found.find_slow(5.0) == {
+        0: says.format("a sum"),
+        1: says.format("a sum"),
+        2: says.format("a broadcast"),
+    }
+
+
+def test_the_last_exchange_is_over_when_all_who_are_left_have_completed_it():
+    found = attendance(5)
+    all_say(found, 0.0, 3, 3, 3, 2, 3, completed=[3, 2, 2, 2, 2])
+    assert found.has_behind(0)
+    assert not found.has_behind(1)
+    found.leave(2)
+    found.close(3)
+    found.fail(4, "has ended by an error")
+    assert found.has_behind(0)
+    found.hear(1, Report(3, 3), 1.0)
+    assert not found.has_behind(0)
 
 
 @pytest.mark.parametrize("is_silent", [True, False])
@@ -107,12 +180,12 @@ def test_who_is_held_up_inside_a_collective_does_not_stay_behind(is_silent):
     """Rank 2 is lost in collective 5, of which ranks 0 and 3 have their results."""
     found = attendance(4)
     all_say(found, 0.9, 5, 5, 5, 5, completed=[4, 4, 4, 4])
-    for now_s in (1.0, 5.0, 11.0):
+    for now_s in (1.0, 5.0, 14.0, 23.0, 32.0, 41.0):
         for rank, (entered, completed) in {0: (6, 5), 1: (5, 4), 3: (6, 5)}.items():
             found.hear(rank, Report(entered, completed), now_s)
         if not is_silent:
             found.hear(2, Report(6, 5), now_s)
-    missing = found.find_missing(11.0)
+    missing = found.find_missing(41.0)
     if is_silent:
         assert list(missing) == [2]
         assert "silent" in missing[2]
@@ -183,6 +256,14 @@ def test_the_sentence_names_all():
     )
 
 
+def test_the_warning_names_all_and_says_how_long_they_are_waited_for():
+    text = describe_slow({1: "is late"}, ["a", "b"], own=0, stall_timeout_s=600.0)
+    assert text == (
+        "rank 0 of 2 knows who holds the others up: rank 1 (b) is late. Who is heard "
+        "is waited for until stall_timeout_s, 600 s."
+    )
+
+
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_attendance_knows_every_rank(size):
     assert len(attendance(size).ranks) == size
@@ -192,7 +273,7 @@ def test_what_every_rank_is_inside_of_is_told_with_when_it_last_moved():
     found = attendance(4)
     all_say(found, 1.0, 5, 5, 5, 5)
     found.hear(0, Report(entered=6, completed=5, inside="the sum"), 2.0)
-    found.hear(2, Report(entered=6, completed=5), 3.0)
+    found.hear(2, Report(entered=6, completed=5, at="train.evaluate:47"), 3.0)
     found.hear(3, Report(entered=5, completed=5), 4.0)
     found.leave(3)
     found.close(1)
@@ -201,6 +282,7 @@ def test_what_every_rank_is_inside_of_is_told_with_when_it_last_moved():
         0: "is inside collective 6 (traced last: 'the sum') for 3.0 s; heard 3.0 s ago",
         1: "is outside, 5 collectives completed, for 4.0 s; heard 4.0 s ago; its "
         "connection has closed",
-        2: "is inside collective 6 for 2.0 s; heard 2.0 s ago",
+        2: "is inside collective 6 for 2.0 s; heard 2.0 s ago; main thread in "
+        "train.evaluate:47",
         3: "has left after 5 collectives",
     }

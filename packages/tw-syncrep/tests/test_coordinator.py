@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rank_faults import NOISES, send_raw
 
 from tw_syncrep.processes._agreement import Exchange
-from tw_syncrep.processes._attendance import Deadlines, Report
+from tw_syncrep.processes._attendance import Attendance, Deadlines, Report
 from tw_syncrep.processes._coordinator import Coordinator
 from tw_syncrep.processes._member import Member
 from tw_syncrep.processes._side_channel import Introduction, LineSocket
@@ -33,8 +33,8 @@ class HandDriven:
         self.line = LineSocket(socket.create_connection(address, 10))
         self.line.send({"do": "hello", "hello": asdict(own)}, timeout_s=10)
 
-    def beat(self):
-        report = asdict(Report())
+    def beat(self, *counts):
+        report = asdict(Report(*counts))
         self.line.send({"do": "beat", "report": report}, timeout_s=10)
 
 
@@ -354,3 +354,75 @@ def test_a_greeting_that_is_dropped_is_repeated():
             for member in (coming.result(20), own):
                 member.leave(timeout_s=1.0)
         assert place != address
+
+
+def test_an_error_in_the_thread_of_a_rank_is_named_by_all(channel):
+    living, _ = channel
+
+    def fail():
+        raise LookupError
+
+    living[1].start(fail, lambda missing: None)
+    for member in living:
+        assert member.wait_for_missing(20.0) == {
+            1: "has lost its thread for the side channel (LookupError)"
+        }
+    with pytest.raises(TimeoutError):
+        living[1].agree(Exchange("a sum", ()))
+
+
+def test_an_error_in_the_thread_of_rank_0_is_named_by_all(channel, monkeypatch):
+    def fail(*_):
+        raise LookupError
+
+    monkeypatch.setattr(Attendance, "find_missing", fail)
+    for member in channel[0]:
+        assert member.wait_for_missing(20.0) == {
+            0: "has lost its thread for the side channel (LookupError)"
+        }
+
+
+def test_an_agreement_has_a_deadline_though_rank_0_only_beats(channel):
+    living, driven = channel
+    living[1]._limits = Deadlines(1.5, first_timeout_s=0.5)
+    with ThreadPoolExecutor(1) as pool:
+        agreement = pool.submit(living[1].agree, Exchange("a sum", ()))
+        while not agreement.done():
+            for rank in driven:
+                rank.beat()
+            time.sleep(0.1)
+    with pytest.raises(TimeoutError):
+        agreement.result()
+    assert living[1].missing == {0: "has not answered for 1 s"}
+
+
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_who_leaves_waits_until_all_have_completed_its_last_exchange(channel, leaver):
+    living, driven = channel
+    other = living[1 - leaver]
+    for member in living:
+        member.start(lambda: Report(3, 3), lambda missing: None)
+    for rank in driven:
+        rank.beat(3, 2)
+    with ThreadPoolExecutor(1) as pool:
+        leaving = pool.submit(living[leaver].leave, timeout_s=20.0)
+        for rank, counts in zip(driven, [(3, 3), (3, 2)], strict=True):
+            time.sleep(0.2)
+            assert not leaving.done()
+            rank.beat(*counts)
+        time.sleep(0.2)
+        assert not leaving.done()
+        driven[1].beat(3, 3)
+        leaving.result(10)
+    assert other.missing == {}
+
+
+def test_who_leaves_does_not_wait_for_long(channel):
+    living, driven = channel
+    for member in living:
+        member.start(lambda: Report(3, 3), lambda missing: None)
+    driven[0].beat(3, 2)
+    began_s = time.monotonic()
+    living[1].leave(timeout_s=0.5)
+    assert time.monotonic() - began_s >= 0.5
+    assert living[0].missing == {}

@@ -4,6 +4,7 @@ Of the drills, as many as show each fault, victim and mode; ``nox -s faults`` ru
 of them, and again and again.
 """
 
+import re
 import signal
 import time
 
@@ -25,6 +26,11 @@ TIMEOUT_S = 2.0
         "machine stopped, function",
         "rank 1 cut, function",
         "machine cut, session",
+        "rank 0 failed, function",
+        "rank 1 failed, session",
+        "rank 0 stuck, session",
+        "rank 1 stuck, function",
+        "rank 0 busy, function",
     ],
 )
 def test_the_missing_are_named(processes, name):
@@ -104,7 +110,8 @@ def test_who_takes_long_to_start_its_runtime_is_not_missing(make_ranks):
 
 
 def test_a_rank_that_does_not_come_to_the_collective_is_named(make_ranks):
-    ranks = make_ranks(3, timeout_s=TIMEOUT_S, first_timeout_s=30.0).joined()
+    options = {"timeout_s": TIMEOUT_S, "first_timeout_s": 30.0}
+    ranks = make_ranks(3, stall_timeout_s=TIMEOUT_S, **options).joined()
     for rank in ranks.all:
         rank.say("step_until", 3 if rank.rank == 2 else None)
     assert ranks.all[2].hear() == 9
@@ -119,7 +126,55 @@ def test_a_rank_that_does_not_come_to_the_collective_is_named(make_ranks):
         assert "missing   rank 2: has not entered collective 4 for " in report
         assert "  rank 0: is inside collective 4 " in report
         assert "  rank 2: is outside, 3 collectives completed" in report
+        assert "; main thread in rank_programs.run_rank:" in report
         assert "tw-syncrep-member: " in report
+
+
+def test_who_is_busy_and_answers_is_warned_of_and_waited_for(make_ranks):
+    """Rank 1 has finished; then rank 0 is busy again, and does not answer."""
+    ranks = make_ranks(2, timeout_s=TIMEOUT_S).joined()
+    busy_s = 2.2 * TIMEOUT_S
+    calls = [(3, "beside others", busy_s), (2, "beside others", 0.0)]
+    for told in ranks.call_each("finish_beside_busy", calls):
+        assert told
+        for warning in told:
+            assert re.search(
+                r"rank 0 \(.*\) has not entered collective \d+ for .* s, which others "
+                r"have; it is outside, .*; main thread in rank_programs.be_busy:\d+\. "
+                r"Who is heard is waited for until stall_timeout_s, 600 s\.$",
+                warning,
+            )
+    ranks.all[0].say("finish_beside_busy", 2, "held", 30.0)
+    ranks.all[1].say("finish_beside_busy", 2, "beside others", 0.0)
+    with pytest.raises(Raised, match=r"rank 0 \(.* has been silent for") as raised:
+        ranks.all[1].hear(20)
+    assert raised.value.missing == [0]
+
+
+@pytest.mark.parametrize(
+    ("victim", "source", "fault"),
+    [
+        (0, "raise ValueError('mine')", r"an error of its own \(ValueError\)"),
+        (1, "raise ValueError('mine')", r"an error of its own \(ValueError\)"),
+        (1, "import sys; sys.exit('mine')", "sys.exit with an error"),
+        (1, "raise SystemExit(3)", ""),
+        (1, "import sys; sys.exit(0)", ""),
+    ],
+)
+def test_a_program_that_ends_before_the_first_collective_is_named_at_once(
+    make_ranks, victim, source, fault
+):
+    ranks = make_ranks(3, timeout_s=60.0).joined()
+    living = [rank for rank in ranks.all if rank.rank != victim]
+    living[0].say("step_until", 1)  # Waits to agree, the other comes to it later.
+    ranks.all[victim].say("end_program", source)
+    ranks.all[victim].process.join(20)
+    living[1].say("step_until", 1)
+    told = f"has ended by {fault}" if fault else "has ended, and others wait for it"
+    for rank in living:
+        with pytest.raises(Raised, match=rf"rank {victim} \(.*\) {told}") as raised:
+            rank.hear(20)
+        assert raised.value.missing == [victim]
 
 
 def test_a_rank_that_left_is_named_at_once(make_ranks):

@@ -4,6 +4,7 @@ Horovod's functions take no group, so the process has one, which this module hol
 """
 
 import enum
+import os
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from tw_core.checks import check_number
 from tw_syncrep import _tf_compat
 from tw_syncrep.processes._group import ProcessGroup
 from tw_syncrep.processes._joining import join_prepared
@@ -72,7 +74,9 @@ global_process_set = ProcessSet.__new__(ProcessSet)
 global_process_set.process_set_id = 0
 
 
-def init(comm: Any = None, process_sets: Any = None) -> None:
+def init(
+    comm: Any = None, process_sets: Any = None, *, stall_timeout_s: float | None = None
+) -> None:
     """Joins the other processes; call it before TensorFlow is used.
 
     Who they are is read from ``TF_CONFIG``, which ``tw-launch`` sets; a process for
@@ -83,12 +87,18 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     Args:
       comm: None.
       process_sets: None, or an empty list.
+      stall_timeout_s: how long a rank that answers may keep the others waiting, e.g.
+        while it evaluates, before they raise; seconds. None for the environment
+        variable ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``, and 600 where that is 0 or not
+        set. All warn of such a rank after ``HOROVOD_STALL_CHECK_TIME_SECONDS``, 60 by
+        default.
 
     Raises:
       NotImplementedError: a communicator, or process sets.
       StartTimeoutError: ranks did not come; they are named.
       RuntimeError: TensorFlow has been used already, or ``shutdown`` was called.
-      ValueError: ``TF_CONFIG`` is no cluster of workers alone.
+      ValueError: ``TF_CONFIG`` is no cluster of workers alone, or a time is no positive
+        number.
     """
     global _group
     if comm is not None and comm != []:
@@ -98,11 +108,33 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     if process_sets is not None and process_sets != []:
         _refuse("init", f"process_sets: collectives are of all ranks; {process_sets!r}")
     if _group is None:
+        if stall_timeout_s is None:
+            stall_timeout_s = _read_seconds("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
+        else:
+            check_number("init", above=0.0, stall_timeout_s=stall_timeout_s)
         _group = join_prepared(
-            lambda group: pin_gpu(tf.config.experimental, group.local_rank)
+            lambda group: pin_gpu(tf.config.experimental, group.local_rank),
+            first_timeout_s=stall_timeout_s or 600.0,
+            stall_timeout_s=stall_timeout_s or 600.0,
+            warning_s=_read_seconds("HOROVOD_STALL_CHECK_TIME_SECONDS"),
         )
         if _group.size > 1:
             _tf_compat.explain_unavailable(_group.explain)
+
+
+def _read_seconds(variable: str) -> float | None:
+    """Reads an environment variable of Horovod's; None where it is 0 or not set."""
+    text = os.environ.get(variable) or "0"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds < float("inf"):
+        raise ValueError(
+            f"init: {variable} must be a number of seconds, 0 for the default; got "
+            f"{text!r}."
+        )
+    return seconds or None
 
 
 def pin_gpu(config: Any, local_rank: int) -> None:

@@ -1,33 +1,39 @@
 """Who is missing: what rank 0 concludes from what it has heard of each rank.
 
-Rank 0 hears of every rank a few times a second how many collectives it has entered.
-A rank is missing where its connection closed although it had not said goodbye, where it
-has been silent for the deadline, or where it stays behind: others have entered a
-collective that it has not entered for the deadline. Before its first collective, and
-while it traces, a rank has longer, since tracing a model can take minutes. Where all
-have entered a collective and some do not get out of it, a connection between them is
-lost.
+Rank 0 hears from every rank a few times a second how many collectives it has entered.
+A rank that is not heard has a short deadline: it is missing at once where its connection
+closed without a goodbye, or its program failed, and after ``timeout_s`` of silence. A
+rank that is heard is alive: it may evaluate, save or compile for minutes. While it
+holds the others up they are warned, and it is missing only after ``stall_timeout_s``.
+It may stay outside a collective that others have entered, or inside one that all have
+entered: there a connection between ranks can have stopped, but a large exchange on a
+slow network looks the same from here.
 
-Who is gone holds others up, some of them inside a collective that the rest has got out
-of. So nobody is said to stay behind while it is inside one, or while somebody is gone.
+A rank that is gone holds others up, some of them inside a collective that the rest has
+completed. So no rank is said to stay behind while it is inside one, or while another is
+gone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Deadlines:
-    """How long ranks wait.
+    """How long ranks wait, in seconds.
 
     Attributes:
-      timeout_s: for a silent rank, and for one that stays behind.
-      first_timeout_s: for one that stays behind with its first collective, or with one
-        that it has just traced.
+      timeout_s: for a rank that is silent.
+      first_timeout_s: for one that is heard, with its first collective or with one that
+        it has just traced; for ``stall_timeout_s`` at least.
+      stall_timeout_s: for one that is heard, and keeps the others from going on.
+      warning_s: after which the others are warned of it, again and again.
     """
 
     timeout_s: float
     first_timeout_s: float
+    stall_timeout_s: float = 600.0
+    warning_s: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -39,12 +45,14 @@ class Report:
       completed: how many of them it has got out of.
       traced: how many it had entered when it last traced one.
       inside: name of the collective that it traced last.
+      at: the line of the program that its main thread is in.
     """
 
     entered: int = 0
     completed: int = 0
     traced: int = 0
     inside: str = ""
+    at: str = ""
 
 
 @dataclass
@@ -58,6 +66,7 @@ class Rank:
       moved_s: when it was heard last to have entered or completed a collective.
       closed: whether its connection has closed.
       left: whether it had said goodbye.
+      failed: what it said of its end, where that was none in order.
     """
 
     heard_s: float
@@ -66,6 +75,7 @@ class Rank:
     moved_s: float = 0.0
     closed: bool = False
     left: bool = False
+    failed: str = ""
 
 
 class Attendance:
@@ -95,21 +105,36 @@ class Attendance:
         """Notes that a rank has said goodbye."""
         self.ranks[rank].left = True
 
+    def fail(self, rank: int, fault: str) -> None:
+        """Notes that a rank's program ends, and not in order."""
+        self.ranks[rank].failed = fault
+
     def close(self, rank: int) -> None:
         """Notes that a rank's connection has closed."""
         self.ranks[rank].closed = True
 
-    def find_missing(self, now_s: float) -> dict[int, str]:
-        """Returns what is wrong with each rank that is missing, by rank."""
-        for find_fault in (self._find_end, self._find_delay):
-            found = {
-                number: fault
-                for number, rank in enumerate(self.ranks)
-                if (fault := find_fault(rank, now_s))
-            }
-            if found:
-                return found
-        return self._find_stuck(now_s)
+    def find_missing(
+        self, now_s: float, awaited: Collection[int] = ()
+    ) -> dict[int, str]:
+        """Returns what is wrong with each rank that is missing, by rank.
+
+        Args:
+          now_s: the time.
+          awaited: ranks that others wait for outside of collectives.
+        """
+        gone = {
+            number: fault
+            for number, rank in enumerate(self.ranks)
+            if (fault := self._find_end(rank, now_s, is_awaited=number in awaited))
+        }
+        limits = self.deadlines
+        first_s = max(limits.first_timeout_s, limits.stall_timeout_s)
+        return gone or self._find_stall(now_s, limits.stall_timeout_s, first_s)
+
+    def find_slow(self, now_s: float) -> dict[int, str]:
+        """Returns who is heard and has held the others up for long, by rank."""
+        warning_s = self.deadlines.warning_s
+        return self._find_stall(now_s, warning_s, warning_s)
 
     def describe(self, now_s: float) -> dict[int, str]:
         """Returns what each rank is inside of, by rank."""
@@ -129,26 +154,21 @@ class Attendance:
             if rank.heard_s < since_s and not rank.left
         ]
 
-    def _find_stuck(self, now_s: float) -> dict[int, str]:
-        """Finds who does not get out of a collective that all have entered."""
-        all_entered = min(rank.report.entered for rank in self.ranks)
-        still_s = now_s - max(rank.moved_s for rank in self.ranks)
-        if still_s < self.deadlines.timeout_s:
-            return {}
-        fault = (
-            f"has been inside collective {all_entered} for {still_s:.1f} s, which all "
-            "have entered: a connection between ranks is lost or slow"
+    def has_behind(self, rank: int) -> bool:
+        """Whether others have yet to complete what this rank has completed."""
+        done = self.ranks[rank].report.completed
+        return any(
+            other.report.completed < done
+            for other in self.ranks
+            if not (other.left or other.closed or other.failed)
         )
-        return {
-            number: fault
-            for number, rank in enumerate(self.ranks)
-            if rank.report.completed < all_entered
-        }
 
-    def _find_end(self, rank: Rank, now_s: float) -> str:
+    def _find_end(self, rank: Rank, now_s: float, *, is_awaited: bool) -> str:
         """Tells why a rank does not answer any more."""
+        if rank.failed:
+            return rank.failed
         if rank.left:
-            is_awaited = rank.behind_s is not None
+            is_awaited = is_awaited or rank.behind_s is not None
             return "has ended, and others wait for it" if is_awaited else ""
         if rank.closed:
             return "has closed its connection: its process has ended"
@@ -156,21 +176,55 @@ class Attendance:
         is_silent = silent_s >= self.deadlines.timeout_s
         return f"has been silent for {silent_s:.1f} s" if is_silent else ""
 
-    def _find_delay(self, rank: Rank, now_s: float) -> str:
-        """Tells for how long a rank has not come to a collective."""
-        report, limits = rank.report, self.deadlines
-        is_inside = report.completed < report.entered
-        if rank.left or rank.behind_s is None or is_inside:
-            return ""
-        is_new = report.entered == 0 or report.entered == report.traced
-        limit_s = limits.first_timeout_s if is_new else limits.timeout_s
-        behind_s = now_s - rank.behind_s
-        if behind_s < limit_s:
-            return ""
-        return (
-            f"has not entered collective {report.entered + 1} for {behind_s:.1f} s, "
-            "which others have"
-        )
+    def _find_stall(
+        self, now_s: float, limit_s: float, first_s: float
+    ) -> dict[int, str]:
+        """Finds who is heard, and has held the others up for a time."""
+        behind = {
+            number: fault
+            for number, rank in enumerate(self.ranks)
+            if (fault := _find_delay(rank, now_s, limit_s, first_s))
+        }
+        return behind or self._find_stuck(now_s, limit_s)
+
+    def _find_stuck(self, now_s: float, limit_s: float) -> dict[int, str]:
+        """Finds who does not get out of a collective that all have entered."""
+        all_entered = min(rank.report.entered for rank in self.ranks)
+        still_s = now_s - max(rank.moved_s for rank in self.ranks)
+        if still_s < limit_s:
+            return {}
+        stuck = {
+            number: rank.report
+            for number, rank in enumerate(self.ranks)
+            if rank.report.completed < all_entered
+        }
+        names = {report.inside for report in stuck.values()}
+        return {
+            number: (
+                f"has been inside {report.inside!r}, its collective {report.entered}, "
+                f"for {still_s:.1f} s, and others inside another one: the programs of "
+                "the ranks differ"
+                if len(names) > 1
+                else f"has been inside collective {all_entered} for {still_s:.1f} s, "
+                "which all have entered: a connection between ranks is lost or slow"
+            )
+            for number, report in stuck.items()
+        }
+
+
+def _find_delay(rank: Rank, now_s: float, limit_s: float, first_s: float) -> str:
+    """Tells for how long a rank has not come to a collective."""
+    report = rank.report
+    if rank.left or rank.behind_s is None or report.completed < report.entered:
+        return ""
+    is_new = report.entered == 0 or report.entered == report.traced
+    behind_s = now_s - rank.behind_s
+    if behind_s < (first_s if is_new else limit_s):
+        return ""
+    return (
+        f"has not entered collective {report.entered + 1} for {behind_s:.1f} s, "
+        "which others have"
+    )
 
 
 def _tell(rank: Rank, now_s: float) -> str:
@@ -179,7 +233,8 @@ def _tell(rank: Rank, now_s: float) -> str:
         return f"has left after {rank.report.completed} collectives"
     since = f"for {now_s - rank.moved_s:.1f} s; heard {now_s - rank.heard_s:.1f} s ago"
     closed = "; its connection has closed" if rank.closed else ""
-    return f"{describe_report(rank.report)} {since}{closed}"
+    at = f"; main thread in {rank.report.at}" if rank.report.at else ""
+    return f"{describe_report(rank.report)} {since}{closed}{at}"
 
 
 def describe_report(report: Report) -> str:
@@ -204,7 +259,22 @@ def describe_missing(
       tasks: "host:port, process 123" of every rank.
       own: the rank that says so.
     """
-    faults = "; ".join(
-        f"rank {rank} ({tasks[rank]}) {missing[rank]}" for rank in sorted(missing)
-    )
+    faults = _list_faults(missing, tasks)
     return f"rank {own} of {len(tasks)} goes on without an answer from others: {faults}"
+
+
+def describe_slow(
+    slow: Mapping[int, str], tasks: Sequence[str], *, own: int, stall_timeout_s: float
+) -> str:
+    """Returns a warning of ranks that are heard, and hold the others up."""
+    faults = _list_faults(slow, tasks)
+    return (
+        f"rank {own} of {len(tasks)} knows who holds the others up: {faults}. Who is "
+        f"heard is waited for until stall_timeout_s, {stall_timeout_s:g} s."
+    )
+
+
+def _list_faults(faults: Mapping[int, str], tasks: Sequence[str]) -> str:
+    return "; ".join(
+        f"rank {rank} ({tasks[rank]}) {faults[rank]}" for rank in sorted(faults)
+    )

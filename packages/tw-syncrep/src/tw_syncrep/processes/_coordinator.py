@@ -72,6 +72,8 @@ class Coordinator:
         self._agreeing_since: dict[int, float] = {}
         self._missing_since: float | None = None
         self._asked_s: float | None = None
+        self._warned_s: float | None = None
+        self._leaving: dict[int, float] = {}  # When they go at the latest.
         self._ended = threading.Event()
         self._thread = threading.Thread(
             target=self._serve, name="tw-syncrep-coordinator", daemon=True
@@ -95,8 +97,10 @@ class Coordinator:
                     else:
                         self._read(key.fileobj)
                 self._look()
-        except Exception:  # The ranks notice that rank 0 is silent.
-            _log.exception("The side channel's thread has ended.")
+        except Exception as error:
+            _log.exception("Rank 0's thread for the side channel has ended.")
+            name = type(error).__name__
+            self._tell({0: f"has lost its thread for the side channel ({name})"})
         finally:
             for line in [*self._sockets.values(), *self._unknown]:
                 line.close()
@@ -169,11 +173,13 @@ class Coordinator:
             self._agreeing.get(read_as(int, message["number"]), {}).pop(rank, None)
         if message["do"] == "bye" and self._attendance is not None:
             self._attendance.leave(rank)
-            self._send(rank, {"do": "bye"})
-            if rank == 0:  # With which this thread is about to end.
-                entered = self._attendance.ranks[0].report.entered
-                for other in list(self._sockets):
-                    self._send(other, {"do": "over", "entered": entered})
+            self._leaving[rank] = now_s + float(message["wait_s"])
+            if self._attendance.has_behind(rank):  # As far as has been heard.
+                self._send_all({"do": "report"})
+        if message["do"] == "failed" and self._attendance is not None:
+            self._attendance.fail(rank, str(message["why"]))
+            if rank != 0:  # Which ends when all have been told.
+                self._send(rank, {"do": "bye"})
 
     def _greet(self, line: LineSocket, message: dict[str, Any]) -> None:
         """Takes a rank in, or tells it why not."""
@@ -277,24 +283,69 @@ class Coordinator:
                 self._drop(line)
         if self._attendance is None:
             return
-        missing = self._attendance.find_missing(now_s) or self._find_unasked(now_s)
+        self._let_go(self._attendance, now_s)
+        awaited = {
+            rank
+            for brought in self._agreeing.values()
+            if brought
+            for rank in range(self.size)
+            if brought.get(rank) is None
+        }
+        missing = self._attendance.find_missing(now_s, awaited) or self._find_unasked(
+            now_s, self._limits.first_timeout_s
+        )
         if not missing:
             self._missing_since = self._asked_s = None
+            self._warn(self._attendance, now_s)
         elif self._missing_since is None:
             self._missing_since = now_s
         elif now_s - self._missing_since >= _TOGETHER_S and self._have_answered(
             missing, now_s
         ):
-            states = self._attendance.describe(now_s)
+            self._tell(missing)
+            self._ended.set()
+
+    def _let_go(self, attendance: Attendance, now_s: float) -> None:
+        """Answers goodbyes once all others have completed their last exchange.
+
+        What a process has sent in it may still be in its memory.
+        """
+        for rank, until_s in list(self._leaving.items()):
+            if now_s < until_s and attendance.has_behind(rank):
+                continue
+            del self._leaving[rank]
+            self._send(rank, {"do": "bye"})
+            if rank == 0:  # With which this thread is about to end.
+                entered = attendance.ranks[0].report.entered
+                self._send_all({"do": "over", "entered": entered})
+
+    def _warn(self, attendance: Attendance, now_s: float) -> None:
+        """Warns all ranks of those that are heard, and hold the others up."""
+        warning_s = self._limits.warning_s
+        slow = attendance.find_slow(now_s) or self._find_unasked(now_s, warning_s)
+        if not slow:
+            self._warned_s = None
+        elif self._warned_s is None or now_s - self._warned_s >= warning_s:
+            self._warned_s = now_s
+            states = attendance.describe(now_s)
             told = {
+                str(rank): f"{why}; it {states[rank]}" for rank, why in slow.items()
+            }
+            self._send_all({"do": "slow", "slow": told})
+
+    def _tell(self, missing: dict[int, str]) -> None:
+        """Tells all ranks who is missing, and what every rank is inside of."""
+        if self._attendance is None:
+            return
+        states = self._attendance.describe(time.monotonic())
+        self._send_all(
+            {
                 "do": "missing",
                 "missing": {str(rank): why for rank, why in missing.items()},
                 "states": {str(rank): state for rank, state in states.items()},
                 "arrived": self._attendance.find_arrived(),
             }
-            for rank in list(self._sockets):
-                self._send(rank, told)
-            self._ended.set()
+        )
 
     def _have_answered(self, missing: dict[int, str], now_s: float) -> bool:
         """Whether all but the missing have said since that they are there.
@@ -304,17 +355,16 @@ class Coordinator:
         """
         if self._asked_s is None:
             self._asked_s = now_s
-            for rank in list(self._sockets):
-                self._send(rank, {"do": "report"})
+            self._send_all({"do": "report"})
         is_late = now_s - self._asked_s >= _ANSWER_S
         if is_late or self._attendance is None:
             return is_late
         return set(self._attendance.find_unheard(self._asked_s)) <= set(missing)
 
-    def _find_unasked(self, now_s: float) -> dict[int, str]:
+    def _find_unasked(self, now_s: float, limit_s: float) -> dict[int, str]:
         """Finds who has not described a collective that others wait to agree on."""
         for number, since_s in self._agreeing_since.items():
-            if now_s - since_s >= self._limits.first_timeout_s:
+            if now_s - since_s >= limit_s:
                 described = _find_described(self._agreeing[number])
                 kind = next(iter(described.values())).kind
                 return {
@@ -324,6 +374,10 @@ class Coordinator:
                     if rank not in described
                 }
         return {}
+
+    def _send_all(self, message: dict[str, Any]) -> None:
+        for rank in list(self._sockets):
+            self._send(rank, message)
 
     def _send(self, rank: int, message: dict[str, Any]) -> None:
         """Sends what the rank must take at once, or counts as lost."""

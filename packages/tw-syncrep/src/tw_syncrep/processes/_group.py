@@ -7,11 +7,14 @@ over which its collectives run; the side channel knows who is missing.
 import atexit
 import contextlib
 import functools
+import os
+import sys
+import sysconfig
 import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import tensorflow as tf
 
@@ -35,6 +38,7 @@ _KEYS_EACH = 1 << 18
 _FIRST_KEY = 1 << 18
 _VERDICT_S = 2.0
 _AGREEMENT = "agreement on"
+_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib"))
 
 
 class ProcessGroup:
@@ -92,6 +96,8 @@ class ProcessGroup:
         self._reported, self._moved_s = (0, 0), time.monotonic()
         self._reporting = threading.Lock()
         self._lost: ReplicaTimeoutError | None = None
+        self._exit = sys.exit
+        self._exits: tuple[Any, float] = (None, 0.0)
 
     def __repr__(self) -> str:
         """Names the rank."""
@@ -147,9 +153,12 @@ class ProcessGroup:
         """Leaves the group; a process leaves by itself when it ends.
 
         Args:
-          timeout_s: how long rank 0 may take to answer, in seconds.
+          timeout_s: how long the others may take to complete the last exchange, and
+            rank 0 to answer; seconds.
         """
-        atexit.unregister(self.leave)
+        atexit.unregister(self._leave_at_exit)
+        if sys.exit == self._note_exit:
+            sys.exit = self._exit
         self.has_left = True
         if self._member is not None:
             self._member.leave(timeout_s=timeout_s)
@@ -272,7 +281,30 @@ class ProcessGroup:
         """Begins to tell the others how far this rank is; ``join`` calls it."""
         if self._member is not None:
             self._member.start(self._read_report, self._abort)
-        atexit.register(self.leave, timeout_s=1.0)
+            # No other way tells a function of ``atexit`` how the program ends.
+            self._exit, sys.exit = sys.exit, self._note_exit
+        atexit.register(self._leave_at_exit, os.getpid())
+
+    def _note_exit(self, status: Any = None, /) -> NoReturn:
+        """Stands for ``sys.exit``."""
+        if threading.current_thread() is threading.main_thread():
+            self._exits = status, time.monotonic()
+        self._exit(status)
+
+    def _leave_at_exit(self, process: int) -> None:
+        """Says goodbye only where the program has ended well."""
+        if os.getpid() != process:
+            return
+        error, (status, exited_s) = getattr(sys, "last_value", None), self._exits
+        has_gone_on = self._moved_s > exited_s + 0.5  # What beats see is older.
+        why = ""
+        if error is not None and not hasattr(sys, "ps1"):  # A prompt goes on.
+            why = f"has ended by an error of its own ({type(error).__name__})"
+        elif status not in (None, 0) and not has_gone_on:
+            why = "has ended by sys.exit with an error"
+        if why and self._member is not None:
+            self._member.fail(why, timeout_s=2.0)
+        self.leave()
 
     def _read_progress(self) -> tuple[int, int]:
         """Reads how many collectives were entered, and how many completed."""
@@ -291,7 +323,7 @@ class ProcessGroup:
         ) != self._reported:  # Inside of steps there is no Python.
             self._reported, self._moved_s = (entered, completed), time.monotonic()
             self._events.noted("was seen", self._name, "entered collective", entered)
-        return Report(entered, completed, self._traced, self._inside)
+        return Report(entered, completed, self._traced, self._inside, _find_place())
 
     def _abort(self, missing: dict[int, str]) -> None:
         try:
@@ -312,15 +344,15 @@ class ProcessGroup:
     def _as_error(self, missing: dict[int, str], text: str = "") -> ReplicaTimeoutError:
         """Returns an error; all threads' have one report, made once."""
         present = sorted(set(range(self.size)) - set(missing))
+        wait = self._wait(missing)
         error = ReplicaTimeoutError(
             self._describe(missing),
-            waited_s=self._limits.timeout_s,
+            waited_s=wait.deadline_s,
             arrived=present,
             missing=sorted(missing),
         )
         with self._reporting:
             if self._lost is None:
-                wait = self._wait(missing)
                 self._lost = black_box.add_report(error, wait, self._events, text=text)
             else:
                 error.report = self._lost.report
@@ -338,6 +370,8 @@ class ProcessGroup:
         if own.inside:
             what += f" (traced last: {own.inside!r})"
         since_s, deadline_s = self._moved_s, self._limits.timeout_s
+        if now_s - since_s >= self._limits.stall_timeout_s:
+            deadline_s = self._limits.stall_timeout_s
         for one in self._events.open:
             if one.what.startswith(_AGREEMENT):
                 what, arrived = one.what, set(states) - set(missing)
@@ -354,3 +388,14 @@ class ProcessGroup:
 
     def _describe(self, missing: dict[int, str]) -> str:
         return describe_missing(missing, self.tasks, own=self.rank)
+
+
+def _find_place() -> str:
+    """Returns the function and line of the program that the main thread is in."""
+    frame = innermost = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    if (frame := frame or innermost) is None:
+        return ""
+    module = frame.f_globals.get("__name__", "?")
+    return f"{module}.{frame.f_code.co_name}:{frame.f_lineno}"

@@ -48,6 +48,7 @@ def join(
     timeout_s: float = 60.0,
     first_timeout_s: float = 600.0,
     start_timeout_s: float = 300.0,
+    stall_timeout_s: float = 600.0,
 ) -> ProcessGroup:
     """Joins the processes that train together; call it before TensorFlow is used.
 
@@ -63,11 +64,13 @@ def join(
         host is the one from which it reaches that address, the port a free one.
       rank: of this process, from 0.
       size: how many ranks there are.
-      timeout_s: how long a rank may be silent, and stay behind the others, before
-        they raise; seconds.
-      first_timeout_s: how long it may stay behind with its first collective, or one
-        that it has just traced.
+      timeout_s: how long a rank may be silent before the others raise, and how long one
+        that answers may keep them waiting before all warn of it; seconds.
+      first_timeout_s: how long ranks wait for each other to describe a collective that
+        is new; also as ``stall_timeout_s`` for the first one and one just traced.
       start_timeout_s: how long ranks have to come.
+      stall_timeout_s: how long a rank that answers may keep the others waiting before
+        they raise: a process that evaluates or saves is alive. ``timeout_s`` at least.
 
     Returns:
       The group.
@@ -87,6 +90,7 @@ def join(
         timeout_s=timeout_s,
         first_timeout_s=first_timeout_s,
         start_timeout_s=start_timeout_s,
+        stall_timeout_s=stall_timeout_s,
     )
 
 
@@ -99,6 +103,8 @@ def join_prepared(
     timeout_s: float = 60.0,
     first_timeout_s: float = 600.0,
     start_timeout_s: float = 300.0,
+    stall_timeout_s: float = 600.0,
+    warning_s: float | None = None,
 ) -> ProcessGroup:
     """Joins as ``join`` does, and has something done when all have come.
 
@@ -110,18 +116,26 @@ def join_prepared(
       timeout_s: as ``join``.
       first_timeout_s: as ``join``.
       start_timeout_s: as ``join``.
+      stall_timeout_s: as ``join``.
+      warning_s: after how long others are warned; None for ``timeout_s``.
     """
     global _joined
     check_number("join", above=0.0, timeout_s=timeout_s)
     check_number("join", above=0.0, first_timeout_s=first_timeout_s)
     check_number("join", above=0.0, start_timeout_s=start_timeout_s)
+    check_number("join", above=0.0, stall_timeout_s=stall_timeout_s)
     before = None if _joined is None else _joined()
     if before is not None and not before.has_left:
         raise RuntimeError(
             "join: this process has joined a group already; hand that group on."
         )
     seat = _find_seat(coordinator, rank, size)
-    limits = Deadlines(timeout_s, max(timeout_s, first_timeout_s))
+    limits = Deadlines(
+        timeout_s,
+        max(timeout_s, first_timeout_s),
+        max(timeout_s, stall_timeout_s),
+        warning_s or timeout_s,
+    )
     if seat.size == 1:
         alone = _introduce(seat, port=0)
         group = ProcessGroup([alone], 0, member=None, coordinator=None, limits=limits)

@@ -1,6 +1,8 @@
 """A rank's end of the side channel."""
 
 import contextlib
+import logging
+import math
 import selectors
 import socket
 import threading
@@ -12,13 +14,14 @@ from typing import Any
 from tw_syncrep.cluster._addresses import join_address
 from tw_syncrep.cluster._channel import read_as
 from tw_syncrep.processes._agreement import Exchange
-from tw_syncrep.processes._attendance import Deadlines, Report
+from tw_syncrep.processes._attendance import Deadlines, Report, describe_slow
 from tw_syncrep.processes._side_channel import (
     Introduction,
     LineSocket,
     find_interval_s,
 )
 
+_log = logging.getLogger(__name__)
 _AGAIN_S = 0.5
 
 
@@ -129,7 +132,9 @@ class Member:
         self._say({"do": "agree", "number": number, "exchange": exchange.as_json()})
         with self._changed:
             self._is_agreeing = True
-            self._changed.wait_for(lambda: number in self._agreed or self.missing)
+            self._await(
+                lambda: number in self._agreed, 2 * self._limits.first_timeout_s
+            )
             self._is_agreeing = False
             if number not in self._agreed:
                 raise TimeoutError("Somebody is missing.")
@@ -162,7 +167,7 @@ class Member:
 
         with self._changed:
             self._is_agreeing = is_idle
-            self._changed.wait_for(lambda: must_look() or self.missing)
+            self._await(must_look)
             self._is_agreeing = False
             found = self._followed.pop(number, None)
             if self.missing and not is_over():
@@ -184,16 +189,36 @@ class Member:
             return dict(self.missing)
 
     def leave(self, *, timeout_s: float) -> None:
-        """Says goodbye, and closes the connection."""
+        """Says goodbye, waits for the others' last exchange, closes the connection."""
         self._said_bye = True
-        message = {"do": "bye", "report": asdict(self._read_report())}
+        report = asdict(self._read_report())
+        message = {"do": "bye", "report": report, "wait_s": timeout_s}
         with contextlib.suppress(OSError):
             self._line.send(message, timeout_s=timeout_s)
-        self._ended.wait(timeout_s)
+        self._ended.wait(timeout_s + 1.0)
         self._ended.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)  # It reads from the line.
         self._line.close()
+
+    def fail(self, why: str, *, timeout_s: float) -> None:
+        """Says that this rank ends, and not in order; ``leave`` closes the connection.
+
+        Rank 0's waits until it has told all.
+        """
+        self._said_bye = True
+        self._say({"do": "failed", "why": why})
+        self._ended.wait(timeout_s)
+
+    def _await(self, is_there: Callable[[], bool], within_s: float = math.inf) -> None:
+        """Waits, with the lock, until something is there or somebody is missing."""
+        end_s = time.monotonic() + within_s
+        while not self._changed.wait_for(lambda: is_there() or self.missing, 1.0):
+            if self._said_bye or not self._thread.is_alive():
+                why = "has left" if self._said_bye else "has lost its side channel"
+                self.missing = {self._own.rank: why}
+            elif time.monotonic() >= end_s:
+                self._lose({0: f"has not answered for {within_s:g} s"})
 
     def _say(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # The thread notices.
@@ -252,12 +277,23 @@ class Member:
         time.sleep(min(_AGAIN_S, left_s))
 
     def _beat(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:
+            if self._ended.is_set():
+                return
+            _log.exception("The thread for the side channel has ended.")
+            why = f"has lost its thread for the side channel ({type(error).__name__})"
+            self._say({"do": "failed", "why": why})
+            self._lose({self._own.rank: why})
+
+    def _serve(self) -> None:
         interval_s = find_interval_s(self._limits.timeout_s)
         with selectors.DefaultSelector() as selector:
             selector.register(self._line, selectors.EVENT_READ)
             while not self._ended.is_set():
+                until_s = min(self._due_s, self._heard_s + self._limits.timeout_s)
                 try:
-                    until_s = min(self._due_s, self._heard_s + self._limits.timeout_s)
                     if selector.select(max(0.0, until_s - time.monotonic())):
                         self._hear(self._line.receive())
                         if self._over_at is None:
@@ -270,7 +306,7 @@ class Member:
                     silent_s = time.monotonic() - self._heard_s
                     if silent_s >= self._limits.timeout_s:
                         self._lose({0: f"has been silent for {silent_s:.1f} s"})
-                except (OSError, ValueError):
+                except OSError:
                     self._hear(None)
         while self._over_at is not None and not self._ended.wait(interval_s):
             if self._is_agreeing or self._read_report().entered > self._over_at:
@@ -297,6 +333,15 @@ class Member:
                     self._changed.notify_all()
             if message["do"] == "report":
                 self._due_s = self._heard_s
+            if message["do"] == "slow":
+                slow = {int(rank): why for rank, why in message["slow"].items()}
+                told = describe_slow(
+                    slow,
+                    [other.task for other in self.introductions],
+                    own=self._own.rank,
+                    stall_timeout_s=self._limits.stall_timeout_s,
+                )
+                _log.warning("%s", told)
             if message["do"] == "missing":
                 found = {int(rank): why for rank, why in message["missing"].items()}
                 states = message.get("states", {})
@@ -312,6 +357,8 @@ class Member:
         if self._ended.is_set():
             return
         self._ended.set()
+        if self._said_bye:
+            return
         with self._changed:
             self.missing = missing
             self._changed.notify_all()
