@@ -29,8 +29,6 @@ TIMEOUT_S = 2.0
         "rank 0 failed, function",
         "rank 1 failed, session",
         "rank 0 stuck, session",
-        "rank 1 stuck, function",
-        "rank 0 busy, function",
     ],
 )
 def test_the_missing_are_named(processes, name):

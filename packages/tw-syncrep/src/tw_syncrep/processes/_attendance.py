@@ -1,13 +1,13 @@
 """Who is missing: what rank 0 concludes from what it has heard of each rank.
 
 Rank 0 hears from every rank a few times a second how many collectives it has entered.
-A rank that is not heard has a short deadline: it is missing at once where its connection
-closed without a goodbye, or its program failed, and after ``timeout_s`` of silence. A
-rank that is heard is alive: it may evaluate, save or compile for minutes. While it
-holds the others up they are warned, and it is missing only after ``stall_timeout_s``.
-It may stay outside a collective that others have entered, or inside one that all have
-entered: there a connection between ranks can have stopped, but a large exchange on a
-slow network looks the same from here.
+A rank that is not heard has a short deadline: it is missing at once where its
+connection closed without a goodbye, or its program failed, and after ``timeout_s`` of
+silence. A rank that is heard is alive: it may evaluate, save or compile for minutes.
+While it holds the others up they are warned, and it is missing only after
+``stall_timeout_s``. It may stay outside a collective that others have entered, or
+inside one that all have entered: there a connection between ranks can have stopped, but
+a large exchange on a slow network looks the same from here.
 
 A rank that is gone holds others up, some of them inside a collective that the rest has
 completed. So no rank is said to stay behind while it is inside one, or while another is

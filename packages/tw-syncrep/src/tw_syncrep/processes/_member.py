@@ -191,10 +191,11 @@ class Member:
     def leave(self, *, timeout_s: float) -> None:
         """Says goodbye, waits for the others' last exchange, closes the connection."""
         self._said_bye = True
-        report = asdict(self._read_report())
-        message = {"do": "bye", "report": report, "wait_s": timeout_s}
-        with contextlib.suppress(OSError):
-            self._line.send(message, timeout_s=timeout_s)
+        if not self._ended.is_set():
+            report = asdict(self._read_report())
+            message = {"do": "bye", "report": report, "wait_s": timeout_s}
+            with contextlib.suppress(OSError):
+                self._line.send(message, timeout_s=timeout_s)
         self._ended.wait(timeout_s + 1.0)
         self._ended.set()
         if threading.current_thread() is not self._thread:
