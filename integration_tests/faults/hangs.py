@@ -342,6 +342,7 @@ def hang_processes(rng: random.Random, context: Any) -> Hang:
     how = rng.choice(["SIGSTOP", "an Event"])
     options = {
         "timeout_s": DEADLINE_S,
+        "stall_timeout_s": DEADLINE_S,
         "first_timeout_s": 60.0,
         "start_timeout_s": 60.0,
     }

@@ -2,6 +2,7 @@
 
 import inspect
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 import tw_syncrep.horovod as hvd
 import tw_syncrep.horovod.keras as hvd_keras
+from tw_syncrep.horovod import _basics
 
 _SCOPE = "ignore_name_scope=False"
 _SET = "process_set=global_process_set"
@@ -263,6 +265,45 @@ def test_it_is_said_that_init_was_not_called(name):
     assert not hvd.is_initialized()
     with pytest.raises(ValueError, match=rf"{name}: hvd.init\(\) has not been called"):
         getattr(hvd, name)(*BEFORE[name])
+
+
+@pytest.mark.parametrize(
+    ("argument", "shutdown", "check", "stall_s", "warning_s"),
+    [
+        (None, None, None, 600.0, None),
+        (None, "0", "0", 600.0, None),
+        (None, "1800", "90.5", 1800.0, 90.5),
+        (20.0, "1800", "", 20.0, None),
+    ],
+)
+def test_how_long_a_rank_is_waited_for_is_said_as_horovod_says_it(
+    monkeypatch, argument, shutdown, check, stall_s, warning_s
+):
+    told = {}
+    monkeypatch.setattr(_basics, "_group", None)
+    monkeypatch.setattr(
+        _basics,
+        "join_prepared",
+        lambda prepare, **options: told.update(options) or SimpleNamespace(size=1),
+    )
+    for name, text in {"SHUTDOWN": shutdown, "CHECK": check}.items():
+        if text is not None:
+            monkeypatch.setenv(f"HOROVOD_STALL_{name}_TIME_SECONDS", text)
+    hvd.init(stall_timeout_s=argument)
+    assert told == {
+        "first_timeout_s": stall_s,
+        "stall_timeout_s": stall_s,
+        "warning_s": warning_s,
+    }
+
+
+@pytest.mark.parametrize("name", ["SHUTDOWN", "CHECK"])
+@pytest.mark.parametrize("text", ["-1", "nan", "inf", "soon"])
+def test_a_time_that_is_none_is_refused(monkeypatch, name, text):
+    variable = f"HOROVOD_STALL_{name}_TIME_SECONDS"
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(ValueError, match=rf"init: {variable} must be .*; got '{text}'"):
+        hvd.init()
 
 
 def test_a_process_alone_can_begin_and_end(monkeypatch):

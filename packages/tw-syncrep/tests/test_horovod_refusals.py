@@ -37,6 +37,7 @@ REFUSED = {
     "hvd.barrier(process_set=1)": "barrier: .*process_set must be",
     "hvd.init(comm=[0])": r"init: .*comm: .*\[0\]",
     "hvd.init(process_sets=[[0]])": "init: .*process_sets",
+    "hvd.init(stall_timeout_s=0)": "init: stall_timeout_s",
     "hvd.ProcessSet([0])": "ProcessSet: not supported",
     "hvd.add_process_set([0])": "add_process_set: not supported",
     "hvd.remove_process_set(hvd.global_process_set)": "remove_process_set: not",

@@ -219,6 +219,7 @@ def test_ranks_meet_at_ipv6_addresses(make_ranks, told_by):
         ({"coordinator": "a:1", "rank": 0}, TypeError, "size"),
         ({"coordinator": 7, "rank": 0, "size": 1}, TypeError, "coordinator"),
         ({"timeout_s": 0}, ValueError, "timeout_s"),
+        ({"stall_timeout_s": 0}, ValueError, "stall_timeout_s"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, error, says):

@@ -107,11 +107,11 @@ def init(
         )
     if process_sets is not None and process_sets != []:
         _refuse("init", f"process_sets: collectives are of all ranks; {process_sets!r}")
+    if stall_timeout_s is not None:
+        check_number("init", above=0.0, stall_timeout_s=stall_timeout_s)
     if _group is None:
         if stall_timeout_s is None:
             stall_timeout_s = _read_seconds("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
-        else:
-            check_number("init", above=0.0, stall_timeout_s=stall_timeout_s)
         _group = join_prepared(
             lambda group: pin_gpu(tf.config.experimental, group.local_rank),
             first_timeout_s=stall_timeout_s or 600.0,
