@@ -426,3 +426,11 @@ def test_who_leaves_does_not_wait_for_long(channel):
     living[1].leave(timeout_s=0.5)
     assert time.monotonic() - began_s >= 0.5
     assert living[0].missing == {}
+
+
+def test_who_has_left_is_named_by_those_who_wait_for_all_to_finish(channel):
+    living, _ = channel
+    living[1].leave(timeout_s=5.0)
+    with pytest.raises(TimeoutError):
+        living[0].follow(lambda: False, is_idle=True)
+    assert living[0].missing == {1: "has ended, and others wait for it"}
