@@ -257,10 +257,10 @@ def test_the_sentence_names_all():
 
 
 def test_the_warning_names_all_and_says_how_long_they_are_waited_for():
-    text = describe_slow({1: "is late"}, ["a", "b"], own=0, stall_timeout_s=600.0)
+    text = describe_slow({1: "is late"}, ["a", "b"], own=0, limit_s=600.0)
     assert text == (
-        "rank 0 of 2 knows who holds the others up: rank 1 (b) is late. Who is heard "
-        "is waited for until stall_timeout_s, 600 s."
+        "rank 0 of 2 reports a stall: rank 1 (b) is late. A rank that answers is "
+        "waited for up to 600 s."
     )
 
 

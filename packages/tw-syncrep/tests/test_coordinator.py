@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import resource
 import socket
 import threading
@@ -22,7 +23,7 @@ from tw_syncrep.processes._coordinator import Coordinator
 from tw_syncrep.processes._member import Member
 from tw_syncrep.processes._side_channel import Introduction, LineSocket
 
-LIMITS = Deadlines(timeout_s=1.5, first_timeout_s=30.0)
+LIMITS = Deadlines(timeout_s=1.5, first_timeout_s=30.0, warning_s=0.3)
 SIZE = 4
 
 
@@ -382,7 +383,7 @@ def test_an_error_in_the_thread_of_rank_0_is_named_by_all(channel, monkeypatch):
         }
 
 
-def test_an_agreement_has_a_deadline_though_rank_0_only_beats(channel):
+def test_an_agreement_has_a_deadline_though_rank_0_only_beats(channel, caplog):
     living, driven = channel
     living[1]._limits = Deadlines(1.5, first_timeout_s=0.5)
     with ThreadPoolExecutor(1) as pool:
@@ -394,6 +395,11 @@ def test_an_agreement_has_a_deadline_though_rank_0_only_beats(channel):
     with pytest.raises(TimeoutError):
         agreement.result()
     assert living[1].missing == {0: "has not answered for 1 s"}
+    assert re.search(
+        r"rank 1 of 4 reports a stall: rank 0 \(h0, process 1\) has not come to "
+        r"'a sum' for 0\..* s, to which rank 1 has; it is outside, .* waited for up to 30 s\.",
+        caplog.text,
+    )
 
 
 @pytest.mark.parametrize("leaver", [0, 1])

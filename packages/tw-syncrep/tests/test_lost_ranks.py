@@ -26,7 +26,6 @@ TIMEOUT_S = 2.0
         "machine stopped, function",
         "rank 1 cut, function",
         "machine cut, session",
-        "rank 0 failed, function",
         "rank 1 failed, session",
         "rank 0 stuck, session",
     ],
@@ -128,7 +127,7 @@ def test_a_rank_that_does_not_come_to_the_collective_is_named(make_ranks):
         assert "tw-syncrep-member: " in report
 
 
-def test_who_is_busy_and_answers_is_warned_of_and_waited_for(make_ranks):
+def test_a_rank_that_is_busy_and_answers_is_waited_for_with_a_warning(make_ranks):
     """Rank 1 has finished; then rank 0 is busy again, and does not answer."""
     ranks = make_ranks(2, timeout_s=TIMEOUT_S).joined()
     busy_s = 2.2 * TIMEOUT_S
@@ -139,7 +138,7 @@ def test_who_is_busy_and_answers_is_warned_of_and_waited_for(make_ranks):
             assert re.search(
                 r"rank 0 \(.*\) has not entered collective \d+ for .* s, which others "
                 r"have; it is outside, .*; main thread in rank_programs.be_busy:\d+\. "
-                r"Who is heard is waited for until stall_timeout_s, 600 s\.$",
+                r"A rank that answers is waited for up to 600 s\.$",
                 warning,
             )
     ranks.all[0].say("finish_beside_busy", 2, "held", 30.0)
@@ -153,10 +152,8 @@ def test_who_is_busy_and_answers_is_warned_of_and_waited_for(make_ranks):
     ("victim", "source", "fault"),
     [
         (0, "raise ValueError('mine')", r"an error of its own \(ValueError\)"),
-        (1, "raise ValueError('mine')", r"an error of its own \(ValueError\)"),
         (1, "import sys; sys.exit('mine')", "sys.exit with an error"),
         (1, "raise SystemExit(3)", ""),
-        (1, "import sys; sys.exit(0)", ""),
     ],
 )
 def test_a_program_that_ends_before_the_first_collective_is_named_at_once(

@@ -264,13 +264,12 @@ def describe_missing(
 
 
 def describe_slow(
-    slow: Mapping[int, str], tasks: Sequence[str], *, own: int, stall_timeout_s: float
+    slow: Mapping[int, str], tasks: Sequence[str], *, own: int, limit_s: float
 ) -> str:
     """Returns a warning of ranks that are heard, and hold the others up."""
-    faults = _list_faults(slow, tasks)
     return (
-        f"rank {own} of {len(tasks)} knows who holds the others up: {faults}. Who is "
-        f"heard is waited for until stall_timeout_s, {stall_timeout_s:g} s."
+        f"rank {own} of {len(tasks)} reports a stall: {_list_faults(slow, tasks)}. A "
+        f"rank that answers is waited for up to {limit_s:g} s."
     )
 
 

@@ -321,17 +321,18 @@ class Coordinator:
 
     def _warn(self, attendance: Attendance, now_s: float) -> None:
         """Warns all ranks of those that are heard, and hold the others up."""
-        warning_s = self._limits.warning_s
-        slow = attendance.find_slow(now_s) or self._find_unasked(now_s, warning_s)
+        warning_s, limit_s = self._limits.warning_s, self._limits.stall_timeout_s
+        slow = attendance.find_slow(now_s)
+        if not slow:
+            slow = self._find_unasked(now_s, warning_s)
+            limit_s = self._limits.first_timeout_s
         if not slow:
             self._warned_s = None
         elif self._warned_s is None or now_s - self._warned_s >= warning_s:
             self._warned_s = now_s
             states = attendance.describe(now_s)
-            told = {
-                str(rank): f"{why}; it {states[rank]}" for rank, why in slow.items()
-            }
-            self._send_all({"do": "slow", "slow": told})
+            told = {str(rank): f"{slow[rank]}; it {states[rank]}" for rank in slow}
+            self._send_all({"do": "slow", "slow": told, "limit_s": limit_s})
 
     def _tell(self, missing: dict[int, str]) -> None:
         """Tells all ranks who is missing, and what every rank is inside of."""

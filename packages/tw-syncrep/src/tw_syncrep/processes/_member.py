@@ -340,7 +340,7 @@ class Member:
                     slow,
                     [other.task for other in self.introductions],
                     own=self._own.rank,
-                    stall_timeout_s=self._limits.stall_timeout_s,
+                    limit_s=float(message["limit_s"]),
                 )
                 _log.warning("%s", told)
             if message["do"] == "missing":
