@@ -397,7 +397,8 @@ def test_an_agreement_has_a_deadline_though_rank_0_only_beats(channel, caplog):
     assert living[1].missing == {0: "has not answered for 1 s"}
     assert re.search(
         r"rank 1 of 4 reports a stall: rank 0 \(h0, process 1\) has not come to "
-        r"'a sum' for 0\..* s, to which rank 1 has; it is outside, .* waited for up to 30 s\.",
+        r"'a sum' for 0\..* s, to which rank 1 has; it is outside, "
+        r".* waited for up to 30 s\.",
         caplog.text,
     )
 
