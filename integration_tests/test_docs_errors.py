@@ -88,7 +88,7 @@ def test_every_public_class_of_errors_is_explained():
 def test_sentences_that_the_first_page_quotes_are_of_the_source():
     table = PAGES["index"].partition("## When processes")[2]
     quoted = re.findall(r"^\| `(.+?)` \|", table, re.MULTILINE)
-    assert len(quoted) == 5
+    assert len(quoted) == 10
     texts = "\n".join(message.line for message in MESSAGES)
     assert [text for text in quoted if text not in texts] == []
 
