@@ -66,7 +66,7 @@ class Rank:
       moved_s: when it was heard last to have entered or completed a collective.
       closed: whether its connection has closed.
       left: whether it had said goodbye.
-      failed: what it said of its end, where that was none in order.
+      fault: why it takes part no more, where it said so itself.
     """
 
     heard_s: float
@@ -75,7 +75,7 @@ class Rank:
     moved_s: float = 0.0
     closed: bool = False
     left: bool = False
-    failed: str = ""
+    fault: str = ""
 
 
 class Attendance:
@@ -107,7 +107,7 @@ class Attendance:
 
     def fail(self, rank: int, fault: str) -> None:
         """Notes that a rank's program ends, and not in order."""
-        self.ranks[rank].failed = fault
+        self.ranks[rank].fault = self.ranks[rank].fault or fault
 
     def close(self, rank: int) -> None:
         """Notes that a rank's connection has closed."""
@@ -160,13 +160,13 @@ class Attendance:
         return any(
             other.report.completed < done
             for other in self.ranks
-            if not (other.left or other.closed or other.failed)
+            if not (other.left or other.closed or other.fault)
         )
 
     def _find_end(self, rank: Rank, now_s: float, *, is_awaited: bool) -> str:
         """Tells why a rank does not answer any more."""
-        if rank.failed:
-            return rank.failed
+        if rank.fault:
+            return rank.fault
         if rank.left:
             is_awaited = is_awaited or rank.behind_s is not None
             return "has ended, and others wait for it" if is_awaited else ""

@@ -176,7 +176,7 @@ class Coordinator:
             self._leaving[rank] = now_s + float(message["wait_s"])
             if self._attendance.has_behind(rank):  # As far as has been heard.
                 self._send_all({"do": "report"})
-        if message["do"] == "failed" and self._attendance is not None:
+        if message["do"] == "lost" and self._attendance is not None:
             self._attendance.fail(rank, str(message["why"]))
             if rank != 0:  # Which ends when all have been told.
                 self._send(rank, {"do": "bye"})

@@ -208,7 +208,7 @@ class Member:
         Rank 0's waits until it has told all.
         """
         self._said_bye = True
-        self._say({"do": "failed", "why": why})
+        self._say({"do": "lost", "why": why})
         self._ended.wait(timeout_s)
 
     def _await(self, is_there: Callable[[], bool], within_s: float = math.inf) -> None:
@@ -285,7 +285,7 @@ class Member:
                 return
             _log.exception("The thread for the side channel has ended.")
             why = f"has lost its thread for the side channel ({type(error).__name__})"
-            self._say({"do": "failed", "why": why})
+            self._say({"do": "lost", "why": why})
             self._lose({self._own.rank: why})
 
     def _serve(self) -> None:
