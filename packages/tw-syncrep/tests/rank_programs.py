@@ -95,9 +95,9 @@ def _prepare(options: dict[str, Any], pipe: Any) -> dict[str, Any]:
         tf.__version__ = found
     wait_s = options.pop("starts_in_s", {}).get(rank, 0.0)
     if rank in options.pop("stops_in_join", ()):
-        _hold_up(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+        _hold_up("join_cluster", lambda: os.kill(os.getpid(), signal.SIGSTOP))
     elif wait_s:
-        _hold_up(lambda: time.sleep(wait_s))
+        _hold_up("start_runtime", lambda: time.sleep(wait_s))
     os.environ.pop("TF_CONFIG", None)
     alone, cluster = options.pop("alone", False), options.pop("tf_config", None)
     if cluster is not None:
@@ -124,15 +124,15 @@ def _forget_names(for_s: float) -> None:
     socket.getaddrinfo = find
 
 
-def _hold_up(wait: Any) -> None:
-    """Has something happen when all have come, before TensorFlow's runtime starts."""
-    join_cluster = _tf_compat.join_cluster
+def _hold_up(name: str, wait: Any) -> None:
+    """Has something happen before the runtime joins the cluster, or starts."""
+    function = getattr(_tf_compat, name)
 
     def held_up(*arguments: Any, **options: Any) -> None:
         wait()
-        join_cluster(*arguments, **options)
+        function(*arguments, **options)
 
-    _tf_compat.join_cluster = held_up
+    setattr(_tf_compat, name, held_up)
 
 
 def _enter(pipe: Any, leader: int | None, address: str, every: list[str]) -> None:
@@ -458,6 +458,25 @@ def join_again(group: Any) -> str:
     except RuntimeError as error:
         return str(error)
     return ""
+
+
+def set_up(group: Any, mode: str, changes: bool, wait_s: float) -> dict[str, Any]:
+    """Sums on the second logical CPU, after settings where they come after ``join``."""
+    if mode == "session":
+        v1.disable_v2_behavior()
+    if changes:
+        cpus = tf.config.list_physical_devices("CPU")
+        two = [tf.config.LogicalDeviceConfiguration()] * 2
+        tf.config.set_logical_device_configuration(cpus[0], two)
+        tf.config.set_visible_devices(cpus, "CPU")
+        tf.config.threading.set_inter_op_parallelism_threads(3)
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+    time.sleep(wait_s)
+    with tf.device("/cpu:1"):
+        given = [[[np.ones([2], np.float32)]], {}]
+        [[total]] = reduce(group, mode, *given)
+    devices = tf.config.list_logical_devices("CPU")
+    return {"total": total.tolist(), "devices": [device.name for device in devices]}
 
 
 def leave(group: Any) -> None:

@@ -88,6 +88,17 @@ def test_a_started_runtime_is_refused(make_ranks):
         ranks.all[1].hear()
 
 
+@pytest.mark.parametrize(
+    ("mode", "changes"), [("function", True), ("session", True), ("eager", False)]
+)
+def test_the_runtime_starts_with_its_first_op(make_ranks, mode, changes):
+    ranks = make_ranks(2, timeout_s=1.0, towers=1 if changes else 2).joined()
+    calls = [(mode, changes, 3.0 * rank) for rank in range(2)]
+    for rank, got in enumerate(ranks.call_each("set_up", calls)):
+        place = f"/job:worker/replica:0/task:{rank}/device:CPU:"
+        assert got == {"total": [2.0, 2.0], "devices": [place + "0", place + "1"]}
+
+
 def test_noise_at_the_coordinators_port_is_survived(make_ranks):
     [port] = find_free_ports(1)
     ranks = make_ranks(2, address=f"127.0.0.1:{port}", absent=[1], start_timeout_s=30.0)

@@ -77,15 +77,14 @@ def has_started() -> bool:
 
 
 def join_cluster(addresses: Sequence[str], rank: int, *, sleep_at_once: bool) -> None:
-    """Has the eager runtime become a task of a cluster, for collectives.
+    """Has the eager runtime start as a task of a cluster, for collectives.
+
+    It starts with the first op, or with ``start_runtime``; until then it takes settings.
 
     Args:
       addresses: "host:port" of every rank's server.
-      rank: of this process, whose server starts.
+      rank: of this process, whose server starts with the runtime.
       sleep_at_once: whether its idle threads sleep instead of looking for work.
-
-    Raises:
-      tf.errors.OpError: the server cannot start.
     """
     runtime = context.context()
     runtime.configure_collective_ops(
@@ -97,16 +96,42 @@ def join_cluster(addresses: Sequence[str], rank: int, *, sleep_at_once: bool) ->
     job = definition.cluster.job.add(name="worker")
     for index, address in enumerate(addresses):
         job.tasks[index] = address
-    settings = definition.default_session_config
-    settings.experimental.collective_group_leader = _LEADER
-    settings.experimental.disable_thread_spinning = sleep_at_once
-    runtime.enable_collective_ops(definition)
-    runtime.ensure_initialized()
+    runtime.enable_collective_ops(_Cluster(definition, sleep_at_once))
+
+
+class _Cluster:
+    """A server's definition, completed when TensorFlow reads it as the runtime starts.
+
+    The server makes the devices and threads anew. Without the runtime's settings there
+    would be one CPU device, and each process would take every GPU.
+    """
+
+    def __init__(self, definition: Any, sleep_at_once: bool) -> None:
+        self._definition, self._sleep_at_once = definition, sleep_at_once
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._definition, name)
+
+    def SerializeToString(self) -> bytes:
+        settings = context.context().config
+        settings.experimental.disable_thread_spinning = self._sleep_at_once
+        self._definition.default_session_config.CopyFrom(settings)
+        return bytes(self._definition.SerializeToString())
+
+
+def start_runtime() -> None:
+    """Starts the eager runtime; harmless where it runs.
+
+    Raises:
+      tf.errors.OpError: its server cannot start.
+    """
+    context.context().ensure_initialized()
 
 
 def abort_collectives(message: str) -> None:
     """Ends all collectives of this process, running and later ones, with an error."""
-    context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
+    if has_started():  # Otherwise the agreement before the first one raises.
+        context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
 
 
 def explain_unavailable(explain: Callable[[str], str]) -> None:

@@ -81,8 +81,9 @@ def init(
 
     Who they are is read from ``TF_CONFIG``, which ``tw-launch`` sets; a process for
     which it is not set is alone. Each of several sees one GPU of its machine from then
-    on, that of its local rank, unless another was chosen before. After the first call
-    it does nothing.
+    on, that of its local rank, unless another was chosen before. TensorFlow's runtime
+    starts later, with its first op, and takes settings until then. After the first call
+    ``init`` does nothing.
 
     Args:
       comm: None.
@@ -140,8 +141,8 @@ def _read_seconds(variable: str) -> float | None:
 def pin_gpu(config: Any, local_rank: int) -> None:
     """Leaves a process the GPU of its local rank, whose memory grows as it is needed.
 
-    Programs do so after ``init``, by when TensorFlow's runtime has started; then it
-    takes no other settings, but the same again.
+    Programs do so after ``init`` and may choose otherwise; where one chooses nothing,
+    each process would take all GPUs.
 
     Args:
       config: ``tf.config.experimental``, before the runtime has started.

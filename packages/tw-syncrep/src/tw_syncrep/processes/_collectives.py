@@ -10,6 +10,7 @@ What is exchanged is described first, and all ranks agree on it (``agreement.py`
 keys by which TensorFlow matches the ops of different processes follow from that.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -99,7 +100,10 @@ class _Bound:
 
     def build(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Builds the ops in the current graph."""
-        return self._body(list(tensors), self._first_key)
+        # A group has one device of each rank, whichever logical CPU the caller uses.
+        has_gpu = bool(tf.config.list_logical_devices("GPU"))
+        with contextlib.nullcontext() if has_gpu else tf.device("/cpu:0"):
+            return self._body(list(tensors), self._first_key)
 
     def run(self, tensors: Sequence[Any]) -> list[tf.Tensor]:
         """Runs them now, eagerly."""

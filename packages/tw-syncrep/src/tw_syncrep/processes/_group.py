@@ -66,6 +66,7 @@ class ProcessGroup:
         member: Member | None,
         coordinator: Coordinator | None,
         limits: Deadlines,
+        start_runtime: Callable[[], None] | None = None,
     ) -> None:
         """Is made by ``join``."""
         own = introductions[rank].machine
@@ -78,6 +79,7 @@ class ProcessGroup:
         self.tasks = tuple(other.task for other in introductions)
         self.has_left = False
         self._member, self._coordinator, self._limits = member, coordinator, limits
+        self._start_runtime = start_runtime
         self._numbers: dict[tuple[Exchange, int], int] = {}
         self._traced, self._inside = 0, ""
         self.compiled: dict[int, Callable[..., Any]] = {}  # By first key.
@@ -203,6 +205,10 @@ class ProcessGroup:
         """
         if self._member is None:
             return len(self._numbers)
+        # What all agree on may run at once on some, and needs every rank's server.
+        start_runtime, self._start_runtime = self._start_runtime, None
+        if start_runtime is not None:
+            start_runtime()
         what = f"{_AGREEMENT} {exchange.kind!r}"
         self._events.began(self._name, what, self.num_agreed)
         try:

@@ -1,6 +1,7 @@
 """Joining: who this process is, where it listens, and when all have come."""
 
 import contextlib
+import functools
 import logging
 import os
 import platform
@@ -57,6 +58,9 @@ def join(
     this order. Rank 0 then listens at its address for the other ranks, and its
     TensorFlow server at a free port. A process for which it is not set is alone: a
     group of one, in which every sum is what was brought.
+
+    TensorFlow's runtime starts with its first op, or with the first exchange. Until then
+    it takes settings, such as threads, logical devices and visible GPUs.
 
     Args:
       coordinator: "host:port" at which rank 0 listens, unless ``TW_LISTEN`` says where
@@ -208,33 +212,36 @@ def _join_others(
             "join: TensorFlow's runtime has started already in this process, without "
             "the other ranks; join before anything makes a tensor or lists devices."
         )
-    coordinator = member = None
+    coordinator = member = held = None
     end_s = time.monotonic() + start_timeout_s
     try:
-        with _open_port(lambda: _hold(seat.port), seat, seat.port, end_s) as held:
-            own = _introduce(seat, port=int(held.getsockname()[1]))
-            address = seat.coordinator
-            if seat.rank == 0:
-                listener = _open_port(
-                    lambda: listen(*seat.coordinator), seat, address[1], end_s
-                )
-                # Others may know it by an address that it does not have itself.
-                address = listener.getsockname()[:2]
-                coordinator = Coordinator(listener, seat.size, limits, own=own)
-            member = Member(
-                *(address, own, limits), start_timeout_s=start_timeout_s, end_s=end_s
+        held = _open_port(lambda: _hold(seat.port), seat, seat.port, end_s)
+        own = _introduce(seat, port=int(held.getsockname()[1]))
+        address = seat.coordinator
+        if seat.rank == 0:
+            listener = _open_port(
+                lambda: listen(*seat.coordinator), seat, address[1], end_s
             )
+            # Others may know it by an address that it does not have itself.
+            address = listener.getsockname()[:2]
+            coordinator = Coordinator(listener, seat.size, limits, own=own)
+        member = Member(
+            *(address, own, limits), start_timeout_s=start_timeout_s, end_s=end_s
+        )
         group = ProcessGroup(
             member.introductions,
             seat.rank,
             member=member,
             coordinator=coordinator,
             limits=limits,
+            start_runtime=functools.partial(_start_runtime, seat.rank, held),
         )
         prepare(group)
-        _start_runtime([other.address for other in member.introductions], seat.rank)
+        _join_cluster([other.address for other in member.introductions], seat.rank)
         return group
     except Exception as error:
+        if held is not None:
+            held.close()
         if member is not None:
             member.leave(timeout_s=1.0)
         if coordinator is not None:
@@ -273,20 +280,27 @@ def _as_start_error(
     return add_report(late, wait, own)
 
 
-def _start_runtime(addresses: Sequence[str], rank: int) -> None:
+def _join_cluster(addresses: Sequence[str], rank: int) -> None:
     listed = {"worker": addresses}
     keep_freed_memory()
     settings = server_config(listed, addresses[rank]).experimental
+    _tf_compat.join_cluster(
+        addresses, rank, sleep_at_once=settings.disable_thread_spinning
+    )
+
+
+def _start_runtime(rank: int, held: socket.socket) -> None:
+    """Starts TensorFlow's runtime, whose server takes the port that was held."""
+    port = held.getsockname()[1]
     try:
-        _tf_compat.join_cluster(
-            addresses, rank, sleep_at_once=settings.disable_thread_spinning
-        )
+        _tf_compat.start_runtime()
     except tf.errors.UnknownError as error:
         raise RuntimeError(
-            f"join: TensorFlow's server of rank {rank} cannot start at "
-            f"{addresses[rank]}: {error.message}."
+            f"join: TensorFlow's server of rank {rank} cannot start at port {port}: "
+            f"{error.message}."
         ) from error
-    warn_if_exposed(int(addresses[rank].rpartition(":")[2]))
+    held.close()
+    warn_if_exposed(port)
 
 
 def _introduce(seat: _Seat, *, port: int) -> Introduction:
@@ -315,9 +329,12 @@ def _hold(port: int | None) -> socket.socket:
     """Keeps a port from other processes until this one's server takes it."""
     if port is not None:
         return hold_port(port)
-    held = socket.socket()  # Without hold_port's sharing: nobody is to choose it, too.
+    held = socket.socket()
     try:
         held.bind(("", find_free_ports(1)[0]))
+        # Only now, as nobody else is to choose the port; gRPC sets this option too,
+        # and its server may listen beside a socket that does not.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     except OSError:
         held.close()
         raise
