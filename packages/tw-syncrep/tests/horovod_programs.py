@@ -379,6 +379,40 @@ def fit(
     return result
 
 
+def restore(folder: str) -> dict[str, Any]:
+    """Trains from a backup of its own, and drops out with one seed on all ranks."""
+    import keras
+
+    import tw_syncrep.horovod.keras as hvd_keras
+
+    def make(start: float) -> Any:
+        begin = keras.initializers.Constant(start)
+        dense = keras.layers.Dense(1, use_bias=False, kernel_initializer=begin)
+        layers = [keras.Input([32]), keras.layers.Dropout(0.5), dense]
+        model = keras.Sequential(layers)
+        optimizer = keras.optimizers.SGD(0.01, momentum=0.5)
+        model.compile(hvd_keras.DistributedOptimizer(optimizer), "mse")
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    keras.utils.set_random_seed(5)
+    path = os.path.join(folder, str(hvd.rank()))
+    backup = keras.callbacks.BackupAndRestore(path)
+    backup.set_model(make(1.0 + hvd.rank()))
+    backup.on_epoch_end(0)
+    model = make(-1.0)
+    weights: list[np.ndarray] = []
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: weights.append(_weights(model))
+    )
+    broadcast = hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
+    callbacks = [note, broadcast, keras.callbacks.BackupAndRestore(path)]
+    rows = np.ones([2, 32], np.float32)
+    model.fit(rows, rows[:, :1], 1, epochs=2, callbacks=callbacks, verbose=0)
+    dropped = model.layers[0](rows, training=True)
+    return {"weights": [*weights, _weights(model)], "dropped": np.asarray(dropped)}
+
+
 def _weights(model: Any) -> np.ndarray:
     return np.asarray(model.get_weights()[0])[:, 0]
 

@@ -48,6 +48,17 @@ def test_fit_trains_as_one_process_would(ranks, compiling, tmp_path):
             np.testing.assert_array_equal(weights, got["weights"][-1])
 
 
+def test_ranks_train_the_roots_restored_weights_with_noise_of_their_own(
+    ranks, tmp_path
+):
+    results, again = (ranks.call("restore", str(tmp_path / run)) for run in "ab")
+    for got, other in zip(results, again, strict=True):
+        np.testing.assert_array_equal(got["weights"], results[0]["weights"])
+        np.testing.assert_array_equal(got["dropped"], other["dropped"])
+    np.testing.assert_array_equal(results[0]["weights"][0], np.ones([32]))
+    assert len({got["dropped"].tobytes() for got in results}) == len(results)
+
+
 def test_local_variables_stay_with_their_rank_in_fit(ranks):
     rows, targets, results = train(ranks, "fit", is_local=True)
     for rank, got in enumerate(results):

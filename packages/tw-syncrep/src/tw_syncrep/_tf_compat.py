@@ -79,7 +79,7 @@ def has_started() -> bool:
 def join_cluster(addresses: Sequence[str], rank: int, *, sleep_at_once: bool) -> None:
     """Has the eager runtime start as a task of a cluster, for collectives.
 
-    It starts with the first op, or with ``start_runtime``; until then it takes settings.
+    Until it starts, with its first op or ``start_runtime``, it takes settings.
 
     Args:
       addresses: "host:port" of every rank's server.

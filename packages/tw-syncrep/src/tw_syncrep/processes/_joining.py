@@ -59,8 +59,8 @@ def join(
     TensorFlow server at a free port. A process for which it is not set is alone: a
     group of one, in which every sum is what was brought.
 
-    TensorFlow's runtime starts with its first op, or with the first exchange. Until then
-    it takes settings, such as threads, logical devices and visible GPUs.
+    TensorFlow's runtime starts with its first op, or with the first exchange. Until
+    then it takes settings, such as threads, logical devices and visible GPUs.
 
     Args:
       coordinator: "host:port" at which rank 0 listens, unless ``TW_LISTEN`` says where

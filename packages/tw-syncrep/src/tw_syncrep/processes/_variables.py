@@ -19,6 +19,9 @@ from tw_syncrep.processes._group import ProcessGroup
 _PACK_BYTES = 64 << 20
 """What travels at once: as much memory is needed besides the variables, twice."""
 
+_SEEDS_APART = 0x9E3779B1
+"""Odd, so that all ranks' seeds differ modulo 2**31; large, so that layers' do, too."""
+
 
 @without_autograph
 def broadcast_variables(
@@ -29,7 +32,9 @@ def broadcast_variables(
     To be called after variables were made, and after a restore: then only the root
     needs to see the checkpoint. All ranks pass the same variables in the same order,
     e.g. ``[*model.variables, *optimizer.variables]``, of an optimizer that has been
-    built.
+    built. The random states of Keras layers (``keras.random.SeedGenerator``) are the
+    exception: each rank gets one of its own, derived from the root's, so that dropout
+    differs by rank and can be reproduced.
 
     Args:
       variables: of TensorFlow, resource or reference, or of Keras; any dtype but
@@ -48,6 +53,10 @@ def broadcast_variables(
     tensors = [_read(variable) for variable in variables]
     names = [getattr(v, "path", None) or v.name for v in variables]
     values = broadcast(tensors, group=group, root=root, names=names)
+    offset = (group.rank - root) % group.size * _SEEDS_APART % 2**31
+    for n, name in enumerate(names):
+        if "seed_generator_state" in name and offset:  # [seed, counter].
+            values[n] += tf.constant([offset, 0], values[n].dtype)
     done = [
         _assign(variable, value)
         for variable, value in zip(variables, values, strict=True)

@@ -12,10 +12,12 @@ from tw_syncrep.horovod._variables import broadcast_variables
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Gives all ranks one rank's model and optimizer when training begins.
+    """Gives all ranks one rank's model and optimizer before the first batch.
 
-    Where the model is not built by then, after the first batch. The model does not
-    compile its steps with XLA any more, whose programs hold no collectives.
+    It does so when every callback's ``on_train_begin`` is over, since others restore
+    there; where the model is not built by then, after the first batch. Random states
+    differ by rank, as after ``broadcast_variables``. The model no longer compiles its
+    steps with XLA, whose programs hold no collectives.
     """
 
     def __init__(
@@ -60,8 +62,12 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             model.jit_compile = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcasts, unless the model is still to be built."""
-        if not self.model.built:
+        """Has nothing broadcast in this training yet."""
+        self.broadcast_done = False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Broadcasts before the first epoch, unless the model is still to be built."""
+        if self.broadcast_done or not self.model.built:
             return
         if not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)
