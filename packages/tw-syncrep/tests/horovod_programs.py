@@ -1,8 +1,10 @@
 """What ranks do in tests of ``tw_syncrep.horovod``: functions, called by name."""
 
+import copy
 import functools
 import json
 import os
+import warnings
 from typing import Any
 
 import numpy as np
@@ -411,6 +413,41 @@ def restore(folder: str) -> dict[str, Any]:
     model.fit(rows, rows[:, :1], 1, epochs=2, callbacks=callbacks, verbose=0)
     dropped = model.layers[0](rows, training=True)
     return {"weights": [*weights, _weights(model)], "dropped": np.asarray(dropped)}
+
+
+def apply_copies() -> dict[str, Any]:
+    """Applies a gradient with copies of an optimizer; trains a cloned model."""
+    import keras
+
+    import tw_syncrep.horovod.keras as hvd_keras
+
+    shared, local = keras.Variable(0.0), keras.Variable(0.0)
+    optimizer = hvd_keras.DistributedOptimizer(
+        keras.optimizers.SGD(1.0, momentum=0.5), scale_local_gradients=False
+    )
+    copies = {
+        "from_config": type(optimizer).from_config(optimizer.get_config()),
+        "made": type(optimizer)(1.0),
+    }
+    optimizer.register_local_var(local)
+    optimizer.build([shared, local])
+    copies |= {"copy": copy.copy(optimizer), "deepcopy": copy.deepcopy(optimizer)}
+    applied = {}
+    for name, copied in copies.items():
+        shared.assign(0.0)
+        local.assign(0.0)
+        copied.apply([tf.constant(1.0 + hvd.rank())] * 2, [shared, local])
+        applied[name] = float(shared), float(local)
+    model = make_model(0.0, hvd_keras.DistributedOptimizer(keras.optimizers.SGD()))
+    broadcast = hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
+    said = []
+    for trained in (model, keras.models.clone_model(model)):
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            rows = np.ones([1, 2], np.float32)
+            trained.fit(rows, rows[:, :1], callbacks=[broadcast], verbose=0)
+        said.append([str(w.message) for w in heard if "train apart" in str(w.message)])
+    return {"applied": applied, "said": said}
 
 
 def _weights(model: Any) -> np.ndarray:

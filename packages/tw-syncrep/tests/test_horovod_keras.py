@@ -59,6 +59,21 @@ def test_ranks_train_the_roots_restored_weights_with_noise_of_their_own(
     assert len({got["dropped"].tobytes() for got in results}) == len(results)
 
 
+def test_copies_of_an_optimizer_reduce(ranks):
+    size = len(ranks.all)
+    mean = -(1.0 + size) / 2
+    for rank, got in enumerate(ranks.call("apply_copies")):
+        own = -1.0 - rank
+        assert got["applied"] == {
+            "from_config": (mean, mean),
+            "made": (mean, mean),
+            "copy": (mean, own),
+            "deepcopy": (mean, own),
+        }
+        [none, *of_clone] = got["said"]
+        assert not none and [len(texts) for texts in of_clone] == [size > 1]
+
+
 def test_local_variables_stay_with_their_rank_in_fit(ranks):
     rows, targets, results = train(ranks, "fit", is_local=True)
     for rank, got in enumerate(results):

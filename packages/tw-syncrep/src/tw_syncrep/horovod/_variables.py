@@ -106,9 +106,9 @@ def broadcast_global_variables(root_rank: int) -> tf.Operation:
 class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):  # type: ignore[misc,name-defined]
     """Gives all ranks the values of one rank's global variables, once initialized.
 
-    For a ``MonitoredTrainingSession``: also where the root has restored a checkpoint. To
-    be listed after hooks that restore in ``after_create_session``, and before those that
-    read the global step there, such as a ``StopAtStepHook`` with ``num_steps``.
+    For a ``MonitoredTrainingSession``: also where the root has restored a checkpoint.
+    To be listed after hooks that restore in ``after_create_session``, and before those
+    that read the global step there, such as a ``StopAtStepHook`` with ``num_steps``.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:

@@ -77,7 +77,7 @@ def DistributedOptimizer(
             f"{_CALLER}: needs an optimizer of keras.optimizers (Keras 3) or of "
             f"tf.compat.v1.train; got {optimizer!r}."
         )
-    if isinstance(optimizer, _Distributed):
+    if isinstance(optimizer, Distributed):
         raise ValueError(f"{_CALLER}: {optimizer!r} reduces gradients already.")
     check_whole_number(
         _CALLER, backward_passes_per_step=backward_passes_per_step, at_least=1
@@ -99,11 +99,11 @@ def DistributedOptimizer(
     if average_aggregated_gradients:
         share = 1.0 / backward_passes_per_step
     own = type(optimizer)
-    cls: Any = type(own.__name__, (_Distributed, own), {"__module__": own.__module__})
+    settings = (reducer, backward_passes_per_step, share)
+    members = {"__module__": own.__module__, "_settings": settings}
+    cls: Any = type(own.__name__, (Distributed, own), members)
     config = optimizer.get_config()
-    made = cls.from_config(config | {"name": name} if name else config)
-    made._horovod = _State(reducer, backward_passes_per_step, share)
-    return made
+    return cls.from_config(config | {"name": name} if name else config)
 
 
 class _State:
@@ -140,10 +140,25 @@ class _CallableList(list[Any]):
         return self
 
 
-class _Distributed:
+class Distributed:
     """The part of a distributed optimizer that is not of Keras."""
 
     _horovod: Any = None
+    _settings: tuple[GradientReducer, int, float]  # The class's: from_config finds it.
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._horovod = _State(*self._settings)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Returns a copy that starts anew, as Keras does, and reduces too."""
+        own: Any = self
+        made = type(own).from_config(own.get_config())
+        made._horovod.local.update(self._horovod.local)
+        return made
+
+    def __copy__(self) -> Any:
+        return self.__deepcopy__({})
 
     @property
     def variables(self) -> _CallableList:

@@ -1,5 +1,6 @@
 """Callbacks for ``model.fit``."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 from tw_syncrep.horovod import _ops
 from tw_syncrep.horovod._basics import find_group, rank, size
 from tw_syncrep.horovod._variables import broadcast_variables
+from tw_syncrep.horovod.keras._optimizer import Distributed
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -62,8 +64,20 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             model.jit_compile = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Has nothing broadcast in this training yet."""
+        """Forgets an earlier training; warns where no gradient will be reduced."""
         self.broadcast_done = False
+        optimizer = self.model.optimizer
+        is_of_keras = type(optimizer).__module__.startswith("keras.")
+        has_own_step = type(self.model).train_step is not keras.Model.train_step
+        reduces = isinstance(optimizer, Distributed) or not is_of_keras or has_own_step
+        if size() > 1 and not reduces:
+            warnings.warn(
+                f"BroadcastGlobalVariablesCallback: {optimizer.name!r} does not reduce "
+                "gradients, so ranks train apart. Keras gives models that it clones, "
+                "copies or loads such an optimizer: compile the model again with "
+                "hvd.DistributedOptimizer, or load it with hvd.load_model.",
+                stacklevel=2,
+            )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Broadcasts before the first epoch, unless the model is still to be built."""
