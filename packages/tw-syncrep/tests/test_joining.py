@@ -99,6 +99,13 @@ def test_the_runtime_starts_with_its_first_op(make_ranks, mode, changes):
         assert got == {"total": [2.0, 2.0], "devices": [place + "0", place + "1"]}
 
 
+def test_a_child_forked_before_the_first_op_takes_no_rank(make_ranks):
+    ranks = make_ranks(2).joined()
+    for device in ranks.call("place_in_child"):
+        assert device == "/job:localhost/replica:0/task:0/device:CPU:0"
+    assert ranks.call("step_until", 2) == [4, 4]
+
+
 def test_noise_at_the_coordinators_port_is_survived(make_ranks):
     [port] = find_free_ports(1)
     ranks = make_ranks(2, address=f"127.0.0.1:{port}", absent=[1], start_timeout_s=30.0)

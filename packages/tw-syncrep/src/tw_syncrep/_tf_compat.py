@@ -1,6 +1,7 @@
 """What TensorFlow has no public function for; nothing else imports it."""
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -97,6 +98,9 @@ def join_cluster(addresses: Sequence[str], rank: int, *, sleep_at_once: bool) ->
     for index, address in enumerate(addresses):
         job.tasks[index] = address
     runtime.enable_collective_ops(_Cluster(definition, sleep_at_once))
+    # A child that is forked before the runtime starts would start this server, too.
+    forget = functools.partial(setattr, runtime, "_collective_ops_server_def", None)
+    os.register_at_fork(after_in_child=forget)
 
 
 class _Cluster:

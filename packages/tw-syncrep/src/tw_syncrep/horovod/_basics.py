@@ -285,7 +285,7 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """Returns 0: what adds is TensorFlow, which may use its own NCCL."""
+    """Returns 0: TensorFlow's collectives use gRPC here, on GPUs too."""
     return 0
 
 
