@@ -286,3 +286,50 @@ def test_what_every_rank_is_inside_of_is_told_with_when_it_last_moved():
         "train.evaluate:47",
         3: "has left after 5 collectives",
     }
+
+
+SUM, LOSS = ("'an allreduce' of sum", "'an allreduce' of loss")
+
+
+def in_collective(found, rank, now_s, number, what, order=""):
+    inside = Report(entered=4, completed=3, number=number, what=what, order=order)
+    found.hear(rank, inside, now_s)
+
+
+def test_ranks_in_different_collectives_are_named_with_both():
+    found = attendance()
+    for tenth in range(20):
+        in_collective(found, 0, tenth / 2, 7, SUM)
+        in_collective(found, 1, tenth / 2, 9, LOSS)
+        in_collective(found, 2, tenth / 2, 7, SUM)
+        missing = found.find_missing(tenth / 2)
+        assert bool(missing) == (tenth >= 2)
+    assert list(missing) == [1]
+    assert f"is in {LOSS}, rank 0 in {SUM}" in missing[1]
+
+
+@pytest.mark.parametrize("second", [(7, ""), (0, ""), (9, "loss")])
+def test_ranks_that_can_still_meet_are_not_named(second):
+    found = attendance(2)
+    for now_s in range(9):
+        in_collective(found, 0, now_s, 7, SUM)
+        in_collective(found, 1, now_s, second[0], LOSS, second[1])
+        assert found.find_missing(now_s) == {}
+
+
+def test_an_old_report_is_compared_with_none():
+    """A rank that is not heard for a while may have gone on with the others."""
+    found = attendance(2)
+    for now_s in range(3):
+        in_collective(found, 0, now_s, 7, SUM)
+    for now_s in range(3, 9):
+        in_collective(found, 1, now_s, 9, LOSS)
+        assert found.find_missing(now_s) == {}
+
+
+def test_one_name_is_described_alike():
+    found = attendance(2)
+    for now_s in range(3):
+        in_collective(found, 0, now_s, 7, SUM, "loss")
+        in_collective(found, 1, now_s, 9, LOSS, "loss")
+    assert sorted(found.find_missing(2)) == [1]

@@ -7,15 +7,21 @@ silence. A rank that is heard is alive: it may evaluate, save or compile for min
 While it holds the others up they are warned, and it is missing only after
 ``stall_timeout_s``. It may stay outside a collective that others have entered, or
 inside one that all have entered: there a connection between ranks can have stopped, but
-a large exchange on a slow network looks the same from here.
+a large exchange on a slow network looks the same from here. Ranks that can do nothing else
+meanwhile and are inside different ones are named at once: neither ends.
 
 A rank that is gone holds others up, some of them inside a collective that the rest has
 completed. So no rank is said to stay behind while it is inside one, or while another is
 gone.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from tw_syncrep.processes._side_channel import find_interval_s
+
+_MISMATCH_BEATS = 4
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,11 @@ class Report:
       traced: how many it had entered when it last traced one.
       inside: name of the collective that it traced last.
       at: the line of the program that its main thread is in.
+      number: of the collective that it is inside of, or waits to agree on; 0 where
+        that is none, or others can begin meanwhile.
+      order: the name with which others cannot begin meanwhile; "" where none can.
+      what: description of the one collective that it is inside of, "" where there are
+        several.
     """
 
     entered: int = 0
@@ -53,6 +64,9 @@ class Report:
     traced: int = 0
     inside: str = ""
     at: str = ""
+    number: int = 0
+    order: str = ""
+    what: str = ""
 
 
 @dataclass
@@ -129,7 +143,11 @@ class Attendance:
         }
         limits = self.deadlines
         first_s = max(limits.first_timeout_s, limits.stall_timeout_s)
-        return gone or self._find_stall(now_s, limits.stall_timeout_s, first_s)
+        return (
+            gone
+            or self._find_mismatch()
+            or self._find_stall(now_s, limits.stall_timeout_s, first_s)
+        )
 
     def find_slow(self, now_s: float) -> dict[int, str]:
         """Returns who is heard and has held the others up for long, by rank."""
@@ -162,6 +180,31 @@ class Attendance:
             for other in self.ranks
             if not (other.left or other.closed or other.fault)
         )
+
+    def _find_mismatch(self) -> dict[int, str]:
+        """Finds ranks that wait in other collectives than most.
+
+        Each must have said so after all had entered theirs: a report may be old.
+        """
+        held = {n: rank for n, rank in enumerate(self.ranks) if rank.report.number}
+        for order in sorted({rank.report.order for rank in held.values()}):
+            among = {n: r for n, r in held.items() if r.report.order == order}
+            since_s = max(rank.moved_s for rank in among.values())
+            heard_s = min(rank.heard_s for rank in among.values())
+            numbers = Counter(rank.report.number for rank in among.values())
+            wait_s = _MISMATCH_BEATS * find_interval_s(self.deadlines.timeout_s)
+            if len(numbers) == 1 or heard_s - since_s < wait_s:
+                continue
+            [(usual, _)] = numbers.most_common(1)
+            first = min(n for n, r in among.items() if r.report.number == usual)
+            return {
+                n: f"is in {rank.report.what}, rank {first} in "
+                f"{among[first].report.what}: ranks wait in different collectives, and "
+                "must come to the same ones in one order"
+                for n, rank in among.items()
+                if rank.report.number != usual
+            }
+        return {}
 
     def _find_end(self, rank: Rank, now_s: float, *, is_awaited: bool) -> str:
         """Tells why a rank does not answer any more."""
@@ -245,8 +288,8 @@ def describe_report(report: Report) -> str:
     return f"is outside, {report.completed} collectives completed{traced},"
 
 
-def _progress(report: Report) -> tuple[int, int]:
-    return report.entered, report.completed
+def _progress(report: Report) -> tuple[int, int, int]:
+    return report.entered, report.completed, report.number
 
 
 def describe_missing(
