@@ -604,3 +604,99 @@ def take_partial_gradients() -> dict[str, float]:
     )
     shared, local = tape.gradient(loss, [layer.kernel for layer in layers])
     return {"shared": float(shared[0, 0]), "local": float(local[0, 0])}
+
+
+def reduce_by_name(
+    mode: str, names: list[str], hides: bool, times: int
+) -> list[dict[str, float]]:
+    """Averages a value per name, in the order given; "" is one without a name.
+
+    The value of a name is its length times the rank plus one. An op without a name
+    comes after those before it.
+    """
+
+    def build(*given: tf.Tensor) -> dict[str, tf.Tensor]:
+        results = {}
+        for name, own in zip(names, given, strict=True):
+            with tf.name_scope("metrics"):
+                results[name] = hvd.allreduce(own, name=name or None)
+        return results
+
+    def take(results: Any) -> dict[str, float]:
+        return {name: float(np.sum(value)) for name, value in results.items()}
+
+    arrays = [np.float32([len(name) * (hvd.rank() + 1)]) for name in names]
+    shape = [None] if hides else [1]
+    if mode == "session":
+        with tf.Graph().as_default(), v1.Session() as session:
+            fed = [v1.placeholder(tf.float32, shape) for _ in names]
+            built = build(*fed)
+            feed = dict(zip(fed, arrays, strict=True))
+            return [take(session.run(built, feed)) for _ in range(times)]
+    step = build
+    if mode == "function":
+        step = tf.function(build, [tf.TensorSpec(shape, tf.float32)] * len(names))
+    return [take(step(*map(tf.constant, arrays))) for _ in range(times)]
+
+
+def reduce_shapes(mode: str, shape: list[int], signature: Any) -> float:
+    """Sums ones of a shape that is not known while tracing."""
+    total = run_with(mode, signature, lambda own: hvd.allreduce(own, op=hvd.Sum), shape)
+    return float(np.sum(total))
+
+
+def scatter_shapes(mode: str, shape: list[int], signature: Any) -> float:
+    """Leaves each rank a share of ones of such a shape."""
+    own = run_with(mode, signature, lambda t: hvd.reducescatter(t, op=hvd.Sum), shape)
+    return float(np.sum(own))
+
+
+def gather_shapes(mode: str, shape: list[int], signature: Any) -> float:
+    """Joins rows of such a shape."""
+    return float(np.sum(run_with(mode, signature, hvd.allgather, shape)))
+
+
+def run_with(mode: str, signature: Any, build: Any, shape: list[int]) -> Any:
+    """Runs something of ones, of whose shape the signature is known."""
+    if mode == "session":
+        with tf.Graph().as_default(), v1.Session() as session:
+            fed = v1.placeholder(tf.float32, signature)
+            return session.run(build(fed), {fed: np.ones(shape)})
+    step = tf.function(build, [tf.TensorSpec(signature, tf.float32)])
+    return step(tf.ones(shape))
+
+
+def use_in_order(kind: str, order: list[int]) -> list[float]:
+    """Runs two collectives that all ranks agree on in turn, then in the order given."""
+    ones = tf.ones([2])
+    calls = {
+        "eager": [lambda n=n: hvd.allreduce(ones, name=n) for n in ("loss", "part")],
+        "shape": [lambda n=n: hvd.allreduce(tf.ones([n])) for n in (3, 4)],
+        "root": [tf.function(lambda r=r: hvd.broadcast(ones, r)) for r in (0, 1)],
+        "name": [
+            tf.function(lambda n=n: hvd.allreduce(tf.ones([n]), name="x"))
+            for n in (5, 6)
+        ],
+    }[kind]
+    for call_ in calls:
+        call_()
+    return [float(calls[n]()[0]) for n in order]
+
+
+def average_metrics(logs: dict[str, float]) -> dict[str, float]:
+    """Averages metrics as ``fit`` does at the end of an epoch."""
+    import tw_syncrep.horovod.keras as hvd_keras
+
+    logs = dict(logs)
+    hvd_keras.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
+    return logs
+
+
+def bring_new_shapes(shapes: int, kept: int) -> tuple[list[float], int]:
+    """Sums tensors of many shapes eagerly, twice; tells how many functions it keeps."""
+    from tw_syncrep.processes import _group
+
+    _group._MAX_COMPILED = kept
+    lengths = [*range(1, shapes + 1)] * 2
+    sums = [float(hvd.allreduce(tf.ones([n]), op=hvd.Sum)[0]) for n in lengths]
+    return sums, len(_basics.find_group("")._compiled)

@@ -168,3 +168,11 @@ def eager_mode() -> AbstractContextManager[None]:
     """Returns a scope in which this thread runs eagerly, whatever the default is."""
     scope: AbstractContextManager[None] = context.eager_mode()
     return scope
+
+
+def run_independently(graph: tf.Graph, operations: Sequence[tf.Operation]) -> None:
+    """Takes ops out of the order in which a function that is traced runs its ops."""
+    dependencies: Any = getattr(graph, "experimental_acd_manager", None)
+    if dependencies is not None:
+        for operation in operations:
+            dependencies.run_independently(operation)

@@ -9,7 +9,6 @@ that they take; what is only moved travels as one of the same bits.
              bits of float16
 """
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,8 +19,9 @@ from tw_syncrep.horovod._basics import Average, Max, Min, Product, ReduceOp, Sum
 from tw_syncrep.processes._agreement import Exchange, TensorSpec
 from tw_syncrep.processes._collectives import (
     BUCKETS,
-    KEYS_PER_LENGTH,
+    KEYS_PER_TENSOR,
     add_up,
+    compare_shapes,
     find_bucket,
     gather,
     gather_rows,
@@ -40,7 +40,6 @@ _REDUCED = ("int32", "int64", "float32", "float64", *_WIDE)
 _AS_VALUES = ("uint8", "int8", "bool")
 _AS_BITS = {"uint16": tf.float16, "int16": tf.float16}
 _MOVED = ("int32", "int64", "float32", "float64", *_NARROW, *_AS_VALUES, *_AS_BITS)
-_KEYS_EACH = 2 * KEYS_PER_LENGTH + 2
 
 
 def reduce(
@@ -50,6 +49,7 @@ def reduce(
     *,
     group: ProcessGroup,
     scales: tuple[float, float] = (1.0, 1.0),
+    name: str = "",
 ) -> list[tf.Tensor]:
     """Combines tensors of all ranks, element by element.
 
@@ -59,6 +59,7 @@ def reduce(
       op: how. Means of whole numbers are rounded towards zero.
       group: the ranks.
       scales: what is multiplied by before, and after.
+      name: that ranks match it by; "" for the order of the program.
 
     Returns:
       [N] of the same shapes and dtypes.
@@ -72,7 +73,11 @@ def reduce(
         scaled(tf.cast(t, _WIDE.get(t.dtype.name, t.dtype)), scales[0]) for t in tensors
     ]
     if group.size > 1:
-        wide = _reduce_packs(tensors, wide, op, group)
+        options = (("op", op.name), *_describe_scales(scales))
+        exchange = Exchange(
+            "an allreduce", tuple(map(_describe, tensors)), options, name
+        )
+        wide = _reduce_packs(tensors, wide, op, group, exchange)
     whole = [not t.dtype.is_floating for t in wide]
     shares = [
         scales[1] / group.size if op is Average and is_whole else scales[1]
@@ -85,7 +90,7 @@ def reduce(
 
 
 def gather_all(
-    caller: str, tensors: Sequence[tf.Tensor], *, group: ProcessGroup
+    caller: str, tensors: Sequence[tf.Tensor], *, group: ProcessGroup, name: str = ""
 ) -> list[tf.Tensor]:
     """Joins [R, ...] of every rank in rank order, R of each tensor and rank its own.
 
@@ -93,6 +98,7 @@ def gather_all(
       caller: the public name that was called, for messages.
       tensors: [N], all but R the same on all ranks.
       group: the ranks.
+      name: as ``reduce``.
 
     Returns:
       [N] of shape [sum of R, ...].
@@ -106,22 +112,29 @@ def gather_all(
         return list(tensors)
     carried = [_carried(tensor) for tensor in tensors]
 
-    def body(brought: list[tf.Tensor], key: int) -> list[tf.Tensor]:
-        keys = itertools.count(key, _KEYS_EACH)
-        return [_gather(t, group, next(keys)) for t in brought]
+    def body(brought: list[tf.Tensor], keys: list[int]) -> list[tf.Tensor]:
+        pairs = zip(brought, keys, strict=True)
+        return [_gather(rows, group, key) for rows, key in pairs]
 
     gathered = run_collectives(
         body,
         carried,
         [_row_spec(t) for t in carried],
         group=group,
-        exchange=Exchange("an allgather", tuple(_describe_rows(t) for t in tensors)),
+        exchange=Exchange(
+            "an allgather", tuple(_describe_rows(t) for t in tensors), name=name
+        ),
     )
     return [_restored(g, t.dtype) for g, t in zip(gathered, tensors, strict=True)]
 
 
 def deal(
-    caller: str, rows: tf.Tensor, counts: tf.Tensor, *, group: ProcessGroup
+    caller: str,
+    rows: tf.Tensor,
+    counts: tf.Tensor,
+    *,
+    group: ProcessGroup,
+    name: str = "",
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Sends each rank its rows of a tensor.
 
@@ -130,6 +143,7 @@ def deal(
       rows: [R, ...], first those for rank 0; all but R the same on all ranks.
       counts: int32 [size], how many rows each rank gets; R in all.
       group: the ranks.
+      name: as ``reduce``.
 
     Returns:
       The rows that were sent here, first those of rank 0, and int32 [size], how many
@@ -144,8 +158,9 @@ def deal(
         return rows, counts
     carried = _carried(rows)
 
-    def body(brought: list[tf.Tensor], key: int) -> list[tf.Tensor]:
-        rows, counts = brought
+    def body(brought: list[tf.Tensor], keys: list[int]) -> list[tf.Tensor]:
+        (rows, counts), key = brought, keys[0]
+        rows = _compared_rows(rows, "an alltoall", group, keys[1])
         received = swap(tf.reshape(counts, [group.size, 1]), group, key)[:, 0]
         longest = add_up(tf.reduce_max(counts, keepdims=True), group, key + 1, "Max")
         bucket = find_bucket(longest[0])
@@ -159,13 +174,19 @@ def deal(
         [carried, counts],
         [_row_spec(carried), tf.TensorSpec([group.size], tf.int32)],
         group=group,
-        exchange=Exchange("an alltoall", (_describe_rows(rows),)),
+        exchange=Exchange("an alltoall", (_describe_rows(rows),), name=name),
     )
     return _restored(got, rows.dtype), received
 
 
 def reduce_shares(
-    caller: str, tensor: tf.Tensor, *, group: ProcessGroup, divides: bool
+    caller: str,
+    tensor: tf.Tensor,
+    *,
+    group: ProcessGroup,
+    divides: bool,
+    scales: tuple[float, float] = (1.0, 1.0),
+    name: str = "",
 ) -> tf.Tensor:
     """Adds tensors of all ranks, and leaves each rank a share of the rows.
 
@@ -174,6 +195,8 @@ def reduce_shares(
       tensor: [R, ...], the same shape and dtype on all ranks.
       group: the ranks.
       divides: whether sums are divided by the number of ranks.
+      scales: what has been multiplied by, and will be; ranks must agree on them.
+      name: as ``reduce``.
 
     Returns:
       This rank's rows; the first ``R % size`` ranks have one more than others.
@@ -190,12 +213,16 @@ def reduce_shares(
     if tensor.dtype.name in _WIDE and not tensor.dtype.is_floating:
         sent = tf.cast(tensor, tf.int32)
 
-    def body(brought: list[tf.Tensor], key: int) -> list[tf.Tensor]:
-        [rows] = brought
+    def body(brought: list[tf.Tensor], keys: list[int]) -> list[tf.Tensor]:
+        [rows], [key] = brought, keys
+        if not tensor.shape.is_fully_defined():
+            size = compare_shapes(rows, group, key, to="a reducescatter")
+            with tf.control_dependencies([size]):
+                rows = tf.identity(rows)
         counts = count_shares(tf.shape(rows)[0], group.size)
         bucket = find_bucket(counts[0])
         blocks = _blocks(rows, counts, tf.gather(BUCKETS, bucket))
-        blocks = swap(blocks, group, key + bucket)
+        blocks = swap(blocks, group, key + 1 + bucket)
         wide = tf.cast(blocks, _WIDE.get(blocks.dtype.name, blocks.dtype))
         total = tf.reduce_sum(wide, axis=0)[: counts[group.rank]]
         if divides:
@@ -210,7 +237,8 @@ def reduce_shares(
         exchange=Exchange(
             "a reducescatter",
             (_describe(tensor),),
-            (("divides", str(divides)),),
+            (("divides", str(divides)), *_describe_scales(scales)),
+            name,
         ),
     )
     share = tf.cast(share, tensor.dtype)
@@ -240,25 +268,26 @@ def _reduce_packs(
     wide: Sequence[tf.Tensor],
     op: ReduceOp,
     group: ProcessGroup,
+    exchange: Exchange,
 ) -> list[tf.Tensor]:
     """Combines them, those of a dtype in one pack; floats' means are divided."""
     narrow = [
         t.dtype if t.dtype.name in _NARROW and _MERGES[op] == "Add" else None
         for t in tensors
     ]
-    keys = [
-        (t.dtype, n) if t.shape.num_elements() else None
-        for t, n in zip(wide, narrow, strict=True)
-    ]
-    plan = flat_packs.plan_packs(keys)
+    plan = flat_packs.plan_packs(
+        [
+            (t.dtype, n) if t.shape.num_elements() else None
+            for t, n in zip(wide, narrow, strict=True)
+        ]
+    )
     packed = flat_packs.pack(wide, plan)
     firsts = [*(own[0] for own in plan.packs), *plan.alone]
 
-    def body(brought: list[tf.Tensor], key: int) -> list[tf.Tensor]:
-        numbers = itertools.count(key, _KEYS_EACH)
+    def body(brought: list[tf.Tensor], keys: list[int]) -> list[tf.Tensor]:
         return [
-            _combine(t, op, narrow[n], group, next(numbers))
-            for t, n in zip(brought, firsts, strict=True)
+            _combine(t, op, narrow[n], group, key)
+            for t, n, key in zip(brought, firsts, keys, strict=True)
         ]
 
     got = run_collectives(
@@ -266,9 +295,7 @@ def _reduce_packs(
         packed,
         [tf.TensorSpec(t.shape, t.dtype) for t in packed],
         group=group,
-        exchange=Exchange(
-            "an allreduce", tuple(map(_describe, tensors)), (("op", op.name),)
-        ),
+        exchange=exchange,
     )
     return flat_packs.unpack(got, plan, [t.shape for t in wide])
 
@@ -282,8 +309,9 @@ def _combine(
     flat = tf.reshape(tensor, [-1])
     bucket: Any = 0
     if not tensor.shape.is_fully_defined():
-        bucket = find_bucket(tf.size(flat))
-        flat = pad(flat, bucket)
+        size = compare_shapes(tensor, group, key, to="an allreduce")
+        bucket = find_bucket(size)
+        flat, key = pad(flat, bucket), key + 1
     if narrow is None:
         combined = add_up(flat, group, key + bucket, _MERGES[op], divides=divides)
     else:
@@ -309,7 +337,21 @@ def _gather(rows: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
     if 0 in rows.shape.as_list()[1:]:  # TensorFlow's ring takes no empty tensor.
         total = tf.reduce_sum(gather(tf.shape(rows)[:1], group, key), keepdims=True)
         return tf.zeros(tf.concat([total, tf.shape(rows)[1:]], axis=0), rows.dtype)
+    # The last of the keys: rows of one kind need one per bucket.
+    last = key + KEYS_PER_TENSOR - 1
+    rows = _compared_rows(rows, "an allgather", group, last)
     return gather_rows([rows], group, key)[0]
+
+
+def _compared_rows(
+    rows: tf.Tensor, to: str, group: ProcessGroup, key: Any
+) -> tf.Tensor:
+    """Returns rows, whose unknown dimensions are those of all ranks."""
+    if rows.shape[1:].is_fully_defined():
+        return rows
+    size = compare_shapes(rows, group, key, to=to, axis=1)
+    with tf.control_dependencies([size]):
+        return tf.identity(rows)
 
 
 def _blocks(rows: tf.Tensor, counts: tf.Tensor, length: tf.Tensor) -> tf.Tensor:
@@ -337,6 +379,12 @@ def _restored(carried: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 def _row_spec(tensor: tf.Tensor) -> tf.TensorSpec:
     return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+
+
+def _describe_scales(scales: tuple[float, float]) -> tuple[tuple[str, str], ...]:
+    if scales == (1.0, 1.0):
+        return ()
+    return ("prescale_factor", str(scales[0])), ("postscale_factor", str(scales[1]))
 
 
 def _describe(tensor: tf.Tensor) -> TensorSpec:

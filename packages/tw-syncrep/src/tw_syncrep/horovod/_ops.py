@@ -23,7 +23,7 @@ from tw_syncrep.horovod._basics import (
 )
 from tw_syncrep.horovod.compression import Compression
 from tw_syncrep.processes._group import ProcessGroup
-from tw_syncrep.processes._variables import broadcast as broadcast_tensors
+from tw_syncrep.processes._variables import broadcast_tensors
 
 Tensors = list[tf.Tensor]
 
@@ -77,6 +77,7 @@ def allreduce(
         compression,
         choose_op("allreduce", op, average),
         (prescale_factor, postscale_factor),
+        full_name(name, ignore_name_scope),
     )
     return named(result, name)
 
@@ -122,7 +123,8 @@ def grouped_allreduce(
     check_process_set(caller, process_set)
     scales = (prescale_factor, postscale_factor)
     chosen = choose_op(caller, op, average)
-    return _allreduce(caller, tensors, compression, chosen, scales)
+    label = full_name(name, ignore_name_scope)
+    return _allreduce(caller, tensors, compression, chosen, scales, label)
 
 
 @without_autograph
@@ -150,7 +152,8 @@ def allgather(
       ReplicaTimeoutError: a rank is missing.
     """
     check_process_set("allgather", process_set)
-    [result] = gather_rows("allgather", [tensor])
+    label = full_name(name, ignore_name_scope)
+    [result] = gather_rows("allgather", [tensor], label)
     return named(result, name)
 
 
@@ -178,7 +181,8 @@ def grouped_allgather(
       ReplicaTimeoutError: as ``allgather``.
     """
     check_process_set("grouped_allgather", process_set)
-    return gather_rows("grouped_allgather", tensors)
+    label = full_name(name, ignore_name_scope)
+    return gather_rows("grouped_allgather", tensors, label)
 
 
 @without_autograph
@@ -209,28 +213,32 @@ def broadcast(
     """
     check_process_set("broadcast", process_set)
     group = find_group("broadcast")
+    label = full_name(name, ignore_name_scope)
 
     def forward(given: Tensors) -> Tensors:
-        return [_broadcast(given[0], root_rank, group)]
+        return [_broadcast(given[0], root_rank, group, label)]
 
     def backward(grads: Tensors) -> Tensors:
-        reduced = _reduced("broadcast", grads, Average, (1.0, 1.0))
+        above = of_gradient(label)
+        reduced = _reduced("broadcast", grads, Average, (1.0, 1.0), above)
         return reduced if group.rank == root_rank else [reduced[0] * 0]
 
     [result] = differentiable(forward, backward, [tf.convert_to_tensor(tensor)])
     return named(result, name)
 
 
-def reduce_rows(slices: tf.IndexedSlices, op: ReduceOp) -> tf.IndexedSlices:
+def reduce_rows(
+    slices: tf.IndexedSlices, op: ReduceOp, name: str = ""
+) -> tf.IndexedSlices:
     """Joins the rows of all ranks, divided by their number where ``op`` is Average."""
     size = find_group("allreduce").size
-    values, indices = gather_rows("allreduce", [slices.values, slices.indices])
+    values, indices = gather_rows("allreduce", [slices.values, slices.indices], name)
     if op is Average:
         values = values / tf.cast(size, values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def gather_rows(caller: str, tensors: Sequence[Any]) -> Tensors:
+def gather_rows(caller: str, tensors: Sequence[Any], name: str = "") -> Tensors:
     """Joins the rows of all ranks, of each of some tensors, with gradients."""
     group = find_group(caller)
     known = [tf.convert_to_tensor(tensor) for tensor in tensors]
@@ -238,14 +246,15 @@ def gather_rows(caller: str, tensors: Sequence[Any]) -> Tensors:
         return []
 
     def backward(grads: Tensors) -> Tensors:
-        means = _reduced(caller, grads, Average, (1.0, 1.0))
+        above = of_gradient(name)
+        means = _reduced(caller, grads, Average, (1.0, 1.0), above)
         rows = tf.stack([tf.shape(tensor)[0] for tensor in known])
-        [counts] = _exchanges.gather_all(caller, [rows[None]], group=group)
+        [counts] = _exchanges.gather_all(caller, [rows[None]], group=group, name=above)
         before = tf.reduce_sum(counts[: group.rank], axis=0)
         return [mean[before[n] :][: rows[n]] for n, mean in enumerate(means)]
 
     def forward(given: Tensors) -> Tensors:
-        return _exchanges.gather_all(caller, given, group=group)
+        return _exchanges.gather_all(caller, given, group=group, name=name)
 
     return differentiable(forward, backward, known)
 
@@ -273,12 +282,29 @@ def named(result: Any, name: str | None) -> Any:
     return tf.identity(result, name=name)
 
 
+def full_name(name: str | None, ignore_name_scope: bool = False) -> str:
+    """Returns the name by which ranks match an op, "" where it has none.
+
+    As in Horovod the name scope is part of it.
+    """
+    if not name or ignore_name_scope or tf.executing_eagerly():
+        return name or ""
+    scope = tf.compat.v1.get_default_graph().get_name_scope()
+    return f"{scope}/{name}" if scope else name
+
+
+def of_gradient(name: str) -> str:
+    """Returns the name of what an op's gradient exchanges."""
+    return f"{name}_gradient" if name else ""
+
+
 def _allreduce(
     caller: str,
     tensors: Sequence[Any],
     compression: Any,
     op: ReduceOp,
     scales: tuple[float, float],
+    name: str,
 ) -> list[Any]:
     find_group(caller)
     sparse = {n: t for n, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)}
@@ -287,32 +313,40 @@ def _allreduce(
             f"{caller}: takes tf.IndexedSlices with op Average or Sum and without "
             f"factors; got {op.name} and factors {scales}."
         )
-    results: dict[int, Any] = {n: reduce_rows(t, op) for n, t in sparse.items()}
+    results: dict[int, Any] = {n: reduce_rows(t, op, name) for n, t in sparse.items()}
     dense = [n for n in range(len(tensors)) if n not in sparse]
     sent = [compression.compress(tf.convert_to_tensor(tensors[n])) for n in dense]
-    reduced = _reduced(caller, [tensor for tensor, _ in sent], op, scales)
+    reduced = _reduced(caller, [tensor for tensor, _ in sent], op, scales, name)
     for n, tensor, (_, context) in zip(dense, reduced, sent, strict=True):
         results[n] = compression.decompress(tensor, context)
     return [results[n] for n in range(len(tensors))]
 
 
 def _reduced(
-    caller: str, tensors: Tensors, op: ReduceOp, scales: tuple[float, float]
+    caller: str,
+    tensors: Tensors,
+    op: ReduceOp,
+    scales: tuple[float, float],
+    name: str = "",
 ) -> Tensors:
     if not tensors:
         return []
     group = find_group(caller)
     return differentiable(
-        lambda given: _exchanges.reduce(caller, given, op, group=group, scales=scales),
-        lambda grads: _reduced(caller, grads, op, scales),
+        lambda given: _exchanges.reduce(
+            caller, given, op, group=group, scales=scales, name=name
+        ),
+        lambda grads: _reduced(caller, grads, op, scales, of_gradient(name)),
         tensors,
     )
 
 
-def _broadcast(tensor: tf.Tensor, root: int, group: ProcessGroup) -> tf.Tensor:
+def _broadcast(
+    tensor: tf.Tensor, root: int, group: ProcessGroup, name: str
+) -> tf.Tensor:
     if tensor.shape.is_fully_defined():
-        return broadcast_tensors([tensor], group=group, root=root)[0]
+        return broadcast_tensors([tensor], group=group, root=root, label=name)[0]
     flat = tf.reshape(tensor, [-1])
     own = flat if group.rank == root else flat[:0]
-    [received] = _exchanges.gather_all("broadcast", [own], group=group)
+    [received] = _exchanges.gather_all("broadcast", [own], group=group, name=name)
     return tf.ensure_shape(tf.reshape(received, tf.shape(tensor)), tensor.shape)

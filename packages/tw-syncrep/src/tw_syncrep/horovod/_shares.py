@@ -15,7 +15,14 @@ from tw_syncrep.horovod._basics import (
     find_group,
     global_process_set,
 )
-from tw_syncrep.horovod._ops import Tensors, differentiable, gather_rows, named
+from tw_syncrep.horovod._ops import (
+    Tensors,
+    differentiable,
+    full_name,
+    gather_rows,
+    named,
+    of_gradient,
+)
 from tw_syncrep.horovod.compression import Compression
 from tw_syncrep.processes._group import ProcessGroup
 
@@ -54,16 +61,19 @@ def alltoall(
     group = find_group("alltoall")
     rows = tf.convert_to_tensor(tensor)
     counts = _count_rows(rows, splits, group)
-    received: Tensors = []
+    label, received = full_name(name, ignore_name_scope), Tensors()
 
     def forward(given: Tensors) -> Tensors:
-        got, own = _exchanges.deal("alltoall", given[0], counts, group=group)
+        got, own = _exchanges.deal(
+            "alltoall", given[0], counts, group=group, name=label
+        )
         received.append(own)
         return [got, own]
 
     def backward(grads: Tensors) -> Tensors:
         own = received[-1]
-        return [_exchanges.deal("alltoall", grads[0], own, group=group)[0]]
+        above = of_gradient(label)
+        return [_exchanges.deal("alltoall", grads[0], own, group=group, name=above)[0]]
 
     got, own = differentiable(forward, backward, [rows])
     return named(got, name) if splits is None else (named(got, name), own)
@@ -105,7 +115,8 @@ def reducescatter(
     """
     check_process_set("reducescatter", process_set)
     scales = (prescale_factor, postscale_factor)
-    [result] = _reducescatter("reducescatter", [tensor], compression, op, scales)
+    label = full_name(name, ignore_name_scope)
+    [result] = _reducescatter("reducescatter", [tensor], compression, op, scales, label)
     return named(result, name)
 
 
@@ -166,6 +177,7 @@ def _reducescatter(
     compression: Any,
     op: Any,
     scales: tuple[float, float],
+    name: str = "",
 ) -> Tensors:
     group = find_group(caller)
     known = check_op(caller, op, (Average, Sum))
@@ -177,11 +189,14 @@ def _reducescatter(
             _exchanges.scaled(given[0], scales[0]),
             group=group,
             divides=known is Average,
+            scales=scales,
+            name=name,
         )
         return [_exchanges.scaled(shared, scales[1])]
 
     def backward(grads: Tensors) -> Tensors:
-        return gather_rows(caller, [_exchanges.scaled(grads[0], factor)])
+        scaled = _exchanges.scaled(grads[0], factor)
+        return gather_rows(caller, [scaled], of_gradient(name))
 
     results = []
     for tensor in tensors:

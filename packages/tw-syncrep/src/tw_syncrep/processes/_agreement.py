@@ -5,7 +5,7 @@ So every rank describes what it is about to exchange, the first time that it doe
 0 compares the descriptions, and tells all ranks that they agree, or the difference.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -43,11 +43,23 @@ class Exchange:
       kind: what is done, e.g. "sum".
       tensors: what is brought, in order.
       options: everything else that must be the same, as (name, value).
+      name: that the program gave it, "" for none.
     """
 
     kind: str
     tensors: tuple[TensorSpec, ...]
     options: tuple[tuple[str, str], ...] = ()
+    name: str = ""
+
+    def __str__(self) -> str:
+        """As it is shown in messages, e.g. "'a broadcast' of a tensor float32 [3]"."""
+        shown = ", ".join(map(str, self.tensors[:2]))
+        more = len(self.tensors) - 2
+        named = f" {self.name!r}" if self.name else ""
+        of = f" of {shown}" if shown else ""
+        others = f" and {more} more" if more > 0 else ""
+        with_ = "".join(f", {name}={value}" for name, value in self.options)
+        return f"{self.kind!r}{named}{of}{others}{with_}"
 
     def as_json(self) -> dict[str, Any]:
         """Returns it as plain lists, dictionaries and strings."""
@@ -71,46 +83,48 @@ class Exchange:
                 for spec in data["tensors"]
             )
             options = tuple((str(name), str(value)) for name, value in data["options"])
-            return Exchange(str(data["kind"]), tensors, options)
+            return Exchange(str(data["kind"]), tensors, options, str(data["name"]))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"Exchange: not a description: {error!r}.") from None
 
 
-def find_difference(exchanges: Sequence[Exchange]) -> str:
-    """Returns the first difference from what rank 0 brings, "" where there is none.
-
-    Args:
-      exchanges: by rank, at least one.
-    """
-    first = exchanges[0]
-    for rank, other in enumerate(exchanges):
+def find_difference(described: Mapping[int, Exchange]) -> str:
+    """Returns the first difference from the lowest rank's, "" where there is none."""
+    one = min(described)
+    first = described[one]
+    for rank, other in sorted(described.items()):
         if other != first:
-            return f"{_compare(first, other, rank)}. All ranks must run one program."
+            said = _compare(first, other, f"rank {one}", f"rank {rank}")
+            return f"{said}. All ranks must run one program."
     return ""
 
 
-def _compare(first: Exchange, other: Exchange, rank: int) -> str:
-    if other.kind != first.kind:
-        return f"rank 0 is about to do {first.kind!r}, rank {rank} {other.kind!r}"
+def _compare(first: Exchange, other: Exchange, one: str, two: str) -> str:
+    if (other.kind, other.name) != (first.kind, first.name):
+        return f"{one} is about to do {_title(first)}, {two} {_title(other)}"
     if other.options != first.options:
         mine, theirs = dict(first.options), dict(other.options)
         name = min(key for key in mine | theirs if mine.get(key) != theirs.get(key))
         return (
-            f"rank 0 has {name}={mine.get(name)}, rank {rank} has "
-            f"{name}={theirs.get(name)}, for {first.kind!r}"
+            f"{one} has {name}={mine.get(name)}, {two} has "
+            f"{name}={theirs.get(name)}, for {_title(first)}"
         )
     pairs = zip(first.tensors, other.tensors, strict=False)
     for place, (mine_, theirs_) in enumerate(pairs):
         if mine_ != theirs_:
             return (
-                f"tensor {place} of {first.kind!r} is {mine_} on rank 0 and {theirs_} "
-                f"on rank {rank}"
+                f"tensor {place} of {_title(first)} is {mine_} on {one} and {theirs_} "
+                f"on {two}"
             )
     return (
-        f"rank 0 brings {len(first.tensors)} tensors to {first.kind!r}, rank {rank} "
+        f"{one} brings {len(first.tensors)} tensors to {_title(first)}, {two} "
         f"{len(other.tensors)}; the first that only one has is "
         f"{_first_extra(first, other)}"
     )
+
+
+def _title(exchange: Exchange) -> str:
+    return f"{exchange.kind!r}{f' named {exchange.name!r}' if exchange.name else ''}"
 
 
 def _first_extra(first: Exchange, other: Exchange) -> TensorSpec:

@@ -11,6 +11,7 @@ keys by which TensorFlow matches the ops of different processes follow from that
 """
 
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,8 +31,11 @@ from tw_syncrep.processes._group import ProcessGroup
 GROUP_KEY = 6_144
 """Other users of collectives in a process (``tf.distribute``) count from 1."""
 
-Body = Callable[[list[tf.Tensor], int], list[tf.Tensor]]
-"""Takes what is brought and the first key; returns what comes of it."""
+Body = Callable[[list[tf.Tensor], list[int]], list[tf.Tensor]]
+"""Takes what is brought, and the first of the keys for each; returns what comes of it.
+
+A tensor of a known shape has two keys, another KEYS_PER_TENSOR.
+"""
 
 
 @without_autograph
@@ -72,14 +76,16 @@ def run_collectives(
                 "jit_compile=False))."
             )
         graph = _outermost_graph()
-    first_key = group.note_use(exchange, graph)
-    bound = _Bound(body, specs, first_key, group)
+    counts = [2 if s.shape.is_fully_defined() else KEYS_PER_TENSOR for s in specs]
+    *offsets, num_keys = itertools.accumulate(counts, initial=0)
+    first_key = group.note_use(exchange, graph, num_keys)
+    bound = _Bound(body, specs, [first_key + n for n in offsets], group)
     if find_weight is not None:
         group.of_step[first_key] = (bound, find_weight)
     if builds_session_graph():
         return _run_in_session(bound, tensors)
     if traces_function():
-        return _run_in_function(bound, tensors)
+        return _run_in_function(bound, tensors, is_ordered=not exchange.name)
     return bound.run(tensors)
 
 
@@ -90,33 +96,35 @@ class _Bound:
         self,
         body: Body,
         specs: Sequence[tf.TensorSpec],
-        first_key: int,
+        keys: list[int],
         group: ProcessGroup,
     ) -> None:
-        """Takes what ``run_collectives`` was given, and the first key."""
+        """Takes what ``run_collectives`` was given, and a first key per tensor."""
         self.group = group
         self.specs = list(specs)
-        self._body, self._first_key = body, first_key
+        self.key = keys[0]
+        self._body, self._keys = body, keys
 
     def build(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Builds the ops in the current graph."""
         # A group has one device of each rank, whichever logical CPU the caller uses.
         has_gpu = bool(tf.config.list_logical_devices("GPU"))
         with contextlib.nullcontext() if has_gpu else tf.device("/cpu:0"):
-            return self._body(list(tensors), self._first_key)
+            return self._body(list(tensors), self._keys)
 
-    def run(self, tensors: Sequence[Any]) -> list[tf.Tensor]:
-        """Runs them now, eagerly."""
-        compiled = self.group.compiled.get(self._first_key)
-        if compiled is None:
+    def run(self, tensors: Sequence[Any], *, blocks: bool = True) -> list[tf.Tensor]:
+        """Runs them now, eagerly; see ``ProcessGroup.host_call``."""
+
+        def trace() -> Any:
             traced = tf.function(
                 lambda *brought: self.build(brought),
                 input_signature=self.specs,
                 autograph=False,
             )
-            compiled = traced.get_concrete_function()
-            self.group.compiled[self._first_key] = compiled
-        with self.group.host_call():
+            return traced.get_concrete_function()
+
+        compiled = self.group.compile(self.key, trace)
+        with self.group.host_call(self.key, blocks=blocks):
             return list(compiled(*tensors))
 
     def run_with_nothing(self) -> list[tf.Tensor]:
@@ -130,7 +138,8 @@ class _Bound:
             [
                 tf.zeros(shape, spec.dtype)
                 for shape, spec in zip(shapes, self.specs, strict=True)
-            ]
+            ],
+            blocks=False,
         )
 
 
@@ -188,20 +197,30 @@ def swap(tensor: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
     )
 
 
-def _run_in_function(bound: _Bound, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    progress = bound.group.progress
+def _run_in_function(
+    bound: _Bound, tensors: Sequence[tf.Tensor], *, is_ordered: bool
+) -> list[tf.Tensor]:
+    progress, graph = bound.group.progress, tf.compat.v1.get_default_graph()
     with tf.control_dependencies(tensors), tf.device("/cpu:0"):
-        progress.assign_add(1, read_value=False)
+        progress.assign_add([1, 0, bound.key], read_value=False)
+    known = len(graph.get_operations())
     results = bound.build(tensors)
+    if not is_ordered:
+        # A function runs collectives in the order of the program, which is another on
+        # each rank where names match them.
+        made = graph.get_operations()[known:]
+        _tf_compat.run_independently(
+            graph, [op for op in made if op.type.startswith(("Collective", "Assert"))]
+        )
     with tf.control_dependencies(results), tf.device("/cpu:0"):
-        progress.assign_add(1, read_value=False)
+        progress.assign_add([0, 1, -bound.key], read_value=False)
     return results
 
 
 def _run_in_session(bound: _Bound, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     def call(*arrays: np.ndarray) -> list[np.ndarray]:
         with _tf_compat.eager_mode():
-            return [result.numpy() for result in bound.run(arrays)]
+            return [result.numpy() for result in bound.run(arrays, blocks=False)]
 
     got = tf.numpy_function(call, list(tensors), [like.dtype for like in bound.specs])
     got = got if isinstance(got, list | tuple) else [got]
@@ -230,8 +249,10 @@ TensorFlow wants one shape per key. There are eight per power of two, so that at
 eighth is padding.
 """
 
-KEYS_PER_LENGTH = 1 << 9
-"""Room for a key per bucket."""
+KEYS_PER_LENGTH = len(BUCKETS)
+
+KEYS_PER_TENSOR = 1 + 2 * KEYS_PER_LENGTH
+"""Of one whose length changes: one to compare lengths, then two per bucket."""
 
 
 def find_bucket(length: tf.Tensor) -> tf.Tensor:
@@ -245,6 +266,45 @@ def pad(tensor: tf.Tensor, bucket: tf.Tensor) -> tf.Tensor:
     return tf.pad(tensor, [[0, missing], *([[0, 0]] * (tensor.shape.rank - 1))])
 
 
+def compare_shapes(
+    tensor: tf.Tensor,
+    group: ProcessGroup,
+    key: Any,
+    *,
+    to: str,
+    axis: int = 0,
+    skips_empty: bool = False,
+) -> tf.Tensor:
+    """Fails on all ranks where they bring unlike shapes; for those unknown before.
+
+    Args:
+      tensor: what is brought.
+      group: the ranks.
+      key: int32.
+      to: kind of the exchange, for the message.
+      axis: the first that is compared; above 0 of a known rank.
+      skips_empty: whether a tensor without elements differs from none.
+
+    Returns:
+      The largest number of elements, int32 []; it is there after the comparison.
+    """
+    shape = tf.shape(tensor)
+    own = tf.concat([[tf.size(tensor)], tf.shape(shape), shape, [0] * 8], axis=0)
+    told = gather(own[None, :10], group, key)
+    sizes, shapes = told[:, 0], told[:, 1:]
+    compared = shapes[:, 1 + axis :] if axis else shapes
+    differs = tf.reduce_any(compared != compared[tf.argmax(sizes)], axis=1)
+    if skips_empty:
+        differs &= sizes > 0
+    says = f"all ranks must bring one shape to {to!r}; by rank they bring"
+    with tf.device("/cpu:0"):
+        known = shapes[:, 1 : 1 + tf.reduce_max(shapes[:, 0])]
+        alike = tf.logical_not(tf.reduce_any(differs))
+        check = tf.debugging.Assert(alike, [says, known], summarize=1 << 10)
+    with tf.control_dependencies([check]):
+        return tf.reduce_max(sizes)
+
+
 def gather_rows(
     tensors: Sequence[tf.Tensor], group: ProcessGroup, key: Any
 ) -> list[tf.Tensor]:
@@ -253,7 +313,7 @@ def gather_rows(
     Args:
       tensors: of one length R; a dtype that ``gather`` takes.
       group: the ranks.
-      key: int32, the first of KEYS_PER_LENGTH times the number of tensors, and one.
+      key: the first of KEYS_PER_LENGTH times the number of tensors, and one.
 
     Returns:
       One [sum of R, ...] per tensor.

@@ -20,6 +20,9 @@ from tw_syncrep.processes._side_channel import (
 )
 
 _log = logging.getLogger(__name__)
+_FIRST_KEY = 1 << 18
+"""Other users of collectives in a process (``tf.distribute``) count from below."""
+
 _TOGETHER_S = 0.1
 """Ranks of one machine that dies are lost one after the other, but almost at once."""
 
@@ -70,6 +73,9 @@ class Coordinator:
         self._attendance: Attendance | None = None
         self._agreeing: dict[int, dict[int, Exchange | None]] = {}  # None: follows.
         self._agreeing_since: dict[int, float] = {}
+        self._paired: dict[str, dict[int, Exchange]] = {}  # Those that have names.
+        self._keys: dict[int | str, int] = {}
+        self._next_key = _FIRST_KEY
         self._missing_since: float | None = None
         self._asked_s: float | None = None
         self._warned_s: float | None = None
@@ -163,12 +169,20 @@ class Coordinator:
             self._attendance.hear(rank, report, now_s)
             self._send(rank, {"do": "beat"})
         if message["do"] == "agree":
-            number = read_as(int, message["number"])
+            number = message["number"]  # The name and place of one matched by name.
+            number = read_as(str if isinstance(number, str) else int, number)
             exchange = read_as(Exchange | None, message["exchange"])
+            if exchange is not None and number not in self._keys:
+                self._keys[number] = self._next_key
+                self._next_key += read_as(int, message["keys"])
+            if exchange is not None and isinstance(number, str):
+                self._pair(number, rank, exchange)
+                return
             self._agreeing.setdefault(number, {})[rank] = exchange
             if exchange is not None:
                 self._agreeing_since.setdefault(number, now_s)
             self._agree(number)
+            self._tell_followers()
         if message["do"] == "unfollow":
             self._agreeing.get(read_as(int, message["number"]), {}).pop(rank, None)
         if message["do"] == "bye" and self._attendance is not None:
@@ -271,9 +285,39 @@ class Coordinator:
         if len(described) < self.size:
             return
         del self._agreeing[number], self._agreeing_since[number]
-        difference = find_difference([described[rank] for rank in range(self.size)])
+        key, difference = self._keys.pop(number), find_difference(described)
+        told = {"do": "agreed", "number": number, "key": key, "why": difference}
         for rank in range(self.size):
-            self._send(rank, {"do": "agreed", "number": number, "why": difference})
+            self._send(rank, told)
+
+    def _pair(self, name: str, rank: int, exchange: Exchange) -> None:
+        """Compares a named exchange with what others have described under its name.
+
+        Nobody waits: ranks that build named exchanges in unlike order would wait for
+        each other. A rank that has gone on cannot finish an exchange without the ranks
+        that have not described it.
+        """
+        described = self._paired.setdefault(name, {})
+        described[rank] = exchange
+        difference = find_difference(described)
+        told = {"do": "agreed", "number": name, "key": self._keys[name]}
+        self._send(rank, {**told, "why": difference})
+        for other in described if difference else ():
+            if other != rank:
+                self._send(other, {"do": "missing", "missing": {rank: difference}})
+        if len(described) == self.size:
+            del self._paired[name], self._keys[name]
+        self._tell_followers()
+
+    def _tell_followers(self) -> None:
+        """Hands named exchanges to ranks that follow, and have not described them."""
+        for number, brought in self._agreeing.items():
+            for rank in set(brought) - set(_find_described(brought)):
+                for described in self._paired.values():
+                    if rank not in described:
+                        one = next(iter(described.values())).as_json()
+                        told = {"do": "followed", "number": number, "exchange": one}
+                        self._send(rank, told)
 
     def _look(self) -> None:
         """Drops who does not say hello, and tells all who is missing."""

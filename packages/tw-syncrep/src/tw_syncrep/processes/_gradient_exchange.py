@@ -1,6 +1,5 @@
 """One exchange of gradients: what travels in which collective, and the ops."""
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,8 @@ from tw_core.flat_packs import PackPlan
 from tw_core.gradients import values_of
 from tw_syncrep.processes._agreement import Exchange, TensorSpec
 from tw_syncrep.processes._collectives import (
-    KEYS_PER_LENGTH,
     add_up,
+    compare_shapes,
     find_bucket,
     gather,
     gather_rows,
@@ -30,7 +29,6 @@ _KIND = "the sum of gradients"
 _ALONE_BYTES = 1 << 21
 _GATHERED_BYTES = 1 << 16
 """Up to so many received, a rank does better to get what all others bring."""
-_KEYS_PER_TENSOR = 2 * KEYS_PER_LENGTH + 1
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ def exchange_gradients(
         *(tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype) for tensor in rows),
     ]
     got = run_collectives(
-        lambda brought, key: _body(brought, key, plan, group),
+        lambda brought, keys: _body(brought, keys, plan, group),
         [*packed, *rows],
         specs,
         group=group,
@@ -179,15 +177,16 @@ def _placeholder(spec: TensorSpec) -> Any:
 
 
 def _body(
-    brought: list[tf.Tensor], first_key: int, plan: ExchangePlan, group: ProcessGroup
+    brought: list[tf.Tensor], keys: list[int], plan: ExchangePlan, group: ProcessGroup
 ) -> list[tf.Tensor]:
     """Builds the collectives of one exchange; see the module's picture."""
-    keys = itertools.count(first_key, _KEYS_PER_TENSOR)
     count = len(plan.packs.packs) + len(plan.packs.alone)
-    results = [_sum_dense(t, next(keys), plan, group) for t in brought[:count]]
+    results = []
+    for tensor, key in zip(brought[:count], keys, strict=False):
+        results += [_sum_dense(tensor, key, plan, group)]
     rows = brought[count:]
-    for values, indices in zip(rows[::2], rows[1::2], strict=True):
-        results += _join_rows(values, indices, next(keys), plan, group)
+    for values, indices, key in zip(rows[::2], rows[1::2], keys[count::2], strict=True):
+        results += _join_rows(values, indices, key, plan, group)
     return results
 
 
@@ -229,8 +228,8 @@ def _sum_padded(
     All tell theirs, and pad to the bucket of the largest, which has keys of its own.
     """
     flat = tf.reshape(tensor, [-1])
-    longest = add_up(tf.shape(flat), group, key, "Max")
-    bucket = find_bucket(longest[0])
+    longest = compare_shapes(tensor, group, key, to=_KIND, skips_empty=True)
+    bucket = find_bucket(longest)
     padded = pad(flat, bucket)
     first = key + 1 + 2 * bucket
     narrow = plan.travels_as(tensor)

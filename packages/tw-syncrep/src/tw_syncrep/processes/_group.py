@@ -13,6 +13,7 @@ import sysconfig
 import threading
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -34,8 +35,9 @@ from tw_syncrep.processes._side_channel import Introduction
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_KEYS_EACH = 1 << 18
-_FIRST_KEY = 1 << 18
+_MAX_COMPILED = 256
+"""Every one holds 0.3 MiB; a program that brings new shapes each step has no end."""
+
 _VERDICT_S = 2.0
 _AGREEMENT = "agreement on"
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib"))
@@ -80,16 +82,20 @@ class ProcessGroup:
         self.has_left = False
         self._member, self._coordinator, self._limits = member, coordinator, limits
         self._start_runtime = start_runtime
-        self._numbers: dict[tuple[Exchange, int], int] = {}
+        self._keys: dict[tuple[Exchange, int, bool], int] = {}
+        self._exchanges: dict[int, Exchange] = {}  # By first key.
         self._traced, self._inside = 0, ""
-        self.compiled: dict[int, Callable[..., Any]] = {}  # By first key.
+        self._compiled: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self.of_step: dict[int, Any] = {}  # Exchanges of a training step, by first key.
         self._entered = self._completed = 0  # By calls from Python.
+        self._hosted: dict[int, tuple[int, bool]] = {}  # Those that are under way.
+        self._waiting: Exchange | None = None  # Which others are still to describe.
+        self._threads: set[int] = set()
         self._progress: tf.Variable | None = None
         self._uses: weakref.WeakKeyDictionary[Any, dict[Exchange, int]] = (
             weakref.WeakKeyDictionary()
         )
-        self._lock = threading.RLock()
+        self._lock, self._describing = threading.Lock(), threading.RLock()
         self._name = f"rank {rank}"
         self._events = black_box.Recorder(
             f"ProcessGroup, rank {rank} of {self.size}",
@@ -169,57 +175,80 @@ class ProcessGroup:
             self._coordinator.stop(timeout_s=timeout_s)
             self._coordinator = None
 
-    def note_use(self, exchange: Exchange, graph: Any) -> int:
+    def note_use(self, exchange: Exchange, graph: Any, num_keys: int) -> int:
         """Returns the first of the keys of a collective, which all ranks agree on.
 
         A collective that is built again, in another graph or after a change of the
         batch, keeps its keys; the second one of the same kind in one graph has others.
-        Waits for all ranks where it is new.
+        Waits for all ranks where it is new, unless it is built under a name: those may
+        come in any order.
 
         Args:
           exchange: what is exchanged.
           graph: in which it is built; None where it runs at once.
+          num_keys: how many it needs.
 
         Raises:
           ValueError: ranks are about to exchange different tensors.
           ReplicaTimeoutError: somebody did not come.
         """
-        with self._lock:
+        self._threads.add(threading.get_ident())
+        by_name = graph is not None and bool(exchange.name)
+        with self._describing:
             uses = {} if graph is None else self._uses.setdefault(graph, {})
             place = uses.get(exchange, 0)
             uses[exchange] = place + 1
-            number = self._numbers.get((exchange, place))
-            if number is None:
-                number = self.agree(exchange)
-                self._numbers[exchange, place] = number
+            key = self._keys.get((exchange, place, by_name))
+            if key is None:
+                key = self.agree(exchange, num_keys, by_name=by_name)
+                self._keys[exchange, place, by_name] = key
+                self._exchanges[key] = exchange
             if graph is not None:
                 self._traced, self._inside = self._read_progress()[0], exchange.kind
-        return _FIRST_KEY + number * _KEYS_EACH
+        return key
 
-    def agree(self, exchange: Exchange) -> int:
-        """Waits until all ranks have come to the same; returns its number.
+    def agree(
+        self, exchange: Exchange, num_keys: int = 0, *, by_name: bool = False
+    ) -> int:
+        """Waits until all ranks have come to the same; returns the first of its keys.
 
         Raises:
           ValueError: they have come to something else.
           ReplicaTimeoutError: somebody did not come.
         """
         if self._member is None:
-            return len(self._numbers)
+            return 0
         # What all agree on may run at once on some, and needs every rank's server.
         start_runtime, self._start_runtime = self._start_runtime, None
         if start_runtime is not None:
             start_runtime()
         what = f"{_AGREEMENT} {exchange.kind!r}"
         self._events.began(self._name, what, self.num_agreed)
+        self._waiting = None if by_name else exchange
         try:
-            number = self._member.agree(exchange)
+            key = self._member.agree(exchange, num_keys, by_name=by_name)
         except TimeoutError:  # Which is what this rank is inside of.
             raise self._as_error(self._member.missing) from None
         except BaseException:
             self._events.ended(self._name, what, self.num_agreed)
             raise
-        self._events.ended(self._name, what, number)
-        return number
+        finally:
+            self._waiting = None
+        self._events.ended(self._name, what, self.num_agreed)
+        return key
+
+    def compile(
+        self, key: int, trace: Callable[[], Callable[..., Any]]
+    ) -> Callable[..., Any]:
+        """Returns the function of these keys; the last few hundred are kept."""
+        with self._lock:
+            compiled = self._compiled.pop(key, None)
+        compiled = trace() if compiled is None else compiled
+        with self._lock:
+            self._compiled[key] = compiled
+            if len(self._compiled) > _MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return compiled
 
     def follow(self, is_over: Callable[[], bool], *, is_idle: bool) -> Exchange | None:
         """Waits for a collective that others describe, and this rank has not.
@@ -249,21 +278,33 @@ class ProcessGroup:
     @property
     def num_agreed(self) -> int:
         """How many collectives ranks have agreed on."""
-        return len(self._numbers)
+        return len(self._keys)
 
     @property
     def progress(self) -> tf.Variable:
-        """int64 [], odd inside a collective: each adds one before and after itself."""
+        """int64 [3]: collectives entered and completed, and the keys of those between.
+
+        Each collective in a function adds to it before and after itself. Of several
+        that run at once the keys add up.
+        """
         if self._progress is None:
             with tf.init_scope(), tf.device("/cpu:0"):
                 self._progress = tf.Variable(
-                    0, dtype=tf.int64, trainable=False, name="tw_syncrep_progress"
+                    [0, 0, 0],
+                    dtype=tf.int64,
+                    trainable=False,
+                    name="tw_syncrep_progress",
                 )
         return self._progress
 
     @contextlib.contextmanager
-    def host_call(self) -> Iterator[None]:
+    def host_call(self, key: int, *, blocks: bool) -> Iterator[None]:
         """Scope of collectives that run at once, from Python.
+
+        Args:
+          key: the first of theirs.
+          blocks: whether the program waits; others may begin meanwhile in a session,
+            and in ``finish``.
 
         Raises:
           ReplicaTimeoutError: they end with an error, or not, as somebody is missing.
@@ -271,6 +312,9 @@ class ProcessGroup:
         with self._lock:
             self._entered += 1
             number = self._entered
+            self._hosted[number] = key, blocks
+            if blocks:
+                self._threads.add(threading.get_ident())
         self._events.began(self._name, "host call", number)
         try:
             yield
@@ -281,6 +325,7 @@ class ProcessGroup:
             raise missing from error
         with self._lock:
             self._completed += 1
+            del self._hosted[number]
         self._events.ended(self._name, "host call", number)
 
     def start(self) -> None:
@@ -312,24 +357,44 @@ class ProcessGroup:
             self._member.fail(why, timeout_s=2.0)
         self.leave()
 
-    def _read_progress(self) -> tuple[int, int]:
-        """Reads how many collectives were entered, and how many completed."""
-        entered, completed = self._entered, self._completed
+    def _read_progress(self) -> tuple[int, int, int]:
+        """Reads how many collectives were entered and completed, and the keys between.
+
+        The keys are those of collectives in functions.
+        """
+        entered, completed, keys = self._entered, self._completed, 0
         if self._progress is not None:
             with _tf_compat.eager_mode():
-                marks = int(self._progress.numpy())
-            entered, completed = entered + (marks + 1) // 2, completed + marks // 2
-        return entered, completed
+                marks = self._progress.numpy().tolist()
+            entered, completed = entered + marks[0], completed + marks[1]
+            keys = marks[2]
+        return entered, completed, keys
+
+    def _find_inside(self, num_inside: int, keys: int) -> tuple[int, str, str]:
+        """Returns a ``Report``'s number, order and what."""
+        waiting, hosted = self._waiting, list(self._hosted.values())
+        # Another thread may begin what others wait in.
+        is_alone = len(self._threads) == 1
+        if waiting is not None and self._member is not None:
+            number = -self._member.num_described
+            return number if is_alone else 0, "", f"the agreement on {waiting}"
+        key, blocks = hosted[0] if hosted else (keys, True)
+        exchange = self._exchanges.get(key)
+        if num_inside != 1 or exchange is None:
+            return 0, "", ""
+        order = "" if hosted else exchange.name
+        return key if blocks and is_alone else 0, order, str(exchange)
 
     def _read_report(self) -> Report:
-        entered, completed = self._read_progress()
+        entered, completed, keys = self._read_progress()
         if (
             entered,
             completed,
         ) != self._reported:  # Inside of steps there is no Python.
             self._reported, self._moved_s = (entered, completed), time.monotonic()
             self._events.noted("was seen", self._name, "entered collective", entered)
-        return Report(entered, completed, self._traced, self._inside, _find_place())
+        inside = self._find_inside(entered - completed, keys)
+        return Report(entered, completed, self._traced, self._inside, _find_place(), *inside)
 
     def _abort(self, missing: dict[int, str]) -> None:
         try:

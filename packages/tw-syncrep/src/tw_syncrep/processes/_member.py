@@ -7,6 +7,7 @@ import selectors
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -77,9 +78,10 @@ class Member:
         self.arrived: tuple[int, ...] = ()
         self._own = own
         self._limits = limits
-        self._agreed: dict[int, str] = {}
+        self._agreed: dict[int | str, tuple[str, int]] = {}
         self._followed: dict[int, Exchange | None] = {}
         self._next_number = 0
+        self._paired: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._heard_s = self._due_s = time.monotonic()
         self._said_bye = False
@@ -116,20 +118,34 @@ class Member:
         if missing:
             on_missing(missing)
 
-    def agree(self, exchange: Exchange) -> int:
+    @property
+    def num_described(self) -> int:
+        """How many collectives this rank has described that must come in one order."""
+        return self._next_number
+
+    def agree(self, exchange: Exchange, num_keys: int, *, by_name: bool) -> int:
         """Waits until all ranks have described the same collective.
 
+        One that is matched ``by_name`` waits for rank 0 alone, which has compared it
+        with what others have described so far.
+
         Returns:
-          Its number, the same on all ranks.
+          The first of ``num_keys`` keys, the same on all ranks.
 
         Raises:
           ValueError: ranks describe different ones.
           TimeoutError: somebody is missing; ``missing`` says who.
         """
+        number: int | str
         with self._changed:
-            number = self._next_number
-            self._next_number += 1
-        self._say({"do": "agree", "number": number, "exchange": exchange.as_json()})
+            if by_name:
+                number = f"{exchange.name} {self._paired[exchange.name]}"
+                self._paired[exchange.name] += 1
+            else:
+                number = self._next_number
+                self._next_number += 1
+        told = {"exchange": exchange.as_json(), "keys": num_keys}
+        self._say({"do": "agree", "number": number, **told})
         with self._changed:
             self._is_agreeing = True
             self._await(
@@ -138,10 +154,10 @@ class Member:
             self._is_agreeing = False
             if number not in self._agreed:
                 raise TimeoutError("Somebody is missing.")
-            difference = self._agreed.pop(number)
+            difference, key = self._agreed.pop(number)
         if difference:
             raise ValueError(difference)
-        return number
+        return key
 
     def follow(self, is_over: Callable[[], bool], *, is_idle: bool) -> Exchange | None:
         """Waits for what others describe next, which this rank is then to describe too.
@@ -159,7 +175,8 @@ class Member:
         """
         with self._changed:
             number = self._next_number
-        self._say({"do": "agree", "number": number, "exchange": None})
+        told = {"exchange": None, "keys": 0}
+        self._say({"do": "agree", "number": number, **told})
 
         def must_look() -> bool:
             is_known = self._followed.get(number) is not None
@@ -324,7 +341,8 @@ class Member:
         for message in messages:
             if message["do"] == "agreed":
                 with self._changed:
-                    self._agreed[int(message["number"])] = message["why"]
+                    told_ = message["why"], int(message["key"])
+                    self._agreed[message["number"]] = told_
                     self._changed.notify_all()
             if message["do"] == "followed":
                 told = message["exchange"]

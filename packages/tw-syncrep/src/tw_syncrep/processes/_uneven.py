@@ -129,7 +129,7 @@ def _all_have(has_one: bool, group: ProcessGroup) -> bool:
         return has_one
     with _tf_compat.eager_mode():
         [least] = run_collectives(
-            lambda brought, key: [add_up(brought[0], group, key, "Min")],
+            lambda brought, keys: [add_up(brought[0], group, keys[0], "Min")],
             [tf.constant([int(has_one)], tf.int32)],
             [tf.TensorSpec([1], tf.int32)],
             group=group,

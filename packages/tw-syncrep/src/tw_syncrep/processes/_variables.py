@@ -87,6 +87,18 @@ def broadcast(
       ValueError: as ``broadcast_variables``.
       ReplicaTimeoutError: a rank is missing.
     """
+    return broadcast_tensors(tensors, group=group, root=root, names=names)
+
+
+def broadcast_tensors(
+    tensors: Sequence[Any],
+    *,
+    group: ProcessGroup,
+    root: int,
+    names: Sequence[str] = (),
+    label: str = "",
+) -> list[tf.Tensor]:
+    """Does what ``broadcast`` does; ranks match it by a ``label``, where it has one."""
     check_whole_number("broadcast", root=root, at_least=0)
     if root >= group.size:
         raise ValueError(f"broadcast: root must be below {group.size}; got {root}.")
@@ -106,7 +118,8 @@ def broadcast(
     results: list[tf.Tensor] = []
     for positions in _chunks(known):
         labels = [names[n] for n in positions] if names else []
-        results += _broadcast_pack([known[n] for n in positions], labels, group, root)
+        pack = [known[n] for n in positions]
+        results += _broadcast_pack(pack, labels, group, root, label)
     return results
 
 
@@ -124,7 +137,11 @@ def _chunks(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
 
 
 def _broadcast_pack(
-    tensors: Sequence[tf.Tensor], names: Sequence[str], group: ProcessGroup, root: int
+    tensors: Sequence[tf.Tensor],
+    names: Sequence[str],
+    group: ProcessGroup,
+    root: int,
+    label: str,
 ) -> list[tf.Tensor]:
     specs = tuple(
         TensorSpec(names[n] if names else "", tensor.dtype.name, shape)
@@ -134,17 +151,17 @@ def _broadcast_pack(
     words = [_to_words(tensor) for tensor in tensors]
     pack = flat_packs.join(words)
 
-    def body(brought: list[tf.Tensor], key: int) -> list[tf.Tensor]:
+    def body(brought: list[tf.Tensor], keys: list[int]) -> list[tf.Tensor]:
         if group.rank == root:
-            return [send(brought[0], group, key)]
-        return [receive(pack.shape, pack.dtype, group, key)]
+            return [send(brought[0], group, keys[0])]
+        return [receive(pack.shape, pack.dtype, group, keys[0])]
 
     [received] = run_collectives(
         body,
         [pack],
         [tf.TensorSpec(pack.shape, pack.dtype)],
         group=group,
-        exchange=Exchange("a broadcast", specs, (("root", str(root)),)),
+        exchange=Exchange("a broadcast", specs, (("root", str(root)),), label),
     )
     parts = flat_packs.cut(received, [word.shape for word in words])
     return [

@@ -26,7 +26,7 @@ def allreduce(
 
     Args:
       value: what a tensor can be made of.
-      name: changes nothing.
+      name: as there.
       average: as there.
       prescale_factor: as there.
       postscale_factor: as there.
@@ -44,6 +44,7 @@ def allreduce(
             op=op,
             prescale_factor=prescale_factor,
             postscale_factor=postscale_factor,
+            name=name,
         )
     )
 
@@ -53,12 +54,12 @@ def allgather(value: Any, name: str | None = None) -> Any:
 
     Args:
       value: what a tensor can be made of.
-      name: changes nothing.
+      name: as there.
 
     Returns:
       A tensor; in graph mode an array.
     """
-    return _run(lambda: _ops.allgather(tf.constant(value)))
+    return _run(lambda: _ops.allgather(tf.constant(value), name))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
@@ -67,12 +68,12 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     Args:
       value: what a tensor can be made of.
       root_rank: the rank whose value it is.
-      name: changes nothing.
+      name: as there.
 
     Returns:
       A tensor; in graph mode an array.
     """
-    return _run(lambda: _ops.broadcast(tf.constant(value), root_rank))
+    return _run(lambda: _ops.broadcast(tf.constant(value), root_rank, name))
 
 
 def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any:
@@ -80,13 +81,13 @@ def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any
 
     Args:
       value: what a tensor can be made of.
-      name: changes nothing.
+      name: as there.
       op: Average or Sum.
 
     Returns:
       A tensor; in graph mode an array.
     """
-    return _run(lambda: _shares.reducescatter(tf.constant(value), op=op))
+    return _run(lambda: _shares.reducescatter(tf.constant(value), op=op, name=name))
 
 
 def broadcast_global_variables(root_rank: int) -> None:

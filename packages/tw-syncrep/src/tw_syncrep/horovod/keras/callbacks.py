@@ -124,7 +124,8 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if logs:
             names = sorted(logs)
             values = tf.constant([float(logs[name]) for name in names], tf.float64)
-            means = _ops.allreduce(values).numpy().tolist()
+            label = f"metrics {', '.join(names)}"
+            means = _ops.allreduce(values, name=label).numpy().tolist()
             logs.update(zip(names, means, strict=True))
 
 

@@ -1,0 +1,154 @@
+"""Which collective of a rank meets which of another's: names, order and shapes."""
+
+import itertools
+
+import horovod_ranks
+import numpy as np
+import pytest
+from ranks import Raised
+
+NAMES = ["loss", "accuracy", "f1"]
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request, processes):
+    group = horovod_ranks.make(processes, request.param)
+    yield group
+    group.end()
+
+
+@pytest.fixture
+def two(processes):
+    group = horovod_ranks.make(processes, 2)
+    yield group
+    group.end()
+
+
+def hear_errors(ranks):
+    """Returns what every rank raised."""
+    errors = []
+    for rank in ranks.all:
+        with pytest.raises(Raised) as raised:
+            rank.hear(40)  # The deadline is 60 s.
+        errors.append(raised.value)
+    return errors
+
+
+def ask(ranks, name, arguments):
+    for rank, own in zip(ranks.all, arguments, strict=True):
+        rank.say(name, *own)
+
+
+@pytest.mark.parametrize("mode", ["function", "session"])
+@pytest.mark.parametrize("hides", [False, True])
+def test_ops_in_unlike_order_are_matched_by_name(ranks, mode, hides):
+    orders = itertools.islice(itertools.permutations(NAMES), len(ranks.all))
+    calls = [(mode, [*order, ""], hides, 3) for order in orders]
+    factor = np.mean([rank.rank + 1 for rank in ranks.all])
+    want = {name: len(name) * factor for name in [*NAMES, ""]}
+    for rank in ranks.call_each("reduce_by_name", calls):
+        assert rank == [want] * 3
+
+
+def test_an_op_without_a_name_may_stand_anywhere_among_those_with(ranks):
+    orders = [["", "loss"], ["loss", ""], ["loss", ""]]
+    calls = [("function", orders[rank.rank], False, 2) for rank in ranks.all]
+    factor = np.mean([rank.rank + 1 for rank in ranks.all])
+    for rank in ranks.call_each("reduce_by_name", calls):
+        assert rank == [{"loss": 4 * factor, "": 0.0}] * 2
+
+
+def test_eager_ops_of_other_names_are_refused(ranks):
+    orders = [NAMES[:2], NAMES[1::-1], NAMES[:2]]
+    ask(
+        ranks,
+        "reduce_by_name",
+        [("eager", orders[rank.rank], False, 1) for rank in ranks.all],
+    )
+    for error in hear_errors(ranks):
+        assert error.kind == "ValueError"
+        assert (
+            "rank 0 is about to do 'an allreduce' named 'loss', rank 1 "
+            "'an allreduce' named 'accuracy'" in error.text
+        )
+    # After a refusal the group still works.
+    ranks.call("reduce_by_name", "eager", NAMES, False, 1)
+
+
+@pytest.mark.parametrize("factor", ["prescale_factor", "postscale_factor"])
+@pytest.mark.parametrize("name", ["allreduce", "reducescatter"])
+def test_other_factors_are_refused(ranks, name, factor):
+    array = np.ones([3], np.float32)
+    calls = [
+        (name, "eager", array, {factor: 1.0 + (rank.rank == 1)}) for rank in ranks.all
+    ]
+    ask(ranks, "call", calls)
+    for error in hear_errors(ranks):
+        assert f"rank 0 has {factor}=None, rank 1 has {factor}=2.0" in error.text
+
+
+def test_metrics_are_averaged_by_name(ranks):
+    orders = [["loss", "mae"], ["mae", "loss"], ["loss", "mae"]]
+    logs = [
+        ({name: len(name) * (rank.rank + 1.0) for name in orders[rank.rank]},)
+        for rank in ranks.all
+    ]
+    factor = np.mean([rank.rank + 1 for rank in ranks.all])
+    for got in ranks.call_each("average_metrics", logs):
+        assert got == {"loss": 4 * factor, "mae": 3 * factor}
+    logs[1] = ({"loss": 1.0, "val_loss": 1.0},)
+    ask(ranks, "average_metrics", logs)
+    for error in hear_errors(ranks):
+        assert "named 'metrics loss, mae', rank 1 " in error.text
+        assert "named 'metrics loss, val_loss'" in error.text
+
+
+def test_functions_of_new_shapes_are_kept_for_a_while_only(ranks):
+    size = float(len(ranks.all))
+    for sums, kept in ranks.call("bring_new_shapes", 6, 4):
+        assert sums == [size] * 12
+        assert kept == 4
+
+
+def test_named_tensors_of_other_shapes_are_refused_where_nobody_waits(two):
+    ask(two, "reduce_by_name", [("function", ["x"], hides, 1) for hides in (0, 1)])
+    says = "tensor 0 of 'an allreduce' named 'metrics/x' is a tensor float32 [1] on "
+    for error in hear_errors(two):
+        assert says in error.text or "float32 [None] on rank 0" in error.text
+
+
+@pytest.mark.parametrize(
+    ("program", "signature", "shapes"),
+    [
+        ("reduce_shapes", [None], [[100], [104]]),
+        ("reduce_shapes", [None, None], [[100, 2], [200, 2]]),
+        ("reduce_shapes", None, [[6], [2, 3]]),
+        ("scatter_shapes", [None, 2], [[100, 2], [104, 2]]),
+        ("gather_shapes", [None, None], [[100, 2], [100, 3]]),
+    ],
+)
+@pytest.mark.parametrize("mode", ["function", "session"])
+def test_shapes_that_are_known_late_are_compared(two, mode, program, signature, shapes):
+    alike = [(mode, shapes[0], signature)] * 2
+    assert all(total > 0 for total in two.call_each(program, alike))
+    ask(two, program, [(mode, shape, signature) for shape in shapes])
+    for error in hear_errors(two):
+        assert "all ranks must bring one shape to" in error.text
+        for shape in shapes:
+            assert f"[{' '.join(map(str, shape))}" in error.text
+
+
+@pytest.mark.parametrize("kind", ["eager", "shape", "root", "name"])
+def test_collectives_that_were_agreed_on_are_compared_each_time(two, kind):
+    assert len(two.call("use_in_order", kind, [0, 1, 0])) == 2
+    ask(two, "use_in_order", [(kind, [0, 1, 0]), (kind, [0, 1, 1])])
+    for error in hear_errors(two):
+        assert "ranks wait in different collectives" in error.text
+        says = {
+            "eager": ["'an allreduce' 'loss'", "'an allreduce' 'part'"],
+            "shape": ["float32 [3]", "float32 [4]"],
+            "root": ["root=0", "root=1"],
+            "name": ["'x' of a tensor float32 [5]", "'x' of a tensor float32 [6]"],
+        }[kind]
+        for words in says:
+            assert words in error.text
