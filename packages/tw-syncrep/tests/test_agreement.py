@@ -21,6 +21,7 @@ EXCHANGES = st.builds(
     kind=st.sampled_from(["sum", "broadcast"]),
     tensors=st.lists(SPECS, max_size=4).map(tuple),
     options=st.sampled_from([(), (("root", "1"),), (("root", "2"),)]),
+    name=st.sampled_from(["", "loss"]),
 )
 
 
@@ -32,7 +33,7 @@ def test_a_description_survives_the_wire(exchange):
 @given(st.lists(EXCHANGES, min_size=1, max_size=4))
 def test_a_difference_is_told_exactly_where_there_is_one(exchanges):
     differ = any(other != exchanges[0] for other in exchanges)
-    said = find_difference(exchanges)
+    said = find_difference(dict(enumerate(exchanges)))
     assert bool(said) == differ
     if differ:
         first = next(r for r, other in enumerate(exchanges) if other != exchanges[0])
@@ -51,7 +52,7 @@ def test_the_first_tensor_that_differs_is_named():
         "sum", (TensorSpec("a", "float32", (2,)), TensorSpec("b", "float32", (3,)))
     )
     theirs = Exchange("sum", (mine.tensors[0], TensorSpec("b", "float32", None)))
-    assert find_difference([mine, mine, theirs]) == (
+    assert find_difference({0: mine, 1: mine, 2: theirs}) == (
         "tensor 1 of 'sum' is b float32 [3] on rank 0 and b float32 of unknown shape "
         "on rank 2. All ranks must run one program."
     )
@@ -61,5 +62,13 @@ def test_options_that_differ_are_named():
     mine = Exchange("sum", (), (("root", "1"), ("wire", "None")))
     theirs = Exchange("sum", (), (("root", "1"), ("wire", "bfloat16")))
     assert "rank 0 has wire=None, rank 1 has wire=bfloat16" in find_difference(
-        [mine, theirs]
+        {0: mine, 1: theirs}
     )
+
+
+def test_a_description_shows_what_tells_it_from_others():
+    tensors = tuple(TensorSpec(name, "float32", (2,)) for name in "abcd")
+    exchange = Exchange("sum", tensors, (("root", "1"),), "grads")
+    said = "'sum' 'grads' of a float32 [2], b float32 [2] and 2 more, root=1"
+    assert str(exchange) == said
+    assert str(Exchange("the end", ())) == "'the end'"

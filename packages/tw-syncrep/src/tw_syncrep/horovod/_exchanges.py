@@ -382,9 +382,8 @@ def _row_spec(tensor: tf.Tensor) -> tf.TensorSpec:
 
 
 def _describe_scales(scales: tuple[float, float]) -> tuple[tuple[str, str], ...]:
-    if scales == (1.0, 1.0):
-        return ()
-    return ("prescale_factor", str(scales[0])), ("postscale_factor", str(scales[1]))
+    before, after = (str(s if tf.is_tensor(s) else float(s)) for s in scales)
+    return ("prescale_factor", before), ("postscale_factor", after)
 
 
 def _describe(tensor: tf.Tensor) -> TensorSpec:

@@ -285,12 +285,25 @@ def named(result: Any, name: str | None) -> Any:
 def full_name(name: str | None, ignore_name_scope: bool = False) -> str:
     """Returns the name by which ranks match an op, "" where it has none.
 
-    As in Horovod the name scope is part of it.
+    As in Horovod the name scope is part of it, but without the number that a graph adds
+    to a scope which it has already: that depends on the order.
     """
     if not name or ignore_name_scope or tf.executing_eagerly():
         return name or ""
-    scope = tf.compat.v1.get_default_graph().get_name_scope()
-    return f"{scope}/{name}" if scope else name
+    graph = tf.compat.v1.get_default_graph()
+    scope = graph.get_name_scope()
+    own, above = [], ""
+    with graph.name_scope(None):
+        for part in scope.split("/") if scope else ():
+            base, _, number = part.rpartition("_")
+            was_added = number.isdecimal() and base and not _is_new(graph, above + base)
+            own.append(base if was_added else part)
+            above += f"{part}/"
+    return "/".join([*own, name])
+
+
+def _is_new(graph: tf.Graph, path: str) -> bool:
+    return bool(graph.unique_name(path, mark_as_used=False) == path)
 
 
 def of_gradient(name: str) -> str:
