@@ -700,3 +700,21 @@ def bring_new_shapes(shapes: int, kept: int) -> tuple[list[float], int]:
     lengths = [*range(1, shapes + 1)] * 2
     sums = [float(hvd.allreduce(tf.ones([n]), op=hvd.Sum)[0]) for n in lengths]
     return sums, len(_basics.find_group("")._compiled)
+
+
+def agree_on_keys(counts: list[int]) -> list[int]:
+    """Agrees on exchanges that need so many keys; returns how far from the first."""
+    from tw_syncrep.processes._agreement import Exchange
+
+    group = _basics.find_group("")
+    firsts = [group.agree(Exchange(f"number {n}", ()), n) for n in counts]
+    return [first - firsts[0] for first in firsts]
+
+
+def gather_many(count: int) -> tuple[list[float], float]:
+    """Joins rows of as many tensors, and of one more in another exchange."""
+    rows = [tf.fill([1 + n % 7], float(n)) for n in range(count)]
+    joined = hvd.grouped_allgather(rows)
+    alone = hvd.allgather(tf.ones([1, 9]))
+    sums = [float(tf.reduce_sum(t)) / len(t) for t in joined]
+    return sums, float(tf.reduce_sum(alone)) / 9

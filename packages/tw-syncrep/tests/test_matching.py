@@ -111,6 +111,18 @@ def test_functions_of_new_shapes_are_kept_for_a_while_only(ranks):
         assert kept == 4
 
 
+def test_an_exchange_takes_the_keys_that_it_needs(ranks):
+    assert ranks.call("agree_on_keys", [3, 0, 0, 1_000_000, 1]) == [
+        [0, 3, 3, 3, 1_000_003]
+    ] * len(ranks.all)
+
+
+def test_hundreds_of_tensors_travel_by_themselves(ranks):
+    for sums, alone in ranks.call("gather_many", 260):
+        assert sums == list(range(260))
+        assert alone == len(ranks.all)
+
+
 def test_named_tensors_of_other_shapes_are_refused_where_nobody_waits(two):
     ask(two, "reduce_by_name", [("function", ["x"], hides, 1) for hides in (0, 1)])
     says = "tensor 0 of 'an allreduce' named 'metrics/x' is a tensor float32 [1] on "

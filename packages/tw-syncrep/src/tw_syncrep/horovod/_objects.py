@@ -37,7 +37,7 @@ def broadcast_object(
       obj: anything that ``pickle`` takes; of ranks other than the root any.
       root_rank: the rank whose object it is.
       session: is not needed.
-      name: changes nothing.
+      name: that ranks must agree on.
       process_set: all ranks.
 
     Returns:
@@ -54,7 +54,10 @@ def broadcast_object(
     words = _to_words(obj) if is_root else np.zeros([0], np.int32)
     with _tf_compat.eager_mode():
         [size] = broadcast(
-            [tf.constant(len(words), tf.int32)], group=group, root=root_rank
+            [tf.constant(len(words), tf.int32)],
+            group=group,
+            root=root_rank,
+            names=[name or ""],
         )
         # Few lengths, as each is compiled anew.
         length = BUCKETS[np.searchsorted(BUCKETS, int(size))]
@@ -75,12 +78,12 @@ def broadcast_object_fn(
     Args:
       root_rank: as ``broadcast_object``.
       session: is not needed.
-      name: changes nothing.
+      name: that ranks must agree on.
       process_set: all ranks.
     """
     check_process_set("broadcast_object_fn", process_set)
     find_group("broadcast_object_fn")
-    return lambda obj: broadcast_object(obj, root_rank)
+    return lambda obj: broadcast_object(obj, root_rank, name=name)
 
 
 def allgather_object(
@@ -94,7 +97,7 @@ def allgather_object(
     Args:
       obj: anything that ``pickle`` takes.
       session: is not needed.
-      name: changes nothing.
+      name: that ranks must agree on.
       process_set: all ranks.
 
     Returns:
@@ -110,7 +113,9 @@ def allgather_object(
     words = _to_words(obj)
     with _tf_compat.eager_mode():
         own = [tf.constant(words), tf.constant([len(words)])]
-        got, counts = _exchanges.gather_all("allgather_object", own, group=group)
+        got, counts = _exchanges.gather_all(
+            "allgather_object", own, group=group, name=name or ""
+        )
         parts = np.split(got.numpy(), np.cumsum(counts.numpy())[:-1])
     return [_to_object(part) for part in parts]
 

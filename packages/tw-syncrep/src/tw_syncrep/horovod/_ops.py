@@ -1,8 +1,7 @@
 """Horovod's collectives of tensors, with the gradients that Horovod gives them.
 
 Arguments that change nothing here: ``device_dense`` and ``device_sparse`` (collectives
-run where TensorFlow puts them) and ``ignore_name_scope`` (ops are matched by what they
-bring, not by name; ``name`` names the result).
+run where TensorFlow puts them).
 """
 
 from collections.abc import Callable, Sequence
@@ -56,9 +55,10 @@ def allreduce(
         rounded towards zero.
       prescale_factor: multiplies the tensor before.
       postscale_factor: multiplies the result.
-      name: of the result, in a graph.
+      name: by which ranks match it, with its name scope; of the result, in a graph.
+        Ops without one are matched in the order of the program, as are eager ones.
       process_set: all ranks.
-      ignore_name_scope: changes nothing.
+      ignore_name_scope: whether ``name`` is matched without its name scope.
 
     Returns:
       The result, of the same shape and dtype, the same on all ranks.
@@ -108,8 +108,8 @@ def grouped_allreduce(
       prescale_factor: as ``allreduce``.
       postscale_factor: as ``allreduce``.
       process_set: all ranks.
-      ignore_name_scope: changes nothing.
-      name: changes nothing.
+      ignore_name_scope: as ``allreduce``.
+      name: as ``allreduce``, but not of the results.
 
     Returns:
       [N] results.
@@ -138,8 +138,8 @@ def allgather(
 
     Args:
       tensor: [R, ...], R of each rank's own; any dtype but string.
-      name: of the result, in a graph.
-      ignore_name_scope: changes nothing.
+      name: as ``allreduce``.
+      ignore_name_scope: as ``allreduce``.
       process_set: all ranks.
 
     Returns:
@@ -168,8 +168,8 @@ def grouped_allgather(
 
     Args:
       tensors: [N] as ``allgather`` takes them.
-      name: changes nothing.
-      ignore_name_scope: changes nothing.
+      name: as ``allreduce``, but not of the results.
+      ignore_name_scope: as ``allreduce``.
       process_set: all ranks.
 
     Returns:
@@ -198,8 +198,8 @@ def broadcast(
     Args:
       tensor: of the same shape and dtype on all ranks; any dtype but string.
       root_rank: the rank whose tensor it is.
-      name: of the result, in a graph.
-      ignore_name_scope: changes nothing.
+      name: as ``allreduce``.
+      ignore_name_scope: as ``allreduce``.
       process_set: all ranks.
 
     Returns:

@@ -42,8 +42,8 @@ def alltoall(
         string.
       splits: whole numbers [size], how many rows each rank gets, R in all; None for
         the same number for all, of which R is a multiple.
-      name: of the result, in a graph.
-      ignore_name_scope: changes nothing.
+      name: as ``allreduce``.
+      ignore_name_scope: as ``allreduce``.
       process_set: all ranks.
 
     Returns:
@@ -99,9 +99,9 @@ def reducescatter(
       device_dense: changes nothing.
       compression: of what travels.
       op: Average or Sum.
-      name: of the result, in a graph.
+      name: as ``allreduce``.
       process_set: all ranks.
-      ignore_name_scope: changes nothing.
+      ignore_name_scope: as ``allreduce``.
       prescale_factor: multiplies the tensor before.
       postscale_factor: multiplies the result.
 
