@@ -24,7 +24,8 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
     Args:
       pipe: to the test.
       options: ``rank``, and ``cluster`` unless it is alone; ``v1`` disables TensorFlow
-        2's behaviour, as such programs do; ``timeout_s`` is for a silent rank.
+        2's behaviour, as such programs do; ``timeout_s`` is for a silent rank;
+      ``threads`` run the ops of the eager runtime.
     """
     end_with_the_test()
     os.environ.pop("TF_CONFIG", None)
@@ -34,6 +35,7 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
         os.environ["TF_CONFIG"] = json.dumps(told)
     if options.get("v1"):
         v1.disable_v2_behavior()
+    tf.config.threading.set_inter_op_parallelism_threads(options.get("threads", 0))
     if (timeout_s := options.get("timeout_s")) is not None:
         join = _basics.join_prepared
         _basics.join_prepared = functools.partial(join, timeout_s=timeout_s)
@@ -147,6 +149,43 @@ def reduce_rows(
         return [alone, dense, grouped]
 
     return run(build, mode, values, indices)
+
+
+def reduce_many(mode: str, threads: int, steps: int) -> list[np.ndarray]:
+    """Runs 24 independent collectives, whose inputs are ready in this rank's own order.
+
+    In a function they are all of one kind. Returns what each returned, added up over
+    the steps.
+    """
+    rows = list(range(hvd.size()))
+    kinds = [
+        lambda own: hvd.allreduce(own, op=hvd.Sum),
+        lambda own: hvd.grouped_reducescatter([own * 0, own], op=hvd.Sum)[1],
+        lambda own: hvd.grouped_allreduce([own, tf.IndexedSlices(own, rows)])[1].values,
+        lambda own: hvd.alltoall(own),
+    ]
+
+    def build() -> list[tf.Tensor]:
+        inputs: dict[int, tf.Tensor] = {}
+        for n in np.random.default_rng(hvd.rank()).permutation(24):
+            with tf.control_dependencies(list(inputs.values())[-1:]):
+                noise = tf.random.uniform([hvd.size()])  # is not folded to a constant
+                inputs[n] = noise * 0 + float(n + hvd.rank())
+        count = 4 if mode == "session" else 1
+        return [kinds[n % count](inputs[n]) for n in range(24)]
+
+    if mode == "function":
+        step = tf.function(build, autograph=False)
+        results = [_plain(step()) for _ in range(steps)]
+    else:
+        config = v1.ConfigProto(
+            inter_op_parallelism_threads=threads, use_per_session_threads=True
+        )
+        with tf.Graph().as_default():
+            built = build()
+            with v1.Session(config=config) as session:
+                results = [session.run(built) for _ in range(steps)]
+    return [np.sum(own, axis=0) for own in zip(*results, strict=True)]
 
 
 def pass_around(obj: Any, root: int) -> Any:

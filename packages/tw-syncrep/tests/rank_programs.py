@@ -374,7 +374,8 @@ def _make_sum_in(make_session: Any, group: Any) -> Any:
     with tf.Graph().as_default():
         value = v1.get_variable("value", [], initializer=v1.zeros_initializer())
         [[total]] = processes.sum_across([[tf.ones([4096])]], group=group)
-        op = v1.assign_add(value, total[0])
+        [[size]] = processes.sum_across([[tf.ones([])]], group=group)  # At once.
+        op = v1.assign_add(value, total[0] * size / group.size)
         initialize = v1.global_variables_initializer()
         session = make_session()
         if isinstance(session, v1.Session):

@@ -14,7 +14,8 @@ MOVED = [*REDUCED, "uint16", "int16", "bool", "bfloat16"]
 
 @pytest.fixture(scope="module", params=SIZES)
 def ranks(request, processes):
-    group = horovod_ranks.make(processes, request.param)
+    threads = 1 if request.param == 3 else 0  # One, or TensorFlow's own choice.
+    group = horovod_ranks.make(processes, request.param, threads=threads)
     yield group
     group.end()
 
@@ -124,6 +125,26 @@ def test_rows_of_sparse_tensors_are_joined(ranks, mode):
             np.testing.assert_allclose(rows, np.concatenate(values) / share, rtol=1e-6)
             np.testing.assert_array_equal(indices, np.concatenate(places))
         np.testing.assert_array_equal(dense, [len(values)] * 2)
+
+
+@pytest.mark.parametrize(
+    ("mode", "threads", "steps"),
+    [("session", 1, 20), ("session", 2, 20), ("function", 0, 2)],
+)
+def test_independent_collectives_may_begin_in_unlike_orders(
+    ranks, mode, threads, steps
+):
+    size = len(ranks.all)
+    for got in ranks.call("reduce_many", mode, threads, steps):
+        for n, array in enumerate(got):
+            own = n + np.arange(size)  # of each rank
+            want = [
+                np.full(size, own.sum()),
+                own.sum()[None],
+                np.repeat(own / size, size),
+                own,
+            ][n % 4 if mode == "session" else 0]
+            np.testing.assert_allclose(array, steps * want, rtol=1e-5)
 
 
 @pytest.mark.parametrize("mode", MODES)

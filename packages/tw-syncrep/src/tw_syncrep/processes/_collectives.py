@@ -218,15 +218,48 @@ def _run_in_function(
 
 
 def _run_in_session(bound: _Bound, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Calls the collectives through Python.
+
+    A ``tf.numpy_function`` holds one of the session's threads until all ranks have
+    entered. Ranks begin independent collectives in different orders, so with as many
+    of them as threads no rank would get to the one that another rank waits in. One
+    such op in a graph is safe, as nothing that it depends on waits for it, and is the
+    fastest; the others are called from a dataset, which runs on a thread of its own.
+    """
+
     def call(*arrays: np.ndarray) -> list[np.ndarray]:
         with _tf_compat.eager_mode():
             return [result.numpy() for result in bound.run(arrays, blocks=False)]
 
-    got = tf.numpy_function(call, list(tensors), [like.dtype for like in bound.specs])
-    got = got if isinstance(got, list | tuple) else [got]
-    for tensor, like in zip(got, bound.specs, strict=True):
-        tensor.set_shape(like.shape)
-    return list(got)
+    dtypes = [spec.dtype for spec in bound.specs]
+    shapes = [spec.shape for spec in bound.specs]
+    graph = _outermost_graph()
+    if graph not in bound.group.holding_threads:
+        bound.group.holding_threads.add(graph)
+        got = list(tf.numpy_function(call, tensors, dtypes))
+        for tensor, shape in zip(got, shapes, strict=True):
+            tensor.set_shape(shape)
+        return got
+    traced = tf.function(
+        lambda *given: tf.numpy_function(call, given, dtypes),
+        input_signature=bound.specs,
+        autograph=False,
+    )
+    dataset = tf.raw_ops.MapDataset(
+        input_dataset=tf.raw_ops.TensorDataset(
+            components=tensors, output_shapes=shapes
+        ),
+        other_arguments=[],
+        f=traced.get_concrete_function(),
+        output_types=dtypes,
+        output_shapes=shapes,
+        use_inter_op_parallelism=False,  # The function runs on the dataset's thread.
+    )
+    return list(
+        tf.raw_ops.DatasetToSingleElement(
+            dataset=dataset, output_types=dtypes, output_shapes=shapes
+        )
+    )
 
 
 def _outermost_graph() -> Any:

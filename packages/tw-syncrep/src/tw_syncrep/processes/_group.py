@@ -87,6 +87,8 @@ class ProcessGroup:
         self._traced, self._inside = 0, ""
         self._compiled: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self.of_step: dict[int, Any] = {}  # Exchanges of a training step, by first key.
+        # Session graphs in which an op holds a thread while it waits.
+        self.holding_threads: weakref.WeakSet[Any] = weakref.WeakSet()
         self._entered = self._completed = 0  # By calls from Python.
         self._hosted: dict[int, tuple[int, bool]] = {}  # Those that are under way.
         self._waiting: Exchange | None = None  # Which others are still to describe.
@@ -315,7 +317,8 @@ class ProcessGroup:
             self._hosted[number] = key, blocks
             if blocks:
                 self._threads.add(threading.get_ident())
-        self._events.began(self._name, "host call", number)
+        what = f"host call {number}"  # A session may make several at once.
+        self._events.began(self._name, what)
         try:
             yield
         except tf.errors.OpError as error:
@@ -326,7 +329,7 @@ class ProcessGroup:
         with self._lock:
             self._completed += 1
             del self._hosted[number]
-        self._events.ended(self._name, "host call", number)
+        self._events.ended(self._name, what)
 
     def start(self) -> None:
         """Begins to tell the others how far this rank is; ``join`` calls it."""
