@@ -245,6 +245,55 @@ def test_a_group_is_reduced_and_scattered(ranks):
             np.testing.assert_array_equal(array, want)
 
 
+EMPTY = {
+    "allreduce": [(0,), (0, 3), (2, 0)],
+    "allgather": [(0,), (0, 3), (6, 0), (6, 2, 0, 3)],
+    "broadcast": [(0,), (2, 0)],
+    "alltoall": [(0,), (0, 3), (6, 0), (6, 2, 0, 3)],
+    "reducescatter": [(0,), (0, 3), (6, 0), (6, 2, 0, 3)],
+}
+
+
+@pytest.mark.parametrize("mode", ALL_MODES)
+@pytest.mark.parametrize("name", EMPTY)
+@pytest.mark.each_choice
+def test_what_has_no_elements_is_exchanged_like_anything_else(ranks, mode, name):
+    size = len(ranks.all)
+    options = {"root_rank": 0} if name == "broadcast" else {}
+    empty = [np.zeros(shape, "float32") for shape in EMPTY[name]]
+    rows = {"allgather": lambda r: r * size, "reducescatter": lambda r: r // size}
+    found = ranks.call("meet", name, mode, empty, options)
+    for n, calls in enumerate(zip(*found, strict=True)):
+        array = empty[n // 2]
+        want = (rows.get(name, int)(len(array)), *array.shape[1:])
+        assert [result.shape for result, _, _ in calls] == [want] * size
+        if name != "broadcast":  # Nobody is through before all have come.
+            begun_s = max(begin_s for _, begin_s, _ in calls)
+            assert min(end_s for _, _, end_s in calls) >= begun_s
+
+
+@pytest.mark.parametrize("mode", ALL_MODES)
+def test_no_rows_at_all_may_be_dealt(ranks, mode):
+    size = len(ranks.all)
+    options = {"splits": np.zeros([size], np.int32)}
+    for shape in [(0, 2), (0, 0)]:
+        own = [np.zeros(shape, "float32")] * size
+        for got, counts in call(ranks, "alltoall", mode, own, **options):
+            assert got.shape == shape
+            np.testing.assert_array_equal(counts, np.zeros(size))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_sparse_tensors_may_have_no_rows(ranks, mode):
+    values = np.zeros([0, 2], np.float32)
+    calls = [(mode, values, np.zeros([0], np.int64), 0)] * len(ranks.all)
+    for alone, dense, grouped in ranks.call_each("reduce_rows", calls):
+        for rows, indices in (alone, grouped):
+            assert rows.shape == (0, 2)
+            assert indices.shape == (0,)
+        np.testing.assert_array_equal(dense, [len(ranks.all)] * 2)
+
+
 @pytest.mark.parametrize("mode", ALL_MODES)
 @pytest.mark.parametrize("op", ["Average", "Sum"])
 def test_the_gradient_of_allreduce_is_one(ranks, mode, op):

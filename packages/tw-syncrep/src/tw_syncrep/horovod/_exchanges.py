@@ -277,7 +277,7 @@ def _reduce_packs(
     ]
     plan = flat_packs.plan_packs(
         [
-            (t.dtype, n) if t.shape.num_elements() else None
+            (t.dtype, n) if t.shape.is_fully_defined() else None
             for t, n in zip(wide, narrow, strict=True)
         ]
     )
@@ -303,8 +303,6 @@ def _reduce_packs(
 def _combine(
     tensor: tf.Tensor, op: ReduceOp, narrow: Any, group: ProcessGroup, key: Any
 ) -> tf.Tensor:
-    if tensor.shape.num_elements() == 0:  # TensorFlow's ring takes no empty tensor.
-        return tensor
     divides = op is Average and tensor.dtype.is_floating
     flat = tf.reshape(tensor, [-1])
     bucket: Any = 0
@@ -312,6 +310,8 @@ def _combine(
         size = compare_shapes(tensor, group, key, to="an allreduce")
         bucket = find_bucket(size)
         flat, key = pad(flat, bucket), key + 1
+    elif not tensor.shape.num_elements():  # TensorFlow's ring takes no empty tensor.
+        flat = pad(flat, 0)
     if narrow is None:
         combined = add_up(flat, group, key + bucket, _MERGES[op], divides=divides)
     else:
@@ -334,9 +334,6 @@ def _add_parts(
 
 
 def _gather(rows: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
-    if 0 in rows.shape.as_list()[1:]:  # TensorFlow's ring takes no empty tensor.
-        total = tf.reduce_sum(gather(tf.shape(rows)[:1], group, key), keepdims=True)
-        return tf.zeros(tf.concat([total, tf.shape(rows)[1:]], axis=0), rows.dtype)
     # The last of the keys: rows of one kind need one per bucket.
     last = key + KEYS_PER_TENSOR - 1
     rows = _compared_rows(rows, "an allgather", group, last)

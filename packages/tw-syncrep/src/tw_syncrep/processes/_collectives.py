@@ -175,26 +175,41 @@ def gather(tensor: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
     if tensor.dtype == tf.bfloat16:  # The op does not take it; bits are bits.
         gathered = gather(tf.bitcast(tensor, tf.float16), group, key)
         return tf.bitcast(gathered, tf.bfloat16)
-    return tf.raw_ops.CollectiveGatherV2(
-        input=tensor,
-        group_size=group.size,
-        group_key=GROUP_KEY,
-        instance_key=key,
-        ordering_token=[],
-        communication_hint="auto",
-    )
+    return _run_with_elements(tf.raw_ops.CollectiveGatherV2, tensor, group, key)
 
 
 def swap(tensor: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
     """Sends row r of [size, ...] to rank r; returns [size, ...], a row of each rank."""
-    return tf.raw_ops.CollectiveAllToAllV2(
-        input=tensor,
+    return _run_with_elements(tf.raw_ops.CollectiveAllToAllV2, tensor, group, key)
+
+
+def _run_with_elements(
+    op: Callable[..., tf.Tensor], tensor: tf.Tensor, group: ProcessGroup, key: Any
+) -> tf.Tensor:
+    """Moves rows; those without elements have one on their way.
+
+    TensorFlow crashes on empty tensors, and ranks are to wait for one another for these
+    as well.
+    """
+    known = tensor.shape[1:]
+    may_be_empty = not known.num_elements()
+    sent = tensor
+    if may_be_empty:
+        width = tf.reduce_prod(tf.shape(tensor)[1:])
+        flat = tf.reshape(tensor, [tf.shape(tensor)[0], width])
+        sent = tf.pad(flat, [[0, 0], [0, tf.cast(tf.equal(width, 0), tf.int32)]])
+    got = op(
+        input=sent,
         group_size=group.size,
         group_key=GROUP_KEY,
         instance_key=key,
         ordering_token=[],
         communication_hint="auto",
     )
+    if may_be_empty:
+        shape = tf.concat([tf.shape(got)[:1], tf.shape(tensor)[1:]], axis=0)
+        got = tf.ensure_shape(tf.reshape(got[:, :width], shape), [None, *known])
+    return got
 
 
 def _run_in_function(

@@ -150,6 +150,9 @@ def _broadcast_pack(
     )
     words = [_to_words(tensor) for tensor in tensors]
     pack = flat_packs.join(words)
+    count = pack.shape[0]
+    if not count:  # TensorFlow's broadcast takes no empty tensor.
+        pack = tf.zeros([1], pack.dtype)
 
     def body(brought: list[tf.Tensor], keys: list[int]) -> list[tf.Tensor]:
         if group.rank == root:
@@ -163,7 +166,7 @@ def _broadcast_pack(
         group=group,
         exchange=Exchange("a broadcast", specs, (("root", str(root)),), label),
     )
-    parts = flat_packs.cut(received, [word.shape for word in words])
+    parts = flat_packs.cut(received[:count], [word.shape for word in words])
     return [
         _from_words(part, tensor.shape, tensor.dtype)
         for part, tensor in zip(parts, tensors, strict=True)
