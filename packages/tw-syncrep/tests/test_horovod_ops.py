@@ -235,6 +235,17 @@ def test_reducescatter_gives_the_first_ranks_one_row_more(ranks, mode, rows, op)
         np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "int32"])
+@pytest.mark.parametrize("op", ["Average", "Sum"])
+def test_reducescatter_gives_the_rows_that_allreduce_gives(ranks, dtype, op):
+    draw = np.random.default_rng(3)
+    own = [(100 * draw.normal(size=[200, 2])).astype(dtype) for _ in ranks.all]
+    options = {"op": NUMBERS[op], "prescale_factor": 0.3, "postscale_factor": 1.7}
+    [want, *_] = call(ranks, "allreduce", "eager", own, **options)
+    results = call(ranks, "reducescatter", "eager", own, **options)
+    np.testing.assert_array_equal(np.concatenate(results), want)
+
+
 def test_a_group_is_reduced_and_scattered(ranks):
     own = [[drawn(r.rank, (4,), "int64"), drawn(r.rank)] for r in ranks.all]
     options = {"op": NUMBERS["Sum"], "prescale_factor": 2.0}

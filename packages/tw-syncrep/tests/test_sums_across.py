@@ -126,6 +126,58 @@ def test_towers_of_all_ranks_are_weighed_by_their_rows(ranks, mode):
                 np.testing.assert_array_equal(got, want / sum(map(sum, weights)))
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("by_tower", [False, True])
+@pytest.mark.parametrize("wire", [None, "float16", "bfloat16"])
+def test_weights_may_be_larger_than_what_travels_can_hold(ranks, mode, by_tower, wire):
+    weights = [65_536, 0, 3 * 65_536][: len(ranks.all)]
+    dtype = "float32" if wire else "float16"
+    own = []
+    for rank, weight in zip(ranks.all, weights, strict=True):
+        towers = brought(rank.rank, dtype=dtype, shapes=[(3,), (), (0,), (900,)])
+        towers[0] = [item * np.array(100, dtype) for item in towers[0]]
+        towers[0].append((towers[0][3][:6].reshape(3, 2), np.arange(3), (9, 2)))
+        if not weight:
+            towers[0][:4] = [np.full_like(item, np.nan) for item in towers[0][:4]]
+        own.append(towers)
+    shares = [weight / sum(weights) for weight in weights]
+    calls = [
+        (
+            mode,
+            t,
+            {"mean": True, "wire_dtype": wire}
+            | ({"weights": [w]} if by_tower else {"weight": w}),
+            1,
+        )
+        for t, w in zip(own, weights, strict=True)
+    ]
+    wide = [[np.nan_to_num(item.astype(float)) for item in t[0][:4]] for t in own]
+    for result in ranks.call_each("reduce", calls):
+        for n, got in enumerate(result[0][:4]):
+            assert got.dtype == dtype
+            want = sum(s * w[n] for s, w in zip(shares, wide, strict=True))
+            np.testing.assert_allclose(got, want, rtol=2**-7)
+        want = [s * t[0][4][0] for s, t in zip(shares, own, strict=True)]
+        np.testing.assert_allclose(result[0][4][0], np.concatenate(want), rtol=2**-7)
+
+
+def test_a_weighted_mean_of_float64_is_not_rounded_to_float32(ranks):
+    own, _ = arguments(ranks, "function", dtype="float64", towers=3)
+    weights = [1, 3, 7][: len(own)]
+    calls = [
+        ("function", towers, {"mean": True, "weight": weight}, 1)
+        for towers, weight in zip(own, weights, strict=True)
+    ]
+    sums = [
+        [sum(column) * weight / 3 for column in zip(*towers, strict=True)]
+        for towers, weight in zip(own, weights, strict=True)
+    ]
+    for result in ranks.call_each("reduce", calls):
+        for n, got in enumerate(result[0]):
+            want = sum(by_rank[n] for by_rank in sums) / sum(weights)
+            np.testing.assert_allclose(got, want, rtol=1e-14, atol=1e-14)
+
+
 def test_a_mean_of_ranks_is_weighed_by_their_rows(ranks):
     own, _ = arguments(ranks, "function", towers=2)
     weights = [1, 3, 4][: len(own)]

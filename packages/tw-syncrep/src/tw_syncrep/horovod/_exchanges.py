@@ -69,23 +69,16 @@ def reduce(
       ReplicaTimeoutError: a rank is missing.
     """
     _check_dtypes(caller, tensors, _REDUCED)
-    wide = [
-        scaled(tf.cast(t, _WIDE.get(t.dtype.name, t.dtype)), scales[0]) for t in tensors
-    ]
+    wide = [scaled(_widened(t), scales[0]) for t in tensors]
     if group.size > 1:
         options = (("op", op.name), *_describe_scales(scales))
         exchange = Exchange(
             "an allreduce", tuple(map(_describe, tensors)), options, name
         )
         wide = _reduce_packs(tensors, wide, op, group, exchange)
-    whole = [not t.dtype.is_floating for t in wide]
-    shares = [
-        scales[1] / group.size if op is Average and is_whole else scales[1]
-        for is_whole in whole
-    ]
     return [
-        tf.cast(scaled(reduced, share), tensor.dtype)
-        for reduced, share, tensor in zip(wide, shares, tensors, strict=True)
+        _finished(reduced, op, scales[1], group, tensor.dtype)
+        for reduced, tensor in zip(wide, tensors, strict=True)
     ]
 
 
@@ -182,10 +175,10 @@ def deal(
 def reduce_shares(
     caller: str,
     tensor: tf.Tensor,
+    op: ReduceOp,
     *,
     group: ProcessGroup,
-    divides: bool,
-    scales: tuple[float, float] = (1.0, 1.0),
+    scales: tuple[float, float],
     name: str = "",
 ) -> tf.Tensor:
     """Adds tensors of all ranks, and leaves each rank a share of the rows.
@@ -193,9 +186,9 @@ def reduce_shares(
     Args:
       caller: the public name that was called, for messages.
       tensor: [R, ...], the same shape and dtype on all ranks.
+      op: Average or Sum, as ``reduce`` takes them.
       group: the ranks.
-      divides: whether sums are divided by the number of ranks.
-      scales: what has been multiplied by, and will be; ranks must agree on them.
+      scales: as ``reduce`` takes them.
       name: as ``reduce``.
 
     Returns:
@@ -207,11 +200,11 @@ def reduce_shares(
     """
     _check_dtypes(caller, [tensor], _REDUCED)
     _check_rows(caller, [tensor])
+    wide = scaled(_widened(tensor), scales[0])
     if group.size == 1:
-        return tensor
-    sent = tensor
-    if tensor.dtype.name in _WIDE and not tensor.dtype.is_floating:
-        sent = tf.cast(tensor, tf.int32)
+        return _finished(wide, op, scales[1], group, tensor.dtype)
+    is_narrow = tensor.dtype.name in _NARROW
+    sent = tf.cast(wide, tensor.dtype) if is_narrow else wide
 
     def body(brought: list[tf.Tensor], keys: list[int]) -> list[tf.Tensor]:
         [rows], [key] = brought, keys
@@ -222,11 +215,10 @@ def reduce_shares(
         counts = count_shares(tf.shape(rows)[0], group.size)
         bucket = find_bucket(counts[0])
         blocks = _blocks(rows, counts, tf.gather(BUCKETS, bucket))
-        blocks = swap(blocks, group, key + 1 + bucket)
-        wide = tf.cast(blocks, _WIDE.get(blocks.dtype.name, blocks.dtype))
-        total = tf.reduce_sum(wide, axis=0)[: counts[group.rank]]
-        if divides:
-            total = scaled(total, 1.0 / group.size)
+        blocks = _widened(swap(blocks, group, key + 1 + bucket))
+        total = tf.reduce_sum(blocks, axis=0)[: counts[group.rank]]
+        if op is Average and total.dtype.is_floating:
+            total /= group.size
         return [tf.cast(total, rows.dtype)]
 
     [share] = run_collectives(
@@ -237,11 +229,11 @@ def reduce_shares(
         exchange=Exchange(
             "a reducescatter",
             (_describe(tensor),),
-            (("divides", str(divides)), *_describe_scales(scales)),
+            (("op", op.name), *_describe_scales(scales)),
             name,
         ),
     )
-    share = tf.cast(share, tensor.dtype)
+    share = _finished(_widened(share), op, scales[1], group, tensor.dtype)
     rows = tensor.shape.as_list()[0]
     if rows is None:
         return share
@@ -258,9 +250,24 @@ def scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
     """Multiplies a tensor; whole numbers are rounded towards zero."""
     if factor == 1.0:
         return tensor
+    if tensor.dtype.name in _NARROW:
+        return tf.cast(scaled(_widened(tensor), factor), tensor.dtype)
     if tensor.dtype.is_floating:
-        return tensor * tf.cast(factor, tensor.dtype)
+        return tensor * tf.constant(factor, tensor.dtype)
     return tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype)
+
+
+def _widened(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tensor, _WIDE.get(tensor.dtype.name, tensor.dtype))
+
+
+def _finished(
+    wide: tf.Tensor, op: ReduceOp, factor: float, group: ProcessGroup, dtype: tf.DType
+) -> tf.Tensor:
+    """Scales what was reduced; means of whole numbers have not been divided yet."""
+    if op is Average and not wide.dtype.is_floating:
+        factor /= group.size
+    return tf.cast(scaled(wide, factor), dtype)
 
 
 def _reduce_packs(

@@ -184,15 +184,11 @@ def _reducescatter(
     factor = scales[0] * scales[1] * (group.size if known is Sum else 1)
 
     def forward(given: Tensors) -> Tensors:
-        shared = _exchanges.reduce_shares(
-            caller,
-            _exchanges.scaled(given[0], scales[0]),
-            group=group,
-            divides=known is Average,
-            scales=scales,
-            name=name,
-        )
-        return [_exchanges.scaled(shared, scales[1])]
+        return [
+            _exchanges.reduce_shares(
+                caller, given[0], known, group=group, scales=scales, name=name
+            )
+        ]
 
     def backward(grads: Tensors) -> Tensors:
         scaled = _exchanges.scaled(grads[0], factor)

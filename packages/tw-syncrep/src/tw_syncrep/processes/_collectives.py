@@ -364,19 +364,20 @@ def gather_rows(
       key: the first of KEYS_PER_LENGTH times the number of tensors, and one.
 
     Returns:
-      One [sum of R, ...] per tensor.
+      One [sum of R, ...] per tensor, then int32 [size], R of each rank.
     """
     own = tf.shape(tensors[0])[:1]
     counts = gather(own, group, key)
     bucket = find_bucket(tf.reduce_max(counts))
     kept = tf.reshape(tf.sequence_mask(counts, tf.gather(BUCKETS, bucket)), [-1])
     first = key + 1 + bucket
-    return [
+    joined = [
         tf.boolean_mask(
             gather(pad(tensor, bucket), group, first + n * KEYS_PER_LENGTH), kept
         )
         for n, tensor in enumerate(tensors)
     ]
+    return [*joined, counts]
 
 
 def send(tensor: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:

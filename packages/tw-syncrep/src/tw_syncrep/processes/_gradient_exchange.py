@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tw_core import flat_packs
 from tw_core.flat_packs import PackPlan
-from tw_core.gradients import values_of
+from tw_core.gradients import map_values, values_of
 from tw_syncrep.processes._agreement import Exchange, TensorSpec
 from tw_syncrep.processes._collectives import (
     add_up,
@@ -41,6 +41,7 @@ class ExchangePlan:
       packs: which of the dense gradients, and of the weight after them, are joined.
       wire: narrow dtype as which wider floats travel, or None.
       divides: whether sums are divided by the number of ranks.
+      weighs: whether what travels narrow is weighed where it is added.
     """
 
     dense: tuple[int, ...]
@@ -48,25 +49,48 @@ class ExchangePlan:
     packs: PackPlan
     wire: str | None
     divides: bool
+    weighs: bool
 
-    def travels_as(self, tensor: tf.Tensor) -> tf.DType | None:
-        """Returns the narrow dtype as which a pack travels; None for its own."""
-        if tensor.dtype.name in NARROW:
-            return tensor.dtype
-        is_weight = tensor.shape.num_elements() == 1
-        is_wide = self.wire is not None and tensor.dtype.is_floating
-        return tf.as_dtype(self.wire) if is_wide and not is_weight else None
+    @property
+    def gathers_weights(self) -> bool:
+        """Whether all ranks get the weight of each; else it is in a pack."""
+        return self.weighs or self.wire is not None
+
+
+def narrow_dtype(dtype: tf.DType, wire: str | None) -> tf.DType | None:
+    """Returns the narrow dtype as which gradients travel; None for their own."""
+    if dtype.name in NARROW:
+        return dtype
+    return tf.as_dtype(wire) if wire is not None and dtype.is_floating else None
 
 
 def plan_exchange(
-    local: Sequence[Any], wire: str | None, *, divides: bool
+    local: Sequence[Any], wire: str | None, *, divides: bool, weighs: bool
 ) -> ExchangePlan:
     order = range(len(local) - 1, -1, -1)
     dense = tuple(n for n in order if not isinstance(local[n], tf.IndexedSlices))
     sparse = tuple(n for n in order if isinstance(local[n], tf.IndexedSlices))
     keys = [_pack_key(local[n]) for n in dense]
-    packs = flat_packs.plan_packs([*keys, "float32" if wire is None else None])
-    return ExchangePlan(dense, sparse, packs, wire, divides)
+    dtypes = [values_of(grad).dtype for grad in local]
+    weighs = weighs and any(narrow_dtype(dtype, wire) for dtype in dtypes)
+    is_alone = weighs or wire is not None
+    packs = flat_packs.plan_packs([*keys, None if is_alone else "float32"])
+    return ExchangePlan(dense, sparse, packs, wire, divides, weighs)
+
+
+def weighed(grad: Any, factor: Any) -> Any:
+    """Multiplies a gradient; one that weighs nothing is 0, even if it is NaN."""
+
+    def multiply(values: tf.Tensor) -> tf.Tensor:
+        # In float16 weights above 65504 are infinite.
+        dtype = tf.float32 if values.dtype.name in NARROW else values.dtype
+        # A number straight to the dtype: by way of float32, 1/3 is not 1/3 in float64.
+        is_tensor = tf.is_tensor(factor)
+        own = tf.cast(factor, dtype) if is_tensor else tf.constant(factor, dtype)
+        product = tf.math.multiply_no_nan(tf.cast(values, dtype), own)
+        return tf.cast(product, values.dtype)
+
+    return map_values(multiply, grad)
 
 
 def _pack_key(tensor: tf.Tensor) -> str | None:
@@ -85,7 +109,12 @@ def exchange_gradients(
     names: Sequence[str],
 ) -> tuple[list[Any], tf.Tensor]:
     if group.size == 1:
-        return list(local), weight
+        share = tf.math.divide_no_nan(weight, weight)[0]
+        narrow = [narrow_dtype(values_of(g).dtype, plan.wire) for g in local]
+        return [
+            weighed(grad, share) if plan.weighs and dtype else grad
+            for grad, dtype in zip(local, narrow, strict=True)
+        ], weight
     dense = [*(local[n] for n in plan.dense), weight]
     packed = flat_packs.pack(dense, plan.packs)
     rows = [part for n in plan.sparse for part in _parts(local[n])]
@@ -106,7 +135,8 @@ def exchange_gradients(
     for place, n in enumerate(plan.sparse):
         values, indices = got[len(packed) + 2 * place : len(packed) + 2 * place + 2]
         reduced[n] = tf.IndexedSlices(values, indices, local[n].dense_shape)
-    total = total * group.size if plan.divides else total
+    if plan.divides and not plan.gathers_weights:  # Its pack was divided.
+        total *= group.size
     return [reduced[n] for n in range(len(local))], total
 
 
@@ -134,7 +164,11 @@ def _describe(
             shape = (None, *shape[1:])
         name = names[n] if names else ""
         specs.append(TensorSpec(name, values.dtype.name, shape, indices))
-    options = (("wire_dtype", str(plan.wire)), ("divides", str(plan.divides)))
+    options = (
+        ("wire_dtype", str(plan.wire)),
+        ("divides", str(plan.divides)),
+        ("weighs", str(plan.weighs)),
+    )
     return Exchange(_KIND, tuple(specs), options)
 
 
@@ -162,7 +196,12 @@ def follow_exchange(exchange: Exchange, group: ProcessGroup, graph: tf.Graph) ->
     with graph.as_default():
         local = [_placeholder(spec) for spec in exchange.tensors]
         weight = tf.compat.v1.placeholder(tf.float32, [1])
-        plan = plan_exchange(local, wire, divides=options["divides"] == "True")
+        plan = plan_exchange(
+            local,
+            wire,
+            divides=options["divides"] == "True",
+            weighs=options["weighs"] == "True",
+        )
         known = group.num_agreed
         while group.num_agreed == known:  # A step may have several of one kind.
             exchange_gradients(local, weight, plan, group, names)
@@ -181,12 +220,20 @@ def _body(
 ) -> list[tf.Tensor]:
     """Builds the collectives of one exchange; see the module's picture."""
     count = len(plan.packs.packs) + len(plan.packs.alone)
-    results = []
-    for tensor, key in zip(brought[:count], keys, strict=False):
-        results += [_sum_dense(tensor, key, plan, group)]
-    rows = brought[count:]
+    dense, rows = brought[:count], brought[count:]
+    shares, total = None, []
+    if plan.gathers_weights:
+        *dense, weight = dense
+        weights = gather(weight, group, keys[count - 1])
+        total = [tf.reduce_sum(weights, keepdims=True)]
+        if plan.weighs:
+            shares = tf.unstack(tf.math.divide_no_nan(weights, total[0]), group.size)
+    results = [
+        _sum_dense(tensor, key, plan, group, shares)
+        for tensor, key in zip(dense, keys, strict=False)
+    ] + total
     for values, indices, key in zip(rows[::2], rows[1::2], keys[count::2], strict=True):
-        results += _join_rows(values, indices, key, plan, group)
+        results += _join_rows(values, indices, key, plan, group, shares)
     return results
 
 
@@ -196,24 +243,33 @@ def _join_rows(
     key: int,
     plan: ExchangePlan,
     group: ProcessGroup,
+    shares: Sequence[tf.Tensor] | None,
 ) -> list[tf.Tensor]:
-    narrow = plan.travels_as(values) or values.dtype
-    sent = [tf.cast(values, narrow), indices]
-    joined, places = gather_rows(sent, group, key)
+    narrow = narrow_dtype(values.dtype, plan.wire)
+    sent = [tf.cast(values, narrow or values.dtype), indices]
+    joined, places, counts = gather_rows(sent, group, key)
     joined = tf.cast(joined, values.dtype)
+    if shares is not None and narrow is not None:
+        own = tf.split(joined, counts, num=group.size)
+        own = [weighed(part, s) for part, s in zip(own, shares, strict=True)]
+        joined = tf.ensure_shape(tf.concat(own, axis=0), joined.shape)
     return [joined / group.size if plan.divides else joined, places]
 
 
 def _sum_dense(
-    tensor: tf.Tensor, key: Any, plan: ExchangePlan, group: ProcessGroup
+    tensor: tf.Tensor,
+    key: Any,
+    plan: ExchangePlan,
+    group: ProcessGroup,
+    shares: Sequence[tf.Tensor] | None,
 ) -> tf.Tensor:
     elements = tensor.shape.num_elements()
     if elements == 0:  # TensorFlow's ring takes no empty tensor.
         return tensor
     if elements is None:
-        return _sum_padded(tensor, key, plan, group)
-    if (narrow := plan.travels_as(tensor)) is not None:
-        return _sum_narrow(tensor, key, plan, group, narrow)
+        return _sum_padded(tensor, key, plan, group, shares)
+    if (narrow := narrow_dtype(tensor.dtype, plan.wire)) is not None:
+        return _sum_narrow(tensor, key, plan, group, narrow, shares)
     size = elements * tensor.dtype.size
     if size * (group.size - 1) <= _GATHERED_BYTES:
         return _gather_and_add(tensor, key, plan, group)
@@ -221,7 +277,11 @@ def _sum_dense(
 
 
 def _sum_padded(
-    tensor: tf.Tensor, key: int, plan: ExchangePlan, group: ProcessGroup
+    tensor: tf.Tensor,
+    key: int,
+    plan: ExchangePlan,
+    group: ProcessGroup,
+    shares: Sequence[tf.Tensor] | None,
 ) -> tf.Tensor:
     """Adds tensors of a length that is not known before, zero on a rank that is done.
 
@@ -232,11 +292,11 @@ def _sum_padded(
     bucket = find_bucket(longest)
     padded = pad(flat, bucket)
     first = key + 1 + 2 * bucket
-    narrow = plan.travels_as(tensor)
+    narrow = narrow_dtype(tensor.dtype, plan.wire)
     if narrow is None:
         summed = add_up(padded, group, first, "Add", divides=plan.divides)
     else:
-        summed = _sum_narrow(padded, first, plan, group, narrow)
+        summed = _sum_narrow(padded, first, plan, group, narrow, shares)
     result = tf.reshape(summed[: tf.size(flat)], tf.shape(tensor))
     return tf.ensure_shape(result, tensor.shape)
 
@@ -251,14 +311,25 @@ def _gather_and_add(
 
 
 def _sum_narrow(
-    tensor: tf.Tensor, key: Any, plan: ExchangePlan, group: ProcessGroup, wire: tf.DType
+    tensor: tf.Tensor,
+    key: Any,
+    plan: ExchangePlan,
+    group: ProcessGroup,
+    wire: tf.DType,
+    shares: Sequence[tf.Tensor] | None,
 ) -> tf.Tensor:
-    """Adds in float32 what travels as a narrow type: each rank adds a part."""
+    """Adds in float32 what travels as a narrow type: each rank adds a part.
+
+    Gradients times their weights may be too large for the narrow type, so it is there
+    that they are weighed.
+    """
     sent = tf.cast(tf.reshape(tensor, [-1]), wire)
     size = tf.shape(sent)[0]
     filled = tf.pad(sent, [[0, -size % group.size]])
     parts = swap(tf.reshape(filled, [group.size, -1]), group, key)
     wide = [tf.cast(part, tf.float32) for part in tf.unstack(parts, num=group.size)]
+    if shares is not None:
+        wide = [weighed(part, s) for part, s in zip(wide, shares, strict=True)]
     added = tf.add_n(wide)
     if plan.divides:
         added /= group.size

@@ -28,7 +28,9 @@ from tw_core.modes import without_autograph
 from tw_syncrep.processes._gradient_exchange import (
     NARROW,
     exchange_gradients,
+    narrow_dtype,
     plan_exchange,
+    weighed,
 )
 from tw_syncrep.processes._group import ProcessGroup
 
@@ -174,25 +176,44 @@ def _reduce(
     caller = "mean_across" if is_mean else "sum_across"
     wire = _check(caller, grads, sum_towers, wire_dtype, names)
     _check_weights(caller, weight, weights, len(grads))
+    # What travels narrow is weighed where it is added, and is the mean then.
+    narrow = [narrow_dtype(values_of(grad).dtype, wire) for grad in grads[0]]
     if weights is not None:
+        own = [tf.cast(of_tower, tf.float32) for of_tower in weights]
+        weight = tf.add_n(own)
+        shares = [tf.math.divide_no_nan(of_tower, weight) for of_tower in own]
         grads = [
-            [_scaled(grad, own) for grad in tower]
-            for tower, own in zip(grads, weights, strict=True)
+            [
+                weighed(grad, factors[0] if is_narrow else factors[1])
+                for grad, is_narrow in zip(tower, narrow, strict=True)
+            ]
+            for tower, *factors in zip(grads, shares, own, strict=True)
         ]
     local = _add_towers(grads) if sum_towers is None else list(sum_towers(grads)[0])
     _check_dtypes(caller, local, (*_FLOATS, *(() if is_mean else _WHOLE)))
-    if weights is not None:  # by which the gradients have been multiplied
-        weight = tf.add_n([tf.cast(own, tf.float32) for own in weights])
-    elif is_mean:
-        share = 1.0 if weight is None else tf.cast(weight, tf.float32)
-        factor = share / len(grads) if divides_towers else share
-        if weight is not None or factor != 1.0:
-            local = [_scaled(g, factor) for g in local]
+    if is_mean and weights is None:
+        part = 1.0 / len(grads) if divides_towers else 1.0
+        share: Any = part
+        if weight is not None:
+            share = tf.cast(tf.cast(weight, tf.float32), tf.float64) * part
+        factors = [part if is_narrow else share for is_narrow in narrow]
+        local = [
+            grad if factor is part and part == 1.0 else weighed(grad, factor)
+            for grad, factor in zip(local, factors, strict=True)
+        ]
+    weighs = is_mean and weight is not None
     brought = tf.reshape(tf.cast(1.0 if weight is None else weight, tf.float32), [1])
-    plan = plan_exchange(local, wire, divides=is_mean and weight is None)
+    plan = plan_exchange(local, wire, divides=is_mean and not weighs, weighs=weighs)
     reduced, total = exchange_gradients(local, brought, plan, group, names)
-    if is_mean and weight is not None:
-        reduced = [_scaled(g, tf.math.divide_no_nan(1.0, total[0])) for g in reduced]
+    if weighs:
+
+        def divide(values: tf.Tensor) -> tf.Tensor:
+            return tf.math.divide_no_nan(values, tf.cast(total[0], values.dtype))
+
+        reduced = [
+            grad if is_narrow else map_values(divide, grad)
+            for grad, is_narrow in zip(reduced, narrow, strict=True)
+        ]
     return [list(reduced) for _ in grads], total[0]
 
 
@@ -282,12 +303,3 @@ def _check_weights(caller: str, weight: Any, weights: Any, num_towers: int) -> N
             f"{caller}: weights must be one per tower ({num_towers}); got "
             f"{len(weights)}."
         )
-
-
-def _scaled(grad: Any, factor: Any) -> Any:
-    """Multiplies a gradient; one that weighs nothing is 0, even if it is NaN."""
-
-    def scale(values: tf.Tensor) -> tf.Tensor:
-        return tf.math.multiply_no_nan(values, tf.cast(factor, values.dtype))
-
-    return map_values(scale, grad)
