@@ -83,7 +83,7 @@ def run_collectives(
     if find_weight is not None:
         group.of_step[first_key] = (bound, find_weight)
     if builds_session_graph():
-        return _run_in_session(bound, tensors)
+        return _run_in_session(bound, tensors, may_hold=not exchange.name)
     if traces_function():
         return _run_in_function(bound, tensors, is_ordered=not exchange.name)
     return bound.run(tensors)
@@ -232,7 +232,9 @@ def _run_in_function(
     return results
 
 
-def _run_in_session(bound: _Bound, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def _run_in_session(
+    bound: _Bound, tensors: Sequence[tf.Tensor], *, may_hold: bool
+) -> list[tf.Tensor]:
     """Calls the collectives through Python.
 
     A ``tf.numpy_function`` holds one of the session's threads until all ranks have
@@ -249,7 +251,8 @@ def _run_in_session(bound: _Bound, tensors: Sequence[tf.Tensor]) -> list[tf.Tens
     dtypes = [spec.dtype for spec in bound.specs]
     shapes = [spec.shape for spec in bound.specs]
     graph = _outermost_graph()
-    if graph not in bound.group.holding_threads:
+    # Ranks may build those that have names in unlike order, and hold unlike ones.
+    if may_hold and graph not in bound.group.holding_threads:
         bound.group.holding_threads.add(graph)
         got = list(tf.numpy_function(call, tensors, dtypes))
         for tensor, shape in zip(got, shapes, strict=True):
