@@ -336,12 +336,26 @@ def reduce_unevenly(
     return results, processes.finish(group)
 
 
-def broadcast_or_finish(group: Any, is_done: bool) -> None:
-    """Broadcasts a variable, or finishes meanwhile."""
+def broadcast_or_finish(group: Any, mode: str, is_done: bool) -> None:
+    """Broadcasts a variable, or finishes meanwhile; all know it, unless it is new."""
+    if mode == "session":
+        with tf.Graph().as_default():
+            value = v1.get_variable("value", [], initializer=v1.zeros_initializer())
+            op = processes.broadcast_variables([value], group=group)
+            session = v1.Session()
+            session.run(v1.global_variables_initializer())
+        run = partial(session.run, op)
+    else:
+        value = tf.Variable(0.0)
+        run = partial(processes.broadcast_variables, [value], group=group)
+        if mode == "function":
+            run = group.bounded(tf.function(run))
+    if mode != "new":
+        run()
     if is_done:
         processes.finish(group)
     else:
-        processes.broadcast_variables([tf.Variable(1.0)], group=group)
+        run()
 
 
 def step_until(group: Any, steps: int | None = None, mode: str = "function") -> int:

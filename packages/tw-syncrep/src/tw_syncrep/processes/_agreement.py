@@ -9,6 +9,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+GRADIENTS = "the sum of gradients"
+END = "the end of all data"
+FOLLOWED = (GRADIENTS, END)
+"""Kinds of exchange in which a rank that has finished takes part."""
+
 
 @dataclass(frozen=True)
 class TensorSpec:

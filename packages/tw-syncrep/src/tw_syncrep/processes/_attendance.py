@@ -7,8 +7,8 @@ silence. A rank that is heard is alive: it may evaluate, save or compile for min
 While it holds the others up they are warned, and it is missing only after
 ``stall_timeout_s``. It may stay outside a collective that others have entered, or
 inside one that all have entered: there a connection between ranks can have stopped, but
-a large exchange on a slow network looks the same from here. Ranks that can do nothing else
-meanwhile and are inside different ones are named at once: neither ends.
+a large exchange on a slow network looks the same from here. Ranks that can do nothing
+else meanwhile and are inside different ones are named at once: neither ends.
 
 A rank that is gone holds others up, some of them inside a collective that the rest has
 completed. So no rank is said to stay behind while it is inside one, or while another is
@@ -57,6 +57,8 @@ class Report:
       order: the name with which others cannot begin meanwhile; "" where none can.
       what: description of the one collective that it is inside of, "" where there are
         several.
+      needing_all: how many of those that it has entered need all ranks, also such as
+        have finished.
     """
 
     entered: int = 0
@@ -67,6 +69,7 @@ class Report:
     number: int = 0
     order: str = ""
     what: str = ""
+    needing_all: int = 0
 
 
 @dataclass
@@ -81,6 +84,7 @@ class Rank:
       closed: whether its connection has closed.
       left: whether it had said goodbye.
       fault: why it takes part no more, where it said so itself.
+      finished: whether it has no more data, and follows the others.
     """
 
     heard_s: float
@@ -90,6 +94,7 @@ class Rank:
     closed: bool = False
     left: bool = False
     fault: str = ""
+    finished: bool = False
 
 
 class Attendance:
@@ -141,10 +146,16 @@ class Attendance:
             for number, rank in enumerate(self.ranks)
             if (fault := self._find_end(rank, now_s, is_awaited=number in awaited))
         }
+        finished = {
+            number: fault
+            for number, rank in enumerate(self.ranks)
+            if (fault := self._find_finished(rank))
+        }
         limits = self.deadlines
         first_s = max(limits.first_timeout_s, limits.stall_timeout_s)
         return (
             gone
+            or finished
             or self._find_mismatch()
             or self._find_stall(now_s, limits.stall_timeout_s, first_s)
         )
@@ -219,6 +230,13 @@ class Attendance:
         is_silent = silent_s >= self.deadlines.timeout_s
         return f"has been silent for {silent_s:.1f} s" if is_silent else ""
 
+    def _find_finished(self, rank: Rank) -> str:
+        """Tells where a rank that has finished is awaited in what needs all ranks."""
+        counts = [other.report.needing_all for other in self.ranks]
+        if not rank.finished or rank.report.needing_all >= max(counts):
+            return ""
+        return describe_finished(counts.index(max(counts)), "a collective")
+
     def _find_stall(
         self, now_s: float, limit_s: float, first_s: float
     ) -> dict[int, str]:
@@ -286,6 +304,14 @@ def describe_report(report: Report) -> str:
     if report.completed < report.entered:
         return f"is inside collective {report.entered}{traced}"
     return f"is outside, {report.completed} collectives completed{traced},"
+
+
+def describe_finished(waiting: int, what: str) -> str:
+    """Tells why a rank that has finished does not come to what another waits in."""
+    return (
+        "has no more data (finish, hvd.join) and takes part in sums of gradients alone;"
+        f" rank {waiting} has come to {what}, which needs all ranks"
+    )
 
 
 def _progress(report: Report) -> tuple[int, int, int]:

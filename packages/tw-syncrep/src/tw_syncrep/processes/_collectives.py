@@ -57,7 +57,7 @@ def run_collectives(
       group: the ranks.
       exchange: the description that all ranks must have in common.
       find_weight: of exchanges in which a rank whose data has ended takes part with
-        zeros; returns the weight of all ranks, [1], from the results.
+        -0.0; returns the weight of all ranks, [1], from the results.
 
     Returns:
       What ``body`` returns.
@@ -79,7 +79,13 @@ def run_collectives(
     counts = [2 if s.shape.is_fully_defined() else KEYS_PER_TENSOR for s in specs]
     *offsets, num_keys = itertools.accumulate(counts, initial=0)
     first_key = group.note_use(exchange, graph, num_keys)
-    bound = _Bound(body, specs, [first_key + n for n in offsets], group)
+    bound = _Bound(
+        body,
+        specs,
+        [first_key + n for n in offsets],
+        group,
+        needs_all=find_weight is None,
+    )
     if find_weight is not None:
         group.of_step[first_key] = (bound, find_weight)
     if builds_session_graph():
@@ -98,12 +104,15 @@ class _Bound:
         specs: Sequence[tf.TensorSpec],
         keys: list[int],
         group: ProcessGroup,
+        *,
+        needs_all: bool,
     ) -> None:
         """Takes what ``run_collectives`` was given, and a first key per tensor."""
         self.group = group
         self.specs = list(specs)
         self.key = keys[0]
         self._body, self._keys = body, keys
+        self.needs_all = needs_all  # Also those ranks that have finished.
 
     def build(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Builds the ops in the current graph."""
@@ -124,11 +133,11 @@ class _Bound:
             return traced.get_concrete_function()
 
         compiled = self.group.compile(self.key, trace)
-        with self.group.host_call(self.key, blocks=blocks):
+        with self.group.host_call(self.key, blocks=blocks, needs_all=self.needs_all):
             return list(compiled(*tensors))
 
     def run_with_nothing(self) -> list[tf.Tensor]:
-        """Runs them with zeros, and with no rows where their number is unknown.
+        """Runs them with -0.0, and with no rows where their number is unknown.
 
         Raises:
           ValueError: more is unknown of a shape.
@@ -136,7 +145,7 @@ class _Bound:
         shapes = [[size or 0 for size in spec.shape.as_list()] for spec in self.specs]
         return self.run(
             [
-                tf.zeros(shape, spec.dtype)
+                -tf.zeros(shape, spec.dtype)
                 for shape, spec in zip(shapes, self.specs, strict=True)
             ],
             blocks=False,
@@ -217,7 +226,8 @@ def _run_in_function(
 ) -> list[tf.Tensor]:
     progress, graph = bound.group.progress, tf.compat.v1.get_default_graph()
     with tf.control_dependencies(tensors), tf.device("/cpu:0"):
-        progress.assign_add([1, 0, bound.key], read_value=False)
+        began = [1, 0, bound.key, int(bound.needs_all)]
+        progress.assign_add(began, read_value=False)
     known = len(graph.get_operations())
     results = bound.build(tensors)
     if not is_ordered:
@@ -228,7 +238,7 @@ def _run_in_function(
             graph, [op for op in made if op.type.startswith(("Collective", "Assert"))]
         )
     with tf.control_dependencies(results), tf.device("/cpu:0"):
-        progress.assign_add([0, 1, -bound.key], read_value=False)
+        progress.assign_add([0, 1, -bound.key, 0], read_value=False)
     return results
 
 

@@ -11,8 +11,13 @@ from typing import Any
 
 from tw_syncrep.cluster._addresses import split_address
 from tw_syncrep.cluster._channel import MAX_BYTES, read_as
-from tw_syncrep.processes._agreement import Exchange, find_difference
-from tw_syncrep.processes._attendance import Attendance, Deadlines, Report
+from tw_syncrep.processes._agreement import FOLLOWED, Exchange, find_difference
+from tw_syncrep.processes._attendance import (
+    Attendance,
+    Deadlines,
+    Report,
+    describe_finished,
+)
 from tw_syncrep.processes._side_channel import (
     Introduction,
     LineSocket,
@@ -172,6 +177,8 @@ class Coordinator:
             number = message["number"]  # The name and place of one matched by name.
             number = read_as(str if isinstance(number, str) else int, number)
             exchange = read_as(Exchange | None, message["exchange"])
+            if self._attendance is not None:
+                self._attendance.ranks[rank].finished = exchange is None
             if exchange is not None and number not in self._keys:
                 self._keys[number] = self._next_key
                 self._next_key += read_as(int, message["keys"])
@@ -409,14 +416,21 @@ class Coordinator:
     def _find_unasked(self, now_s: float, limit_s: float) -> dict[int, str]:
         """Finds who has not described a collective that others wait to agree on."""
         for number, since_s in self._agreeing_since.items():
+            brought = self._agreeing[number]
+            kinds = {rank: one.kind for rank, one in _find_described(brought).items()}
+            needing_all = [rank for rank in kinds if kinds[rank] not in FOLLOWED]
+            finished = [rank for rank in brought if rank not in kinds]
+            if needing_all and finished:
+                waiting = min(needing_all)
+                told = describe_finished(waiting, repr(kinds[waiting]))
+                return dict.fromkeys(finished, told)
             if now_s - since_s >= limit_s:
-                described = _find_described(self._agreeing[number])
-                kind = next(iter(described.values())).kind
+                kind = next(iter(kinds.values()))
                 return {
                     rank: f"has not come to {kind!r} for {now_s - since_s:.1f} s, to "
-                    f"which rank {min(described)} has"
+                    f"which rank {min(kinds)} has"
                     for rank in range(self.size)
-                    if rank not in described
+                    if rank not in kinds
                 }
         return {}
 

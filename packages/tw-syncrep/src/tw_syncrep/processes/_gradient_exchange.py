@@ -9,7 +9,7 @@ import tensorflow as tf
 from tw_core import flat_packs
 from tw_core.flat_packs import PackPlan
 from tw_core.gradients import map_values, values_of
-from tw_syncrep.processes._agreement import Exchange, TensorSpec
+from tw_syncrep.processes._agreement import GRADIENTS, Exchange, TensorSpec
 from tw_syncrep.processes._collectives import (
     add_up,
     compare_shapes,
@@ -25,7 +25,6 @@ from tw_syncrep.processes._group import ProcessGroup
 NARROW = ("float16", "bfloat16")
 """Floats that are added in float32."""
 
-_KIND = "the sum of gradients"
 _ALONE_BYTES = 1 << 21
 _GATHERED_BYTES = 1 << 16
 """Up to so many received, a rank does better to get what all others bring."""
@@ -169,7 +168,7 @@ def _describe(
         ("divides", str(plan.divides)),
         ("weighs", str(plan.weighs)),
     )
-    return Exchange(_KIND, tuple(specs), options)
+    return Exchange(GRADIENTS, tuple(specs), options)
 
 
 def follow_exchange(exchange: Exchange, group: ProcessGroup, graph: tf.Graph) -> None:
@@ -184,7 +183,7 @@ def follow_exchange(exchange: Exchange, group: ProcessGroup, graph: tf.Graph) ->
       RuntimeError: it is no sum of gradients.
       ReplicaTimeoutError: a rank is missing.
     """
-    if exchange.kind != _KIND:
+    if exchange.kind != GRADIENTS:
         raise RuntimeError(
             f"finish: other ranks have come to {exchange.kind!r}, in which a rank "
             "without data cannot take part; have all ranks do it before their first "
@@ -225,7 +224,8 @@ def _body(
     if plan.gathers_weights:
         *dense, weight = dense
         weights = gather(weight, group, keys[count - 1])
-        total = [tf.reduce_sum(weights, keepdims=True)]
+        # Not reduce_sum, which begins with 0.0: a rank that is done weighs -0.0.
+        total = [tf.add_n(tf.split(weights, group.size))]
         if plan.weighs:
             shares = tf.unstack(tf.math.divide_no_nan(weights, total[0]), group.size)
     results = [
@@ -288,7 +288,7 @@ def _sum_padded(
     All tell theirs, and pad to the bucket of the largest, which has keys of its own.
     """
     flat = tf.reshape(tensor, [-1])
-    longest = compare_shapes(tensor, group, key, to=_KIND, skips_empty=True)
+    longest = compare_shapes(tensor, group, key, to=GRADIENTS, skips_empty=True)
     bucket = find_bucket(longest)
     padded = pad(flat, bucket)
     first = key + 1 + 2 * bucket

@@ -89,7 +89,7 @@ class ProcessGroup:
         self.of_step: dict[int, Any] = {}  # Exchanges of a training step, by first key.
         # Session graphs in which an op holds a thread while it waits.
         self.holding_threads: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._entered = self._completed = 0  # By calls from Python.
+        self._entered = self._completed = self._needing_all = 0  # By calls from Python.
         self._hosted: dict[int, tuple[int, bool]] = {}  # Those that are under way.
         self._waiting: Exchange | None = None  # Which others are still to describe.
         self._threads: set[int] = set()
@@ -284,15 +284,16 @@ class ProcessGroup:
 
     @property
     def progress(self) -> tf.Variable:
-        """int64 [3]: collectives entered and completed, and the keys of those between.
+        """int64 [4]: collectives entered and completed, keys, collectives of all ranks.
 
-        Each collective in a function adds to it before and after itself. Of several
-        that run at once the keys add up.
+        Each collective in a function adds to it before and after itself. The keys are
+        those of collectives between; of several that run at once they add up. The last
+        number counts those entered that also need ranks that have finished.
         """
         if self._progress is None:
             with tf.init_scope(), tf.device("/cpu:0"):
                 self._progress = tf.Variable(
-                    [0, 0, 0],
+                    [0, 0, 0, 0],
                     dtype=tf.int64,
                     trainable=False,
                     name="tw_syncrep_progress",
@@ -300,19 +301,21 @@ class ProcessGroup:
         return self._progress
 
     @contextlib.contextmanager
-    def host_call(self, key: int, *, blocks: bool) -> Iterator[None]:
+    def host_call(self, key: int, *, blocks: bool, needs_all: bool) -> Iterator[None]:
         """Scope of collectives that run at once, from Python.
 
         Args:
           key: the first of theirs.
           blocks: whether the program waits; others may begin meanwhile in a session,
             and in ``finish``.
+          needs_all: whether those ranks must come, too, that have finished.
 
         Raises:
           ReplicaTimeoutError: they end with an error, or not, as somebody is missing.
         """
         with self._lock:
             self._entered += 1
+            self._needing_all += needs_all
             number = self._entered
             self._hosted[number] = key, blocks
             if blocks:
@@ -360,18 +363,23 @@ class ProcessGroup:
             self._member.fail(why, timeout_s=2.0)
         self.leave()
 
-    def _read_progress(self) -> tuple[int, int, int]:
-        """Reads how many collectives were entered and completed, and the keys between.
+    def _read_progress(self) -> tuple[int, int, int, int]:
+        """Reads how many collectives were entered and completed, the keys, and more.
 
-        The keys are those of collectives in functions.
+        The keys are those of collectives in functions; the last number is of those
+        entered that need all ranks.
         """
-        entered, completed, keys = self._entered, self._completed, 0
+        marks = [0, 0, 0, 0]
         if self._progress is not None:
             with _tf_compat.eager_mode():
                 marks = self._progress.numpy().tolist()
-            entered, completed = entered + marks[0], completed + marks[1]
-            keys = marks[2]
-        return entered, completed, keys
+        entered, completed, keys, needing_all = marks
+        return (
+            self._entered + entered,
+            self._completed + completed,
+            keys,
+            self._needing_all + needing_all,
+        )
 
     def _find_inside(self, num_inside: int, keys: int) -> tuple[int, str, str]:
         """Returns a ``Report``'s number, order and what."""
@@ -389,7 +397,7 @@ class ProcessGroup:
         return key if blocks and is_alone else 0, order, str(exchange)
 
     def _read_report(self) -> Report:
-        entered, completed, keys = self._read_progress()
+        entered, completed, keys, needing_all = self._read_progress()
         if (
             entered,
             completed,
@@ -397,7 +405,11 @@ class ProcessGroup:
             self._reported, self._moved_s = (entered, completed), time.monotonic()
             self._events.noted("was seen", self._name, "entered collective", entered)
         inside = self._find_inside(entered - completed, keys)
-        return Report(entered, completed, self._traced, self._inside, _find_place(), *inside)
+        place = _find_place()
+        return Report(
+            *(entered, completed, self._traced, self._inside, place, *inside),
+            needing_all=needing_all,
+        )
 
     def _abort(self, missing: dict[int, str]) -> None:
         try:

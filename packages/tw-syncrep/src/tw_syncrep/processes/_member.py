@@ -175,7 +175,9 @@ class Member:
         """
         with self._changed:
             number = self._next_number
-        told = {"exchange": None, "keys": 0}
+        # How far it is: others may be in a collective that it was in, too, just before.
+        report = asdict(self._read_report())
+        told = {"exchange": None, "keys": 0, "report": report}
         self._say({"do": "agree", "number": number, **told})
 
         def must_look() -> bool:
@@ -187,7 +189,7 @@ class Member:
             self._await(must_look)
             self._is_agreeing = False
             found = self._followed.pop(number, None)
-            if self.missing and not is_over():
+            if found is None and self.missing and not is_over():
                 raise TimeoutError("Somebody is missing.")
         if found is None or is_over():
             self._say({"do": "unfollow", "number": number})

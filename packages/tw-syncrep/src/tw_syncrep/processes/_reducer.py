@@ -203,6 +203,7 @@ def _reduce(
         ]
     weighs = is_mean and weight is not None
     brought = tf.reshape(tf.cast(1.0 if weight is None else weight, tf.float32), [1])
+    brought = tf.abs(brought)  # -0.0 says that a rank is done.
     plan = plan_exchange(local, wire, divides=is_mean and not weighs, weighs=weighs)
     reduced, total = exchange_gradients(local, brought, plan, group, names)
     if weighs:

@@ -1,10 +1,14 @@
 """Ranks whose data ends before that of others.
 
 Either the rank that is done goes on taking part in the exchanges of each step, with
-zeros and with weight zero, until all are done; or the run ends for all at the first
-end.
+zeros, until all are done; or the run ends for all at the first end.
+
+A batch may weigh nothing, as one does whose rows are all masked. So the weight of a
+rank that is done is -0.0, and that of any other 0.0 or more: their sum is -0.0 where
+all are done, and nowhere else. Nor does adding -0.0 change a bit of any sum.
 """
 
+import math
 import threading
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
@@ -12,13 +16,13 @@ from typing import TypeVar
 import tensorflow as tf
 
 from tw_syncrep import _tf_compat
-from tw_syncrep.processes._agreement import Exchange
+from tw_syncrep.processes._agreement import END, Exchange
 from tw_syncrep.processes._collectives import add_up, run_collectives
 from tw_syncrep.processes._gradient_exchange import follow_exchange
 from tw_syncrep.processes._group import ProcessGroup
 
 _Batch = TypeVar("_Batch")
-_END = Exchange("the end of all data", ())
+_END = Exchange(END, ())
 
 
 def finish(group: ProcessGroup) -> int:
@@ -37,8 +41,9 @@ def finish(group: ProcessGroup) -> int:
 
     Raises:
       RuntimeError: others have begun what a rank without data cannot take part in, such
-        as a broadcast.
-      ReplicaTimeoutError: a rank is missing.
+        as a broadcast. They get a ``ReplicaTimeoutError`` that says so.
+      ReplicaTimeoutError: a rank is missing; or others are in a collective that they
+        have run before, in which a rank without data cannot take part.
     """
     if group.size == 1:
         return 0
@@ -67,7 +72,7 @@ def finish(group: ProcessGroup) -> int:
 
 
 class _Share(threading.Thread):
-    """A thread that takes part in one exchange of each step until none has weight.
+    """A thread that takes part in one exchange of each step until all are done.
 
     Others may do the exchanges of a step in any order, so each has a thread.
     """
@@ -91,12 +96,18 @@ class _Share(threading.Thread):
         exchange, find_weight = self._group.of_step[self._key]
         try:
             with _tf_compat.eager_mode():
-                while float(find_weight(exchange.run_with_nothing())[0]):
+                while not _is_end(find_weight(exchange.run_with_nothing())):
                     self.steps += 1
             self.is_done = True
         except BaseException as error:  # Is raised by who called ``finish``.
             self.error = error
         self._group.look_again()
+
+
+def _is_end(weight: tf.Tensor) -> bool:
+    """Tells -0.0, the weight of ranks that are all done, from 0.0 and NaN."""
+    total = float(weight[0])
+    return total == 0.0 and math.copysign(1.0, total) < 0.0
 
 
 def until_first_end(
