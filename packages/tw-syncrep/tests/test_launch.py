@@ -15,7 +15,7 @@ import time
 import warnings
 
 import pytest
-from syncrep_launches import finish, is_alive, launch
+from syncrep_launches import finish, is_alive, launch, wait_until
 
 from tw_syncrep.cluster import ExposedServerWarning, is_exposed
 from tw_syncrep.cluster._network_exposure import find_free_ports, warn_if_exposed
@@ -202,16 +202,30 @@ def test_workers_without_a_gpu_each_are_told_that_they_have_none():
     assert "1 GPU for 2 workers" in err
 
 
-def test_a_killed_launcher_leaves_no_task_behind():
-    program = "print(os.getpid(), flush=True); time.sleep(60)"
-    process = launch(program, "--ps", "0", "--workers", "1")
-    pid = int(process.stdout.readline().split()[-1])
+def test_a_killed_launcher_leaves_neither_tasks_nor_their_children_behind():
+    program = """
+    child = os.posix_spawnp("sleep", ["sleep", "60"], os.environ)
+    print(os.getpid(), child, flush=True)
+    time.sleep(60)
+    """
+    process = launch(program, "--ps", "0", "--workers", "2")
+    lines = [process.stdout.readline() for _ in range(2)]
+    pids = [int(pid) for line in lines for pid in line.split()[-2:]]
     process.kill()
     process.communicate(timeout=30)
-    end = time.monotonic() + 10
-    while is_alive(pid) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not is_alive(pid)
+    wait_until(lambda: not any(map(is_alive, pids)))
+
+
+def test_a_launcher_under_nohup_goes_on_when_its_terminal_closes():
+    program = "print('ready', flush=True); time.sleep(2); print('done')"
+    process = launch(
+        *(program, "--ps", "0", "--workers", "1"),
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )
+    process.stdout.readline()
+    process.send_signal(signal.SIGHUP)
+    status, out, _ = finish(process)
+    assert (status, out) == (0, "[worker 0] done\n")
 
 
 def test_isolated_tasks_have_the_loopback_interface_only():

@@ -199,7 +199,11 @@ def _signals_into(inbox: Inbox) -> Iterator[None]:
     def note(number: int, _: FrameType | None) -> None:
         inbox.put(Signalled(number))
 
-    before = {number: signal.signal(number, note) for number in SIGNALS}
+    def is_taken(number: int) -> bool:  # nohup is to go on when its terminal closes.
+        return number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+
+    taken = filter(is_taken, SIGNALS)
+    before = {number: signal.signal(number, note) for number in taken}
     try:
         yield
     finally:

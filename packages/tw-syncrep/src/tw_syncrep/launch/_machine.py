@@ -9,7 +9,7 @@ from pathlib import Path
 from tw_syncrep.cluster._network_exposure import find_free_ports
 from tw_syncrep.launch._messages import Ended, Idle, Restart, Start, Stop
 from tw_syncrep.launch._plan import Share, TaskPlan, plan_tasks
-from tw_syncrep.launch._task import Ends, TaskProcess
+from tw_syncrep.launch._task import Ends, Keeper, TaskProcess
 
 _KILLED_S = 10.0
 _LAST_LINES_S = 1.0
@@ -43,7 +43,7 @@ class Machine:
         """
         self.share = share
         self._command, self._grace_s, self._log_dir = command, grace_s, log_dir
-        self._on_end, self._ends = on_end, Ends()
+        self._on_end, self._ends, self._keeper = on_end, Ends(), Keeper()
         self._plans: dict[str, TaskPlan] = {}
         self._processes: dict[str, TaskProcess] = {}
         self._starts: Counter[str] = Counter()
@@ -129,6 +129,7 @@ class Machine:
             running[0].has_ended.wait(0.1)
             self.tick()
         self._ends.close()
+        self._keeper.close()
         end = time.monotonic() + _LAST_LINES_S
         for process in self._processes.values():
             process.wait_for_output(max(0.0, end - time.monotonic()))
@@ -147,7 +148,12 @@ class Machine:
             )
         self._starts[plan.name] += 1
         self._processes[plan.name] = TaskProcess(
-            plan, self._command, log=log, ends=self._ends, on_end=self._on_end
+            plan,
+            self._command,
+            log=log,
+            ends=self._ends,
+            keeper=self._keeper,
+            on_end=self._on_end,
         )
 
 

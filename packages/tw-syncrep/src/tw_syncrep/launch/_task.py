@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,50 @@ _PR_SET_PDEATHSIG = 1
 _NOT_RUN = 127  # as a shell reports it
 _LAST_LINES_S = 0.5
 _POLL_S = 1.0
+
+
+# Reads numbers of process groups, "+N" of one that begins and "-N" of one that
+# ends, and kills those that are left when nobody writes any more.
+_KEEPER = """
+import os, signal, sys
+groups = set()
+for line in sys.stdin.buffer:
+    (groups.add if line[:1] == b"+" else groups.discard)(int(line[1:]))
+for group in groups:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+
+
+class Keeper:
+    """A process that kills what tasks have started when the launcher is killed.
+
+    The kernel ends a task's own process with the launcher, but not that one's children.
+    """
+
+    def __init__(self) -> None:
+        """Starts it, in a session of its own: a signal to the launcher misses it."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _KEEPER],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def note(self, group: int, *, has_begun: bool) -> None:
+        """Says that a process group has begun, or is about to end."""
+        line = b"%c%d\n" % (b"+" if has_begun else b"-", group)
+        with contextlib.suppress(OSError):  # It was killed; the run goes on without it.
+            os.write(self._process.stdin.fileno(), line)  # type: ignore[union-attr]
+
+    def close(self) -> None:
+        """Ends it."""
+        self._process.stdin.close()  # type: ignore[union-attr]
+        self._process.wait()
 
 
 class Ends:
@@ -80,6 +125,7 @@ class TaskProcess:
         *,
         log: Path | None,
         ends: "Ends",
+        keeper: Keeper,
         on_end: Callable[["TaskProcess"], None],
     ) -> None:
         """Starts it; call this from the main thread, whose end ends the task.
@@ -92,9 +138,10 @@ class TaskProcess:
         self._code: int | None = None
         self._fault = ""
         self._output: TaskOutput | None = None
+        self._keeper = keeper
         self._signalling = threading.Lock()
         try:
-            self._process = _start(command, plan)
+            self._process = _start(command, plan, keeper)
         except OSError as error:
             self._code, self._fault = _NOT_RUN, f"tw-launch: {command[0]}: {error}"
             self.has_ended.set()
@@ -137,6 +184,7 @@ class TaskProcess:
             # Until it is waited for, nobody else can have its group's number.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+            self._keeper.note(self._process.pid, has_begun=False)
             self._code = self._process.wait()
         self.has_ended.set()
         on_end(self)
@@ -149,16 +197,19 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _start(command: Sequence[str], plan: TaskPlan) -> subprocess.Popen[bytes]:
+def _start(
+    command: Sequence[str], plan: TaskPlan, keeper: Keeper
+) -> subprocess.Popen[bytes]:
     libc = ctypes.CDLL(None)
     launcher = os.getpid()
 
     def end_with_launcher() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if sys.platform == "linux":
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != launcher:  # It has ended before this line.
             os._exit(1)
 
-    return subprocess.Popen(
+    process = subprocess.Popen(
         command,
         env={**os.environ, **plan.variables},
         stdin=subprocess.DEVNULL,
@@ -167,3 +218,5 @@ def _start(command: Sequence[str], plan: TaskPlan) -> subprocess.Popen[bytes]:
         start_new_session=True,
         preexec_fn=end_with_launcher,
     )
+    keeper.note(process.pid, has_begun=True)
+    return process
