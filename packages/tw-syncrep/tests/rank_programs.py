@@ -1,5 +1,6 @@
 """What ranks do in tests: functions of a group, called by name."""
 
+import atexit
 import ctypes
 import importlib
 import json
@@ -18,6 +19,7 @@ import syncrep_programs
 import tensorflow as tf
 
 from tw_syncrep import _tf_compat, processes
+from tw_syncrep.processes import _group
 
 _counter: Any = None
 v1 = tf.compat.v1
@@ -37,6 +39,7 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
         ``environment`` (variables by rank), ``resolves_in_s`` (until names are known).
     """
     syncrep_programs.end_with_the_test()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Whatever the test has.
     joining = _prepare(dict(options), pipe)
     group = answer(pipe, lambda: processes.join(**joining), tells=False)
     while group is not None:
@@ -506,9 +509,49 @@ def place_in_child(group: Any) -> str:
     return os.read(read, 1000).decode()
 
 
-def leave(group: Any) -> None:
+def leave(group: Any, timeout_s: float = 5.0) -> None:
     """Leaves the group."""
-    group.leave()
+    group.leave(timeout_s=timeout_s)
+
+
+def fork(group: Any) -> None:
+    """Forks a child that exits as Python does, and one that lives for half a minute."""
+    if (child := os.fork()) == 0:
+        atexit._run_exitfuncs()
+        os._exit(0)
+    os.waitpid(child, 0)
+    if os.fork() == 0:
+        signal.alarm(30)
+        while True:
+            signal.pause()
+
+
+def reduce_until_interrupted(group: Any, mode: str) -> float:
+    """Sums again and again; tells when Ctrl-C was heard (``time.monotonic``)."""
+    try:
+        reduce(group, mode, [[np.ones(4, np.float32)]], {}, 10**9)
+    except KeyboardInterrupt:
+        return time.monotonic()
+    raise AssertionError("nobody pressed Ctrl-C")
+
+
+def fail_outside_of_collectives(group: Any) -> list[str]:
+    """Tells of errors with which no collective has to do; a wait for a rank hangs."""
+    _group._VERDICT_S = 600.0
+    batches = iter(tf.data.Dataset.range(1))
+
+    @group.bounded
+    @tf.function
+    def step() -> None:
+        processes.sum_across([[tf.ones([4]) * float(next(batches))]], group=group)
+
+    step()
+    try:
+        step()
+    except tf.errors.OutOfRangeError as error:
+        own = tf.errors.UnavailableError(None, None, "a server of the user's is away")
+        return [type(error).__name__, group.explain(own.message)]
+    return []
 
 
 def count_calls(

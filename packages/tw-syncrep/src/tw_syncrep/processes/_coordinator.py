@@ -96,6 +96,12 @@ class Coordinator:
         self._ended.set()
         self._thread.join(timeout_s)
 
+    def close_sockets(self) -> None:
+        """Closes all connections in a forked child; they stay open in this process."""
+        for line in [*self._sockets.values(), *self._unknown]:
+            line.close()
+        self._listener.close()
+
     def _serve(self) -> None:
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -113,9 +119,7 @@ class Coordinator:
             name = type(error).__name__
             self._tell({0: f"has lost its thread for the side channel ({name})"})
         finally:
-            for line in [*self._sockets.values(), *self._unknown]:
-                line.close()
-            self._listener.close()
+            self.close_sockets()
             self._selector.close()
 
     def _accept(self) -> None:
@@ -199,7 +203,9 @@ class Coordinator:
                 self._send_all({"do": "report"})
         if message["do"] == "lost" and self._attendance is not None:
             self._attendance.fail(rank, str(message["why"]))
-            if rank != 0:  # Which ends when all have been told.
+            # It has ended by the time at which others would have been asked.
+            self._missing_since, self._asked_s = now_s - _TOGETHER_S, now_s - _ANSWER_S
+            if rank != 0 and message["ends"]:  # Rank 0 ends when all have been told.
                 self._send(rank, {"do": "bye"})
 
     def _greet(self, line: LineSocket, message: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ from tw_syncrep.processes._attendance import (
     describe_report,
 )
 from tw_syncrep.processes._coordinator import Coordinator
+from tw_syncrep.processes._interrupts import InterruptWatch
 from tw_syncrep.processes._member import Member
 from tw_syncrep.processes._side_channel import Introduction
 
@@ -108,6 +109,7 @@ class ProcessGroup:
         self._lost: ReplicaTimeoutError | None = None
         self._exit = sys.exit
         self._exits: tuple[Any, float] = (None, 0.0)
+        self._interrupts: InterruptWatch | None = None
 
     def __repr__(self) -> str:
         """Names the rank."""
@@ -137,6 +139,7 @@ class ProcessGroup:
                 result = function(*args, **kwargs)
             except tf.errors.OpError as error:
                 missing = self._find_missing()
+                self._hear_interrupt()
                 if missing is None:
                     raise
                 raise missing from error
@@ -170,6 +173,8 @@ class ProcessGroup:
         if sys.exit == self._note_exit:
             sys.exit = self._exit
         self.has_left = True
+        if self._interrupts is not None:
+            self._interrupts.close()
         if self._member is not None:
             self._member.leave(timeout_s=timeout_s)
             self._member = None
@@ -326,6 +331,7 @@ class ProcessGroup:
             yield
         except tf.errors.OpError as error:
             missing = self._find_missing()
+            self._hear_interrupt()
             if missing is None:
                 raise
             raise missing from error
@@ -340,6 +346,11 @@ class ProcessGroup:
             self._member.start(self._read_report, self._abort)
             # No other way tells a function of ``atexit`` how the program ends.
             self._exit, sys.exit = sys.exit, self._note_exit
+            give_up = functools.partial(
+                self._member.give_up, "was interrupted (SIGINT)"
+            )
+            self._interrupts = InterruptWatch(self._is_inside, give_up)
+            os.register_at_fork(after_in_child=self._forget)
         atexit.register(self._leave_at_exit, os.getpid())
 
     def _note_exit(self, status: Any = None, /) -> NoReturn:
@@ -362,6 +373,30 @@ class ProcessGroup:
         if why and self._member is not None:
             self._member.fail(why, timeout_s=2.0)
         self.leave()
+
+    def _hear_interrupt(self) -> None:
+        if self._interrupts is not None:
+            self._interrupts.hear()
+
+    def _forget(self) -> None:
+        """Has a forked child hold nothing that speaks for this rank, or hides its end.
+
+        It would say goodbye for the rank when it exits, and keep its connections open
+        when the rank is killed.
+        """
+        atexit.unregister(self._leave_at_exit)
+        self.has_left = True
+        if self._interrupts is not None:
+            self._interrupts.close()
+        for end in (self._member, self._coordinator):
+            if end is not None:
+                end.close_sockets()
+        self._member = self._coordinator = None
+
+    def _is_inside(self) -> bool:
+        """Tells whether this rank is inside a collective, or one of its has failed."""
+        entered, completed, *_ = self._read_progress()
+        return entered > completed
 
     def _read_progress(self) -> tuple[int, int, int, int]:
         """Reads how many collectives were entered and completed, the keys, and more.
@@ -424,7 +459,9 @@ class ProcessGroup:
         """Returns what a collective's error means; None where nobody is missing."""
         if self._member is None:
             return None
-        missing = self._member.wait_for_missing(_VERDICT_S)
+        # An error from anything else, such as the end of a dataset, need not wait.
+        wait_s = _VERDICT_S if self._is_inside() else 0.0
+        missing = self._member.wait_for_missing(wait_s)
         return self._as_error(missing) if missing else None
 
     def _as_error(self, missing: dict[int, str], text: str = "") -> ReplicaTimeoutError:

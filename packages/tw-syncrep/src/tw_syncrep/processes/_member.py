@@ -24,6 +24,8 @@ from tw_syncrep.processes._side_channel import (
 
 _log = logging.getLogger(__name__)
 _AGAIN_S = 0.5
+_TOLD_S = 0.3
+"""Rank 0 takes a twentieth of a second to tell all that a rank gives up."""
 
 
 class AbsentError(TimeoutError):
@@ -207,6 +209,16 @@ class Member:
             self._changed.wait_for(lambda: bool(self.missing), timeout_s)
             return dict(self.missing)
 
+    def give_up(self, why: str) -> None:
+        """Says that this rank takes part no more, and ends what it waits in."""
+        self._say({"do": "lost", "why": why, "ends": False})
+        self.wait_for_missing(_TOLD_S)  # Which others are told as well.
+        self._lose({self._own.rank: why})
+
+    def close_sockets(self) -> None:
+        """Closes the connection in a forked child; it stays open in this process."""
+        self._line.close()
+
     def leave(self, *, timeout_s: float) -> None:
         """Says goodbye, waits for the others' last exchange, closes the connection."""
         self._said_bye = True
@@ -215,7 +227,8 @@ class Member:
             message = {"do": "bye", "report": report, "wait_s": timeout_s}
             with contextlib.suppress(OSError):
                 self._line.send(message, timeout_s=timeout_s)
-        self._ended.wait(timeout_s + 1.0)
+        if self._over_at is None:  # Else rank 0 answers nobody any more.
+            self._ended.wait(timeout_s + 1.0)
         self._ended.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)  # It reads from the line.
@@ -227,7 +240,7 @@ class Member:
         Rank 0's waits until it has told all.
         """
         self._said_bye = True
-        self._say({"do": "lost", "why": why})
+        self._say({"do": "lost", "why": why, "ends": True})
         self._ended.wait(timeout_s)
 
     def _await(self, is_there: Callable[[], bool], within_s: float = math.inf) -> None:
@@ -327,6 +340,9 @@ class Member:
                     if silent_s >= self._limits.timeout_s:
                         self._lose({0: f"has been silent for {silent_s:.1f} s"})
                 except OSError:
+                    with contextlib.suppress(OSError, ValueError):
+                        while messages := self._line.receive():  # What came before.
+                            self._hear(messages)
                     self._hear(None)
         while self._over_at is not None and not self._ended.wait(interval_s):
             if self._is_agreeing or self._read_report().entered > self._over_at:
@@ -373,6 +389,8 @@ class Member:
                 self._ended.set()
             if message["do"] == "over":
                 self._over_at = int(message["entered"])
+                if self._said_bye:
+                    self._ended.set()
 
     def _lose(self, missing: dict[int, str]) -> None:
         if self._ended.is_set():
