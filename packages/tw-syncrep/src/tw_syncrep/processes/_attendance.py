@@ -85,7 +85,6 @@ class Rank:
       left: whether it had said goodbye.
       fault: why it takes part no more, where it said so itself.
       finished: whether it has no more data, and follows the others.
-      fault: why it takes part no more, where it said so itself.
     """
 
     heard_s: float
@@ -96,7 +95,6 @@ class Rank:
     left: bool = False
     fault: str = ""
     finished: bool = False
-    fault: str = ""
 
 
 class Attendance:

@@ -211,7 +211,7 @@ class Member:
 
     def give_up(self, why: str) -> None:
         """Says that this rank takes part no more, and ends what it waits in."""
-        self._say({"do": "lost", "why": why, "ends": False})
+        self._say({"do": "lost", "why": why})
         self.wait_for_missing(_TOLD_S)  # Which others are told as well.
         self._lose({self._own.rank: why})
 
