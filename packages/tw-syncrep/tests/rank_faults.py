@@ -7,6 +7,7 @@ Every fault meets every victim, in each of two modes:
     stopped   SIGSTOP                            of ranks 2 and 3, of the first three
     cut       the link is taken down             faults
     failed    an error ends its program
+    broken    an error ends its beats
     stuck     its main thread stops    modes     function, session
     busy      the same, for a while
     strangers send what they like to
@@ -15,10 +16,10 @@ Every fault meets every victim, in each of two modes:
 What must hold: every living rank raises an error that names the missing ranks, no
 fewer and no more, within ``TIMEOUT_S`` plus ``GRACE_S`` of the fault, within
 ``STALL_S`` plus that where the rank answers, and within ``GRACE_S`` alone where
-processes were killed or failed. Without rank 0 nobody knows of others, so that alone is
-missing; and who is cut off misses rank 0, which misses all that it cannot reach. Then
-every living process ends when it is told to. Where a rank is busy for longer than
-``TIMEOUT_S`` and answers, all train on.
+processes were killed, failed or broken. Without rank 0 nobody knows of others, so that
+alone is missing; and who is cut off misses rank 0, which misses all that it cannot
+reach. Then every living process ends when it is told to. Where a rank is busy for
+longer than ``TIMEOUT_S`` and answers, all train on.
 """
 
 import contextlib
@@ -42,7 +43,7 @@ from tw_syncrep.cluster._addresses import split_address
 
 TIMEOUT_S, STALL_S, BUSY_S = 3.0, 6.0, 4.5
 FAULTS = ("killed", "stopped", "cut")
-OWN_FAULTS = ("failed", "stuck", "busy")
+OWN_FAULTS = ("failed", "broken", "stuck", "busy")
 VICTIMS = {"rank 0": (0,), "rank 1": (1,), "machine": (2, 3)}
 MODES = ("function", "session")
 KINDS = {"function": "ReplicaTimeoutError", "session": "UnknownError"}
@@ -90,7 +91,8 @@ class Drill:
     def deadline_s(self) -> float:
         if self.fault == "stuck":
             return STALL_S
-        return 0.0 if self.fault in ("killed", "failed") else TIMEOUT_S
+        at_once = ("killed", "failed", "broken")
+        return 0.0 if self.fault in at_once else TIMEOUT_S
 
 
 GREETING = {

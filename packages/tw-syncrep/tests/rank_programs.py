@@ -416,12 +416,15 @@ def be_busy(how: str, busy_s: float) -> None:
 
 
 def heed_signal(group: Any, fault: str, busy_s: float) -> None:
-    """Has SIGUSR1 end this program by an error, or keep it busy."""
+    """Has SIGUSR1 end this program by an error, break its beats, or keep it busy."""
 
     def handle(*_: object) -> None:
         if fault == "failed":
             end_program(group, "raise RuntimeError('as it was told')")
-        time.sleep(busy_s)
+        elif fault == "broken":
+            group._member._read_report = group._member.introductions.index
+        else:
+            time.sleep(busy_s)
 
     signal.signal(signal.SIGUSR1, handle)
 
