@@ -482,7 +482,7 @@ def join_again(group: Any) -> str:
 
 
 def set_up(group: Any, mode: str, changes: bool, wait_s: float) -> dict[str, Any]:
-    """Sums on the second logical CPU, after settings where they come after ``join``."""
+    """Sums on two logical CPUs, after settings where they come after ``join``."""
     if mode == "session":
         v1.disable_v2_behavior()
     if changes:
@@ -493,9 +493,9 @@ def set_up(group: Any, mode: str, changes: bool, wait_s: float) -> dict[str, Any
         tf.config.threading.set_inter_op_parallelism_threads(3)
         tf.config.threading.set_intra_op_parallelism_threads(1)
     time.sleep(wait_s)
-    with tf.device("/cpu:1"):
-        given = [[[np.ones([2], np.float32)]], {}]
-        [[total]] = reduce(group, mode, *given)
+    for place in ("/cpu:0", "/cpu:1"):
+        with tf.device(place):
+            [[total]] = reduce(group, mode, [[np.ones([2], np.float32)]], {})
     devices = tf.config.list_logical_devices("CPU")
     return {"total": total.tolist(), "devices": [device.name for device in devices]}
 

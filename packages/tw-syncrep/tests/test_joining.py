@@ -92,7 +92,7 @@ def test_a_started_runtime_is_refused(make_ranks):
     ("mode", "changes"), [("function", True), ("session", True), ("eager", False)]
 )
 def test_the_runtime_starts_with_its_first_op(make_ranks, mode, changes):
-    ranks = make_ranks(2, timeout_s=1.0, towers=1 if changes else 2).joined()
+    ranks = make_ranks(2, timeout_s=2.0, towers=1 if changes else 2).joined()
     calls = [(mode, changes, 3.0 * rank) for rank in range(2)]
     for rank, got in enumerate(ranks.call_each("set_up", calls)):
         place = f"/job:worker/replica:0/task:{rank}/device:CPU:"
