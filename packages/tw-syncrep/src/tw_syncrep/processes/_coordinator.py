@@ -205,7 +205,7 @@ class Coordinator:
             self._attendance.fail(rank, str(message["why"]))
             # It has ended by the time at which others would have been asked.
             self._missing_since, self._asked_s = now_s - _TOGETHER_S, now_s - _ANSWER_S
-            if rank != 0 and message.get("ends"):  # Rank 0 ends when all have been told.
+            if rank != 0 and message.get("ends"):  # Rank 0 is to tell all.
                 self._send(rank, {"do": "bye"})
 
     def _greet(self, line: LineSocket, message: dict[str, Any]) -> None:
