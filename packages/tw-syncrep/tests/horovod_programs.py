@@ -683,7 +683,8 @@ def reduce_by_name(
     arrays = [np.float32([len(name) * (hvd.rank() + 1)]) for name in names]
     shape = [None] if hides else [1]
     if mode == "session":
-        with tf.Graph().as_default(), v1.Session() as session:
+        threads = v1.ConfigProto(inter_op_parallelism_threads=8)
+        with tf.Graph().as_default(), v1.Session(config=threads) as session:
             fed = [v1.placeholder(tf.float32, shape) for _ in names]
             built = build(*fed)
             feed = dict(zip(fed, arrays, strict=True))
@@ -766,10 +767,30 @@ def agree_on_keys(counts: list[int]) -> list[int]:
     return [first - firsts[0] for first in firsts]
 
 
-def gather_many(count: int) -> tuple[list[float], float]:
-    """Joins rows of as many tensors, and of one more in another exchange."""
-    rows = [tf.fill([1 + n % 7], float(n)) for n in range(count)]
-    joined = hvd.grouped_allgather(rows)
-    alone = hvd.allgather(tf.ones([1, 9]))
-    sums = [float(tf.reduce_sum(t)) / len(t) for t in joined]
-    return sums, float(tf.reduce_sum(alone)) / 9
+def reduce_many(count: int) -> list[set[float]]:
+    """Sums tensors of unlike lengths in two exchanges, the last with its last key too.
+
+    TensorFlow ends all collectives where another shape comes under a key.
+    """
+    from tw_syncrep.processes import _collectives
+    from tw_syncrep.processes._agreement import Exchange
+
+    group, last = _basics.find_group(""), _collectives.KEYS_PER_TENSOR - 1
+
+    def body(brought: list[tf.Tensor], keys: list[int]) -> list[tf.Tensor]:
+        return [
+            _collectives.add_up(tensor, group, key + place, "Add")
+            for tensor, key in zip(brought, keys, strict=True)
+            for place in ((0, last) if key == keys[-1] else (0,))
+        ]
+
+    results = []
+    for first in (1, 500):
+        tensors = [tf.ones([first + n]) for n in range(count)]
+        specs = [tf.TensorSpec([None], tf.float32)] * count
+        exchange = Exchange(f"{count} tensors from {first}", ())
+        got = _collectives.run_collectives(
+            body, tensors, specs, group=group, exchange=exchange
+        )
+        results.append({float(t[0]) for t in got} | {float(t[-1]) for t in got})
+    return results

@@ -253,7 +253,7 @@ class ProcessGroup:
         compiled = trace() if compiled is None else compiled
         with self._lock:
             self._compiled[key] = compiled
-            if len(self._compiled) > _MAX_COMPILED:
+            while len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
         return compiled
 
