@@ -262,13 +262,13 @@ def _add_weight(
     total, unit = tf.unstack(so_far)
     unit = tf.where(total > 0, unit, weight)
     is_other = tf.logical_and(tf.not_equal(weight, unit), tf.not_equal(weight, 0))
-    new = tf.where(is_other, _power_of_two(unit), unit)
+    new = tf.where(is_other, power_of_two(unit), unit)
     before = tf.where(is_other, unit / new, tf.ones_like(unit))
     share = tf.math.divide_no_nan(weight, new)
     return tf.stack([total * before + share, new]), before, share
 
 
-def _power_of_two(number: tf.Tensor) -> tf.Tensor:
+def power_of_two(number: tf.Tensor) -> tf.Tensor:
     """Returns the largest power of two that is not above a float64: its exponent."""
     exponent = tf.constant(0x7FF << 52, tf.int64)
     bits = tf.bitwise.bitwise_and(tf.bitcast(number, tf.int64), exponent)

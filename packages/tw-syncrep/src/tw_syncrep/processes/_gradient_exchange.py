@@ -9,6 +9,7 @@ import tensorflow as tf
 from tw_core import flat_packs
 from tw_core.flat_packs import PackPlan
 from tw_core.gradients import map_values, values_of
+from tw_syncrep._transfer.payload import power_of_two
 from tw_syncrep.processes._agreement import GRADIENTS, Exchange, TensorSpec
 from tw_syncrep.processes._collectives import (
     add_up,
@@ -136,7 +137,30 @@ def exchange_gradients(
         reduced[n] = tf.IndexedSlices(values, indices, local[n].dense_shape)
     if plan.divides and not plan.gathers_weights:  # Its pack was divided.
         total *= group.size
+    if plan.weighs:
+        spread = _in_units(total, total)[0]
+
+        def divide(values: tf.Tensor) -> tf.Tensor:
+            if narrow_dtype(values.dtype, plan.wire) is None:
+                return values
+            wide = tf.cast(values, tf.float32)
+            return tf.cast(tf.math.divide_no_nan(wide, spread), values.dtype)
+
+        reduced = {n: map_values(divide, grad) for n, grad in reduced.items()}
     return [reduced[n] for n in range(len(local))], total
+
+
+def _in_units(weights: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+    """Divides weights by a power of two, the least that is not below their total.
+
+    No sum is too large then, and none of whole numbers is rounded.
+    """
+    total = tf.cast(total, tf.float64)
+    unit = power_of_two(total)
+    unit = tf.where(unit < total, 2 * unit, unit)
+    return tf.cast(
+        tf.math.divide_no_nan(tf.cast(weights, tf.float64), unit), tf.float32
+    )
 
 
 def _unpack(
@@ -227,7 +251,7 @@ def _body(
         # Not reduce_sum, which begins with 0.0: a rank that is done weighs -0.0.
         total = [tf.add_n(tf.split(weights, group.size))]
         if plan.weighs:
-            shares = tf.unstack(tf.math.divide_no_nan(weights, total[0]), group.size)
+            shares = tf.unstack(_in_units(weights, total[0]), group.size)
     results = [
         _sum_dense(tensor, key, plan, group, shares)
         for tensor, key in zip(dense, keys, strict=False)
