@@ -627,6 +627,7 @@ OF_GRADIENT_VALUES_EXEMPT = {
     # Called for each gradient: what is no tensor goes through, or fails in TensorFlow.
     "map_values",
     "values_of",
+    "with_gradient",
     "with_unique_rows",
 }
 

@@ -1,8 +1,10 @@
 """Names, arguments and defaults are those of Horovod 0.28.1."""
 
+import gc
 import inspect
 import warnings
 from types import SimpleNamespace
+import weakref
 
 import numpy as np
 import pytest
@@ -304,6 +306,27 @@ def test_a_time_that_is_none_is_refused(monkeypatch, name, text):
     monkeypatch.setenv(variable, text)
     with pytest.raises(ValueError, match=rf"init: {variable} must be .*; got '{text}'"):
         hvd.init()
+
+
+def test_traces_of_collectives_are_freed(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    graphs = []
+
+    def step(x):
+        graphs.append(weakref.ref(tf.compat.v1.get_default_graph()))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = hvd.allreduce(x) + hvd.allgather(x) + hvd.broadcast(x, 0)
+            y += hvd.reducescatter(x) + hvd.alltoall(x)
+        return tape.gradient(y, x)
+
+    hvd.init()
+    try:
+        np.testing.assert_array_equal(tf.function(step)(tf.ones([3])), [5, 5, 5])
+    finally:
+        hvd.shutdown()
+    gc.collect()
+    assert graphs[0]() is None
 
 
 def test_a_process_alone_can_begin_and_end(monkeypatch):

@@ -1,10 +1,11 @@
 """What is needed of TensorFlow beyond its public names."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context
+from tensorflow.python.eager import context, record
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 
@@ -19,6 +20,7 @@ __all__ = [
     "read_profile",
     "set_initializer",
     "set_input",
+    "with_gradient",
 ]
 
 
@@ -51,6 +53,38 @@ def set_initializer(variable: tf.Variable, initializer: tf.Operation) -> None:
 def set_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
     """Has an op take another tensor; TensorFlow closes its loops like this."""
     op._update_input(index, tensor)
+
+
+def with_gradient(
+    results: Sequence[tf.Tensor],
+    inputs: Sequence[tf.Tensor],
+    gradient: Callable[..., Sequence[Any]],
+) -> list[tf.Tensor]:
+    """Returns tensors with a gradient of one's own.
+
+    As ``tf.custom_gradient``, but in a graph the op itself holds the function.
+    TensorFlow's registers one for each trace, under a new name and for good, so that no
+    such trace is ever freed.
+
+    Args:
+      results: [M], at least one.
+      inputs: [N] that the gradient is by; the only way back from the results.
+      gradient: takes the [M] gradients of the results; returns [N], None for none.
+
+    Returns:
+      [M] the results.
+    """
+    given = [*results, *inputs]
+
+    def backward(*upstream: Any) -> list[Any]:
+        return [*[None for _ in results], *gradient(*upstream[: len(results)])]
+
+    with record.stop_recording():
+        passed: list[tf.Tensor] = tf.identity_n(given)
+    if not tf.executing_eagerly():
+        passed[0].op._gradient_function = lambda op, *upstream: backward(*upstream)
+    record.record_operation("with_gradient", passed, given, backward)
+    return passed[: len(results)]
 
 
 def outermost_function_graph() -> tf.Graph:

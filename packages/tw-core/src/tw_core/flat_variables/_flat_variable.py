@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core._tf_compat import SaveableObject, SaveSpec
+from tw_core._tf_compat import SaveableObject, SaveSpec, with_gradient
 from tw_core.flat_packs import cut, join
 from tw_core.flat_variables._layout import Layout
 from tw_core.modes import builds_session_graph
@@ -234,16 +234,12 @@ def describe_sparse(names: Sequence[str]) -> str:
 def _refusing_sparse(value: tf.Tensor, name: str) -> tf.Tensor:
     """Returns ``value``, which has dense gradients only."""
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def unchanged(tensor: tf.Tensor) -> Any:
-        def gradient(upstream: Any) -> Any:
-            if isinstance(upstream, tf.IndexedSlices):
-                raise ValueError(f"FlatModel: {describe_sparse([name])}")
-            return upstream
+    def gradient(upstream: Any) -> list[Any]:
+        if isinstance(upstream, tf.IndexedSlices):
+            raise ValueError(f"FlatModel: {describe_sparse([name])}")
+        return [upstream]
 
-        return tf.identity(tensor), gradient
-
-    return unchanged(value)
+    return with_gradient([value], [value], gradient)[0]
 
 
 def _with_shape(tensor: tf.Tensor, name: str, shape: tuple[int, ...]) -> tf.Tensor:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from tw_core._tf_compat import with_gradient
+
 if TYPE_CHECKING:
     from tw_core.flat_variables._flat_variable import FlatVariable
 
@@ -153,7 +155,8 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
     def read_value(self) -> tf.Tensor:
         if self._value is not None and self._flat is not None:
             fresh = self._flat.read_part(self._number)
-            return _with_gradients_of(self._value, fresh)
+            # The gradient is one by ``value()``, as the model's own is.
+            return with_gradient([fresh], [self._value], lambda dy: [dy])[0]
         if self._value is not None:  # There is nothing else to read yet.
             return self._value
         if self._own is not None:
@@ -295,9 +298,3 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
         if self._value is None:
             raise AttributeError(f"{asked} is meaningless outside of session graphs.")
         return self._own
-
-
-@tf.custom_gradient  # type: ignore[untyped-decorator]
-def _with_gradients_of(value: tf.Tensor, read_anew: tf.Tensor) -> Any:
-    """Returns what was read anew; its gradient is one by ``value``, as a model's is."""
-    return tf.identity(read_anew), lambda upstream: (upstream, None)

@@ -3,6 +3,7 @@
 K towers, N variables, always in that order.
 """
 
+from tw_core._tf_compat import with_gradient
 from tw_core.gradients._checks import (
     check_any_gradient,
     check_grad_list,
@@ -40,5 +41,6 @@ __all__ = [
     "split_grad_list",
     "sum_duplicate_rows",
     "values_of",
+    "with_gradient",
     "with_unique_rows",
 ]

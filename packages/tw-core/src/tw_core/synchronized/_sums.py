@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 import tensorflow as tf
 
 from tw_core._records.origins import open_tower_scope, without_numbers
-from tw_core._tf_compat import control_flow_context, set_input
+from tw_core._tf_compat import control_flow_context, set_input, with_gradient
 from tw_core.checks import check_whole_number
 from tw_core.modes import compiles_with_xla, without_autograph
 from tw_core.synchronized._cycles import check_order_of_effects
@@ -337,16 +337,12 @@ class _Sum:
         if not chosen:
             return sums
 
-        @tf.custom_gradient  # type: ignore[untyped-decorator]
-        def summed(*both: tf.Tensor) -> tuple[Any, Any]:
-            def gradient(*upstream: tf.Tensor) -> tuple[Any, ...]:
-                back = self._gradient(index, list(upstream))
-                # Nothing for the totals: it would reach other towers through AddN.
-                return (*back, *[None for _ in back])
-
-            return [tf.identity(total) for total in both[len(chosen) :]], gradient
-
-        passed = summed(*[tensors[n] for n in chosen], *[sums[n] for n in chosen])
+        passed = with_gradient(
+            [sums[n] for n in chosen],
+            # Not the sums: their gradient would reach other towers through AddN.
+            [tensors[n] for n in chosen],
+            lambda *upstream: self._gradient(index, list(upstream)),
+        )
         for n, total in zip(chosen, passed, strict=True):
             sums[n] = total
         return sums

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core.gradients import with_gradient
 from tw_core.modes import without_autograph
 from tw_syncrep.horovod import _exchanges
 from tw_syncrep.horovod._basics import (
@@ -265,14 +266,9 @@ def differentiable(
     tensors: Tensors,
 ) -> Tensors:
     """Returns ``forward(tensors)``, whose gradients are what ``backward`` says."""
-
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def run(*given: tf.Tensor) -> tuple[Tensors, Callable[..., Tensors]]:
-        # What lies inside has no gradients of its own, nor shall they be looked for.
-        inner = [tf.stop_gradient(tensor) for tensor in given]
-        return forward(inner), lambda *grads: backward(list(grads))
-
-    return list(run(*tensors))
+    # What lies inside has no gradients of its own, nor shall they be looked for.
+    inner = [tf.stop_gradient(tensor) for tensor in tensors]
+    return with_gradient(forward(inner), tensors, lambda *dy: backward(list(dy)))
 
 
 def named(result: Any, name: str | None) -> Any:
