@@ -64,7 +64,9 @@ class GraphTrainer:
 
         def build_graph(inputs, row_weights=None):
             variables = {
-                name: v1.get_variable(name, initializer=tf.constant(value))
+                name: v1.get_variable(
+                    name, initializer=tf.constant(value), dtype=value.dtype
+                )
                 for name, value in weights.items()
             }
             named = dict(zip([*columns, *states], inputs, strict=True))

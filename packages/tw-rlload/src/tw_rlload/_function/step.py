@@ -147,7 +147,8 @@ class FunctionStep:
         optimizer = self._optimizers[0]
         if self._clip is None or hasattr(optimizer, "compute_gradients"):
             return self._clip
-        return _scaled(optimizer, tf.constant(self._clip))
+        # In float64, as the gradients may be.
+        return tf.cast(_scaled(optimizer, tf.constant(1.0)), tf.float64) * self._clip
 
 
 def _apply_pairs(_: Tower, optimizer: Any, pairs: Pairs, computed: Pairs) -> None:

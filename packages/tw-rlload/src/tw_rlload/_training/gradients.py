@@ -18,9 +18,11 @@ from tw_core.gradients import (
     check_any_gradient,
     check_grad_list,
     ensure_gradient_shapes,
+    map_values,
     merge_grad_list,
     scale,
     split_grad_list,
+    values_of,
     with_unique_rows,
 )
 from tw_core.variables import tf_variable
@@ -201,4 +203,20 @@ def _clipped(grads: Sequence[Any], bound: tf.Tensor | float | None) -> list[Any]
     unique = [with_unique_rows(grad) for grad in grads]
     if bound is None:
         return unique
-    return list(tf.clip_by_global_norm(unique, bound)[0])
+    # TensorFlow takes one dtype, and squares and factors that float16 cannot hold.
+    dtypes = [values_of(grad).dtype for grad in unique]
+    wide = tf.float64 if tf.float64 in dtypes else tf.float32
+    clipped, _ = tf.clip_by_global_norm(
+        [_cast(grad, wide) for grad in unique],
+        tf.cast(bound, wide) if tf.is_tensor(bound) else bound,
+    )
+    return [_cast(grad, dtype) for grad, dtype in zip(clipped, dtypes, strict=True)]
+
+
+def _cast(grad: Any, dtype: tf.DType) -> Any:
+    """Converts real gradients, each on its own device."""
+    values = values_of(grad)
+    if values.dtype == dtype or not values.dtype.is_floating:
+        return grad
+    with values.graph.colocate_with(values.op):
+        return map_values(lambda found: tf.cast(found, dtype), grad)
