@@ -197,12 +197,66 @@ def test_files_that_say_nothing_are_refused_by_name(tmp_path):
         (json.dumps({k: content[k] for k in ("format", "reducers")}), "damaged"),
         (json.dumps(content).replace("sum_on_device", "sum_up"), "'sum_up'; known"),
         (json.dumps(content).replace("1.0", "-1.0"), "must be above 0 and finite"),
-        (json.dumps(content).replace("[1024]", "[0]"), "'b1024' must be above 0"),
+        *(
+            (json.dumps(content).replace("[1024]", sizes), "'b1024' must be above 0")
+            for sizes in (
+                *("[0]", "[]", "[Infinity]", "[NaN]", "[-1]", "[1.5]", '["7"]', '"7"'),
+                *("[true]", "[null]", f"[1{400 * '0'}]"),
+            )
+        ),
+        *(
+            (json.dumps(content).replace("1.0", ratio), "must be above 0 and finite")
+            for ratio in ("Infinity", "NaN", "true", '"2"', "null", "[]", "0")
+        ),
+        (json.dumps(content).replace("1.0", f"1{400 * '0'}"), "is damaged (Overflow"),
+        (200_000 * "[", "m.json is not JSON"),
     ):
         path.write_text(broken)
         with pytest.raises(ValueError, match="tw-doctor --json FILE") as refusal:
             read_measurements(path)
         assert says in str(refusal.value), broken
+
+
+ODD = [float("inf"), float("-inf"), float("nan"), 10**400, 5e-324, True, "7", -1, 1.5]
+VALUES = st.sampled_from(ODD) | st.recursive(
+    st.none() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda own: (
+        st.lists(own, max_size=2)
+        | st.dictionaries(st.sampled_from(["auto", "ratio"]), own, max_size=2)
+    ),
+    max_leaves=3,
+)
+
+
+def places(holder):
+    """Lists all (dictionary or list, key) of a file's content."""
+    found = []
+    pairs = holder.items() if isinstance(holder, dict) else enumerate(holder)
+    for key, value in pairs:
+        found.append((holder, key))
+        if isinstance(value, dict | list):
+            found += places(value)
+    return found
+
+
+@given(st.data(), st.booleans())
+def test_a_file_with_anything_in_a_place_is_read_or_refused_by_name(
+    tmp_path_factory, data, copies
+):
+    times = {"sum_on_device": 1.0, "sum_balanced": 2.0}
+    content = as_json(made(b1024=times, b4096=times))
+    holder, key = data.draw(st.sampled_from(places(content)))
+    holder[key] = data.draw(VALUES)
+    path = tmp_path_factory.getbasetemp() / "any.json"
+    path.write_text(json.dumps(content))
+    try:
+        found = read_measurements(path)
+    except ValueError as refusal:
+        assert "any.json" in str(refusal), refusal
+        assert "tw-doctor --json FILE" in str(refusal), refusal
+    else:
+        assert choose_strategy(found, [2048], copies=copies)
+        assert {type(size) for p in found.profiles for size in p.num_bytes} == {int}
 
 
 def infos(*sizes, dtype="float32", is_sparse=False):

@@ -170,7 +170,7 @@ def as_measurements(measured: Measured, *, caller: str) -> Measurements:
     path = Path(measured)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise ValueError(f"{caller}: {path} is not JSON ({error}). {_AGAIN}.") from None
     if not isinstance(content, Mapping):
         raise ValueError(f"{caller}: {path} holds no JSON object. {_AGAIN}.")
@@ -312,16 +312,18 @@ def _parse(content: Mapping[str, Any], who: str) -> Measurements:
             made_on={str(k): str(v) for k, v in content["made_on"].items()},
             profiles=tuple(map(_profile, content["reducers"])),
         )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise ValueError(
             f"{who} is damaged ({type(error).__name__}: {error}). {_AGAIN}."
         ) from error
 
 
 def _profile(entry: Mapping[str, Any]) -> MeasuredProfile:
-    sizes = tuple(map(int, entry["num_bytes"]))
-    if not sizes or min(sizes) <= 0:
-        raise ValueError(f"num_bytes of {entry['name']!r} must be above 0")
+    sizes = tuple(entry["num_bytes"])
+    if not sizes or not all(type(n) is int and 0 < n < 2**63 for n in sizes):
+        raise ValueError(
+            f"num_bytes of {entry['name']!r} must be above 0, and whole numbers"
+        )
     times = {where: _times(entry["times"][where]) for where in (KEPT, COPIED)}
     return MeasuredProfile(str(entry["name"]), sizes, times)
 
@@ -330,9 +332,10 @@ def _times(rows: Sequence[Mapping[str, Any]]) -> dict[Strategy, float]:
     found: dict[Strategy, float] = {}
     for row in rows:
         strategy = Strategy(row["small"], row["large"], row["below_bytes"])
-        found[strategy] = float(row["ratio"])
-        if not 0 < found[strategy] < math.inf:
+        ratio = row["ratio"]
+        if type(ratio) not in (int, float) or not 0 < ratio < math.inf:
             raise ValueError(f"the ratio of {strategy} must be above 0 and finite")
+        found[strategy] = float(ratio)
     if not found:
         raise ValueError("a list of times is empty")
     return found
