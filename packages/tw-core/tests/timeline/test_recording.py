@@ -4,6 +4,7 @@ import itertools
 import json
 import socket
 import sys
+import tempfile
 import time
 from contextlib import ExitStack
 
@@ -11,6 +12,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 import tw_core
 from tw_core.testing import CPUS
@@ -304,6 +307,149 @@ def test_recorders_refuse_what_they_cannot_do(function, tmp_path):
     with pytest.raises(RuntimeError, match="2 steps were marked and none recorded"):
         few.draw(tmp_path / "x.png")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_trace_that_cannot_be_written_leaves_nothing(function, tmp_path, monkeypatch):
+    with tw_core.record_steps(1) as steps:
+        function()
+    steps.write(tmp_path / "own.json", task="a")
+    kept = list(tmp_path.iterdir())
+    for folder in (tmp_path, ".", "/"):
+        with pytest.raises(IsADirectoryError, match=r"write: path must be a file's;"):
+            steps.write(folder)
+    with pytest.raises(IsADirectoryError, match=r"merge_traces: .*trace\.json"):
+        merge_traces(kept, tmp_path)
+    with pytest.raises(FileNotFoundError):
+        steps.write(tmp_path / "missing" / "trace.json")
+    monkeypatch.setattr(type(tmp_path), "replace", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        steps.write(tmp_path / "trace.json")
+    assert list(tmp_path.iterdir()) == kept
+    assert not [own for own in tmp_path.parent.iterdir() if "unfinished" in own.name]
+
+
+def test_a_profiler_that_others_end_is_named(function):
+    ended = pytest.raises(RuntimeError, match="was ended by others, and what it had")
+    with ended, tw_core.record_steps(1):
+        function()
+        tf.profiler.experimental.stop()
+    with ended, tw_core.record_steps(1) as steps:
+        for _ in range(20):
+            with steps.step():
+                function()
+                if steps._profiler.is_on:
+                    tf.profiler.experimental.stop(save=False)
+    with pytest.raises(ZeroDivisionError), tw_core.record_steps(1):
+        tf.profiler.experimental.stop()
+        raise ZeroDivisionError
+
+
+def test_steps_inside_of_steps_are_refused(function):
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    nested = pytest.raises(
+        RuntimeError, match="is inside a step that is marked already"
+    )
+    with tw_core.record_steps(2) as steps:
+        for _ in range(20):
+            with steps.step():
+                with nested, steps.step():
+                    raise AssertionError("entered")
+                with nested:
+                    steps.run(None, None)
+                function()
+        with steps.step(), nested:
+            model.fit(
+                *(np.ones([2, 2]), np.ones([2, 1])),
+                **{"verbose": 0, "callbacks": [steps.keras_callback()]},
+            )
+    assert len(steps.steps) == 2
+    check_towers(steps)
+
+
+def test_steps_go_on_after_an_error_in_keras(function):
+    class Failing(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise ZeroDivisionError
+
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with tw_core.record_steps(2) as steps:
+        kept = [Failing(), steps.keras_callback()]
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                model.fit(np.ones([2, 2]), np.ones([2, 1]), verbose=0, callbacks=kept)
+        for _ in range(20):
+            with steps.step():
+                function()
+    assert len(steps.steps) == 2
+    assert min(step.number for step in steps.steps) >= 2
+
+
+PROGRAMS = st.recursive(
+    st.sampled_from(["call", "call", "fail", "end profiler", "summary"]),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=14,
+)
+
+
+@settings(max_examples=25)
+@given(st.lists(PROGRAMS, max_size=9))
+@example([["call"]] * 3 + [["call", ["call"]], ["fail"], ["call"], "end profiler"])
+def test_any_program_of_steps_runs_or_is_told_what_is_wrong(program):
+    """A list is a step; a failing one is ended by its error, and the next goes on."""
+    x = tf.ones([2])
+    marked, ended, inside = [], set(), False
+
+    def run(own, steps):
+        nonlocal inside
+        if own == "call":
+            tf.square(x)
+        elif own == "fail":
+            raise ZeroDivisionError
+        elif own == "end profiler":
+            if steps._profiler.is_on and not ended:
+                ended.add(True)
+                tf.profiler.experimental.stop(save=False)
+        elif own == "summary":
+            with pytest.raises(RuntimeError, match="summary: call it after the block"):
+                steps.summary()
+        elif inside:
+            with pytest.raises(RuntimeError, match="inside a step"), steps.step():
+                raise AssertionError("entered")
+        else:
+            inside = True
+            marked.append(None)
+            try:
+                with steps.step():
+                    for each in own:
+                        run(each, steps)
+                    marked[-1] = "passed"
+            finally:
+                inside = False
+
+    def run_all(steps):
+        for own in program:
+            try:
+                run(own, steps)
+            except ZeroDivisionError:
+                continue
+            except RuntimeError as error:
+                assert "ended by others" in str(error) and ended
+                ended.clear()
+
+    try:
+        with tw_core.record_steps(4) as steps:
+            run_all(steps)
+    except RuntimeError as error:
+        assert "ended by others" in str(error) and ended
+    numbers = [step.number for step in steps.steps]
+    if marked:
+        assert numbers == sorted(set(numbers))
+        assert all(marked[number] == "passed" for number in numbers)
+    with tempfile.TemporaryDirectory() as folder:
+        tf.profiler.experimental.start(folder)  # It is free again.
+        tf.profiler.experimental.stop(save=False)
 
 
 # Several tasks ----------------------------------------------------------------------

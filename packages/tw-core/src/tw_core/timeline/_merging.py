@@ -69,9 +69,8 @@ def merge_traces(paths: Sequence[str | Path], path: str | Path) -> dict[str, flo
                 own["id"] = f"{number}.{event['id']}"
             events.append(own)
     about = {"task": "", "epoch": zero, "shifts": shifts}
-    write_trace(
-        {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}, path
-    )
+    merged = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+    write_trace(merged, path, caller="merge_traces")
     return shifts
 
 

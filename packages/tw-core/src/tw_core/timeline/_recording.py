@@ -80,7 +80,8 @@ class StepRecorder:
         self._steps: list[RecordedStep] = []
         self._metadata: list[tuple[Any, int, float, float, float]] = []
         self._profiler = _Profiler()
-        self._is_open = self._has_marks = False
+        self._is_open = self._has_marks = self._in_step = False
+        self._batch: Any = None  # the step that Keras is in
         self._number = -1  # of the program's step that was begun last
         self._failed: set[int] = set()  # the steps that an error ended
         self._before: float | None = None  # when the step before ended
@@ -109,10 +110,20 @@ class StepRecorder:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Ends recording; what was recorded before an error is kept."""
+        """Ends recording; what was recorded before an error is kept.
+
+        Raises:
+          RuntimeError: TensorFlow's profiler was ended inside the block; not in the
+            place of the block's own error.
+        """
         self._is_open = False
-        self._read_profiler()
-        self._read_metadata()
+        try:
+            self._read_profiler()
+        except RuntimeError:
+            if error is None:
+                raise
+        finally:
+            self._read_metadata()
 
     @property
     def steps(self) -> tuple[RecordedStep, ...]:
@@ -124,18 +135,22 @@ class StepRecorder:
         """Marks what is called inside as one step of training.
 
         Raises:
-          RuntimeError: outside of the recorder's ``with`` block.
+          RuntimeError: outside of the recorder's ``with`` block, or inside another
+            step; TensorFlow's profiler is in use, or was ended since it was started.
         """
         is_recorded = self._next_is_recorded("step")
         if is_recorded and not self._profiler.is_on:
             self._owing(self._profiler.start)
         start, number = time.perf_counter(), self._number
+        self._in_step = True
         try:
             with tf.profiler.experimental.Trace(MARK, step_num=number):
                 yield
         except BaseException:
             self._failed.add(number)
             raise
+        finally:
+            self._in_step = False
         self._passed(start, is_recorded=is_recorded)
         if self._profiler.is_on and self._pace.ends_window():
             self._owing(self._read_profiler)
@@ -157,7 +172,7 @@ class StepRecorder:
           What ``session.run`` returns.
 
         Raises:
-          RuntimeError: outside of the recorder's ``with`` block.
+          RuntimeError: outside of the recorder's ``with`` block, or inside ``step()``.
         """
         is_recorded = self._next_is_recorded("run")
         metadata = v1.RunMetadata()
@@ -192,14 +207,15 @@ class StepRecorder:
         class RecordSteps(keras.callbacks.Callback):  # type: ignore[misc]
             """Marks each batch of ``fit`` as a step."""
 
-            _step: Any = None
-
             def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-                self._step = recorder.step()
-                self._step.__enter__()
+                step = recorder.step()
+                step.__enter__()
+                recorder._batch = step
 
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-                self._step.__exit__(None, None, None)
+                step, recorder._batch = recorder._batch, None
+                if step is not None:
+                    step.__exit__(None, None, None)
 
         return RecordSteps()
 
@@ -238,7 +254,8 @@ class StepRecorder:
         """
         check_text("write", task=task, empty=True)
         steps = self._recorded("write")
-        write_trace(trace_of(steps, task=task, epoch=self._epoch), path)
+        trace = trace_of(steps, task=task, epoch=self._epoch)
+        write_trace(trace, path, caller="write")
 
     def draw(self, path: str | Path, *, step: int | None = None) -> None:
         """Draws one step as a picture: a band per device, with its waits.
@@ -286,6 +303,12 @@ class StepRecorder:
             raise RuntimeError(
                 f"{caller}: steps are recorded inside of a block "
                 "`with record_steps() as steps:`."
+            )
+        self._batch = None  # Closes one that an error ended, which Keras does not say.
+        if self._in_step:
+            raise RuntimeError(
+                f"{caller}: is inside a step that is marked already; steps follow one "
+                "another. Mark either the outer or the inner one."
             )
         if not self._has_marks:
             # What the profiler has so far was for a program without marks.
@@ -393,6 +416,12 @@ class _Profiler:
         try:
             tf.profiler.experimental.stop()
             return read_profile(folder)
+        except tf.errors.UnavailableError:
+            raise RuntimeError(
+                "record_steps: TensorFlow's profiler, which records here, was ended by "
+                "others, and what it had recorded is lost. Leave out "
+                "tf.profiler.experimental.stop inside the block."
+            ) from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -43,12 +43,21 @@ def trace_of(
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
 
-def write_trace(trace: dict[str, Any], path: str | Path) -> None:
+def write_trace(trace: dict[str, Any], path: str | Path, *, caller: str) -> None:
     """Writes a trace file, whole or not at all."""
     path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(
+            f"{caller}: path must be a file's; {path} is a folder. Name a file in it, "
+            f"such as {path / 'trace.json'}."
+        )
     unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(json.dumps(trace), encoding="utf-8")
-    unfinished.replace(path)
+    try:
+        unfinished.write_text(json.dumps(trace), encoding="utf-8")
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def lanes(intervals: Sequence[Interval]) -> list[list[Interval]]:
