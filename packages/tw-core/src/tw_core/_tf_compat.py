@@ -45,9 +45,13 @@ def in_xla_context(graph: tf.Graph) -> bool:
     return bool(GraphOrParentsInXlaContext(graph))
 
 
-def set_initializer(variable: tf.Variable, initializer: tf.Operation) -> None:
+def set_initializer(
+    variable: tf.Variable, initializer: tf.Operation, value: tf.Tensor | None = None
+) -> None:
     """Has ``variable.initializer``, which initialisers run, be another op."""
     variable._initializer_op = initializer
+    if value is not None:
+        variable._initial_value = value
 
 
 def set_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:

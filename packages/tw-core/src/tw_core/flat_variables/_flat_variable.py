@@ -1,13 +1,20 @@
 """One variable that holds many, or the slots of many."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
 
-from tw_core._tf_compat import SaveableObject, SaveSpec, with_gradient
+from tw_core._tf_compat import (
+    SaveableObject,
+    SaveSpec,
+    set_initializer,
+    with_gradient,
+)
 from tw_core.flat_packs import cut, join
 from tw_core.flat_variables._layout import Layout
 from tw_core.modes import builds_session_graph
@@ -31,6 +38,8 @@ class FlatVariable(tf.Variable):  # type: ignore[misc]
         self.variable = variable
         self.layout = layout
         self._steps = threading.local()
+        self._asked: weakref.ref[_Parts] | None = None
+        self._initial: list[tf.Tensor] = []
 
     # Reading and writing parts.
 
@@ -184,42 +193,79 @@ class FlatVariable(tf.Variable):  # type: ignore[misc]
         """Describes the flat variable, for an exported graph."""
         return self.variable.to_proto(export_scope)
 
-    # tf.compat.v1.train.Saver.
+    # tf.compat.v1.train.Saver, and init_from_checkpoint.
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Callable[..., Any]]:
+        return self.gather_parts(range(len(self.layout.parts)))
+
+    def gather_parts(self, numbers: Iterable[int]) -> dict[str, Callable[..., Any]]:
+        """Has a saver take some parts, in one go with others that it asks for."""
+
         def make(name: str = "") -> Any:
             del name  # The parts have names of their own.
-            return _Parts(self)
+            asked = self._asked() if self._asked is not None else None
+            if asked is None or asked.is_taken:
+                asked = _Parts(self)
+                # Its saver holds it; one that is given up must leave nothing behind.
+                self._asked = weakref.ref(asked)
+            asked.numbers.update(numbers)
+            return asked
 
         return {"VARIABLE_VALUE": make}
 
+    def start_part(self, number: int, value: tf.Tensor) -> None:
+        """Has the initializer of a session graph give one part another value."""
+        with tf.init_scope(), tf.device(None), tf.device(self.variable.device):
+            if not self._initial:
+                self._initial = cut(self.variable.initial_value, self.layout.shapes)
+            self._initial[number] = value
+            initial = join(self._initial)
+            assigned = self.variable.assign(initial, read_value=False)
+            set_initializer(self.variable, assigned, initial)
+
 
 class _Parts(SaveableObject):  # type: ignore[misc]
-    """Saves and restores the parts of a flat variable as variables of their own."""
+    """Saves and restores parts of a flat variable as variables of their own.
+
+    Attributes:
+      numbers: of the parts, until a saver takes them.
+      is_taken: whether one has.
+    """
 
     def __init__(self, flat: FlatVariable) -> None:
-        self._flat = flat
+        self._flat = self.op = flat
+        self.name = flat.name.split(":")[0]
+        self.numbers: set[int] = set()
+        self.is_taken = False
+
+    @cached_property
+    def specs(self) -> list[Any]:
+        """What is saved, in the order of the parts."""
+        self.is_taken, flat = True, self._flat
         with tf.device(flat.device):
             values = cut(flat.variable.read_value(), flat.layout.shapes)
-        specs = [
-            SaveSpec(value, "", part.name, dtype=flat.dtype, device=flat.device)
-            for part, value in zip(flat.layout.parts, values, strict=True)
+        return [
+            SaveSpec(values[n], "", part.name, dtype=flat.dtype, device=flat.device)
+            for n, part in enumerate(flat.layout.parts)
+            if n in self.numbers
         ]
-        super().__init__(flat.variable.op, specs, flat.name.split(":")[0])
 
     def restore(
         self, restored_tensors: Sequence[tf.Tensor], restored_shapes: object
     ) -> tf.Operation:
-        """Joins what was read; returns the op that assigns it."""
+        """Returns an op that assigns what was read; all parts at once if it is all."""
         del restored_shapes
+        self.is_taken, flat = True, self._flat
+        numbers, parts = sorted(self.numbers), flat.layout.parts
         checked = [
-            _with_shape(tensor, part.name, part.shape)
-            for tensor, part in zip(
-                restored_tensors, self._flat.layout.parts, strict=True
-            )
+            _with_shape(tensor, parts[n].name, parts[n].shape)
+            for tensor, n in zip(restored_tensors, numbers, strict=True)
         ]
-        with tf.device(self._flat.device):
-            return self._flat.variable.assign(join(checked), read_value=False)
+        with tf.device(flat.device):
+            if len(numbers) == len(parts):
+                return flat.variable.assign(join(checked), read_value=False)
+            pairs = zip(numbers, checked, strict=True)
+            return tf.group(*[flat.assign_part(n, value) for n, value in pairs])
 
 
 def describe_sparse(names: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tw_core._tf_compat import with_gradient
+from tw_core._tf_compat import SaveableObject, with_gradient
 
 if TYPE_CHECKING:
     from tw_core.flat_variables._flat_variable import FlatVariable
@@ -270,6 +270,25 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
         """Returns None: an exported graph has the flat variable only."""
         del export_scope
 
+    # tf.compat.v1.train.Saver, and init_from_checkpoint, which sets _initial_value.
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
+        if self._flat is not None:
+            return self._flat.gather_parts([self._number])
+        if self._value is None:
+            return {_VALUE: self._own}
+        return {_VALUE: lambda name="": _NotYetSaveable(self)}
+
+    @property
+    def _initial_value(self) -> tf.Tensor:
+        return self.initial_value
+
+    @_initial_value.setter
+    def _initial_value(self, value: tf.Tensor) -> None:
+        self._in_graph("initial_value")._initial_value = value
+        if self._flat is not None:  # Else it begins with what its parts begin with.
+            self._flat.start_part(self._number, value)
+
     # tf.train.Checkpoint, Keras's too.
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
@@ -298,3 +317,20 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
         if self._value is None:
             raise AttributeError(f"{asked} is meaningless outside of session graphs.")
         return self._own
+
+
+class _NotYetSaveable(SaveableObject):  # type: ignore[misc]
+    """Of a view in the scope that makes it: it may start from a checkpoint."""
+
+    def __init__(self, view: VariableView) -> None:
+        self._view = self.op = view
+        self.name = view.name.split(":")[0]
+
+    @property
+    def specs(self) -> Any:
+        """Refuses savers, which would save or restore now."""
+        return self._view._bound("save")
+
+    def restore(self, restored_tensors: object, restored_shapes: object) -> Any:
+        """Does nothing: the initial value is set as well."""
+        return tf.no_op()
