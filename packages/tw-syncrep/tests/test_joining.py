@@ -6,11 +6,13 @@ import socket
 import time
 
 import pytest
+import tensorflow as tf
 from rank_faults import NOISES, run_drill
 from ranks import Raised
 
-from tw_syncrep import processes
+from tw_syncrep import _tf_compat, processes
 from tw_syncrep.cluster._network_exposure import find_free_ports
+from tw_syncrep.processes import _joining
 
 
 def test_ranks_know_their_numbers(make_ranks):
@@ -186,6 +188,16 @@ def test_a_port_that_stays_taken_is_named(make_ranks):
     assert raised.value.kind == "StartTimeoutError"
     said = f"join: rank 1 cannot listen at {addresses[1]}: Address already in use; end"
     assert said in raised.value.text
+
+
+def test_a_server_that_cannot_start_is_named(monkeypatch):
+    def fail(*_, **__):
+        raise tf.errors.UnknownError(None, None, "Could not start gRPC server")
+
+    monkeypatch.setattr(_tf_compat, "join_cluster", fail)
+    says = r"server of rank 1 cannot start at \[::1\]:7: Could not start gRPC server\.$"
+    with pytest.raises(RuntimeError, match=says):
+        _joining._start_runtime(["a:1", "[::1]:7"], 1)
 
 
 def test_a_coordinator_elsewhere_is_refused(make_ranks):

@@ -63,9 +63,9 @@ def join(
     then it takes settings, such as threads, logical devices and visible GPUs.
 
     Args:
-      coordinator: "host:port" at which rank 0 listens, unless ``TW_LISTEN`` says where
-        that is on its machine; of a rank's own server the
-        host is the one from which it reaches that address, the port a free one.
+      coordinator: "host:port" at which rank 0 listens, unless ``TW_LISTEN`` has another
+        host; of a rank's own server the host is the one from which it reaches that
+        address, the port a free one.
       rank: of this process, from 0.
       size: how many ranks there are.
       timeout_s: how long a rank may be silent before the others raise, and how long one
@@ -80,10 +80,13 @@ def join(
       The group.
 
     Raises:
-      StartTimeoutError: ranks did not come; they are named.
-      RuntimeError: this process has joined before, or has used TensorFlow already.
+      StartTimeoutError: ranks did not come; they are named. Or this rank's port was
+        taken all the time.
+      RuntimeError: this process has joined before, or has used TensorFlow already; or
+        TensorFlow's server cannot start.
       ValueError: the addresses or numbers make no group, or do not agree with those
-        of other ranks; so do versions.
+        of other ranks; so do versions. Or another run has the coordinator's address,
+        or its host is not rank 0's.
       TypeError: an argument is of another type.
     """
     return join_prepared(
