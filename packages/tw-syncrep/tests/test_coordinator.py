@@ -19,7 +19,7 @@ from rank_faults import NOISES, send_raw
 
 from tw_syncrep.processes._agreement import Exchange
 from tw_syncrep.processes._attendance import Attendance, Deadlines, Report
-from tw_syncrep.processes._coordinator import Coordinator
+from tw_syncrep.processes._coordinator import _FIRST_KEY, Coordinator
 from tw_syncrep.processes._member import Member
 from tw_syncrep.processes._side_channel import Introduction, LineSocket
 
@@ -164,9 +164,9 @@ def joined(address, others=(0, 1)):
         members = list(pool.map(come, others))
         for member in members:
             member.start(Report, lambda missing: None)
-        exchange = Exchange("sum", ())
+        first, exchange = _FIRST_KEY, Exchange("sum", ())
         yield lambda: list(
-            pool.map(lambda one: one.agree(exchange), members, timeout=9)
+            pool.map(lambda one: one.agree(exchange, 1) - first, members, timeout=9)
         )
         for member in reversed(members):
             assert not member.missing

@@ -125,7 +125,9 @@ class Member:
         """How many collectives this rank has described that must come in one order."""
         return self._next_number
 
-    def agree(self, exchange: Exchange, num_keys: int, *, by_name: bool) -> int:
+    def agree(
+        self, exchange: Exchange, num_keys: int = 0, *, by_name: bool = False
+    ) -> int:
         """Waits until all ranks have described the same collective.
 
         One that is matched ``by_name`` waits for rank 0 alone, which has compared it
