@@ -388,8 +388,12 @@ def fit(
     compiling: dict[str, Any] | None = None,
     is_local: bool = False,
     folder: str | None = None,
+    parts_at: int | None = None,
 ) -> dict[str, Any]:
-    """Trains with ``model.fit`` and the callbacks, one batch an epoch."""
+    """Trains with ``model.fit`` and the callbacks, one batch an epoch.
+
+    Before the epoch ``parts_at`` rank 1 changes its weights.
+    """
     import keras
 
     import tw_syncrep.horovod.keras as hvd_keras
@@ -408,8 +412,16 @@ def fit(
     callbacks = [
         hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0, "", kept),
         hvd_keras.callbacks.MetricAverageCallback(),
+        hvd_keras.callbacks.CheckWeightsCallback(every=2),
         note,
     ]
+    if parts_at is not None and hvd.rank() == 1:
+        part = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: (
+                epoch == parts_at and model.layers[0].kernel.assign([[1.0], [2.0]])
+            )
+        )
+        callbacks.append(part)
     history = model.fit(
         rows,
         targets,

@@ -2,16 +2,17 @@
 
 Every fault meets every victim, in each of two modes:
 
-    fault     what happens             victims   of 3 ranks: rank 0, rank 1;
-    killed    SIGKILL                            of 4 on two machines: the machine
-    stopped   SIGSTOP                            of ranks 2 and 3, of the first three
-    cut       the link is taken down             faults
-    failed    an error ends its program
-    broken    an error ends its beats
-    stuck     its main thread stops    modes     function, session
-    busy      the same, for a while
-    strangers send what they like to
-              rank 0's port, which nobody must notice
+    fault        what happens                   victims   of 3 ranks: rank 0, rank 1;
+    killed       SIGKILL                                  of 4 on two machines: the
+    stopped      SIGSTOP                                  machine of ranks 2 and 3, of
+    cut          the link is taken down                   the first three faults
+    interrupted  SIGINT                         modes     function, session
+    forked       SIGKILL, with a child that lives on
+    failed       an error ends its program
+    broken       an error ends its beats
+    stuck        its main thread stops
+    busy         the same, for a while
+    strangers    send what they like to rank 0's port, which nobody must notice
 
 What must hold: every living rank raises an error that names the missing ranks, no
 fewer and no more, within ``TIMEOUT_S`` plus ``GRACE_S`` of the fault, within
@@ -44,6 +45,12 @@ from tw_syncrep.cluster._addresses import split_address
 TIMEOUT_S, STALL_S, BUSY_S = 3.0, 6.0, 4.5
 FAULTS = ("killed", "stopped", "cut")
 OWN_FAULTS = ("failed", "broken", "stuck", "busy")
+SIGNALS = {
+    "killed": signal.SIGKILL,
+    "stopped": signal.SIGSTOP,
+    "interrupted": signal.SIGINT,
+    "forked": signal.SIGKILL,
+}  # Else SIGUSR1, which the program heeds.
 VICTIMS = {"rank 0": (0,), "rank 1": (1,), "machine": (2, 3)}
 MODES = ("function", "session")
 KINDS = {"function": "ReplicaTimeoutError", "session": "UnknownError"}
@@ -91,7 +98,7 @@ class Drill:
     def deadline_s(self) -> float:
         if self.fault == "stuck":
             return STALL_S
-        at_once = ("killed", "failed", "broken")
+        at_once = ("killed", "failed", "broken", "interrupted", "forked")
         return 0.0 if self.fault in at_once else TIMEOUT_S
 
 
@@ -124,9 +131,10 @@ NOISES = [
 ]
 """What strangers send, none of which makes them a rank."""
 
+_ALL_FAULTS = (*FAULTS, "interrupted", "forked", *OWN_FAULTS)
 _ROWS = [
     Drill(fault, victim, mode)
-    for victim, fault, mode in product(VICTIMS, FAULTS + OWN_FAULTS, MODES)
+    for victim, fault, mode in product(VICTIMS, _ALL_FAULTS, MODES)
     if fault in FAULTS or victim != "machine"
 ]
 _ROWS += [Drill("strangers", "rank 0", mode) for mode in MODES]
@@ -147,10 +155,14 @@ def run_drill(context: Any, name: str, folder: Path | None = None) -> Outcome:
             is_quiet=True,
             **OPTIONS,
         )
+        ranks.joined()
         if drill.fault == "strangers":
-            _disturb(ranks.joined(), drill.mode)
+            _disturb(ranks, drill.mode)
             return Outcome()
-        _train(ranks.joined(), drill)
+        for rank in drill.lost if drill.fault == "forked" else ():
+            ranks.all[rank].say("fork")
+            ranks.all[rank].hear()
+        _train(ranks, drill)
         began_s = _harm(ranks, drill)
         if drill.fault == "busy":
             time.sleep(BUSY_S + 1.0)
@@ -227,8 +239,7 @@ def _harm(ranks: Ranks, drill: Drill) -> float:
     if drill.fault == "cut":
         ranks.cut(drill.machines[drill.lost[0]])
     else:
-        numbers = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
-        number = numbers.get(drill.fault, signal.SIGUSR1)
+        number = SIGNALS.get(drill.fault, signal.SIGUSR1)
         for rank in drill.lost:
             ranks.all[rank].send(number)
     return began_s

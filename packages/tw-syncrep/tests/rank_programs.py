@@ -279,6 +279,26 @@ def exchange_variables(
         return list(session.run(made))
 
 
+def compare_variables(group: Any, mode: str, arrays: list[np.ndarray]) -> None:
+    """Checks that variables are the same on all ranks, twice."""
+    if mode == "session":
+        with tf.Graph().as_default(), v1.Session() as session:
+            made = [
+                v1.get_variable(f"v{n}", initializer=a) for n, a in enumerate(arrays)
+            ]
+            op = processes.check_same(made, group=group)
+            session.run(v1.global_variables_initializer())
+            for _ in range(2):
+                session.run(op)
+        return
+    made = [tf.Variable(array, name=f"v{n}") for n, array in enumerate(arrays)]
+    check = partial(processes.check_same, made, group=group)
+    if mode == "function":
+        check = group.bounded(tf.function(check))
+    for _ in range(2):
+        check()
+
+
 def train_unevenly(
     group: Any, rows: list[list[float]], mode: str
 ) -> tuple[list[float], int]:

@@ -81,3 +81,25 @@ def test_a_root_that_is_no_rank_is_refused(ranks):
     for rank in ranks.all:
         with pytest.raises(Raised, match=r"root must be below 3; got 3"):
             rank.hear()
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [("eager", "Runtime"), ("function", "Unknown"), ("session", "Unknown")],
+)
+def test_ranks_that_part_are_named_with_the_first_variable(ranks, mode, kind):
+    same = [np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros(0), np.array([True])]
+    assert ranks.call("compare_variables", mode, same) == [None] * 3
+    other = [np.nextafter(same[0], 9, dtype=np.float32), same[1], ~same[2]]
+    moved = [same[0], same[1], ~same[2]]
+    for theirs, told in ((other, "2 of 3 .*'v0:0'"), (moved, "1 of 3 .*'v2:0'")):
+        for rank in ranks.all:
+            rank.say("compare_variables", mode, theirs if rank.rank == 1 else same)
+        for rank in ranks.all:
+            with pytest.raises(Raised, match=f"{told}.*: ranks 0, 2; rank 1.") as error:
+                rank.hear()
+            assert error.value.kind == f"{kind}Error"
+    swapped = [same[0][::-1], *same[1:]]
+    calls = [(mode, swapped if rank.rank == 0 else same) for rank in ranks.all]
+    with pytest.raises(Raised, match="ranks 1, 2; rank 0"):
+        ranks.call_each("compare_variables", calls)

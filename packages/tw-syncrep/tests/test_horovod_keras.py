@@ -5,6 +5,7 @@ import horovod_ranks
 import numpy as np
 import pytest
 from horovod_models import make_batch
+from ranks import Raised
 
 SUM = 1
 
@@ -72,6 +73,15 @@ def test_copies_of_an_optimizer_reduce(ranks):
         }
         [none, *of_clone] = got["said"]
         assert not none and [len(texts) for texts in of_clone] == [size > 1]
+
+
+def test_fit_ends_where_weights_part(processes):
+    group = horovod_ranks.make(processes, 2)
+    try:
+        with pytest.raises(Raised, match=r"check_same: 1 of 1 .*'.*kernel'.*rank 1"):
+            train(group, "fit", parts_at=2)
+    finally:
+        group.end()
 
 
 def test_local_variables_stay_with_their_rank_in_fit(ranks):

@@ -63,6 +63,7 @@ REFUSED = {
     "hvd.SyncBatchNormalization(fused=True)": "fused must be False; got True",
     "hvd.keras.load_model('x', legacy_opts=True)": "legacy_opts is not supported",
     "hvd.keras.elastic.KerasState": "elastic.KerasState: not supported",
+    "hvd.keras.callbacks.CheckWeightsCallback(0)": "every must be at least 1; got 0",
     "hvd.keras.callbacks.BroadcastGlobalVariablesCallback(0, '', [1])": (
         "local_variables must be variables; got 1"
     ),

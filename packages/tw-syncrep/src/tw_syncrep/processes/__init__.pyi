@@ -7,3 +7,4 @@ from ._uneven import finish as finish
 from ._uneven import until_first_end as until_first_end
 from ._variables import broadcast as broadcast
 from ._variables import broadcast_variables as broadcast_variables
+from ._variables import check_same as check_same

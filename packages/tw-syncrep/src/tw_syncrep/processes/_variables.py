@@ -1,4 +1,4 @@
-"""Broadcast: one rank's variables, or other tensors, for all.
+"""Broadcast: one rank's variables, or other tensors, for all; are all ranks' the same?
 
 Tensors travel as whole numbers of 32 bits, whatever their dtypes are, so that all of
 them make one list and every bit arrives.
@@ -7,13 +7,14 @@ them make one list and every bit arrives.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tw_core import flat_packs
 from tw_core.checks import check_whole_number
 from tw_core.modes import builds_session_graph, without_autograph
 from tw_syncrep.processes._agreement import Exchange, TensorSpec
-from tw_syncrep.processes._collectives import receive, run_collectives, send
+from tw_syncrep.processes._collectives import gather, receive, run_collectives, send
 from tw_syncrep.processes._group import ProcessGroup
 
 _PACK_BYTES = 64 << 20
@@ -51,7 +52,7 @@ def broadcast_variables(
       ReplicaTimeoutError: a rank is missing.
     """
     tensors = [_read(variable) for variable in variables]
-    names = [getattr(v, "path", None) or v.name for v in variables]
+    names = [_name_of(variable) for variable in variables]
     values = broadcast(tensors, group=group, root=root, names=names)
     offset = (group.rank - root) % group.size * _SEEDS_APART % 2**31
     for n, name in enumerate(names):
@@ -62,6 +63,71 @@ def broadcast_variables(
         for variable, value in zip(variables, values, strict=True)
     ]
     return tf.group(*done) if builds_session_graph() else None
+
+
+@without_autograph
+def check_same(variables: Sequence[Any], *, group: ProcessGroup) -> tf.Operation | None:
+    """Raises where a variable has not the same bits on all ranks.
+
+    Ranks exchange a checksum of 64 bits per variable (farmhash64 of its bytes), which
+    costs little enough for every hundredth step. All ranks call it at the same step,
+    with the same variables in the same order, and all raise the same.
+
+    Args:
+      variables: as ``broadcast_variables`` takes them, such as a model's trainable
+        ones and its optimizer's; not those that each rank has for itself, as of random
+        numbers, or of batch normalization that is not synchronised.
+      group: the ranks.
+
+    Returns:
+      In a session graph the op that does it; else None.
+
+    Raises:
+      RuntimeError: some differ; ranks and the first variable are named. In a session
+        or ``tf.function`` a ``tf.errors.UnknownError`` with the same message.
+      ValueError: other variables than another rank's.
+      ReplicaTimeoutError: a rank is missing.
+    """
+    is_graph = builds_session_graph()
+    if group.size == 1 or not variables:
+        return tf.no_op() if is_graph else None
+    tensors = [_read(variable) for variable in variables]
+    names = [_name_of(variable) for variable in variables]
+    own = [tf.fingerprint(tf.reshape(tensor, [1, -1])) for tensor in tensors]
+    sums = tf.stack([tf.bitcast(octets, tf.int64) for octets in own], axis=1)
+    [of_all] = run_collectives(
+        lambda brought, key: [gather(brought[0], group, key)],
+        [sums],
+        [tf.TensorSpec([None, len(names)], tf.int64)],
+        group=group,
+        exchange=Exchange("a comparison of variables", _describe(tensors, names)),
+    )
+    if tf.executing_eagerly():
+        _refuse_different(of_all.numpy(), names)
+        return None
+    done = tf.numpy_function(
+        lambda found: _refuse_different(found, names), [of_all], []
+    )
+    return done if is_graph else None
+
+
+def _refuse_different(sums: np.ndarray, names: Sequence[str]) -> None:
+    """Raises where checksums, [size, N], differ between ranks."""
+    different = np.flatnonzero((sums != sums[0]).any(axis=0))
+    if not different.size:
+        return
+    column = sums[:, different[0]]
+    alike = [np.flatnonzero(column == value).tolist() for value in np.unique(column)]
+    told = "; ".join(
+        f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+        for ranks in sorted(alike, key=len, reverse=True)
+    )
+    raise RuntimeError(
+        f"check_same: {different.size} of {len(names)} variables differ between ranks. "
+        f"The first is {names[different[0]]!r}; ranks with the same values of it: "
+        f"{told}. Look for what ranks do by themselves (random numbers, a restore, "
+        "gradients that are not reduced), and broadcast_variables from one of them."
+    )
 
 
 @without_autograph
@@ -143,11 +209,7 @@ def _broadcast_pack(
     root: int,
     label: str,
 ) -> list[tf.Tensor]:
-    specs = tuple(
-        TensorSpec(names[n] if names else "", tensor.dtype.name, shape)
-        for n, tensor in enumerate(tensors)
-        for shape in [tuple(tensor.shape.as_list())]
-    )
+    specs = _describe(tensors, names)
     words = [_to_words(tensor) for tensor in tensors]
     pack = flat_packs.join(words)
     count = pack.shape[0]
@@ -171,6 +233,16 @@ def _broadcast_pack(
         _from_words(part, tensor.shape, tensor.dtype)
         for part, tensor in zip(parts, tensors, strict=True)
     ]
+
+
+def _describe(
+    tensors: Sequence[tf.Tensor], names: Sequence[str]
+) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(names[n] if names else "", tensor.dtype.name, shape)
+        for n, tensor in enumerate(tensors)
+        for shape in [tuple(tensor.shape.as_list())]
+    )
 
 
 def _to_words(tensor: tf.Tensor) -> tf.Tensor:
@@ -202,6 +274,10 @@ def _from_words(words: tf.Tensor, shape: tf.TensorShape, dtype: tf.DType) -> tf.
     if dtype.size == 2:
         return tf.reshape(tf.bitcast(tf.reshape(octets, [-1, 2]), dtype), shape)
     return tf.reshape(octets if dtype == tf.uint8 else tf.bitcast(octets, dtype), shape)
+
+
+def _name_of(variable: Any) -> str:
+    return str(getattr(variable, "path", None) or variable.name)
 
 
 def _read(variable: Any) -> tf.Tensor:

@@ -7,10 +7,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tw_core.checks import check_whole_number
 from tw_syncrep.horovod import _ops
 from tw_syncrep.horovod._basics import find_group, rank, size
 from tw_syncrep.horovod._variables import broadcast_variables
 from tw_syncrep.horovod.keras._optimizer import Distributed
+from tw_syncrep.processes import check_same
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -98,6 +100,42 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         shared = {id(v): v for v in variables if id(v) not in self._local}
         broadcast_variables(list(shared.values()), root_rank=self.root_rank)
         self.broadcast_done = True
+
+
+class CheckWeightsCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Ends ``fit`` where ranks have parted: their weights differ in any bit.
+
+    Not of Horovod. It compares checksums of the trainable variables, but for those that
+    the optimizer leaves to each rank.
+    """
+
+    def __init__(self, every: int = 100) -> None:
+        """Takes how often.
+
+        Args:
+          every: batches between checks, 1 or more; the same on all ranks.
+
+        Raises:
+          ValueError: ``init`` was not called; ``every`` is below 1.
+          TypeError: ``every`` is no whole number.
+        """
+        super().__init__()
+        find_group("CheckWeightsCallback")
+        self.every = check_whole_number("CheckWeightsCallback", every=every, at_least=1)
+        self._batches = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Checks, where it is time.
+
+        Raises:
+          RuntimeError: ranks have parted; they and the first variable are named.
+        """
+        self._batches += 1
+        if self._batches % self.every == 0:
+            state = getattr(self.model.optimizer, "_horovod", None)
+            local = {} if state is None else state.local
+            shared = [v for v in self.model.trainable_variables if id(v) not in local]
+            check_same(shared, group=find_group("CheckWeightsCallback"))
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
