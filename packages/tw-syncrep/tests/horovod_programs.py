@@ -779,7 +779,7 @@ def agree_on_keys(counts: list[int]) -> list[int]:
     return [first - firsts[0] for first in firsts]
 
 
-def reduce_many(count: int) -> list[set[float]]:
+def reduce_apart(count: int) -> list[set[float]]:
     """Sums tensors of unlike lengths in two exchanges, the last with its last key too.
 
     TensorFlow ends all collectives where another shape comes under a key.

@@ -3,8 +3,8 @@
 import gc
 import inspect
 import warnings
-from types import SimpleNamespace
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest

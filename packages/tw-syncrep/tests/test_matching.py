@@ -119,7 +119,7 @@ def test_an_exchange_takes_the_keys_that_it_needs(ranks):
 
 def test_hundreds_of_tensors_travel_by_themselves(ranks):
     size = len(ranks.all)
-    assert ranks.call("reduce_many", 260) == [[{size}, {size}]] * size
+    assert ranks.call("reduce_apart", 260) == [[{size}, {size}]] * size
 
 
 def test_named_tensors_of_other_shapes_are_refused_where_nobody_waits(two):
