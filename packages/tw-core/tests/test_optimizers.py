@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import time
 
 import keras
 import numpy as np
@@ -287,6 +288,49 @@ def test_gradients_from_outside_of_a_branch_are_applied_in_it(name, dense_shape)
             assert session.run(updated)
             got = session.run(variables)
     assert_close(got, train_eagerly(IN_SESSIONS[name], GRADS, steps=1))
+
+
+def plainly(read):
+    return read()
+
+
+def in_a_branch(read):
+    return tf.cond(tf.constant(True), read, lambda: tf.zeros([3, 2]))
+
+
+def in_a_function(read):  # whose gradient another function computes
+    def multiply(factor):
+        return tf.reduce_sum(factor * read())
+
+    factor = tf.ones([3, 2])
+    product = tf.function(multiply, autograph=False)(factor)
+    return tf.gradients(product, [factor])[0]
+
+
+@pytest.mark.parametrize("place", [plainly, in_a_branch, in_a_function])
+@each_in_sessions
+def test_a_session_updates_once_all_gradients_are_there(name, place):
+    def slowly(value):
+        time.sleep(0.2)
+        return value
+
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        first, second = two_variables()
+        optimizer = IN_SESSIONS[name]()
+        create_slots(optimizer, [first, second])
+
+        def read():  # long after the gradient of what it reads is there
+            waited = tf.numpy_function(slowly, [tf.zeros([3])], tf.float32)
+            with tf.control_dependencies([waited]):
+                return tf.stack([first.read_value()] * 2, axis=1)
+
+        late = place(read)
+        late.set_shape([3, 2])
+        grads = [tf.constant(GRADS[0]), late]
+        done = apply_pairs(optimizer, list(zip(grads, [first, second], strict=True)))
+        session.run(tf.compat.v1.global_variables_initializer())
+        seen, _ = session.run([late, done])
+    np.testing.assert_array_equal(seen, np.ones([3, 2]))
 
 
 @each_optimizer

@@ -7,7 +7,7 @@ slots, and in whether their update is an op that a session can run.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
@@ -243,6 +243,8 @@ def apply_pairs(
     take a square or the like of each row; in a session graph it is called in a
     function. All others get ``tf.Variable`` objects. Gradients that were made outside
     of the branch or loop being built are brought into it, where Keras requires them.
+    Where effects are not ordered, as in a session graph, nothing is updated before all
+    gradients are there: until then some may still have to read the variables.
 
     Args:
       optimizer: of any kind.
@@ -261,13 +263,42 @@ def apply_pairs(
     variables = [variable for _, variable in pairs]
     check_elementwise("apply_gradients", optimizer, variables)
     if kind is OptimizerKind.KERAS_3:
-        return _apply_keras_3(optimizer, pairs)
+        with _once_known([grad for grad, _ in pairs]):
+            return _apply_keras_3(optimizer, pairs)
     plain = [(grad, tf_variable(variable)) for grad, variable in pairs]
     if kind is not OptimizerKind.V1:
         plain = [(_in_this_graph(grad), variable) for grad, variable in plain]
     named = {} if name is None else {"name": name}
-    with slots_like_parts(variables):
+    with slots_like_parts(variables), _once_known([grad for grad, _ in plain]):
         return optimizer.apply_gradients(plain, **named)
+
+
+# A control edge from these does not wait for what is inside: once inlined, it leaves
+# as soon as the branch is chosen or the call begins.
+_WITH_BODIES = frozenset(
+    {
+        *("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile"),
+        *("PartitionedCall", "StatefulPartitionedCall"),
+    }
+)
+
+
+def _once_known(grads: Sequence[Any]) -> AbstractContextManager[Any]:
+    """Has what is built inside wait for all gradients, where nothing else orders it.
+
+    A variable's own gradient need not depend on every read of the variable: another
+    one's may, and would read it after its update.
+    """
+    if orders_effects():
+        return nullcontext()
+    known = [
+        tf.identity(part) if part.op.type in _WITH_BODIES else part
+        for part in tf.nest.flatten(
+            [_in_this_graph(grad) for grad in grads if grad is not None],
+            expand_composites=True,
+        )
+    ]
+    return tf.control_dependencies([tf.group(*known, name="gradients_known")])
 
 
 # By the names of their classes: several libraries have their own.
