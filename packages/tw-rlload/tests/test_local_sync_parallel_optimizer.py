@@ -1,5 +1,7 @@
 """The drop-in class in a session graph: what is built, run, and refused."""
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -424,3 +426,52 @@ def test_the_step_may_hold_random_operations_and_functions():
         result = optimizer.run_epochs(sess, 20)
     assert np.isfinite(result.losses).all()
     assert len(np.unique(result.tower_losses)) > 20  # another mask each time
+
+
+class ReadsTwice:
+    """A loss that reads ``c`` for ``b``'s gradient alone, long after the others."""
+
+    def __init__(self, inputs):
+        self.b = v1.get_variable("b", initializer=np.float32([1, 2, 3]))
+        self.c = v1.get_variable("c", initializer=np.float32(2))
+        self.d = v1.get_variable("d", initializer=np.float32(4))
+
+        def wait(value):
+            time.sleep(0.2)
+            return value
+
+        waited = tf.numpy_function(wait, [tf.zeros([])], tf.float32)
+        with tf.control_dependencies([waited]):
+            late_c, late_d = self.c.read_value(), self.d.read_value()
+        loss = tf.reduce_sum(self.b**2) * late_c + self.c.read_value() ** 2
+        # No gradient needs d: only the loss, which run_epochs reports, reads it.
+        self.loss = loss + late_d + 0 * tf.reduce_sum(inputs[0])
+
+    def gradients(self, optimizer):
+        return optimizer.compute_gradients(self.loss, [self.b, self.c, self.d])
+
+
+def apply_in_each(made, grads, variables, optimizer):
+    """Waits for no gradient but each variable's own."""
+    towers = zip(grads, variables, strict=True)
+    pairs = [pair for own in towers for pair in zip(*own, strict=True)]
+    return optimizer.apply_gradients(pairs)
+
+
+@pytest.mark.parametrize("apply_fn", [None, apply_in_each])
+def test_gradients_and_losses_are_read_before_an_update(apply_fn):
+    def separately(grads):
+        return [[tf.add_n(column) for column in zip(*grads, strict=True)]] * len(grads)
+
+    optimizer = make(
+        ReadsTwice, optimizer=descent(0.125), reducer=separately, apply_fn=apply_fn
+    )
+    with session() as sess:
+        sess.run(v1.local_variables_initializer())
+        optimizer.load_data(sess, [X[:8]], [])
+        result = optimizer.run_epochs(sess, 1)
+        for loss in optimizer.get_device_losses():
+            b, c, d = sess.run([loss.b, loss.c, loss.d])
+            np.testing.assert_array_equal(b, [0.5, 1, 1.5])
+            assert (c, d) == (2 - 0.125 * (14 + 4), 4 - 0.125)
+    np.testing.assert_array_equal(result.losses, [[36]])

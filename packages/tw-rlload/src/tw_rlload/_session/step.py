@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import Tower, map_towers
-from tw_core.flat_variables import slots_like_parts
+from tw_core.optimizers import apply_pairs
 from tw_core.variables import (
     Replicated,
     shared_variables,
@@ -130,10 +130,14 @@ class SessionStep:
         else:
             _check_own(variables)
         pairs = combine(grad_list, self.weights)
-        with tf.control_dependencies(updates):
+        # Losses are reported: read before the update, whichever run fetches them.
+        awaited = [*updates, *filter(tf.is_tensor, map(loss_of, self.losses))]
+        if apply_fn is not None:  # which need not wait for all gradients by itself
+            grads = [tf.identity(grad) for own in pairs for grad, _ in own]
+            awaited.append(tf.group(*grads))
+        with tf.control_dependencies(awaited):
             if apply_fn is None:
-                with slots_like_parts([variable for _, variable in pairs[0]]):
-                    self.train_op = optimizer.apply_gradients(pairs[0])
+                self.train_op = apply_pairs(optimizer, pairs[0])
             else:
                 self.train_op = _checked_op(
                     apply_once(apply_fn, towers, pairs, variables, optimizer)
