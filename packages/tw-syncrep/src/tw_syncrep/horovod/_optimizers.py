@@ -193,8 +193,16 @@ class _DistributedOptimizer(v1.train.Optimizer):  # type: ignore[misc,name-defin
             graph.
         """
         pairs = list(grads_and_vars)
+        leaves = [
+            leaf for grad, _ in pairs if grad is not None for leaf in _parts(grad)
+        ]
         if self._passes == 1:
-            with slots_like_parts([variable for _, variable in pairs]):
+            # Another variable's gradient may have to read one before its update.
+            awaited = map(tf.identity, leaves) if builds_session_graph() else []
+            with (
+                tf.control_dependencies(list(awaited)),
+                slots_like_parts([variable for _, variable in pairs]),
+            ):
                 return self._optimizer.apply_gradients(
                     pairs, global_step=global_step, name=name
                 )
@@ -221,9 +229,6 @@ class _DistributedOptimizer(v1.train.Optimizer):  # type: ignore[misc,name-defin
             with tf.control_dependencies(done):
                 return tf.constant(False)
 
-        leaves = [
-            leaf for grad, _ in pairs if grad is not None for leaf in _parts(grad)
-        ]
         with tf.control_dependencies(leaves):
             return tf.cond(is_last, apply, count).op
 
