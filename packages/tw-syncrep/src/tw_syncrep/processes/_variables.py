@@ -96,7 +96,7 @@ def check_same(variables: Sequence[Any], *, group: ProcessGroup) -> tf.Operation
     own = [tf.fingerprint(tf.reshape(tensor, [1, -1])) for tensor in tensors]
     sums = tf.stack([tf.bitcast(octets, tf.int64) for octets in own], axis=1)
     [of_all] = run_collectives(
-        lambda brought, key: [gather(brought[0], group, key)],
+        lambda brought, keys: [gather(brought[0], group, keys[0])],
         [sums],
         [tf.TensorSpec([None, len(names)], tf.int64)],
         group=group,
