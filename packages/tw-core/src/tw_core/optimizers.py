@@ -298,7 +298,10 @@ def _once_known(grads: Sequence[Any]) -> AbstractContextManager[Any]:
             expand_composites=True,
         )
     ]
-    return tf.control_dependencies([tf.group(*known, name="gradients_known")])
+    gate: AbstractContextManager[Any] = tf.control_dependencies(
+        [tf.group(*known, name="gradients_known")]
+    )
+    return gate
 
 
 # By the names of their classes: several libraries have their own.
