@@ -1,0 +1,517 @@
+"""Horovod's behaviour as a table of cases, a row per call, with NumPy as the oracle.
+
+``tw-launch --ps 0 --workers N -- python horovod_table.py FOLDER`` has every rank run all
+rows in all their modes, one after the other in one group, and keep what came of each.
+``test_horovod_table.py`` compares.
+
+    row        what is called, what each rank brings, what each rank gets, or is told
+    modes      eager; function: a tf.function; unknown: one of unknown lengths;
+               session: a graph, with placeholders of known shapes
+"""
+
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Arrays = list[np.ndarray]
+ALL = ("eager", "function", "unknown", "session")
+BUILT = ("function", "unknown", "session")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case.
+
+    Attributes:
+      call: takes the module and this rank's tensors; returns tensors.
+      brings: takes a rank and the number of ranks; returns what it brings.
+      wants: takes what each rank brings, and a rank; returns what that gets.
+      refuses: in place of ``wants``, what the error says, a regular expression.
+      modes: in which it runs.
+      covers: names of the module that it is about, beside the row's first word.
+    """
+
+    call: Callable[[Any, Sequence[Any]], Any]
+    brings: Callable[[int, int], Arrays]
+    wants: Callable[[list[Arrays], int], Arrays] | None = None
+    refuses: str = ""
+    modes: tuple[str, ...] = ALL
+    covers: tuple[str, ...] = ()
+
+
+def drawn(rank: int, *shape: int, dtype: str = "float32", low: int = -8) -> np.ndarray:
+    """Draws whole numbers, of which sums and products of three are exact."""
+    draw = np.random.default_rng([rank, *shape])
+    return draw.integers(max(low, 0) if "u" in dtype else low, 6, shape).astype(dtype)
+
+
+def one(*shape: int, **options: Any) -> Callable[[int, int], Arrays]:
+    """Brings one array of a shape."""
+    return lambda rank, size: [drawn(rank, *shape, **options)]
+
+
+def ragged(*shape: int, rows: int = 1, dtype: str = "float32") -> Any:
+    """Brings one array with more rows on each rank; none on rank 0 unless ``rows``."""
+    return lambda rank, size: [drawn(rank, rank + rows, *shape, dtype=dtype)]
+
+
+def firsts(brought: list[Arrays]) -> Arrays:
+    """Returns the first array of each rank."""
+    return [arrays[0] for arrays in brought]
+
+
+def same(
+    of_all: Callable[[Arrays], np.ndarray],
+) -> Callable[[list[Arrays], int], Arrays]:
+    """Wants the same on all ranks, of the first arrays of all."""
+    return lambda brought, rank: [of_all(firsts(brought))]
+
+
+def total(arrays: Arrays) -> np.ndarray:
+    """Adds arrays; the dtype stays."""
+    return np.sum(arrays, axis=0, dtype=np.float64).astype(arrays[0].dtype)
+
+
+def mean(arrays: Arrays) -> np.ndarray:
+    """Averages arrays; whole numbers are rounded towards zero."""
+    means = np.sum(arrays, axis=0, dtype=np.float64) / len(arrays)
+    is_whole = np.issubdtype(arrays[0].dtype, np.integer)
+    return (np.trunc(means) if is_whole else means).astype(arrays[0].dtype)
+
+
+def columns(of_all: Callable[[Arrays], np.ndarray]) -> Any:
+    """Wants, of each place in the lists that ranks bring, the same on all ranks."""
+    return lambda brought, rank: [of_all(list(c)) for c in zip(*brought, strict=True)]
+
+
+def share(arrays: Arrays, rank: int) -> np.ndarray:
+    """Returns a rank's rows of a sum, the first ranks' one more."""
+    return np.array_split(total(arrays), len(arrays))[rank]
+
+
+def by_splits(brought: list[Arrays], rank: int) -> Arrays:
+    """Returns what an all-to-all of rows and splits gives a rank."""
+    parts = [np.split(rows, np.cumsum(splits)[:-1])[rank] for rows, splits in brought]
+    return [np.concatenate(parts), np.int32([len(part) for part in parts])]
+
+
+def _splits(rank: int, size: int) -> Arrays:
+    splits = np.int32([(rank + to) % 3 for to in range(size)])
+    return [drawn(rank, int(splits.sum()), 2), splits]
+
+
+def _uneven(rank: int, size: int, *shape: int) -> np.ndarray:
+    """Draws what only rank 1 brings with four rows more."""
+    return drawn(rank, 100 + 4 * (rank == 1), *shape)
+
+
+def _in_turn(hvd: Any, given: Sequence[Any], **options: Any) -> list[Any]:
+    """Reduces loss and accuracy by name, in the opposite order on odd ranks."""
+    named = list(zip(("loss", "accuracy"), given, strict=True))
+    named = named[::-1] if hvd.rank() % 2 else named
+    got = {name: hvd.allreduce(t, name=name, **options) for name, t in named}
+    return [got["loss"], got["accuracy"]]
+
+
+def _sparse(hvd: Any, given: Sequence[Any], **options: Any) -> list[Any]:
+    import tensorflow as tf
+
+    slices = tf.IndexedSlices(given[0], given[1], tf.constant([50, 2]))
+    reduced = hvd.allreduce(slices, **options)
+    return [reduced.values, reduced.indices]
+
+
+def _sparse_group(hvd: Any, given: Sequence[Any]) -> list[Any]:
+    import tensorflow as tf
+
+    slices = tf.IndexedSlices(given[0], given[1], tf.constant([50, 2]))
+    dense, reduced = hvd.grouped_allreduce([given[2], slices], op=hvd.Sum)
+    return [dense, reduced.values, reduced.indices]
+
+
+def _rows(rank: int, size: int) -> Arrays:
+    return [drawn(rank, rank + 1, 2), np.arange(rank + 1) + rank]
+
+
+def _joined(brought: list[Arrays], rank: int) -> Arrays:
+    return [np.concatenate(column) for column in zip(*brought, strict=True)]
+
+
+def _assigned(hvd: Any, given: Sequence[Any], *, inplace: bool) -> Any:
+    import tensorflow as tf
+
+    variable = tf.Variable(given[0])
+    if inplace:
+        hvd.broadcast_([variable], root_rank=1)
+    else:
+        hvd.broadcast_variables([variable], root_rank=1)
+    return variable.read_value()
+
+
+def _gradient(hvd: Any, given: Sequence[Any]) -> Any:
+    import tensorflow as tf
+
+    with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+        tape.watch(given[0])
+        loss = tf.reduce_sum(given[0] ** 2)
+    return tape.gradient(loss, given[0])
+
+
+def _objects(hvd: Any, given: Sequence[Any]) -> Any:
+    own = {"rank": hvd.rank(), "rows": list(range(50 * hvd.rank()))}
+    got = hvd.broadcast_object(own, root_rank=1)
+    again = hvd.broadcast_object_fn(root_rank=1)(own)
+    everyone = hvd.allgather_object(own)
+    lengths = [len(one["rows"]) for one in (got, again, *everyone)]
+    return np.int32(lengths)
+
+
+def _places(hvd: Any, given: Sequence[Any]) -> list[Any]:
+    import tensorflow as tf
+
+    hvd.barrier()
+    numbers = [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()]
+    ops = [hvd.rank_op(), hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op()]
+    places = [hvd.cross_rank(), hvd.cross_size(), hvd.process_set_included_op()]
+    return [tf.cast(number, tf.int32) for number in (*numbers, *ops, *places)]
+
+
+def _facts(hvd: Any, given: Sequence[Any]) -> Any:
+    names = ("mpi", "gloo", "nccl", "ddl", "ccl", "cuda", "rocm")
+    built = [bool(getattr(hvd, f"{name}_built")()) for name in names]
+    enabled = [hvd.mpi_enabled(), hvd.gloo_enabled(), hvd.mpi_threads_supported()]
+    return np.array([hvd.is_initialized(), hvd.is_homogeneous(), *enabled, *built])
+
+
+def _reduce(name: str, **options: Any) -> Callable[[Any, Sequence[Any]], Any]:
+    def call(hvd: Any, given: Sequence[Any]) -> Any:
+        known = {"op": lambda op: getattr(hvd, op)}
+        known["compression"] = lambda kind: getattr(hvd.Compression, kind)
+        chosen = {k: known.get(k, lambda v: v)(v) for k, v in options.items()}
+        if name.startswith("grouped"):
+            return getattr(hvd, name)(list(given), **chosen)
+        return getattr(hvd, name)(given[0], **chosen)
+
+    return call
+
+
+REDUCED = ("uint8", "int8", "int32", "int64", "float16", "float32", "float64")
+MOVED = (*REDUCED, "uint16", "int16", "bool")
+GROUP = [((), "float32"), ((3, 0), "float32"), ((7,), "float64"), ((2,), "int32")]
+
+
+def _group(rank: int, size: int) -> Arrays:
+    return [drawn(rank, *shape, dtype=dtype) for shape, dtype in GROUP]
+
+
+ROWS: dict[str, Row] = {
+    "allreduce averages": Row(_reduce("allreduce"), one(5, 2), same(mean)),
+    "allreduce adds": Row(_reduce("allreduce", op="Sum"), one(5, 2), same(total)),
+    "allreduce takes the least": Row(
+        _reduce("allreduce", op="Min"), one(5, 2), same(lambda own: np.min(own, 0))
+    ),
+    "allreduce takes the greatest": Row(
+        _reduce("allreduce", op="Max"), one(5, 2), same(lambda own: np.max(own, 0))
+    ),
+    "allreduce multiplies": Row(
+        _reduce("allreduce", op="Product"), one(5, 2), same(lambda own: np.prod(own, 0))
+    ),
+    "allreduce of a number": Row(_reduce("allreduce"), one(), same(mean)),
+    "allreduce with factors": Row(
+        _reduce("allreduce", op="Sum", prescale_factor=2.0, postscale_factor=0.25),
+        one(5, 2),
+        same(lambda own: total(own) / 2),
+    ),
+    "allreduce of nothing": Row(_reduce("allreduce", op="Sum"), one(0), same(total)),
+    "allreduce of rows of nothing": Row(
+        _reduce("allreduce", op="Sum"), one(3, 0), same(total)
+    ),
+    "allreduce in float16": Row(
+        _reduce("allreduce", op="Sum", compression="fp16"), one(5, 2), same(total)
+    ),
+    "allreduce of rows": Row(
+        lambda hvd, given: _sparse(hvd, given, op=hvd.Sum), _rows, _joined
+    ),
+    "allreduce by name, in unlike order": Row(
+        _in_turn,
+        lambda rank, size: [np.float32(100 + rank), np.float32(0.5 * rank)],
+        columns(mean),
+        modes=BUILT,
+    ),
+    "grouped_allreduce": Row(
+        _reduce("grouped_allreduce", op="Sum"), _group, columns(total)
+    ),
+    "grouped_allreduce of rows and others": Row(
+        _sparse_group,
+        lambda rank, size: [*_rows(rank, size), drawn(rank, 2)],
+        lambda brought, rank: [
+            total([dense for *_, dense in brought]),
+            *_joined([arrays[:2] for arrays in brought], rank),
+        ],
+    ),
+    "grouped_allreduce of nothing at all": Row(
+        lambda hvd, given: hvd.grouped_allreduce([]),
+        lambda rank, size: [],
+        lambda brought, rank: [],
+        modes=("eager",),
+    ),
+    "allgather": Row(_reduce("allgather"), ragged(2), same(np.concatenate)),
+    "allgather, none of rank 0": Row(
+        _reduce("allgather"), ragged(2, rows=0), same(np.concatenate)
+    ),
+    "allgather of rows of nothing": Row(
+        _reduce("allgather"), ragged(0), same(np.concatenate)
+    ),
+    "allgather of nothing": Row(_reduce("allgather"), one(0, 2), same(np.concatenate)),
+    "grouped_allgather": Row(
+        _reduce("grouped_allgather"),
+        lambda rank, size: [drawn(rank, rank, 2), drawn(rank, 2, dtype="uint8")],
+        columns(np.concatenate),
+    ),
+    "broadcast": Row(
+        _reduce("broadcast", root_rank=1),
+        one(3, 2),
+        same(lambda own: own[1]),
+        modes=("eager", "function", "session"),
+    ),
+    "broadcast of nothing": Row(
+        _reduce("broadcast", root_rank=1),
+        one(0, 2),
+        same(lambda own: own[1]),
+        modes=("eager", "function", "session"),
+    ),
+    "broadcast_": Row(
+        lambda hvd, given: _assigned(hvd, given, inplace=True),
+        one(3, 2),
+        same(lambda own: own[1]),
+        modes=("eager",),
+    ),
+    "broadcast_variables": Row(
+        lambda hvd, given: _assigned(hvd, given, inplace=False),
+        one(3, 2),
+        same(lambda own: own[1]),
+        modes=("eager",),
+    ),
+    "alltoall": Row(
+        _reduce("alltoall"),
+        lambda rank, size: [drawn(rank, 2 * size, 3)],
+        lambda brought, rank: [
+            np.concatenate([np.split(a, len(brought))[rank] for a in firsts(brought)])
+        ],
+    ),
+    "alltoall by splits": Row(
+        lambda hvd, given: list(hvd.alltoall(given[0], given[1])), _splits, by_splits
+    ),
+    "alltoall of nothing": Row(
+        lambda hvd, given: list(hvd.alltoall(given[0], given[1])),
+        lambda rank, size: [drawn(rank, 0, 2), np.zeros(size, np.int32)],
+        by_splits,
+    ),
+    "alltoall of rows of nothing": Row(
+        _reduce("alltoall"),
+        lambda rank, size: [drawn(rank, 2 * size, 0)],
+        lambda brought, rank: [np.zeros([2 * len(brought), 0], np.float32)],
+    ),
+    "reducescatter": Row(
+        _reduce("reducescatter", op="Sum"),
+        one(7, 2),
+        lambda brought, rank: [share(firsts(brought), rank)],
+    ),
+    "reducescatter of nothing": Row(
+        _reduce("reducescatter", op="Sum"),
+        one(0, 2),
+        lambda brought, rank: [share(firsts(brought), rank)],
+    ),
+    "grouped_reducescatter": Row(
+        _reduce("grouped_reducescatter", op="Sum", prescale_factor=2.0),
+        lambda rank, size: [drawn(rank, 4, dtype="int64"), drawn(rank, 5, 2)],
+        lambda brought, rank: [
+            2 * share(list(column), rank) for column in zip(*brought, strict=True)
+        ],
+    ),
+    "DistributedGradientTape": Row(
+        _gradient, one(3), same(lambda own: 2 * mean(own)), modes=("eager", "function")
+    ),
+    "broadcast_object": Row(
+        _objects,
+        one(),
+        lambda brought, rank: [
+            np.int32([50, 50, *(50 * r for r in range(len(brought)))])
+        ],
+        modes=("eager",),
+        covers=("broadcast_object_fn", "allgather_object"),
+    ),
+    "rank": Row(
+        _places,
+        one(),
+        lambda brought, rank: [
+            np.int32(number) for number in (*[rank, len(brought)] * 4, 0, 1, 1)
+        ],
+        modes=("eager",),
+        covers=(
+            *("barrier", "size", "local_rank", "local_size", "rank_op", "size_op"),
+            *("local_rank_op", "local_size_op", "cross_rank", "cross_size"),
+            "process_set_included_op",
+        ),
+    ),
+    "is_initialized": Row(
+        _facts,
+        one(),
+        lambda brought, rank: [np.array([True, True, *[False] * 10])],
+        modes=("eager",),
+        covers=(
+            *("init", "is_homogeneous", "mpi_enabled", "gloo_enabled", "mpi_built"),
+            *("mpi_threads_supported", "gloo_built", "nccl_built", "ddl_built"),
+            *("ccl_built", "cuda_built", "rocm_built"),
+        ),
+    ),
+}
+for _dtype in REDUCED:
+    ROWS[f"allreduce adds {_dtype}"] = Row(
+        _reduce("allreduce", op="Sum"),
+        one(5, 2, dtype=_dtype, low=-3),
+        same(total),
+        modes=BUILT,
+    )
+    ROWS[f"allreduce averages {_dtype}"] = Row(
+        _reduce("allreduce"), one(4, dtype=_dtype), same(mean), modes=("eager",)
+    )
+for _dtype in ("float16", "float32", "float64"):
+    ROWS[f"reducescatter averages {_dtype}"] = Row(
+        _reduce("reducescatter", prescale_factor=0.5, postscale_factor=4.0),
+        one(6, dtype=_dtype),
+        lambda brought, rank: [
+            np.array_split(2 * mean(firsts(brought)), len(brought))[rank]
+        ],
+        modes=BUILT,
+    )
+for _dtype in MOVED:
+    ROWS[f"allgather of {_dtype}"] = Row(
+        _reduce("allgather"), ragged(3, dtype=_dtype), same(np.concatenate)
+    )
+    ROWS[f"broadcast of {_dtype}"] = Row(
+        _reduce("broadcast", root_rank=1),
+        one(3, dtype=_dtype),
+        same(lambda own: own[1]),
+        modes=("function",),
+    )
+
+REFUSED: dict[str, Row] = {
+    "allreduce by name, eagerly in unlike order": Row(
+        _in_turn,
+        lambda rank, size: [np.float32(1), np.float32(2)],
+        refuses="loss.*accuracy|accuracy.*loss",
+        modes=("eager",),
+    ),
+    "allreduce of other shapes": Row(
+        _reduce("allreduce"),
+        lambda rank, size: [_uneven(rank, size)],
+        refuses=r"104",
+        modes=("eager", "function", "session"),
+    ),
+    "allreduce of other dtypes": Row(
+        _reduce("allreduce"),
+        lambda rank, size: [drawn(rank, 4, dtype=("float32", "int32")[rank == 1])],
+        refuses="int32",
+    ),
+    "allreduce with other factors": Row(
+        lambda hvd, given: hvd.allreduce(given[0], prescale_factor=1.0 + hvd.rank()),
+        one(4),
+        refuses="prescale_factor",
+    ),
+    "allreduce with other reductions": Row(
+        lambda hvd, given: hvd.allreduce(
+            given[0], op=hvd.Min if hvd.rank() == 1 else hvd.Max
+        ),
+        one(4),
+        refuses="(Min|Max).*(Min|Max)",
+    ),
+    "broadcast from other ranks": Row(
+        lambda hvd, given: hvd.broadcast(given[0], root_rank=hvd.rank()),
+        one(4),
+        refuses="root",
+        modes=("eager", "function", "session"),
+    ),
+    "allgather of other widths": Row(
+        _reduce("allgather"),
+        lambda rank, size: [drawn(rank, 2, 3 + (rank == 1))],
+        refuses="4",
+        modes=("eager", "function", "session"),
+    ),
+    "allgather while another reduces": Row(
+        lambda hvd, given: (hvd.allgather if hvd.rank() == 1 else hvd.allreduce)(
+            given[0]
+        ),
+        one(4),
+        refuses="allgather.*allreduce|allreduce.*allgather",
+    ),
+    "add_process_set": Row(
+        lambda hvd, given: hvd.add_process_set([0]),
+        one(),
+        refuses="not supported",
+        modes=("eager",),
+        covers=("remove_process_set", "start_timeline", "stop_timeline"),
+    ),
+    # Last of all: what ranks compare in the run itself.
+    "allreduce of other lengths": Row(
+        _reduce("allreduce"),
+        lambda rank, size: [_uneven(rank, size)],
+        refuses=r"104",
+        modes=("unknown",),
+    ),
+}
+
+
+def run(row: Row, mode: str, hvd: Any) -> Any:
+    """Runs a row; returns arrays, or the kind and the text of the error."""
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    brought = row.brings(hvd.rank(), hvd.size())
+
+    def build(*given: Any) -> list[Any]:
+        result = row.call(hvd, given)
+        return list(result) if isinstance(result, list | tuple) else [result]
+
+    try:
+        if mode == "session":
+            with tf.Graph().as_default(), v1.Session() as session:
+                fed = [v1.placeholder(a.dtype, a.shape) for a in brought]
+                got = session.run(build(*fed), dict(zip(fed, brought, strict=True)))
+                return [np.asarray(array) for array in got]
+        given = [tf.constant(array) for array in brought]
+        if mode == "eager":
+            return [np.asarray(array) for array in build(*given)]
+        specs = None
+        if mode == "unknown":
+            shapes = [[None, *a.shape[1:]] if a.ndim else [] for a in brought]
+            specs = [
+                tf.TensorSpec(s, a.dtype) for s, a in zip(shapes, brought, strict=True)
+            ]
+        return [
+            np.asarray(a) for a in tf.function(build, input_signature=specs)(*given)
+        ]
+    except Exception as error:
+        return type(error).__name__, str(error)
+
+
+def main(folder: Path) -> None:
+    """Runs all rows, and keeps what came of them, of this rank."""
+    import tw_syncrep.horovod as hvd
+
+    hvd.init()
+    results = {}
+    for name, row in (ROWS | REFUSED).items():
+        for mode in row.modes:
+            results[name, mode] = run(row, mode, hvd)
+            (folder / f"{hvd.rank()}.pickle").write_bytes(pickle.dumps(results))
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
