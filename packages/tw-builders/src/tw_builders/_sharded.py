@@ -179,8 +179,9 @@ def apply_sharded_gradients(
     """Adds all towers' gradients, applies each variable once, and copies it.
 
     Each variable's gradients are added and applied by its owner; the other towers take
-    the new value. Large variables do not wait for each other, unless the optimizer has
-    them wait; the gradients of small ones travel to their owner in a pack.
+    the new value. Sums of large variables do not wait for each other; the gradients of
+    small ones travel to their owner in a pack. In a session graph nothing is updated
+    before all sums are there.
 
     Args:
       towers: K towers.
