@@ -1,6 +1,6 @@
 """Horovod's behaviour as a table of cases, a row per call, with NumPy as the oracle.
 
-``tw-launch --ps 0 --workers N -- python horovod_table.py FOLDER`` has every rank run all
+``tw-launch --ps 0 --workers N -- python horovod_table.py OUT`` has every rank run all
 rows in all their modes, one after the other in one group, and keep what came of each.
 ``test_horovod_table.py`` compares.
 

@@ -201,23 +201,23 @@ def _run_with_elements(
     as well.
     """
     known = tensor.shape[1:]
-    may_be_empty = not known.num_elements()
-    sent = tensor
-    if may_be_empty:
+    width: Any = known.num_elements()
+    # One shape per key: as a matrix also where more of the shape is known elsewhere.
+    if not width:
         width = tf.reduce_prod(tf.shape(tensor)[1:])
-        flat = tf.reshape(tensor, [tf.shape(tensor)[0], width])
-        sent = tf.pad(flat, [[0, 0], [0, tf.cast(tf.equal(width, 0), tf.int32)]])
+    flat = tf.reshape(tensor, [tf.shape(tensor)[0], width])
+    if tf.is_tensor(width):
+        flat = tf.pad(flat, [[0, 0], [0, tf.cast(tf.equal(width, 0), tf.int32)]])
     got = op(
-        input=sent,
+        input=flat,
         group_size=group.size,
         group_key=GROUP_KEY,
         instance_key=key,
         ordering_token=[],
         communication_hint="auto",
     )
-    if may_be_empty:
-        shape = tf.concat([tf.shape(got)[:1], tf.shape(tensor)[1:]], axis=0)
-        got = tf.ensure_shape(tf.reshape(got[:, :width], shape), [None, *known])
+    shape = tf.concat([tf.shape(got)[:1], tf.shape(tensor)[1:]], axis=0)
+    got = tf.ensure_shape(tf.reshape(got[:, :width], shape), [None, *known])
     return got
 
 
