@@ -402,6 +402,7 @@ for _dtype in MOVED:
     )
 
 REFUSED: dict[str, Row] = {
+    # Of shapes that no row had before: ranks compare before any of them begins.
     "allreduce by name, eagerly in unlike order": Row(
         _in_turn,
         lambda rank, size: [np.float32(1), np.float32(2)],
@@ -416,38 +417,38 @@ REFUSED: dict[str, Row] = {
     ),
     "allreduce of other dtypes": Row(
         _reduce("allreduce"),
-        lambda rank, size: [drawn(rank, 4, dtype=("float32", "int32")[rank == 1])],
+        lambda rank, size: [drawn(rank, 14, dtype=("float32", "int32")[rank == 1])],
         refuses="int32",
     ),
     "allreduce with other factors": Row(
         lambda hvd, given: hvd.allreduce(given[0], prescale_factor=1.0 + hvd.rank()),
-        one(4),
+        one(11),
         refuses="prescale_factor",
     ),
     "allreduce with other reductions": Row(
         lambda hvd, given: hvd.allreduce(
             given[0], op=hvd.Min if hvd.rank() == 1 else hvd.Max
         ),
-        one(4),
+        one(12),
         refuses="(Min|Max).*(Min|Max)",
     ),
     "broadcast from other ranks": Row(
         lambda hvd, given: hvd.broadcast(given[0], root_rank=hvd.rank()),
-        one(4),
+        one(13),
         refuses="root",
         modes=("eager", "function", "session"),
     ),
     "allgather of other widths": Row(
         _reduce("allgather"),
-        lambda rank, size: [drawn(rank, 2, 3 + (rank == 1))],
-        refuses="4",
+        lambda rank, size: [drawn(rank, 2, 18 + (rank == 1))],
+        refuses="19",
         modes=("eager", "function", "session"),
     ),
     "allgather while another reduces": Row(
         lambda hvd, given: (hvd.allgather if hvd.rank() == 1 else hvd.allreduce)(
             given[0]
         ),
-        one(4),
+        one(2, 17),
         refuses="allgather.*allreduce|allreduce.*allgather",
     ),
     "add_process_set": Row(
