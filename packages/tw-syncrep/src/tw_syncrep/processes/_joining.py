@@ -34,8 +34,7 @@ from tw_syncrep.processes._attendance import Deadlines
 from tw_syncrep.processes._coordinator import Coordinator
 from tw_syncrep.processes._group import ProcessGroup
 from tw_syncrep.processes._member import AbsentError, Member
-from tw_syncrep.processes._run_id import find_run
-from tw_syncrep.processes._side_channel import Introduction
+from tw_syncrep.processes._side_channel import Introduction, find_run
 
 _log = logging.getLogger(__name__)
 _joined: "weakref.ref[ProcessGroup] | None" = None
