@@ -275,6 +275,13 @@ def train_in_session(
         }
 
 
+def sum_in_the_global_graph() -> list[float]:
+    """Sums twice in a session of the graph that programs of TensorFlow 1 build in."""
+    sums = [hvd.allreduce(tf.constant([n + 1.0]), op=hvd.Sum) for n in range(2)]
+    with v1.Session() as session:
+        return [float(total[0]) for total in session.run(sums)]
+
+
 def train_rows_in_session(
     places: np.ndarray, use_resource: bool, options: dict[str, Any]
 ) -> np.ndarray:
@@ -695,7 +702,9 @@ def reduce_by_name(
     arrays = [np.float32([len(name) * (hvd.rank() + 1)]) for name in names]
     shape = [None] if hides else [1]
     if mode == "session":
-        threads = v1.ConfigProto(inter_op_parallelism_threads=8)
+        threads = v1.ConfigProto(
+            inter_op_parallelism_threads=1, use_per_session_threads=True
+        )
         with tf.Graph().as_default(), v1.Session(config=threads) as session:
             fed = [v1.placeholder(tf.float32, shape) for _ in names]
             built = build(*fed)

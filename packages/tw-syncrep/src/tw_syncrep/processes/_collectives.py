@@ -273,12 +273,16 @@ def _run_in_session(
         input_signature=bound.specs,
         autograph=False,
     )
+    # TensorFlow takes what is outside of a function in the global graph for eager, and
+    # would place the call on a task, which a session without a server has not.
+    with graph.as_default():
+        function = traced.get_concrete_function()
     dataset = tf.raw_ops.MapDataset(
         input_dataset=tf.raw_ops.TensorDataset(
             components=tensors, output_shapes=shapes
         ),
         other_arguments=[],
-        f=traced.get_concrete_function(),
+        f=function,
         output_types=dtypes,
         output_shapes=shapes,
         use_inter_op_parallelism=False,  # The function runs on the dataset's thread.

@@ -1,5 +1,6 @@
 """Optimizers of Keras that combine the gradients of all ranks."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,9 +8,10 @@ import keras
 import tensorflow as tf
 
 from tw_core.checks import check_flag, check_whole_number
-from tw_core.gradients import scale
+from tw_core.gradients import map_values
 from tw_core.modes import without_autograph
 from tw_syncrep.horovod._basics import Average, Sum, global_process_set
+from tw_syncrep.horovod._exchanges import scaled
 from tw_syncrep.horovod._gradients import (
     GradientReducer,
     check_dense,
@@ -226,8 +228,10 @@ class Distributed:
         def finish() -> tf.Tensor:
             totals = [None if kept is None else kept.read_value() for kept in sums]
             reduced = state.reducer.reduce(totals, variables, state.local)
-            factor = None if state.share == 1.0 else state.share
-            apply([None if g is None else scale(g, factor) for g in reduced], variables)
+            share = functools.partial(scaled, factor=state.share)
+            apply(
+                [g if g is None else map_values(share, g) for g in reduced], variables
+            )
             for kept in [state.count, *(kept for kept in sums if kept is not None)]:
                 kept.assign(tf.zeros_like(kept))
             return tf.constant(True)
