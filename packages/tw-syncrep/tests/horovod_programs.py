@@ -275,13 +275,6 @@ def train_in_session(
         }
 
 
-def sum_in_the_global_graph() -> list[float]:
-    """Sums twice in a session of the graph that programs of TensorFlow 1 build in."""
-    sums = [hvd.allreduce(tf.constant([n + 1.0]), op=hvd.Sum) for n in range(2)]
-    with v1.Session() as session:
-        return [float(total[0]) for total in session.run(sums)]
-
-
 def train_rows_in_session(
     places: np.ndarray, use_resource: bool, options: dict[str, Any]
 ) -> np.ndarray:

@@ -520,6 +520,14 @@ def set_up(group: Any, mode: str, changes: bool, wait_s: float) -> dict[str, Any
     return {"total": total.tolist(), "devices": [device.name for device in devices]}
 
 
+def sum_in_the_global_graph(group: Any) -> list[float]:
+    """Sums twice in a session of the graph that programs of TensorFlow 1 build in."""
+    grads = [[[tf.constant([n + 1.0])]] for n in range(2)]
+    sums = [processes.sum_across(own, group=group)[0][0] for own in grads]
+    with v1.Session() as session:
+        return [float(total[0]) for total in session.run(sums)]
+
+
 def place_in_child(group: Any) -> str:
     """Tells where a forked child's ops run, which is no rank."""
     read, write = os.pipe()

@@ -25,11 +25,6 @@ def eager_ranks(request, processes):
     group.end()
 
 
-def test_collectives_run_in_the_global_graph(ranks):
-    size = len(ranks.all)
-    assert ranks.call("sum_in_the_global_graph") == [[size, 2 * size]] * size
-
-
 def train(ranks, name, starts=None, **given):
     """Returns the batch, and what each rank's training returned."""
     rows, targets = make_batch(len(ranks.all))

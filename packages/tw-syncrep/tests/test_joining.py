@@ -99,6 +99,8 @@ def test_the_runtime_starts_with_its_first_op(make_ranks, mode, changes):
     for rank, got in enumerate(ranks.call_each("set_up", calls)):
         place = f"/job:worker/replica:0/task:{rank}/device:CPU:"
         assert got == {"total": [2.0, 2.0], "devices": [place + "0", place + "1"]}
+    if mode == "session":
+        assert ranks.call("sum_in_the_global_graph") == [[2.0, 4.0]] * 2
 
 
 def test_a_child_forked_before_the_first_op_takes_no_rank(make_ranks):
