@@ -1,8 +1,9 @@
 """Drills: does harm to tasks of real clusters, and checks what must hold then.
 
 ``syncrep_faults`` (with parameter servers), ``rank_faults`` (of process groups,
-"processes: ...") and ``hangs`` (of everything whose waits are bounded, "hangs: ...")
-tell which drills there are, and what must hold. Run by the nox session ``faults``:
+"processes: ..."), ``groups`` (tests of these, "groups: ...") and ``hangs`` (of
+everything whose waits are bounded, "hangs: ...") tell which drills there are, and what
+must hold. Run by the nox session ``faults``:
 
     nox -s faults -- --trials 20
     nox -s faults -- --trials 20 --drill processes
@@ -58,7 +59,7 @@ def main() -> int:
         own = [name for name in names if find_family(name) is family]
         if own:
             here = [line for line in lines if line.drill in own]
-            tells_lost = not any(map(is_of_ranks, own)) and not is_hang(own[0])
+            tells_lost = family is families()[0]
             print(summarize(here, grid(own), tells_lost=tells_lost))
     minutes, fresh = (time.monotonic() - began) / 60, ledger.lines[before:]
     print(f"{len(fresh)} trials in {minutes:.0f} min; {len(lines)} in all")
@@ -157,11 +158,12 @@ class Drills:
 
 def families() -> list[Any]:
     """Returns the modules that tell which drills there are."""
+    import groups
     import hangs
     import rank_faults
     import syncrep_faults
 
-    return [syncrep_faults, rank_faults, hangs]
+    return [syncrep_faults, rank_faults, groups, hangs]
 
 
 def find_family(name: str) -> Any:
@@ -170,23 +172,10 @@ def find_family(name: str) -> Any:
     return next((family for family in others if name in family.DRILLS), servers)
 
 
-def is_hang(name: str) -> bool:
-    """Returns whether a drill makes something hang, and looks at the reports."""
-    import hangs
-
-    return name in hangs.DRILLS
-
-
-def is_of_ranks(name: str) -> bool:
-    """Returns whether a drill is one of process groups."""
-    import rank_faults
-
-    return name in rank_faults.DRILLS
-
-
 def is_linked(name: str) -> bool:
     """Returns whether a drill takes links down."""
-    return not is_hang(name) and bool(find_family(name).is_linked(name))
+    family = find_family(name)
+    return hasattr(family, "is_linked") and bool(family.is_linked(name))
 
 
 def grid(names: Sequence[str]) -> dict[tuple[str, str], dict[str, str]]:
