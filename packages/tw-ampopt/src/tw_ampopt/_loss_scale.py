@@ -9,7 +9,7 @@ In the formulas s is the log2 of the scale, which is 2**s; an update is good whe
 gradient is finite; and clip keeps s within ``lowest`` and ``highest``.
 
 The gradual rule is StyleGAN2's (``dnnlib/tflib/optimizer.py``); the dynamic rule is
-the one of Micikevicius et al., "Mixed Precision Training" (2018), with the
+that of Micikevicius et al., "Mixed Precision Training" (2018), with the
 hysteresis of Megatron-LM.
 """
 
@@ -24,9 +24,9 @@ from tw_core.checks import check_number
 
 ScaleState: TypeAlias = dict[str, tf.Tensor]
 
-_LEFT = "tolerance"  # bad updates that the dynamic rule still bears
+_LEFT = "tolerance"  # bad updates that the dynamic rule still tolerates
 _LN2 = math.log(2.0)
-# Room to float32's 2**127 for the number of towers that the scale is multiplied with.
+# Leaves room below float32's 2**127 for a factor, the number of towers.
 _LARGEST_LOG2 = 120
 _MANTISSA_BITS = 23
 _EXPONENT_BIAS = 127
@@ -49,7 +49,7 @@ class LossScale(Protocol):
         ...
 
     def next(self, state: Mapping[str, tf.Tensor], good: tf.Tensor) -> ScaleState:
-        """Returns what changes in the state after one update.
+        """Returns the entries of the state that change after one update.
 
         Args:
           state: scalars, by the names of ``initial``.
@@ -73,8 +73,8 @@ class GradualLossScale:
       highest: upper bound of the log2.
 
     Raises:
-      TypeError: something that is no number.
-      ValueError: bounds that exclude ``init``, that are in disorder or that
+      TypeError: a value that is not a number.
+      ValueError: bounds that exclude ``init``, that are out of order or that
         float32 cannot hold; a step of the log2 that is negative or not finite.
     """
 
@@ -97,7 +97,7 @@ class GradualLossScale:
         return {"log2": float(self.init)}
 
     def scale(self, log2: tf.Tensor) -> tf.Tensor:
-        """Returns exp(log2 * ln 2), fractions and all."""
+        """Returns exp(log2 * ln 2), for fractional log2 too."""
         return tf.exp(log2 * tf.constant(_LN2, tf.float32))
 
     def next(self, state: Mapping[str, tf.Tensor], good: tf.Tensor) -> ScaleState:
@@ -109,11 +109,12 @@ class GradualLossScale:
 
 @dataclass(frozen=True)
 class DynamicLossScale:
-    """Twice the scale after a run of good updates, half of it after a bad one.
+    """Doubles the scale after a run of good updates, and halves it after a bad one.
 
     ``s = clip(s + 1)`` once ``growth_interval`` updates in a row were good, after
-    which they are counted from 0 again; ``s = clip(s - 1)`` after a bad update, but
-    for the first ``hysteresis - 1`` bad ones since such an interval was completed.
+    which they are counted from 0 again; ``s = clip(s - 1)`` after a bad update,
+    except for the first ``hysteresis - 1`` bad ones since such an interval was
+    completed.
 
     Attributes:
       init: log2 of the scale at the start.
@@ -124,7 +125,7 @@ class DynamicLossScale:
         of which the last and all further ones halve the scale; 1 halves at once.
 
     Raises:
-      ValueError: bounds that exclude ``init``, that are in disorder or that
+      ValueError: bounds that exclude ``init``, that are out of order or that
         float32 cannot hold; an interval or hysteresis below 1.
       TypeError: a number that is not an int.
     """
@@ -147,7 +148,7 @@ class DynamicLossScale:
                 )
 
     def initial(self) -> dict[str, int | float]:
-        """Returns the log2, the good updates in a row, and the bad ones to bear."""
+        """Returns the log2, the good updates in a row, and the bad ones to tolerate."""
         state: dict[str, int | float] = {"log2": self.init, "good_steps": 0}
         return state if self.hysteresis == 1 else state | {_LEFT: self.hysteresis}
 
@@ -220,14 +221,7 @@ class NoOpLossScale:
 
 
 def _power_of_two(log2: tf.Tensor) -> tf.Tensor:
-    """Builds 2**log2 from the exponent, exactly, unlike ``exp2``.
-
-    Args:
-      log2: integer scalar in -126..127.
-
-    Returns:
-      float32 scalar.
-    """
+    """Returns 2**log2 exactly, unlike ``exp2``, for integer log2 in -126..127."""
     bits = (tf.cast(log2, tf.int32) + _EXPONENT_BIAS) * (1 << _MANTISSA_BITS)
     return tf.bitcast(bits, tf.float32)
 

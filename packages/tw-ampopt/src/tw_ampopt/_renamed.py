@@ -1,4 +1,4 @@
-"""Old public names and arguments, which work for this version with a warning."""
+"""Old public names and arguments that still work in this version, with a warning."""
 
 NAMES = {
     "DoublingScale": "tw_ampopt.DynamicLossScale",

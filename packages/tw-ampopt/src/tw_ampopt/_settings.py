@@ -1,6 +1,6 @@
-"""What optimizers are made with: checked once, and kept as plain values.
+"""An optimizer's settings, checked once and kept as plain values.
 
-``Settings`` are what sharing optimizers agree on; ``UpdateOptions`` belong to one
+``Settings`` are the same in all optimizers that share; ``UpdateOptions`` belong to one
 optimizer alone.
 """
 
@@ -33,20 +33,10 @@ _ON_NONFINITE = ("skip_group", "drop_micro_batch")
 
 @dataclass(frozen=True)
 class Settings:
-    """What sharing optimizers must agree on.
+    """Settings that sharing optimizers must agree on."""
 
-    Attributes:
-      caller: class and name; opens messages.
-      prefix: begins the names of the wrapped optimizers.
-      factory: makes a wrapped optimizer.
-      learning_rate: as given.
-      kwargs: further arguments of the factory.
-      rule: how the loss scale moves.
-      master_copies: whether half-precision variables have float32 masters.
-    """
-
-    caller: str
-    prefix: str
+    caller: str  # class and name
+    prefix: str  # of the wrapped optimizers' names
     factory: OptimizerFactory
     learning_rate: LearningRateLike
     rule: LossScale
@@ -58,12 +48,7 @@ class Settings:
         return LearningRate(self.learning_rate, updates, caller=self.caller)
 
     def make_wrapped(self, index: int, updates: tf.Variable) -> WrappedOptimizer:
-        """Makes the wrapped optimizer of one tower.
-
-        Args:
-          index: how many there are.
-          updates: counts the updates made.
-        """
+        """Makes wrapped optimizer number ``index``."""
         named = (
             {"name": f"{self.prefix}_opt{index}"} if takes_name(self.factory) else {}
         )
@@ -83,23 +68,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class UpdateOptions:
-    """How updates are made: the choices that belong to one optimizer alone.
+    """Options for updates, which belong to one optimizer alone."""
 
-    Attributes:
-      accumulation_steps: micro-batches per update; None for no accumulation.
-      steps_message: the error where ``accumulation_steps`` is a tensor with a bad
-        value.
-      drops: whether a bad micro-batch is dropped rather than its update skipped.
-      clip: bound of the global norm, or None.
-      reducer: sums over towers; None for ``tw_reduce.all_reduce`` of the devices.
-      caller: opens messages.
-    """
-
-    accumulation_steps: AccumulationSteps | None
-    steps_message: str
-    drops: bool
-    clip: float | None
-    reducer: Reducer | None
+    accumulation_steps: AccumulationSteps | None  # micro-batches per update
+    steps_message: str  # for a tensor of steps with a bad value
+    drops: bool  # a bad micro-batch is dropped, rather than its update skipped
+    clip: float | None  # bound of the global norm
+    reducer: Reducer | None  # None for tw_reduce.all_reduce of the devices
     caller: str
 
 
@@ -113,7 +88,7 @@ def check_settings(
     master_copies: bool,
     kwargs: Mapping[str, Any],
 ) -> Settings:
-    """Checks what both classes take, and finds the optimizer's class."""
+    """Checks the arguments of both classes, and finds the optimizer's factory."""
     if inspect.isclass(rule) or not isinstance(rule, LossScale | None):
         raise TypeError(
             f"{caller}: loss_scale must be a rule such as "
@@ -137,13 +112,7 @@ def choose_rule(
     *,
     caller: str,
 ) -> LossScale | None:
-    """Returns the one rule that is asked for, or None.
-
-    Args:
-      given: the argument ``loss_scale``.
-      gradual: start and steps of a ``GradualLossScale``; None for no such rule.
-      caller: opens messages.
-    """
+    """Returns the requested rule, or None; refuses two rules."""
     if gradual is None:
         return given
     if given is not None:
@@ -190,16 +159,7 @@ def check_update_options(
     clip_by_global_norm: float | None,
     reducer: Reducer | None,
 ) -> UpdateOptions:
-    """Checks how updates are to be made.
-
-    Args:
-      steps: micro-batches per update.
-      steps_name: the argument by which they were given.
-      on_nonfinite: a policy by its name.
-      clip_by_global_norm: bound of the norm, or None.
-      reducer: sums over towers, or None.
-      caller: opens messages.
-    """
+    """Checks the options for updates."""
     if on_nonfinite not in _ON_NONFINITE:
         raise ValueError(
             f"{caller}: on_nonfinite must be one of {list(_ON_NONFINITE)}; got "
@@ -228,7 +188,7 @@ def check_update_options(
 def _checked_steps(
     value: Any, name: str, message: str, caller: str
 ) -> AccumulationSteps | None:
-    """Returns None where nothing is to be accumulated: for None and 1."""
+    """Returns None if nothing is to be accumulated: for None and 1."""
     if value is None:
         return None
     if tf.is_tensor(value) or isinstance(value, tf.Variable):

@@ -16,7 +16,7 @@ from tw_core.devices import canonical_device
 _log = logging.getLogger("tw_ampopt")
 _MEMORY = "mem_usage_gb"  # the older system's name
 _GIB = 2.0**30
-# What tf.summary.scalar writes, which needs TensorBoard to be installed.
+# As tf.summary.scalar writes it, which needs TensorBoard to be installed.
 _SCALAR = tf.compat.v1.SummaryMetadata(
     plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
 )
@@ -40,14 +40,14 @@ class StatisticsHook(
         every_steps: int = 100,
         name_nonfinite: bool = False,
     ) -> None:
-        """Keeps what to write; make it after ``apply_updates``.
+        """Stores the settings; make the hook after ``apply_updates``.
 
         Args:
-          optimizer: whose statistics.
+          optimizer: its statistics are written.
           logdir: folder of the event file, a string or a path.
-          every_steps: session calls between writings, at least 1.
-          name_nonfinite: whether to look at every call's gradients and log the names
-            of variables whose are not finite; costs a pass over the gradients.
+          every_steps: session calls between writes, at least 1.
+          name_nonfinite: whether to test every call's gradients and log the names of
+            variables with non-finite ones; costs a pass over the gradients.
 
         Raises:
           TypeError: an argument of the wrong kind.
@@ -87,15 +87,15 @@ class StatisticsHook(
         self._writer = tf.compat.v1.summary.FileWriter(self._logdir)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Notes the counts that a checkpoint brought."""
+        """Notes the counts restored from a checkpoint."""
         self._interval = OverflowInterval(session.run(self._statistics))
 
     def before_run(self, run_context: Any) -> Any:
-        """Asks for the flags of gradients, where names are wanted."""
+        """Requests the gradients' flags, if names are to be logged."""
         return tf.compat.v1.train.SessionRunArgs(self._flags)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Logs names, and writes at every so many calls."""
+        """Logs names, and writes every ``every_steps`` calls."""
         if self._flags is not None:
             self._log_names(run_values.results)
         self._calls += 1
@@ -135,7 +135,7 @@ class StatisticsWriter:
         """Opens an event file.
 
         Args:
-          optimizer: whose statistics.
+          optimizer: its statistics are written.
           logdir: folder of the event file, a string or a path.
 
         Raises:
@@ -154,14 +154,14 @@ class StatisticsWriter:
         self._interval = OverflowInterval(_as_numbers(optimizer.statistics()))
 
     def write(self, step: int | None = None) -> None:
-        """Writes now; call it between steps, outside of a ``tf.function``.
+        """Writes the statistics; call it between steps, outside of a ``tf.function``.
 
         Args:
-          step: where on the axis; by default the number of updates that were due.
+          step: place on the axis; by default the number of updates that were due.
 
         Raises:
           RuntimeError: inside a ``tf.function``, or after ``close``.
-          TypeError: a step that is no whole number.
+          TypeError: a step that is not a whole number.
           ValueError: a negative step.
         """
         if not tf.executing_eagerly():
@@ -191,11 +191,7 @@ class StatisticsWriter:
 
 
 class OverflowInterval:
-    """The share of skipped updates between two writings of statistics.
-
-    Attributes:
-      due: updates that were due by the last writing, skipped ones included.
-    """
+    """The share of skipped updates between two writes of statistics."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         """Starts at the counts in ``values``, a dictionary of statistics."""
@@ -203,15 +199,7 @@ class OverflowInterval:
         self.due = self._updates + self._skipped
 
     def close(self, values: Mapping[str, Any]) -> dict[str, float]:
-        """Ends an interval and begins the next.
-
-        Args:
-          values: statistics, as numbers.
-
-        Returns:
-          The same, with ``overflow_frequency`` that of the interval; as it came
-          where no update was due in the interval.
-        """
+        """Ends an interval; returns ``values`` with its ``overflow_frequency``."""
         updates, skipped = _counts(values)
         new_updates, new_skipped = updates - self._updates, skipped - self._skipped
         if new_updates < 0 or new_skipped < 0:  # the counts were reset meanwhile
@@ -230,13 +218,10 @@ def _counts(values: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _memory_of(optimizer: Optimizer | TowerOptimizer) -> dict[str, float]:
-    """Asks the allocator of the first device for its GiB in use, where wanted.
+    """Returns the GiB in use on the first device, if wanted and counted there.
 
-    Asking starts TensorFlow's eager context: done once a session runs, the session's
-    memory settings hold.
-
-    Returns:
-      ``mem_usage_gb``; empty where the device keeps no count.
+    The query starts TensorFlow's eager context: made once a session runs, it keeps the
+    session's memory settings.
     """
     if not optimizer.report_mem_usage:
         return {}

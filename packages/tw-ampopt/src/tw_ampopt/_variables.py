@@ -1,4 +1,4 @@
-"""Variables: state made alike in both modes, and the devices that hold variables."""
+"""Variables: state made the same way in both modes, and the devices of variables."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,14 +14,7 @@ _LOCAL = tf.compat.v1.GraphKeys.LOCAL_VARIABLES
 def make_state(
     initial: float | int | Callable[[], tf.Tensor], *, name: str, device: str
 ) -> tf.Variable:
-    """Makes one variable of state, outside of any control flow being built.
-
-    Args:
-      initial: a float (kept as float32), an int (int64), or a function that
-        makes the initial tensor.
-      name: the variable's.
-      device: where it lives; empty for wherever it is made.
-    """
+    """Makes one variable of state, outside of any control flow being built."""
     dtype = {int: tf.int64, float: tf.float32}.get(type(initial))
     with tf.init_scope(), tf.device(device or None):
         return tf.Variable(initial, trainable=False, name=name, dtype=dtype)
@@ -38,13 +31,7 @@ def are_local(variables: Sequence[Any]) -> bool:
 
 
 def host_of(device: str) -> str:
-    """Names the CPU next to a device, where scalars that steer the step live.
-
-    Args:
-      device: any device string; may be empty.
-
-    Returns:
-      The device itself where it is a CPU or says nothing of its kind.
+    """Returns the host CPU of a device, where the scalars that control a step live.
 
     >>> host_of("/gpu:3")
     '/device:CPU:0'
@@ -64,10 +51,10 @@ def common_device(variables: Sequence[Any]) -> str:
 
 
 def identity(variable: Any) -> int:
-    """Returns what a Keras variable and the ``tf.Variable`` in it have in common."""
+    """Returns a key shared by a Keras variable and the ``tf.Variable`` in it."""
     return id(tf_variable(variable))
 
 
 def present(items: Sequence[Any]) -> list[Any]:
-    """Drops None, such as an assignment returns outside of graphs once it is done."""
+    """Drops None, which an eager assignment without ``read_value`` returns."""
     return [item for item in items if item is not None]

@@ -1,11 +1,11 @@
 """Applying reduced gradients: once to shared variables, or in every replica.
 
 The same functions serve a session graph (they return the op) and a ``tf.function``
-(the update happens where they are called).
+(they update when called).
 
-Replicas need one optimizer object each. One object over several would advance its own
-state (such as Adam's ``beta1_power``) several times per step, and the replicas would
-drift apart.
+Each replica needs its own optimizer object. One object shared by several would advance
+its own state (such as Adam's ``beta1_power``) several times per step, and the replicas
+would drift apart.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -46,7 +46,7 @@ from tw_reduce.tensorpack import aggregate_grads_colocate
 _T = TypeVar("_T")
 Pairs = Sequence[tuple[Any, Any]]
 
-# The others may need a session graph, or make their state as they like.
+# Other kinds may need a session graph, or create their state in their own way.
 MADE_EARLY = (
     OptimizerKind.V1,
     OptimizerKind.KERAS_3,
@@ -70,11 +70,11 @@ def apply_gradients(
         ``IndexedSlices``.
       replicas: K models with ``trainable_variables``, or lists of N variables.
       optimizers: K distinct optimizers: of ``tf.compat.v1.train``, of Keras 3
-        (not in a session graph), or alike.
+        (not in a session graph), or similar.
 
     Returns:
-      In a session graph the op that applies all; else None. In a session graph
-      the optimizer state of towers 1 and up is local and below ``tower<k>/``.
+      In a session graph the op that applies all gradients; else None. In a session
+      graph the optimizer state of towers 1 and up is local and under ``tower<k>/``.
 
     Raises:
       ValueError: lengths other than K or N, gradients that are None or differ
@@ -104,14 +104,14 @@ def apply_shared_gradients(
       grad_list: [K][N] (gradient, variable) pairs of the same N variables.
       optimizer: one optimizer.
       average: whether to divide by K.
-      weights: [K] what each tower's gradients weigh in the mean, such as its rows;
+      weights: [K] weight of each tower's gradients in the mean, such as its rows;
         see ``tw_reduce.mean``. None for equal weights.
 
     Returns:
       In a session graph the op that applies them; else None.
 
     Raises:
-      ValueError: towers that bring different gradients or variables, or None;
+      ValueError: towers with different gradients or variables, or with None;
         weights without ``average``, or as ``tw_reduce.mean``.
       TypeError: something that is not an optimizer, or a Keras 3 one in a session
         graph; integer gradients with ``average``; weights as ``tw_reduce.mean``.
@@ -144,11 +144,10 @@ def make_optimizers(
     """Calls ``get_opt_fn`` once per tower.
 
     In a session graph, variables that it makes with ``get_variable`` are shared
-    between the calls, and those that it makes otherwise are local ones from
-    tower 1 on; of its summaries only those of the first call are kept. Outside of
-    graphs, optimizers of Keras and of ``tf.compat.v1.train`` make their state at
-    once, on their tower's device, where ``replicas`` is given: inside a
-    ``tf.function`` that would trace it twice.
+    between the calls, all other variables are local from tower 1 on, and only the
+    summaries of the first call are kept. Outside graphs, if ``replicas`` is given,
+    optimizers of Keras and of ``tf.compat.v1.train`` create their state at once, on
+    their tower's device: creating it inside a ``tf.function`` would trace that twice.
 
     Args:
       towers: K towers.
@@ -180,7 +179,7 @@ def make_optimizers(
 def one_optimizer_per_tower(
     towers: Sequence[Tower], get_opt_fn: Callable[[], _T], *, caller: str
 ) -> list[_T]:
-    """Makes the optimizers of ``make_optimizers``, without their state."""
+    """Does the work of ``make_optimizers``, but creates no state."""
     with tower_build():
         optimizers = [_make(tower, get_opt_fn) for tower in towers]
     _check_optimizers(optimizers, caller=caller)
@@ -222,18 +221,10 @@ def reduce_onto(
     weights: Sequence[Any] | None,
     caller: str,
 ) -> list[tuple[Any, Any]]:
-    """Adds the gradients of [K][N] pairs where N variables live.
+    """Adds the gradients of [K][N] pairs on the devices of ``variables``, [N].
 
-    Args:
-      variables: [N] to which the sums go, Keras's or TensorFlow's.
-      packed: [K][N] pairs from ``ensure_and_pack``, of these variables or of others
-        like them.
-      average: whether to divide by K.
-      weights: [K] of the mean, or None.
-      caller: opens messages.
-
-    Returns:
-      [N] pairs of a reduced gradient and its variable, as it came.
+    Returns [N] pairs of a reduced gradient and its variable. The variables in
+    ``packed`` may be other copies of these.
     """
     plain = [
         [(grad, tf_variable(v)) for (grad, _), v in zip(pairs, variables, strict=True)]
@@ -245,20 +236,17 @@ def reduce_onto(
 
 
 def ensure_and_pack(grad_list: GradList) -> list[list[tuple[Any, Any]]]:
-    """Gives [K][N] checked pairs their shapes, and joins those of flat variables."""
+    """Sets the shapes of [K][N] checked pairs, and packs those of flat variables."""
     return [pack_gradients(pairs) for pairs in ensure_gradient_shapes(grad_list)]
 
 
 @contextmanager
 def prefixed(caller: str) -> Iterator[None]:
-    """Puts ``caller`` before the message of a TypeError or ValueError inside.
-
-    For reducers, which name themselves.
-    """
+    """Prefixes TypeErrors and ValueErrors of reducers, which name themselves."""
     try:
         yield
     except (TypeError, ValueError) as error:
-        # A subclass may take other arguments than a message.
+        # A subclass may take arguments other than a message.
         if type(error) not in (TypeError, ValueError) or str(error).startswith(caller):
             raise
         raise type(error)(f"{caller}: {error}") from error
@@ -266,7 +254,7 @@ def prefixed(caller: str) -> Iterator[None]:
 
 def _apply_in_tower(tower: Tower, optimizer: Any, pairs: Pairs) -> Any:
     # Without a name scope for each, the beta1_power of two Adams would collide in a
-    # tf.function, and have another name than tower 0's in a session graph.
+    # tf.function, and its name would not match tower 0's in a session graph.
     with (
         tf.device(tower.device),
         _name_scope_of(tower),
@@ -297,8 +285,8 @@ def _make(tower: Tower, get_opt_fn: Callable[[], _T]) -> _T:
 def _name_scope_of(tower: Tower) -> AbstractContextManager[Any]:
     """Re-enters a tower's name scope, from tower 1 on.
 
-    Variables that an optimizer makes there (``tower1/beta1_power``) are then named as
-    tower 0's, behind the tower's name.
+    Variables that an optimizer makes there are then named as tower 0's, prefixed with
+    the tower's name (``tower1/beta1_power``).
     """
     return nullcontext() if tower.is_main else tf.name_scope(f"{tower.name}/")
 
@@ -346,7 +334,7 @@ def trainable_variables(replica: Any, *, caller: str) -> list[Any]:
 def check_counts(
     caller: str, towers: Sequence[Tower], **per_tower: Sequence[Any]
 ) -> None:
-    """Refuses what is no list of towers, and lists of another number of items."""
+    """Refuses anything but a list of towers, and lists of any other length."""
     check_list(caller, towers=towers, of="tw_core.Tower", empty=True)
     for name, items in per_tower.items():
         one = {name: items}

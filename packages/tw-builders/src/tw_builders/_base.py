@@ -4,9 +4,9 @@ Names and arguments are those of tensorpack's ``DataParallelBuilder``
 (``tensorpack/graph_builder/training.py``).
 
 The contexts treat tensorpack's collection of moving averages as summaries.
-``add_moving_summary`` of tensorpack 0.11 keeps the ops that maintain the averages
+``add_moving_summary`` of tensorpack 0.11 puts the ops that maintain the averages
 in a collection of their own, from which a callback runs them in every training
-step. The op of an inference tower would want that tower's inputs there.
+step. An inference tower's op would then need that tower's inputs in every step.
 """
 
 import itertools
@@ -44,7 +44,7 @@ Device = str | Callable[[tf.Operation], str | None]
 class TrainTowerContext(tw_core.contexts.TrainTowerContext):
     """A training tower; only the main one adds to ``MOVING_SUMMARY_OPS``.
 
-    As ``tw_core.contexts.TrainTowerContext`` otherwise. Entering it freezes that
+    Otherwise as ``tw_core.contexts.TrainTowerContext``. Entering it freezes that
     collection in the graph, for all later towers.
     """
 
@@ -60,9 +60,9 @@ class TrainTowerContext(tw_core.contexts.TrainTowerContext):
 
 
 class PredictTowerContext(tw_core.contexts.PredictTowerContext):
-    """An inference tower, which adds nothing to ``MOVING_SUMMARY_OPS`` either.
+    """An inference tower, which adds nothing to ``MOVING_SUMMARY_OPS``.
 
-    As ``tw_core.contexts.PredictTowerContext`` otherwise. Entering it freezes that
+    Otherwise as ``tw_core.contexts.PredictTowerContext``. Entering it freezes that
     collection in the graph, for all later towers.
     """
 
@@ -78,11 +78,11 @@ class PredictTowerContext(tw_core.contexts.PredictTowerContext):
 def TowerContext(
     tower_name: str, is_training: bool, vs_name: str = ""
 ) -> tw_core.contexts.BaseTowerContext:
-    """Makes the only training tower, or an inference tower.
+    """Makes a single training tower, or an inference tower.
 
     Args:
       tower_name: name scope; may be empty.
-      is_training: which of the two.
+      is_training: True for the training tower.
       vs_name: as in ``tw_core.contexts.TrainTowerContext`` and ``PredictTowerContext``.
     """
     kind = TrainTowerContext if is_training else PredictTowerContext
@@ -106,16 +106,16 @@ class DataParallelBuilder:
         """Makes one tower per device.
 
         Args:
-          towers: ints (k is ``"/gpu:k"``) and device strings, at least one; or what
-            ``tw_core.towers`` gives.
-          flat_below_bytes: trainable variables of fewer bytes lie in one flat variable
-            per tower and dtype (``tw_core.flat_variables``, whose
-            ``DEFAULT_BELOW_BYTES`` was swept); 0 for none. A subclass's
+          towers: ints (k is ``"/gpu:k"``) and device strings, at least one; or the
+            result of ``tw_core.towers``.
+          flat_below_bytes: trainable variables of fewer bytes are packed into one flat
+            variable per tower and dtype (``tw_core.flat_variables``, whose
+            ``DEFAULT_BELOW_BYTES`` was found by a sweep); 0 for none. A subclass's
             ``call_for_each_tower`` makes them, and its ``build`` packs the gradients.
-          flat_group: takes the name of such a variable as tower 0 has it, without
-            ``":0"``, and returns what those in one flat variable have in common, or
-            None for one that stays alone, as one with sparse gradients must. By
-            default all lie together.
+          flat_group: takes the name of such a variable in tower 0, without ``":0"``,
+            and returns the key of its group, which shares a flat variable, or None to
+            keep it separate, as sparse gradients require. By default all are in one
+            group.
 
         Raises:
           ValueError: no tower, a string TensorFlow cannot read, a negative number, or
@@ -138,7 +138,7 @@ class DataParallelBuilder:
         self._flat_group = flat_group
 
     def _in_flat(self, tower_fn: Callable[[], _T]) -> Callable[[], _T]:
-        """Returns a function that makes the small variables of a tower flat."""
+        """Wraps ``tower_fn`` to pack the tower's small variables into flat ones."""
         if not self._flat_below_bytes:
             return tower_fn
 
@@ -163,19 +163,18 @@ class DataParallelBuilder:
     ) -> list[_T]:
         """Calls ``func()`` under each tower's device and context.
 
-        A graph may be built on several times. The ops of a further build are in the
-        name scopes ``tower0_1``, ``tower1_1``, …; the variable scopes are the same. A
-        failed build leaves the graph's collections as they were. ``func`` may use
+        Several builds may share a graph. The ops of the second are in the name scopes
+        ``tower0_1``, ``tower1_1``, …; the variable scopes are the same. A failed build
+        leaves the graph's collections as they were. ``func`` may use
         ``tw_core.synchronized``, such as its ``batch_normalization``.
 
         Args:
           towers: K ints and device strings, or K towers.
-          func: builds one tower; ``tw_core.get_current_tower_context()`` says
-            which one.
+          func: builds the tower that ``tw_core.get_current_tower_context()`` returns.
           devices: K device strings or device functions; the towers' own
             devices by default.
-          use_vs: K flags; a tower with True makes its own variables below
-            ``tower<k>/`` (local and trainable), the others share tower 0's. All
+          use_vs: K flags; a tower with True makes its own variables under
+            ``tower<k>/`` (local and trainable), the rest share tower 0's. All
             False by default.
 
         Returns:
@@ -183,8 +182,8 @@ class DataParallelBuilder:
 
         Raises:
           ValueError: no tower, ``devices`` or ``use_vs`` of another length, a
-            device that the default session does not have, or towers that differ in
-            what is summed over them.
+            device that the default session does not have, or towers that request
+            different sums over towers.
           TypeError: ``func`` is not a function, ``devices`` holds anything but
             strings and functions, or ``use_vs`` anything but bools.
           RuntimeError: in eager mode or a ``tf.function``.
@@ -238,7 +237,7 @@ def check_session_graph(caller: str) -> None:
 
 
 def check_tower_count(grad_list: Sequence[Any], total: int, *, caller: str) -> None:
-    """Refuses a gradient list of another number of towers than was built."""
+    """Refuses a gradient list whose length is not the number of towers built."""
     check_list(caller, grad_list=grad_list, of="lists of pairs", empty=True)
     if len(grad_list) != total:
         raise ValueError(
@@ -248,7 +247,7 @@ def check_tower_count(grad_list: Sequence[Any], total: int, *, caller: str) -> N
 
 
 def _freeze_moving_summaries() -> None:
-    if not tf.executing_eagerly():  # where no tower can be entered, as that one says
+    if not tf.executing_eagerly():  # in eager mode the base class raises
         tw_core.contexts.freeze_collections(MOVING_SUMMARY_OPS_KEY)
 
 
@@ -264,10 +263,9 @@ def _tower_context(
 
 
 def _free_names(total: int) -> list[str]:
-    """Names the towers' name scopes, numbered alike where the graph has towers already.
+    """Returns unused name scopes, with one number for all towers of a further build.
 
-    Variables are named without the number: a checkpoint does not depend on what was
-    built before.
+    Variables are named without the number: checkpoints do not depend on earlier builds.
     """
     graph = tf.compat.v1.get_default_graph()
     numbered = (

@@ -1,9 +1,9 @@
-"""Owners: which tower applies which variable, whose copies all towers have.
+"""Owners: the tower that updates each variable, of which all towers have copies.
 
-A variable of a sharded model has a copy in every tower. One tower owns it: there its
-gradients are added and applied, there its slots lie, and the other towers take the new
-value from there. What an optimizer makes for an owner's copy is named as if it were
-tower 0's, so that a checkpoint does not say who owned what.
+A variable of a sharded model has a copy in every tower. One tower owns it: it adds and
+applies the gradients, holds the slots, and gives the other towers the new value.
+Variables that an optimizer makes for an owner's copy are named as if they were tower
+0's, so that a checkpoint does not depend on who owned which variable.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +19,8 @@ from tw_core.variables import tf_variable
 from tw_reduce.plans import plan_balanced
 
 _KEYS = tf.compat.v1.GraphKeys
-# What is inside is not seen from outside, and a control edge from an If or a call does
-# not wait for it: once inlined, it leaves as soon as the branch is chosen.
+# The ops inside cannot be seen from outside, and a control edge from an If or a call
+# does not wait for them: once inlined, it fires as soon as the branch is chosen.
 _PASSES_ON = frozenset(
     {
         *("Switch", "Enter", "Identity", "Merge"),  # control flow of TensorFlow 1
@@ -32,15 +32,10 @@ _READS = frozenset({"ReadVariableOp", "ResourceGather", "VariableShape"})
 
 
 def plan_owners(num_bytes: Sequence[int | None], total: int) -> tuple[int, ...]:
-    """Gives every variable an owner, the largest first to who has the fewest bytes.
+    """Gives each variable, largest first, to the tower with the fewest bytes so far.
 
-    Args:
-      num_bytes: [N] bytes of each variable; None where unknown.
-      total: number of towers.
-
-    Returns:
-      [N] indices of towers; the same for the same input. Tower 0 owns the largest
-      variable, and no two towers' bytes are further apart than its.
+    Deterministic. Loads differ by at most the bytes of the largest variable, which
+    tower 0 owns. None is an unknown size.
 
     >>> plan_owners([10, 40, 30, 10], 2)
     (1, 0, 1, 0)
@@ -49,11 +44,7 @@ def plan_owners(num_bytes: Sequence[int | None], total: int) -> tuple[int, ...]:
 
 
 def owned(columns: Sequence[Sequence[Any]]) -> list[Any]:
-    """Returns the owner's copy of each of N variables.
-
-    Args:
-      columns: [K][N] variables of the towers, Keras's or TensorFlow's.
-    """
+    """Returns the owner's copy of each variable; ``columns`` is [K][N]."""
     plain = [tf_variable(variable) for variable in columns[0]]
     counts = [variable.shape.num_elements() for variable in plain]
     num_bytes = [
@@ -69,7 +60,7 @@ def check_homes(
 ) -> None:
     """Refuses variables that are not on the device of their tower.
 
-    The owner of such a variable would not have it.
+    Otherwise an owner might not hold the variable that it owns.
     """
     elsewhere = [
         f"{variable.name} of {tower.name} is on {tf_variable(variable).device!r}"
@@ -91,13 +82,11 @@ def check_homes(
 def state_as_of(
     originals: Sequence[tf.Variable], copies: Sequence[tf.Variable]
 ) -> Iterator[None]:
-    """Names an optimizer's state for N copies after the originals; global all of it.
+    """Names an optimizer's state for N copies after the originals, and makes it global.
 
-    Args:
-      originals: [N] variables of tower 0.
-      copies: [N] the owners' copies of them.
+    ``originals`` are tower 0's variables, ``copies`` the owners' copies of them.
     """
-    if orders_effects():  # where checkpoints go by objects
+    if orders_effects():  # checkpoints are object-based there
         yield
         return
     names = [
@@ -125,16 +114,7 @@ def copy_from_owners(
     owners: Sequence[Any],
     updates: Sequence[Sequence[tf.Operation]],
 ) -> list[Any]:
-    """Gives every tower the owners' values.
-
-    Args:
-      columns: [K][N] variables.
-      owners: [N] the owner's copy of each.
-      updates: [N] what must have happened before; where effects are ordered, nothing.
-
-    Returns:
-      The assignments.
-    """
+    """Copies the owners' values to every tower, each after its ``updates``."""
     assigns = []
     for column, owner, done in zip(
         zip(*columns, strict=True), owners, updates, strict=True
@@ -158,11 +138,7 @@ class UpdateWatch:
         self._before = [_users(handle) for handle in self._handles]
 
     def updates(self, whole: tf.Operation) -> list[list[tf.Operation]]:
-        """Returns [N] the ops that the update has brought since.
-
-        Args:
-          whole: what to wait for where they cannot be told.
-        """
+        """Returns [N] the updating ops added since; ``whole`` where they are hidden."""
         return [
             _writing(_users(handle) - before) or [whole]
             for handle, before in zip(self._handles, self._before, strict=True)
@@ -185,7 +161,7 @@ def _writing(new: set[tf.Operation]) -> list[tf.Operation]:
 
 
 def _make_global(variables: Sequence[tf.Variable]) -> None:
-    """Moves what an optimizer has made local, as it found its variable to be local."""
+    """Makes slots global that are local because the variable they belong to is."""
     for variable in variables:
         graph = getattr(variable, "graph", None)
         if graph is None:
@@ -198,12 +174,7 @@ def _make_global(variables: Sequence[tf.Variable]) -> None:
 
 
 def _renamed(name: str, names: Sequence[tuple[str, str]]) -> str:
-    """Names what belongs to a copy after its original.
-
-    Args:
-      name: of a slot, which is below its variable, or of what is named after one with
-        ``_`` for ``/``, such as a float32 master.
-      names: of copies and their originals.
+    """Names a slot (``copy/Adam``) or a master (``_`` for ``/``) after the original.
 
     >>> _renamed("tower1/a/w/Adam", [("tower1/a", "a"), ("tower1/a/w", "a/w")])
     'a/w/Adam'

@@ -1,4 +1,4 @@
-"""Cutting a batch into the towers' parts: as even as can be, the first ones more."""
+"""Cutting a batch into the towers' parts, as evenly as possible, larger ones first."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -23,16 +23,7 @@ def plan_sizes(rows: int, num_parts: int) -> list[int]:
 
 
 def check_batch(spec: Any) -> None:
-    """Refuses a batch that cannot be cut.
-
-    Args:
-      spec: the dataset's ``element_spec``.
-
-    Raises:
-      ValueError: a tensor without rows, or tensors of which it is known that they have
-        unlike numbers of rows.
-      TypeError: a leaf that is no dense, ragged or sparse tensor.
-    """
+    """Refuses the ``element_spec`` of a batch that cannot be cut."""
     caller = named_caller("check_batch")
     none = type(tf.type_spec_from_value(None))
     leaves = [leaf for leaf in tf.nest.flatten(spec) if not isinstance(leaf, none)]
@@ -57,15 +48,9 @@ def check_batch(spec: Any) -> None:
 
 
 def part_sizes(data: Any, num_parts: int) -> Sizes:
-    """Returns the rows of each part: numbers where the batch's rows are known.
+    """Returns the rows of each part: ints where known, else int64 scalars.
 
-    Args:
-      data: nest of tensors that ``check_batch`` lets pass.
-      num_parts: K.
-
-    Returns:
-      K numbers, or K int64 scalars, which fail where tensors turn out to have unlike
-      numbers of rows.
+    The scalars fail at run time if the tensors have different numbers of rows.
     """
     leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
     known = [int(leaf.shape[0]) for leaf in leaves if _has_known_rows(leaf)]
@@ -80,12 +65,7 @@ def part_sizes(data: Any, num_parts: int) -> Sizes:
 
 
 def cut(data: Any, sizes: Sizes) -> list[Any]:
-    """Cuts a batch into K nests like ``data``; part k has ``sizes[k]`` rows.
-
-    Args:
-      data: nest of tensors, dense, ragged or sparse; None stays None.
-      sizes: [K] from ``part_sizes``.
-    """
+    """Cuts a batch into K nests like ``data``; part k has ``sizes[k]`` rows."""
     leaves = tf.nest.flatten(data)
     pieces = zip(*(_cut(leaf, sizes) for leaf in leaves), strict=True)
     return [tf.nest.pack_sequence_as(data, list(own)) for own in pieces]
@@ -97,7 +77,7 @@ def on_devices(parts: Sequence[Any], towers: Sequence[Tower]) -> list[Any]:
 
 
 def on_device(part: Any, device: str) -> Any:
-    """Copies a nest of tensors to a device; of a ragged one all its components."""
+    """Copies a nest of tensors to a device, with all components of ragged ones."""
     with tf.device(device):
         return tf.nest.map_structure(
             lambda leaf: None if leaf is None else tf.identity(leaf),

@@ -1,9 +1,9 @@
 """Cutting a dataset's batches into the towers' parts, on their devices ahead of use.
 
-The cut is a map of the dataset, so that tf.data's own thread makes it. The copies are
-made by the reader, who asks for a batch before it hands out the one before: outside of
-functions between two steps, and in a loop inside a ``tf.function`` beside the step,
-which nothing there waits for.
+The cut is a map of the dataset, which runs in tf.data's own thread. The reader makes
+the copies: it requests each batch before it hands out the preceding one. Outside
+functions it does so between two steps; in a loop in a ``tf.function``, concurrently
+with the step, and neither waits for the other.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,9 +25,9 @@ def per_tower(
 ) -> tf.distribute.DistributedDataset:
     """Gives every tower its part of each batch, on its device before it is used.
 
-    For loops outside of functions, which may pass the parts to a ``tf.function``, and
+    For loops outside functions, which may pass the parts to a ``tf.function``, and
     for ``for`` loops in a ``tf.function`` with AutoGraph, without ``break``. In a
-    session graph take ``tw_builders.tensorpack.StagingInput``.
+    session graph use ``tw_builders.tensorpack.StagingInput``.
 
     Args:
       dataset: of batches: nests of dense, ragged and sparse tensors of any dtype, all
@@ -35,24 +35,25 @@ def per_tower(
         None.
       towers: K towers.
       prefetch: batches that are ready ahead of the one in use, at least 1: the next one
-        on the devices, the others in host memory. One more may have been read.
+        on the devices, the rest in host memory. One more may have been read.
 
     Returns:
-      What can be looped over, each time from the dataset's beginning. An item is a list
+      An iterable that starts each time from the dataset's beginning. An item is a list
       of K nests like a batch of ``dataset``; tower k's has its rows and is on its
       device. The first towers have one row more where K does not divide the rows, and
-      the last ones none where there are fewer than K. ``reduce(state, function)``
+      the last ones have none where there are fewer than K. ``reduce(state, function)``
       calls ``function(state, item)`` for each item and returns the last state: the loop
       for functions without AutoGraph. ``element_spec`` describes an item.
 
     Raises:
-      ValueError: batches with a scalar, or with unlike numbers of rows, as far as they
-        are known; no towers; or ``prefetch`` below 1.
+      ValueError: batches with a scalar, or with different numbers of rows, as far as
+        these are known; no towers; or ``prefetch`` below 1.
       TypeError: an argument of another type, or batches of something else.
-      tf.errors.InvalidArgumentError: while looping, tensors of unlike numbers of rows.
+      tf.errors.InvalidArgumentError: while looping, tensors with different numbers of
+        rows.
 
     In a session graph, and in a ``tf.function`` without AutoGraph, ``for`` raises a
-    RuntimeError. What the dataset raises arrives after the batches before it.
+    RuntimeError. Errors of the dataset are raised after the batches before them.
     """
     with naming("per_tower"):
         check_towers(towers)
@@ -63,7 +64,7 @@ def per_tower(
 def cut_batches(
     dataset: tf.data.Dataset, num_towers: int, buffer_size: int
 ) -> tf.data.Dataset:
-    """Cuts each batch into a tuple of parts, and holds some ready in host memory."""
+    """Cuts each batch into a tuple of parts; prefetches ``buffer_size`` on the host."""
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
             f"{named_caller('per_tower')}: dataset must be a tf.data.Dataset; got "
@@ -76,9 +77,8 @@ def cut_batches(
         data = batch if is_tuple else batch[0]
         return tuple(cut(data, part_sizes(data, num_towers)))
 
-    # To a map without num_parallel_calls tf.data gives as many as it likes, and to a
-    # dataset that does not end in a prefetch as large a one. This map reads one batch
-    # ahead.
+    # Left to itself, tf.data chooses the parallelism of a map, and appends a prefetch
+    # of its own choice to a dataset without one. This map reads one batch ahead.
     made = dataset.map(
         tf.autograph.experimental.do_not_convert(parts), num_parallel_calls=1
     )
@@ -92,7 +92,7 @@ def cut_batches(
 class TowerInput(tf.distribute.DistributedDataset):  # type: ignore[misc]
     """A dataset of K parts, copied to the towers' devices one batch ahead.
 
-    Of this base AutoGraph hands a ``for`` loop in a function to ``reduce``.
+    The base class makes AutoGraph turn a ``for`` loop into a call of ``reduce``.
     """
 
     def __init__(self, parts: tf.data.Dataset, towers: Sequence[Tower]) -> None:
@@ -120,7 +120,7 @@ class TowerInput(tf.distribute.DistributedDataset):  # type: ignore[misc]
         def following() -> list[Any] | Exception:
             try:
                 return on_devices(next(source), self._towers)
-            except Exception as error:  # it is raised in its turn
+            except Exception as error:  # raised after the batches before it
                 return error
 
         item = following()
@@ -131,19 +131,7 @@ class TowerInput(tf.distribute.DistributedDataset):  # type: ignore[misc]
             raise item
 
     def reduce(self, initial_state: _T, reduce_func: Callable[[_T, Any], _T]) -> _T:
-        """Calls ``reduce_func(state, item)`` for each item.
-
-        Args:
-          initial_state: nest of tensors.
-          reduce_func: returns a nest like ``initial_state``.
-
-        Returns:
-          The last state.
-
-        Raises:
-          TypeError: ``reduce_func`` cannot be called.
-          RuntimeError: in a session graph.
-        """
+        """Calls ``reduce_func(state, item)`` for each item."""
         # Not marked without_autograph: reduce_func may need it.
         check_function("per_tower.reduce", reduce_func=reduce_func)
         if not tf.executing_eagerly() and not builds_session_graph():
@@ -170,9 +158,9 @@ class TowerInput(tf.distribute.DistributedDataset):  # type: ignore[misc]
             parts = on_devices(packed_parts(self._parts, flat), self._towers)
             return there, flat_parts(parts)
 
-        # The next item is a loop variable, so that reading and copying it and the step
-        # are one iteration's and neither waits for the other: an iteration with
-        # effects begins when the one before has ended.
+        # The next item is a loop variable, so that it is read and copied in the same
+        # iteration as the step, and neither waits for the other: an iteration with
+        # effects starts only when the preceding one has ended.
         def step(_: Any, item: Any, state: _T) -> tuple[Any, Any, _T]:
             there, next_item = following()
             return there, next_item, reduce_func(state, packed_parts(self._parts, item))
@@ -191,13 +179,13 @@ def flat_parts(parts: Any) -> list[tf.Tensor]:
 
 
 def packed_parts(dataset: tf.data.Dataset, flat: Sequence[tf.Tensor]) -> list[Any]:
-    """Makes a list of K parts of what ``flat_parts`` lists."""
+    """Packs the tensors of ``flat_parts`` into K parts again."""
     spec = dataset.element_spec
     return list(tf.nest.pack_sequence_as(spec, flat, expand_composites=True))
 
 
 def no_rows(dataset: tf.data.Dataset) -> list[tf.Tensor]:
-    """Makes what ``flat_parts`` lists, of zeros and as small as the specs allow."""
+    """Stands in for ``flat_parts``: zeros, as small as the specs allow."""
     specs = tf.nest.flatten(dataset.element_spec, expand_composites=True)
     shapes = [spec.shape if spec.shape.rank is not None else [] for spec in specs]
     return [

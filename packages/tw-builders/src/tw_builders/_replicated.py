@@ -32,11 +32,11 @@ _T = TypeVar("_T")
 
 
 class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
-    """Every tower has its variables, and applies the same reduced gradients.
+    """Every tower has its own variables, and applies the same reduced gradients.
 
     Attributes:
-      grads: after ``build``, [K][N] (reduced gradient, variable) pairs; flat variables
-        stand for those in them.
+      grads: after ``build``, [K][N] (reduced gradient, variable) pairs; a flat variable
+        stands for those packed into it.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
         """Chooses the reduction.
 
         Args:
-          towers: ints (GPU numbers) and device strings, or what ``tw_core.towers``
-            gives.
+          towers: ints (GPU numbers) and device strings, or the result of
+            ``tw_core.towers``.
           average: whether towers apply the mean of the gradients, or their sum.
           mode: a reducer of ``tw_reduce`` that adds (with ``average`` this class
             divides), or one of the older names ``"cpu"``, ``"gpu"``,
@@ -99,7 +99,7 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
     ) -> list[_T]:
         """Calls ``tower_fn()`` in every tower.
 
-        The variables of towers 1 and up are local and trainable, and lie below
+        The variables of towers 1 and up are local and trainable, and are under
         ``tower<k>/``.
 
         Args:
@@ -130,17 +130,17 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
           grad_list: [K][N] (gradient, variable) pairs.
           get_opt_fn: returns a new optimizer; called once per tower. Variables
             that it makes with ``get_variable`` are shared between the calls.
-          weights: [K] what each tower's gradients weigh in the mean, such as its
+          weights: [K] weight of each tower's gradients in the mean, such as its
             rows; see ``tw_reduce.mean``. None for equal weights.
 
         Returns:
           The training op; and the op that copies every variable of tower 0,
-          optimizer state included, to the others (None for one tower). Run that
-          one after the initialisers and after restoring, or use
+          optimizer state included, to the other towers (None for one tower). Run the
+          copy after the initialisers and after restoring, or use
           ``SyncVariablesHook``.
 
         Raises:
-          ValueError: towers that bring different gradients, or None; a variable
+          ValueError: towers with different gradients, or with None; a variable
             that several towers share; a function that returns the same optimizer
             twice; weights without ``average``, or as ``tw_reduce.mean``.
           TypeError: something that is not an optimizer, or a Keras 3 one; weights as
@@ -174,9 +174,9 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
     def get_post_init_ops() -> tf.Operation:
         """Builds the op that copies tower 0's variables to the replicas.
 
-        Variables are matched by which tower made them. Those that cannot be copied are
-        named in the log. An imported graph has no record of that: there local variables
-        are matched by name, and the log says so.
+        Variables are matched by the tower that made them. Those that cannot be copied
+        are named in the log. An imported graph has no such record: there local
+        variables are matched by name, which is logged.
 
         Raises:
           ValueError: a trainable variable that cannot be copied.

@@ -52,12 +52,12 @@ class AsyncRunner:
     def __init__(
         self, steps: Sequence[Callable[[], Any]], *, max_steps: int | None = None
     ) -> None:
-        """Keeps the towers' steps; nothing runs before ``start``.
+        """Stores the towers' steps; nothing runs before ``start``.
 
         Args:
           steps: K callables without arguments, tower 0's first. StopIteration
-            and ``tf.errors.OutOfRangeError`` end a tower normally: its data are
-            used up.
+            and ``tf.errors.OutOfRangeError`` end a tower normally: it has run out
+            of data.
           max_steps: steps of each tower; None runs until ``stop``.
 
         Raises:
@@ -83,7 +83,7 @@ class AsyncRunner:
         self.steps_done = [0] * len(steps)
         self._errors: dict[str, BaseException] = {}
         self._stopping = threading.Event()
-        # A thread whose join was interrupted reports that it has ended (bpo-46726).
+        # Not Thread.is_alive: it is False once a join was interrupted (bpo-46726).
         self._ended: dict[str, threading.Event] = {}
         self._events = Recorder(f"AsyncRunner of {len(steps)} towers")
 
@@ -91,14 +91,14 @@ class AsyncRunner:
         """Starts the threads.
 
         Raises:
-          RuntimeError: it was started before.
+          RuntimeError: the runner was started before.
         """
         if self._ended:
             raise RuntimeError("AsyncRunner.start: was started before; make a new one.")
         try:
             for k in range(len(self._steps)):
                 self._start_tower(k)
-        except BaseException:  # no thread to be had, or Ctrl-C
+        except BaseException:  # no more threads available, or Ctrl-C
             self.stop()
             raise
         return self
@@ -118,8 +118,8 @@ class AsyncRunner:
     def join(self, timeout_s: float | None = 60.0) -> list[int]:
         """Waits until every tower has ended.
 
-        Ctrl-C stops the towers, waits at most 5 seconds for their current steps, and is
-        then raised.
+        On Ctrl-C it stops the towers, waits at most 5 seconds for their current steps,
+        and raises KeyboardInterrupt.
 
         Args:
           timeout_s: seconds to wait, for all towers together; None for no bound.
@@ -130,12 +130,12 @@ class AsyncRunner:
         Raises:
           TowerError: towers raised.
           DeadlineError: a TimeoutError; towers still run after ``timeout_s``. They are
-            named, and those that have been inside one step for half of it or longer
-            are said to hang. A thread cannot be ended from outside: call ``stop`` and
-            ``join`` again, or end what it waits for.
-          RuntimeError: it was not started.
+            named, and those inside one step for half of that time or longer are
+            reported as hanging. A thread cannot be ended from outside: call ``stop``
+            and ``join`` again, or end the operation that it waits for.
+          RuntimeError: the runner was not started.
           TypeError: ``timeout_s`` is not a number.
-          ValueError: it is below 0, infinite or NaN.
+          ValueError: ``timeout_s`` is below 0, infinite or NaN.
         """
         if timeout_s is not None:
             check_number("AsyncRunner.join", timeout_s=timeout_s, at_least=0)
@@ -143,7 +143,7 @@ class AsyncRunner:
             raise RuntimeError("AsyncRunner.join: was not started; call start() first.")
         try:
             self._wait(timeout_s)
-        except BaseException:  # Ctrl-C: nobody will be there to stop them
+        except BaseException:  # Ctrl-C: nothing else would stop them
             self.stop()
             bound = _SECONDS_AFTER_CTRL_C
             self._wait(bound if timeout_s is None else min(timeout_s, bound))
@@ -188,7 +188,7 @@ class AsyncRunner:
             ended.wait(max(0.0, deadline - time.monotonic()))
 
     def _too_late(self, running: list[str], timeout_s: float) -> DeadlineError:
-        """Returns the error of a join that names who hangs, and inside of what."""
+        """Returns the error of a join, naming the towers that hang and their steps."""
         now, hanging = time.monotonic(), []
         inside = dict.fromkeys(running, "between steps")
         for one in self._events.open:
@@ -225,7 +225,7 @@ class AsyncRunner:
                 self._steps[k]()
                 self.steps_done[k] += 1
                 events.ended(name, "step", self.steps_done[k])
-        except (StopIteration, tf.errors.OutOfRangeError):  # Its data are used up.
+        except (StopIteration, tf.errors.OutOfRangeError):  # out of data
             events.ended(name, "step")
         except BaseException as error:
             self._errors[name] = error
@@ -243,14 +243,14 @@ class AsyncRunner:
 def locked_step(
     compute: Callable[[], Any], apply: Callable[[Any], Any], lock: threading.Lock
 ) -> Callable[[], None]:
-    """Joins two functions into one step whose second half excludes other towers'.
+    """Joins two functions into one step; only one tower at a time runs the second.
 
     For towers in ``tf.function``s that share one optimizer: parallel applies
     lose updates of its state.
 
     Args:
-      compute: returns gradients; towers run it at the same time.
-      apply: takes them; one tower at a time.
+      compute: returns gradients; towers run it concurrently.
+      apply: takes the gradients; one tower at a time runs it.
       lock: the same for all towers.
 
     Raises:

@@ -1,9 +1,9 @@
-"""Synchronous training with a copy of the variables on every device, applied once.
+"""Synchronous training with copies of the variables, each updated by one tower.
 
 Each variable has an owner among the towers, which adds its gradients, applies them with
-the only slots there are, and gives the others the new value. One optimizer object works
-on the owners' copies: what needs all gradients at once (a global norm, a gate) has
-them, and what exists once per optimizer exists once.
+the only copy of the slots, and gives the other towers the new value. One optimizer
+object works on the owners' copies: operations on all gradients at once (a global norm,
+a gate) have them all, and state that exists once per optimizer exists once.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -51,7 +51,7 @@ _T = TypeVar("_T")
 
 
 class SyncMultiGPUShardedBuilder(DataParallelBuilder):
-    """Every tower has its variables; one tower applies each, and the others copy it.
+    """Every tower has all variables; one tower updates each, and the rest copy it.
 
     Attributes:
       grads: after ``build``, [N] pairs of a reduced gradient and its owner's variable.
@@ -68,8 +68,8 @@ class SyncMultiGPUShardedBuilder(DataParallelBuilder):
         """Takes the towers.
 
         Args:
-          towers: ints (GPU numbers) and device strings, or what ``tw_core.towers``
-            gives.
+          towers: ints (GPU numbers) and device strings, or the result of
+            ``tw_core.towers``.
           average: whether owners apply the mean of the gradients, or their sum.
           flat_below_bytes: as for ``DataParallelBuilder``; a flat variable has one
             owner.
@@ -91,8 +91,8 @@ class SyncMultiGPUShardedBuilder(DataParallelBuilder):
     ) -> list[_T]:
         """Calls ``tower_fn()`` in every tower.
 
-        The variables of towers 1 and up are local and trainable, and lie below
-        ``tower<k>/``, as a ``SyncMultiGPUReplicatedBuilder`` makes them.
+        The variables of towers 1 and up are local and trainable, and are under
+        ``tower<k>/``, as with ``SyncMultiGPUReplicatedBuilder``.
 
         Args:
           tower_fn: builds one tower; usually returns (gradient, variable) pairs.
@@ -121,17 +121,17 @@ class SyncMultiGPUShardedBuilder(DataParallelBuilder):
         Args:
           grad_list: [K][N] (gradient, variable) pairs.
           get_opt_fn: returns the optimizer; called once.
-          weights: [K] what each tower's gradients weigh in the mean, such as its
+          weights: [K] weight of each tower's gradients in the mean, such as its
             rows; see ``tw_reduce.mean``. None for equal weights.
 
         Returns:
           The training op; and the op that copies every variable of tower 0 to the
-          others (None for one tower). Run that one after the initialisers and after
-          restoring, or use ``SyncVariablesHook``. The optimizer's state exists once,
-          under the names that it has for tower 0's variables.
+          other towers (None for one tower). Run the copy after the initialisers and
+          after restoring, or use ``SyncVariablesHook``. The optimizer's state exists
+          once, under the names that it has for tower 0's variables.
 
         Raises:
-          ValueError: towers that bring different gradients, or None; a variable
+          ValueError: towers with different gradients, or with None; a variable
             that several towers share, or that is not on its tower's device; weights
             without ``average``, or as ``tw_reduce.mean``.
           TypeError: something that is not an optimizer, or a Keras 3 one; weights as
@@ -176,25 +176,25 @@ def apply_sharded_gradients(
     average: bool = True,
     weights: Sequence[Any] | None = None,
 ) -> tf.Operation | None:
-    """Adds all towers' gradients, applies each variable once, and copies it.
+    """Adds all towers' gradients, updates each variable once, and copies it.
 
     Each variable's gradients are added and applied by its owner; the other towers take
-    the new value. Sums of large variables do not wait for each other; the gradients of
-    small ones travel to their owner in a pack. In a session graph nothing is updated
-    before all sums are there.
+    the new value. Sums for large variables do not wait for each other; the gradients of
+    small ones are sent to their owner in one packed tensor. In a session graph nothing
+    is updated before all sums are computed.
 
     Args:
       towers: K towers.
       grads: [K][N] gradients of the towers, not reduced; tensors or
         ``IndexedSlices``.
       replicas: K models with ``trainable_variables``, or lists of N variables.
-      optimizer: what ``make_sharded_optimizer`` made.
+      optimizer: the first that ``make_sharded_optimizer`` returned.
       average: whether to divide by K.
-      weights: [K] what each tower's gradients weigh in the mean, such as its rows;
+      weights: [K] weight of each tower's gradients in the mean, such as its rows;
         see ``tw_reduce.mean``. None for equal weights.
 
     Returns:
-      In a session graph the op that does all; else None. In a session graph the
+      In a session graph the op that does all of this; else None. In a session graph the
       optimizer's state is global, under the names that it has for tower 0's variables.
 
     Raises:
@@ -229,24 +229,24 @@ def apply_at_owners(
     replicas: Sequence[Any],
     optimizer: Any,
 ) -> tf.Operation | None:
-    """Applies reduced gradients, each variable once, and copies it to the other towers.
+    """Updates each variable once from reduced gradients, and copies it to all towers.
 
-    As ``apply_sharded_gradients`` without the sum: for gradients that were weighed,
-    reduced or clipped before. It is an ``apply_fn`` of ``tw_rlload``.
+    As ``apply_sharded_gradients`` without the sum: for gradients that were weighted,
+    reduced or clipped before. It can serve as an ``apply_fn`` of ``tw_rlload``.
 
     Args:
       towers: K towers.
       grads: [K][N] reduced gradients, equal over the towers, of which the owner's is
         applied; tensors or ``IndexedSlices``, or None for a variable in all towers.
       replicas: K models with ``trainable_variables``, or lists of N variables.
-      optimizer: what ``make_sharded_optimizer`` made.
+      optimizer: the first that ``make_sharded_optimizer`` returned.
 
     Returns:
       As ``apply_sharded_gradients``.
 
     Raises:
-      ValueError: as ``apply_sharded_gradients``, but for a None in all towers; no
-        gradient at all.
+      ValueError: as ``apply_sharded_gradients``, except that None in all towers is
+        allowed; no gradient at all.
       TypeError: as ``apply_sharded_gradients``.
     """
     caller = "apply_at_owners"
@@ -256,8 +256,8 @@ def apply_at_owners(
     _, variables = split_grad_list(packed)
     grad_of = {id(variable): grad for own in packed for grad, variable in own}
     pairs = [(grad_of[id(variable)], variable) for variable in owned(variables)]
-    # What computes gradients may need every variable that it was made with, as
-    # tw_ampopt.TowerOptimizer does. Keras's compute none, and warn of None.
+    # An optimizer that computes gradients may need every variable that it was made for,
+    # as tw_ampopt.TowerOptimizer does. Keras's compute none, and warn about None.
     takes_none = orders_effects() and hasattr(optimizer, "compute_gradients")
     used = [n for n, (grad, _) in enumerate(pairs) if takes_none or grad is not None]
     return _apply_and_copy(
@@ -276,7 +276,7 @@ def _reduced_pairs(
     *,
     caller: str,
 ) -> GradList:
-    """Makes [K][N] checked pairs in which a gradient may be None, everywhere."""
+    """Makes [K][N] checked pairs; a gradient may be None, but then in all towers."""
     variables = own_variables(towers, replicas, caller=caller)
     for own in grads:
         check_list(caller, grads_of_a_tower=own, of="gradients", empty=True)
@@ -305,21 +305,7 @@ def _apply_and_copy(
     *,
     caller: str,
 ) -> tf.Operation | None:
-    """Applies [N] reduced pairs of owners and gives all towers the new values.
-
-    Args:
-      main: tower 0.
-      reduced: [N] pairs of a gradient and the owner's variable.
-      variables: [K][N] of all towers.
-      optimizer: made for the owners' variables.
-      caller: opens messages.
-
-    Returns:
-      The op that does all in a session graph, else None.
-
-    Raises:
-      ValueError: the optimizer was made for other variables.
-    """
+    """Applies [N] reduced pairs of owners, and copies the new values to all towers."""
     owners = [variable for _, variable in reduced]
     plain = [tf_variable(variable) for variable in owners]
     originals = [tf_variable(variable) for variable in variables[0]]

@@ -1,8 +1,8 @@
 """The optimizer of sharded towers, made once and saved as tower 0's.
 
-Its slots lie with the owners of the variables. ``tf.train.Checkpoint`` finds slots by
-the variable that they belong to, so a second object over tower 0's variables has the
-same state, to save and restore with.
+Its slots are on the devices of the variables' owners. ``tf.train.Checkpoint`` finds
+slots by the variable that they belong to, so saving and restoring takes a second object
+over tower 0's variables, which holds the same state.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,22 +33,22 @@ def make_sharded_optimizer(
 ) -> tuple[_T, _T]:
     """Makes the optimizer of ``apply_sharded_gradients``.
 
-    Outside of graphs, optimizers of Keras and of ``tf.compat.v1.train`` make their
+    Outside graphs, optimizers of Keras and of ``tf.compat.v1.train`` create their
     state at once: slots on the device of the variable's owner.
 
     Args:
       towers: K towers.
-      get_opt_fn: returns a new optimizer; called twice outside of graphs.
+      get_opt_fn: returns a new optimizer; called twice outside graphs.
       replicas: K models or lists of variables, as for ``apply_sharded_gradients``.
 
     Returns:
-      The optimizer; and the same state as an optimizer of tower 0's variables, for
-      ``tf.train.Checkpoint``: what it saves and restores has the structure of a
-      replicated run's. Where that is no other one, it is the same object.
+      The optimizer; and an optimizer of tower 0's variables with the same state, for
+      ``tf.train.Checkpoint``: it saves and restores the structure of a replicated
+      run. In a session graph, and for other kinds of optimizer, both are one object.
 
     Raises:
-      ValueError: another number of replicas than towers, replicas that differ, share a
-        variable or have one that is not on their tower's device; a device that is
+      ValueError: the numbers of replicas and towers differ; replicas that differ, share
+        a variable or have one that is not on their tower's device; a device that is
         known not to exist; an optimizer that was built for other variables.
       TypeError: ``get_opt_fn`` did not return an optimizer, or in a session graph a
         Keras 3 one; something that is not a tower, function or replica.
@@ -87,7 +87,7 @@ def owned_variables(towers: Sequence[Tower], replicas: Sequence[Any]) -> list[An
       replicas: K models or lists of variables, as for ``apply_sharded_gradients``.
 
     Returns:
-      [N] variables, as they came (Keras's or TensorFlow's).
+      [N] variables, as given (Keras's or TensorFlow's).
 
     Raises:
       ValueError: as ``make_sharded_optimizer``.
@@ -99,7 +99,7 @@ def owned_variables(towers: Sequence[Tower], replicas: Sequence[Any]) -> list[An
 def own_variables(
     towers: Sequence[Tower], replicas: Sequence[Any], *, caller: str
 ) -> list[list[Any]]:
-    """Lists the [K][N] variables of sharded towers, each tower's own and at home."""
+    """Lists [K][N] variables; checks that towers share none and each is at home."""
     check_counts(caller, towers, replicas=replicas)
     variables = [trainable_variables(r, caller=caller) for r in replicas]
     with naming(caller):
@@ -124,15 +124,9 @@ def for_owners(
     *,
     caller: str,
 ) -> Iterator[None]:
-    """Refuses to apply by an optimizer that has its state for other variables.
+    """Refuses an optimizer that has its state for variables other than ``owners``.
 
-    Those of ``tf.compat.v1.train`` would make slots anew that no checkpoint has.
-
-    Args:
-      optimizer: of any kind.
-      owners: [N] which it is to update.
-      columns: [K][N] of all towers.
-      caller: opens messages.
+    Those of ``tf.compat.v1.train`` would make new slots, which no checkpoint has.
     """
     refusal = (
         f"{caller}: {type(optimizer).__name__} has its state for other variables than "
@@ -149,7 +143,7 @@ def for_owners(
     try:
         yield
     except (ValueError, KeyError) as error:
-        # As Keras 3 and tf_keras say it.
+        # The messages of Keras 3 and tf_keras.
         if "Unknown variable" in str(error) or "cannot recognize" in str(error):
             raise ValueError(refusal) from error
         raise
@@ -172,7 +166,7 @@ def _make_state(main: Tower, optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def _check_is_new(optimizer: Any, owners: Sequence[Any], *, caller: str) -> None:
-    """Refuses a Keras optimizer that has its slots, of whatever variables."""
+    """Refuses a Keras optimizer that already has slots, for any variables."""
     if getattr(optimizer, "built", False):
         raise ValueError(
             f"{caller}: {type(optimizer).__name__} was built before, and its slots "
@@ -192,7 +186,7 @@ def _noting(state: list[tf.Variable]) -> Callable[..., tf.Variable]:
 def _handing_out(
     state: Iterator[tf.Variable], *, caller: str
 ) -> Callable[..., tf.Variable]:
-    """Makes a creator of variables that gives those which are there, in their order."""
+    """Returns a variable creator that hands out existing variables, in order."""
 
     def create(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
         del next_creator, kwargs

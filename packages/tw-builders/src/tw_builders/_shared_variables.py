@@ -43,7 +43,7 @@ class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
 
     Attributes:
       ps_device: ``"cpu"`` (variables and updates on ``/cpu:0``) or ``"gpu"``
-        (spread over the towers' devices by bytes).
+        (balanced over the towers' devices by bytes).
       grads: after ``build``, [N] (mean gradient, variable) pairs.
     """
 
@@ -55,11 +55,11 @@ class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
         flat_below_bytes: int = 0,
         flat_group: Callable[[str], Hashable | None] | None = None,
     ) -> None:
-        """Chooses where variables live.
+        """Chooses the variables' devices.
 
         Args:
-          towers: ints (GPU numbers) and device strings, or what ``tw_core.towers``
-            gives.
+          towers: ints (GPU numbers) and device strings, or the result of
+            ``tw_core.towers``.
           ps_device: ``"cpu"`` or ``"gpu"``.
           flat_below_bytes: as for ``DataParallelBuilder``.
           flat_group: as for ``DataParallelBuilder``.
@@ -110,14 +110,14 @@ class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
         Args:
           grad_list: [K][N] (gradient, variable) pairs.
           get_opt_fn: returns the optimizer; called once.
-          weights: [K] what each tower's gradients weigh in the mean, such as its
+          weights: [K] weight of each tower's gradients in the mean, such as its
             rows; see ``tw_reduce.mean``. None for equal weights.
 
         Returns:
           The training op.
 
         Raises:
-          ValueError: towers that bring different gradients or variables, or None;
+          ValueError: towers with different gradients or variables, or with None;
             weights as ``tw_reduce.mean``.
           TypeError: something that is not an optimizer, or a Keras 3 one; weights
             as ``tw_reduce.mean``.
@@ -144,8 +144,8 @@ class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
 class AsyncMultiGPUBuilder(DataParallelBuilder):
     """Towers share variables and apply their gradients without averaging them.
 
-    ``build`` gives the one training op of the older system, in which the towers
-    compute together and apply one after the other. ``build_tower_ops`` gives
+    ``build`` returns the one training op of the older system, in which the towers
+    compute together and apply one after the other. ``build_tower_ops`` returns
     one op per tower, for towers that do not wait for each other: run each in its
     own thread, with ``AsyncRunner``.
     """
@@ -161,10 +161,10 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
         """Chooses the towers.
 
         Args:
-          towers: ints (GPU numbers) and device strings, or what ``tw_core.towers``
-            gives.
+          towers: ints (GPU numbers) and device strings, or the result of
+            ``tw_core.towers``.
           scale_gradient: whether gradients are multiplied by 1/K, so that the
-            learning rate means what it does in synchronous training.
+            learning rate has the same meaning as in synchronous training.
           flat_below_bytes: as for ``DataParallelBuilder``.
           flat_group: as for ``DataParallelBuilder``.
         """
@@ -179,7 +179,7 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
     ) -> list[_T]:
         """Calls ``tower_fn()`` in every tower; the variables are tower 0's.
 
-        They live on ``/cpu:0`` from four towers on, else spread over the
+        With four or more towers they are on ``/cpu:0``, else balanced over the
         towers' devices by bytes.
 
         Args:
@@ -198,7 +198,7 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
     def build(self, grad_list: GradList, get_opt_fn: Callable[[], Any]) -> tf.Operation:
         """Builds one op in which every tower applies its own gradients once.
 
-        The applies follow each other: parallel ones lose updates of state that
+        The applies run in sequence: parallel ones lose updates of state that
         an optimizer shares between variables, such as Adam's ``beta1_power``,
         which advances K times per step here.
 
@@ -210,7 +210,7 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
           The training op.
 
         Raises:
-          ValueError: towers that bring different gradients or variables, or None.
+          ValueError: towers with different gradients or variables, or with None.
           TypeError: something that is not an optimizer, or a Keras 3 one.
           RuntimeError: in eager mode or a ``tf.function``.
         """
@@ -231,7 +231,7 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
         *,
         share_optimizer: bool = False,
     ) -> list[tf.Operation]:
-        """Builds one op per tower, each to be run by its own thread.
+        """Builds one op per tower, each to be run in its own thread.
 
         Args:
           grad_list: [K][N] (gradient, variable) pairs.
@@ -244,7 +244,7 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
           K ops.
 
         Raises:
-          ValueError: towers that bring different gradients or variables, or None;
+          ValueError: towers with different gradients or variables, or with None;
             without ``share_optimizer`` a function that returns the same object twice.
           TypeError: something that is not an optimizer, or a Keras 3 one.
           RuntimeError: in eager mode or a ``tf.function``.
@@ -287,13 +287,7 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
 
 
 def _variable_devices(devices: Sequence[str], ps_device: str) -> list[Device]:
-    """Makes one device function per tower, for variables that all towers share.
-
-    Args:
-      devices: the towers' devices.
-      ps_device: ``"cpu"``: variables on ``/cpu:0``; ``"gpu"``: each on the device
-        with the fewest bytes so far.
-    """
+    """Makes a device function per tower; ``"gpu"`` balances variables by bytes."""
     if ps_device == "gpu":
         return [LeastLoadedDeviceSetter(device, devices) for device in devices]
     setters = [
@@ -310,6 +304,6 @@ def _apply_in_section(
         with tf.control_dependencies([apply_pairs(optimizer, pairs, name=name)]):
             return tf.constant(0)
 
-    # The section is entered once its inputs are there: gradients are computed outside.
+    # The section is entered once its inputs are ready: gradients are computed outside.
     with tf.control_dependencies([values_of(grad) for grad, _ in pairs]):
         return section.execute(apply).op

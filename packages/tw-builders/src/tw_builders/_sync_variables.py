@@ -3,9 +3,9 @@
 Run it once after the initialisers and after a checkpoint is restored: then all
 replicas hold the same values, and equal updates keep them equal.
 
-A graph records which tower made a variable. A graph that was imported has no such
-record; there local variables go by their names, and no others, since the model itself
-may have a scope called ``tower1``, and its variables are global.
+A graph records which tower made a variable. An imported graph has no such record; there
+local variables are matched by name. Global ones are not, since the model itself may
+have a scope called ``tower1``.
 """
 
 import logging
@@ -25,32 +25,20 @@ _TOWER_PART = re.compile(r"tower\d+")
 
 @dataclass(frozen=True)
 class VariableFacts:
-    """The properties of a variable that decide whether and from where it is copied.
+    """The properties of a variable that decide whether and from where it is copied."""
 
-    Attributes:
-      name: without ``":0"``.
-      shape: as text, such as ``"(3, 4)"``.
-      dtype: name of the dtype.
-      original: name of the variable that it is a copy of; None if it is not a copy.
-    """
-
-    name: str
+    name: str  # without ":0"
     shape: str
     dtype: str
-    original: str | None = None
+    original: str | None = None  # name of the variable that this one copies
 
 
 @dataclass(frozen=True)
 class SyncPlan:
-    """Positions in the list of variables that the plan was made from.
+    """Positions in the list of variables that the plan was made from."""
 
-    Attributes:
-      copies: (from, to) pairs.
-      unmatched: copies without an original of that name, shape and dtype.
-    """
-
-    copies: tuple[tuple[int, int], ...]
-    unmatched: tuple[int, ...]
+    copies: tuple[tuple[int, int], ...]  # (from, to)
+    unmatched: tuple[int, ...]  # copies without an original of their shape and dtype
 
 
 def plan_sync(variables: Sequence[VariableFacts]) -> SyncPlan:
@@ -76,19 +64,13 @@ def plan_sync(variables: Sequence[VariableFacts]) -> SyncPlan:
 def originals_by_name(
     global_names: Sequence[str], local_names: Sequence[str]
 ) -> Mapping[str, str]:
-    """Guesses originals where the graph has no record of which tower made what.
+    """Guesses originals where the graph has no record of which tower made a variable.
 
     A copy is local and has a ``tower<k>`` part, k >= 1, in its name. Its original is
     global and has the same name without that part, or is the only one that has the
-    same name without any ``tower<k>``. Where no local variable is a copy, global ones
-    of such names are copies without an original.
-
-    Args:
-      global_names: names of the global variables, without ``":0"``.
-      local_names: names of the local ones.
-
-    Returns:
-      Copy -> original; its own name where there is none.
+    same name without any ``tower<k>``. A copy without an original is mapped to itself.
+    Where no local variable is a copy, global ones with such names are taken for copies
+    without an original.
 
     >>> originals_by_name(["w", "tower1/w"], ["tower1/w_1", "tower1/tower1/w"])
     {'tower1/w_1': 'tower1/w_1', 'tower1/tower1/w': 'tower1/w'}
@@ -130,13 +112,8 @@ def _alike(one: VariableFacts, other: VariableFacts) -> bool:
 def build_sync_op(replicas: Sequence[Sequence[Any]] = ()) -> tf.Operation:
     """Builds the op that copies tower 0's variables in the default graph.
 
-    Variables of towers 1 and up that have no counterpart are named in the log.
-
-    Args:
-      replicas: [K][N] variables known to be copies of each other, in this order.
-
-    Raises:
-      ValueError: a trainable variable has no counterpart.
+    ``replicas`` are [K][N] variables known to be copies, in this order. Copies without
+    a counterpart are logged, or refused if trainable.
     """
     variables = [*tf.compat.v1.global_variables(), *tf.compat.v1.local_variables()]
     originals = _originals_of(variables) | _originals_among(replicas)

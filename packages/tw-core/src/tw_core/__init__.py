@@ -1,6 +1,6 @@
-"""Towers: one copy of a model per device, and what every part of it shares.
+"""Towers: one copy of a model per device, and the parts that all packages share.
 
-Here are the names that most programs need; the others are in the sub-modules
+The names that most programs need are here; the rest are in the sub-modules
 ``black_box``, ``contexts``, ``devices``, ``flat_packs``, ``gradients``, ``modes``,
 ``optimizers``, ``synchronized`` and ``variables``. Importing this package does not
 import TensorFlow: the names that ``__init__.pyi`` lists are loaded when they are first

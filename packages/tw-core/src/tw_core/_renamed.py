@@ -18,5 +18,5 @@ _HOMES = {
     "tw_core.variables": ("override_to_local_variable",),
 }
 
-# Old name of this package -> where it is.
+# Old name in this package -> its present location.
 NAMES = {name: f"{home}.{name}" for home, names in _HOMES.items() for name in names}

@@ -1,4 +1,4 @@
-"""What is needed of TensorFlow beyond its public names."""
+"""TensorFlow internals that this package needs beyond the public API."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,14 +48,14 @@ def in_xla_context(graph: tf.Graph) -> bool:
 def set_initializer(
     variable: tf.Variable, initializer: tf.Operation, value: tf.Tensor | None = None
 ) -> None:
-    """Has ``variable.initializer``, which initialisers run, be another op."""
+    """Replaces ``variable.initializer``, the op that initialisers run."""
     variable._initializer_op = initializer
     if value is not None:
         variable._initial_value = value
 
 
 def set_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
-    """Has an op take another tensor; TensorFlow closes its loops like this."""
+    """Replaces an input of an op, as TensorFlow does to close its loops."""
     op._update_input(index, tensor)
 
 
@@ -64,19 +64,19 @@ def with_gradient(
     inputs: Sequence[tf.Tensor],
     gradient: Callable[..., Sequence[Any]],
 ) -> list[tf.Tensor]:
-    """Returns tensors with a gradient of one's own.
+    """Returns tensors with a custom gradient.
 
-    As ``tf.custom_gradient``, but in a graph the op itself holds the function.
-    TensorFlow's registers one for each trace, under a new name and for good, so that no
-    such trace is ever freed.
+    Like ``tf.custom_gradient``, except that in a graph the op itself holds the
+    function: TensorFlow's registers one per trace, permanently and under a new name, so
+    that no such trace is ever freed.
 
     Args:
       results: [M], at least one.
-      inputs: [N] that the gradient is by; the only way back from the results.
-      gradient: takes the [M] gradients of the results; returns [N], None for none.
+      inputs: [N] tensors to differentiate by; gradients flow back only through these.
+      gradient: maps [M] gradients of the results to [N] of the inputs, or None each.
 
     Returns:
-      [M] the results.
+      [M] tensors equal to the results.
     """
     given = [*results, *inputs]
 
@@ -100,14 +100,13 @@ def outermost_function_graph() -> tf.Graph:
 
 
 def function_devices(name: str) -> dict[str, str]:
-    """Returns the devices that a function's ops ask for, of those that do, by op.
+    """Maps the name of each op of a function that requests a device to that device.
 
-    The ops of functions that it calls are named as TensorFlow does when it puts them
-    in place of the call.
+    Ops of functions that it calls have the names that they get when inlined.
     """
     try:
         definition = context.context().get_function_def(name)
-    except tf.errors.NotFoundError:  # it has gone since
+    except tf.errors.NotFoundError:  # freed in the meantime
         return {}
     found = {node.name: node.device for node in definition.node_def if node.device}
     for node in definition.node_def:
@@ -119,7 +118,7 @@ def function_devices(name: str) -> dict[str, str]:
 
 def read_profile(folder: Path) -> Any:
     """Returns the ``XSpace`` that the profiler wrote into a folder."""
-    # TensorFlow alone knows the format; not imported where nothing is recorded.
+    # Only TensorFlow has the schema; imported here, only where something is recorded.
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     space = xplane_pb2.XSpace()

@@ -1,6 +1,6 @@
 """A tower: one copy of a model on one device.
 
-The same names serve session graphs and ``tf.function``.
+Session graphs and ``tf.function`` use the same names.
 """
 
 import logging
@@ -34,12 +34,12 @@ class Tower:
     """One copy of a model on one device of this process.
 
     Attributes:
-      index: 0 for the first tower, which owns what exists once.
+      index: 0 for the first tower, which owns everything that exists only once.
       device: TensorFlow device string.
       total: number of towers, at least 1.
 
     Raises:
-      ValueError: index and total do not fit, or a device string TensorFlow cannot
+      ValueError: not 0 <= index < total, or a device string that TensorFlow cannot
         read.
       TypeError: index or total is not a whole number.
     """
@@ -70,7 +70,7 @@ class Tower:
 
     @contextmanager
     def scope(self) -> Iterator["Tower"]:
-        """Places what is built inside on the tower's device, under its name."""
+        """Places ops built inside on the tower's device, under its name."""
         with (
             tf.device(self.device),
             tf.name_scope(self.name) as ns_name,
@@ -88,17 +88,17 @@ def towers(devices: Sequence[int | str | Tower]) -> tuple[Tower, ...]:
     """Makes one tower per device, in the order given.
 
     Args:
-      devices: an int k means ``"/gpu:k"``; a string is itself. A device may
-        occur several times, which is logged as a warning. The towers that an
-        earlier call made are taken as they are, so that what takes devices may
-        take towers as well.
+      devices: an int k means ``"/gpu:k"``; a string is used as it is. A device
+        may occur several times, which is logged as a warning. Towers from an
+        earlier call are returned as they are, so that functions that take
+        devices can take towers too.
 
     Returns:
       K towers.
 
     Raises:
       ValueError: no device, a negative int, a string TensorFlow cannot read, or
-        some towers only, or in another order.
+        an earlier call's towers, incomplete or reordered.
       TypeError: an item that is neither an int nor a string.
 
     >>> towers([0, "/cpu:0"])[0]
@@ -143,11 +143,11 @@ def map_towers(
       The K results, tower 0 first.
 
     Raises:
-      ValueError: no tower; a sequence of another length than K; in eager mode, in
+      ValueError: no tower; a sequence whose length is not K; in eager mode, in
         ``tf.function`` and where the graph has a default session, a device this
-        process does not have; or towers that differ in what is summed over them.
-      TypeError: an item of ``towers`` that is not a ``Tower``, ``fn`` is not a
-        function, or an item of ``per_tower`` is not a sequence.
+        process does not have; or towers whose sums over towers do not match.
+      TypeError: an item of ``towers`` is not a ``Tower``, ``fn`` is not a function,
+        or an item of ``per_tower`` is not a sequence.
     """
     # Not marked without_autograph: fn may need it.
     with naming("map_towers"):
@@ -166,10 +166,10 @@ def record_variables(tower: Tower) -> Iterator[None]:
     """Records the variables made inside as ``tower``'s own.
 
     For code that makes variables for a tower outside of its context, such as an
-    optimizer's state. Names below ``tower<k>/`` are compared with tower 0's without it.
+    optimizer's state. Names are compared with tower 0's without the ``tower<k>/``.
 
     Args:
-      tower: whose they are.
+      tower: the owner.
 
     Raises:
       TypeError: ``tower`` is not a ``Tower``.
@@ -233,7 +233,7 @@ def _has_items(items: object) -> bool:
 
 
 def check_tower(caller: str, tower: object) -> None:
-    """Refuses what is not a ``Tower``."""
+    """Refuses anything but a ``Tower``."""
     if not isinstance(tower, Tower):
         raise TypeError(
             f"{caller}: tower must be a tw_core.Tower; got {tower!r}. Make them with "
@@ -242,7 +242,7 @@ def check_tower(caller: str, tower: object) -> None:
 
 
 def _whole(towers: Sequence[Any], caller: str) -> tuple[Tower, ...]:
-    """Returns the towers of an earlier call, all of them in their order."""
+    """Returns an earlier call's towers, which must be complete and in order."""
     if not all(isinstance(tower, Tower) for tower in towers):
         raise TypeError(
             f"{caller}: devices must hold ints and device strings, or only towers; got "

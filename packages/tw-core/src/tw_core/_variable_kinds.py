@@ -1,12 +1,12 @@
 """Kinds of variables, and the ops that make or use them.
 
 TensorFlow's resource variable is the only kind that works everywhere here. A
-Keras 3 variable holds one. A reference variable, the kind before resources,
-comes back with ``disable_v2_behavior()``; device setters, local variables and
-copies would silently treat it wrongly, so it is refused by name.
+Keras 3 variable holds one. Reference variables, the older kind, return with
+``disable_v2_behavior()``; device setters, local variables and copies would
+silently mishandle them, so they are refused by name.
 
-An op that works on a variable runs on the variable's device, whatever device it
-is given. Device functions give it that device: ``tf.gradients`` with
+An op that uses a variable runs on the variable's device, whatever device it
+requests. Device functions assign it that device: ``tf.gradients`` with
 ``colocate_gradients_with_ops`` ties the gradient of a gather to the gather by
 name, and a session without soft placement refuses two devices for one group.
 """
@@ -23,7 +23,7 @@ REFERENCE_ADVICE = (
     "tf.compat.v1.enable_resource_variables() before making it"
 )
 
-# These hand a variable's handle to a function's body, and run anywhere.
+# These pass a variable's handle to a function's body, and run anywhere.
 _CALLS = frozenset(
     {
         "Case",
@@ -37,8 +37,8 @@ _CALLS = frozenset(
     }
 )
 
-# Names of a graph's ops that make handles of no variables of their own. No string:
-# TensorFlow then leaves the collection out of exported graphs.
+# Collection of the names of ops whose handles are not variables of their own. The key
+# is not a string, so that TensorFlow leaves the collection out of exported graphs.
 HIDDEN_HANDLES = ("tw_core/hidden_handles",)
 
 
@@ -49,7 +49,7 @@ def is_variable(value: object) -> bool:
 
 
 def tf_variable(variable: Any) -> tf.Variable:
-    """Returns the TensorFlow variable that ``variable`` is or, as Keras's do, holds.
+    """Returns ``variable`` itself, or the TensorFlow variable that a Keras one holds.
 
     Raises:
       TypeError: ``variable`` is neither.
@@ -66,7 +66,7 @@ def tf_variable(variable: Any) -> tf.Variable:
 
 
 def is_reference_variable(variable: Any) -> bool:
-    """Returns whether a variable is of the kind that came before resources."""
+    """Returns whether a variable is a reference variable, the kind before resources."""
     return str(getattr(variable.dtype, "name", variable.dtype)).endswith("_ref")
 
 
@@ -77,15 +77,7 @@ def reference_variables_named(variables: Iterable[Any]) -> list[str]:
 
 
 def refuse_reference_variables(variables: Iterable[Any], *, caller: str) -> None:
-    """Refuses reference variables.
-
-    Args:
-      variables: variables of any kind.
-      caller: who asks; opens the message.
-
-    Raises:
-      ValueError: some are reference variables; every one is named.
-    """
+    """Refuses reference variables, naming every one."""
     found = reference_variables_named(variables)
     if found:
         raise ValueError(f"{caller}: {'; '.join(found)}.")
@@ -105,17 +97,13 @@ def device_of_variable(op: tf.Operation) -> str:
 
 
 def check_operation(caller: str, op: object) -> None:
-    """Refuses what is not an operation; for device functions."""
+    """Refuses anything but an operation; for device functions."""
     if not isinstance(op, tf.Operation):
         raise TypeError(f"{caller}: op must be a tf.Operation; got {op!r}.")
 
 
 def refuse_reference_op(op: tf.Operation, *, caller: str) -> None:
-    """Refuses an op that makes a reference variable; for device functions.
-
-    Raises:
-      ValueError: ``op`` is one.
-    """
+    """Refuses an op that makes a reference variable; for device functions."""
     if op.type in ("Variable", "VariableV2"):
         raise ValueError(
             f"{caller}: {op.name} is a reference variable; {REFERENCE_ADVICE}."

@@ -1,20 +1,21 @@
-"""The last events of a task, and the report that an error by deadline carries.
+"""The last events of a task, and the report that a deadline's error carries.
 
-Whoever bounds a wait keeps a ``Recorder``: what began, arrived and ended, and what is
-still open. It costs less than a microsecond per event. When a wait misses its deadline,
-``add_report`` makes of all recorders of the process, of its threads, versions and
-devices a text that can be pasted into an issue, and adds it to the error::
+Code that bounds a wait keeps a ``Recorder`` of what began, arrived and ended, and of
+what is still open. It costs less than a microsecond per event. When a wait misses its
+deadline, ``add_report`` describes all recorders of the process, its threads, versions
+and devices in a text that can be pasted into an issue, and adds it to the error::
 
     began, ended, arrived ──▶ Recorder (one per waiter) ──┐
     a wait misses its deadline ──▶ Wait ──────────────────┴─▶ report ──▶ error.report
                                                                     └──▶ a file
 
-The file lies in the folder that the environment variable ``TW_REPORTS`` names, else in
-``tw-reports`` in the working directory; none is written where the variable is empty. A
+The file is in the folder that the environment variable ``TW_REPORTS`` names, by default
+``tw-reports`` in the working directory; none is written if the variable is empty. A
 process keeps at most ``MOST_FILES``: its first reports, and its latest.
 
-A report has no values of the program's: no environment, no arguments, no locals. It
-does have the names and addresses of tasks, and of the functions that threads are in.
+A report has none of the program's values: no environment, no arguments, no locals. It
+does have the names and addresses of tasks, and the names of functions that threads are
+in.
 
 Nothing here needs TensorFlow, or starts its runtime.
 """
@@ -55,7 +56,7 @@ __all__ = [
 KEPT = 100
 """Events that a recorder keeps."""
 MOST_FILES = 5
-"""Files that a process writes: beyond that the last one is written again."""
+"""Files that a process writes at most: later reports overwrite the last one."""
 
 _PACKAGES = ("ampopt", "builders", "core", "reduce", "rlload", "syncrep")
 _FRAMES = 6
@@ -71,7 +72,7 @@ class DeadlineError(TimeoutError):
     """A wait has missed its deadline.
 
     Attributes:
-      report: what each tower and task was inside of; empty where none was made.
+      report: where each tower and task was; empty if no report was made.
       report_path: the file that it was written to; None where there is none.
     """
 
@@ -83,11 +84,11 @@ class Event(NamedTuple):
     """Something that a tower, a task or a thread did.
 
     Attributes:
-      at_s: when, by ``time.monotonic``.
+      at_s: seconds of ``time.monotonic``.
       kind: "began", "ended", "arrived" or another verb.
       who: "tower 1", "replica 0", "rank 2".
       what: the step, round, collective or load.
-      number: which one of these; None where they are not numbered.
+      number: which one of these; None if they are not numbered.
     """
 
     at_s: float
@@ -98,13 +99,13 @@ class Event(NamedTuple):
 
 
 class Open(NamedTuple):
-    """What somebody has begun and not ended.
+    """Something that has begun and not ended.
 
     Attributes:
-      since_s: when it began, by ``time.monotonic``.
-      who: as of an event.
-      what: as of an event.
-      number: as of an event.
+      since_s: when it began, in seconds of ``time.monotonic``.
+      who: as for an event.
+      what: as for an event.
+      number: as for an event.
     """
 
     since_s: float
@@ -114,11 +115,11 @@ class Open(NamedTuple):
 
 
 class Recorder:
-    """The last events of one waiter, and what is open of them; for any thread.
+    """The last events of one waiter, and those still open; for use from any thread.
 
     Attributes:
-      task: whose it is, such as "AsyncRunner of 4 towers".
-      facts: what a report is to say of it besides, by name.
+      task: the waiter's name, such as "AsyncRunner of 4 towers".
+      facts: further facts for a report, by name.
 
     >>> events = Recorder("AsyncRunner of 2 towers")
     >>> events.began("tower 0", "step", 7)
@@ -136,44 +137,44 @@ class Recorder:
         facts: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Starts without events, and takes part in the reports of this process.
+        """Starts without events, and is included in the reports of this process.
 
         Args:
-          task: whose it is.
-          facts: what a report is to say of it, by name; no secrets.
-          clock: seconds.
+          task: the waiter's name.
+          facts: further facts for a report, by name; no secrets.
+          clock: returns seconds.
 
         Raises:
-          TypeError: ``task`` is no string.
+          TypeError: ``task`` is not a string.
           ValueError: it is empty.
         """
         self.task = check_text("Recorder", task=task)
         self.facts = dict(facts or {})
         self._clock = clock
-        # What is done to them is one call in C each: no thread sees half of it.
+        # Each operation on them is one call in C: no thread sees half of it.
         self._events: deque[tuple[float, str, str, str, int | None]]
         self._events = deque(maxlen=KEPT)
         self._open: dict[tuple[str, str], tuple[float, int | None]] = {}
         _recorders.add(self)
 
     def began(self, who: str, what: str, number: int | None = None) -> None:
-        """Notes that somebody has begun something; it is open until it has ended."""
+        """Notes that something has begun; it is open until ``ended``."""
         now = self._clock()
         self._events.append((now, "began", who, what, number))
         self._open[who, what] = (now, number)
 
     def ended(self, who: str, what: str, number: int | None = None) -> None:
-        """Notes that it has ended; harmless where it had not begun."""
+        """Notes that something has ended; harmless if it had not begun."""
         self._events.append((self._clock(), "ended", who, what, number))
         self._open.pop((who, what), None)
 
     def noted(self, kind: str, who: str, what: str, number: int | None = None) -> None:
-        """Notes anything else, such as that somebody has "arrived"."""
+        """Notes any other kind of event, such as "arrived"."""
         self._events.append((self._clock(), kind, who, what, number))
 
     @contextlib.contextmanager
     def during(self, who: str, what: str, number: int | None = None) -> Iterator[None]:
-        """Scope of something that begins here and ends with it."""
+        """Notes that something begins here, and ends with the scope."""
         self.began(who, what, number)
         try:
             yield
@@ -187,7 +188,7 @@ class Recorder:
 
     @property
     def open(self) -> list[Open]:
-        """What has begun and not ended, oldest first."""
+        """Everything that has begun and not ended, oldest first."""
         found = [Open(s, *key, n) for key, (s, n) in self._open.copy().items()]
         return sorted(found, key=lambda one: one.since_s)
 
@@ -197,13 +198,13 @@ class Wait:
     """A wait that has missed its deadline.
 
     Attributes:
-      who: waits.
-      what: the round, collective, step or load that it waits for the end of.
-      waited_s: for how long.
-      deadline_s: how long it was to be.
-      arrived: those who have come to it.
-      missing: those who have not, and what is known of each.
-      states: what others are known to be inside of, by name.
+      who: the waiter.
+      what: the round, collective, step or load whose end it waits for.
+      waited_s: how long it waited.
+      deadline_s: how long it may wait.
+      arrived: names of those that have arrived.
+      missing: those that have not, and what is known of each, by name.
+      states: where the others are known to be, by name.
     """
 
     who: str
@@ -216,19 +217,19 @@ class Wait:
 
 
 def report(wait: Wait, recorder: Recorder, *, message: str = "") -> str:
-    """Describes a wait that has missed its deadline, and all that is known around it.
+    """Describes a wait that has missed its deadline, and everything known around it.
 
     Args:
-      wait: the one.
-      recorder: of whoever waited; the others of this process follow.
+      wait: the wait.
+      recorder: the waiter's; the others of this process follow.
       message: of the error.
 
     Returns:
-      Lines of text: the wait, what each was inside of, the last events, threads,
-      versions, devices.
+      Lines of text: the wait, where each was, the last events, threads, versions,
+      devices.
 
     Raises:
-      TypeError: ``wait`` is no ``Wait``, or ``recorder`` no ``Recorder``.
+      TypeError: ``wait`` is not a ``Wait``, or ``recorder`` not a ``Recorder``.
     """
     if not isinstance(wait, Wait):
         raise TypeError(f"report: wait must be a black_box.Wait; got {wait!r:.80}.")
@@ -263,7 +264,7 @@ def report(wait: Wait, recorder: Recorder, *, message: str = "") -> str:
     for title, tell in parts:
         try:
             told = tell()
-        except Exception as error:  # What can be told is told.
+        except Exception as error:  # The other parts are still reported.
             told = [f"could not be told: {error!r}"]
         if told:
             lines += ["", title, *(f"  {line}" for line in told)]
@@ -271,16 +272,16 @@ def report(wait: Wait, recorder: Recorder, *, message: str = "") -> str:
 
 
 def add_report(error: _E, wait: Wait, recorder: Recorder, *, text: str = "") -> _E:
-    """Has an error carry its report, and writes that to a file.
+    """Adds a report to an error, and writes it to a file.
 
-    Nothing that fails here is raised: the error is what matters.
+    Failures in here are not raised: the error is what matters.
 
     Args:
       error: about to be raised; gets ``report``, ``report_path`` and a note with the
         path.
-      wait: what it is about.
-      recorder: of whoever waited.
-      text: what ``report`` has returned of it; empty where it is to be made now.
+      wait: the wait that it is about.
+      recorder: the waiter's.
+      text: the text that ``report`` returned for it; empty to make it now.
 
     Returns:
       The error.
@@ -295,13 +296,13 @@ def add_report(error: _E, wait: Wait, recorder: Recorder, *, text: str = "") -> 
         path, where = _write(text, recorder.task)
     error.report, error.report_path = text, path  # type: ignore[attr-defined]
     error.add_note(where)
-    if path is not None:  # Where the error is lost on its way, as in a session's op.
+    if path is not None:  # In case the error is lost on its way, as in a session's op.
         _log.warning("%s", where)
     return error
 
 
 def _write(text: str, task: str) -> tuple[Path | None, str]:
-    """Writes a report; returns where, and a sentence that says so."""
+    """Writes a report; returns its path, and a sentence for the error's note."""
     named = os.environ.get("TW_REPORTS", "tw-reports")
     if not named:
         return None, "What hung, and who had arrived, is in the error's `report`."
@@ -334,7 +335,7 @@ def _about(wait: Wait, message: str, at: float) -> list[str]:
 
 
 def _inside(recorder: Recorder, now: float, at: float) -> list[str]:
-    """Tells what is open of a recorder, and for how long."""
+    """Lists what is open in a recorder, and for how long."""
     return [
         f"{recorder.task}: {one.who}: {_numbered(one.what, one.number)} for "
         f"{now - one.since_s:.1f} s, since {_stamp(at - (now - one.since_s))}"
@@ -343,7 +344,7 @@ def _inside(recorder: Recorder, now: float, at: float) -> list[str]:
 
 
 def _told(recorder: Recorder, now: float) -> list[str]:
-    """Tells the events, with the seconds before the report."""
+    """Lists the events, with their seconds relative to the report."""
     return [
         f"{event.at_s - now:+.3f} s  {event.who} {event.kind} "
         f"{_numbered(event.what, event.number)}"
@@ -358,12 +359,12 @@ def _threads() -> list[str]:
         f"{names.get(number, 'unknown')}: {_calls(frame)}"
         for number, frame in [*frames.items()][:_THREADS]
     ]
-    frames.clear()  # This function's own is among them: a cycle.
+    frames.clear()  # This function's own frame is among them: a reference cycle.
     return sorted(lines)
 
 
 def _calls(innermost: FrameType) -> str:
-    """Tells the calls of a thread, without arguments or folders."""
+    """Lists the calls of a thread, without arguments or folders."""
     calls: list[str] = []
     frame = innermost
     while len(calls) < _FRAMES:
@@ -416,7 +417,7 @@ def _stamp(at: float) -> str:
 
 
 def _unchanged(read: Callable[[], _T]) -> _T:
-    """Reads what other threads may change meanwhile, until none has."""
+    """Repeats a read until no other thread changes the container meanwhile."""
     while True:
         try:
             return read()

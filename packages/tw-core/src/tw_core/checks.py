@@ -1,12 +1,13 @@
-"""Checks of arguments at the boundary, with one way of refusing for all packages.
+"""Argument checks at the public boundary, with uniform errors for all packages.
 
 Each takes the public name that was called, then the argument by its own name, as in
 ``check_whole_number("packed", below=below, at_least=0)``, and returns the value. The
-message says who refuses, what came, and what was wanted. Nothing here needs TensorFlow.
+message names the caller, the value passed and what was expected. Nothing here needs
+TensorFlow.
 
 A public check that other public functions call, such as
-``tw_core.gradients.check_grad_list``, is to name the function that the user called:
-that function calls it under ``naming``, and the check asks ``named_caller``.
+``tw_core.gradients.check_grad_list``, names the function that the user called: that
+function calls it under ``naming``, and the check asks ``named_caller``.
 """
 
 import math
@@ -32,10 +33,10 @@ _caller: ContextVar[str | None] = ContextVar("caller", default=None)
 
 @contextmanager
 def naming(caller: str) -> Iterator[None]:
-    """Has the checks called inside name ``caller`` in their errors, not themselves.
+    """Makes checks called inside name ``caller`` in their errors, not themselves.
 
-    Under several, the outermost counts: it is the function that the user called. Do not
-    call users' functions inside.
+    When nested, the outermost counts: it is the function that the user called. Do not
+    call user functions inside.
 
     >>> with naming("build"):
     ...     named_caller("check_grad_list")
@@ -63,12 +64,12 @@ def named_caller(own: str) -> str:
 def check_whole_number(
     caller: str, /, *, at_least: int | None = None, **argument: Any
 ) -> int:
-    """Refuses anything but a whole number, bools included.
+    """Refuses anything but a whole number; bools are refused too.
 
     Args:
       caller: the public name that was called; opens the message.
       at_least: smallest number allowed; None for no bound.
-      **argument: the argument's name and value, one of them.
+      **argument: the one argument to check, as ``name=value``.
 
     Returns:
       The value as an int.
@@ -100,15 +101,15 @@ def check_number(
     finite: bool = True,
     **argument: Any,
 ) -> float:
-    """Refuses anything but a real number, NaN and bools included.
+    """Refuses anything but a real number; NaN and bools are refused too.
 
     Args:
       caller: the public name that was called; opens the message.
       at_least: smallest number allowed; None for no bound.
-      above: every number allowed is larger; None for no bound.
-      below: every number allowed is smaller; None for no bound.
+      above: exclusive lower bound; None for no bound.
+      below: exclusive upper bound; None for no bound.
       finite: whether infinity is refused.
-      **argument: the argument's name and value, one of them.
+      **argument: the one argument to check, as ``name=value``.
 
     Returns:
       The value as a float.
@@ -144,7 +145,7 @@ def check_flag(caller: str, /, **argument: Any) -> bool:
 
     Args:
       caller: the public name that was called; opens the message.
-      **argument: the argument's name and value, one of them.
+      **argument: the one argument to check, as ``name=value``.
 
     Raises:
       TypeError: not a bool.
@@ -153,7 +154,7 @@ def check_flag(caller: str, /, **argument: Any) -> bool:
     True
     """
     ((name, value),) = argument.items()
-    # NumPy's bools are of a class of their own, known by name to spare the import.
+    # NumPy's bools have their own class, recognised by name to avoid the import.
     if not isinstance(value, bool) and type(value).__name__ not in ("bool", "bool_"):
         raise TypeError(
             f"{caller}: {name} must be True or False; got {_described(value)}."
@@ -162,11 +163,11 @@ def check_flag(caller: str, /, **argument: Any) -> bool:
 
 
 def check_function(caller: str, /, **argument: Any) -> Callable[..., Any]:
-    """Refuses what cannot be called.
+    """Refuses anything that is not callable.
 
     Args:
       caller: the public name that was called; opens the message.
-      **argument: the argument's name and value, one of them.
+      **argument: the one argument to check, as ``name=value``.
 
     Raises:
       TypeError: not callable.
@@ -185,11 +186,11 @@ def check_text(caller: str, /, *, empty: bool = False, **argument: Any) -> str:
     Args:
       caller: the public name that was called; opens the message.
       empty: whether ``""`` is allowed.
-      **argument: the argument's name and value, one of them.
+      **argument: the one argument to check, as ``name=value``.
 
     Raises:
       TypeError: not a string.
-      ValueError: an empty one where that is refused.
+      ValueError: an empty string where that is refused.
 
     >>> check_text("TowerOptimizer", name="Train")
     'Train'
@@ -205,17 +206,17 @@ def check_text(caller: str, /, *, empty: bool = False, **argument: Any) -> str:
 def check_list(
     caller: str, /, *, of: str = "items", empty: bool = False, **argument: Any
 ) -> Sequence[Any]:
-    """Refuses anything but a sequence, strings included.
+    """Refuses anything but a sequence; strings are refused too.
 
     Args:
       caller: the public name that was called; opens the message.
       of: what it holds, for the message.
       empty: whether a sequence without items is allowed.
-      **argument: the argument's name and value, one of them.
+      **argument: the one argument to check, as ``name=value``.
 
     Raises:
       TypeError: not a sequence.
-      ValueError: an empty one where that is refused.
+      ValueError: an empty sequence where that is refused.
 
     >>> check_list("AsyncRunner", steps=[print], of="callables") == [print]
     True

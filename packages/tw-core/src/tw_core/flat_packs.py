@@ -1,8 +1,8 @@
 """Many small tensors as one flat tensor, and back.
 
-A small tensor costs its dispatch or its message and not its bytes: joined, many of
-them cost one. Which tensors to join is decided before, by those who know what a copy
-costs them; ``PackPlan`` holds the decision as plain data.
+The cost of a small tensor is its dispatch or its message, not its bytes: joined, many
+cost no more than one. The caller, who knows the cost of a copy, decides which tensors
+to join; ``PackPlan`` holds the decision as plain data.
 """
 
 from collections.abc import Hashable, Sequence
@@ -19,10 +19,10 @@ __all__ = ["PackPlan", "cut", "join", "pack", "plan_packs", "unpack"]
 
 @dataclass(frozen=True)
 class PackPlan:
-    """Which of N tensors travel together.
+    """Which of N tensors are packed together.
 
     Attributes:
-      packs: positions of the tensors in each pack, in their order.
+      packs: positions of the tensors in each pack, in order.
       alone: positions that stay as they are.
     """
 
@@ -40,7 +40,7 @@ class PackPlan:
     def packed_shapes(
         self, shapes: Sequence[Sequence[int]]
     ) -> tuple[tuple[int, ...], ...]:
-        """Returns the shapes that ``pack`` makes of tensors of ``shapes``.
+        """Returns the shapes of the tensors that ``pack`` makes from ``shapes``.
 
         >>> PackPlan(packs=((0, 2),), alone=(1,)).packed_shapes([(2,), (7, 5), ()])
         ((3,), (7, 5))
@@ -50,15 +50,15 @@ class PackPlan:
 
 
 def plan_packs(keys: Sequence[Hashable | None]) -> PackPlan:
-    """Puts the tensors of equal keys into a pack.
+    """Groups tensors with equal keys into packs.
 
     Args:
-      keys: [N], what the tensors of a pack must have in common, such as a dtype, or
+      keys: [N], what tensors must have in common to share a pack, such as a dtype, or
         dtype and server; None for a tensor that stays alone.
 
     Returns:
-      The plan, with every position in one place of it. Packs come in the order of
-      their first positions; a key that only one tensor has leaves it alone.
+      The plan, in which every position occurs once. Packs are in the order of their
+      first positions; a tensor whose key is unique stays alone.
 
     >>> from tw_core.flat_packs import plan_packs
     >>> plan_packs(["float32", None, "float16", "float32"])
@@ -81,7 +81,7 @@ def join(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
       tensors: of one dtype and of any shapes, known or not; at least one.
 
     Returns:
-      [elements of all], on the device in scope. A single tensor of rank 1 is
+      [total number of elements], on the device in scope. A single tensor of rank 1 is
       returned as it is.
 
     Raises:
@@ -98,8 +98,8 @@ def cut(flat: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
     """Cuts a flat tensor into tensors of given shapes; undoes ``join``.
 
     Args:
-      flat: of rank 1; as many elements as the shapes have, which need not be known
-        before it is computed.
+      flat: of rank 1, with as many elements as the shapes; its static size may be
+        unknown.
       shapes: fully known, in the order in which the tensors were joined; tuples or
         ``tf.TensorShape``.
 
@@ -107,7 +107,7 @@ def cut(flat: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
       One tensor per shape, on the device in scope.
 
     Raises:
-      ValueError: no shape, or some that are not fully known; they are named.
+      ValueError: no shapes, or some that are not fully known, which are named.
     """
     known = [tf.TensorShape(shape) for shape in shapes]
     unknown = [f"{n} is {s}" for n, s in enumerate(known) if not s.is_fully_defined()]
@@ -126,11 +126,11 @@ def cut(flat: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
 
 @without_autograph
 def pack(tensors: Sequence[Any], plan: PackPlan) -> list[Any]:
-    """Joins tensors as a plan says.
+    """Joins tensors according to a plan.
 
     Args:
       tensors: [N]; those in packs are dense.
-      plan: which to join.
+      plan: which tensors to join.
 
     Returns:
       The packs, then the tensors that stay alone, in the plan's order; packs are on
@@ -145,16 +145,16 @@ def unpack(packed: Sequence[Any], plan: PackPlan, shapes: Sequence[Any]) -> list
     """Cuts packs up again; undoes ``pack``.
 
     Args:
-      packed: what ``pack`` returned, or tensors of the same shapes.
-      plan: by which it was packed.
+      packed: the result of ``pack``, or tensors of the same shapes.
+      plan: the plan that ``pack`` was given.
       shapes: [N] of all tensors; those in packs are fully known.
 
     Returns:
-      [N] tensors in their first order.
+      [N] tensors in their original order.
 
     Raises:
-      ValueError: another number of tensors than the plan makes, or a packed tensor's
-        shape that is not known.
+      ValueError: ``packed`` does not have as many tensors as the plan makes, or the
+        shape of a packed tensor is not fully known.
     """
     expected = len(plan.packs) + len(plan.alone)
     if len(packed) != expected:

@@ -1,15 +1,15 @@
-"""Which mode is being built: the one answer for all packages.
+"""Which mode is being built, answered once for all packages.
 
 A session graph is a ``tf.Graph`` that a session will run. A function graph is
 being traced for a ``tf.function``, at any depth of nested functions, unless the
-outermost graph is a session graph: then its body belongs to that graph. So
-``tf.inside_function()``, which is True in a ``tf.cond`` branch of a session graph
-as well, answers neither question.
+outermost graph is a session graph: then the function's body belongs to that graph.
+So ``tf.inside_function()``, which is also True in a ``tf.cond`` branch of a session
+graph, answers neither question.
 
-Whether effects take place by themselves is a question of its own: inside a
+Whether effects take place by themselves is a separate question: inside a
 ``tf.function`` TensorFlow orders the assignments of a trace, while in a session
-graph (its branches and loops included) and in ``wrap_function`` only what is fetched
-or depended on runs.
+graph (its branches and loops included) and in ``wrap_function`` an op runs only if it
+is fetched or depended on.
 
 AutoGraph rewrites every function that a ``tf.function`` calls, library code included:
 needlessly, and at the cost of seconds in the first trace. ``without_autograph`` leaves
@@ -36,7 +36,7 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 
 def builds_session_graph() -> bool:
-    """Returns whether ops made now end in a graph that a session runs.
+    """Returns whether ops made now end up in a graph that a session runs.
 
     Returns:
       True in a ``tf.Graph``, in the branches and loops of its ``tf.cond`` and
@@ -63,15 +63,15 @@ def orders_effects() -> bool:
 
     Returns:
       True in eager mode and in the body of a ``tf.function``, its branches and loops
-      included, also where a session graph calls it. False in a session graph, in the
-      branches and loops of one, and in ``wrap_function``: there an op runs only where
-      it is fetched or depended on.
+      included, even where a session graph calls it. False in a session graph, in the
+      branches and loops of one, and in ``wrap_function``: there an op runs only if it
+      is fetched or depended on.
     """
     if tf.executing_eagerly():
         return True
     graph = tf.compat.v1.get_default_graph()
-    # TensorFlow has no public name for it; where it does not say, effects are taken
-    # to need a dependency, which is right in both cases.
+    # TensorFlow has no public name for this; where the attribute is missing, effects
+    # are assumed to need a dependency, which is correct either way.
     return bool(getattr(graph, "_add_control_dependencies", False))
 
 
@@ -79,9 +79,9 @@ def compiles_with_xla() -> bool:
     """Returns whether ops made now are part of a ``jit_compile=True`` function.
 
     True at any depth within it, in functions that it calls and in bodies of
-    ``tf.cond`` and ``tf.while_loop``. What XLA compiles by itself
+    ``tf.cond`` and ``tf.while_loop``. XLA's auto-clustering
     (``tf.config.optimizer.set_jit``) does not count: ops that it cannot compile
-    stay outside.
+    stay outside the clusters.
     """
     if tf.executing_eagerly():
         return False
@@ -89,11 +89,11 @@ def compiles_with_xla() -> bool:
 
 
 def without_autograph(function: _F) -> _F:
-    """Marks a function that AutoGraph shall not convert, nor what it calls.
+    """Exempts a function, and everything that it calls, from AutoGraph.
 
     Args:
-      function: library code. It must not call functions of the user's, which AutoGraph
-        would then leave alone as well.
+      function: library code. It must not call user functions, which AutoGraph would
+        then also leave unconverted.
 
     Returns:
       A function that does the same.

@@ -1,8 +1,8 @@
 """Optimizers of every kind: telling them apart, making their slots, applying gradients.
 
-Programs bring TensorFlow's v1 optimizers, tf_keras's new and legacy ones, Keras 3's,
+Programs use TensorFlow's v1 optimizers, tf_keras's new and legacy ones, Keras 3's,
 and classes that follow the v1 interface. They differ in the variables they take, in
-whether they add rows of a sparse gradient that share an index, in how they make their
+whether they sum rows of a sparse gradient that share an index, in how they make their
 slots, and in whether their update is an op that a session can run.
 """
 
@@ -39,7 +39,7 @@ class OptimizerLike(Protocol):
     """The optimizer that every package takes: TensorFlow's v1 interface, as a type.
 
     ``tf.compat.v1.train.Optimizer`` and its subclasses have it, tf_keras's legacy
-    optimizers do not; ``tw-ampopt``'s has it too, and so fits wherever a v1
+    optimizers do not; ``tw-ampopt``'s has it too, and so works wherever a v1
     optimizer does.
     """
 
@@ -73,17 +73,17 @@ class OptimizerLike(Protocol):
 
 @runtime_checkable
 class TowerOptimizerLike(Protocol):
-    """An optimizer that takes the gradients of all towers, and reduces them itself.
+    """An optimizer that takes the gradients of all towers and reduces them itself.
 
     ``tw_ampopt.TowerOptimizer`` is one: it scales losses, accumulates and skips.
     """
 
     def apply_loss_scaling(self, value: Any) -> Any:
-        """Returns a loss as it is to be differentiated."""
+        """Returns the scaled loss, which is the one to differentiate."""
         ...
 
     def apply(self, grads: Any, *, weights: Sequence[Any] | None = None) -> Any:
-        """Takes [K][N] gradients of scaled losses, which weigh [K] ``weights``."""
+        """Applies [K][N] gradients of scaled losses; tower k weighs ``weights[k]``."""
         ...
 
 
@@ -110,7 +110,7 @@ class OptimizerKind(Enum):
 def kind_of(optimizer: object) -> OptimizerKind:
     """Returns an optimizer's kind, without importing Keras or tf_keras.
 
-    What is not an object of a known family, a class among them, is ``OTHER``.
+    An object of no known family is ``OTHER``, and so is a class.
     """
     if isinstance(optimizer, type):
         return OptimizerKind.OTHER
@@ -141,16 +141,16 @@ _WITHOUT_OP = {
 
 
 def check_optimizer(caller: str, optimizer: Any) -> None:
-    """Refuses what is not an optimizer, or one that a session graph cannot use.
+    """Refuses non-optimizers, and optimizers that a session graph cannot use.
 
     Args:
       caller: the public name that was called; opens the message.
-      optimizer: what was given.
+      optimizer: the argument to check.
 
     Raises:
-      TypeError: a class, an object without ``apply_gradients``, or, where ops are
-        built for a session to run, an optimizer whose update is no op: one of
-        Keras 3, or a new one of tf_keras.
+      TypeError: a class; an object without ``apply_gradients``; or, where ops are
+        built for a session to run, an optimizer whose update is not an op: one
+        from Keras 3, or a new one from tf_keras.
     """
     is_class = isinstance(optimizer, type)
     if is_class or not callable(getattr(optimizer, "apply_gradients", None)):
@@ -172,17 +172,17 @@ def create_slots(optimizer: Any, variables: Sequence[Any]) -> None:
 
     Left to the first update, the state would be made inside the step: a
     ``tf.function`` is traced a second time for it, and in a loop or branch it cannot
-    be made. It is made outside of whatever function, branch or loop is being built,
-    on the device and under the name scope where this is called. Nothing is updated,
-    and a session graph gets no other ops than those of the state.
+    be made. Here it is made outside of any function, branch or loop being built, on
+    the caller's device and under its name scope. Nothing is updated, and a session
+    graph gets only the ops of the state.
 
     Args:
-      optimizer: of any kind. One of Keras that is built already is left as it is.
-      variables: [N] that it will update, those of Keras included.
+      optimizer: of any kind. A Keras optimizer that is already built stays as it is.
+      variables: [N] variables that it will update, Keras variables included.
 
     Raises:
       ValueError: a Keras optimizer that cannot name its slots in a session graph; or a
-        flat variable, and an optimizer that looks at each variable as a whole.
+        flat variable for an optimizer that treats each variable as a whole.
     """
     kind = kind_of(optimizer)
     check_elementwise("create_slots", optimizer, variables)
@@ -190,7 +190,7 @@ def create_slots(optimizer: Any, variables: Sequence[Any]) -> None:
         if kind in (OptimizerKind.KERAS_3, OptimizerKind.TF_KERAS):
             _build_keras(optimizer, variables, kind)
         elif kind is OptimizerKind.V1 and _applies_as_v1(optimizer):
-            # It has no public method for it; this one is what subclasses override.
+            # There is no public method for this; subclasses override this one.
             optimizer._create_slots([tf_variable(v) for v in variables])
         else:
             _trace_unused_update(optimizer, variables)
@@ -212,7 +212,7 @@ def _build_keras(optimizer: Any, variables: Sequence[Any], kind: OptimizerKind) 
     except ValueError as error:
         if "scope name" not in str(error):
             raise
-        # Adafactor calls a slot what its variable is called.
+        # Adafactor gives a slot the name of its variable.
         raise ValueError(
             f"create_slots: {type(optimizer).__name__} names slots after variables, "
             f"and a session graph takes no names such as {variables[0].name!r}. Pass "
@@ -225,7 +225,7 @@ def _trace_unused_update(optimizer: Any, variables: Sequence[Any]) -> None:
     scope = tf.get_current_name_scope()
 
     def update() -> None:
-        # A traced function starts without a scope; names say whose state it is.
+        # A traced function starts without a scope; names show whose state it is.
         with tf.name_scope(f"{scope}/" if scope else ""):
             plain = [tf_variable(variable) for variable in variables]
             optimizer.apply_gradients([(tf.zeros_like(v), v) for v in plain])
@@ -237,27 +237,26 @@ def _trace_unused_update(optimizer: Any, variables: Sequence[Any]) -> None:
 def apply_pairs(
     optimizer: Any, pairs: Sequence[tuple[Any, Any]], *, name: str | None = None
 ) -> Any:
-    """Applies gradients in the way that the optimizer's kind requires.
+    """Applies gradients as the optimizer's kind requires.
 
-    A Keras 3 optimizer gets rows that share an index as their sum, as most of these
-    take a square or the like of each row; in a session graph it is called in a
-    function. All others get ``tf.Variable`` objects. Gradients that were made outside
-    of the branch or loop being built are brought into it, where Keras requires them.
-    Where effects are not ordered, as in a session graph, nothing is updated before all
-    gradients are there: until then some may still have to read the variables.
+    For a Keras 3 optimizer, rows that share an index are summed first, since most of
+    these square each row or the like; in a session graph it is called in a function.
+    All others get ``tf.Variable`` objects. Gradients that were made outside of the
+    branch or loop being built are brought into it, where Keras requires that. Where
+    effects are not ordered, as in a session graph, nothing is updated before all
+    gradients are computed: until then some may still have to read the variables.
 
     Args:
       optimizer: of any kind.
       pairs: [N] (gradient or None, variable).
-      name: of the update's op; None for the optimizer's own. Keras 3 takes none.
+      name: of the update op; None for the optimizer's own. Keras 3 ignores it.
 
     Returns:
-      What an op must depend on for the update to have happened; None where it
+      The op or tensor to depend on for the update to have happened; None where it
       happens by itself.
 
     Raises:
-      ValueError: a flat variable, and an optimizer that looks at each variable as a
-        whole.
+      ValueError: a flat variable for an optimizer that treats each variable as a whole.
     """
     kind = kind_of(optimizer)
     variables = [variable for _, variable in pairs]
@@ -273,8 +272,8 @@ def apply_pairs(
         return optimizer.apply_gradients(plain, **named)
 
 
-# A control edge from these does not wait for what is inside: once inlined, it leaves
-# as soon as the branch is chosen or the call begins.
+# A control edge from these does not wait for their bodies: once they are inlined, it
+# fires as soon as the branch is chosen or the call begins.
 _WITH_BODIES = frozenset(
     {
         *("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile"),
@@ -284,10 +283,10 @@ _WITH_BODIES = frozenset(
 
 
 def _once_known(grads: Sequence[Any]) -> AbstractContextManager[Any]:
-    """Has what is built inside wait for all gradients, where nothing else orders it.
+    """Makes ops built inside wait for all gradients, where nothing else orders them.
 
     A variable's own gradient need not depend on every read of the variable: another
-    one's may, and would read it after its update.
+    variable's gradient may read it too, and would do so after its update.
     """
     if orders_effects():
         return nullcontext()
@@ -304,7 +303,7 @@ def _once_known(grads: Sequence[Any]) -> AbstractContextManager[Any]:
     return gate
 
 
-# By the names of their classes: several libraries have their own.
+# By class name, since several libraries have their own.
 _WHOLE_VARIABLE = {
     "adafactor": "factors each variable's squares by rows and columns",
     "lamb": "scales each variable's update by its norm",
@@ -318,10 +317,10 @@ _WHOLE_VARIABLE = {
 
 @contextmanager
 def keep_repeated_rows() -> Iterator[None]:
-    """Has ``apply_pairs`` leave sparse gradients to Keras 3 optimizers as they are.
+    """Makes ``apply_pairs`` pass sparse gradients to Keras 3 optimizers unchanged.
 
-    For results that are to equal Keras's own: on one device it takes the squares of
-    rows that share an index one by one.
+    For results that must equal Keras's own: on one device it squares rows that share
+    an index one by one.
     """
     token = _keeps_rows.set(True)
     try:
@@ -331,17 +330,17 @@ def keep_repeated_rows() -> Iterator[None]:
 
 
 def check_elementwise(caller: str, optimizer: Any, variables: Sequence[Any]) -> None:
-    """Refuses to update a flat variable by what looks at each variable as a whole.
+    """Refuses flat variables for an optimizer that treats each variable as a whole.
 
     Args:
       caller: the public name that was called; opens the message.
-      optimizer: of any kind; what it wraps is looked at too.
-      variables: that it will update.
+      optimizer: of any kind; an optimizer that it wraps is checked too.
+      variables: the variables that it will update.
 
     Raises:
-      ValueError: one of ``variables`` is flat, and the optimizer is one of those known
-        to be other than element-wise, or is set to clip each gradient by its norm or
-        to leave variables out of the weight decay by their names.
+      ValueError: one of ``variables`` is flat, and the optimizer is known not to
+        be element-wise, or is set to clip each gradient by its norm or to leave
+        variables out of the weight decay by their names.
     """
     flat = [v.name for v in variables if flat_variable_of(v) is not None]
     if not flat:
@@ -370,7 +369,7 @@ def _why_not_elementwise(optimizer: Any) -> str | None:
 
 
 def _with_wrapped(optimizer: Any) -> list[Any]:
-    """Lists an optimizer and those in it, as a loss scale optimizer has."""
+    """Lists an optimizer and those that it wraps, as a loss scale optimizer does."""
     found = [optimizer]
     for name in ("inner_optimizer", "_optimizer", "optimizer", "_opt"):
         inner = getattr(optimizer, name, None)
@@ -401,10 +400,10 @@ def _apply_keras_3(optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
 def _updates_where_variables_are(
     optimizer: Any, variables: Sequence[Any]
 ) -> Iterator[None]:
-    """Has Keras 3 compute each variable's update on the variable's device.
+    """Makes Keras 3 compute each variable's update on the variable's device.
 
-    It computes all of them on the device that it is called on, to which the variables
-    of other devices, their slots and gradients would travel.
+    By itself it computes all of them on the device that it is called on, to which
+    variables, slots and gradients would be copied from other devices.
     """
     if len({tf_variable(variable).device for variable in variables}) == 1:
         yield
@@ -419,7 +418,7 @@ def _updates_where_variables_are(
             with tf.device(tf_variable(variable).device):
                 decay([variable])
 
-    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a loss scale's
+    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a loss scaler
     update_step, decay = inner.update_step, inner._apply_weight_decay
     inner.update_step = on_its_device
     inner._apply_weight_decay = decay_on_their_devices
@@ -430,7 +429,7 @@ def _updates_where_variables_are(
 
 
 def _in_this_graph(grad: Any) -> Any:
-    """Returns a gradient, sparse or None too, as tensors of the graph being built."""
+    """Returns a dense, sparse or None gradient in tensors of the graph being built."""
     if grad is None or tf.executing_eagerly():
         return grad
     graph = tf.compat.v1.get_default_graph()

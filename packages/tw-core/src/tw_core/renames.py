@@ -1,6 +1,6 @@
-"""Old public names that go on working for one version, with a warning.
+"""Old public names that keep working for one version, with a warning.
 
-Each package has one table of them, its module ``_renamed``. Does not import TensorFlow.
+Each package lists its own in a module ``_renamed``. Does not import TensorFlow.
 """
 
 import functools
@@ -27,19 +27,19 @@ _R = TypeVar("_R")
 def answer_renamed(
     module: str, table: Mapping[str, str], getattr_: Callable[[str], object]
 ) -> Callable[[str], object]:
-    """Makes a module's ``__getattr__`` answer old names as well.
+    """Extends a module's ``__getattr__`` to old names.
 
     Args:
       module: the module's name.
       table: old name -> where the object is now, such as
         ``"tw_core.contexts.PredictTowerContext"``.
-      getattr_: answers the names in the module's ``dir``, and raises an
-        ``AttributeError`` for others, as lazy_loader's does.
+      getattr_: returns the objects in the module's ``dir``, and raises
+        ``AttributeError`` for any other name, as lazy_loader's does.
 
     Returns:
       The new ``__getattr__``. An old name gives the new object and a
-      ``DeprecationWarning`` at the caller's line; an unknown one is refused in the
-      words of Python, which adds "Did you mean" to a traceback.
+      ``DeprecationWarning`` at the caller's line; an unknown one raises Python's own
+      message, to which a traceback adds "Did you mean".
     """
 
     def __getattr__(name: str) -> object:
@@ -51,7 +51,7 @@ def answer_renamed(
             return getattr_(name)
         except AttributeError:
             package = sys.modules[module]
-            if name in dir(package):  # Something else was missing as this was loaded.
+            if name in dir(package):  # Something else was missing while it loaded.
                 raise
             message = f"module {module!r} has no attribute {name!r}"
             raise AttributeError(message, name=name, obj=package) from None
@@ -62,17 +62,17 @@ def answer_renamed(
 def renamed_arguments(
     **table: str | tuple[str, Callable[[Any], Any]],
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Makes a function take old keyword arguments under their new names.
+    """Makes a function accept old keyword arguments under their new names.
 
-    Stands above ``without_autograph``, so that the warning names the right line.
+    Goes above ``without_autograph``, so that the warning names the right line.
 
     Args:
       **table: old keyword -> new keyword; where the units changed as well,
-        (new keyword, what turns the old value into the new one).
+        (new keyword, function from the old value to the new one).
 
     Returns:
       A decorator. An old keyword gives a ``DeprecationWarning`` at the caller's line;
-      one given with its new name is a ``TypeError``.
+      together with its new name it raises ``TypeError``.
     """
     renamed = {
         old: new if isinstance(new, tuple) else (new, _as_it_is)
@@ -106,7 +106,7 @@ def _as_it_is(value: Any) -> Any:
 def _is_given(
     function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Any
 ) -> bool:
-    import inspect  # here, as it takes longer to load than the rest of the package
+    import inspect  # here, as it loads more slowly than the rest of the package
 
     position = list(inspect.signature(function).parameters).index(name)
     is_positional = inspect.signature(function).parameters[name].kind in (
@@ -117,9 +117,9 @@ def _is_given(
 
 
 def takes_caller(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Makes a check take its old argument ``caller``, the name that opens its errors.
+    """Makes a check accept its old argument ``caller``, the name that opens its errors.
 
-    Stands above ``without_autograph``, so that the warning names the right line.
+    Goes above ``without_autograph``, so that the warning names the right line.
     """
     name = function.__qualname__
 
@@ -135,7 +135,7 @@ def takes_caller(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def renamed_attribute(new: str) -> Any:
-    """Makes a property of the old name that reads the attribute ``new``.
+    """Returns a property, for the old name, that reads the attribute ``new``.
 
     Reading it gives a ``DeprecationWarning`` at the caller's line.
     """

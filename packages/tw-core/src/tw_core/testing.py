@@ -1,11 +1,11 @@
-"""What the tests of all packages share: both modes, and tables of wrong calls.
+"""Test support for all packages: running in each mode, and tables of wrong calls.
 
 ``run_in_graph`` and its siblings run one function in each mode. The devices are
 fakes: eight logical CPUs, made before TensorFlow starts. A graph is fed through
 placeholders, so that nothing is computed while it is built.
 
 ``WrongCall`` is a row of a table of calls that a package must refuse, and
-``names_without_wrong_calls`` lists the public names that the table has forgotten.
+``names_without_wrong_calls`` lists the public names that the table lacks.
 """
 
 import inspect
@@ -51,7 +51,7 @@ class SparseRows(NamedTuple):
     dense_shape: np.ndarray | None = None
 
     def to_dense(self) -> np.ndarray:
-        """Adds the rows up into the dense array they stand for.
+        """Adds the rows up into the dense array that they represent.
 
         Raises:
           ValueError: ``dense_shape`` is None.
@@ -87,7 +87,7 @@ def run_in_graph(
         tensors, ``IndexedSlices``, variables, operations and None.
       *args: any nesting of arrays, floats (float32) and ``SparseRows``, which
         become placeholders; everything else is passed on as it is.
-      config: the session's; by default TensorFlow's own with ``CPUS``.
+      config: of the session; by default TensorFlow's own with ``CPUS``.
 
     Returns:
       ``fn``'s structure with arrays for tensors, ``SparseRows`` for
@@ -109,10 +109,10 @@ def run_in_graph(
 
 
 def run_in_function(fn: Callable[..., Any], *args: Any) -> Any:
-    """Traces ``fn`` as a ``tf.function`` and calls it once; as ``run_in_graph``.
+    """Traces ``fn`` as a ``tf.function`` and calls it once; like ``run_in_graph``.
 
     Returns:
-      The same structure as ``run_in_graph`` gives.
+      The same structure as ``run_in_graph``.
     """
     check_function("run_in_function", fn=fn)
     arrays: list[Any] = []
@@ -126,20 +126,20 @@ def run_in_function(fn: Callable[..., Any], *args: Any) -> Any:
 
 
 def run_eagerly(fn: Callable[..., Any], *args: Any) -> Any:
-    """Calls ``fn`` with eager tensors; as ``run_in_function``."""
+    """Calls ``fn`` with eager tensors; like ``run_in_function``."""
     check_function("run_eagerly", fn=fn)
     return _map(_to_numpy, fn(*_map(_to_tensor, args)))
 
 
 class WrongCall(NamedTuple):
-    """A call that must be refused in a sentence.
+    """A call that must be refused with a clear message.
 
     Attributes:
-      name: what is called, as users write it without the package: ``"map_towers"``,
+      name: of the callee, as users write it without the package: ``"map_towers"``,
         ``"Tower"`` for its constructor, ``"Tower.scope"`` for a method.
-      call: makes the call; takes nothing.
-      error: what it must raise.
-      says: a part of the message: what came, or what was wanted.
+      call: makes the call; takes no arguments.
+      error: the exception that it must raise.
+      says: part of the message: the value passed, or what was expected.
     """
 
     name: str
@@ -152,12 +152,12 @@ def check_wrong_call(row: WrongCall) -> None:
     """Makes a wrong call and checks how it is refused.
 
     Args:
-      row: the call, and what must come of it.
+      row: the call and the expected error.
 
     Raises:
       AssertionError: the call was accepted; it raised something else; or the message
-        lacks ``row.says``, or the name of what was called (of a method, its class's
-        or its own).
+        lacks ``row.says`` or the callee's name (for a method, its own or its
+        class's).
     """
     try:
         row.call()
@@ -233,7 +233,7 @@ def _callables(name: str, value: Any) -> Iterator[str]:
 def _takes_arguments(function: Callable[..., Any], bound: int = 0) -> bool:
     try:
         return len(inspect.signature(function).parameters) > bound
-    except ValueError:  # a builtin that keeps its signature to itself
+    except ValueError:  # a builtin without a signature
         return False
 
 

@@ -1,9 +1,9 @@
-"""Checking what a reducer gets once, while it is built and where needed in the run.
+"""Checks a reducer's input once: while it is built and, where needed, in the run.
 
 Shapes that TensorFlow knows while building are compared there and cost the step
-nothing. Unknown ones, of a batch of any size or a fed tensor, could silently add up
-to something else: sums are made flat, and packs are cut at tower 0's boundaries.
-Those shapes, and only those, are compared when the step runs.
+nothing. Unknown ones, such as those of a fed tensor or a batch of any size, could
+silently give wrong sums: tensors are added flat, and packs are cut at tower 0's
+boundaries. Those shapes, and only those, are compared when the step runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,12 +27,7 @@ from tw_reduce._reducer import (
 
 
 class CheckedTowers(list[list[Tensorlike]]):
-    """[K][N] tensors that were checked, so that reducers inside need not.
-
-    Attributes:
-      tests: the comparisons of the run, which fail the step; none where all
-        shapes are known.
-    """
+    """[K][N] tensors that were checked, so that inner reducers need not do so."""
 
     def __init__(
         self,
@@ -40,13 +35,13 @@ class CheckedTowers(list[list[Tensorlike]]):
         tests: Sequence[tf.Operation] = (),
     ) -> None:
         super().__init__(towers)
-        self.tests = tuple(tests)
+        self.tests = tuple(tests)  # comparisons in the run, which fail the step
 
 
 def checked_towers(grads: TowerTensors, *, caller: str) -> CheckedTowers:
     """Refuses what no reducer can add, and compares unknown shapes in the run.
 
-    What another reducer has checked is returned as it is.
+    Gradients that another reducer has checked are returned as they are.
     """
     if isinstance(grads, CheckedTowers):
         return grads
@@ -57,16 +52,9 @@ def checked_towers(grads: TowerTensors, *, caller: str) -> CheckedTowers:
 def compared_towers(
     grads: TowerTensors, *, caller: str, names: Sequence[str] | None = None
 ) -> CheckedTowers:
-    """Compares unknown shapes in the run.
+    """Compares unknown shapes in the run; ``refuse_unaddable`` must have passed.
 
-    Args:
-      grads: [K][N], which ``check_tower_tensors`` lets pass.
-      caller: the public function; opens the message of the run.
-      names: [N] what the gradients are for; None where that is not known.
-
-    Returns:
-      [K][N] the same tensors; those whose shape is not fully known wait for the
-      comparison of their position, and have what all towers know of the shape.
+    Tensors of unknown shape wait for the comparison, and get the merged static shape.
     """
     by_variable: list[Sequence[Tensorlike]] = list(columns(grads))
     tests: list[tf.Operation] = []
@@ -87,7 +75,7 @@ def addable_towers(
 
 
 def with_shape(tensor: tf.Tensor, shape: tf.TensorShape, *, refusal: str) -> tf.Tensor:
-    """Sets the shape that a dense tensor must have, compared in the run.
+    """Sets the shape that a dense tensor must have, which the run compares.
 
     The tensor's own shape is compatible with ``shape``, which is fully known; a tensor
     of known shape is returned as it is. ``refusal`` opens the error.
@@ -106,10 +94,10 @@ def with_shape(tensor: tf.Tensor, shape: tf.TensorShape, *, refusal: str) -> tf.
 def _compare_shapes(
     shapes: Sequence[tuple[str, tf.Tensor]], *, refusal: str, device: str
 ) -> tf.Operation:
-    """Returns the op that fails the step where shapes differ.
+    """Returns an op that fails the step if shapes differ.
 
-    All are compared with the first, on the host of ``device``: int64 vectors, in which
-    -1 stands for any size, each with a name for the message that ``refusal`` opens.
+    All are compared with the first, on the host of ``device``. They are int64 vectors,
+    -1 for any size, each with a name for the message, which starts with ``refusal``.
     """
     with tf.device(host_of(device)):
         named_shapes = [item for pair in shapes for item in pair]
@@ -160,7 +148,7 @@ def _of_shape(
 
 
 def _wait(dense: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    # What was widened waits narrow, so that it can travel so.
+    # A widened tensor waits in its narrow dtype, so that it can travel in it.
     waited = tf.cast(tf.identity(narrow_source(dense)), dense.dtype)
     waited.set_shape(shape)
     return waited

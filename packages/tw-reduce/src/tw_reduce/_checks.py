@@ -1,6 +1,6 @@
-"""What all reducers refuse: lists of gradients, their results, and devices.
+"""Checks that all reducers share: of lists of gradients, their results and devices.
 
-Problems are reported in one way, with every tower and position. ``caller`` is the
+All errors have one form, and list every tower and position. ``caller`` is the
 public function that refuses; it opens the message.
 """
 
@@ -32,8 +32,8 @@ ADDABLE = (
 def check_tower_tensors(grads: TowerTensors) -> None:
     """Refuses what no reducer can add, naming every tower and position.
 
-    What only the run can show of shapes, it does not see; the reducers of this package
-    compare that in the run. Under ``tw_core.checks.naming("my_reducer")`` messages open
+    Dimensions that only the run knows are not checked here; this package's reducers
+    compare them in the run. Under ``tw_core.checks.naming("my_reducer")`` messages open
     with that name.
 
     Args:
@@ -49,7 +49,7 @@ def check_tower_tensors(grads: TowerTensors) -> None:
 
 
 def refuse_unaddable(grads: TowerTensors, caller: str) -> None:
-    """As ``check_tower_tensors``, which has the errors."""
+    """As ``check_tower_tensors``, which lists the errors."""
     _check_rectangular(grads, caller)
     _check_present(grads, caller)
     _check_kinds(grads, caller)
@@ -79,7 +79,7 @@ def check_reduced(reduced: Sequence[Sequence[Tensorlike]], grads: TowerTensors) 
 def reduced_by(
     reducer: Reducer, grads: TowerTensors, *, caller: str
 ) -> list[list[Tensorlike]]:
-    """Calls another's reducer, and refuses a result that is not [K][N]."""
+    """Calls an inner reducer, and refuses a result that is not [K][N]."""
     reduced = reducer(grads)
     _check_lengths(reduced, grads, caller)
     return reduced
@@ -106,7 +106,7 @@ def positions_of(grads: TowerTensors, is_unfit: Callable[[tf.DType], bool]) -> s
 
 
 def check_nested(grads: object, caller: str, *, of: str = "tensors") -> None:
-    """Refuses what is not a list with one list per tower."""
+    """Refuses anything but a list with one list per tower."""
     wanted = f"{caller}: grads must be a list with one list of {of} per tower; got"
     if not _is_list(grads):
         raise TypeError(f"{wanted} {type(grads).__name__}.")
@@ -128,7 +128,7 @@ def check_devices(
     """Refuses an empty list and, where devices can be known, unknown ones.
 
     In a graph only a session knows its devices; without a default session they
-    are not checked there. With ``num_towers`` there must be as many.
+    are not checked there. With ``num_towers`` there must be that many.
     """
     check_device_strings(devices, caller=caller)
     with naming(caller):
@@ -153,7 +153,7 @@ def check_device_strings(devices: Sequence[str], *, caller: str) -> None:
 
 
 def check_distinct(devices: Sequence[str], *, caller: str) -> None:
-    """Refuses two towers on one device, where devices talk to each other."""
+    """Refuses two towers on one device, for reducers in which devices communicate."""
     shared = repeated_devices(devices)
     if shared:
         raise ValueError(
@@ -228,7 +228,7 @@ def _check_kinds(grads: TowerTensors, caller: str) -> None:
 
 def _check_graphs(grads: TowerTensors, caller: str) -> None:
     here = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    if hasattr(here, "outer_graph"):  # a function takes tensors from around it
+    if hasattr(here, "outer_graph"):  # a function captures tensors from outside
         return
     others = [
         f"grads[{k}][{n}]"

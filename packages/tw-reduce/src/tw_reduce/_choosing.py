@@ -53,23 +53,23 @@ def auto(
     Args:
       devices: [K] the towers' devices, tower 0 first.
       below_bytes: dense gradients of fewer bytes travel packed; None for those of
-        fewer than 4,096 elements, or for what ``measured`` says.
+        fewer than 4,096 elements, or for the threshold in ``measured``.
       measured: the file that ``tw-doctor --json`` wrote on this machine for these
-        devices, or its content: dense gradients go the way that was the fastest for
-        gradients of their mean size. None goes by the kind of devices.
+        devices, or its content: dense gradients are added in the way that was fastest
+        for gradients of their mean size. None chooses by the kind of devices.
       keys: for NCCL and collectives; None makes an object for this reducer.
       explain: called with the plan whenever the reducer builds, e.g. ``print``.
 
     Returns:
-      A reducer of sums, not means. Where each lies is in the plan. Sparse
+      A reducer of sums, not means. The plan names the device of each. Sparse
       stays sparse.
 
     Raises:
-      TypeError: ``below_bytes`` is not a whole number, ``measured`` neither path nor
-        mapping, ``keys`` not a CollectiveKeys, ``explain`` not a function.
-      ValueError: no device, or ``below_bytes`` is negative; ``measured`` is no such
-        file, or of other devices; when called, another number of towers than
-        devices, and what the chosen algorithms refuse.
+      TypeError: ``below_bytes`` is not a whole number, ``measured`` neither a path nor
+        a mapping, ``keys`` not a CollectiveKeys, ``explain`` not a function.
+      ValueError: no device, or ``below_bytes`` is negative; ``measured`` is not such a
+        file, or is of other devices; when called, there is not one device per tower,
+        or a chosen algorithm refuses the gradients.
       OSError: the file cannot be read.
 
     Warns:
@@ -88,8 +88,8 @@ def all_reduce(
 ) -> Reducer:
     """Makes the reducer for replicated training: every tower gets the sums.
 
-    Gradients are added by the plan of ``auto``, and what was added is copied to each
-    tower's own device: a pack as one, and cut up there.
+    Gradients are added by the plan of ``auto``, and the sums are copied to each tower's
+    own device: a pack as one, which is cut up there.
 
     Args:
       devices: [K] the towers' devices, tower 0 first.
@@ -99,8 +99,8 @@ def all_reduce(
       explain: as for ``auto``.
 
     Returns:
-      A reducer of sums, not means, for which ``mean`` goes around it. Result n of
-      tower k lies where ``grads[k][n]`` does. Sparse stays sparse.
+      A reducer of sums; ``mean`` around it makes means. Result n of tower k is on the
+      device of ``grads[k][n]``. Sparse stays sparse.
 
     Raises:
       TypeError: as ``auto``.
@@ -157,7 +157,7 @@ def _chosen(
     keys: CollectiveKeys | None,
     explain: Callable[[AutoPlan], object] | None,
 ) -> Reducer:
-    """Makes ``auto``, or ``all_reduce``, which copies what was added to all towers."""
+    """Makes ``auto``, or ``all_reduce``, which copies the sums to all towers."""
     check_devices(devices, caller=caller)
     check_below_bytes(below_bytes, caller=caller)
     if keys is not None:
@@ -186,7 +186,7 @@ def _chosen(
         below_bytes=below_bytes,
         measured=own,
         copies=copies,
-        # Logical GPUs; where there is none, the graph is built for another machine.
+        # Logical GPUs. Where no GPU is visible, the graph is for another machine.
         share_gpus=0 < len(tf.config.get_visible_devices("GPU")) < len(settled),
     )
     reduce = partial(_reduce_by_plan, caller, plan, settled, explain)
@@ -212,7 +212,7 @@ def _unmeasured(devices: Sequence[str], keys: CollectiveKeys) -> dict[str, Reduc
 
 
 def two_groups(num_towers: int) -> Groups:
-    """Divides towers into two groups of neighbours, into one where there is one."""
+    """Divides towers into two groups of neighbours; a single tower is one group."""
     towers, middle = tuple(range(num_towers)), (num_towers + 1) // 2
     return tuple(group for group in (towers[:middle], towers[middle:]) if group)
 
@@ -220,7 +220,7 @@ def two_groups(num_towers: int) -> Groups:
 def _measured_here(
     measured: Measured, devices: Sequence[str], caller: str
 ) -> Measurements:
-    """Reads measurements; refuses those of other devices, warns of another machine."""
+    """Reads measurements and checks that they are of these devices and this machine."""
     own = as_measurements(measured, caller=caller)
     gpus = tf.config.list_physical_devices("GPU")
     details = map(tf.config.experimental.get_device_details, gpus)

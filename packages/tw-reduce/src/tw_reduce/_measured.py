@@ -1,9 +1,9 @@
-"""Choosing reducers by what ``tw-doctor`` measured: plain Python, without TensorFlow.
+"""Choosing reducers by measurements of ``tw-doctor``: plain Python, no TensorFlow.
 
 The doctor times whole reducers on three lists of gradients: many small ones, a mixture,
-a few large ones. A list of one's own lies somewhere between them, by the mean size of
-its gradients; what each strategy lost against the fastest is interpolated there, and
-the strategy that loses least is taken. On the three lists themselves that is the
+a few large ones. A user's list falls between them by the mean size of its gradients.
+Each strategy's loss, its time / the fastest time, is interpolated there, and the
+strategy with the least loss is taken. On the three lists themselves that is the
 fastest one, or one within 2 % of it. ``docs/design/doctor.md`` has the reasons.
 """
 
@@ -27,7 +27,7 @@ ALGORITHMS = (
     *("sum_on_device", "sum_balanced", "sum_round_robin"),
     *("hierarchical", "sum_collective", "sum_nccl"),
 )
-# Where results were timed: left where they were added, or copied to every tower.
+# Where the timed sums end up: left where they were added, or copied to every tower.
 KEPT, COPIED = "auto", "all_reduce"
 _AS_GOOD = 1.02
 _AGAIN = "Write it anew with `tw-doctor --json FILE`"
@@ -35,11 +35,11 @@ _AGAIN = "Write it anew with `tw-doctor --json FILE`"
 
 @dataclass(frozen=True)
 class Strategy:
-    """Which algorithms add a list of gradients, divided by their size.
+    """The algorithms that add a list of gradients, chosen by gradient size.
 
     Attributes:
       small: adds dense gradients of fewer than ``below_bytes``, joined into packs.
-      large: adds the others, each alone.
+      large: adds the rest, each alone.
       below_bytes: 0 where nothing is packed.
     """
 
@@ -64,7 +64,7 @@ class Strategy:
         check_whole_number("Strategy", below_bytes=self.below_bytes, at_least=0)
 
     def __str__(self) -> str:
-        """As one would write it, such as ``packed(sum_on_device, 16384)``."""
+        """The strategy as code, such as ``packed(sum_on_device, 16384)``."""
         if not self.below_bytes:
             return self.large
         small = f"packed({self.small}, {self.below_bytes})"
@@ -79,8 +79,7 @@ class MeasuredProfile:
       name: of the list, as shown.
       num_bytes: of each gradient of one tower, dense; at least one, above 0.
       times: ``"auto"`` (sums stay where they were added) or ``"all_reduce"`` (a copy
-        for every tower) -> strategy -> its time as a multiple of one strategy's, the
-        same for all.
+        for every tower) -> strategy -> its time / that of one reference strategy.
     """
 
     name: str
@@ -95,7 +94,7 @@ class MeasuredProfile:
 
 @dataclass(frozen=True)
 class Measurements:
-    """What ``tw-doctor`` measured, as far as a choice needs it.
+    """Measurements of ``tw-doctor``, as far as a choice needs them.
 
     Attributes:
       devices: [K] the towers' devices, canonically spelt.
@@ -109,7 +108,7 @@ class Measurements:
     profiles: tuple[MeasuredProfile, ...]
 
     def __post_init__(self) -> None:
-        """Refuses measurements that nothing can be chosen by.
+        """Refuses measurements from which no strategy can be chosen.
 
         Raises:
           ValueError: no strategy has times on all profiles.
@@ -124,7 +123,7 @@ class Measurements:
 
     @property
     def thresholds(self) -> tuple[int, ...]:
-        """All ``below_bytes`` that a choice may have."""
+        """All values of ``below_bytes`` that a choice may have."""
         found = {
             strategy.below_bytes
             for profile in self.profiles
@@ -139,11 +138,11 @@ Measured: TypeAlias = Measurements | Mapping[str, Any] | str | os.PathLike[str]
 
 
 def read_measurements(measured: Measured) -> Measurements:
-    """Reads what ``tw-doctor --json FILE`` wrote.
+    """Reads the file that ``tw-doctor --json FILE`` wrote.
 
     Args:
       measured: the file's path, or its content as ``json.load`` returns it;
-        measurements are returned as they are.
+        ``Measurements`` are returned as they are.
 
     Returns:
       The measurements.
@@ -157,7 +156,7 @@ def read_measurements(measured: Measured) -> Measurements:
 
 
 def as_measurements(measured: Measured, *, caller: str) -> Measurements:
-    """As ``read_measurements``, in the name of another function."""
+    """As ``read_measurements``, for another public function."""
     if isinstance(measured, Measurements):
         return measured
     if isinstance(measured, Mapping):
@@ -180,19 +179,11 @@ def as_measurements(measured: Measured, *, caller: str) -> Measurements:
 def choose_strategy(
     measured: Measurements, num_bytes: Sequence[int], *, copies: bool
 ) -> Strategy:
-    """Returns a strategy that loses least on a list of gradients.
+    """Returns the strategy with the least loss on a tower's list of dense gradients.
 
-    Of those that are within 2 % of each other, which no measurement tells apart, it is
-    the one that was written first: the doctor begins with ``auto``'s own.
-
-    Args:
-      measured: what was measured.
-      num_bytes: of the dense gradients of one tower; without any, or with none above
-        0, the list counts as the one of the smallest gradients.
-      copies: whether every tower gets its own copy of the sums.
-
-    Returns:
-      The strategy; the same for the same input, whatever the order of the sizes.
+    Among those within 2 % of the least, which no measurement separates, the first in
+    the file wins: the doctor begins with ``auto``'s own. Without sizes, or if all are
+    0, the list counts as the one of the smallest gradients.
     """
     losses = [
         (weight, _losses(profile.times[COPIED if copies else KEPT]))
@@ -208,12 +199,7 @@ def choose_strategy(
 
 
 def described_here(tensorflow: str, gpus: Sequence[str]) -> dict[str, str]:
-    """Describes what figures depend on, for this machine and process.
-
-    Args:
-      tensorflow: its version.
-      gpus: the names of the physical GPUs.
-    """
+    """Describes what times depend on here; ``gpus`` are the names of physical ones."""
     return {
         "tensorflow": tensorflow,
         "tw-reduce": version_of("tw-reduce"),
@@ -239,22 +225,12 @@ def version_of(distribution: str) -> str:
 
 def check_made_for(
     measured: Measurements,
-    devices: Sequence[str],
+    devices: Sequence[str],  # canonically spelt
     here: Mapping[str, str],
     *,
     caller: str,
 ) -> None:
-    """Refuses measurements of other devices, and warns of those of another machine.
-
-    Args:
-      measured: what was measured.
-      devices: [K] canonically spelt.
-      here: what figures depend on, of this process.
-      caller: opens the message.
-
-    Raises:
-      ValueError: they are of other devices, or of these in another order.
-    """
+    """Refuses measurements of other devices; warns of those from another machine."""
     if measured.devices != tuple(devices):
         raise ValueError(
             f"{caller}: measured was taken on devices {list(measured.devices)}; got "
@@ -277,7 +253,7 @@ def check_made_for(
 def _neighbours(
     profiles: Sequence[MeasuredProfile], num_bytes: Sequence[int]
 ) -> list[tuple[float, MeasuredProfile]]:
-    """The profiles on both sides of a list, with weights that add up to 1."""
+    """Returns the profiles on both sides of a list, with weights that sum to 1."""
     ordered = sorted(profiles, key=lambda own: own.log_mean_bytes)
     total = sum(num_bytes)
     place = math.log2(total / len(num_bytes)) if total else -math.inf

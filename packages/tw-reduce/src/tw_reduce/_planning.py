@@ -1,10 +1,10 @@
 """Which algorithm adds which gradient, and where: the plan of ``auto``, as data.
 
-It can be printed, and follows what was measured (``docs/design/reduce.md``). CPU
+It can be printed, and is based on measurements (``docs/design/reduce.md``). CPU
 devices of one process share one memory and one pool of threads, so one device adds all:
 spreading only adds transfers. GPUs add over their own links. Devices of several kinds
-or tasks share the bytes. With what ``tw-doctor`` measured on the machine, that decides
-instead (``_measured``).
+or tasks share the bytes. Measurements of ``tw-doctor`` on the machine take precedence
+(``_measured``).
 """
 
 from collections.abc import Sequence
@@ -37,9 +37,9 @@ class Choice:
     """How one gradient is added.
 
     Attributes:
-      tensor: which gradient.
-      algorithm: ``"sum_on_device"``, ``"sum_balanced"`` or ``"sum_nccl"``; by what
-        was measured also ``"sum_round_robin"``, ``"hierarchical"`` or
+      tensor: the gradient.
+      algorithm: ``"sum_on_device"``, ``"sum_balanced"`` or ``"sum_nccl"``; with
+        measurements also ``"sum_round_robin"``, ``"hierarchical"`` or
         ``"sum_collective"``.
       devices: where it is added.
       packed_with: number of gradients that travel in its pack, itself included;
@@ -67,7 +67,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class AutoPlan:
-    """What ``auto`` does with each of N gradients; ``str(plan)`` is a table.
+    """The choices of ``auto`` for N gradients; ``str(plan)`` is a table.
 
     Attributes:
       choices: [N].
@@ -80,9 +80,9 @@ class AutoPlan:
 
     @property
     def bytes_on(self) -> dict[str, int]:
-        """Known bytes of a tower that each device adds, by device.
+        """Bytes per tower that each device adds, as far as known.
 
-        What NCCL adds counts on every device that takes part.
+        Bytes that NCCL adds count on every device that takes part.
         """
         loads: dict[str, int] = {}
         for choice in self.choices:
@@ -91,7 +91,7 @@ class AutoPlan:
         return loads
 
     def __str__(self) -> str:
-        """One line per gradient, and one with the sum of the known bytes."""
+        """One line per gradient, and one with the total of the known bytes."""
         known = sum(choice.tensor.num_bytes or 0 for choice in self.choices)
         total = f"{len(self.choices)} gradients, {known:,} bytes per tower"
         return "\n".join([*map(str, self.choices), total])
@@ -112,18 +112,18 @@ def plan_auto(
       infos: [N] of one tower.
       devices: [K] the towers' devices.
       below_bytes: as for ``auto``.
-      measured: as for ``auto``; taken as measured here, whatever machine this is.
+      measured: as for ``auto``; assumed to be from this machine.
       copies: whether every tower gets a copy of the sums, as from ``all_reduce``; only
-        measurements tell these apart.
+        matters with ``measured``.
 
     Returns:
       The plan; the same for the same input.
 
     Raises:
-      TypeError: something other than lists of infos and of strings; ``below_bytes``
-        is not a whole number, ``copies`` no bool.
-      ValueError: no device, or ``below_bytes`` is negative; ``measured`` is wrong or of
-        other devices.
+      TypeError: something other than lists of ``TensorInfo`` and of strings;
+        ``below_bytes`` is not a whole number, or ``copies`` not a bool.
+      ValueError: no device, or ``below_bytes`` is negative; ``measured`` is damaged or
+        of other devices.
     """
     check_device_strings(devices, caller="plan_auto")
     check_below_bytes(below_bytes, caller="plan_auto")
@@ -145,7 +145,7 @@ def make_plan(
     copies: bool = False,
     share_gpus: bool = False,
 ) -> AutoPlan:
-    """As ``plan_auto``, of checked arguments.
+    """As ``plan_auto``, for checked arguments.
 
     ``share_gpus``: whether several of the devices are parts of one GPU.
     """
@@ -172,7 +172,7 @@ def make_plan(
 def _follow(
     strategy: Strategy, below_bytes: int, info: TensorInfo, devices: Sequence[str]
 ) -> tuple[str, str]:
-    """Takes the measured algorithm where it carries the gradient."""
+    """Chooses the measured algorithm if it can carry the gradient."""
     algorithm = strategy.small if is_small(info, below_bytes) else strategy.large
     carried = {"sum_nccl": NCCL_DTYPES, "sum_collective": COLLECTIVE_DTYPES}
     if info.is_sparse or info.dtype not in carried.get(algorithm, [info.dtype]):

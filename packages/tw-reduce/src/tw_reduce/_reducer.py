@@ -1,10 +1,10 @@
-"""What a reducer takes and returns, K lists of N tensors, and how these travel.
+"""The input and output of a reducer, K lists of N tensors, and how they travel.
 
 A reducer is any callable ``[K][N] -> [K][N]``.
 
-A cast to a wider floating dtype is exact, so it may as well be made where the
-tensor is used; then half the bytes cross between the devices. The first cast
-is left without a user, and TensorFlow prunes it.
+A cast to a wider floating dtype is exact, so it can be repeated where the tensor is
+used; half the bytes then cross between devices. The original cast is left unused, and
+TensorFlow prunes it.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ def columns(grads: TowerTensors) -> list[tuple[Tensorlike, ...]]:
 def rows(
     columns: Sequence[Sequence[Tensorlike]], num_towers: int
 ) -> list[list[Tensorlike]]:
-    """Turns [N][K] back into [K][N], also where N is 0."""
+    """Turns [N][K] back into [K][N], even where N is 0."""
     return [[column[k] for column in columns] for k in range(num_towers)]
 
 
@@ -49,13 +49,7 @@ def map_results(
     results: TowerTensors,
     grads: TowerTensors,
 ) -> list[list[Tensorlike]]:
-    """Changes [K][N] results, those that towers share only once.
-
-    Args:
-      fn: takes a result and a gradient that it is the result of.
-      results: [K][N].
-      grads: [K][N], reduced to ``results``.
-    """
+    """Applies ``fn(result, gradient)`` to [K][N] results; to a shared one, once."""
     changed: dict[int, Tensorlike] = {}
     for row, tower in zip(results, grads, strict=True):
         for result, grad in zip(row, tower, strict=True):
@@ -65,12 +59,7 @@ def map_results(
 
 
 def static_shape(tensor: Tensorlike) -> tf.TensorShape | None:
-    """Returns the shape of the dense array, as far as it is known while building.
-
-    Returns:
-      Of an ``IndexedSlices`` what its rows and its ``dense_shape`` say; None if
-      they contradict each other.
-    """
+    """Returns the dense shape as known while building; None if it is contradictory."""
     if not isinstance(tensor, tf.IndexedSlices):
         return tensor.shape
     own_rows = tf.TensorShape([None]).concatenate(tensor.values.shape[1:])
@@ -78,7 +67,7 @@ def static_shape(tensor: Tensorlike) -> tf.TensorShape | None:
 
 
 def merged_shape(shapes: Sequence[tf.TensorShape | None]) -> tf.TensorShape | None:
-    """Combines what several shapes know of one; None if they contradict."""
+    """Merges the known dimensions of several shapes; None if they contradict."""
     merged = tf.TensorShape(None)
     for shape in shapes:
         if shape is None or not merged.is_compatible_with(shape):
@@ -88,15 +77,7 @@ def merged_shape(shapes: Sequence[tf.TensorShape | None]) -> tf.TensorShape | No
 
 
 def narrow_source(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns what a tensor was exactly widened from; else the tensor itself.
-
-    Args:
-      tensor: dense; any dtype.
-
-    Returns:
-      The input of the floating cast that made ``tensor``, if that cast widened
-      it in the graph that is being built.
-    """
+    """Returns the narrower float that a tensor was cast from, or the tensor itself."""
     if tf.executing_eagerly() or tensor.graph is not tf.compat.v1.get_default_graph():
         return tensor
     if tensor.op.type != "Cast":
@@ -107,14 +88,14 @@ def narrow_source(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def arrived(tensor: tf.Tensor) -> tf.Tensor:
-    """Repeats an exact widening cast here; else returns the tensor itself."""
+    """Repeats a widening cast on the current device, or returns the tensor itself."""
     return tf.cast(narrow_source(tensor), tensor.dtype)
 
 
 def join(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Joins dense tensors of one dtype, in their order, into one of rank 1.
 
-    If all were widened from one dtype, they are joined first and widened then.
+    If all were widened from one dtype, they are joined first and widened afterwards.
     """
     narrow = [narrow_source(tensor) for tensor in tensors]
     if len({tensor.dtype for tensor in narrow}) > 1:
@@ -124,15 +105,7 @@ def join(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def cut(flat: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
-    """Cuts a flat tensor at the tensors' boundaries.
-
-    Args:
-      flat: [sum of elements].
-      shapes: fully known, in the order in which the tensors were joined.
-
-    Returns:
-      One tensor per shape.
-    """
+    """Undoes ``join``, for fully known shapes."""
     sizes = [shape.num_elements() for shape in shapes]
     parts = tf.split(flat, sizes)
     return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -1,4 +1,4 @@
-"""Old public names and arguments, which work for this version with a warning."""
+"""Old public names and arguments, which still work in this version, with a warning."""
 
 from numbers import Integral
 from typing import Any
@@ -28,7 +28,7 @@ NAMES = {
 
 
 class Elements(int):
-    """A threshold in elements, where ``below_bytes`` is one in bytes."""
+    """A threshold in elements, whereas ``below_bytes`` is in bytes."""
 
 
 def _as_elements(below: Any) -> Any:
@@ -40,6 +40,6 @@ def _as_bound(seconds: float) -> float | None:
     return seconds or None
 
 
-# Old argument -> the new one, and what makes its value of the old one's.
+# Old argument -> the new one, and the function that converts its value.
 PACKING = {"below": ("below_bytes", _as_elements)}
 WAITING = {"timeout_seconds": ("timeout_s", _as_bound)}

@@ -1,4 +1,4 @@
-"""What a plan knows of a tensor: plain values, so that plans need no TensorFlow."""
+"""Tensors as planners see them: plain values, so that plans need no TensorFlow."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class TensorInfo:
 
     Attributes:
       index: its position n in a tower's list.
-      shape: static shape; None for an unknown dimension, or for all of it.
+      shape: static shape; None for an unknown dimension or rank.
         Of an ``IndexedSlices`` the shape of its values.
       dtype: dtype name, such as ``"float32"``.
       itemsize: bytes per element.
@@ -36,7 +36,7 @@ class TensorInfo:
     is_sparse: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses values that no planner can count with."""
+        """Refuses values that no planner can use."""
         check_whole_number("TensorInfo", index=self.index, at_least=0)
         check_whole_number("TensorInfo", itemsize=self.itemsize, at_least=0)
         check_text("TensorInfo", dtype=self.dtype)
@@ -52,7 +52,7 @@ class TensorInfo:
 
     @property
     def num_elements(self) -> int | None:
-        """Elements (of the values, if sparse), or None where not known."""
+        """Elements (of the values, if sparse), or None if unknown."""
         if self.shape is None:
             return None
         known = [size for size in self.shape if size is not None]
@@ -60,13 +60,13 @@ class TensorInfo:
 
     @property
     def num_bytes(self) -> int | None:
-        """Bytes (of the values, if sparse), or None where not known."""
+        """Bytes (of the values, if sparse), or None if unknown."""
         count = self.num_elements
         return None if count is None else count * self.itemsize
 
 
 def describe(tensors: Sequence[Tensorlike]) -> tuple[TensorInfo, ...]:
-    """Returns what planners need to know of one tower's N tensors.
+    """Describes one tower's N tensors for planners.
 
     Raises:
       ValueError: a tensor is None.
@@ -84,7 +84,7 @@ def describe_columns(grads: TowerTensors) -> tuple[TensorInfo, ...]:
 
 
 def num_bytes_of_columns(grads: TowerTensors) -> list[int | None]:
-    """Returns ``num_bytes`` of what ``describe_columns`` describes."""
+    """Returns ``num_bytes`` of each gradient, as ``describe_columns`` has it."""
     dense = [values_of(_typical(column)) for column in columns(grads)]
     counts = [tensor.shape.num_elements() for tensor in dense]
     return [

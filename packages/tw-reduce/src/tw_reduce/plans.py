@@ -1,6 +1,6 @@
-"""What the reducers decide, as data, and the pure functions that decide it.
+"""The reducers' decisions as data, and the pure functions that make them.
 
-The planners take no tensors: ``describe`` notes what they need to know of them.
+The planners take no tensors: ``describe`` extracts what they need to know.
 """
 
 from tw_core.flat_packs import PackPlan

@@ -1,7 +1,7 @@
-"""For those who write reducers, or share collectives: types, checks and keys.
+"""Types, checks and keys for code that writes reducers or shares collectives.
 
 A reducer adds: it takes [K][N] tensors, a list per tower, and returns [K][N] sums.
-``mean(reducer)`` makes means of them.
+``mean(reducer)`` turns them into means.
 """
 
 from tw_reduce._checks import check_reduced, check_tower_tensors

@@ -1,6 +1,6 @@
-"""The old names of arguments, which work for one version, with a warning."""
+"""Old argument names, which still work for one version, with a warning."""
 
-# Old name -> new name, by what takes them.
+# Old name -> new name, per group of functions.
 PLANNING = {"tail": "remainder"}
 LOADING = {"stacks": "num_buffers", "tail": "remainder"}
 WAITING = {"timeout_seconds": "timeout_s"}

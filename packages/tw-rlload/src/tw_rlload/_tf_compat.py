@@ -1,4 +1,4 @@
-"""What TensorFlow has no public function for; nothing else imports it."""
+"""Access to private TensorFlow APIs, confined to this module."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,23 +8,18 @@ from tensorflow.core.protobuf import config_pb2
 
 
 def capture(graph: tf.Graph, tensor: tf.Tensor) -> tf.Tensor:
-    """Brings an outer graph's tensor into the graph of a function body.
+    """Captures an outer graph's tensor or resource handle in a function body's graph.
 
-    Args:
-      graph: the default graph inside the body of e.g. ``tf.while_loop``.
-      tensor: of the graph outside; resource handles too.
-
-    Returns:
-      The tensor that stands for it inside; the same one each time.
+    Returns the same tensor each time.
     """
     return graph.capture(tensor)
 
 
 def inside_branch_or_loop() -> bool:
-    """Says whether ops made now run only where a branch, loop or function does.
+    """Returns whether new ops are inside a branch, a loop or a function.
 
-    TensorFlow's older control flow, which ``disable_v2_behavior()`` brings back, has
-    no function bodies; its contexts have no public name.
+    TensorFlow's older control flow, which ``disable_v2_behavior()`` restores, has no
+    function bodies, and its contexts have no public name.
     """
     graph = tf.compat.v1.get_default_graph()
     return bool(tf.inside_function() or graph._get_control_flow_context())
@@ -36,19 +31,10 @@ def make_callable(
     operations: Sequence[tf.Operation],
     feeds: Sequence[tf.Tensor],
 ) -> Callable[..., list[Any]]:
-    """Makes a callable that looks at its fetches and feeds once.
+    """Makes a callable of one array per feed that processes fetches and feeds once.
 
-    The public ``Session.make_callable`` does so without feeds only; with feeds it
-    calls ``Session.run``.
-
-    Args:
-      sess: where to run.
-      tensors: what to return, in order.
-      operations: what to run besides.
-      feeds: what to feed, in order, as arrays of the right dtype.
-
-    Returns:
-      A callable of one array per feed, which returns a list of arrays.
+    The public ``Session.make_callable`` does so only without feeds; with feeds it
+    calls ``Session.run``. The callable does not cast: arrays must have the right dtype.
     """
     options = config_pb2.CallableOptions()
     options.fetch.extend(tensor.name for tensor in tensors)

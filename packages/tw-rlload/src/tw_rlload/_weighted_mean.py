@@ -1,4 +1,4 @@
-"""The mean of rows that count and rows that do not."""
+"""The mean over rows, some of which are pads and do not count."""
 
 import tensorflow as tf
 
@@ -10,7 +10,7 @@ def weighted_mean(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     """Averages values by weights; 0 where no weight is above 0.
 
     A tower's loss under ``remainder="pad"`` is such a mean, so that pads do not count
-    and a tower with nothing but pads gives 0 and not NaN.
+    and a tower with only pads returns 0 rather than NaN.
 
     Args:
       values: [N], floating.
@@ -21,7 +21,7 @@ def weighted_mean(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
 
     Raises:
       TypeError: not tensors of numbers, or values that are not floating.
-      ValueError: shapes that differ, or of another rank than 1.
+      ValueError: shapes that differ, or whose rank is not 1.
     """
     values, weights = _tensor("values", values), _tensor("weights", weights)
     if not values.dtype.is_floating:

@@ -1,4 +1,4 @@
-"""Which arguments the optimizer takes, and how it refuses others."""
+"""Checks of the optimizer's arguments."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -28,22 +28,7 @@ def read_options(
     elastic: bool,
     min_replicas: int,
 ) -> SyncOptions:
-    """Checks how gradients are to travel and to be counted.
-
-    Args:
-      aggregate: gradients that make a step.
-      total: replicas; None for as many as gradients.
-      fuse_below_bytes: a smaller tensor travels in a pack with others.
-      compression: what wider floats are pushed as, or None.
-      sparse_mean: one of SPARSE_MEANS.
-      elastic: whether rounds go on without replicas that are lost.
-      min_replicas: that must be left then; at most ``total``.
-
-    Raises:
-      ValueError: a count or a choice is not a possible one.
-      TypeError: ``compression`` is not a float type, or ``fuse_below_bytes`` not a
-        whole number.
-    """
+    """Checks the options for transferring and counting gradients."""
     total = aggregate if total is None else total
     counts = {"replicas_to_aggregate": aggregate, "total_num_replicas": total}
     wrong = [
@@ -91,7 +76,7 @@ def _wire_dtype(compression: Any) -> tf.DType | None:
 
 
 def check_choice(name: str, got: str, known: Sequence[str]) -> None:
-    """Raises a ValueError unless ``got`` is one of the known words."""
+    """Raises a ValueError unless ``got`` is one of the known values."""
     if got not in known:
         raise ValueError(
             f"{_CLASS}: {name} must be one of {', '.join(known)}; got {got!r}."
@@ -101,16 +86,7 @@ def check_choice(name: str, got: str, known: Sequence[str]) -> None:
 def read_timeouts(
     wait_timeout_s: float | None, start_timeout_s: float | None
 ) -> tuple[float | None, float | None]:
-    """Returns the longest waits for a step and for the others' start, in seconds.
-
-    Args:
-      wait_timeout_s: None for no bound.
-      start_timeout_s: None is as long as ``wait_timeout_s``.
-
-    Raises:
-      TypeError: one is not a number.
-      ValueError: one is not above 0; both are named.
-    """
+    """Returns the longest waits for a step and for others to start, in seconds."""
     start = wait_timeout_s if start_timeout_s is None else start_timeout_s
     check_timeouts(_CLASS, wait_timeout_s=wait_timeout_s, start_timeout_s=start)
     return wait_timeout_s, start
@@ -119,11 +95,7 @@ def read_timeouts(
 def check_wrapped(
     opt: Any, *, variable_averages: Any, variables_to_average: Any, use_locking: Any
 ) -> None:
-    """Checks what the optimizer wraps, and what goes with that.
-
-    Raises:
-      TypeError: an argument is of another kind.
-    """
+    """Checks the wrapped optimizer, and the arguments that go with it."""
     check_methods(
         _CLASS,
         ["compute_gradients", "apply_gradients"],
@@ -144,12 +116,7 @@ def check_wrapped(
 
 
 def check_scope_name(caller: str, name: Any) -> None:
-    """Refuses what TensorFlow does not take for a name of ops.
-
-    Raises:
-      TypeError: not a string.
-      ValueError: an empty one, or one with other characters.
-    """
+    """Refuses a name that TensorFlow does not accept for ops."""
     check_text(caller, name=name)
     if not _SCOPE_NAME.fullmatch(name):
         raise ValueError(
@@ -159,11 +126,7 @@ def check_scope_name(caller: str, name: Any) -> None:
 
 
 def check_loss(loss: Any, var_list: Any) -> None:
-    """Checks what gradients are to be computed of.
-
-    Raises:
-      TypeError: ``loss`` is not a tensor, or ``var_list`` holds no variables.
-    """
+    """Checks the loss and the variables of ``compute_gradients``."""
     caller = f"{_CLASS}.compute_gradients"
     if not (tf.is_tensor(loss) or callable(loss)):
         raise TypeError(
@@ -175,11 +138,7 @@ def check_loss(loss: Any, var_list: Any) -> None:
 
 
 def check_slot(args: Sequence[Any], given: Mapping[str, Any]) -> None:
-    """Checks the variable whose slot is asked for.
-
-    Raises:
-      TypeError: it is not a variable.
-    """
+    """Checks the variable whose slot is requested."""
     variable = args[0] if args else given.get("var")
     if not isinstance(variable, tf.Variable):
         raise TypeError(
@@ -189,7 +148,7 @@ def check_slot(args: Sequence[Any], given: Mapping[str, Any]) -> None:
 
 
 def _check_variables(caller: str, **given: Any) -> None:
-    """Refuses what is neither a variable nor a list of them."""
+    """Refuses anything but a variable or a list of them."""
     ((name, value),) = given.items()
     others = [v for v in tf.nest.flatten(value) if not isinstance(v, tf.Variable)]
     if others:
@@ -200,12 +159,7 @@ def _check_variables(caller: str, **given: Any) -> None:
 
 
 def check_session_graph() -> None:
-    """Checks that a session's graph is built, and not a branch or a loop of one.
-
-    Raises:
-      RuntimeError: eager mode, a ``tf.function``, or the body of a ``tf.cond`` or
-        ``tf.while_loop``.
-    """
+    """Checks that a session's graph is being built, outside of branches and loops."""
     if tf.executing_eagerly():
         found = "eager mode"
     elif not builds_session_graph():
@@ -231,19 +185,7 @@ def _is_in_body() -> bool:
 
 
 def find_replica_index(given: int | None, *, total: int) -> int:
-    """Finds a replica's number.
-
-    Args:
-      given: what the caller passed, if anything.
-      total: number of replicas.
-
-    Returns:
-      ``given``, else the task of the current device, else TF_CONFIG's, else 0
-      where there is one replica.
-
-    Raises:
-      ValueError: there is none, or it is not below ``total``.
-    """
+    """Returns this replica's number."""
     index, source = given, "replica_index="
     if index is None:
         index, source = _index_of_device(), "the current device"
@@ -271,7 +213,7 @@ def _index_of_device() -> int | None:
     spec = tf.DeviceSpec.from_string(tf.no_op(name="replica").device or "")
     if spec.task is None or spec.job in ("ps", "chief"):
         return None if spec.job == "ps" else spec.task
-    # Where the cluster has a chief, it is the first replica, the workers follow.
+    # If the cluster has a chief, it is the first replica, and the workers follow.
     config = find_tf_config()
     has_chief = config is not None and bool(config.addresses.get("chief"))
     return int(spec.task) + (spec.job == "worker" and has_chief)

@@ -9,12 +9,7 @@ import tensorflow as tf
 
 
 def check_timeouts(caller: str, **given: Any) -> None:
-    """Refuses timeouts that are neither seconds above 0 nor None.
-
-    Raises:
-      TypeError: some are not numbers.
-      ValueError: some are not above 0, or not finite; all are named.
-    """
+    """Refuses timeouts that are neither None nor finite seconds above 0."""
     wrong = {name: s for name, s in given.items() if s is not None and not _is_time(s)}
     if not wrong:
         return
@@ -28,11 +23,7 @@ def check_timeouts(caller: str, **given: Any) -> None:
 def check_kind(
     caller: str, kind: type | tuple[type, ...], wanted: str, **given: Any
 ) -> None:
-    """Refuses an argument that is neither None nor of a type, described by ``wanted``.
-
-    Raises:
-      TypeError: some are not.
-    """
+    """Refuses an argument that is neither None nor of a ``kind``, named ``wanted``."""
     for name, value in given.items():
         if value is not None and not isinstance(value, kind):
             raise TypeError(
@@ -44,11 +35,7 @@ def check_kind(
 def check_methods(
     caller: str, methods: Iterable[str], wanted: str, **given: Any
 ) -> None:
-    """Refuses an argument that is not an object with certain methods.
-
-    Raises:
-      TypeError: an argument lacks some, or is a class.
-    """
+    """Refuses an argument that lacks some of the methods, or is a class."""
     for name, value in given.items():
         lacking = [m for m in methods if not callable(getattr(value, m, None))]
         if isinstance(value, type):
@@ -64,23 +51,14 @@ def check_methods(
 
 
 def check_config(caller: str, config: Any) -> None:
-    """Refuses what is neither None nor a configuration of sessions or servers.
-
-    Raises:
-      TypeError: it is neither.
-    """
+    """Refuses anything but None or a configuration of sessions or servers."""
     check_kind(
         caller, tf.compat.v1.ConfigProto, "a tf.compat.v1.ConfigProto", config=config
     )
 
 
 def check_session(caller: str, session: Any, graph: tf.Graph) -> None:
-    """Refuses what cannot run ops of a graph.
-
-    Raises:
-      TypeError: it is not a session.
-      ValueError: it is a session of another graph.
-    """
+    """Refuses anything that cannot run ops of a graph."""
     check_methods(caller, ["run"], "a session", session=session)
     launched = getattr(session, "graph", None)
     if launched is not None and launched is not graph:

@@ -1,4 +1,4 @@
-"""Scopes that override, rather than merge with, what the caller has set."""
+"""Scopes that override the caller's, rather than merge with them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,8 +22,8 @@ def exact_device_scope(device: str) -> Iterator[None]:
 def detached_scope() -> Iterator[None]:
     """Builds ops that inherit neither the device nor the control inputs of the caller.
 
-    What the chief runs must not drag along what the caller hung on its training
-    op, such as the ops of ``UPDATE_OPS``: they would run a second time.
+    The chief's ops must not depend on the control inputs of the caller's training
+    op, such as the ops of ``UPDATE_OPS``: these would run a second time.
     """
     with tf.control_dependencies(None), tf.device(None):
         yield

@@ -1,10 +1,9 @@
-"""The (gradient, variable) pairs that ``apply_gradients`` takes, and which it refuses.
+"""Checks of the (gradient, variable) pairs that ``apply_gradients`` takes.
 
-Gradients travel flat, joined with others, and are cut apart again by the shapes of the
-variables: a longer gradient next to a shorter one would move elements from one variable
-to another, and nobody would notice. A shape that is known while building is compared
-then; one that is known in a run only is compared in each step, on the worker, before
-anything is sent.
+Gradients travel flat and joined, and are split again by the shapes of the variables: a
+longer gradient next to a shorter one would silently move elements from one variable to
+another. A shape that is known while building is compared then; one that is known only
+at run time is compared in each step, on the worker, before anything is sent.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,13 +17,7 @@ _CALLER = "SyncReplicasOptimizer.apply_gradients"
 
 
 def read_pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
-    """Reads what ``apply_gradients`` is given.
-
-    Raises:
-      ValueError: there is no (gradient, variable) pair.
-      TypeError: there are other things, or variables that are not resource variables;
-        all are named.
-    """
+    """Returns the pairs of ``apply_gradients``, checked except for the gradients."""
     tensors = tf.Tensor | tf.IndexedSlices | tf.Variable
     if isinstance(grads_and_vars, str | tensors) or not isinstance(
         grads_and_vars, Iterable
@@ -50,13 +43,7 @@ def read_pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
 
 
 def check_graph_of(pairs: Sequence[tuple[Any, Any]], global_step: Any) -> None:
-    """Checks the global step, and that everything belongs to the default graph.
-
-    Raises:
-      ValueError: there is no global step, it is not a whole number, or something
-        belongs to another graph.
-      TypeError: it is not a resource variable.
-    """
+    """Checks the global step, and that everything belongs to the default graph."""
     if global_step is None:
         raise ValueError(
             f"{_CALLER}: Global step is required to check staleness; got none, and the "
@@ -87,13 +74,7 @@ def check_graph_of(pairs: Sequence[tuple[Any, Any]], global_step: Any) -> None:
 
 
 def check_own_weight(weight: Any, *, sparse_mean: str) -> None:
-    """Checks what this replica's gradients weigh; None is taken.
-
-    Raises:
-      TypeError: neither a real number nor a scalar tensor.
-      ValueError: a number below 0 or not finite, a tensor of another graph, or sparse
-        means that count replicas row by row.
-    """
+    """Checks the weight of this replica's gradients; accepts None."""
     if weight is None:
         return
     check_weight(_CALLER, weight)
@@ -110,21 +91,7 @@ def check_own_weight(weight: Any, *, sparse_mean: str) -> None:
 
 
 def fitting_gradients(pairs: Sequence[tuple[Any, tf.Variable]]) -> list[Any]:
-    """Checks gradients against their variables.
-
-    Args:
-      pairs: [N] gradients, dense, sparse or None, and the variables they belong to.
-
-    Returns:
-      [N] gradients; those whose shape is not known yet fail in a step where it does
-      not fit.
-
-    Raises:
-      TypeError: a gradient is of another kind, or of another dtype than its variable;
-        all are named.
-      ValueError: a variable's shape is not known, or a gradient's does not fit; all
-        are named.
-    """
+    """Checks [N] gradients against their variables; unknown shapes, in each step."""
     _check_kinds(pairs)
     unknown = [v.name for _, v in pairs if not v.shape.is_fully_defined()]
     if unknown:
@@ -180,7 +147,7 @@ def _check_kinds(pairs: Sequence[tuple[Any, tf.Variable]]) -> None:
 
 
 def _misfit(grad: Any, variable: tf.Variable) -> str | None:
-    """Describes what is known to be wrong with a gradient's shape."""
+    """Describes a known mismatch in a gradient's shape."""
     shape = variable.shape
     if not isinstance(grad, tf.IndexedSlices):
         if grad.shape.is_compatible_with(shape):
@@ -197,7 +164,7 @@ def _misfit(grad: Any, variable: tf.Variable) -> str | None:
 
 
 def _checked_in_step(grad: Any, variable: tf.Variable) -> Any:
-    """Returns a gradient that fails in a step where its shape does not fit."""
+    """Returns a gradient that fails in a step in which its shape does not fit."""
     shape = variable.shape
     if grad is None:
         return None
@@ -213,19 +180,12 @@ def _checked_in_step(grad: Any, variable: tf.Variable) -> Any:
 def _must_have(
     tensor: tf.Tensor, expected: Sequence[Any], known: tf.TensorShape, variable: Any
 ) -> tf.Tensor:
-    """Compares a shape in each step, unless it is certain to be the expected one.
-
-    Args:
-      tensor: part of a gradient.
-      expected: sizes, numbers or int32 []; -1 for any.
-      known: what is known of them.
-      variable: to be named.
-    """
+    """Compares a shape in each step, unless known to fit; -1 expects any size."""
     if tensor.shape == known and (known.is_fully_defined() or expected == [-1]):
         return tensor
     rank = len(expected)
     with tf.device(tensor.device):
-        # One number more than expected, so that another rank is a difference too.
+        # One number more than expected, so that a different rank fails too.
         sizes = tf.concat([tf.shape(tensor), tf.fill([rank + 1], -2)], axis=0)
         sizes, expected = sizes[: rank + 1], tf.stack([*expected, -2])
         fits = tf.reduce_all(tf.equal(sizes, expected) | tf.equal(expected, -1))

@@ -1,8 +1,8 @@
 """The optimizer under TensorFlow's name: its arguments and methods.
 
 TensorFlow's class (``tensorflow/python/training/sync_replicas_optimizer.py``) is
-the reference for what the methods mean. How gradients travel, and how a round is
-decided, is in the rooms ``_transfer`` and ``_protocol``, which this module connects.
+the reference for the meaning of the methods. The transfer of gradients and the protocol
+of a round are in ``_transfer`` and ``_protocol``, which this module connects.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,8 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     """Applies the mean of several replicas' gradients as one step.
 
     The first seven arguments are those of
-    ``tf.compat.v1.train.SyncReplicasOptimizer``. Graph mode, resource variables.
+    ``tf.compat.v1.train.SyncReplicasOptimizer``. Works in graph mode, with resource
+    variables.
     """
 
     @renamed_arguments(fuse_below="fuse_below_bytes")
@@ -79,11 +80,11 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             interface (``tw_core.optimizers.OptimizerLike``).
           replicas_to_aggregate: gradients that make a step.
           total_num_replicas: replicas; as many as gradients by default. More of
-            them are backups; with fewer, some bring several gradients per step.
+            them are backups; with fewer, some contribute several gradients per step.
           variable_averages: a ``tf.train.ExponentialMovingAverage``, applied
             once per step to ``variables_to_average``.
           variables_to_average: for ``variable_averages``.
-          use_locking: kept for its place; the wrapped optimizer has its own.
+          use_locking: kept for its position; the wrapped optimizer has its own.
           name: of the ops and queues, the same in all processes.
           replica_index: this replica's number; by default the task of the current
             device in ``apply_gradients``, else TF_CONFIG's.
@@ -91,19 +92,18 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             "per_row" each row by the replicas that touched it, like TensorFlow.
           fuse_below_bytes: smaller gradients to one server travel as one.
           compression: a float type, e.g. ``tf.bfloat16``, that wider gradients
-            are cast to on their way.
+            are cast to in transit.
           wait_timeout_s: longest wait for a step, in seconds; None for no bound.
-          start_timeout_s: longest wait for the others' start; like
+          start_timeout_s: longest wait for other replicas to start; like
             ``wait_timeout_s`` by default.
           when_replica_leaves: "continue" with fewer, or "end" for all.
-          elastic: whether a wait that reaches ``wait_timeout_s`` has the run go on
-            without those that have not come, instead of raising; they take their place
-            again when they come back. Where it is the chief that is lost, another
-            replica goes on in its place.
-          min_replicas: with fewer, an elastic run ends as others do.
+          elastic: whether the run goes on without the missing replicas when a wait
+            reaches ``wait_timeout_s``, instead of raising; they rejoin when they
+            return. If the chief is lost, another replica takes over.
+          min_replicas: with fewer, an elastic run ends as any other does.
 
         Raises:
-          ValueError: a count, a choice, a timeout or a name is not a possible one.
+          ValueError: a count, a choice, a timeout or a name is invalid.
           TypeError: an argument is of another type.
         """
         check_wrapped(
@@ -146,10 +146,10 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
     @property
     def sync_graph(self) -> Any:
-        """What ``apply_gradients`` built; its parts may change with any version.
+        """The result of ``apply_gradients``; its parts may change in any version.
 
         Raises:
-          ValueError: it was not called yet.
+          ValueError: called before ``apply_gradients``.
         """
         return self._graph
 
@@ -174,7 +174,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
     @property
     def ready_for_local_init_op(self) -> tf.Tensor:
-        """Names of global variables that have no value yet, string [*]."""
+        """Names of uninitialized global variables, string [*]."""
         return self._graph.uninitialized
 
     def compute_gradients(
@@ -191,8 +191,8 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
         Args:
           loss: scalar.
-          var_list: what to differentiate with respect to; all trainable variables by
-            default.
+          var_list: variables to differentiate with respect to; by default all
+            trainable ones.
           *args: for the wrapped optimizer.
           **kwargs: for the wrapped optimizer.
 
@@ -218,15 +218,15 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
         Args:
           grads_and_vars: [N] pairs; a gradient may be dense, sparse or None,
-            which goes to the wrapped optimizer as it is.
+            which is passed on to the wrapped optimizer.
           global_step: increased by one per step; by default the graph's own, where
             one has been made, since wrappers of optimizers often pass none.
           name: of the ops; by default the optimizer's.
-          weight: what this replica's gradients weigh in the mean, as the rows of its
+          weight: of this replica's gradients in the mean, such as the rows of its
             batch: a number or scalar tensor, 0 or more. It is this replica's own, hence
-            not a list; all replicas pass one, or none does, for equal weights. One of
-            weight 0 counts nothing, and its gradients may be NaN; where no replica has
-            weight, the means are 0.
+            not a list; either all replicas pass one, or none does, for equal weights.
+            A replica of weight 0 does not count, and its gradients may be NaN; if all
+            weights are 0, the means are 0.
 
         Returns:
           The training op: it ends when the step has been applied.
@@ -234,9 +234,10 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         Raises:
           ValueError: no pair, no global step, no number for this replica, or a
             gradient of another shape than its variable's. One whose shape is known
-            in a run only fails there, with ``InvalidArgumentError``. A weight below 0,
-            of another graph, or with ``sparse_mean="per_row"``.
-          TypeError: a gradient or variable of another kind or dtype, or no weight.
+            only at run time fails then, with ``InvalidArgumentError``. A weight below
+            0, of another graph, or with ``sparse_mean="per_row"``.
+          TypeError: a gradient or variable of another kind or dtype, or an invalid
+            weight.
           RuntimeError: called in eager mode, in a ``tf.function``, or in the body
             of a ``tf.cond`` or ``tf.while_loop``.
         """
@@ -284,8 +285,8 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         """Returns the op that lets replicas continue before the first step is over.
 
         Args:
-          num_tokens: how many; -1 is as many as are needed, which is 0 unless
-            there are fewer replicas than gradients asked for.
+          num_tokens: how many; -1 for as many as are needed, which is 0 unless
+            there are fewer replicas than ``replicas_to_aggregate``.
 
         Raises:
           ValueError: called before ``apply_gradients``, or too few tokens.
@@ -317,7 +318,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         )
 
     def status(self, session: Any) -> Status:
-        """Reads how the run stands, in any replica's session.
+        """Reads the state of the run, in any replica's session.
 
         Raises:
           TypeError: ``session`` is not a session.
@@ -328,7 +329,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         return read_status(session.run(graph.ops.status))
 
     def status_line(self, session: Any) -> str:
-        """Reads how the run stands as one line of text."""
+        """Reads the state of the run as one line of text."""
         return format_status(self.status(session))
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What TensorFlow has no public function for; nothing else imports it."""
+"""TensorFlow's private modules, wrapped; no other module imports these."""
 
 import functools
 import os
@@ -22,12 +22,12 @@ _NEEDED = ("_closed", "_extend_graph", "_call_tf_sessionrun", "_do_call")
 
 
 def can_prepare(session: tf.compat.v1.Session) -> bool:
-    """Returns whether this TensorFlow has what prepared calls need."""
+    """Returns whether this TensorFlow supports ``PreparedCall``."""
     return _FetchHandler is not None and all(hasattr(session, n) for n in _NEEDED)
 
 
 class PreparedCall:
-    """Fetches and feeds that ``Session.run`` need not look at again.
+    """Fetches and feeds that are resolved once, rather than at each ``Session.run``.
 
     The public ``Session.make_callable`` prepares fetches without feeds only; with
     feeds it calls ``Session.run``.
@@ -36,32 +36,14 @@ class PreparedCall:
     def __init__(
         self, graph: tf.Graph, fetches: Any, feeds: Sequence[tf.Tensor]
     ) -> None:
-        """Looks at them.
-
-        Args:
-          graph: that has them.
-          fetches: any structure of fetches, none of them fed.
-          feeds: [N] what is fed.
-        """
+        """Resolves fetches, in any structure but not fed, and [N] feeds."""
         self._handler = _FetchHandler(graph, fetches, {})
         self._outputs = [tensor._as_tf_output() for tensor in self._handler.fetches()]
         self._targets = [operation._c_op for operation in self._handler.targets()]
         self._feeds = [tensor._as_tf_output() for tensor in feeds]
 
     def run(self, session: tf.compat.v1.Session, values: Sequence[np.ndarray]) -> Any:
-        """Runs them.
-
-        Args:
-          session: of the graph.
-          values: [N] of the feeds' dtypes and shapes.
-
-        Returns:
-          What ``Session.run`` does.
-
-        Raises:
-          RuntimeError: the session is closed.
-          tf.errors.OpError: as ``Session.run``.
-        """
+        """Runs them like ``Session.run``; values have the feeds' dtypes and shapes."""
         if session._closed:
             raise RuntimeError("Attempted to use a closed Session.")
         session._extend_graph()
@@ -78,14 +60,10 @@ def has_started() -> bool:
 
 
 def join_cluster(addresses: Sequence[str], rank: int, *, sleep_at_once: bool) -> None:
-    """Has the eager runtime start as a task of a cluster, for collectives.
+    """Makes the eager runtime start as a task of a cluster, for collectives.
 
-    Until it starts, with its first op or ``start_runtime``, it takes settings.
-
-    Args:
-      addresses: "host:port" of every rank's server.
-      rank: of this process, whose server starts with the runtime.
-      sleep_at_once: whether its idle threads sleep instead of looking for work.
+    Until it starts, with its first op or ``start_runtime``, it accepts settings. With
+    ``sleep_at_once`` its idle threads sleep instead of looking for work.
     """
     runtime = context.context()
     runtime.configure_collective_ops(
@@ -106,7 +84,7 @@ def join_cluster(addresses: Sequence[str], rank: int, *, sleep_at_once: bool) ->
 class _Cluster:
     """A server's definition, completed when TensorFlow reads it as the runtime starts.
 
-    The server makes the devices and threads anew. Without the runtime's settings there
+    The server recreates the devices and threads. Without the runtime's settings there
     would be one CPU device, and each process would take every GPU.
     """
 
@@ -124,28 +102,21 @@ class _Cluster:
 
 
 def start_runtime() -> None:
-    """Starts the eager runtime; harmless where it runs.
-
-    Raises:
-      tf.errors.OpError: its server cannot start.
-    """
+    """Starts the eager runtime, unless it is running."""
     context.context().ensure_initialized()
 
 
 def abort_collectives(message: str) -> None:
-    """Ends all collectives of this process, running and later ones, with an error."""
+    """Aborts all collectives of this process, running and later ones, with an error."""
     if has_started():  # Otherwise the agreement before the first one raises.
         context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
 
 
 def explain_unavailable(explain: Callable[[str], str]) -> None:
-    """Has each ``tf.errors.UnavailableError`` say what a function makes of its message.
+    """Passes the message of each ``tf.errors.UnavailableError`` through a function.
 
-    From now on, in all of this process. TensorFlow makes its errors in C++, out of the
-    classes that it was given when it was imported, so none can take their place.
-
-    Args:
-      explain: takes a message, and returns one.
+    This applies from now on, in the whole process. TensorFlow makes its errors in C++,
+    from the classes registered when it was imported, so no other can replace them.
     """
     begin = tf.errors.UnavailableError.__init__
 
@@ -159,7 +130,7 @@ def explain_unavailable(explain: Callable[[str], str]) -> None:
 
 
 def kept_by_autograph(error: _E) -> _E:
-    """Has AutoGraph let an error through; it makes a ``StagingError`` of others."""
+    """Makes AutoGraph raise an error as it is, not as a ``StagingError``."""
     error.ag_pass_through = True  # type: ignore[attr-defined]
     return error
 
@@ -171,7 +142,7 @@ def eager_mode() -> AbstractContextManager[None]:
 
 
 def run_independently(graph: tf.Graph, operations: Sequence[tf.Operation]) -> None:
-    """Takes ops out of the order in which a function that is traced runs its ops."""
+    """Exempts ops from the order in which a traced function runs its ops."""
     dependencies: Any = getattr(graph, "experimental_acd_manager", None)
     if dependencies is not None:
         for operation in operations:

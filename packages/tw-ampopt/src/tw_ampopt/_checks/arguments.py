@@ -1,4 +1,4 @@
-"""Arguments of several public methods, and the graphs in which they can be used."""
+"""Checks of arguments of several public methods, and of the graphs they belong to."""
 
 import inspect
 import re
@@ -17,7 +17,7 @@ _SCOPE = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 
 
 def check_name(name: object, *, caller: str) -> str:
-    """Refuses what names no scope."""
+    """Refuses a name that is not valid for a scope."""
     text = check_text(caller, name=name)
     if not _SCOPE.fullmatch(text.replace("/", ".")):
         raise ValueError(
@@ -28,7 +28,7 @@ def check_name(name: object, *, caller: str) -> str:
 
 
 def check_loss(loss: object, *, caller: str) -> None:
-    """Refuses what is no scalar to be differentiated."""
+    """Refuses a loss that is not a scalar to be differentiated."""
     if not isinstance(loss, tf.Tensor):
         raise TypeError(f"{caller}: loss must be a tensor; got {loss!r}.")
     if not loss.dtype.is_floating:
@@ -44,7 +44,7 @@ def check_loss(loss: object, *, caller: str) -> None:
 
 
 def check_variables(variables: Iterable[Any], *, caller: str) -> list[Any]:
-    """Refuses what is no variable, or none that can be trained."""
+    """Refuses anything but floating resource variables of known shape."""
     found = list(variables)
     wrong = [v for v in found if not _is_resource_variable(v)]
     if wrong:
@@ -89,19 +89,7 @@ def check_differentiation(
     gradients: Callable[..., Any],
     caller: str,
 ) -> list[Any]:
-    """Checks the arguments of a ``compute_gradients``.
-
-    Args:
-      loss: to be differentiated.
-      var_list: variables, or None for ``default``.
-      options: of ``gradients``.
-      default: the variables that are trained where none are given.
-      gradients: TensorFlow's function, which takes loss, variables and options.
-      caller: opens messages.
-
-    Returns:
-      The variables whose gradients are asked for.
-    """
+    """Checks the arguments of a ``compute_gradients``; returns its variables."""
     check_loss(loss, caller=caller)
     known = [*inspect.signature(gradients).parameters][2:]
     unknown = sorted(set(options) - set(known))
@@ -122,7 +110,7 @@ def check_differentiation(
 
 
 def check_value(value: object, *, caller: str) -> None:
-    """Refuses what cannot be scaled."""
+    """Refuses a value that cannot be scaled."""
     kinds = (tf.Tensor, tf.Variable, tf.IndexedSlices, np.ndarray, np.generic)
     if not isinstance(value, kinds):
         raise TypeError(
@@ -137,7 +125,7 @@ def check_value(value: object, *, caller: str) -> None:
 
 
 def check_counter(global_step: Any, *, caller: str) -> None:
-    """Refuses what cannot count updates; None is fine."""
+    """Refuses a ``global_step`` that cannot count updates; accepts None."""
     if global_step is None:
         return
     if not is_variable(global_step):
@@ -149,7 +137,7 @@ def check_counter(global_step: Any, *, caller: str) -> None:
 
 
 def check_numeric_scalar(value: Any, *, name: str, caller: str) -> None:
-    """Refuses a tensor or variable that holds no single number."""
+    """Refuses a tensor or variable that is not a numeric scalar."""
     dtype = tf.as_dtype(value.dtype).base_dtype
     if not (dtype.is_floating or dtype.is_integer):
         raise TypeError(f"{caller}: {name} must be numeric; got {dtype.name}.")
@@ -159,7 +147,7 @@ def check_numeric_scalar(value: Any, *, name: str, caller: str) -> None:
 
 
 def check_slot(var: object, name: object, *, caller: str) -> None:
-    """Refuses what has no slots."""
+    """Refuses arguments that cannot identify a slot."""
     if not is_variable(var):
         raise TypeError(f"{caller}: var must be a variable; got {var!r}.")
     check_text(caller, name=name)
@@ -168,13 +156,7 @@ def check_slot(var: object, name: object, *, caller: str) -> None:
 def check_same_graph(
     values: Sequence[Any], name: Callable[[int], str], *, caller: str
 ) -> None:
-    """Refuses tensors and variables that ops made now cannot use.
-
-    Args:
-      values: what is to be used.
-      name: says what value n is called in the message.
-      caller: opens messages.
-    """
+    """Refuses values that ops made now cannot use; ``name(n)`` names value n."""
     is_eager = tf.executing_eagerly()
     usable = [] if is_eager else [*graphs_around(tf.compat.v1.get_default_graph())]
     foreign = [name(n) for n, v in enumerate(values) if not _is_usable(v, usable)]
@@ -187,19 +169,19 @@ def check_same_graph(
 
 
 def graphs_around(graph: tf.Graph) -> Iterator[tf.Graph]:
-    """Yields a graph, then the one in which it is a branch, loop or function, ..."""
+    """Yields a graph, then the graphs around it, from the inside out."""
     while graph is not None:
         yield graph
         graph = getattr(graph, "outer_graph", None)
 
 
 def name_of(variable: Any) -> str:
-    """Names a variable in messages: a Keras variable by its path."""
+    """Returns a variable's name for messages; for a Keras variable, its path."""
     return str(getattr(variable, "path", None) or variable.name)
 
 
 def _is_resource_variable(value: Any) -> bool:
-    # The dtype of a reference variable is a reference to its base.
+    # A reference variable's dtype is the reference type of its base dtype.
     return is_variable(value) and (
         tf_variable(value).dtype == tf_variable(value).dtype.base_dtype
     )

@@ -1,8 +1,8 @@
-"""Gradients held against their variables: kind, dtype, shape.
+"""Checks of gradients against their variables: kind, dtype, shape.
 
-Shapes that are known while the step is built are compared then, the others when the
-step runs: small gradients are packed, and one of another length would move elements
-from variable to variable without a word.
+Shapes that are known while the step is built are compared then, all others when the
+step runs: small gradients are packed, and one of the wrong length would silently move
+elements from one variable to another.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,24 +26,14 @@ from tw_core.variables import repeated_variables
 _KINDS = (tf.Tensor, tf.Variable, tf.IndexedSlices, np.ndarray, np.generic)
 
 _Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
-# Where a gradient comes from: its tower's number, itself, and its variable.
+# A gradient in context: its tower's number, the gradient, and its variable.
 _Place: TypeAlias = tuple[int, Any, Any]
 
 
 def check_gradients(
     towers: Sequence[Sequence[Any]], lists: Sequence[Sequence[Any]], *, caller: str
 ) -> list[list[_Gradient | None]]:
-    """Checks gradients against their variables.
-
-    Args:
-      towers: [K][N] gradients: tensors, arrays, ``IndexedSlices`` and None.
-      lists: [K][N] variables.
-      caller: opens messages.
-
-    Returns:
-      [K][N] tensors, ``IndexedSlices`` and None. One whose shape is unknown raises
-      ``tf.errors.InvalidArgumentError`` when it is not the variable's.
-    """
+    """Returns [K][N] gradients as tensors, checked against their variables."""
     places = [
         (k, _as_tensors(grad), variable)
         for k, (tower, own) in enumerate(zip(towers, lists, strict=True))
@@ -66,13 +56,7 @@ def check_still_usable(
     *,
     caller: str,
 ) -> None:
-    """Checks that gradients that were kept belong to what is being built now.
-
-    Args:
-      towers: [K][N][calls] gradients and None.
-      lists: [K][N] variables.
-      caller: opens messages.
-    """
+    """Checks that kept [K][N][calls] gradients belong to the graph being built."""
     places = [
         (k, grad, variable)
         for k, (tower, own) in enumerate(zip(towers, lists, strict=True))
@@ -86,11 +70,7 @@ def check_still_usable(
 def check_application(
     grads_and_vars: Any, global_step: Any, name: Any, *, caller: str
 ) -> tuple[list[_Gradient | None], list[Any]]:
-    """Checks the arguments of an ``apply_gradients`` for one tower.
-
-    Returns:
-      [N] gradients, None among them, and [N] variables.
-    """
+    """Checks one tower's ``apply_gradients``; returns [N] gradients and variables."""
     pairs = check_pairs(list_pairs(grads_and_vars, caller=caller), caller=caller)
     check_step_and_name(global_step, name, caller=caller)
     variables = [variable for _, variable in pairs]
@@ -106,7 +86,7 @@ def check_step_and_name(global_step: Any, name: Any, *, caller: str) -> None:
 
 
 def list_pairs(grads_and_vars: Any, *, caller: str) -> list[Any]:
-    """Returns the items of an iterable, such as ``zip`` returns."""
+    """Lists the items of an iterable, such as a ``zip``."""
     if isinstance(grads_and_vars, str | dict) or not isinstance(
         grads_and_vars, Iterable
     ):
@@ -118,7 +98,7 @@ def list_pairs(grads_and_vars: Any, *, caller: str) -> list[Any]:
 
 
 def check_pairs(pairs: Sequence[Any], *, caller: str) -> list[tuple[Any, Any]]:
-    """Checks [N] pairs, but for the gradients in them."""
+    """Checks [N] pairs, except for each gradient's kind, dtype and shape."""
     wrong = [p for p in pairs if not isinstance(p, tuple | list) or len(p) != 2]
     if wrong:
         raise TypeError(
@@ -245,17 +225,17 @@ def _compared(
     *,
     skip: int = 0,
 ) -> tf.Tensor:
-    """Has a tensor compared when it runs, from dimension ``skip`` on."""
+    """Compares a tensor's shape when it runs, from dimension ``skip`` on."""
     if value.shape.rank is not None and value.shape[skip:].is_fully_defined():
         return value
-    if compiles_with_xla():  # which leaves out what asserts
+    if compiles_with_xla():  # which drops assertions
         return tf.ensure_shape(value, [None] * skip + wanted.as_list())
     with tf.device(value.device or None):
         check = _shape_check(tf.shape(value)[skip:], wanted, place, caller)
     sizes = tf.constant([-1] * skip + wanted.as_list(), tf.int32)
     with tf.device(host_of(value.device) or None):
-        # TensorFlow takes a shape for known that an op further on demands, and would
-        # remove the check; not across a reshape to a shape that it cannot know.
+        # TensorFlow infers a shape from what later ops require, and would remove the
+        # check; it cannot infer across a reshape to a shape that it does not know.
         hidden = tf.raw_ops.PlaceholderWithDefault(input=sizes, shape=sizes.shape)
     with tf.device(value.device or None), tf.control_dependencies([check]):
         value = tf.reshape(value, hidden)
@@ -267,7 +247,7 @@ def _shape_check(
     got: tf.Tensor, wanted: tf.TensorShape, place: _Place, caller: str
 ) -> tf.Operation:
     sizes = wanted.as_list()
-    # Of another rank, shapes may be equal by broadcasting.
+    # Shapes of different ranks may be equal by broadcasting.
     same = tf.logical_and(
         tf.equal(tf.size(got), len(sizes)),
         tf.reduce_all(

@@ -17,19 +17,13 @@ from tw_core.variables import tf_variable
 
 
 class BaseOptimizer:
-    """What ``Optimizer`` and ``TowerOptimizer`` have in common."""
+    """The common part of ``Optimizer`` and ``TowerOptimizer``."""
 
     _settings: Settings
     _shared: SharedState
 
     def _set_up(self, settings: Settings, share: object, own: type) -> None:
-        """Keeps the settings and makes the shared state, or takes that of ``share``.
-
-        Args:
-          settings: checked.
-          share: None, or an optimizer of the same public class.
-          own: that class.
-        """
+        """Keeps the settings and makes the shared state, or takes that of ``share``."""
         if share is None:
             shared = SharedState(settings.rule, settings.make_wrapped)
         elif not (isinstance(share, BaseOptimizer) and isinstance(share, own)):
@@ -42,10 +36,10 @@ class BaseOptimizer:
             shared = share._shared
         self._settings, self._shared = settings, shared
 
-    # What depends on the mode.
+    # Methods that depend on the mode.
 
     def _enter(self, method: str) -> str:
-        """Returns what opens a method's messages; checks where it is called."""
+        """Checks the mode of a call; returns the prefix of the method's messages."""
         raise NotImplementedError
 
     def _scope(self) -> AbstractContextManager[None]:
@@ -62,13 +56,13 @@ class BaseOptimizer:
 
     @without_autograph
     def apply_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
-        """Multiplies a tensor by the scale; returns it as it is without scaling."""
+        """Multiplies a tensor by the scale; returns it unchanged without scaling."""
         check_value(value, caller=self._enter("apply_loss_scaling"))
         return self._started(value).scaled(value)
 
     @without_autograph
     def undo_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
-        """Multiplies a tensor by 1 / scale; returns it as it is without scaling."""
+        """Multiplies a tensor by 1 / scale; returns it unchanged without scaling."""
         check_value(value, caller=self._enter("undo_loss_scaling"))
         return self._started(value).unscaled(value)
 
@@ -91,8 +85,8 @@ class BaseOptimizer:
           ``learning_rate`` of the next update; ``loss_scaling_log2`` where there is a
           scale; ``overflow_frequency``, the share of updates due that were skipped;
           ``updates`` and ``skipped_updates``; ``global_norm`` of the last update's
-          mean gradient before clipping; and ``micro_batches_dropped`` where they can
-          be.
+          mean gradient before clipping; and ``micro_batches_dropped`` if any
+          can be.
         """
         updater = self._built("statistics")
         with self._scope():
@@ -118,13 +112,13 @@ class BaseOptimizer:
                 return values
 
     def nonfinite_names(self, flags: Any) -> list[list[str]]:
-        """Returns one list per tower: the variables' names where [K, N] ``flags`` are.
+        """Lists, per tower, the names of variables whose [K, N] ``flags`` are set.
 
         Args:
-          flags: the value of what ``nonfinite_gradients`` returned.
+          flags: the value of the tensor that ``nonfinite_gradients`` returned.
 
         Raises:
-          ValueError: another shape, or no flags.
+          ValueError: another shape, or values that are not bool.
         """
         variables = self._built("nonfinite_names").variables
         flags = flags.numpy() if hasattr(flags, "numpy") else flags
@@ -138,7 +132,7 @@ class BaseOptimizer:
 
     @without_autograph
     def copy_to_replicas(self) -> tf.Operation | None:
-        """Gives all towers tower 0's variables and slots, e.g. after a restore.
+        """Copies tower 0's variables and slots to all towers, e.g. after a restore.
 
         Accumulators are left alone: towers differ in theirs, and all are saved.
 

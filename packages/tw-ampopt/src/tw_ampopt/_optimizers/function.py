@@ -1,7 +1,7 @@
 """The optimizer for ``tf.function``: the same steps, with all state made beforehand.
 
-A ``tf.function`` that makes variables is traced twice, and what it made is hard to
-save. So this class is given the variables when it is made.
+A ``tf.function`` that makes variables is traced twice, and its variables are hard to
+save. So this class takes the variables when it is made.
 """
 
 from collections.abc import Sequence
@@ -39,11 +39,11 @@ class TowerOptimizer(
     BaseOptimizer,
     tf.Module,  # type: ignore[misc] # TensorFlow is untyped
 ):
-    """Scales, accumulates, averages over towers, and skips what is not finite.
+    """Scales, accumulates, averages over towers, and skips non-finite updates.
 
     ``tf.train.Checkpoint`` finds its state: scale, counts, every tower's
-    accumulators, and tower 0's slots. By the optimizer protocol it also serves where
-    a v1 optimizer does; the caller then reduces.
+    accumulators, and tower 0's slots. Through the optimizer protocol it also works
+    wherever a v1 optimizer does; the caller then reduces.
     """
 
     @renamed_arguments(**_renamed.TOWER_OPTIMIZER_ARGUMENTS)
@@ -71,16 +71,16 @@ class TowerOptimizer(
 
         Args:
           variables: [K][N] trainable variables, K towers' copies; or [N], which
-            all towers share. Keras variables are taken too.
+            all towers share. Keras variables are accepted.
           tf_optimizer: class, factory or dotted name of the wrapped optimizer;
             called with ``name``, ``learning_rate`` and ``kwargs``, once per copy.
           learning_rate: number, scalar tensor or variable, or a schedule (a
             function of the number of updates made).
           name: scope of the state.
           towers: K towers; by default one for each list of variables, on its
-            device. Needed where towers share their variables.
+            device. Required if towers share their variables.
           accumulation_steps: micro-batches per update; a whole number of 1 or more,
-            or a numeric scalar tensor of such.
+            or a numeric scalar tensor that holds one.
           share: an optimizer of the same settings; both use its slots and scale.
           loss_scale: a rule such as ``DynamicLossScale()``; None does not scale.
           on_nonfinite: ``"skip_group"`` or ``"drop_micro_batch"``.
@@ -132,8 +132,8 @@ class TowerOptimizer(
         keyed = [(tower.name, tower.device) for tower in chosen]
         with tf.name_scope(f"{self.id}/"):
             self._updater = Updater(self._shared, options, keyed, lists, weighs=True)
-        # A module saves whatever variables it can reach through its attributes; of
-        # these, state and updater hide theirs.
+        # A module saves the variables that it can reach through its attributes; it
+        # does not look into the shared state and the updater.
         self._saved = {
             "shared": self._shared.scalars.variables(),
             "slots": self._updater.wrapped[0].variables(),
@@ -148,7 +148,7 @@ class TowerOptimizer(
     def get_loss_scaling_var(self, device: str = "") -> tf.Variable | None:
         """Returns the variable that holds the log2 of the scale, or None.
 
-        It is one for all devices; ``device`` is there as ``Optimizer`` has it.
+        All devices share it; ``device`` is accepted because ``Optimizer`` takes it.
         """
         caller = f"{self._settings.caller}.get_loss_scaling_var"
         check_text(caller, empty=True, device=device)
@@ -158,26 +158,26 @@ class TowerOptimizer(
     def apply(
         self, grads: Sequence[Any], *, weights: Sequence[Any] | None = None
     ) -> tf.Tensor:
-        """Takes in the towers' gradients of the scaled loss, and updates.
+        """Processes the towers' gradients of the scaled loss, and updates.
 
         Args:
           grads: [K][N] gradients, or [N] for one tower; None counts as zero.
-          weights: [K] what each tower's gradients weigh in the mean, as rows, tokens
-            or a sum of sample weights: numbers or scalar tensors, 0 or more. With
+          weights: [K] weights of the towers in the mean, such as rows, tokens or
+            sums of sample weights: numbers or scalar tensors, 0 or more. With
             accumulation the mean is over the towers of all micro-batches. A tower of
-            weight 0 counts nothing, and its gradients may be NaN; where no tower has
-            weight, the means are 0. None for 1 each.
+            weight 0 does not count, and its gradients may be NaN; if all weights are
+            0, the means are 0. None for 1 each.
 
         Returns:
           bool scalar, whether variables changed.
 
-        A gradient whose shape is not known before raises
-        ``tf.errors.InvalidArgumentError`` when it is not its variable's.
+        A gradient whose shape is known only at run time raises
+        ``tf.errors.InvalidArgumentError`` if it is not its variable's.
 
         Raises:
           RuntimeError: in a session graph.
-          TypeError: something that is no gradient, or no weight.
-          ValueError: other numbers of towers, gradients or weights, a weight below 0,
+          TypeError: something that is not a gradient or a weight.
+          ValueError: wrong numbers of towers, gradients or weights, a weight below 0,
             no gradient at all, shapes that are not the variables', or several devices
             under XLA.
         """
@@ -192,7 +192,7 @@ class TowerOptimizer(
         """Returns [K, N] bool: which gradients of a micro-batch are not finite.
 
         Args:
-          grads: as for ``apply``. Call it only where the answer is wanted.
+          grads: as for ``apply``. Call it only if the answer is needed.
         """
         raw = self._raw(grads, "nonfinite_gradients")
         return nonfinite_flags(raw, self._updater.devices)
@@ -204,8 +204,8 @@ class TowerOptimizer(
                 f"{self._settings.caller}.reset_optimizer_state: makes fresh "
                 "slots to copy from, and so must be called outside of a tf.function."
             )
-        # A variable does not know how it began. Counts and accumulators began at known
-        # values; for the slots a fresh optimizer is asked.
+        # A variable does not know its initial value. Counts and accumulators start at
+        # known values; the slots' values are taken from a fresh optimizer.
         fresh = self._shared.fresh_copy()
         for variable in self._updater.state():
             variable.assign(tf.zeros(variable.shape, variable.dtype))
@@ -226,8 +226,8 @@ class TowerOptimizer(
 
         Raises:
           RuntimeError: outside of a ``tf.function``.
-          TypeError: no loss, variables or options.
-          ValueError: no variables, or a loss that is no scalar.
+          TypeError: an invalid loss, variable or option.
+          ValueError: no variables, or a loss that is not a scalar.
         """
         caller = self._enter("compute_gradients")
         variables = check_differentiation(
@@ -253,11 +253,11 @@ class TowerOptimizer(
         global_step: tf.Variable | None = None,
         name: str | None = None,
     ) -> tf.Tensor:
-        """Takes in unscaled gradients as pairs, as a caller has reduced them.
+        """Processes unscaled gradients as pairs, already reduced by the caller.
 
         Args:
           grads_and_vars: [N] pairs for one tower, or [K][N] pairs.
-          global_step: grows by 1 with every update, and with nothing else.
+          global_step: incremented by 1 with every update, and only then.
           name: of the scope.
 
         Returns:
@@ -265,8 +265,8 @@ class TowerOptimizer(
 
         Raises:
           RuntimeError: in a session graph.
-          TypeError: something that is no pair, gradient, variable or counter.
-          ValueError: other variables than this optimizer was made for, no gradient
+          TypeError: an invalid pair, gradient, variable or counter.
+          ValueError: variables other than this optimizer was made for, no gradient
             at all, or shapes that are not the variables'.
         """
         caller = self._enter("apply_gradients")
@@ -286,10 +286,10 @@ class TowerOptimizer(
         return [*scalars, *slots, *self._updater.state()]
 
     def __dir__(self) -> list[str]:
-        """Lists the attributes, without one that checkpoints would misunderstand.
+        """Lists the attributes, except one that checkpoints would misinterpret.
 
-        Whatever lists ``get_slot_names`` is taken for an optimizer that saves its
-        slots in a way of its own; this one's are saved as what they are, variables.
+        Checkpoints take an object that lists ``get_slot_names`` for an optimizer that
+        saves its slots in its own way; this one's are saved as plain variables.
         """
         return [name for name in super().__dir__() if name != "get_slot_names"]
 
@@ -314,7 +314,7 @@ class TowerOptimizer(
         return self._shared
 
     def _raw(self, grads: Sequence[Any], method: str) -> RawGradients:
-        """Makes [K][N][1] of gradients as a caller has them, checked."""
+        """Returns a caller's gradients, checked, as [K][N][1]."""
         caller, updater = self._enter(method), self._updater
         self._check_xla(caller)
         return gradients_by_tower(

@@ -35,10 +35,10 @@ from tw_core.devices import canonical_device
 
 
 class Optimizer(BaseOptimizer):
-    """Scales, accumulates, averages over devices, and skips what is not finite.
+    """Scales, accumulates, averages over devices, and skips non-finite updates.
 
-    By the optimizer protocol (``compute_gradients``, ``apply_gradients``) it also
-    serves wherever a v1 optimizer does; the caller then reduces.
+    Through the optimizer protocol (``compute_gradients``, ``apply_gradients``) it also
+    works wherever a v1 optimizer does; the caller then reduces.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Optimizer(BaseOptimizer):
         reducer: Reducer | None = None,
         **kwargs: Any,
     ) -> None:
-        """Keeps the settings; state is made as devices become known.
+        """Stores the settings; state is made as devices become known.
 
         Args:
           name: scope of ops and variables.
@@ -70,16 +70,16 @@ class Optimizer(BaseOptimizer):
           learning_rate: number, scalar tensor or variable, or a schedule (a
             function of the number of updates made).
           minibatch_multiplier: micro-batches per update; a whole number of 1 or
-            more, or a numeric scalar tensor of such.
+            more, or a numeric scalar tensor that holds one.
           share: an optimizer of the same settings; both use its slots and scale.
-          use_loss_scaling: scales by ``GradualLossScale`` with the three next values.
+          use_loss_scaling: scales by ``GradualLossScale`` with the next three values.
           loss_scaling_init: log2 of the scale at the start.
           loss_scaling_inc: added to the log2 after a good update.
           loss_scaling_dec: taken from the log2 after a bad update.
           report_mem_usage: whether ``StatisticsHook`` writes the memory in use.
           loss_scale: a rule to use in place of ``use_loss_scaling``.
           on_nonfinite: ``"skip_group"`` skips the update of micro-batches in which
-            a gradient is not finite; ``"drop_micro_batch"`` the micro-batch only.
+            a gradient is not finite; ``"drop_micro_batch"`` only the micro-batch.
           clip_by_global_norm: largest norm of the mean gradient, or None.
           master_copies: whether float16 and bfloat16 variables get float32 copies
             for the optimizer to update.
@@ -109,7 +109,7 @@ class Optimizer(BaseOptimizer):
         gradual = (loss_scaling_init, loss_scaling_inc, loss_scaling_dec)
         settings = check_settings(
             caller=caller,
-            # Without the scopes around: copies of a tower's slots keep one name.
+            # Without the enclosing scopes: copies of a tower's slots keep one name.
             prefix=self.scope.rpartition("/")[2],
             tf_optimizer=tf_optimizer,
             learning_rate=learning_rate,
@@ -146,21 +146,21 @@ class Optimizer(BaseOptimizer):
         loss reaches the variable.
 
         Args:
-          loss: scalar tensor; its device says which tower it belongs to.
+          loss: scalar tensor; its device identifies the tower.
           trainable_vars: variables on that device, as a list or as a dict's values.
-          weight: what this loss weighs in the mean over all of them, as rows, tokens
-            or a sum of sample weights: a number or a scalar tensor, 0 or more. With
+          weight: of this loss in the mean over all losses, such as its rows, tokens
+            or sum of sample weights: a number or a scalar tensor, 0 or more. With
             accumulation the mean is over the towers of all micro-batches. A loss of
-            weight 0 counts nothing, and its gradients may be NaN; where none has
-            weight, the means are 0. All registrations bring one, or none does, for
-            equal weights.
+            weight 0 does not count, and its gradients may be NaN; if all weights are
+            0, the means are 0. Either all registrations pass a weight, or none does,
+            for equal weights.
 
         Raises:
           RuntimeError: after ``apply_updates``.
-          TypeError: no tensor, no list or dict of floating variables, or no weight.
-          ValueError: a loss that is no scalar; no variable, one twice, or one on
-            another device; another graph's; a weight below 0, or one where other
-            registrations brought none.
+          TypeError: a loss, variables or a weight of the wrong kind.
+          ValueError: a loss that is not a scalar; no variable, a repeated one, or one
+            on another device; anything of another graph; a weight below 0, or weights
+            in some registrations only.
         """
         variables = self._registered.check(loss, trainable_vars, weight)
         grads = self._steps.scaled_gradients(loss, variables)
@@ -169,14 +169,14 @@ class Optimizer(BaseOptimizer):
         self._registered.add(loss.device, variables, grads, weight)
 
     def apply_updates(self, allow_no_op: bool = False) -> tf.Operation:
-        """Builds the op that takes in a micro-batch and updates all towers.
+        """Builds the op that processes a micro-batch and updates all towers.
 
         Args:
-          allow_no_op: whether no gradient at all gives an op that does nothing.
+          allow_no_op: whether to return an op that does nothing if no gradient exists.
 
         Raises:
-          RuntimeError: at the second call.
-          TypeError: ``allow_no_op`` that is no bool.
+          RuntimeError: on a second call.
+          TypeError: ``allow_no_op`` is not a bool.
           ValueError: no gradients, devices that differ in their variables, or
             gradients of a branch or loop that is finished.
         """
@@ -216,8 +216,8 @@ class Optimizer(BaseOptimizer):
             ``gate_gradients`` as v1 optimizers do.
 
         Raises:
-          TypeError: no loss, variables or options.
-          ValueError: no variables, a loss that is no scalar, or another graph's.
+          TypeError: an invalid loss, variable or option.
+          ValueError: no variables, a non-scalar loss, or anything of another graph.
         """
         caller = self._enter("compute_gradients")
         variables = check_differentiation(
@@ -237,17 +237,17 @@ class Optimizer(BaseOptimizer):
         global_step: tf.Variable | None = None,
         name: str | None = None,
     ) -> tf.Operation:
-        """Builds the op that takes in a micro-batch, reduced by the caller.
+        """Builds the op that processes a micro-batch, reduced by the caller.
 
         Args:
           grads_and_vars: [N] unscaled pairs; None counts as zero.
-          global_step: grows by 1 with every update, and with nothing else.
+          global_step: incremented by 1 with every update, and only then.
           name: of the op.
 
         Raises:
-          TypeError: something that is no pair, gradient, variable or counter.
-          ValueError: no gradient at all, a variable that comes twice, a gradient
-            whose shape is not its variable's, or another graph's.
+          TypeError: an invalid pair, gradient, variable or counter.
+          ValueError: no gradient at all, a repeated variable, a gradient
+            whose shape is not its variable's, or anything of another graph.
         """
         caller = self._enter("apply_gradients")
         grads, variables = check_application(
@@ -266,12 +266,12 @@ class Optimizer(BaseOptimizer):
     def get_loss_scaling_var(self, device: str) -> tf.Variable | None:
         """Returns the variable of the scale's log2, or None without scaling.
 
-        All devices share it; the first ``device`` that asks has it on its host. It
-        is float32 for the gradual rule and int64 for a whole exponent.
+        All devices share it; it is on the host of the first ``device`` that asks. It is
+        float32 for the gradual rule and int64 for a whole exponent.
 
         Raises:
-          TypeError: no string.
-          ValueError: no device.
+          TypeError: not a string.
+          ValueError: not a device.
         """
         caller = self._enter("get_loss_scaling_var")
         check_text(caller, empty=True, device=device)
@@ -285,7 +285,7 @@ class Optimizer(BaseOptimizer):
     def reset_op(self) -> tf.Operation:
         """The op that resets slots, accumulators and counts, but not the scale.
 
-        It knows the steps built so far, those of optimizers that share included.
+        It covers the steps built so far, including those of optimizers that share.
         """
         if self._steps.reset_op is None:
             raise self._nothing_built("reset_op", "there is no state yet")
@@ -322,7 +322,7 @@ class Optimizer(BaseOptimizer):
         Fetch it with the training op; ``nonfinite_names`` turns it into names.
 
         Raises:
-          RuntimeError: there is no step yet.
+          RuntimeError: no step has been built.
           ValueError: the step was built in a branch or loop that is finished.
         """
         updater = self._built("nonfinite_gradients")
@@ -330,7 +330,7 @@ class Optimizer(BaseOptimizer):
         return self._steps.nonfinite_flags(updater, caller=caller)
 
     def copy_to_replicas(self) -> tf.Operation:
-        """Returns the op that gives all towers what tower 0 has, after a restore."""
+        """Returns the op that copies tower 0's state to all towers, after a restore."""
         copied = super().copy_to_replicas()
         with self._scope():
             return tf.no_op() if copied is None else copied

@@ -1,6 +1,6 @@
 """The steps of one optimizer in a session graph, and the state made for them.
 
-State is made when a step meets variables for the first time.
+State is made when the first step for a set of variables is built.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,12 +22,7 @@ _GATE_OP = 1  # v1's name for gradients that wait for each other
 
 
 class GraphSteps:
-    """Updaters by their variables, and the last step built.
-
-    Attributes:
-      updater: of the last step; None before.
-      reset_op: resets slots, accumulators and counts; None before the first step.
-    """
+    """Updaters, keyed by their variables, and the last step built."""
 
     def __init__(
         self,
@@ -36,15 +31,8 @@ class GraphSteps:
         shared: SharedState,
         options: UpdateOptions,
     ) -> None:
-        """Takes the graph being built for its own.
-
-        Args:
-          scope: of ops and variables.
-          settings: what sharing optimizers agree on.
-          shared: slots, scale and counts.
-          options: how updates are made.
-        """
-        self.updater: Updater | None = None
+        """Stores the settings, and the graph being built."""
+        self.updater: Updater | None = None  # of the last step
         self.reset_op: tf.Operation | None = None
         self._scope = scope
         self._settings = settings
@@ -54,20 +42,20 @@ class GraphSteps:
         self._grads: RawGradients = []
         self._flags: tf.Tensor | None = None
         shared.on_new_slots.append(self._renew_reset_op)
-        with tf.init_scope():  # not the branch that may be in the building
+        with tf.init_scope():  # not a branch that may be under construction
             self._graph = tf.compat.v1.get_default_graph()
 
     @contextmanager
     def scope(self) -> Iterator[None]:
         """Enters the optimizer's graph and name scope."""
         with ExitStack() as stack:
-            if tf.executing_eagerly():  # the graph was left since
+            if tf.executing_eagerly():  # the graph has been left since
                 stack.enter_context(self._graph.as_default())
             stack.enter_context(tf.name_scope(f"{self._scope}/"))
             yield
 
     def start(self, device: str, *, local: bool = False) -> SharedState:
-        """Returns the shared state, its scalars made near ``device`` if not yet."""
+        """Returns the shared state; makes missing scalars near ``device``."""
         with self.scope():
             self._shared.start(device, local=local)
         return self._shared
@@ -75,14 +63,7 @@ class GraphSteps:
     def scaled_gradients(
         self, loss: tf.Tensor, variables: Sequence[Any], **options: Any
     ) -> list[Any]:
-        """Returns [N] gradients of the scaled loss, or None, on the loss's device.
-
-        Args:
-          loss: scalar tensor.
-          variables: [N].
-          **options: as ``tf.compat.v1.gradients`` takes them, and ``gate_gradients``
-            as v1 optimizers do.
-        """
+        """Returns [N] gradients (or None) of the scaled loss, on the loss's device."""
         check_in_graph(self._settings.caller)
         plain = [tf_variable(variable) for variable in variables]
         shared = self.start(plain[0].device, local=are_local(plain))
@@ -96,7 +77,7 @@ class GraphSteps:
 
     def build(
         self,
-        towers: Sequence[tuple[str, str]],
+        towers: Sequence[tuple[str, str]],  # [K] keys and devices
         variables: Sequence[Sequence[Any]],
         grads: RawGradients,
         *,
@@ -104,21 +85,9 @@ class GraphSteps:
         weights: Sequence[Any] | None = None,
         global_step: tf.Variable | None = None,
     ) -> tf.Tensor:
-        """Builds a step, and the state of variables that are met for the first time.
-
-        Args:
-          towers: [K] keys and devices.
-          variables: [K][N].
-          grads: [K][N][calls].
-          are_scaled: whether the gradients are those of the scaled loss.
-          weights: [K] of the towers; None for equal ones. Steps with weights have
-            accumulators of their own, so that those without are saved as they were.
-          global_step: grows by 1 with an update.
-
-        Returns:
-          bool scalar, whether variables changed.
-        """
+        """Builds a step, with state for new variables; returns whether any changed."""
         accumulates = self._options.accumulation_steps is not None
+        # Weighted steps have their own accumulators: others are saved as they were.
         weighs = accumulates and weights is not None
         plain = [tf_variable(v) for tower in variables for v in tower]
         key = (weighs, *map(id, plain))
@@ -139,12 +108,7 @@ class GraphSteps:
         return updated
 
     def nonfinite_flags(self, updater: Updater, *, caller: str) -> tf.Tensor:
-        """Returns [K, N] bool, the same tensor at every call after a step.
-
-        Args:
-          updater: of the last step.
-          caller: opens the message.
-        """
+        """Returns [K, N] bool, the same tensor at every call after a step."""
         if self._flags is None:
             check_still_usable(self._grads, updater.variables, caller=caller)
             with self.scope():
@@ -156,7 +120,7 @@ class GraphSteps:
         return [v for updater in self._updaters.values() for v in updater.state()]
 
     def _renew_reset_op(self) -> None:
-        # Made ahead, as the graph may be finalised when it is wanted. Initialisers that
+        # Made early, as the graph may be final when it is needed. Initialisers that
         # a branch or loop depended on would run with it, at every step.
         if self.updater is None:
             return
@@ -167,7 +131,7 @@ class GraphSteps:
 
 
 def check_in_graph(caller: str) -> None:
-    """Refuses eager mode and functions that are called from there."""
+    """Refuses eager mode, and functions called from it."""
     if not builds_session_graph():
         where = "eager mode" if tf.executing_eagerly() else "a tf.function"
         raise RuntimeError(

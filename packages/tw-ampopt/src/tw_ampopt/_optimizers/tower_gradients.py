@@ -1,7 +1,7 @@
-"""Towers' variables and gradients as callers bring them, made [K][N] lists.
+"""Variables and gradients as callers pass them, made into [K][N] lists.
 
-In a session graph they are registered loss by loss, and a loss's device says which
-tower it belongs to. A ``TowerOptimizer`` is given lists of them, or pairs.
+In a session graph they are registered loss by loss, and a loss's device identifies its
+tower. A ``TowerOptimizer`` takes lists of them, or pairs.
 """
 
 from collections.abc import Sequence
@@ -29,23 +29,15 @@ from tw_core.variables import repeated_variables, tf_variable
 
 @dataclass
 class DeviceGradients:
-    """The gradients that one device has registered.
+    """The gradients that one device has registered."""
 
-    Attributes:
-      key: the device's canonical name.
-      device: the device string as the losses have it.
-      variables: in the order of first registration.
-      calls: by the identity of a variable, one gradient (or None) per call.
-      weights: one per call, or none where calls bring none.
-      weights_of: by the identity of a variable, those of its calls.
-    """
-
-    key: str
-    device: str
-    variables: list[Any] = field(default_factory=list)
+    key: str  # canonical name of the device
+    device: str  # as the losses have it
+    variables: list[Any] = field(default_factory=list)  # in order of registration
+    # By a variable's id, one per call.
     calls: dict[int, list[Buffer | None]] = field(default_factory=dict)
-    weights: list[Any] = field(default_factory=list)
-    weights_of: dict[int, list[Any]] = field(default_factory=dict)
+    weights: list[Any] = field(default_factory=list)  # one per call, or none at all
+    weights_of: dict[int, list[Any]] = field(default_factory=dict)  # like calls
 
     def add(
         self, variables: Sequence[Any], grads: Sequence[Buffer | None], weight: Any
@@ -66,13 +58,13 @@ class DeviceGradients:
         return [self.calls[id(variable)] for variable in self.variables]
 
     def in_order_weighed(self) -> list[list[Buffer | None]]:
-        """Returns [N][1] gradients, means over the calls by their weights."""
+        """Returns [N][1] gradients, weighted means over the calls."""
         keys = [id(variable) for variable in self.variables]
         with tf.device(self.device or None):
             return [[mean_of_calls(self.calls[k], self.weights_of[k])] for k in keys]
 
     def weight(self) -> Any:
-        """Returns what all calls weigh together."""
+        """Returns the total weight of all calls."""
         if len(self.weights) == 1:
             return self.weights[0]
         with tf.device(host_of(self.device) or None):
@@ -133,15 +125,11 @@ class Registered:
 
     @property
     def weigh(self) -> bool:
-        """Whether the calls bring weights: all of them, or none."""
+        """Whether the calls have weights; either all do, or none."""
         return any(tower.weights for tower in self._by_device.values())
 
     def take(self, *, allow_none: bool) -> list[DeviceGradients]:
-        """Returns each device's gradients, once.
-
-        Args:
-          allow_none: whether no gradient at all is allowed; it gives ``[]``.
-        """
+        """Returns each device's gradients, once; ``[]`` for none, if allowed."""
         caller = f"{self._caller}.apply_updates"
         if self._taken:
             raise RuntimeError(
@@ -173,17 +161,13 @@ class Registered:
 
 
 def check_weights_usable(weights: Sequence[Any], *, caller: str) -> None:
-    """Refuses tensors that what is built now cannot use."""
+    """Refuses weights that ops made now cannot use."""
     tensors = [weight for weight in weights if tf.is_tensor(weight)]
     check_same_graph(tensors, lambda _: "a weight", caller=caller)
 
 
 def variables_by_tower(variables: Any, *, caller: str) -> list[list[Any]]:
-    """Makes [K][N] of [N] or [K][N] variables, checked.
-
-    Returns:
-      [K][N], or [1][N] where every tower has the same variables.
-    """
+    """Returns checked [K][N] variables; [1][N] if all towers share theirs."""
     wanted = f"{caller}: variables must be one list per tower, or one list for all"
     lists = _lists_by_tower(variables, wanted)
     for tower in lists:
@@ -227,14 +211,7 @@ def towers_of(
 def gradients_by_tower(
     grads: Any, variables: Sequence[Sequence[Any]], total: int, *, caller: str
 ) -> RawGradients:
-    """Makes [K][N][1] of [K][N] gradients, or of [N] for one tower.
-
-    Args:
-      grads: tensors, sparse or not, and None.
-      variables: [K][N], or [1][N] where towers share.
-      total: K.
-      caller: opens messages.
-    """
+    """Checks [K][N] gradients, or [N] for one tower; returns [K][N][1]."""
     wanted = f"{caller}: grads must be [K][N] gradients, one list per tower"
     by_tower = _lists_by_tower(grads, wanted)
     lists = list(variables) * (total if len(variables) == 1 else 1)
@@ -255,14 +232,7 @@ def gradients_of_pairs(
     *,
     caller: str,
 ) -> RawGradients:
-    """Makes [K][N][1] of [N] or [K][N] pairs, in the order of ``variables``.
-
-    Args:
-      grads_and_vars: pairs of a gradient, or None, and a variable.
-      variables: [K][N], or [1][N] where towers share.
-      total: K.
-      caller: opens messages.
-    """
+    """Checks [N] or [K][N] pairs; returns [K][N][1] in the order of ``variables``."""
     pairs = list_pairs(grads_and_vars, caller=caller)
     nested = bool(pairs) and all(isinstance(tower, list) for tower in pairs)
     by_tower = pairs if nested else [pairs]

@@ -1,8 +1,8 @@
 """Gradient accumulation: sums over the micro-batches that make one update.
 
 Every tower sums its own gradients; nothing is reduced before the accumulator is full.
-How many micro-batches it takes is read when it starts to fill, so that a number of
-steps that changes meanwhile does not spoil the mean.
+The number of micro-batches it takes is read when it starts to fill, so that a change
+meanwhile does not spoil the mean.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,47 +19,25 @@ from tw_core.modes import compiles_with_xla
 
 
 class Progress(NamedTuple):
-    """How full an accumulator is.
+    """How full an accumulator is, in scalars."""
 
-    Attributes:
-      full: bool scalar, whether the update is due.
-      seen: int64 scalar, the micro-batches so far.
-      summed: int64 scalar, those of them that were added.
-      divisor: float32 scalar, what makes means of the sums over all towers.
-    """
-
-    full: tf.Tensor
-    seen: tf.Tensor
-    summed: tf.Tensor
-    divisor: tf.Tensor
+    full: tf.Tensor  # bool, whether the update is due
+    seen: tf.Tensor  # int64, micro-batches so far
+    summed: tf.Tensor  # int64, those of them that were added
+    divisor: tf.Tensor  # float32, makes means of the sums over all towers
 
 
 class _MicroBatch(NamedTuple):
-    """What is added at once.
+    """A micro-batch to be added."""
 
-    Attributes:
-      buffers: [K][M] gradients.
-      factors: [K] float32 scalars that they are multiplied by; None for no products.
-      empty: [K] bool scalars, which towers weigh nothing; None where none may.
-      note: returns the ops that note the weights.
-    """
-
-    buffers: Sequence[Sequence[Gradient]]
-    factors: Sequence[tf.Tensor] | None
-    empty: Sequence[tf.Tensor] | None
-    note: Callable[[], list[Any]]
+    buffers: Sequence[Sequence[Gradient]]  # [K][M]
+    factors: Sequence[tf.Tensor] | None  # [K] float32, for the buffers
+    empty: Sequence[tf.Tensor] | None  # [K] bool, whether a tower has weight 0
+    note: Callable[[], list[Any]]  # returns the ops that record the weights
 
 
 class GradientAccumulator:
-    """Sums of K towers, and the counts that say when they are full.
-
-    Attributes:
-      sums: [K][M] float32 variables on the towers' devices.
-      count: micro-batches seen since the last update was due.
-      summed: those of them that were added; only where bad ones are dropped.
-      dropped: counts all micro-batches dropped so far; only where bad ones are.
-      weight: what was added weighs; None where nothing brings weights.
-    """
+    """Sums of K towers, and the counts that determine when they are full."""
 
     def __init__(
         self,
@@ -72,21 +50,13 @@ class GradientAccumulator:
         host: str,
         steps_message: str,
     ) -> None:
-        """Makes the state.
-
-        Args:
-          shapes: [M] shapes of a tower's buffers.
-          devices: [K] towers' devices.
-          steps: micro-batches per update.
-          drops: whether a micro-batch that is not finite stays out of the sums.
-          weighs: whether micro-batches may bring weights.
-          host: where the counts live.
-          steps_message: the error where ``steps`` is a tensor with a bad value.
-        """
+        """Makes the state; ``shapes`` are those of a tower's M buffers."""
         self._steps = steps
         self._steps_message = steps_message
         self._devices = tuple(devices)
         self._host = host
+        # Micro-batches since the last update was due: seen, and (if bad ones are
+        # dropped) added. ``dropped`` counts all that were ever dropped.
         self.count = make_state(0, name="grad_acc_count", device=host)
         self.wanted = make_state(0, name="grad_acc_wanted", device=host)
         self.summed: tf.Variable | None = None
@@ -111,7 +81,7 @@ class GradientAccumulator:
         """Lists the variables to be saved and reset."""
         counts = present([self.count, self.wanted, self.summed, self.dropped])
         sums = [variable for tower in self.sums for variable in tower]
-        # Checkpoints know them by their places: what is new comes last.
+        # Checkpoints identify them by position: new ones must be last.
         return [*counts, *sums, *([] if self.weight is None else self.weight.state())]
 
     def add(
@@ -120,16 +90,7 @@ class GradientAccumulator:
         inverse: tf.Tensor | None,
         weights: Sequence[Any] | None,
     ) -> Progress:
-        """Adds a micro-batch, unscaled and weighed on the way.
-
-        Args:
-          buffers: [K][M].
-          inverse: float32 scalar that unscales them, or None.
-          weights: [K] of the towers; None for 1 each.
-
-        Returns:
-          How full the accumulator is; once known, the micro-batch has been added.
-        """
+        """Adds a [K][M] micro-batch; once the result is known, it has been added."""
         with tf.device(self._host or None):
             before = self.count.read_value()
             wanted = self._checked_steps()
@@ -137,7 +98,7 @@ class GradientAccumulator:
             seen = before + 1
             full = seen >= wanted
             batch = self._weigh(buffers, inverse, weights, before)
-        with tf.control_dependencies([wanted]):  # a bad number changes nothing
+        with tf.control_dependencies([wanted]):  # an invalid number changes nothing
             summed, added = self._add_where_good(batch, seen)
         with tf.device(self._host), tf.control_dependencies(added):
             noted = [
@@ -153,11 +114,7 @@ class GradientAccumulator:
                 return Progress(tf.identity(full), seen, summed, divisor)
 
     def take(self) -> tuple[list[list[tf.Tensor]], list[tf.Operation]]:
-        """Reads the sums and starts over.
-
-        Returns:
-          [K][M] sums, and the ops that empty the accumulators once they are read.
-        """
+        """Returns [K][M] sums, and the ops that clear the state once these are read."""
         values, emptied = [], []
         for device, sums in zip(self._devices, self.sums, strict=True):
             with tf.device(device or None):
@@ -243,25 +200,18 @@ class GradientAccumulator:
 
 
 def one_at_a_time(
-    body: Callable[[], tf.Tensor],
+    body: Callable[[], tf.Tensor],  # its effects have happened once the tensor is known
     *,
-    mutex: str,
-    device: str,
-    after: Sequence[tf.Tensor],
+    mutex: str,  # its name
+    device: str,  # a CPU
+    after: Sequence[tf.Tensor],  # computed before waiting, while other bodies may run
 ) -> tf.Tensor:
-    """Builds ``body`` so that it runs while no other one of the same mutex does.
+    """Builds ``body`` so that bodies with the same mutex run one at a time.
 
     Adding to accumulators, counting, and emptying them are many reads and writes. A
     second step in between, from another thread or another call in flight, would lose
     gradients. A body that fails lets the next one in. XLA has no mutex and needs none:
     it locks the variables that a compiled function changes for as long as that runs.
-
-    Args:
-      body: returns a tensor; its effects have happened when that is known.
-      mutex: name; the same wherever one waits for the other.
-      device: of the mutex, a CPU.
-      after: what must be known before anything waits, so that this is computed at
-        the same time as other bodies run.
     """
     if compiles_with_xla():
         return body()
@@ -293,7 +243,7 @@ def _add_tower(
 
 
 def _unless(is_empty: tf.Tensor, add: Callable[[], list[Any]]) -> tf.Tensor:
-    # A tower without rows has NaN for gradients, and no product with 0 mends that.
+    # A tower without rows has NaN gradients, and NaN * 0 is still NaN.
     return tf.cond(is_empty, lambda: tf.constant(True), lambda: _true_after(add()))
 
 
@@ -309,8 +259,8 @@ def _add(
         )
     if minus_inverse is None:
         return variable.assign_add(buffer, read_value=False)
-    # A step against the gradient by a negative rate: it multiplies and adds in one
-    # pass, where a product of its own would write and read the model once more.
+    # A descent step with a negative rate: it multiplies and adds in one pass, where a
+    # separate product would write and read the model once more.
     return tf.raw_ops.ResourceApplyGradientDescent(
         var=variable.handle, alpha=minus_inverse, delta=buffer
     )

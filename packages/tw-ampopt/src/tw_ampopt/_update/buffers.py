@@ -1,13 +1,13 @@
-"""Gradients made uniform and joined, and the test of them: finiteness and norm.
+"""Gradients made uniform and joined, and tests of their finiteness and norm.
 
 Each variable's gradient is averaged over calls, made float32, and zero where it is
-missing. Small gradients are then joined, so that adding, reducing and testing them is
+missing. Small gradients are then joined, so that adding, reducing and testing them take
 one kernel each. Large ones stay alone: joining them would be one more copy of the
 model. Sparse ones stay alone to stay sparse.
 
-The sum of squares is the cheapest pass over the data, and finite only when every
-element is. When it is not, an element may still be finite and only its square too
-large; then each element is tested.
+The sum of squares is the cheapest pass over the data, and finite only if every element
+is. If it is not, all elements may still be finite and only a square too large; then
+each element is tested.
 
 The original divided by the number of calls even where a call's loss did not reach
 the variable; here a call that does not reach a variable does not count for it.
@@ -28,7 +28,7 @@ Buffer: TypeAlias = tf.Tensor | tf.IndexedSlices
 RawGradients: TypeAlias = Sequence[Sequence[Sequence[Buffer | None]]]
 
 JOIN_UP_TO = 16_384  # elements; below it a kernel's overhead outweighs a copy
-_SHRINK = 2.0**-64  # squares of what it multiplies stay within float32
+_SHRINK = 2.0**-64  # a factor that keeps squares within float32
 
 
 def plan_buffers(
@@ -38,11 +38,6 @@ def plan_buffers(
     join_up_to: int = JOIN_UP_TO,
 ) -> PackPlan:
     """Decides which gradients are joined.
-
-    Args:
-      shapes: [N] fully known shapes.
-      sparse: [N] whether a gradient is to stay sparse; None for none of them.
-      join_up_to: elements; larger gradients stay alone.
 
     >>> plan_buffers([(2,), (100_000,), ()])
     PackPlan(packs=((0, 2),), alone=(1,))
@@ -63,18 +58,7 @@ def make_buffers(
     *,
     keep_sparse: bool,
 ) -> tuple[PackPlan, list[list[Buffer]]]:
-    """Cleans and joins gradients, each tower's on its own device.
-
-    Args:
-      grads: [K][N][calls] gradients.
-      shapes: [N] shapes of the variables.
-      devices: [K] devices.
-      keep_sparse: whether gradients that are sparse in every tower may stay alone
-        to stay sparse; else the plan is the one for dense gradients.
-
-    Returns:
-      The plan, one for all towers, and [K][M] float32 buffers made by it.
-    """
+    """Joins gradients by one plan, into [K][M] float32 buffers on towers' devices."""
     clean = []
     for device, tower in zip(devices, grads, strict=True):
         with tf.device(device or None):
@@ -114,16 +98,7 @@ def sum_of_calls(grads: Sequence[Buffer]) -> Buffer:
 
 
 def all_finite_and_norm(buffers: Sequence[Buffer]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Tests whether every element is finite, and computes the global norm.
-
-    Args:
-      buffers: any number of float32 tensors; rows of a sparse one that share an
-        index are added before they are squared.
-
-    Returns:
-      bool scalar and float32 scalar, the norm being meaningless where not all
-      elements are finite.
-    """
+    """Returns whether every element is finite, and, if so, the global norm."""
     squares = _sum_of_squares(buffers, 1.0)
     finite, norm = tf.cond(
         tf.math.is_finite(squares),
@@ -134,12 +109,7 @@ def all_finite_and_norm(buffers: Sequence[Buffer]) -> tuple[tf.Tensor, tf.Tensor
 
 
 def nonfinite_flags(grads: RawGradients, devices: Sequence[str]) -> tf.Tensor:
-    """Returns [K, N] bool: which gradients have an element that is not finite.
-
-    Args:
-      grads: [K][N][calls] gradients of one micro-batch.
-      devices: [K] devices to test them on.
-    """
+    """Returns [K, N] bool: which gradients have an element that is not finite."""
     rows = []
     for device, tower in zip(devices, grads, strict=True):
         with tf.device(device or None):

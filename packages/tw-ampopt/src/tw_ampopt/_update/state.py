@@ -1,6 +1,6 @@
-"""What optimizers that share have in common: slots, scale, and counts of updates.
+"""The state that optimizers can share: slots, scale, and counts of updates.
 
-StyleGAN2 shares between an optimizer of the main loss and one of the regularisation
+StyleGAN2 shares it between the optimizers of the main loss and of the regularisation
 loss. Accumulators are never shared, since both fill theirs in turn. One scale serves
 all towers: it lives on one host, and every tower reads it.
 """
@@ -26,22 +26,10 @@ _VARIABLE_NAMES = {_LOG2: "loss_scaling_var"}  # the older system's name
 
 
 class Scalars:
-    """The variables that steer and count updates.
-
-    Attributes:
-      host: where they live.
-      updates: counts updates made.
-      skipped: counts updates skipped.
-      mutex: names the mutex of the steps that accumulate.
-    """
+    """The variables that control and count updates."""
 
     def __init__(self, rule: LossScale, host: str) -> None:
-        """Makes the variables.
-
-        Args:
-          rule: how the scale moves.
-          host: where they live.
-        """
+        """Makes the variables."""
         self.host = host
         self._rule = rule
         self._state = {
@@ -50,10 +38,10 @@ class Scalars:
         }
         self.updates = make_state(0, name="updates", device=host)
         self.skipped = make_state(0, name="skipped_updates", device=host)
-        self.mutex = f"{_unique_name(self.updates)}_mutex"
+        self.mutex = f"{_unique_name(self.updates)}_mutex"  # of steps that accumulate
         # Scaling and unscaling must see the same value. Where nothing orders a read
         # against updates, the graph (of a session, or of wrap_function) reads once,
-        # and its branches and loops take what it has read.
+        # and its branches and loops use that value.
         self._reads: dict[tf.Graph, dict[int, tf.Tensor]] = {}
 
     @property
@@ -62,7 +50,7 @@ class Scalars:
         return self._state.get(_LOG2)
 
     def counts(self) -> list[tf.Variable]:
-        """Lists the variables but for the scale's log2."""
+        """Lists the variables except the scale's log2."""
         own = [variable for key, variable in self._state.items() if key != _LOG2]
         return [self.updates, self.skipped, *own]
 
@@ -71,7 +59,7 @@ class Scalars:
         return [*present([self.log2]), *self.counts()]
 
     def reset_counts(self) -> None:
-        """Assigns to the counts the values they started with; not to the log2."""
+        """Assigns the initial values to the counts, but not to the log2."""
         self.updates.assign(0)
         self.skipped.assign(0)
         for key, start in self._rule.initial().items():
@@ -87,14 +75,7 @@ class Scalars:
         return self._two_to_the(-1)
 
     def move_scale(self, good: tf.Tensor) -> list[tf.Operation]:
-        """Changes the scale's state by the rule, after an update of the model.
-
-        Args:
-          good: bool scalar, whether every gradient was finite.
-
-        Returns:
-          The assignments.
-        """
+        """Returns the rule's assignments to the scale's state, after an update."""
         if self.log2 is None:
             return []
         with tf.device(self.log2.device):
@@ -108,7 +89,7 @@ class Scalars:
         if self.log2 is None:
             return None
         if orders_effects():
-            # Read at every use: an update may come between, even one in a function
+            # Read at every use: an update may intervene, even one in a function
             # that is not traced again.
             with tf.device(self.log2.device):
                 return self._rule.scale(sign * self.log2.read_value())
@@ -125,77 +106,51 @@ class Scalars:
 
     def _made_in(self, graph: tf.Graph) -> dict[int, tf.Tensor]:
         enclosing = list(graphs_around(graph))
-        # The others are finished; those of wrap_function are not to be kept.
+        # All others are finished; those of wrap_function must not be kept alive.
         self._reads = {g: self._reads[g] for g in enclosing if g in self._reads}
         nearest = next((g for g in enclosing if g in self._reads), graph)
         return self._reads.setdefault(nearest, {})
 
 
 class SlotRequest(NamedTuple):
-    """Variables of one tower that an optimizer makes slots for.
-
-    Attributes:
-      key: the tower's.
-      device: the tower's.
-      variables: [N].
-      local: whether a session graph's saver leaves the slots out.
-    """
+    """Variables of one tower for which an optimizer makes slots."""
 
     key: str
     device: str
     variables: Sequence[Any]
-    local: bool
+    local: bool  # whether a session graph's saver leaves the slots out
 
 
 class SharedState:
-    """Made empty; the variables come when a device is known.
-
-    Attributes:
-      wrapped: the towers' optimizers, by the towers' keys.
-      on_new_slots: called after steps that made slots; one function per sharer.
-    """
+    """The shared state, whose variables are made once a device is known."""
 
     def __init__(
         self,
         rule: LossScale,
         make_wrapped: Callable[[int, tf.Variable], WrappedOptimizer],
     ) -> None:
-        """Keeps how to make the state.
-
-        Args:
-          rule: how the scale moves.
-          make_wrapped: makes an optimizer, from how many there are and the count of
-            updates.
-        """
+        """Stores how to make the state."""
         self._rule = rule
         self._make_wrapped = make_wrapped
         self._scalars: Scalars | None = None
         self._requests: list[SlotRequest] = []
-        self.wrapped: dict[str, WrappedOptimizer] = {}
-        self.on_new_slots: list[Callable[[], None]] = []
+        self.wrapped: dict[str, WrappedOptimizer] = {}  # by the towers' keys
+        self.on_new_slots: list[Callable[[], None]] = []  # one per sharer
 
     @property
     def scalars(self) -> Scalars:
-        """The scalars; the first device that needs them has them made."""
+        """The scalars, made on first use."""
         return self.start("") if self._scalars is None else self._scalars
 
     def start(self, device: str, *, local: bool = False) -> Scalars:
-        """Makes the scalars on the host of ``device``, unless they exist.
-
-        Args:
-          device: any device string; may be empty.
-          local: whether a session graph's saver leaves them out.
-        """
+        """Makes the scalars on the host of ``device``, unless they exist."""
         if self._scalars is None:
             with tf.init_scope(), override_to_local_variable(local):
                 self._scalars = Scalars(self._rule, host_of(device))
         return self._scalars
 
     def build(self, new: SlotRequest) -> WrappedOptimizer:
-        """Returns a tower's optimizer, made if new, with slots for variables.
-
-        State is made outside of the branch or loop that a step is built in.
-        """
+        """Returns a tower's optimizer, made if new, with slots for variables."""
         with tf.init_scope(), tf.device(new.device or None):
             if new.key not in self.wrapped:
                 self.wrapped[new.key] = self._make_wrapped(
@@ -207,7 +162,7 @@ class SharedState:
         return self.wrapped[new.key]
 
     def fresh_copy(self) -> "SharedState":
-        """Makes the same state once more, with all slots in the same order."""
+        """Makes a copy in its initial state, with all slots in the same order."""
         other = SharedState(self._rule, self._make_wrapped)
         other.start(self.scalars.host)
         for request in self._requests:
@@ -243,8 +198,8 @@ class SharedState:
 
 
 def _unique_name(variable: tf.Variable) -> str:
-    # Sessions of one server share a variable by its name, and so also the mutex.
-    # Outside of session graphs names repeat.
+    # Sessions of one server share variables by name, and so must share the mutex.
+    # Outside of session graphs, names repeat.
     return str(variable.op.name) if builds_session_graph() else uuid4().hex
 
 

@@ -1,7 +1,7 @@
 """One update of all towers: clean, accumulate, reduce, gate, apply.
 
 The same code serves a session graph and a ``tf.function``: every effect is an
-explicit dependency of what is returned, since the branch of a ``tf.cond`` in a
+explicit dependency of the result, since the branch of a ``tf.cond`` in a
 session graph runs nothing else.
 """
 
@@ -35,40 +35,25 @@ from tw_core.variables import override_to_local_variable, tf_variable
 from tw_reduce.reducers import shares_of
 
 Average: TypeAlias = Callable[[Buffer], Buffer]
-"""Makes the mean of a sum over towers."""
+"""Makes a mean of a sum over towers."""
 
 
 class Updater:
-    """K towers' variables with what updates them.
-
-    Attributes:
-      devices: [K] the towers' devices.
-      variables: [K][N], or [1][N] where all towers share their variables.
-      accumulator: sums over micro-batches, or None without accumulation.
-      global_norm: norm of the last update's gradients.
-      wrapped: the optimizers that apply, one per list of variables.
-    """
+    """K towers' variables, and the state that updates them."""
 
     def __init__(
         self,
         shared: SharedState,
         options: UpdateOptions,
-        towers: Sequence[tuple[str, str]],
+        towers: Sequence[tuple[str, str]],  # [K] keys and devices
         variables: Sequence[Sequence[Any]],
         *,
-        weighs: bool,
+        weighs: bool,  # whether accumulated gradients may have weights
     ) -> None:
-        """Makes the state that belongs to these variables alone.
-
-        Args:
-          shared: slots, scale and counts.
-          options: how updates are made.
-          towers: [K] keys and devices.
-          variables: [K][N], or [1][N] where all towers share their variables.
-          weighs: whether gradients that are accumulated may come with weights.
-        """
+        """Makes the state that belongs to these variables alone."""
         self._options = options
         self.devices = [device for _, device in towers]
+        # [K][N], or [1][N] if all towers share their variables.
         self.variables = [list(tower) for tower in variables]
         self._shapes = [tuple(variable.shape) for variable in variables[0]]
         local = [are_local(tower) for tower in variables]
@@ -83,6 +68,7 @@ class Updater:
 
     def _make_own_state(self, weighs: bool) -> None:
         host, steps = self._scalars.host, self._options.accumulation_steps
+        # Of the last update.
         self.global_norm = make_state(0.0, name="global_norm", device=host)
         self.accumulator: GradientAccumulator | None = None
         if steps is not None:
@@ -113,19 +99,7 @@ class Updater:
         weights: Sequence[Any] | None = None,
         global_step: tf.Variable | None = None,
     ) -> tf.Tensor:
-        """Takes in a micro-batch and, once the accumulator is full, updates.
-
-        Args:
-          grads: [K][N][calls] gradients.
-          are_scaled: whether they are those of the scaled loss.
-          weights: [K] of the towers in the mean, numbers or scalar tensors; None for
-            equal ones.
-          global_step: grows by 1 with an update.
-
-        Returns:
-          bool scalar, whether variables changed; all effects have happened when it
-          is known.
-        """
+        """Processes a micro-batch; after all effects, returns whether it updated."""
         accumulator, scalars = self.accumulator, self._scalars
         plan, buffers = make_buffers(
             grads, self._shapes, self.devices, keep_sparse=accumulator is None
@@ -193,10 +167,10 @@ class Updater:
         weights: Sequence[Any] | None,
         factor: tf.Tensor | None,
     ) -> tuple[list[list[Buffer]], Average | None]:
-        """Returns [K][M] weighed gradients, and what makes means of their sums.
+        """Returns [K][M] weighted gradients, and the function that averages their sums.
 
-        With and without weights in one way, so that equal ones change no bit. Without a
-        scale that is a product: TensorFlow makes one of a division by a constant.
+        The same way with and without weights, so that equal ones change no bit. Without
+        a scale that is a product: TensorFlow makes one of a division by a constant.
         """
         if weights is None:
             total: Any = float(len(buffers))
@@ -226,8 +200,8 @@ class Updater:
     ) -> list[list[Buffer]]:
         """Returns [K][M] means over towers, made by ``average`` of their sums.
 
-        It divides once, by the towers (or what they weigh) times whatever else the
-        sums hold (micro-batches, or the scale), so that nothing is rounded twice.
+        It divides once, by the number (or weight) of towers times all other factors in
+        the sums (micro-batches, or the scale), so that nothing is rounded twice.
         """
         if len(sums) > 1:
             sums = self._sum_over_towers(sums)
@@ -266,7 +240,7 @@ class Updater:
                 grads = unpack(self._clipped(means[k], norm), plan, self._shapes)
                 done.append(wrapped.apply(grads, variables))
         with tf.control_dependencies(present(done)):
-            # Learning rates may be computed from these counts: they come last.
+            # Learning rates may be computed from these counts: they change last.
             counts = present([self._scalars.updates, global_step])
             noted = [v.assign_add(1, read_value=False) for v in counts]
             noted.append(self.global_norm.assign(norm, read_value=False))

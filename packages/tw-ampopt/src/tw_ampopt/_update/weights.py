@@ -1,8 +1,8 @@
-"""What towers and micro-batches weigh in a mean.
+"""Weights of towers and micro-batches in a mean.
 
-Weights count in a unit. Where those that come first are equal, it is what each weighs:
-they are exactly 1, and products with them keep every bit. Else it is a power of two, so
-that whole numbers, such as those of rows, stay exact.
+Weights are measured in a unit. If the first ones are equal, it is their common value:
+they are exactly 1, and products with them keep every bit. Otherwise it is a power of
+two, so that whole numbers, such as counts of rows, stay exact.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from tw_core.gradients import map_values, scale
 from tw_reduce.reducers import shares_of, unit_of
 
 Shares = Sequence[tf.Tensor]
-"""[K] float64 scalars, what each tower weighs in the unit."""
+"""[K] float64 scalars, each tower's weight in the unit."""
 
 
 def as_tensors(weights: Sequence[Any]) -> list[tf.Tensor]:
-    """Makes [K] float64 scalars of numbers and scalar tensors, on this device."""
+    """Converts weights to [K] float64 scalars, on the current device."""
     return [
         tf.cast(weight, tf.float64)
         if tf.is_tensor(weight)
@@ -31,7 +31,7 @@ def as_tensors(weights: Sequence[Any]) -> list[tf.Tensor]:
 
 
 def total_of(shares: Shares) -> tf.Tensor:
-    """Returns what weighted sums are divided by, float32; the number where it is 0."""
+    """Returns the float32 divisor of weighted sums: their total, or K if that is 0."""
     total = tf.add_n(list(shares))
     number = tf.constant(len(shares), tf.float64)
     total = tf.where(tf.equal(total, 0), number, total)
@@ -39,7 +39,7 @@ def total_of(shares: Shares) -> tf.Tensor:
 
 
 def weighed(buffer: Buffer, share: tf.Tensor) -> Buffer:
-    """Multiplies a gradient; one that weighs nothing is 0, even if it is NaN."""
+    """Multiplies a gradient by its share; a share of 0 gives 0, even for NaN."""
 
     def weigh(values: tf.Tensor) -> tf.Tensor:
         return tf.math.multiply_no_nan(values, tf.cast(share, values.dtype))
@@ -50,16 +50,7 @@ def weighed(buffer: Buffer, share: tf.Tensor) -> Buffer:
 def mean_of_calls(
     calls: Sequence[Buffer | None], weights: Sequence[Any]
 ) -> Buffer | None:
-    """Averages a tower's gradients from several calls, in float32.
-
-    Args:
-      calls: [calls] gradients for one variable.
-      weights: [calls] numbers or scalar tensors; those of calls that reach the variable
-        count.
-
-    Returns:
-      The mean; None where no call reaches the variable, and a single call as it is.
-    """
+    """Averages one variable's gradients over the calls that reach it, in float32."""
     reached = [
         (grad, weight)
         for grad, weight in zip(calls, weights, strict=True)
@@ -76,24 +67,16 @@ def mean_of_calls(
 
 
 class AccumulatedWeight:
-    """What the micro-batches of one update weigh together.
-
-    Attributes:
-      excess: their total in the unit, less 1 for each tower of each of them, so that 0
-        is right for a group that an older version has begun, which had no weights.
-      unit: that the weights of the group are divided by; 0 before it is known.
-    """
+    """The total weight of one update's micro-batches."""
 
     def __init__(self, num_towers: int, host: str) -> None:
-        """Makes the state.
-
-        Args:
-          num_towers: K.
-          host: where it lives.
-        """
+        """Makes the state."""
         self._num_towers = num_towers
         zero = partial(tf.zeros, [], tf.float64)
+        # The total in the unit, less 1 for each tower of each micro-batch, so that 0 is
+        # right for a group that an older version, without weights, has begun.
         self.excess = make_state(zero, name="grad_acc_weight", device=host)
+        # 0 until it is known.
         self.unit = make_state(zero, name="grad_acc_weight_unit", device=host)
 
     def state(self) -> list[tf.Variable]:
@@ -103,12 +86,7 @@ class AccumulatedWeight:
     def begin(
         self, weights: Sequence[Any] | None, summed: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Returns what the towers of a micro-batch weigh, and the unit of that.
-
-        Args:
-          weights: [K]; None for 1 each.
-          summed: int64 scalar, the micro-batches that were added before.
-        """
+        """Returns a micro-batch's shares, after ``summed`` others, and their unit."""
         own = as_tensors([1.0] * self._num_towers if weights is None else weights)
         stored = self.unit.read_value()
         known = tf.where(stored > 0, stored, tf.ones_like(stored))
@@ -117,7 +95,7 @@ class AccumulatedWeight:
         return [tf.math.divide_no_nan(weight, unit) for weight in own], unit
 
     def add(self, shares: Shares, unit: tf.Tensor) -> list[Any]:
-        """Notes the weights of a micro-batch that is added."""
+        """Records the weights of a micro-batch that is added."""
         more = tf.add_n(list(shares)) - float(self._num_towers)
         return [
             self.excess.assign_add(more, read_value=False),
@@ -125,12 +103,7 @@ class AccumulatedWeight:
         ]
 
     def divisor(self, summed: tf.Tensor) -> tf.Tensor:
-        """Returns what the sums are divided by, a float32 scalar.
-
-        Args:
-          summed: int64 scalar, the micro-batches that were added. Where these weigh
-            nothing, the sums are 0 and their number divides them.
-        """
+        """Returns the float32 divisor of the sums of ``summed`` micro-batches."""
         total = self._total(summed)
         count = tf.cast(summed, tf.float64) * float(self._num_towers)
         return tf.cast(tf.where(total > 0, total, count), tf.float32)

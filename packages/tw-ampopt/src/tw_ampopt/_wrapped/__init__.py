@@ -1,4 +1,4 @@
-"""The optimizers that are wrapped: one per tower, and one interface to all families.
+"""Wrapped optimizers: one per tower, with one interface to all families.
 
-What goes around any of them, such as float32 masters, has the same interface.
+Anything that wraps these in turn, such as float32 masters, has the same interface.
 """

@@ -1,7 +1,7 @@
-"""Factories of optimizers and learning rates, as callers may give them.
+"""Factories of optimizers and learning rates, as callers may pass them.
 
 ``tf_optimizer`` is a class, a factory or a dotted name. In a dotted name ``tf.``
-stands for TensorFlow's v1 names first, as ``"tf.train.AdamOptimizer"`` has always
+refers to TensorFlow's v1 names first, as ``"tf.train.AdamOptimizer"`` has always
 meant TensorFlow 1's class.
 
 A learning rate is a number, a tensor, a variable, or a schedule of updates.
@@ -24,13 +24,7 @@ LearningRateLike: TypeAlias = (
 
 
 def find_factory(tf_optimizer: str | OptimizerFactory, *, caller: str) -> Any:
-    """Resolves a dotted name, and refuses what cannot be called.
-
-    Args:
-      tf_optimizer: called as ``tf_optimizer(name=..., learning_rate=..., **kwargs)``,
-        without ``name`` where it takes none.
-      caller: opens messages.
-    """
+    """Resolves a dotted name, and refuses anything that cannot make optimizers."""
     given = tf_optimizer
     if isinstance(given, str):
         given = _by_name(given, caller)
@@ -46,7 +40,7 @@ def find_factory(tf_optimizer: str | OptimizerFactory, *, caller: str) -> Any:
 
 
 def takes_name(factory: OptimizerFactory) -> bool:
-    """Tests whether a factory has a parameter ``name``; one that hides them has."""
+    """Tests whether a factory takes ``name``; assumed if it hides its parameters."""
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):
@@ -55,29 +49,18 @@ def takes_name(factory: OptimizerFactory) -> bool:
 
 
 class LearningRate:
-    """Serves a rate in the form in which each family of optimizers takes it."""
+    """A learning rate in the form that each family of optimizers takes."""
 
     def __init__(
         self, value: LearningRateLike, updates: tf.Variable, *, caller: str
     ) -> None:
-        """Keeps the rate.
-
-        Args:
-          value: a number, a scalar tensor or variable, or a schedule: called with
-            the number of updates made so far (int64 scalar).
-          updates: counts the updates.
-          caller: opens messages.
-        """
+        """Stores the rate; ``updates`` counts the updates made."""
         self._caller = f"{caller}: what the schedule learning_rate returns"
         self._value = value
         self._updates = updates
 
     def for_optimizer(self) -> Any:
-        """Returns a number, or a function of no arguments that gives the rate.
-
-        All families take both, and call the function in the graph that they
-        build their update in.
-        """
+        """Returns a number, or a function to be called in the graph of the update."""
         return self._value if _is_number(self._value) else self.tensor
 
     def tensor(self) -> tf.Tensor:
@@ -98,7 +81,7 @@ class LearningRate:
 
 
 def check_learning_rate(value: object, *, caller: str) -> None:
-    """Refuses what is no learning rate; a negative one is fine."""
+    """Refuses an invalid learning rate; a negative one is accepted."""
     if _is_number(value):
         _check_finite(value, caller)
     elif isinstance(value, tf.Tensor | tf.Variable):
@@ -169,6 +152,6 @@ def _takes_one(schedule: Callable[..., Any]) -> bool:
         inspect.signature(schedule).bind(0)
     except TypeError:
         return False
-    except ValueError:  # a builtin that keeps its signature to itself
+    except ValueError:  # a builtin without a known signature
         return True
     return True

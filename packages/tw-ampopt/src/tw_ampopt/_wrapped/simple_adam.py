@@ -1,4 +1,4 @@
-"""Adam without frills, as StyleGAN2's ``dnnlib/tflib/optimizer.py`` has it.
+"""Plain Adam, as in StyleGAN2's ``dnnlib/tflib/optimizer.py``.
 
 It follows Kingma and Ba, "Adam" (2015), in the form with the bias correction in the
 learning rate. Where TensorFlow's op fuses the update, this one spells it out in
@@ -38,7 +38,7 @@ class SimpleAdam:
         beta2: float = 0.999,
         epsilon: float = 1e-8,
     ) -> None:
-        """Keeps the settings; state is made when variables are known.
+        """Stores the settings; state is made when variables are known.
 
         Args:
           name: prefix of the state's names.
@@ -50,7 +50,7 @@ class SimpleAdam:
         Raises:
           TypeError: an argument of the wrong kind.
           ValueError: a decay outside of [0, 1), a negative epsilon, a learning rate
-            that is not finite or no scalar, or a name that names no scope.
+            that is not finite or not a scalar, or an invalid name of a scope.
         """
         check_name(name, caller="SimpleAdam")
         if isinstance(learning_rate, tf.Variable) or not callable(learning_rate):
@@ -82,8 +82,8 @@ class SimpleAdam:
 
         Raises:
           RuntimeError: in eager mode.
-          TypeError: no loss, variables or options.
-          ValueError: no variables, a loss that is no scalar, or another graph's.
+          TypeError: an invalid loss, variable or option.
+          ValueError: no variables, a non-scalar loss, or anything of another graph.
         """
         caller = "SimpleAdam.compute_gradients"
         if tf.executing_eagerly():
@@ -110,8 +110,8 @@ class SimpleAdam:
         """Returns the op that applies [N] pairs; None gradients are left out.
 
         Raises:
-          TypeError: something that is no pair, gradient, variable or counter.
-          ValueError: no gradient at all, a variable that comes twice, or a gradient
+          TypeError: an invalid pair, gradient, variable or counter.
+          ValueError: no gradient at all, a repeated variable, or a gradient
             whose shape is not its variable's.
         """
         caller = "SimpleAdam.apply_gradients"
@@ -131,7 +131,7 @@ class SimpleAdam:
             return tf.group(*ops)
 
     def variables(self) -> list[tf.Variable]:
-        """Lists the powers of the betas and the slots, in the order of making."""
+        """Lists the powers of the betas and the slots, in the order of creation."""
         slots = [slots[key] for slots in self._slots.values() for key in _SLOTS]
         return [*self._powers, *slots]
 

@@ -1,7 +1,7 @@
 """One interface to the families of optimizers that can be wrapped.
 
-TensorFlow's v1 optimizers and tf_keras's legacy ones know their slots by variable and
-name. Keras 3 optimizers do not, and update the variables alone that they were built
+TensorFlow's v1 optimizers and tf_keras's legacy ones look up slots by variable and
+name. Keras 3 optimizers do not, and update only the variables that they were built
 for. Any of them may update float32 masters in place of half-precision variables.
 """
 
@@ -41,10 +41,7 @@ class WrappedOptimizer(Protocol):
         ...
 
     def apply(self, grads: Sequence[Any], variables: Sequence[Any]) -> Any:
-        """Updates variables by float32 gradients, sparse or not.
-
-        Returns what an op must depend on for the update to have happened, or None.
-        """
+        """Updates by float32 gradients, maybe sparse; returns a dependency or None."""
         ...
 
     def variables(self) -> list[tf.Variable]:
@@ -61,7 +58,7 @@ class WrappedOptimizer(Protocol):
 
 
 def wrap(optimizer: Any, *, caller: str) -> WrappedOptimizer:
-    """Gives an optimizer the interface that the updater works with."""
+    """Gives an optimizer the interface that the updater uses."""
     kind = kind_of(optimizer)
     if kind is OptimizerKind.KERAS_3:
         _check_keras_3(optimizer, caller)
@@ -93,7 +90,7 @@ class WrappedV1:
         return apply_pairs(self.optimizer, _cast_pairs(grads, variables))
 
     def variables(self) -> list[tf.Variable]:
-        """Lists slots and the like, in the same order in every process.
+        """Lists slots and other state, in the same order in every process.
 
         Slots come last, in the order of their variables. v1 optimizers sort them by
         names, which depend on what else the process has made.
@@ -140,7 +137,7 @@ class WrappedKeras3:
         self._variables = list(variables)
 
     def apply(self, grads: Sequence[Any], variables: Sequence[Any]) -> Any:
-        """Updates; returns a tensor to depend on where that is needed."""
+        """Updates; returns a tensor to depend on if one is needed."""
         self._check_known(variables)
         # Rows that share an index are added before they are rounded.
         grads = [
@@ -158,7 +155,7 @@ class WrappedKeras3:
         own = next((v for v in self._variables if identity(v) == identity(var)), None)
         if own is None:
             return None
-        # Variables may have the same name; their slots then come in their order.
+        # Variables may have the same name; their slots are then in the same order.
         reference = _keras_reference(own)
         namesakes = [v for v in self._variables if _keras_reference(v) == reference]
         path = f"{self.optimizer.name}/{reference}_{name}"
@@ -169,7 +166,7 @@ class WrappedKeras3:
         return None
 
     def get_slot_names(self) -> list[str]:
-        """Lists what follows the first variable's name in the slots' names."""
+        """Lists the slots' names, without the first variable's name in front."""
         if not self._variables:
             return []
         prefix = f"{self.optimizer.name}/{_keras_reference(self._variables[0])}_"
@@ -196,7 +193,7 @@ class MasterWeights:
     float32 master instead, and the variable is the master, rounded. Where rounding the
     master does not give the variable, the variable has been assigned since (by a
     restore, or a copy between towers), and the master takes its value: so masters need
-    no care of their own.
+    no special treatment.
     """
 
     def __init__(self, wrapped: WrappedOptimizer) -> None:

@@ -1,9 +1,9 @@
-"""tensorpack's names, for programs that come from tensorpack 0.11.
+"""tensorpack's names, for programs ported from tensorpack 0.11.
 
-Everything that these packages carry on of ``tensorpack.graph_builder`` and
-``tensorpack.tfutils.tower`` can be imported from here under its name there; most are
-``tw_core``'s, ``tw_reduce``'s and ``tw_builders``'s own. For a builder that was not
-carried on, the error says what to use instead.
+Everything that these packages kept of ``tensorpack.graph_builder`` and
+``tensorpack.tfutils.tower`` can be imported from here under its name there; most names
+are ``tw_core``'s, ``tw_reduce``'s and ``tw_builders``'s own. For a builder that was not
+kept, the error names the replacement.
 """
 
 from tw_builders._base import (

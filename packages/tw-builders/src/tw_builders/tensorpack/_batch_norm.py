@@ -1,7 +1,7 @@
 """tensorpack's ``BatchNorm(sync_statistics="nccl")`` over our towers, on any device.
 
-tensorpack adds each tower's moments with NCCL, in which every tower counts the same,
-and its own source warns of wrong results from TensorFlow 1.15 on.
+tensorpack adds the towers' moments with NCCL, which weighs all towers equally, and its
+own source warns of wrong results from TensorFlow 1.15 on.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ from tw_core.synchronized import moments_over_towers
 def get_sync_bn_mean_var(
     inputs: tf.Tensor, red_axis: Sequence[int], sync_statistics: str
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes a batch's moments over all towers, as tensorpack's function of the name.
+    """Computes a batch's moments over all towers; replaces tensorpack's function.
 
-    ``BatchNorm`` takes it once it has the place of tensorpack's::
+    ``BatchNorm`` uses it after::
 
         import tensorpack.models.batch_norm as layer
 
         layer.get_sync_bn_mean_var = tw_builders.tensorpack.get_sync_bn_mean_var
 
-    Towers count by their rows, and may hold none.
+    Towers are weighted by their rows, and may have none.
 
     Args:
-      inputs: a tower's tensor, of floating point.
+      inputs: a tower's floating-point tensor.
       red_axis: axes to reduce.
       sync_statistics: ``"nccl"``, whatever the devices are.
 

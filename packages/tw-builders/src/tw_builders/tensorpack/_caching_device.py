@@ -1,7 +1,7 @@
 """Reading each large variable once per step, on the least loaded of several devices.
 
 Source of the idea: tf_cnn_benchmarks' ``OverrideCachingDevice``, which tensorpack
-0.11 carried on (``tensorpack/graph_builder/utils.py``).
+0.11 adopted (``tensorpack/graph_builder/utils.py``).
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +18,8 @@ class OverrideCachingDevice:
 
     For ``tf.compat.v1.variable_scope(..., custom_getter=...)`` in a session graph.
     All uses of a cached variable then share one read, so that a step transfers its
-    value at most once to each device. TensorFlow reads a resource variable where it
-    lives, whatever the caching device is.
+    value at most once to each device. TensorFlow reads a resource variable on its own
+    device, whatever the caching device is.
 
     A variable that is not trainable, or whose shape is not fully known, is made as
     it would be without this getter. (tensorpack made it local, so that the moving
@@ -28,7 +28,7 @@ class OverrideCachingDevice:
     Attributes:
       devices: where large variables are cached.
       sizes: elements of large variables cached on each of ``devices``.
-      device_for_small_variables: where all others are cached.
+      device_for_small_variables: where small variables are cached.
       small_variable_size_threshold: number of elements from which a variable is
         large.
     """
@@ -76,7 +76,7 @@ class OverrideCachingDevice:
             it is True.
 
         Returns:
-          What ``getter`` returns.
+          The result of ``getter``.
 
         Raises:
           TypeError: ``getter`` cannot be called.

@@ -1,8 +1,8 @@
-"""Restoring what tensorpack's trainers saved.
+"""Restoring checkpoints that tensorpack's trainers saved.
 
-tensorpack 0.11 called the optimizer below a name scope of the builder. Slots are
-named after their variables, but state that is no slot, such as Adam's
-``beta1_power``, got the scope into its name; here it has none, as on one device.
+tensorpack 0.11 called the optimizer in a name scope of the builder. Slots are named
+after their variables, but the names of other state, such as Adam's ``beta1_power``,
+include the scope; here they do not, as on one device.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tw_core.checks import check_list, check_text
 
-# Of SyncMultiGPUReplicatedBuilder and AsyncMultiGPUBuilder; the others have none.
+# Those of SyncMultiGPUReplicatedBuilder and AsyncMultiGPUBuilder; the rest have none.
 _SCOPES = ("", "apply_gradients/", "async_apply_gradients/")
 
 
@@ -23,19 +23,19 @@ def assignment_map(
 
     For ``tf.compat.v1.train.Saver(assignment_map(path)).restore(session, path)``, or
     ``tf.compat.v1.train.init_from_checkpoint(path, assignment_map(path))``.
-    Checkpoints that were written here are read as well.
+    Checkpoints written by these packages work as well.
 
     Args:
       checkpoint: the prefix that ``ModelSaver`` logged, such as
         ``"train_log/model-1000"``; or a folder, for its latest checkpoint.
-      variables: what to restore; the default graph's global variables by default.
+      variables: those to restore; by default the default graph's global variables.
 
     Returns:
       Variables by their names in the checkpoint.
 
     Raises:
-      ValueError: there is no such checkpoint; it lacks some of the variables, or has
-        them in other shapes or dtypes; or there are no variables.
+      ValueError: there is no such checkpoint; it lacks some of the variables, or their
+        shapes or dtypes differ; or there are no variables.
       TypeError: an argument of another type.
     """
     check_text("assignment_map", checkpoint=checkpoint)
@@ -72,7 +72,7 @@ def _read_specs(checkpoint: str) -> dict[str, tf.TensorSpec]:
 
 
 def _saved_name(variable: tf.Variable, saved: Mapping[str, tf.TensorSpec]) -> str:
-    """Returns the name in the checkpoint, or the variable's own where it has none."""
+    """Returns the name in the checkpoint, or the variable's own if it is missing."""
     own = str(variable.name).removesuffix(":0")
     return next((scope + own for scope in _SCOPES if scope + own in saved), own)
 

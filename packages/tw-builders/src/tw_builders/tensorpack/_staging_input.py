@@ -1,10 +1,10 @@
-"""Batches staged on the towers' devices while a session runs the step before.
+"""Batches staged on the towers' devices while a session runs the preceding step.
 
 Source of the idea: tensorpack 0.11's ``StagingInput``
 (``tensorpack/input_source/input_source.py``). Here a batch is cut, so that all towers
 read one input, and the end of the input is staged like a batch, so that the batches
-before it are used. A staging area's waits cannot be ended from outside: so every step
-first sees that each area holds what it must, and nothing ever waits for one.
+before it are used. A wait for a staging area cannot be ended from outside: so every
+step first checks how many batches each area holds, and nothing ever waits for one.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -29,26 +29,26 @@ _OUT_OF_STEP = (
 
 
 class StagingInput:
-    """Stages the towers' parts of the batches to come on their devices.
+    """Stages the towers' parts of upcoming batches on their devices.
 
     For session graphs. ``initializer`` starts the dataset from its beginning and stages
     the first ``nr_stage`` batches. Each step then uses ``parts`` and runs ``stage``,
-    in one ``session.run``: the hook sees to both in a ``MonitoredTrainingSession``;
+    in one ``session.run``: in a ``MonitoredTrainingSession`` the hook does both;
     otherwise run ``initializer``, and fetch ``stage`` with the step or ``tf.group`` it
     with the training op. Neither waits for the other.
 
     The step after the last batch raises ``tf.errors.OutOfRangeError``, as does every
-    later one, until ``initializer`` has run again. A step after one that failed, or
-    that used ``parts`` without ``stage``, raises ``tf.errors.InvalidArgumentError``
-    until then, since towers could hold parts of different batches. So one run at a
-    time may use the parts.
+    later one, until ``initializer`` has run again. After a step that failed, or that
+    used ``parts`` without ``stage``, steps raise ``tf.errors.InvalidArgumentError``
+    until then, since towers could hold parts of different batches. So only one run at
+    a time may use the parts.
 
     Attributes:
       parts: [K] nests of tensors like the dataset's batches; tower k's are on its
         device. The first towers have one row more where K does not divide a batch's
-        rows, and the last ones none where there are fewer than K.
-      stage: op that stages the next batch. By itself it skips a batch.
-      initializer: op that begins anew.
+        rows, and the last ones have none where there are fewer than K.
+      stage: op that stages the next batch. Run without ``parts``, it skips a batch.
+      initializer: op that starts over.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class StagingInput:
         Args:
           input: of batches, as ``tw_builders.per_tower`` takes them.
           devices: one per tower, or towers, as the builders take them.
-          nr_stage: batches that are staged ahead of the one in use, at least 1.
+          nr_stage: batches staged ahead of the one in use, at least 1.
 
         Raises:
           ValueError: as ``per_tower``; or ``nr_stage`` below 1.
@@ -97,13 +97,13 @@ class StagingInput:
     def hook(self) -> tf.compat.v1.train.SessionRunHook:
         """Makes the hook that initialises and stages in a monitored session.
 
-        ``stage`` is run with whatever uses ``parts``, and only then.
+        It runs ``stage`` with every run that uses ``parts``, and with no other.
         """
         return _StagingHook(self)
 
 
 class _StagingHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Initialises, and runs ``stage`` with what uses the parts."""
+    """Initialises, and runs ``stage`` with runs that use the parts."""
 
     def __init__(self, staging: StagingInput) -> None:
         self._staging = staging
@@ -134,17 +134,11 @@ class _StagingHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class _Area:
-    """A staging area, of unbounded capacity: putting never waits.
-
-    Attributes:
-      device: where its tensors lie.
-      positions: of its tensors among those of a batch.
-      options: by which all operations on the area find it.
-    """
+    """A staging area, of unbounded capacity: putting never waits."""
 
     device: str
-    positions: Sequence[int]
-    options: Mapping[str, Any]
+    positions: Sequence[int]  # of its tensors in the list that ``put`` takes
+    options: Mapping[str, Any]  # by which all ops on the area find it
 
     def put(self, tensors: Sequence[tf.Tensor]) -> tf.Operation:
         options = {name: self.options[name] for name in ("capacity", "shared_name")}
@@ -171,11 +165,9 @@ class _Area:
 
 
 def _areas(devices: Sequence[str], dtypes: Sequence[tf.DType]) -> list[_Area]:
-    """Plans the host's area, of the flag and of strings, and each tower's.
+    """Plans the host's area, for the flag and for strings, and one per tower.
 
-    Args:
-      devices: K devices.
-      dtypes: of a batch's tensors, which are K times as many for each tower.
+    ``dtypes`` lists the tensors of tower 0's part, then tower 1's, and so on.
     """
     each = len(dtypes) // len(devices)
     by_device: dict[int, list[int]] = {_HOST: [0]}
@@ -199,7 +191,7 @@ def _areas(devices: Sequence[str], dtypes: Sequence[tf.DType]) -> list[_Area]:
 
 
 def _with_end(parts: tf.data.Dataset) -> tf.data.Dataset:
-    """Marks every batch with True, and goes on with False after the last."""
+    """Marks every batch with True, and repeats False after the last."""
 
     def of_batch(*item: Any) -> tuple[Any, ...]:
         return (True, *flat_parts(item))
@@ -207,7 +199,7 @@ def _with_end(parts: tf.data.Dataset) -> tf.data.Dataset:
     def of_end(_: Any) -> tuple[Any, ...]:
         return (False, *no_rows(parts))
 
-    # One call at a time, or each map is given as many as tf.data likes.
+    # One call at a time, or tf.data chooses the parallelism of each map.
     batches = parts.map(of_batch, num_parallel_calls=1)
     end = tf.data.Dataset.range(1).map(of_end, num_parallel_calls=1)
     return batches.concatenate(end.repeat())
@@ -238,7 +230,7 @@ def _take(
 def _in_order(
     areas: Sequence[_Area], taken: Sequence[Sequence[tf.Tensor]]
 ) -> list[tf.Tensor]:
-    """Lists what the areas held in the order in which it was put."""
+    """Lists the areas' tensors in the order in which they were put."""
     by_position = {
         n: tensor
         for area, own in zip(areas, taken, strict=True)
@@ -252,9 +244,9 @@ def _ended_or_ready(
 ) -> tf.Operation:
     """Makes the op that fails unless a batch is next in every area.
 
-    At the end with the OutOfRangeError of ``nothing``, an iterator without items. (A
-    one-shot iterator will not do: the first step that uses it could be cancelled, and
-    all later ones would be too.)
+    At the end it raises the OutOfRangeError of ``nothing``, an iterator without items.
+    (Not a one-shot iterator: if the first step that uses it is cancelled, so are all
+    later ones.)
     """
     sizes = [area.size() for area in areas]
     is_ready = tf.reduce_all(tf.equal(sizes, nr_stage))

@@ -1,8 +1,7 @@
 """A Keras model over towers: ``compile``, ``fit`` and all the rest of Keras.
 
 Every tower runs the model's own ``train_step``. The steps are traced side by side and
-meet wherever all towers must have come: where an optimizer applies, where a metric is
-updated.
+meet wherever all towers are needed: where an optimizer applies, or a metric is updated.
 """
 
 from tw_builders.tower_model._model import TowerModel

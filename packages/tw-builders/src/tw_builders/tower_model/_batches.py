@@ -1,4 +1,4 @@
-"""Batches as Keras hands them to a step: as tensors, as specs, and joined again."""
+"""Batches as Keras passes them to a step: as tensors, as specs, and joined again."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from tw_core.checks import naming
 
 
 def tensors(data: Any) -> Any:
-    """Returns a batch with tensors for its arrays, as eager steps are given."""
+    """Converts the arrays of a batch, which eager steps receive, to tensors."""
     return tf.nest.map_structure(
         lambda leaf: leaf if leaf is None or tf.is_tensor(leaf) else tf.constant(leaf),
         data,
@@ -18,11 +18,7 @@ def tensors(data: Any) -> Any:
 
 
 def checked_sizes(data: Any, num_parts: int) -> Any:
-    """Returns the rows of each tower's part, of a batch of tensors.
-
-    Raises:
-      ValueError: no tensor, one without rows, or unlike numbers of rows.
-    """
+    """Checks a batch of tensors; returns the number of rows of each tower's part."""
     specs = [
         tf.type_spec_from_value(leaf)
         for leaf in tf.nest.flatten(data)
@@ -41,7 +37,7 @@ def join(parts: Sequence[Any]) -> Any:
 
 
 def any_rows(data: Any) -> Any:
-    """Returns nests of the shapes and dtypes of a batch of any number of rows."""
+    """Returns a batch's nest of shapes and dtypes, with any number of rows."""
 
     def spec(leaf: Any) -> tf.TensorSpec | None:
         if leaf is None:

@@ -1,4 +1,4 @@
-"""What a ``TowerModel`` refuses, and how its losses are combined."""
+"""Checks of a ``TowerModel``, and how its losses are combined."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,13 +11,13 @@ from tw_builders.tower_model._wrapped import WrappedOptimizer
 
 
 def layers_of(model: Any) -> list[Any]:
-    """Lists a model and its layers, those inside of others after these."""
+    """Lists a model and its layers, outer ones before those inside them."""
     layers: list[Any] = model._flatten_layers()
     return layers
 
 
 def check_adapted(models: Sequence[Any]) -> None:
-    """Refuses layers that have learnt what is no variable, in some copies only."""
+    """Refuses layers adapted in some copies only, whose state is not in variables."""
     layers = zip(*map(layers_of, models), strict=False)
     unlike = [
         own[0].name
@@ -39,7 +39,7 @@ def _adapted(layer: Any) -> str:
 
 
 def check_optimizers(optimizers: Sequence[Any], variables: str) -> None:
-    """Refuses what does not fit where variables live."""
+    """Refuses optimizers that do not work with sharded variables."""
     if variables != "sharded":
         return
     averaging = [own.name for own in optimizers if getattr(own, "use_ema", False)]
@@ -57,7 +57,7 @@ def check_optimizers(optimizers: Sequence[Any], variables: str) -> None:
 
 
 def check_one(optimizers: Sequence[Any]) -> None:
-    """Refuses what cannot update flat variables of a whole model."""
+    """Refuses optimizers that cannot update the flat variables of a whole model."""
     if len(optimizers) != 1 or isinstance(optimizers[0], WrappedOptimizer):
         raise ValueError(
             "TowerModel: flat variables need one optimizer of Keras, that of compile; "
@@ -76,12 +76,12 @@ def _reductions(model: Any) -> set[str]:
 
 
 def adds(model: Any) -> bool:
-    """Tells whether the losses are added over rows."""
+    """Returns whether the losses are added over rows."""
     return _reductions(model) == {"sum"}
 
 
 def divides_by_weights(model: Any) -> bool:
-    """Tells whether the losses are divided by the sum of the sample weights."""
+    """Returns whether the losses are divided by the sum of the sample weights."""
     return _reductions(model) == {"mean_with_sample_weight"}
 
 
@@ -101,7 +101,7 @@ def synchronized_layers_of(model: Any) -> list[str]:
 
 
 def check_eager(synchronized: Sequence[str]) -> None:
-    """Refuses synchronised layers in eager mode, which computes a tower at once."""
+    """Refuses synchronised layers in eager mode, where a tower runs as a whole."""
     if synchronized:
         raise ValueError(
             f"TowerModel: {', '.join(synchronized)} are synchronised over towers, "
@@ -110,7 +110,7 @@ def check_eager(synchronized: Sequence[str]) -> None:
 
 
 def check_xla(model: Any, synchronized: Sequence[str], variables: str) -> None:
-    """Refuses what XLA cannot compile tower by tower."""
+    """Refuses models that XLA cannot compile tower by tower."""
     if synchronized:
         raise ValueError(
             f"TowerModel: {', '.join(synchronized)} are synchronised over towers, "
@@ -130,7 +130,7 @@ def check_xla(model: Any, synchronized: Sequence[str], variables: str) -> None:
 
 
 def check_one_output(y_pred: Any) -> None:
-    """Refuses several outputs under XLA, whose losses Keras counts one by one."""
+    """Refuses several outputs under XLA: Keras tracks the loss of each in a metric."""
     count = len(tf.nest.flatten(y_pred))
     if count > 1:
         raise ValueError(

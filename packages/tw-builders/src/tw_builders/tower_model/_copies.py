@@ -44,25 +44,15 @@ _SEED_STEP = 0x9E3779B9  # odd and large, so that layers' seeds stay apart
 
 @dataclass
 class Copies:
-    """The copies of a model, of which the first is saved.
-
-    Attributes:
-      towers: K towers.
-      models: [K] their models; the same one K times where they share variables.
-      variables: ``"replicated"``, ``"sharded"`` or ``"parameter_server"``.
-      reducer: adds gradients over towers, for replicated variables.
-      weigh: what a tower's mean loss weighs, as ``TowerModel`` takes it; or None.
-      flat: what trains where small variables lie in flat ones; else None.
-      compiled_by_xla: whether each tower's forward and backward pass are.
-    """
+    """The copies of a model, of which the first is saved."""
 
     towers: Sequence[Tower]
-    models: Sequence[Any]
-    variables: str
+    models: Sequence[Any]  # [K]; one model K times where towers share variables
+    variables: str  # "replicated", "sharded" or "parameter_server"
     reducer: Reducer
-    weigh: Weigh | None
+    weigh: Weigh | None  # the ``weights`` of ``TowerModel``
     flat: FlatTraining | None = None
-    compiled_by_xla: bool = False
+    compiled_by_xla: bool = False  # each tower's forward and backward pass
     _is_built: bool = False
 
     @classmethod
@@ -103,7 +93,7 @@ class Copies:
         return list(dict.fromkeys(self.models))
 
     def compile(self, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """Compiles every copy, with an optimizer of its own where it is replicated."""
+        """Compiles every copy; replicated ones have optimizers of their own."""
         self._freeze_alike()
         whole = tf.nest.map_structure(wrapped, (args, options))
         for k, model in enumerate(self.distinct):
@@ -124,7 +114,7 @@ class Copies:
 
     @contextmanager
     def without_wrapped(self) -> Iterator[None]:
-        """Takes an optimizer over towers out of tower 0, which is to be saved."""
+        """Removes an optimizer over towers from tower 0 while that is saved."""
         main = self.main
         optimizer = getattr(main, "optimizer", None)
         if not isinstance(optimizer, WrappedOptimizer):
@@ -137,7 +127,7 @@ class Copies:
             main.optimizer, main.compiled = optimizer, True
 
     def check_compiled(self, *, run_eagerly: bool, by_xla: bool) -> None:
-        """Refuses what towers cannot do together."""
+        """Refuses options of ``compile`` that do not work over towers."""
         names = synchronized_layers_of(self.main)
         if run_eagerly and len(self.towers) > 1:
             check_eager(names)
@@ -145,7 +135,7 @@ class Copies:
             check_xla(self.main, names, self.variables)
 
     def make_equal(self) -> None:
-        """Checks that copies fit, and gives all of them tower 0's values."""
+        """Checks that the copies match, and gives all of them tower 0's values."""
         if not all(model.built for model in self.models):
             return
         self._is_built = True
@@ -169,7 +159,7 @@ class Copies:
         self._make_optimizers_equal()
 
     def step(self, method: str, data: Any) -> Any:
-        """Runs a step of every copy on its part of a batch; returns the logs."""
+        """Runs one step of every copy on its part of a batch; returns merged logs."""
         data = _batches.tensors(data)
         sizes = _batches.checked_sizes(data, len(self.towers))
         parts = on_devices(cut(data, sizes), self.towers)
@@ -200,7 +190,7 @@ class Copies:
         return meetings.logs(logs)
 
     def predict(self, data: Any) -> Any:
-        """Returns what every copy predicts of its part, in the batch's order."""
+        """Returns every copy's predictions for its part, in the batch's order."""
         data = _batches.tensors(data)
         sizes = _batches.checked_sizes(data, len(self.towers))
         parts = on_devices(cut(data, sizes), self.towers)
@@ -209,18 +199,18 @@ class Copies:
         return _batches.join(self._run(steps, parts, _no_meeting))
 
     def _freeze_alike(self) -> None:
-        """Has every copy train what tower 0's does."""
+        """Sets ``trainable`` in every copy as in tower 0's."""
         for model in self.distinct[1:]:
             layers = zip(layers_of(model), layers_of(self.main), strict=False)
             weights = zip(model.weights, self.main.weights, strict=False)
-            for own, main in [*layers, *weights]:  # a layer before those inside of it
+            for own, main in [*layers, *weights]:  # a layer before those inside it
                 if own.trainable != main.trainable:
                     own.trainable = main.trainable
 
     def _give_own_seeds(self) -> None:
-        """Has every tower draw random numbers of its own, which follow from tower 0's.
+        """Gives every tower its own random seeds, derived from tower 0's.
 
-        Else the same places would be dropped out in the parts of all towers.
+        Otherwise dropout would zero the same positions in all towers' parts.
         """
         for k, model in enumerate(self.models):
             for own, main in zip(_seeds_of(model), _seeds_of(self.main), strict=True):
@@ -234,7 +224,7 @@ class Copies:
         combine: Callable[[Any, list[Any]], Sequence[Any]],
     ) -> list[Any]:
         fns = [partial(step, part) for step, part in zip(steps, parts, strict=True)]
-        # Eagerly nothing can be summed; `compile` refuses layers that would have to.
+        # Sums over towers need a graph; `compile` refuses eager layers that need them.
         may_sum = not tf.executing_eagerly()
         with joined_towers(len(self.towers)) as joined:
             scopes = [_scopes(joined if may_sum else None, k) for k in range(len(fns))]
@@ -266,7 +256,7 @@ class Copies:
             )
 
     def _build(self, data: Any, *, metrics: bool) -> None:
-        """Makes what the first batch makes, outside of the step that is traced."""
+        """Creates the variables of the first batch, outside the step being traced."""
         lacks_metrics = metrics and not _has_metrics_built(self.main)
         if self._is_built and not lacks_metrics:
             return
@@ -321,13 +311,13 @@ def _checked_model(model: Any) -> Any:
 
 
 def _with_new_optimizers(given: Any) -> Any:
-    """Replaces the optimizers among arguments by new ones of the same settings."""
+    """Replaces the optimizers among arguments by new ones with the same settings."""
 
     def new(value: Any) -> Any:
         if not isinstance(value, keras.optimizers.Optimizer):
             return value
         if isinstance(value, WrappedOptimizer):
-            return value  # which is one for all towers
+            return value  # one for all towers
         return type(value).from_config(value.get_config())
 
     return tf.nest.map_structure(new, given)
@@ -344,7 +334,7 @@ def _has_metrics_built(model: Any) -> bool:
 
 
 def _build_variables(batch: Any, model: Any) -> None:
-    """Calls a model on symbols, unless it has its variables or need not have a call."""
+    """Calls a model on symbols, unless it is built or only has a ``train_step``."""
     own_step = type(model).train_step is not keras.Model.train_step
     if model.built or (own_step and type(model).call is keras.Model.call):
         return
@@ -353,8 +343,8 @@ def _build_variables(batch: Any, model: Any) -> None:
 
 
 def _build_metrics(batch: Any, model: Any) -> None:
-    """Makes what a compiled model adds up, in losses and metrics."""
-    optimizer, model.optimizer = model.optimizer, None  # its slots have their places
+    """Creates the state of a compiled model's losses and metrics."""
+    optimizer, model.optimizer = model.optimizer, None  # its slots are placed elsewhere
     try:
         model._symbolic_build(data_batch=_symbols(batch))
     finally:
@@ -391,7 +381,7 @@ def _refuse_new_variable(next_creator: Callable[..., Any], **kwargs: Any) -> Any
 
 
 def _compiled_train_step(model: Any, data: Any) -> Any:
-    """As Keras's ``train_step``; XLA compiles the forward and the backward pass."""
+    """Keras's ``train_step``, with the forward and backward pass compiled by XLA."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
 
     @tf.function(jit_compile=True, autograph=False)  # type: ignore[untyped-decorator]

@@ -1,8 +1,8 @@
-"""Copies whose small variables lie in flat ones: what trains, and what is saved.
+"""Copies with their small variables packed into flat ones: training and saving.
 
-While a step is traced, a tower's model lists flat variables as what it trains, so that
-a ``train_step`` differentiates by them. The optimizer that was compiled is the one that
-is saved: its state is views of the state of those that apply.
+While a step is traced, a tower's model lists the flat variables as its trainable ones,
+so that a ``train_step`` differentiates with respect to them. The compiled optimizer is
+the one that is saved: its state is views of the state of those that apply.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,12 +22,7 @@ _TRAINED = ("trainable_variables", "trainable_weights")
 
 
 class FlatTraining:
-    """What trains K copies with flat variables.
-
-    Attributes:
-      models: [K] Keras models, whose variables have their names and shapes as ever.
-      optimizers: those that apply, one per tower or one in all; none before ``use``.
-    """
+    """Trains K copies with flat variables."""
 
     def __init__(
         self, make_model: Callable[[], Any], towers: Sequence[Tower], below_bytes: int
@@ -39,18 +34,12 @@ class FlatTraining:
             with tf.device(tower.device):
                 self._flats.append(flatten(make_model, below_bytes=below_bytes))
         self.models = [flat.model for flat in self._flats]
-        self.optimizers: list[Any] = []
+        self.optimizers: list[Any] = []  # those that apply; none before ``use``
 
     def use(self, optimizer: Any, *, sharded: bool) -> None:
-        """Makes optimizers of flat variables, whose state ``optimizer`` then has.
+        """Makes the optimizers that apply; ``optimizer``, unbuilt, views their state.
 
-        Args:
-          optimizer: of Keras, as it was compiled and without state.
-          sharded: whether one optimizer serves all, each variable where its owner is.
-
-        Raises:
-          ValueError: an optimizer that looks at each variable as a whole, or that has
-            its state.
+        With ``sharded`` one serves all towers, with slots at each variable's owner.
         """
         if optimizer.built:
             raise ValueError(
@@ -70,7 +59,7 @@ class FlatTraining:
         plain_optimizer(self.optimizers[0], lambda: optimizer, self._flats[0])
 
     def make_equal(self) -> None:
-        """Gives all towers the values of tower 0, those of its optimizer included."""
+        """Copies the values of tower 0, its optimizer's included, to all towers."""
         copy_to_replicas([flat.variables for flat in self._flats])
         if len(self.optimizers) > 1:
             copy_to_replicas(
@@ -79,7 +68,7 @@ class FlatTraining:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Has the models list, in the towers' threads, what trains."""
+        """Makes the models list their flat variables, in the towers' threads."""
         trained = {id(flat.model): flat.trainable_variables for flat in self._flats}
         flats = {id(flat.model): flat for flat in self._flats}
         kind: Any = type(self.models[0])
@@ -100,7 +89,7 @@ class FlatTraining:
 
 
 def _reading(call: Any, flats: dict[int, FlatModel[Any]]) -> Callable[..., Any]:
-    """Has a model read each of its flat variables once, where a tape sees it."""
+    """Makes a model read each of its flat variables once, where a tape records it."""
 
     def read_and_call(model: Any, *arguments: Any, **named: Any) -> Any:
         flat = flats.get(id(model))
@@ -111,7 +100,7 @@ def _reading(call: Any, flats: dict[int, FlatModel[Any]]) -> Callable[..., Any]:
 
 
 def _of_plain(losses: Any, trained: dict[int, list[Any]]) -> property:
-    """Has regularizers see the variables that have them."""
+    """Computes losses over the plain variables, which have the regularizers."""
 
     def own_losses(model: Any) -> Any:
         held = trained.pop(id(model), None)

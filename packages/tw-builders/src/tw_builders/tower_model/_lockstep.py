@@ -1,10 +1,10 @@
 """Functions that are traced side by side and meet on the way.
 
-Each tower's function runs in a thread of its own, and one of them at a time: a thread
-goes on until it comes to a meeting or returns, and then the next one does. When all
-have come, what they bring is combined in the caller's thread, and every tower goes on
-with its answer. So ops are created in the same order in every trace, what is built at a
-meeting comes after what all towers built before it, and before what any builds after.
+Each tower's function runs in its own thread, one thread at a time: a thread runs until
+it reaches a meeting or returns, and then the next one runs. When all have arrived,
+their values are combined in the caller's thread, and every tower continues with its
+answer. So ops are created in the same order in every trace, and those of a meeting
+after all that any tower built before it and before all that any builds after it.
 """
 
 import contextvars
@@ -23,7 +23,7 @@ _STOP_S = 60.0
 
 
 class _Ended(BaseException):
-    """Unwinds a thread whose towers are given up; no ``except Exception`` stops it."""
+    """Unwinds a thread that was given up; no ``except Exception`` catches it."""
 
 
 class _Here(threading.local):
@@ -34,19 +34,14 @@ _here = _Here()
 
 
 def tower_index() -> int | None:
-    """Returns which tower's thread the caller runs in; None in no tower's."""
+    """Returns the index of the tower whose thread this is; None in any other thread."""
     return None if _here.thread is None else _here.thread.index
 
 
 def meet(place: Any, brought: Any) -> Any:
-    """Waits, in a tower's thread, until all towers have come here.
+    """Waits, in a tower's thread, for all towers; returns ``combine``'s answer.
 
-    Args:
-      place: what is met for; equal in all towers.
-      brought: what this tower brings.
-
-    Returns:
-      The tower's answer from ``combine`` of ``run_in_lockstep``.
+    ``place`` names the meeting; equal in all towers.
     """
     thread = _here.thread
     if thread is None:
@@ -63,19 +58,10 @@ def run_in_lockstep(
 ) -> list[_T]:
     """Runs one function per tower, on its device and under its name.
 
-    Args:
-      fns: K functions.
-      towers: K towers.
-      combine: takes a place and [K] what the towers bring there; returns [K] answers.
-        Called in the caller's thread, scopes and device.
-      scopes: [K] lists of contexts that each tower's thread enters; may be empty.
-
-    Returns:
-      The K results.
-
-    Raises:
-      ValueError: towers that meet for different things, or not equally often.
-      BaseException: the first error of a function, with a note of its tower.
+    ``combine`` takes a place and the [K] values brought there, and returns [K] answers.
+    It runs in the caller's thread, scopes and device. ``scopes``, [K] lists or empty,
+    are entered in the towers' threads. The first error is raised with a note of its
+    tower.
     """
     contexts = _graph_contexts()
     own = scopes or [()] * len(towers)
@@ -112,7 +98,7 @@ def _answer(
 
 
 def _graph_contexts() -> Callable[[], AbstractContextManager[Any]]:
-    """Returns what makes the context in which a thread builds where the caller does."""
+    """Returns a factory of contexts in which a thread builds where the caller does."""
     if tf.executing_eagerly():
         return ExitStack
     graph = tf.compat.v1.get_default_graph()
@@ -154,7 +140,7 @@ class _TowerThread:
         self._thread.start()
 
     def go_on(self) -> None:
-        """Lets the function run up to its next meeting, or its end."""
+        """Runs the function up to its next meeting or its end; raises its error."""
         if self.done:
             return
         self._may_run.release()
@@ -167,7 +153,7 @@ class _TowerThread:
             raise self.error
 
     def meet(self, place: Any, brought: Any) -> Any:
-        """Hands over to the caller, and returns with the answer."""
+        """Hands control to the caller; returns with the answer."""
         self.place, self.brought = place, brought
         self._has_run.release()
         self._may_run.acquire()
@@ -176,7 +162,7 @@ class _TowerThread:
         return self.answer
 
     def end(self) -> None:
-        """Unwinds what is still under way, and waits for the thread a bounded time."""
+        """Unwinds the function if it has not ended; waits a bounded time for that."""
         self._given_up = True
         self._may_run.release()
         self._thread.join(_STOP_S)

@@ -1,9 +1,9 @@
-"""Where the steps of all towers meet: optimizers that apply, metrics that are updated.
+"""Where the steps of all towers meet: when optimizers apply and metrics are updated.
 
 While a step is traced, and only then, the ``apply`` of the towers' optimizers and the
 ``update_state`` and ``result`` of their metrics are replaced. Tower 0's metrics are
-updated once, with what all towers bring, and every tower gets tower 0's results: so a
-metric has the values of one device, whatever it computes.
+updated once, with the arguments of all towers joined, and every tower gets tower 0's
+results: so any metric has the same value as on one device.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ Apply = Callable[[Update, Sequence[Brought]], None]
 
 
 class Meetings:
-    """What the towers' steps meet for, and how it is combined."""
+    """The calls for which the towers' steps meet, and how they are combined."""
 
     def __init__(
         self,
@@ -40,19 +40,11 @@ class Meetings:
         synchronized: Sequence[str] = (),
         appliers: Sequence[Any] = (),
     ) -> None:
-        """Finds the optimizers and metrics of the models.
+        """Finds the optimizers and metrics of the models, which may all be one model.
 
-        Args:
-          towers: K towers.
-          models: [K] Keras models, which may be one and the same.
-          apply: one of ``tw_builders.tower_model._updates``.
-          weights: [K] what each tower's gradients and losses weigh; None for equal.
-          average: whether towers' gradients and losses are averaged, or added.
-          reducer: gives every tower the sums.
-          synchronized: names of layers through which the loss of one tower reaches
-            the others.
-          appliers: the optimizers that apply, one per tower or one for all; empty
-            where the models' own do.
+        ``weights`` are [K], for gradients and losses. ``synchronized`` names layers
+        through which one tower's loss reaches the others. ``appliers`` replace the
+        models' optimizers: one per tower, or one for all.
         """
         self._appliers = appliers
         self._synchronized, self._weighed = synchronized, set[int]()
@@ -64,11 +56,11 @@ class Meetings:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Has optimizers and metrics meet, in the towers' threads, while open."""
+        """Makes optimizers and metrics meet, in the towers' threads, while open."""
         replaced: dict[int, tuple[Any, str]] = {}
 
         def replace(owner: Any, method: str, new: Callable[..., Any]) -> None:
-            # Set on the object, which so keeps its class and is saved as ever.
+            # Set on the object, which keeps its class and so is saved as usual.
             key = hash((id(owner), method))
             if key not in replaced:
                 replaced[key] = owner, method
@@ -93,7 +85,7 @@ class Meetings:
                 delattr(owner, method)
 
     def combine(self, place: tuple[str, int], brought: list[Any]) -> Sequence[Any]:
-        """Does once what all towers have come to; returns their answers."""
+        """Performs once the call that all towers have reached; returns [K] answers."""
         kind, n = place
         if kind == "loss":
             self._weighed.add(n)
@@ -107,7 +99,7 @@ class Meetings:
         return [None] * len(brought)
 
     def logs(self, of_towers: Sequence[Any]) -> Any:
-        """Joins what the towers' steps return: metrics once, other losses averaged."""
+        """Merges the logs of the towers' steps: metrics once, other losses averaged."""
         if not isinstance(of_towers[0], dict):
             return of_towers[0]
         return {
@@ -115,11 +107,10 @@ class Meetings:
         }
 
     def _loss_factors(self) -> list[tf.Tensor]:
-        """Returns [K] what losses are multiplied by before they are differentiated.
+        """Returns [K] factors for losses before they are differentiated.
 
-        The plain mean over the towers with rows then is the weighted one. What comes
-        back through synchronised layers is added over towers: there it is too late for
-        gradients to be weighed.
+        They make the plain mean over the towers with rows the weighted one. Gradients
+        through synchronised layers are already added over towers: too late for weights.
         """
         weights = [tf.cast(weight, tf.float64) for weight in self._weights or ()]
         some = tf.add_n([tf.cast(weight > 0, tf.float64) for weight in weights])
@@ -184,23 +175,23 @@ class Meetings:
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """Lists the Keras optimizers that a model has for attributes, by their names."""
+    """Lists the Keras optimizers among a model's attributes, ordered by name."""
     held = [value for _, value in sorted(vars(model).items(), key=lambda item: item[0])]
     found = [own for own in held if isinstance(own, keras.optimizers.Optimizer)]
     return list({id(own): own for own in found}.values())
 
 
 def _state_of(model: Any) -> list[Any]:
-    """Lists what does not train and that one tower is to update, as moving averages.
+    """Lists untrained state that one tower updates, such as moving averages.
 
-    Towers go on with random generators one after another, so that they differ.
+    Not random generators: towers advance these in turn, so that their numbers differ.
     """
     others = model.non_trainable_variables
     return [v for v in others if not is_seed(v)]
 
 
 def is_seed(variable: Any) -> bool:
-    """Tells whether a Keras variable is the state of a random generator."""
+    """Returns whether a Keras variable is the state of a random generator."""
     return str(variable.path).endswith("seed_generator_state")
 
 

@@ -1,4 +1,4 @@
-"""``TowerModel``: a Keras model of which every tower has a copy."""
+"""``TowerModel``: a Keras model with a copy in every tower."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,12 +19,12 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
 
     ``compile``, ``fit``, ``evaluate``, ``predict`` and callbacks are Keras's. Each
     batch is cut into the towers' parts, every tower runs the ``train_step`` of its
-    copy, one's own included, and the gradients that towers bring to an optimizer are
-    reduced before it applies them. Metrics see the whole batch.
+    copy, overridden or not, and the towers' gradients are reduced before an optimizer
+    applies them. Metrics see the whole batch.
 
-    What is trained is ``model.towers[0]``, an ordinary Keras model; ``save``,
-    ``summary`` and the like are its. State that does not train, such as moving
-    averages, is tower 0's there.
+    The trained model is ``model.towers[0]``, an ordinary Keras model; ``save``,
+    ``summary`` and the like act on it. Its state that does not train, such as moving
+    averages, is tower 0's.
     """
 
     def __init__(
@@ -41,29 +41,29 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         """Makes the copies, each on its tower's device.
 
         Args:
-          make_model: returns a new Keras model, the same each time it is called. Its
+          make_model: returns a new Keras model, of the same structure in each call. Its
             variables may be made by the first batch.
-          devices: ints (GPU numbers) and device strings, or what ``tw_core.towers``
-            gives.
-          variables: ``"replicated"``: every tower has variables and optimizer;
+          devices: ints (GPU numbers) and device strings, or the result of
+            ``tw_core.towers``.
+          variables: ``"replicated"``: every tower has variables and an optimizer;
             ``"sharded"``: every tower has variables, each of which one tower updates
-            and the others copy; ``"parameter_server"``: all towers share one model,
+            and the rest copy; ``"parameter_server"``: all towers share one model,
             whose variables are on the host.
-          flat_below_bytes: trainable variables of fewer bytes lie in one flat variable
-            per dtype and tower, which one update applies
+          flat_below_bytes: trainable variables of fewer bytes are packed into one flat
+            variable per dtype and tower, updated as a whole
             (``tw_core.flat_variables``); 0 for none. Not for shared variables.
           reducer: adds gradients over towers; by default ``tw_reduce.all_reduce``.
             For replicated variables.
-          weights: takes a tower's ``x``, ``y`` and ``sample_weight`` and returns what
-            its mean loss weighs, a scalar: where a loss is a mean over tokens, their
+          weights: takes a tower's ``x``, ``y`` and ``sample_weight`` and returns the
+            weight of its mean loss, a scalar: where a loss is a mean over tokens, their
             number. None for the number of rows, or the sum of ``sample_weight`` where
             the loss is divided by that.
           name: of the model.
 
         Raises:
-          ValueError: other ``variables``, no device, copies that share variables or
-            that differ; a strategy of ``tf.distribute`` in whose scope this is.
-          TypeError: ``make_model`` is not a function, or returns no Keras model.
+          ValueError: unknown ``variables``, no device, copies that share variables or
+            that differ; or inside the scope of a ``tf.distribute`` strategy.
+          TypeError: ``make_model`` is not a function, or does not return a Keras model.
           RuntimeError: in a graph or a ``tf.function``.
         """
         check_function("TowerModel", make_model=make_model)
@@ -96,7 +96,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         check_function("TowerModel", reducer=reducer)
         if weights is not None:
             check_function("TowerModel", weights=weights)
-        # Keras tracks, saves and counts what lies in a list; not what lies in here.
+        # Keras tracks, saves and counts models in a list, but not those in here.
         self._own = Copies.make(
             make_model,
             towers,
@@ -109,7 +109,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
 
     @property
     def towers(self) -> list[Any]:
-        """The K copies; the first is what is saved. The same K times if they share."""
+        """The K copies, of which the first is saved; one model K times if shared."""
         return list(self._own.models)
 
     @property
@@ -118,10 +118,10 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         return [tower.device for tower in self._own.towers]
 
     def copy_to_replicas(self) -> None:
-        """Gives all towers the values of tower 0, those of its optimizer included.
+        """Copies the values of tower 0, its optimizer's included, to all towers.
 
         ``fit``, ``evaluate`` and ``predict`` begin with it, and methods of this class
-        that load values end with it. Call it after changing ``towers[0]``
+        that load values end with it. Call it after changing ``towers[0]`` and
         before ``train_on_batch`` and the like.
         """
         self._own.make_equal()
@@ -134,7 +134,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         jit_compile: str | bool = "auto",
         **kwargs: Any,
     ) -> None:
-        """Compiles every tower as ``keras.Model.compile``, or one's own, does.
+        """Compiles every tower with its model's ``compile``, which may be overridden.
 
         Args:
           *args: optimizer, loss and so on, as the towers' ``compile`` takes them.
@@ -142,16 +142,16 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             An optimizer may be a ``TowerOptimizerLike`` of ``tw_core.optimizers`` over
             the towers' variables, such as ``tw_ampopt.TowerOptimizer``, which scales
             losses and accumulates.
-          run_eagerly: as Keras takes it.
-          steps_per_execution: as Keras takes it.
+          run_eagerly: as in Keras.
+          steps_per_execution: as in Keras.
           jit_compile: whether XLA compiles each tower's forward and backward pass; not
-            for a ``train_step`` of one's own. ``"auto"`` does not.
+            with an overridden ``train_step``. ``"auto"`` means no.
           **kwargs: as ``args``.
 
         Raises:
-          ValueError: losses that are added over rows and others that are not;
-            ``use_ema`` with sharded variables; ``jit_compile`` where it cannot be;
-            ``run_eagerly`` with synchronised layers.
+          ValueError: losses whose reductions differ or are ``"none"``;
+            ``use_ema`` with sharded variables; ``jit_compile`` where XLA cannot compile
+            a tower; ``run_eagerly`` with synchronised layers.
         """
         own = self._own
         own.check_compiled(run_eagerly=run_eagerly, by_xla=jit_compile is True)
@@ -184,17 +184,17 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         return self._own.main(*args, **kwargs)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``keras.Model.fit``, over all towers."""
+        """Trains as ``keras.Model.fit`` does, over all towers."""
         self.copy_to_replicas()
         return super().fit(*args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``keras.Model.evaluate``, over all towers."""
+        """Evaluates as ``keras.Model.evaluate`` does, over all towers."""
         self.copy_to_replicas()
         return super().evaluate(*args, **kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``keras.Model.predict``, over all towers."""
+        """Predicts as ``keras.Model.predict`` does, over all towers."""
         self.copy_to_replicas()
         return super().predict(*args, **kwargs)
 
@@ -204,7 +204,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         self.copy_to_replicas()
 
     def load_weights(self, *args: Any, **kwargs: Any) -> None:
-        """Loads all towers' weights from what a plain model saves."""
+        """Loads a plain model's saved weights into all towers."""
         self._own.main.load_weights(*args, **kwargs)
         self.copy_to_replicas()
 
@@ -214,10 +214,10 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             self._own.main.save_weights(*args, **kwargs)
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Saves tower 0, an ordinary model; loading it needs none of this package.
+        """Saves tower 0, an ordinary model; loading it does not need this package.
 
-        Without an optimizer over towers, such as ``tw_ampopt.TowerOptimizer``, which
-        ``tf.train.Checkpoint`` saves.
+        An optimizer over towers, such as ``tw_ampopt.TowerOptimizer``, is not saved
+        with it; ``tf.train.Checkpoint`` saves that.
         """
         with self._own.without_wrapped():
             self._own.main.save(*args, **kwargs)
@@ -235,7 +235,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         return self._own.main.get_layer(*args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        """Refuses: what can be made again is tower 0."""
+        """Refuses: only tower 0 has a configuration."""
         raise NotImplementedError(
             "TowerModel: has no configuration, as it holds a function and devices; "
             "save or clone model.towers[0], the model itself."

@@ -1,7 +1,7 @@
-"""How gradients that towers bring to an optimizer become updates.
+"""How the towers' gradients become updates.
 
-Where the variables live decides it: each tower has a copy and an optimizer, or a copy
-of which one tower's is updated and copied, or all share one.
+It depends on where the variables are: each tower has copies and an optimizer, or copies
+each of which one tower updates for all, or all towers share one set.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,7 @@ from tw_reduce import Reducer, mean
 
 @dataclass(frozen=True)
 class Brought:
-    """What a tower brings to an optimizer.
-
-    Attributes:
-      grads: [N] gradients or None.
-      variables: [N] the tower's.
-    """
+    """A tower's arguments to its optimizer's ``apply``: [N] each, gradients or None."""
 
     grads: Sequence[Any]
     variables: Sequence[Any]
@@ -34,25 +29,17 @@ class Brought:
 
 @dataclass(frozen=True)
 class Update:
-    """One update by all towers.
-
-    Attributes:
-      towers: K towers.
-      optimizers: [K] the towers', or one that all have.
-      weights: [K] of the mean, or None for equal ones.
-      average: whether to take the mean, or the sum.
-      reducer: gives every tower the sums.
-    """
+    """One update by all towers."""
 
     towers: Sequence[Tower]
-    optimizers: Sequence[Any]
-    weights: Sequence[Any] | None
+    optimizers: Sequence[Any]  # [K], or one for all
+    weights: Sequence[Any] | None  # [K]; None for equal ones
     average: bool
     reducer: Reducer
 
 
 def apply_replicated(update: Update, brought: Sequence[Brought]) -> None:
-    """Every tower applies the reduced gradients to its copy, by its own optimizer."""
+    """Every tower applies the reduced gradients to its copy, with its own optimizer."""
     with tf.init_scope():
         for tower, optimizer, own in zip(
             update.towers, update.optimizers, brought, strict=True
@@ -130,8 +117,8 @@ def _with_gradients(brought: Sequence[Brought]) -> list[Brought]:
 
 
 def _follow_learning_rate(optimizers: Sequence[Any]) -> None:
-    """Gives all optimizers the rate of tower 0's, which callbacks change."""
+    """Copies the learning rate of tower 0's optimizer, which callbacks change."""
     rate = getattr(optimizers[0], "learning_rate", None)
-    if isinstance(rate, keras.Variable):  # else it follows from the iterations
+    if isinstance(rate, keras.Variable):  # else a schedule of the iterations
         for optimizer in optimizers[1:]:
             optimizer.learning_rate.assign(rate.value)

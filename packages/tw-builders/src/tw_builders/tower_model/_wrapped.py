@@ -8,9 +8,9 @@ from tw_core.optimizers import TowerOptimizerLike
 
 
 class WrappedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc] # untyped
-    """Stands for an optimizer that takes the gradients of all towers at once.
+    """Stands in for an optimizer that takes the gradients of all towers at once.
 
-    Keras finds here what it asks of an optimizer: ``scale_loss``, ``learning_rate`` and
+    It has what Keras needs of an optimizer: ``scale_loss``, ``learning_rate`` and
     ``iterations``, which counts calls. State and checkpoints are the wrapped one's.
     """
 
@@ -21,7 +21,7 @@ class WrappedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc] # unty
 
     @property
     def learning_rate(self) -> Any:
-        """That of the wrapped optimizer."""
+        """The wrapped optimizer's learning rate."""
         return getattr(self.wrapped, "learning_rate", 0.0)
 
     @learning_rate.setter
@@ -36,11 +36,11 @@ class WrappedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc] # unty
         own.assign(value)
 
     def scale_loss(self, loss: Any) -> Any:
-        """Returns a loss as it is to be differentiated."""
+        """Returns the loss to differentiate."""
         return self.wrapped.apply_loss_scaling(loss)
 
     def copy_to_replicas(self) -> None:
-        """Has the wrapped optimizer give all towers tower 0's state, if it can."""
+        """Makes the wrapped optimizer copy tower 0's state to all, if it can."""
         copy = getattr(self.wrapped, "copy_to_replicas", None)
         if copy is not None and self.iterations.numpy() > 0:
             copy()
@@ -54,7 +54,7 @@ class WrappedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc] # unty
 
 
 def wrapped(value: Any) -> Any:
-    """Wraps an optimizer over towers; anything else is returned as it is."""
+    """Wraps an optimizer over towers; returns anything else as it is."""
     is_keras = isinstance(value, keras.optimizers.Optimizer | type)
     if not is_keras and isinstance(value, TowerOptimizerLike):
         return WrappedOptimizer(value)

@@ -1,1 +1,1 @@
-"""What a graph remembers of its towers: their variables and their collections."""
+"""A graph's record of its towers: their variables and their collections."""

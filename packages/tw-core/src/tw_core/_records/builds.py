@@ -1,10 +1,10 @@
 """Builds of towers: their variables are copies of each other, and a failure is undone.
 
-A build that fails leaves its graph as it was, as far as a graph can be. Ops cannot be
-taken out of a graph, but they can be taken out of its collections: what failed is then
-not initialised, saved, summarised or run with UPDATE_OPS. A variable of
+A build that fails leaves its graph as it was, as far as possible. Ops cannot be removed
+from a graph, but they can be removed from its collections: those of a failed build are
+then not initialised, saved, summarised or run with UPDATE_OPS. A variable of
 ``get_variable`` keeps its name for good; the next build that asks for that name gets
-the variable that is there, with the initial value and regularizer it asks for.
+the existing variable, with the initial value and regularizer it asks for.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,15 +25,10 @@ _KEYS = tf.compat.v1.GraphKeys
 
 
 class _Leftover(NamedTuple):
-    """A variable that a failed build has made.
-
-    Attributes:
-      variable: which.
-      keys: the collections that it was in.
-    """
+    """A variable that a failed build made."""
 
     variable: tf.Variable
-    keys: tuple[str, ...]
+    keys: tuple[str, ...]  # of the collections that it was in
 
 
 @contextmanager
@@ -92,17 +87,9 @@ def _leftovers_found(record: Record) -> Iterator[None]:
 
 
 def _undo(graph: tf.Graph, collections: TowerCollections) -> dict[str, _Leftover]:
-    """Puts the collections back as they were before a build that failed.
-
-    Args:
-      graph: the graph.
-      collections: its collections as they were noted before.
-
-    Returns:
-      Name -> variable, for those that the build made. A global step stays where it is,
-      since TensorFlow finds it by its collection.
-    """
+    """Restores the collections after a failed build; returns its variables by name."""
     added = {key: collections.added(key) for key in graph.get_all_collection_keys()}
+    # A global step stays: TensorFlow finds it by its collection.
     kept = {id(item) for item in graph.get_collection(_KEYS.GLOBAL_STEP)}
     leftovers: dict[str, _Leftover] = {}
     for key, items in added.items():
@@ -120,18 +107,7 @@ def _undo(graph: tf.Graph, collections: TowerCollections) -> dict[str, _Leftover
 def _take_over(
     leftover: _Leftover, getter: Callable[..., Any], name: str, asked: dict[str, Any]
 ) -> tf.Variable:
-    """Gives ``get_variable`` the variable of a failed build, as if it were made now.
-
-    Args:
-      leftover: what the failed build has made under that name.
-      getter: TensorFlow's.
-      name: the variable's.
-      asked: the other arguments of ``get_variable``.
-
-    Raises:
-      ValueError: another shape, dtype or ``trainable`` is asked for; or it lies in a
-        flat variable.
-    """
+    """Returns a failed build's variable to ``get_variable``, as if newly made."""
     variable = leftover.variable
     if getattr(variable, "handle", None) is None:
         raise ValueError(

@@ -1,12 +1,12 @@
-"""What a tower adds to its graph's collections, and what it may not leave there.
+"""The items that a tower adds to collections, and those it may not leave there.
 
-A graph's collections are lists that any code appends to. Their contents are
-noted when the tower opens; when it closes, what came in between is kept and the
-frozen ones are put back. Threads that build towers of one graph at the same time
+A graph's collections are lists that any code appends to. Their contents are noted when
+the tower opens; when it closes, items added in between are kept and the frozen
+collections are restored. Threads that build towers of one graph at the same time would
 see each other's additions; one graph is built by one thread.
 
-Which collections are frozen in addition to the summaries is recorded in the graph, in a
-collection of its own: graphs do not share it, and an exported graph keeps it.
+The frozen collections other than the summaries are recorded in a collection of the
+graph: graphs do not share it, and an exported graph keeps it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,11 +22,11 @@ _FROZEN = "tw_core/frozen_collections"
 
 
 def freeze_collections(*keys: str, graph: tf.Graph | None = None) -> None:
-    """Has towers leave more of a graph's collections as they were.
+    """Makes towers leave more of a graph's collections unchanged.
 
-    From now on, all towers of the graph but the main training tower do with these
-    collections what they do with the summaries: items that such a tower adds are
-    taken out when it closes. ``get_collection_in_tower`` still lists them.
+    From now on, all towers of the graph but the main training tower treat these
+    collections like the summaries: items that such a tower adds are removed when it
+    closes. ``get_collection_in_tower`` still lists them.
 
     Args:
       keys: names of collections, such as tensorpack's ``"MOVING_SUMMARY_OPS"``.
@@ -60,7 +60,7 @@ def freeze_collections(*keys: str, graph: tf.Graph | None = None) -> None:
 
 
 def frozen_keys(graph: tf.Graph | None) -> tuple[str, ...]:
-    """Lists what only the main training tower of ``graph`` adds to.
+    """Lists the collections that only the main training tower of ``graph`` adds to.
 
     The body of a ``tf.cond`` or function belongs to the graph around it.
     """
@@ -74,9 +74,9 @@ def frozen_keys(graph: tf.Graph | None) -> tuple[str, ...]:
 
 @contextmanager
 def leave_no_summaries(enable: bool = True) -> Iterator[None]:
-    """Takes out again what is added inside to the graph's frozen collections.
+    """Removes the items that are added inside to the graph's frozen collections.
 
-    These are the summaries and what ``freeze_collections`` named; for code that
+    These are the summaries and those that ``freeze_collections`` named; for code that
     is run once per tower, outside of the towers. In eager mode there are none.
 
     Args:
@@ -101,12 +101,7 @@ class TowerCollections:
     """The difference between a graph's collections before and after a tower."""
 
     def __init__(self, graph: tf.Graph, frozen_keys: Iterable[str] = ()) -> None:
-        """Notes the contents of every collection of ``graph``.
-
-        Args:
-          graph: the tower's graph.
-          frozen_keys: collections that ``close`` puts back as they were.
-        """
+        """Notes the contents of every collection of ``graph``."""
         self._graph = graph
         self._frozen_keys = tuple(frozen_keys)
         keys = graph.get_all_collection_keys()
@@ -114,11 +109,10 @@ class TowerCollections:
         self._added: dict[str, list[Any]] | None = None
 
     def added(self, key: str) -> list[Any]:
-        """Lists what the tower added to collection ``key``, in order.
+        """Lists the items that the tower added to collection ``key``, in order.
 
-        Items that were in the collection before the tower do not count. After
-        ``close`` the answer no longer changes, whatever later towers add; it
-        also holds what a frozen collection has lost.
+        After ``close`` the list no longer changes, and includes items that were removed
+        from a frozen collection.
         """
         if self._added is not None:
             return list(self._added.get(key, []))
@@ -128,7 +122,7 @@ class TowerCollections:
         ]
 
     def close(self) -> None:
-        """Keeps what was added and puts the frozen collections back."""
+        """Records the additions and restores the frozen collections."""
         keys = self._graph.get_all_collection_keys()
         self._added = {key: self.added(key) for key in keys}
         for key in self._frozen_keys:

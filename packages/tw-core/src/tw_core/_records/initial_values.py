@@ -1,7 +1,7 @@
-"""From ``get_variable``'s arguments to a variable's first value and its loss.
+"""From ``get_variable``'s arguments to a variable's initial value and its loss.
 
-The initializer takes many forms: nothing, a class, a function or object called with
-a shape and a dtype, a function called with nothing, or a value. As in TensorFlow
+The initializer takes many forms: None, a class, a function or object called with a
+shape and a dtype, a function without arguments, or a value. As in TensorFlow
 (``get_variable``'s documentation), a value or a function without arguments brings
 its own dtype and shape.
 """
@@ -17,32 +17,16 @@ _CALLER = "VariableStore"
 
 
 class InitialValue(NamedTuple):
-    """What ``tf.Variable`` starts with.
+    """The initial value of a ``tf.Variable``."""
 
-    Attributes:
-      value: a value, or a function without arguments that makes it.
-      dtype: of the variable; None leaves it to the value.
-    """
-
-    value: Any
-    dtype: tf.DType | None
+    value: Any  # or a function without arguments that makes it
+    dtype: tf.DType | None  # None leaves it to the value
 
 
 def initial_value(
     name: str, shape: Any, dtype: tf.DType, initializer: Any
 ) -> InitialValue:
-    """Reads the arguments of ``get_variable``.
-
-    Args:
-      name: of the variable, for messages.
-      shape: asked for, or None.
-      dtype: asked for.
-      initializer: in any of its forms, or None for TensorFlow's default.
-
-    Raises:
-      ValueError: no default for the dtype; a shape that is needed and not
-        known, or given together with a value; a tensor of the ``tf.function``.
-    """
+    """Makes an initial value from the arguments of ``get_variable``."""
     if initializer is None:
         initializer = _default_initializer(name, dtype)
     if inspect.isclass(initializer):
@@ -119,5 +103,5 @@ def _needs_nothing(function: Callable[..., Any]) -> bool:
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
     try:
         return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # some builtins keep theirs to themselves
+    except (TypeError, ValueError):  # some builtins have no signature
         return None

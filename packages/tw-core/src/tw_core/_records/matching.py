@@ -1,8 +1,8 @@
 """Matches the variables of one tower with those of another, by name where possible.
 
-Variables that towers share have one name, and copies have tower 0's behind their tower.
-Models that were built separately have names of their own, in which Keras numbers
-layers: ``dense/kernel`` in one model, ``dense_1/kernel`` in the next.
+Variables that towers share have one name; copies have tower 0's name after a tower
+prefix. Models that were built separately have names of their own, in which Keras
+numbers layers: ``dense/kernel`` in one model, ``dense_1/kernel`` in the next.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ def shared_variables(variables: Sequence[Sequence[Any]]) -> list[tuple[str, list
       variables: [K][N] variables, N may differ between towers.
 
     Returns:
-      The name of each variable that more than one tower has, and these towers.
+      The name of each variable that more than one tower has, and those towers.
     """
     towers_of: dict[int, tuple[str, list[int]]] = {}
     for k, tower in enumerate(variables):
@@ -41,15 +41,7 @@ def shared_variables(variables: Sequence[Sequence[Any]]) -> list[tuple[str, list
 
 
 def variable_mismatches(variables: Sequence[Sequence[Any]]) -> list[str]:
-    """Describes how towers differ in their variables.
-
-    Args:
-      variables: [K][N] variables, N may differ between towers.
-
-    Returns:
-      One sentence for each variable that some towers lack or number differently, and
-      one for each tower whose order differs from tower 0's; nothing where all match.
-    """
+    """Describes each difference between towers' variables; empty where all match."""
     names = _comparable_names(variables)
     if names is None:
         return _different_counts(variables)
@@ -82,7 +74,7 @@ def _without_numbers(names: Sequence[Sequence[str]]) -> list[list[str]]:
 
 
 def _renumbered(names: Sequence[Sequence[str]]) -> list[str]:
-    """Describes towers whose names differ in numbers only, as Keras gives them."""
+    """Describes towers whose names differ only in the numbers that Keras gives."""
     first, *others = _without_numbers(names)
     if any(other != first for other in others):
         return []

@@ -1,14 +1,14 @@
 """Which tower made which variable of a graph, and which are copies of which.
 
-Contexts, policies and builders record what each tower makes, through a variable
-creator, with the graph that it is made in. Names alone cannot answer this: a model may
-have scopes called ``tower1`` of its own, and Keras and TensorFlow number the names they
-give. Slots and moving averages that are made outside of towers follow the variable that
-they are named after.
+Contexts, policies and builders record the variables that each tower makes, through a
+variable creator, in their graph. Names alone are not enough: a model may have scopes
+called ``tower1`` of its own, and Keras and TensorFlow number the names they give. Slots
+and moving averages that are made outside of towers follow the variable that they are
+named after.
 
-Graphs that a session runs have such a record, and those of ``wrap_function``; a graph
-that was imported has none, nor have variables outside of graphs. There names are all
-that is known: replicas are called ``tower1/w``.
+Graphs that a session runs have such a record, and so do those of ``wrap_function``; an
+imported graph has none, and neither do variables outside of graphs. Only names are
+known there: replicas are called ``tower1/w``.
 """
 
 import re
@@ -24,7 +24,7 @@ from tw_core._tf_compat import outermost_function_graph
 from tw_core._variable_kinds import is_variable
 from tw_core.modes import orders_effects, traces_function
 
-# No string: TensorFlow then leaves the collection out of exported graphs.
+# Not a string, so that TensorFlow leaves the collection out of exported graphs.
 _KEY = ("tw_core/tower_variables",)
 
 _TOWER_PREFIX = re.compile(r"(^|/)tower\d+(?=/)")
@@ -36,29 +36,22 @@ _threads = threading.local()
 
 @dataclass(frozen=True, eq=False)
 class TowerScope:
-    """Where the variables of a tower are being made.
-
-    Attributes:
-      index: of the tower.
-      ns_name: the tower's name scope, with the scopes around it.
-      vs_name: the tower's variable scope, with the scopes around it.
-      total: number of towers; 0 where it is not known.
-    """
+    """The scopes in which a tower's variables are being made."""
 
     index: int
-    ns_name: str
-    vs_name: str
-    total: int = 0
+    ns_name: str  # name scope, with the scopes around it
+    vs_name: str  # variable scope, with the scopes around it
+    total: int = 0  # number of towers; 0 if unknown
 
     def prefix(self) -> str:
-        """Returns what names of the tower's variables open with, here and now."""
-        # get_variable closes name scopes; what is made otherwise is named by them.
+        """Returns the prefix of variables that the tower makes here and now."""
+        # get_variable closes name scopes; other variables are named by them.
         scope = tf.compat.v1.get_default_graph().get_name_scope()
         is_below = f"{scope}/".startswith(f"{self.ns_name}/")
         return self.ns_name if self.ns_name and is_below else self.vs_name
 
     def shared_name(self, name: str) -> str:
-        """Returns a name that is made here and now without the tower in it."""
+        """Returns the name of a variable made here and now, without the tower in it."""
         prefix = self.prefix()
         outer, _, scope = prefix.rpartition("/")
         if _TOWER_SCOPE.fullmatch(scope) and name.startswith(f"{prefix}/"):
@@ -68,13 +61,13 @@ class TowerScope:
 
 @dataclass(frozen=True)
 class VariableOrigin:
-    """Who made a variable of a graph.
+    """The tower that made a variable of a graph.
 
     Attributes:
       tower: index of the tower that made it, or that made the variable whose slot or
         moving average it is.
-      original: name of tower 0's variable of which it is the copy, without ``":0"``;
-        its own name in tower 0, and where tower 0 has none.
+      original: name of tower 0's variable of which it is a copy, without ``":0"``; its
+        own name in tower 0, and where tower 0 has no such variable.
     """
 
     tower: int
@@ -83,37 +76,26 @@ class VariableOrigin:
 
 @dataclass(eq=False)
 class Made:
-    """A variable that a tower made.
-
-    Attributes:
-      name: the variable's own, without ``":0"``.
-      likely: names that tower 0's may have, the likeliest first.
-      loose: its name without towers and numbers.
-      is_local: whether it was made as a local variable. A tower may keep its data in
-        one and number it by hand, so that its number tells it from other towers'.
-    """
+    """A variable that a tower made."""
 
     variable: tf.Variable
-    name: str
+    name: str  # without ":0"
     tower: int
     build: int
-    likely: tuple[str, ...]
-    loose: str
+    likely: tuple[str, ...]  # names that tower 0's may have, the likeliest first
+    loose: str  # its name without towers and numbers
+    # A tower may keep data in local variables that it numbers by hand: their numbers
+    # then tell towers apart.
     is_local: bool
 
 
 @dataclass(eq=False)
 class Record:
-    """What the towers of one graph made, in order.
+    """The variables that the towers of one graph made, in order."""
 
-    Attributes:
-      builds: how many have begun.
-      build: the one in progress, 0 outside of any.
-      leftovers: variables of failed builds, by name, with their entry in the record.
-    """
-
-    builds: int = 0
-    build: int = 0
+    builds: int = 0  # begun so far
+    build: int = 0  # the one in progress; 0 outside of any
+    # Of failed builds, by name, with their entries.
     leftovers: dict[str, tuple[Any, Made | None]] = field(default_factory=dict)
     _made: dict[int, Made] = field(default_factory=dict)
     _by_name: dict[str, Made] = field(default_factory=dict)
@@ -122,37 +104,37 @@ class Record:
     def add(
         self, variable: tf.Variable, tower: int, prefix: str, *, is_local: bool
     ) -> None:
-        """Notes a variable that was made below the scope ``prefix`` of a tower."""
+        """Records a variable that a tower made below its scope ``prefix``."""
         name = _plain_name(variable)
         likely, loose = _names_in_tower_0(name, prefix)
         self.put_back(Made(variable, name, tower, self.build, likely, loose, is_local))
 
     def put_back(self, made: Made) -> None:
-        """Notes again what ``forget`` has returned."""
+        """Restores an entry that ``forget`` returned."""
         self._made[id(made.variable)] = self._by_name[made.name] = made
         self._origins = None
 
     def forget(self, variable: tf.Variable) -> Made | None:
-        """Forgets who made a variable, and returns it if anybody has."""
+        """Removes the entry of a variable and returns it; None if there is none."""
         made = self._made.pop(id(variable), None)
         self._by_name.pop(_plain_name(variable), None)
         self._origins = None
         return made
 
     def hand_over(self, old: tf.Variable, new: tf.Variable) -> None:
-        """Notes ``new`` in the place of ``old``, if that is noted."""
+        """Replaces ``old`` with ``new``, if ``old`` is recorded."""
         made = self.forget(old)
         if made is not None:
             self.put_back(replace(made, variable=new))
 
     def origin(self, variable: tf.Variable) -> VariableOrigin | None:
-        """Returns who made a variable, or the one that it is named after."""
+        """Returns the origin of a variable, or of the one that it is named after."""
         if self._origins is None:
             self._origins = _origins(list(self._made.values()))
         return self._origins.get(id(variable)) or self._origin_of_slot(variable)
 
     def _origin_of_slot(self, variable: tf.Variable) -> VariableOrigin | None:
-        # Named after its variable, as w/Momentum or Adam/w/m: the longest name counts.
+        # Named after its variable, as w/Momentum or Adam/w/m: the longest match counts.
         parts = _plain_name(variable).split("/")
         for length in range(len(parts) - 1, 0, -1):
             for i in range(len(parts) - length):
@@ -185,7 +167,7 @@ def variable_origin(variable: Any) -> VariableOrigin | None:
 
 
 def recorded_origin(variable: Any) -> VariableOrigin | None:
-    """As ``variable_origin``, of anything that has a name."""
+    """As ``variable_origin``, for anything that has a name."""
     held = getattr(variable, "value", None)
     plain = held if isinstance(held, tf.Variable) else variable
     record = _record_of(plain)
@@ -193,9 +175,9 @@ def recorded_origin(variable: Any) -> VariableOrigin | None:
 
 
 def base_name(variable: Any) -> str:
-    """Names a variable as tower 0 does, without ``":0"``.
+    """Returns a variable's name in tower 0, without ``":0"``.
 
-    Where nothing is known of who made it, that is its name without a tower's prefix.
+    Where its origin is unknown, that is its name without a tower's prefix.
     """
     origin = recorded_origin(variable)
     if origin is not None:
@@ -204,7 +186,7 @@ def base_name(variable: Any) -> str:
 
 
 def owning_tower(variable: Any) -> int:
-    """Returns the index of the tower that owns a variable: 0 where none made it."""
+    """Returns the index of the tower that owns a variable; 0 where no tower made it."""
     origin = recorded_origin(variable)
     if origin is None and _may_be_a_replica(variable):
         return _tower_in_name(variable)
@@ -212,14 +194,14 @@ def owning_tower(variable: Any) -> int:
 
 
 def is_of_a_tower(variable: Any) -> bool:
-    """Returns whether the record or the name of a variable says which tower has it."""
+    """Returns whether a variable's record or name assigns it to a tower."""
     if recorded_origin(variable) is not None:
         return True
     return _TOWER_PREFIX.search(_path(variable)) is not None
 
 
 def without_numbers(name: str) -> str:
-    """Leaves out the numbers by which Keras and TensorFlow make names unique."""
+    """Removes the numbers by which Keras and TensorFlow make names unique."""
     return _NUMBER.sub("", name)
 
 
@@ -227,14 +209,7 @@ def without_numbers(name: str) -> str:
 def record_scope(
     index: int, *, ns_name: str, vs_name: str, total: int = 0
 ) -> Iterator[None]:
-    """Records the variables made inside as a tower's own.
-
-    Args:
-      index: of the tower.
-      ns_name: the tower's name scope, with the scopes around it.
-      vs_name: the tower's variable scope, with the scopes around it.
-      total: number of towers; 0 where it is not known.
-    """
+    """Records the variables made inside as a tower's own."""
     opened = TowerScope(index, ns_name, vs_name, total)
 
     def note(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
@@ -257,7 +232,7 @@ def record_scope(
 
 
 def open_tower_scope() -> TowerScope | None:
-    """Returns whose variables are being recorded in this thread, the innermost."""
+    """Returns this thread's innermost open tower scope; None outside of towers."""
     scopes = _open_scopes()
     return scopes[-1] if scopes else None
 
@@ -269,7 +244,7 @@ def _open_scopes() -> list[TowerScope]:
 
 
 def make_record(graph: tf.Graph) -> Record:
-    """Returns the record of a graph, which is made where there is none."""
+    """Returns the record of a graph, which is made on first use."""
     records: list[Record] = graph.get_collection_ref(_KEY)
     if not records:
         records.append(Record())
@@ -286,14 +261,14 @@ def building_graph() -> tf.Graph:
 
 def _record_of(variable: Any) -> Record | None:
     graph = getattr(variable, "graph", None)
-    if graph is None and traces_function():  # whose variables are of no graph
+    if graph is None and traces_function():  # its variables have no graph
         graph = outermost_function_graph()
     found = graph.get_collection(_KEY) if graph is not None else []
     return found[0] if found else None
 
 
 def _may_be_a_replica(variable: Any) -> bool:
-    # Replicas are local variables; a scope of the model may be called tower1 as well.
+    # Replicas are local variables; a scope of the model may also be called tower1.
     if _record_of(variable) is not None:
         return False
     graph = getattr(variable, "graph", None)
@@ -309,7 +284,7 @@ def _tower_in_name(variable: Any) -> int:
 
 
 def _origins(made: Sequence[Made]) -> dict[int, VariableOrigin]:
-    """Finds tower 0's variable for each copy, by its place among those named alike."""
+    """Finds tower 0's variable for each copy, by its place among similar names."""
     alike: dict[tuple[int, str], dict[int, list[Made]]] = {}
     for one in made:
         towers = alike.setdefault((one.build, one.loose), {})
@@ -345,7 +320,7 @@ def _matches(
 
 
 def _names_in_tower_0(name: str, prefix: str) -> tuple[tuple[str, ...], str]:
-    """Lists likely names of tower 0's variable, and what is left without numbers."""
+    """Returns likely names of tower 0's variable, and the name without numbers."""
     outer, _, scope = prefix.rpartition("/")
     if not prefix or not name.startswith(f"{prefix}/"):
         likely: tuple[str, ...] = (name,)

@@ -1,4 +1,4 @@
-"""Tower contexts, as tensorpack has them, and handles on what they have built.
+"""Tower contexts, as in tensorpack, and handles on the towers built in them.
 
 A model function asks ``get_current_tower_context()`` which tower it builds.
 """

@@ -1,7 +1,7 @@
-"""Entering a tower: its names, variables and collections, and leaving it clean.
+"""Entering and leaving a tower: its names, variables and collections.
 
-What training and inference towers share, in a session graph and inside a
-``tf.function``. Everything that is opened is put back, also after an exception.
+Shared by training and inference towers, in a session graph and inside a
+``tf.function``. Everything is restored on exit, even after an exception.
 
 The current tower is not a module global: two threads may build two graphs, and one
 thread may open a second graph inside a tower of the first. The bodies of ``tf.cond``,
@@ -55,7 +55,7 @@ def get_current_tower_context() -> "BaseTowerContext | None":
 
 
 class BaseTowerContext(ABC):
-    """What training and inference towers share; enter it with ``with``, once.
+    """Base of training and inference towers; enter it with ``with``, once.
 
     Attributes:
       is_training: whether the model is built for training.
@@ -67,7 +67,7 @@ class BaseTowerContext(ABC):
         """Names the tower; nothing is built before it is entered.
 
         Args:
-          ns_name: name scope of the tower's ops; may be empty for none.
+          ns_name: name scope of the tower's ops; empty for none.
           vs_name: variable scope of the tower's own variables; empty to use
             the current scope.
 
@@ -109,7 +109,7 @@ class BaseTowerContext(ABC):
     @property
     @abstractmethod
     def has_own_variables(self) -> bool:
-        """Whether the tower makes variables, rather than reusing others'."""
+        """Whether the tower makes variables, rather than reusing another tower's."""
 
     @property
     def graph(self) -> tf.Graph:
@@ -123,7 +123,7 @@ class BaseTowerContext(ABC):
         return self._graph
 
     def get_collection_in_tower(self, key: str) -> list[Any]:
-        """Lists what this tower added to a collection, frozen ones included.
+        """Lists this tower's additions to a collection, frozen collections included.
 
         Args:
           key: e.g. ``tf.compat.v1.GraphKeys.UPDATE_OPS``.
@@ -142,8 +142,8 @@ class BaseTowerContext(ABC):
 
         Raises:
           RuntimeError: in eager mode.
-          ValueError: inside another tower, a second time, where the current
-            variable scope does not fit, or where the name is taken.
+          ValueError: inside another tower, a second time, in a variable scope
+            that the tower refuses, or where the name is taken.
         """
         graph = self._check_can_enter()
         collections = TowerCollections(graph, self._frozen_keys(graph))
@@ -164,10 +164,10 @@ class BaseTowerContext(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leaves the tower and puts its frozen collections back.
+        """Leaves the tower and restores its frozen collections.
 
         Raises:
-          ValueError: the tower made trainable variables and may not.
+          ValueError: the tower made trainable variables but may not.
         """
         self._scopes.__exit__(kind, error, trace)
         new = self._new_trainable
@@ -184,7 +184,7 @@ class BaseTowerContext(ABC):
 
     @abstractmethod
     def _frozen_keys(self, graph: tf.Graph) -> list[str]:
-        """Lists the collections that the tower leaves as they were."""
+        """Lists the collections that the tower leaves unchanged."""
 
     @abstractmethod
     def _check_current_scope(self) -> None:
@@ -197,8 +197,8 @@ class BaseTowerContext(ABC):
         return None  # as in the current scope
 
     def _variable_scope(self) -> AbstractContextManager[Any]:
-        # A scope object, rather than nothing, so that scopes with a default name
-        # are numbered alike in every tower (tensorflow/tensorflow#14703).
+        # Always a scope object, so that scopes with a default name get the same
+        # numbers in every tower (tensorflow/tensorflow#14703).
         scope = tf.compat.v1.variable_scope(
             self._vs_name or tf.compat.v1.get_variable_scope(),
             reuse=self._reuse(),
@@ -208,11 +208,11 @@ class BaseTowerContext(ABC):
 
     @contextmanager
     def _name_scope(self, graph: tf.Graph) -> Iterator[None]:
-        """Opens the name scope that is exactly the tower's name.
+        """Opens a name scope with exactly the tower's name.
 
-        TensorFlow would silently make the name unique, or put it below an open scope;
-        handles would then look for tensors under a name that nothing has. The scope
-        that is open already, as in ``Tower.scope()``, is used as it is.
+        TensorFlow would silently make the name unique, or nest it in an open scope;
+        handles would then look for tensors under a name that does not exist. A scope
+        that is already open, as in ``Tower.scope()``, is used as it is.
         """
         open_scope = graph.get_name_scope()
         if self._name == open_scope:

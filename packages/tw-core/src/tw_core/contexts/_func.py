@@ -1,7 +1,7 @@
 """A model function that remembers the towers it has built.
 
 As in tensorpack (``tensorpack/tfutils/tower.py``): after the function has run in
-several towers, its handles find what each of them made.
+several towers, its handles find the tensors and variables of each.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from tw_core.contexts._handles import TowerHandle, TowerHandles
 class TowerFunc:
     """Wraps a model function and remembers every tower that it builds.
 
-    Wrapping a ``TowerFunc`` gives that ``TowerFunc`` back.
+    Wrapping a ``TowerFunc`` returns it unchanged.
     """
 
     _tower_fn: Callable[..., Any]
@@ -34,9 +34,9 @@ class TowerFunc:
             ``tf.TensorSpec``.
 
         Raises:
-          TypeError: ``tower_fn`` is not callable, or ``input_signature`` not a list.
-          ValueError: an input without a name, two of one name, or a name with
-            a colon, a slash or a blank.
+          TypeError: ``tower_fn`` is not callable, or ``input_signature`` is not a list.
+          ValueError: an input without a name, two with the same name, or a
+            name with a colon, a slash or a blank.
         """
         if isinstance(tower_fn, TowerFunc):
             return tower_fn
@@ -57,11 +57,11 @@ class TowerFunc:
         """Builds one tower; must run under a tower context.
 
         Returns:
-          What the wrapped function returns.
+          The wrapped function's result.
 
         Raises:
           RuntimeError: outside of a tower context.
-          ValueError: another number of inputs than the signature has.
+          ValueError: the number of inputs is not the signature's.
         """
         context = get_current_tower_context()
         if context is None:

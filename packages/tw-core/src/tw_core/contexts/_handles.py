@@ -1,8 +1,8 @@
 """Handles on built towers: finding a tensor or variable by the model's name for it.
 
-As in tensorpack (``tensorpack/tfutils/tower.py``): the model function gives
-``"loss"`` as a name, the graph makes ``"tower1/loss:0"`` of it, and the handle of
-tower 1 takes ``"loss"``.
+As in tensorpack (``tensorpack/tfutils/tower.py``): the model function names a tensor
+``"loss"``, the graph calls it ``"tower1/loss:0"``, and the handle of tower 1 finds it
+as ``"loss"``.
 """
 
 from collections.abc import Sequence
@@ -24,16 +24,17 @@ class TowerHandle:
         outputs: Any,
         input_names: Sequence[str] = (),
     ) -> None:
-        """Keeps what a tower was built from and what it returned.
+        """Keeps the inputs and outputs of a tower.
 
         Args:
-          context: the tower, entered before.
-          inputs: what the tower function was called with.
-          outputs: what it returned.
+          context: the tower, already entered.
+          inputs: the tower function's arguments.
+          outputs: its result.
           input_names: names under which ``get_tensor`` finds ``inputs``.
 
         Raises:
-          TypeError: ``context`` is not a tower context, or inputs or names no list.
+          TypeError: ``context`` is not a tower context, or inputs or names are not
+            a list.
         """
         if not isinstance(context, BaseTowerContext):
             raise TypeError(
@@ -50,12 +51,12 @@ class TowerHandle:
 
     @property
     def inputs(self) -> list[Any]:
-        """What the tower function was called with."""
+        """The tower function's arguments."""
         return list(self._inputs)
 
     @property
     def outputs(self) -> Any:
-        """What the tower function returned."""
+        """The tower function's result."""
         return self._outputs
 
     @property
@@ -77,8 +78,9 @@ class TowerHandle:
         """Finds an input, or a tensor by its name inside the tower.
 
         Args:
-          name: of the input signature; or without the tower's prefix, with or
-            without ``":0"``. An input goes before a tensor of the same name.
+          name: of an input in the signature; or of a tensor without the tower's
+            prefix, with or without ``":0"``. An input takes precedence over a
+            tensor of the same name.
 
         Raises:
           KeyError: the tower has no such tensor.
@@ -104,15 +106,15 @@ class TowerHandle:
     def get_variable(self, name: str) -> tf.Variable:
         """Finds a variable that the tower made or reuses.
 
-        In a ``tf.function`` the variables that it read are found, once the trace
-        is done.
+        In a ``tf.function`` it finds the variables that the function read, once the
+        trace is done.
 
         Args:
           name: without the tower's prefix, with or without ``":0"``.
 
         Raises:
-          KeyError: no such variable, or several, as separately built models
-            have outside of session graphs.
+          KeyError: no such variable, or several of this name, as with separately
+            built models outside of session graphs.
           TypeError: ``name`` is not a string.
         """
         check_text("TowerHandle.get_variable", name=name)
@@ -142,7 +144,7 @@ class TowerHandle:
     def get_collection(
         self, key: str | None = None, name: str | None = None
     ) -> list[Any]:
-        """Lists what the tower added to a collection.
+        """Lists the tower's additions to a collection.
 
         Args:
           key: the collection.
@@ -150,7 +152,7 @@ class TowerHandle:
 
         Raises:
           ValueError: neither or both were given.
-          TypeError: a collection's name that is not a string.
+          TypeError: the collection's name is not a string.
         """
         given = [k for k in (key, name) if k is not None]
         if len(given) != 1:
@@ -185,7 +187,7 @@ class TowerHandles(Sequence[TowerHandle]):
         return len(self._handles)
 
     def __contains__(self, which: object) -> bool:
-        """Returns whether there is such a handle, or a tower of such a name."""
+        """Returns whether this handle, or a tower of this name, is among them."""
         return any(which in (handle, handle.ns_name) for handle in self._handles)
 
     @overload

@@ -2,8 +2,8 @@
 
 As in tensorpack (``tensorpack/tfutils/tower.py``), a model function asks
 ``get_current_tower_context()`` whether it builds for training and whether it is
-the first to build; who owns the variables and which collections are frozen
-follows from that.
+the first to build; the owner of the variables and the frozen collections follow
+from that.
 """
 
 from contextlib import AbstractContextManager
@@ -21,7 +21,7 @@ class TrainTowerContext(BaseTowerContext):
     """A training tower.
 
     Tower 0 makes the variables. The other towers reuse them, or make their own
-    below ``vs_name``; they leave no summaries, and nothing in the collections that
+    below ``vs_name``; they add no summaries, and nothing to the collections that
     ``freeze_collections`` names.
 
     Attributes:
@@ -43,9 +43,9 @@ class TrainTowerContext(BaseTowerContext):
           total: number of training towers.
 
         Raises:
-          ValueError: index and total do not fit, a variable scope is open, or
-            own variables are asked for under ``reuse=True``.
-          TypeError: a name that is not a string, or index or total no whole number.
+          ValueError: not 0 <= index < total, a variable scope is open, or own
+            variables are requested under ``reuse=True``.
+          TypeError: a name is not a string, or index or total is not a whole number.
         """
         super().__init__(ns_name, vs_name)
         check_whole_number("TrainTowerContext", index=index)
@@ -96,9 +96,9 @@ class TrainTowerContext(BaseTowerContext):
 
 
 class PredictTowerContext(BaseTowerContext):
-    """An inference tower: leaves no summaries and no update ops.
+    """An inference tower: adds no summaries and no update ops.
 
-    ``freeze_collections`` names more collections that it leaves as they were.
+    It also leaves unchanged the collections that ``freeze_collections`` names.
     Under ``tf.compat.v1.variable_scope(..., reuse=True)`` it uses the variables
     that training towers made; elsewhere it makes its own, as for export.
     """
@@ -121,12 +121,12 @@ class PredictTowerContext(BaseTowerContext):
 
     @property
     def is_main_training_tower(self) -> bool:
-        """False."""
+        """Always False."""
         return False
 
     @property
     def has_own_variables(self) -> bool:
-        """Whether variables are not reused (``True`` or ``AUTO_REUSE``) around it."""
+        """Whether it is outside of ``reuse=True`` and ``AUTO_REUSE`` scopes."""
         return not self._reuses_variables
 
     def _check_current_scope(self) -> None:
@@ -143,11 +143,11 @@ def TowerContext(
 
     Args:
       tower_name: name scope; may be empty.
-      is_training: which of the two.
+      is_training: True for a training tower, False for an inference tower.
       vs_name: as in ``TrainTowerContext`` and ``PredictTowerContext``.
 
     Raises:
-      TypeError: ``is_training`` is not a bool; else as the two.
+      TypeError: ``is_training`` is not a bool; otherwise as for the two.
     """
     check_flag("TowerContext", is_training=is_training)
     if is_training:

@@ -1,11 +1,11 @@
-"""Variables go where the fewest bytes of variables are.
+"""Places each variable on the device with the fewest bytes of variables so far.
 
-A variable is a ``VarHandleOp`` today; its output has shape ``()``, so its size
-is read from its attributes. Ops that use a variable run where it lives.
+A variable is a ``VarHandleOp``, whose output has shape ``()``, so its size is
+read from its attributes. Ops that use a variable run on its device.
 
-TensorFlow asks a device function about a variable first and moves the variable to
-another one's device afterwards, where the two are colocated, as an optimizer's slots
-are. So each variable is counted where it ended up, when the next one comes.
+TensorFlow first asks the device function about a variable and then, where the variable
+is colocated with another one, as an optimizer's slots are, moves it to that one's
+device. So each variable is counted where it ended up, when the next one is placed.
 """
 
 import logging
@@ -29,7 +29,7 @@ class LeastLoadedDeviceSetter:
     """Puts each variable on the device with the fewest bytes so far.
 
     For ``tf.compat.v1.device`` in a session graph. As a variable creator (see
-    ``create``) it places the variables of a ``tf.Module`` or Keras model too.
+    ``create``) it also places the variables of a ``tf.Module`` or Keras model.
     Source of the idea: tensorpack's class of this name, which counted elements.
 
     Attributes:
@@ -66,24 +66,24 @@ class LeastLoadedDeviceSetter:
 
     @property
     def ps_sizes(self) -> list[int]:
-        """The same as ``bytes_on``: tensorpack's name, which counted elements."""
+        """The same as ``bytes_on``, under tensorpack's name, which counted elements."""
         return self.bytes_on
 
     def place_with_balance(self, op: tf.Operation) -> str:
         """Chooses the least loaded device for something as large as ``op``.
 
-        A name of tensorpack's as well, for what is not itself a variable, such as
-        the sum of a variable's gradients; variables are placed by calling the setter.
+        Also a tensorpack name. For tensors that are not variables, such as the sum
+        of a variable's gradients; variables are placed by calling the setter.
 
         Args:
-          op: a variable's op, or another one, of which the first output counts.
+          op: a variable's op, or another one, whose first output counts.
 
         Returns:
           One of ``ps_devices``, whose bytes then include those of ``op``.
 
         Raises:
           ValueError: ``op`` is a reference variable.
-          TypeError: ``op`` is not an operation, or one without outputs.
+          TypeError: ``op`` is not an operation, or has no outputs.
         """
         caller = "LeastLoadedDeviceSetter.place_with_balance"
         if not isinstance(op, tf.Operation) or not op.outputs:
@@ -143,23 +143,17 @@ class LeastLoadedDeviceSetter:
 
 
 class ByteLoads:
-    """Counts the bytes of variables on each of several devices or tasks, the places."""
+    """Counts the bytes of variables at each of several places: devices or tasks."""
 
     def __init__(self, places: int, place_of: Callable[[str], int | None]) -> None:
-        """Starts with nothing on any place.
-
-        Args:
-          places: how many there are.
-          place_of: takes a device string and returns the number of its place,
-            or None for any other device.
-        """
+        """Starts empty; ``place_of`` maps a device to its place, or to None."""
         self._bytes = [0] * places
         self._place_of = place_of
         self._last: tuple[tf.Operation, int] | None = None
 
     @property
     def bytes(self) -> list[int]:
-        """Bytes on each place."""
+        """Bytes at each place."""
         self._count_last()
         return list(self._bytes)
 
@@ -169,7 +163,7 @@ class ByteLoads:
         return self._bytes.index(min(self._bytes))
 
     def note(self, handle: tf.Operation) -> None:
-        """Remembers a ``VarHandleOp``; it counts for the device that it ends on."""
+        """Remembers a ``VarHandleOp``, to be counted on the device where it ends up."""
         self._count_last()
         self._last = handle, _bytes_of_op(handle)
 
@@ -186,7 +180,7 @@ class ByteLoads:
 
 
 def _bytes_of_op(op: tf.Operation) -> int:
-    """Counts the bytes of the variable that a handle is of, or of an op's output."""
+    """Counts the bytes of a handle's variable, or of an op's first output."""
     if op.type != "VarHandleOp":
         return bytes_of(op.name, op.outputs[0].shape, op.outputs[0].dtype)
     shape = tf.TensorShape(op.get_attr("shape"))
@@ -194,13 +188,7 @@ def _bytes_of_op(op: tf.Operation) -> int:
 
 
 def bytes_of(name: str, shape: tf.TensorShape, dtype: tf.DType) -> int:
-    """Counts the bytes of a variable, and says so where its shape is not fully known.
-
-    Args:
-      name: of the variable, for the log.
-      shape: an unknown dimension counts as 1, an unknown rank as a scalar.
-      dtype: of one element.
-    """
+    """Counts a variable's bytes; warns of unknown dimensions, which count as 1."""
     count = int(dtype.size)
     for size in shape.as_list() if shape.rank else []:
         count *= 1 if size is None else int(size)

@@ -1,8 +1,8 @@
-"""Logical devices: spelling each one way, and which of them this process has.
+"""Logical devices: one spelling for each, and which of them this process has.
 
 TensorFlow takes ``"gpu:0"``, ``"/gpu:0"``, ``"/device:GPU:0"`` and, for a device
-of this process, the same with ``/job:localhost/replica:0/task:0`` before it; ops
-and variables answer in any of these.
+of this process, the same after ``/job:localhost/replica:0/task:0``; ops and
+variables report any of these.
 
 Asking TensorFlow for its logical devices starts the eager context, which on a
 GPU takes memory before a session's own configuration is read. So the devices
@@ -20,16 +20,7 @@ from tw_core.renames import takes_caller
 
 
 def parse_device(device: str, *, caller: str) -> tf.DeviceSpec:
-    """Reads a device string.
-
-    Args:
-      device: any spelling TensorFlow takes.
-      caller: who asks; opens the message.
-
-    Raises:
-      ValueError: no string, TensorFlow cannot read it, or the device's number is
-        negative.
-    """
+    """Parses a device string, refusing negative device numbers."""
     if not isinstance(device, str):
         raise ValueError(_no_device(device, caller))
     try:
@@ -43,7 +34,7 @@ def parse_device(device: str, *, caller: str) -> tf.DeviceSpec:
 
 
 def canonical_device(device: str) -> str:
-    """Spells a device one way, so that two strings can be compared.
+    """Spells a device canonically, so that two strings can be compared.
 
     Args:
       device: any spelling TensorFlow takes, such as ``"/gpu:0"``,
@@ -118,7 +109,7 @@ def use_logical_cpus(count: int) -> list[str]:
     ``ConfigProto`` needs ``session_config(num_cpus=count)``.
 
     Args:
-      count: how many logical CPU devices this process shall have, at least 1.
+      count: how many logical CPU devices this process is to have, at least 1.
 
     Returns:
       Their device strings, ``["/cpu:0", ...]``.
@@ -139,13 +130,13 @@ def session_config(
 ) -> tf.compat.v1.ConfigProto:
     """Makes the configuration recommended for sessions that run towers.
 
-    In it, sums over towers keep their speed and their bits: TensorFlow's memory pass
-    rewrites large sums into temporaries and single additions, which on CPU devices take
-    twice the time and are not reproducible (``docs/design/tensorflow.md``).
+    It keeps sums over towers fast and reproducible: TensorFlow's memory pass rewrites
+    large sums into temporaries and single additions, which on CPU devices take twice
+    the time and are not reproducible (``docs/design/tensorflow.md``).
 
     Args:
       num_cpus: logical CPU devices of the session; None leaves TensorFlow's
-        own number, which is 1 unless ``use_logical_cpus`` said otherwise.
+        own number, which is 1 unless ``use_logical_cpus`` set it.
       soft_placement: whether an op without a kernel for its device may move
         to another one, as v1 code with integer variables on GPUs needs.
 
@@ -154,7 +145,7 @@ def session_config(
 
     Raises:
       ValueError: ``num_cpus`` is below 1.
-      TypeError: ``num_cpus`` is not a whole number, or ``soft_placement`` no bool.
+      TypeError: ``num_cpus`` is not a whole number, or ``soft_placement`` not a bool.
     """
     if num_cpus is not None:
         check_whole_number("session_config", num_cpus=num_cpus, at_least=1)
@@ -187,7 +178,7 @@ def check_devices(
     Raises:
       ValueError: one or more devices are unknown, or TensorFlow cannot read
         the string.
-      TypeError: ``devices`` is not a list, or ``session`` no session.
+      TypeError: ``devices`` is not a list, or ``session`` is not a session.
     """
     caller = named_caller("check_devices")
     specs = _specs(devices, caller)
@@ -219,12 +210,7 @@ def check_known_devices(devices: Iterable[str]) -> None:
 
 
 def count_logical_devices(device_type: str) -> int:
-    """Counts the logical devices of a type, such as ``"CPU"``, without starting them.
-
-    Returns:
-      What TensorFlow is configured with; a physical device that is not split
-      is one logical device.
-    """
+    """Counts logical devices of a type, such as ``"CPU"``, without starting them."""
     total = 0
     for physical in tf.config.get_visible_devices(device_type):
         configured = tf.config.get_logical_device_configuration(physical)

@@ -1,9 +1,9 @@
 """Where a graph's variables and operations live, and what moves between devices.
 
-Read from the graph alone, so it shows what was asked for: an op without a
-device appears under ``""``, and soft placement may still move one. An op that
-works on a variable is counted where the variable lives, since it runs there
-whatever was asked for.
+Read from the graph alone, so it shows the requested devices: an op without one
+appears under ``""``, and soft placement may still move an op. An op that uses a
+variable is counted where the variable lives, since it runs there whatever device
+it requests.
 """
 
 from collections import Counter, defaultdict
@@ -33,7 +33,7 @@ class Transfer:
       source: canonical device string.
       target: canonical device string.
       tensors: how many; one used by several ops of the target counts once.
-      num_bytes: of those whose shape is known.
+      num_bytes: of the tensors whose shape is known.
     """
 
     source: str
@@ -44,14 +44,14 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Placement:
-    """What lives where, by canonical device string.
+    """Variables, operations and transfers, by canonical device string.
 
     Attributes:
       variables: device -> {variable name: bytes}.
       operations: device -> number of operations other than variables,
         constants and placeholders.
-      transfers: what moves between devices, sorted by source and target;
-        constants are left out, and so is what has no device.
+      transfers: tensors that move between devices, sorted by source and target;
+        constants and ops without a device are left out.
     """
 
     variables: dict[str, dict[str, int]]
@@ -82,12 +82,12 @@ def placement(
 
     Args:
       graph: a session graph, or a function's: ``concrete_function.graph``.
-      fetches: tensors and operations of the graph; counts the operations and
-        transfers that computing these takes, without initialisers and savers.
-        None given: everything that is in the graph.
-      variables: variables that a function does not read but passes to an op,
-        as an optimizer does its own; its graph does not know their names. Keras
-        variables are taken too.
+      fetches: tensors and operations of the graph; only operations and transfers
+        needed to compute these count, without initialisers and savers. Empty for
+        everything in the graph.
+      variables: variables that a function does not read but passes to an op, as
+        an optimizer does with its own; the function's graph does not know their
+        names. Keras variables are accepted.
 
     Returns:
       Variables, operation counts and transfers by device. Ops in the bodies of
@@ -165,9 +165,9 @@ def _captured_handles(
 def _by_device(handles: Iterable[_Handle]) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = defaultdict(dict)
     for handle in handles:
-        if not handle.name:  # a resource that no known variable has for itself
+        if not handle.name:  # a resource of no known variable
             continue
-        # Outside of session graphs several variables may have one name.
+        # Outside of session graphs several variables may share a name.
         name, copies = handle.name, 1
         while name in found[handle.device]:
             copies += 1

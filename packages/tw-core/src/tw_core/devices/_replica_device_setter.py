@@ -1,7 +1,7 @@
 """Variables go to parameter servers, everything else to a worker.
 
-TensorFlow's function of this name completes every device that it meets with the
-worker's: the read of a variable on ``/job:ps/task:0`` is sent to
+TensorFlow's function of this name completes every partial device with the worker's:
+the read of a variable on ``/job:ps/task:0`` is sent to
 ``/job:ps/task:0/device:GPU:0``, a device that no parameter server has. Here ops
 that use a variable get its device, and a device of another job is left alone.
 """
@@ -23,7 +23,7 @@ from tw_core.devices._logical import parse_device
 
 _CALLER = "replica_device_setter"
 
-# Op types with a state that the replicas share: variables, tables, accumulators.
+# Types of ops whose state the replicas share: variables, tables, accumulators.
 _PS_OPS = (
     "AutoReloadVariable",
     "BoostedTreesEnsembleResourceHandleOp",
@@ -56,25 +56,25 @@ def replica_device_setter(
     Args:
       ps_tasks: number of parameter server tasks; taken from ``cluster`` where
         that is given.
-      ps_device: device of variables; a job gets a task, chosen by
-        ``ps_strategy``.
+      ps_device: device of variables; if it has a job, ``ps_strategy`` chooses
+        the task.
       worker_device: device of everything else.
       merge_devices: whether an op's own partial device is completed, rather
         than left alone.
       cluster: a ``tf.train.ClusterSpec``, ``ClusterDef`` or dictionary.
       ps_ops: op types that belong on the parameter servers; by default
         variables, tables and accumulators.
-      ps_strategy: takes such an op and returns a task number; by default the
-        tasks come in turn. ``LeastLoadedTask`` balances bytes.
+      ps_strategy: takes such an op and returns a task number; by default
+        tasks are taken in turn. ``LeastLoadedTask`` balances bytes.
 
     Returns:
       A function for ``tf.compat.v1.device``, or None without tasks. It raises
       ValueError for a reference variable.
 
     Raises:
-      TypeError: ``cluster`` is of another type, ``ps_strategy`` not callable,
-        ``ps_tasks`` no whole number, ``merge_devices`` no bool, or ``ps_ops`` no
-        list of names.
+      TypeError: ``cluster`` is of another type, ``ps_strategy`` is not callable,
+        ``ps_tasks`` not a whole number, ``merge_devices`` not a bool, or ``ps_ops``
+        not a list of names.
       ValueError: a device string TensorFlow cannot read, or ``ps_tasks`` below 0.
     """
     if cluster is None:
@@ -104,7 +104,7 @@ def replica_device_setter(
 
 @dataclass(frozen=True)
 class _Placer:
-    """The arguments of ``replica_device_setter``, read."""
+    """The parsed arguments of ``replica_device_setter``."""
 
     ps: tf.DeviceSpec
     worker: tf.DeviceSpec
@@ -167,7 +167,7 @@ class LeastLoadedTask:
 
 
 class _TakeTurns:
-    """Gives parameter server tasks in turn."""
+    """Assigns parameter server tasks in turn."""
 
     def __init__(self, tasks: int) -> None:
         self._tasks = tasks
@@ -179,7 +179,7 @@ class _TakeTurns:
 
 
 def _listed_types(ps_ops: Sequence[str]) -> Sequence[str]:
-    # TensorFlow's documentation has a list; sets of types are in use as well.
+    # TensorFlow documents a list; sets of types are also in use.
     types = list(ps_ops) if isinstance(ps_ops, set | frozenset) else ps_ops
     return check_list(_CALLER, ps_ops=types, of="op types", empty=True)
 

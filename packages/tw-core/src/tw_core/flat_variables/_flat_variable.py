@@ -21,20 +21,16 @@ from tw_core.modes import builds_session_graph
 
 
 class FlatVariable(tf.Variable):  # type: ignore[misc]
-    """A flat variable with the names and shapes of what lies in it.
+    """A flat variable with the names and shapes of its parts.
 
-    In a session graph it stands in the collections for ``variable``, so that a saver
-    writes each part under its own name and shape. What updates it takes ``variable``.
-
-    Attributes:
-      variable: of rank 1, with all elements.
-      layout: whose part is where.
+    In a session graph it replaces ``variable``, of rank 1, in the collections, so that
+    a saver writes each part under its own name and shape. Updates go to ``variable``.
     """
 
     _save_slice_info = None
 
     def __init__(self, variable: tf.Variable, layout: Layout) -> None:
-        """Stands for ``variable``, which holds what ``layout`` says."""
+        """Wraps ``variable``, whose parts ``layout`` describes."""
         self.variable = variable
         self.layout = layout
         self._steps = threading.local()
@@ -45,7 +41,7 @@ class FlatVariable(tf.Variable):  # type: ignore[misc]
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Has all parts come from one read, whose gradient is one tensor."""
+        """Takes all parts from one read, whose gradient is one tensor."""
         before = self._parts
         parts = cut(self.variable.read_value(), self.layout.shapes)
         self._steps.parts = [
@@ -71,11 +67,7 @@ class FlatVariable(tf.Variable):  # type: ignore[misc]
             return tf.reshape(flat[part.start : part.end], part.shape)
 
     def assign_part(self, number: int, value: tf.Tensor) -> tf.Operation | None:
-        """Writes one part; returns the op in a session graph.
-
-        Raises:
-          RuntimeError: inside ``reading``, whose parts would be the old ones.
-        """
+        """Writes one part; returns the op in a session graph."""
         part = self.layout.parts[number]
         if self._parts is not None:
             raise RuntimeError(
@@ -85,7 +77,7 @@ class FlatVariable(tf.Variable):  # type: ignore[misc]
         with tf.device(self.variable.device):
             rows = tf.reshape(value, [part.size])
             if builds_session_graph():
-                # Several in one call must not overwrite each other's parts.
+                # Several assignments in one call must not overwrite each other's parts.
                 return tf.raw_ops.ResourceStridedSliceAssign(
                     ref=self.variable.handle,
                     begin=[part.start],
@@ -100,7 +92,7 @@ class FlatVariable(tf.Variable):  # type: ignore[misc]
             )
         return None
 
-    # What a variable is.
+    # The properties of a variable.
 
     @property
     def name(self) -> str:
@@ -199,14 +191,14 @@ class FlatVariable(tf.Variable):  # type: ignore[misc]
         return self.gather_parts(range(len(self.layout.parts)))
 
     def gather_parts(self, numbers: Iterable[int]) -> dict[str, Callable[..., Any]]:
-        """Has a saver take some parts, in one go with others that it asks for."""
+        """Lets a saver take some parts together with others that it asks for."""
 
         def make(name: str = "") -> Any:
             del name  # The parts have names of their own.
             asked = self._asked() if self._asked is not None else None
             if asked is None or asked.is_taken:
                 asked = _Parts(self)
-                # Its saver holds it; one that is given up must leave nothing behind.
+                # Weak: its saver owns it; an abandoned one must leave nothing behind.
                 self._asked = weakref.ref(asked)
             asked.numbers.update(numbers)
             return asked
@@ -214,7 +206,7 @@ class FlatVariable(tf.Variable):  # type: ignore[misc]
         return {"VARIABLE_VALUE": make}
 
     def start_part(self, number: int, value: tf.Tensor) -> None:
-        """Has the initializer of a session graph give one part another value."""
+        """Makes a session graph's initializer give one part another value."""
         with tf.init_scope(), tf.device(None), tf.device(self.variable.device):
             if not self._initial:
                 self._initial = cut(self.variable.initial_value, self.layout.shapes)
@@ -225,22 +217,17 @@ class FlatVariable(tf.Variable):  # type: ignore[misc]
 
 
 class _Parts(SaveableObject):  # type: ignore[misc]
-    """Saves and restores parts of a flat variable as variables of their own.
-
-    Attributes:
-      numbers: of the parts, until a saver takes them.
-      is_taken: whether one has.
-    """
+    """Saves and restores parts of a flat variable as separate variables."""
 
     def __init__(self, flat: FlatVariable) -> None:
         self._flat = self.op = flat
         self.name = flat.name.split(":")[0]
         self.numbers: set[int] = set()
-        self.is_taken = False
+        self.is_taken = False  # whether a saver has used it
 
     @cached_property
     def specs(self) -> list[Any]:
-        """What is saved, in the order of the parts."""
+        """The specs to save, in the order of the parts."""
         self.is_taken, flat = True, self._flat
         with tf.device(flat.device):
             values = cut(flat.variable.read_value(), flat.layout.shapes)
@@ -253,7 +240,7 @@ class _Parts(SaveableObject):  # type: ignore[misc]
     def restore(
         self, restored_tensors: Sequence[tf.Tensor], restored_shapes: object
     ) -> tf.Operation:
-        """Returns an op that assigns what was read; all parts at once if it is all."""
+        """Returns an op that assigns restored parts; all of them in one assignment."""
         del restored_shapes
         self.is_taken, flat = True, self._flat
         numbers, parts = sorted(self.numbers), flat.layout.parts
@@ -269,7 +256,7 @@ class _Parts(SaveableObject):  # type: ignore[misc]
 
 
 def describe_sparse(names: Sequence[str]) -> str:
-    """Says what to do about variables whose gradients are sparse."""
+    """Returns the advice for variables whose gradients are sparse."""
     return (
         f"{', '.join(names)} has a sparse gradient, which many optimizers apply "
         "otherwise than a dense one; leave it out of the flat variables with "
@@ -278,7 +265,7 @@ def describe_sparse(names: Sequence[str]) -> str:
 
 
 def _refusing_sparse(value: tf.Tensor, name: str) -> tf.Tensor:
-    """Returns ``value``, which has dense gradients only."""
+    """Returns ``value``, refusing sparse gradients of it."""
 
     def gradient(upstream: Any) -> list[Any]:
         if isinstance(upstream, tf.IndexedSlices):
@@ -289,12 +276,12 @@ def _refusing_sparse(value: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def _with_shape(tensor: tf.Tensor, name: str, shape: tuple[int, ...]) -> tf.Tensor:
-    # A checkpoint of another model fails here, and not by moving its neighbours.
+    # A checkpoint of another model fails here instead of shifting its neighbours.
     return tf.ensure_shape(tensor, shape, name=f"check_restored_shape/{name}")
 
 
 def _is_lifted_out_of(tensor: tf.Tensor) -> bool:
-    """Returns whether a tensor is of a trace that is not being built now."""
+    """Returns whether a tensor belongs to a trace that is not being built now."""
     graph = getattr(tensor, "graph", None)
     if tf.is_symbolic_tensor(tensor):
         here = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

@@ -1,4 +1,4 @@
-"""Putting the small variables that a model makes into flat ones."""
+"""Packs the small variables that a model makes into flat ones."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -37,9 +37,9 @@ class FlatVariables:
 
     In its scope each small trainable variable becomes a part of one flat variable per
     dtype and device; the model gets a view of its part. A session graph reads each view
-    once per step. Gradients of views are packed by ``pack_gradients``; elsewhere a
-    model that is called in ``reading()`` has gradients by the flat variables
-    themselves.
+    once per step, and ``pack_gradients`` packs the gradients of views; elsewhere a
+    model that is called in ``reading()`` has gradients with respect to the flat
+    variables themselves.
     """
 
     def __init__(
@@ -48,18 +48,17 @@ class FlatVariables:
         *,
         group: Group | None = None,
     ) -> None:
-        """Says what is small.
+        """Sets which variables are small.
 
         Args:
-          below_bytes: variables of fewer bytes lie in flat ones; 0 for none.
-          group: takes a variable's name without the tower in it, as
-            ``"dense/bias"``, and returns what those in one flat variable have in
-            common, for optimizers that treat variables differently; None leaves it
-            alone.
+          below_bytes: variables of fewer bytes are packed into flat ones; 0 packs none.
+          group: maps a variable's name without its tower, such as ``"dense/bias"``, to
+            a key; variables with equal keys share a flat variable, for optimizers that
+            treat variables differently. A key of None leaves the variable alone.
 
         Raises:
-          TypeError, ValueError: ``below_bytes`` is no whole number, or negative;
-            ``group`` is no function.
+          TypeError, ValueError: ``below_bytes`` is not a whole number, or is negative;
+            ``group`` is not a function.
         """
         self._below_bytes = check_whole_number(
             "FlatVariables", below_bytes=below_bytes, at_least=0
@@ -73,27 +72,27 @@ class FlatVariables:
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """The flat variables that there are."""
+        """The flat variables made so far."""
         return [flat.variable for flat in self._flat]
 
     @property
     def views(self) -> list[VariableView]:
-        """What the model uses in place of its own small variables."""
+        """The views that the model uses in place of its own small variables."""
         return [view for view in self._views if view.is_part]
 
     @property
     def layouts(self) -> list[Layout]:
-        """Whose part is where, for each of ``variables``."""
+        """The layout of each of ``variables``."""
         return [flat.layout for flat in self._flat]
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Puts the small variables that are made inside into flat ones.
+        """Packs the small variables that are made inside into flat ones.
 
-        They are there when the scope is left.
+        The flat variables are made when the scope is left.
 
         Raises:
-          RuntimeError: it is entered again before it is left.
+          RuntimeError: the scope is open already.
         """
         if self._open is not None:
             raise RuntimeError(
@@ -113,8 +112,8 @@ class FlatVariables:
     def reading(self) -> Iterator[None]:
         """Reads each flat variable once for all views that are read inside.
 
-        Their gradient is then one tensor, by ``variables``. Does nothing in a session
-        graph, where each view is read once anyway.
+        Their gradient is then one tensor per variable in ``variables``. Does nothing in
+        a session graph, where each view is read once anyway.
         """
         with ExitStack() as scopes:
             if not builds_session_graph():
@@ -132,19 +131,19 @@ class FlatVariables:
         return view
 
     def is_missing(self, variable: Any) -> bool:
-        """Returns whether a variable would be here, had it been made in the scope."""
+        """Returns whether a variable would be packed, had it been made in the scope."""
         if view_of(variable) is not None:
             return all(view_of(variable) is not view for view in self._views)
         return self._key(tf_variable(variable)) is not None
 
     def keep_alone(self, trained: Sequence[Any]) -> None:
-        """Leaves views that are not among ``trained`` what they are; in the scope."""
+        """Leaves views not in ``trained`` unpacked; to be called in the scope."""
         kept = {id(view) for v in trained if (view := view_of(v)) is not None}
         for one in (self._open or {}).values():
             one.keep(kept)
 
     def _key(self, made: Any) -> Hashable | None:
-        """Returns what variables in one flat variable have in common."""
+        """Returns the key shared by a flat variable's parts; None if not packed."""
         if isinstance(made, VariableView) or not isinstance(made, tf.Variable):
             return None
         may_be = (
@@ -164,7 +163,7 @@ class FlatVariables:
 
 
 class _Open:
-    """A flat variable that is not complete."""
+    """A flat variable that is not complete yet."""
 
     def __init__(self) -> None:
         self._views: list[VariableView] = []
@@ -188,7 +187,7 @@ class _Open:
         return view
 
     def keep(self, views: set[int]) -> None:
-        """Leaves out all but these, by their ids; outside of session graphs."""
+        """Keeps only the views with these ids; outside of session graphs."""
         kept = [
             (own, view)
             for own, view in zip(self._own, self._views, strict=True)
@@ -200,10 +199,9 @@ class _Open:
             self._layout = self._layout.add(own.name.split(":")[0], own.shape)
 
     def _value_in_graph(self, own: tf.Variable) -> tf.Tensor:
-        """Reads the last part of what will be there when all parts are known.
+        """Reads the last part of a flat variable whose later parts are not known yet.
 
-        Two handles of one name are one variable: the one that is read now knows no
-        shape yet.
+        Handles with one name are one variable: the one read here has no shape yet.
         """
         part = self._layout.parts[-1]
         dtype = own.dtype.base_dtype
@@ -226,7 +224,7 @@ class _Open:
                     self._read = tf.raw_ops.ReadVariableOp(
                         resource=handle, dtype=dtype, name="read"
                     )
-            # Cut where the model is: from a server one tensor travels.
+            # Sliced where the model is: a server sends one tensor.
             with tf.name_scope(f"{part.name}/"):
                 flat = tf.slice(self._read, [part.start], [part.size], name="view")
                 is_flat = len(part.shape) == 1
@@ -247,7 +245,7 @@ class _Open:
 
     def _close_with_values(self) -> FlatVariable:
         first = self._own[0]
-        # Optimizers may list what they keep by its name: alike in every tower.
+        # Optimizers may list slots by this name: the same in every tower.
         prefix = str(first.name).split(":")[0].removesuffix(base_name(first))
         with tf.init_scope(), tf.device(first.device):
             made = tf.Variable(
@@ -296,13 +294,13 @@ class _Open:
 
 
 def view_of(variable: Any) -> VariableView | None:
-    """Returns the view that a variable is or, as Keras's may, holds."""
+    """Returns the view that a variable is or, as Keras's may, holds; else None."""
     plain = tf_variable(variable)
     return plain if isinstance(plain, VariableView) else None
 
 
 def flat_variable_of(variable: Any) -> FlatVariable | None:
-    """Returns what lies in a flat variable; None for any other variable."""
+    """Returns the ``FlatVariable`` of a flat variable; None for any other variable."""
     found = getattr(tf_variable(variable), FLAT_KEY, None)
     return found if isinstance(found, FlatVariable) else None
 

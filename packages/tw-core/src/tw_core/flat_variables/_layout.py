@@ -1,11 +1,11 @@
-"""Which variables lie in a flat variable, and where: plain Python."""
+"""Which variables a flat variable holds, and where: plain Python."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-# Swept: at 64 KiB a flat variable wins, at 128 KiB each variable alone, where owners
-# apply them (docs/benchmarks/step.md).
+# Measured: flat variables win at 64 KiB, separate ones at 128 KiB, where owners apply
+# them (docs/benchmarks/step.md).
 DEFAULT_BELOW_BYTES = 96 * 1024
 
 Group = Callable[[str], Hashable | None]
@@ -13,42 +13,32 @@ Group = Callable[[str], Hashable | None]
 
 @dataclass(frozen=True)
 class Part:
-    """One variable's place in a flat variable.
+    """One variable's place in a flat variable."""
 
-    Attributes:
-      name: of the variable, without ``":0"``.
-      shape: of the variable.
-      start: its first element.
-    """
-
-    name: str
+    name: str  # without ":0"
     shape: tuple[int, ...]
-    start: int
+    start: int  # index of its first element
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return prod(self.shape)
 
     @property
     def end(self) -> int:
-        """The first element behind it."""
+        """Index of the first element after it."""
         return self.start + self.size
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The variables of a flat variable, one behind the other.
-
-    Attributes:
-      parts: in their order.
-    """
+    """The parts of a flat variable, in order and without gaps."""
 
     parts: tuple[Part, ...] = ()
 
     @property
     def size(self) -> int:
-        """How many elements all have."""
+        """Number of elements of all parts."""
         return self.parts[-1].end if self.parts else 0
 
     @property
@@ -65,7 +55,7 @@ class Layout:
         return Layout((*self.parts, Part(name, tuple(shape), self.size)))
 
     def without_prefix(self, prefix: str) -> "Layout":
-        """Returns the layout with names that no longer open with ``prefix``."""
+        """Returns the layout with ``prefix`` removed from all names."""
         return Layout(
             tuple(
                 Part(part.name.removeprefix(prefix), part.shape, part.start)
@@ -74,11 +64,7 @@ class Layout:
         )
 
     def renamed(self, name: str, whole: str) -> "Layout":
-        """Returns the layout of a variable that an optimizer keeps beside ``whole``.
-
-        Args:
-          name: the slot's, with ``whole`` in it.
-          whole: the name of the flat variable of this layout.
+        """Returns the layout of ``name``, an optimizer's slot of variable ``whole``.
 
         >>> slots = Layout().add("w", (2,)).renamed("Adam/flat/m", "flat")
         >>> slots.parts[0].name
@@ -94,7 +80,7 @@ class Layout:
 
 
 def is_slot_name(name: str, whole: str) -> bool:
-    """Returns whether a variable is called after another: its slot, or its average.
+    """Returns whether a variable is named after another, as its slot or average is.
 
     >>> is_slot_name("flat/float32/Adam_1", "flat/float32")
     True

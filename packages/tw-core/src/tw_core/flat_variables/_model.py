@@ -15,14 +15,14 @@ _Model = TypeVar("_Model")
 
 
 class FlatModel(Generic[_Model]):
-    """A model whose small variables lie in flat ones.
+    """A model whose small variables are packed into flat ones.
 
-    Towers call this in place of the model, and take gradients by its
-    ``trainable_variables``. For all else there is the model, whose variables have the
-    current values, names and shapes as ever.
+    Towers call this in place of the model, and take gradients with respect to its
+    ``trainable_variables``. For everything else use the model itself: its variables
+    keep their names and shapes, and have the current values.
 
     Attributes:
-      model: as it was made.
+      model: the model itself.
     """
 
     def __init__(self, model: _Model, flat: FlatVariables) -> None:
@@ -31,7 +31,7 @@ class FlatModel(Generic[_Model]):
         self._flat = flat
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Calls the model, all of whose views are read together."""
+        """Calls the model, reading all of its views together."""
         with self.reading():
             return self.model(*arguments, **named)  # type: ignore[operator]
 
@@ -41,7 +41,7 @@ class FlatModel(Generic[_Model]):
 
     @property
     def flat_variables(self) -> FlatVariables:
-        """What lies in the flat variables, and where."""
+        """The flat variables, with their layouts."""
         return self._flat
 
     @property
@@ -49,7 +49,7 @@ class FlatModel(Generic[_Model]):
         """The flat variables, then the model's other trainable ones.
 
         Raises:
-          ValueError: part of a flat variable trains no longer.
+          ValueError: part of a flat variable is no longer trainable.
         """
         trained = self.plain_variables
         views = {id(view) for v in trained if (view := view_of(v)) is not None}
@@ -64,7 +64,7 @@ class FlatModel(Generic[_Model]):
 
     @property
     def plain_variables(self) -> list[Any]:
-        """The model's own trainable variables, views among them."""
+        """The model's own trainable variables, including views."""
         return _variables_of(self.model, "trainable_variables")
 
     @property
@@ -83,7 +83,7 @@ def flatten(
     below_bytes: int = DEFAULT_BELOW_BYTES,
     group: Group | None = None,
 ) -> FlatModel[_Model]:
-    """Makes a model whose small trainable variables lie in flat ones.
+    """Makes a model whose small trainable variables are packed into flat ones.
 
     Args:
       make_model: returns a new ``tf.Module`` or Keras 3 model with its variables.
@@ -91,13 +91,13 @@ def flatten(
       group: as for ``FlatVariables``.
 
     Returns:
-      The model; variables that ``make_model`` froze stay alone.
+      The model; variables that ``make_model`` froze are not packed.
 
     Raises:
       RuntimeError: in a session graph or a ``tf.function``.
-      ValueError: a model that has no variables yet, or was made elsewhere; a small
-        variable that has a constraint, which would be one on all of a flat variable.
-      TypeError: a model without ``trainable_variables``.
+      ValueError: the model has no variables yet, or was made elsewhere; a small
+        variable has a constraint, which would apply to a whole flat variable.
+      TypeError: the model has no ``trainable_variables``.
     """
     check_function("flatten", make_model=make_model)
     if traces_function() or builds_session_graph():

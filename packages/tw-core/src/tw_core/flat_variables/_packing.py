@@ -17,21 +17,21 @@ from tw_core.modes import without_autograph
 def pack_gradients(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Joins the gradients of views into those of their flat variables.
 
-    In a session graph apply them by ``tw_core.optimizers.apply_pairs`` or a class of
-    these packages, or within ``slots_like_parts``; a saver would otherwise have the
-    slots as they lie.
+    In a session graph apply them with ``tw_core.optimizers.apply_pairs`` or a class of
+    these packages, or within ``slots_like_parts``; otherwise a saver stores flat slots.
 
     Args:
-      pairs: (gradient, variable) of a model; views and others. Keras's variables too.
+      pairs: (gradient, variable) pairs of a model, for views and other variables,
+        including Keras's.
 
     Returns:
-      (gradient, variable) of the flat variables, each where its first view was, and of
-      the other variables as they came.
+      (gradient, variable) pairs of the flat variables, each where its first view was,
+      and the pairs of the other variables unchanged.
 
     Raises:
-      ValueError: a flat variable some of whose views have no gradient, or two, or a
-        sparse one, which many optimizers apply otherwise than a dense one.
-      TypeError: something that is not a list of pairs.
+      ValueError: a view of a flat variable has no gradient, two, or a sparse one, which
+        many optimizers apply differently from a dense one.
+      TypeError: ``pairs`` is not a list of pairs.
     """
     check_list("pack_gradients", pairs=pairs, of="pairs", empty=True)
     others = [p for p in pairs if not isinstance(p, tuple | list) or len(p) != 2]
@@ -78,7 +78,7 @@ def _packed(
     sparse = [v.name for g, v in own if isinstance(g, tf.IndexedSlices)]
     if sparse:
         raise ValueError(f"pack_gradients: {describe_sparse(sparse)}")
-    # Where they were computed: what travels then is one tensor.
+    # Joined where they were computed, so that one tensor is sent.
     with tf.device(getattr(grads[0], "device", "") or flat.device):
         return join(grads), flat.variable
 

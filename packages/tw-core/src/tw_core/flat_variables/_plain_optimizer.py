@@ -1,8 +1,8 @@
-"""The optimizer of a flat model as one of the model's own variables.
+"""A flat model's optimizer, presented as one of the model's own variables.
 
-A checkpoint and a Keras file have an optimizer's state variable by variable. What is
-made here for them holds no memory of its own: its slots are views of the slots of flat
-variables.
+Checkpoints and Keras files store an optimizer's state variable by variable. The
+optimizer made here for them has no memory of its own: its slots are views of the slots
+of flat variables.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,13 +24,13 @@ _Place = tuple[int, int | None]
 def plain_optimizer(
     optimizer: _T, get_opt_fn: Callable[[], _T], model: FlatModel[Any]
 ) -> _T:
-    """Makes an optimizer for checkpoints, with the state of one of flat variables.
+    """Makes an optimizer for checkpoints from the optimizer of flat variables.
 
     Args:
       optimizer: of ``tf.compat.v1.train`` or Keras 3, with its state for
         ``model.trainable_variables``.
-      get_opt_fn: returns a new optimizer, alike.
-      model: whose flat variables it updates.
+      get_opt_fn: returns a new optimizer of the same kind.
+      model: the model whose flat variables ``optimizer`` updates.
 
     Returns:
       An optimizer of ``model.model.trainable_variables``, for ``tf.train.Checkpoint``
@@ -38,7 +38,7 @@ def plain_optimizer(
 
     Raises:
       TypeError: an optimizer of another kind, or ``get_opt_fn`` returns another class.
-      ValueError: an optimizer without its state.
+      ValueError: the optimizer has no state yet.
     """
     check_function("plain_optimizer", get_opt_fn=get_opt_fn)
     if not isinstance(model, FlatModel):
@@ -66,7 +66,7 @@ def plain_optimizer(
 
 
 def _places(flat: Sequence[Any], plain: Sequence[Any]) -> list[_Place]:
-    """Returns for each plain variable which flat one, and which part; None if whole."""
+    """Returns (index in ``flat``, part or None if unpacked) of each plain variable."""
     number = {id(tf_variable(v)): n for n, v in enumerate(flat)}
     found: list[_Place] = []
     for variable in plain:
@@ -114,7 +114,7 @@ def _share_keras(
 
 def _are_slots(value: Any, state: set[int]) -> bool:
     is_list = isinstance(value, Sequence) and not isinstance(value, str)
-    # The list of all is no list of slots.
+    # The list of all state is not a list of slots.
     return is_list and 0 < len(value) < len(state) and {id(v) for v in value} <= state
 
 

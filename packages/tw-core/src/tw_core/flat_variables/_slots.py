@@ -1,4 +1,4 @@
-"""What an optimizer keeps beside flat variables, in a session graph."""
+"""The slots that an optimizer keeps for flat variables, in a session graph."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,10 +19,10 @@ from tw_core.modes import builds_session_graph
 
 @contextmanager
 def slots_like_parts(variables: Sequence[Any]) -> Iterator[None]:
-    """Has what an optimizer keeps beside flat variables be saved part by part.
+    """Makes savers store an optimizer's slots of flat variables part by part.
 
     Args:
-      variables: that the optimizer updates inside, flat ones or not.
+      variables: the variables that the optimizer updates inside, flat or not.
     """
     flats = [flat for v in variables if (flat := flat_variable_of(v)) is not None]
     if not flats or not builds_session_graph():
@@ -45,9 +45,9 @@ def slots_like_parts(variables: Sequence[Any]) -> Iterator[None]:
 
 
 def _layout_of_slot(name: str, flat: FlatVariable) -> Layout | None:
-    """Returns what lies where in a slot; None if it is another's.
+    """Returns the layout of a slot of ``flat``; None if it is another variable's.
 
-    It may be called after tower 0's variable, of which ``flat`` is a copy.
+    The slot may be named after tower 0's variable, of which ``flat`` is a copy.
     """
     own, main = flat.name.split(":")[0], base_name(flat)
     if is_slot_name(name, own):

@@ -1,4 +1,4 @@
-"""A variable of a model that lies in a flat variable."""
+"""A model's variable that is part of a flat variable."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ _VALUE = "VARIABLE_VALUE"
 
 
 class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[misc]
-    """What a model uses in place of a variable of its own.
+    """A part of a flat variable, which a model uses in place of its own variable.
 
     Has the variable's name, shape and dtype; reading it gives its part of the flat
     variable. In a session graph a step reads it once (``value()``); ``read_value()``
@@ -24,15 +24,9 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
     _save_slice_info = None
 
     def __init__(self, own: tf.Variable, value: tf.Tensor | None) -> None:
-        """Stands for a variable.
-
-        Args:
-          own: a variable as it would have been; outside of session graphs it keeps the
-            value until ``bind``.
-          value: in a session graph, the part of the flat variable that a step reads.
-        """
+        """Replaces ``own``, which without ``value`` keeps its value until ``bind``."""
         self._own: tf.Variable | None = own
-        self._value = value
+        self._value = value  # in a session graph, the part that a step reads
         self._flat: FlatVariable | None = None
         self._number = 0
         self._view_name = own.name
@@ -42,7 +36,7 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
 
     @classmethod
     def of_part(cls, flat: "FlatVariable", number: int) -> "VariableView":
-        """Returns a view of a part of what an optimizer keeps, outside of graphs."""
+        """Returns a view of one part of an optimizer's slot, outside of graphs."""
         view = cls.__new__(cls)
         part = flat.layout.parts[number]
         view._own = view._value = None
@@ -53,10 +47,10 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
         return view
 
     def bind(self, flat: "FlatVariable", number: int) -> None:
-        """Makes this the part ``number`` of a flat variable."""
+        """Makes this part ``number`` of a flat variable."""
         self._flat, self._number = flat, number
         if self._value is None:
-            self._own = None  # And its memory.
+            self._own = None  # Frees its memory.
 
     @property
     def flat(self) -> "FlatVariable | None":
@@ -65,15 +59,15 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
 
     @property
     def is_part(self) -> bool:
-        """Whether it lies in a flat variable, or will; not where it stays alone."""
+        """Whether it is, or will be, part of a flat variable."""
         return self._flat is not None or self._own is None or self._value is not None
 
     @property
     def number(self) -> int:
-        """Which of its parts this is."""
+        """The index of this part in the flat variable."""
         return self._number
 
-    # What a variable is.
+    # The properties of a variable.
 
     @property
     def name(self) -> str:
@@ -155,7 +149,7 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
     def read_value(self) -> tf.Tensor:
         if self._value is not None and self._flat is not None:
             fresh = self._flat.read_part(self._number)
-            # The gradient is one by ``value()``, as the model's own is.
+            # Gradients are with respect to ``value()``, as the model's own are.
             return with_gradient([fresh], [self._value], lambda dy: [dy])[0]
         if self._value is not None:  # There is nothing else to read yet.
             return self._value
@@ -184,11 +178,11 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
         return self._dense_var_to_tensor(dtype, name)
 
     def numpy(self) -> Any:
-        """Returns its value, where values are there (outside of graphs)."""
+        """Returns its value; only outside of graphs."""
         return self.read_value().numpy()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        del copy  # Joined from a tensor: it is one.
+        del copy  # np.array always copies.
         return np.array(self.numpy(), dtype)
 
     def eval(self, session: tf.compat.v1.Session | None = None) -> Any:
@@ -217,10 +211,6 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
         """Writes its part of the flat variable.
 
         Each such call copies the flat variable; a checkpoint is restored in one go.
-
-        Raises:
-          ValueError: another shape.
-          RuntimeError: in a step that has read the flat variable.
         """
         if self._flat is None and self._value is None and self._own is not None:
             return self._own.assign(value, use_locking, name, read_value)
@@ -286,10 +276,10 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
     @_initial_value.setter
     def _initial_value(self, value: tf.Tensor) -> None:
         self._in_graph("initial_value")._initial_value = value
-        if self._flat is not None:  # Else it begins with what its parts begin with.
+        if self._flat is not None:  # Otherwise it starts from its parts' values.
             self._flat.start_part(self._number, value)
 
-    # tf.train.Checkpoint, Keras's too.
+    # tf.train.Checkpoint, including Keras's.
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         return {_VALUE: self.read_value()}
@@ -320,7 +310,7 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
 
 
 class _NotYetSaveable(SaveableObject):  # type: ignore[misc]
-    """Of a view in the scope that makes it: it may start from a checkpoint."""
+    """Saveable of an unbound view, which may be initialised from a checkpoint."""
 
     def __init__(self, view: VariableView) -> None:
         self._view = self.op = view
@@ -332,5 +322,5 @@ class _NotYetSaveable(SaveableObject):  # type: ignore[misc]
         return self._view._bound("save")
 
     def restore(self, restored_tensors: object, restored_shapes: object) -> Any:
-        """Does nothing: the initial value is set as well."""
+        """Does nothing: ``init_from_checkpoint`` sets the initial value as well."""
         return tf.no_op()

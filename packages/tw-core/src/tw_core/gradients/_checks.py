@@ -1,4 +1,4 @@
-"""Checks that all towers bring the same gradients, and names all that do not."""
+"""Checks that all towers have the same gradients, naming every mismatch."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Real
@@ -16,37 +16,31 @@ from tw_core.renames import takes_caller
 
 
 class _Item(NamedTuple):
-    """A tower's gradient for a variable.
-
-    Attributes:
-      grad: a tensor, an ``IndexedSlices`` or None.
-      variable: as it came; its name is known by it.
-      plain: the ``tf.Variable`` that it is or, as Keras's do, holds.
-    """
+    """A tower's gradient for a variable."""
 
     grad: Any
-    variable: Any
-    plain: tf.Variable
+    variable: Any  # as passed; its name appears in messages
+    plain: tf.Variable  # ``variable``, or the one that a Keras variable holds
 
 
 @takes_caller
 @without_autograph
 def check_grad_list(grad_list: GradList, *, allow_none: bool = False) -> None:
-    """Checks that every tower brings the same gradients in the same order.
+    """Checks that every tower has the same gradients in the same order.
 
-    Variables are compared by name, without a ``tower<k>/`` prefix. Models that
-    were built apart, as Keras models are, have names of their own, with numbers
-    that count on (``dense``, ``dense_1``): numbers do not count there, and names
-    that have nothing in common are compared by position.
+    Variables are compared by name, without a ``tower<k>/`` prefix. Separately
+    built models, such as Keras models, have names of their own with running
+    numbers (``dense``, ``dense_1``): there the numbers are ignored, and names
+    that have nothing in common are matched by position.
 
     Args:
       grad_list: [K][N] pairs.
       allow_none: whether a gradient may be None.
 
     Raises:
-      ValueError: no tower, no gradient, or towers that differ in number,
-        variables, order, shape or dtype; a None; a reference variable. Every
-        offender is named.
+      ValueError: no tower, no gradient, or towers whose gradients differ in
+        number, variables, order, shape or dtype; a None; a reference variable.
+        Every offender is named.
       TypeError: something that is not a list of lists of pairs.
     """
     _check(grad_list, "check_grad_list", allow_none=allow_none)
@@ -54,7 +48,7 @@ def check_grad_list(grad_list: GradList, *, allow_none: bool = False) -> None:
 
 @without_autograph
 def check_replicated_grad_list(grad_list: GradList) -> None:
-    """As ``check_grad_list``, for towers each of which must have its own variables.
+    """Checks like ``check_grad_list``, and that every tower has its own variables.
 
     A variable that several towers share would be updated once for each of them.
 
@@ -70,7 +64,7 @@ def check_replicated_grad_list(grad_list: GradList) -> None:
 
 @without_autograph
 def check_shared_grad_list(grad_list: GradList) -> None:
-    """As ``check_grad_list``, for towers all of which must use the same variables.
+    """Checks like ``check_grad_list``, and that all towers use the same variables.
 
     Args:
       grad_list: [K][N] pairs.
@@ -90,7 +84,7 @@ def check_any_gradient(
     Args:
       caller: the public name that was called; opens the message.
       grads: the gradients of one tower or of several.
-      variables: to be named.
+      variables: named in the message.
 
     Raises:
       ValueError: no gradient, or all are None.
@@ -104,11 +98,11 @@ def check_any_gradient(
 
 
 def check_weight(caller: str, weight: Any) -> None:
-    """Refuses what cannot weigh gradients in a mean.
+    """Refuses anything that cannot weight gradients in a mean.
 
     Args:
       caller: the public name that was called; opens the message.
-      weight: such as a number of rows; the values of tensors are not looked at.
+      weight: such as a number of rows; the values of tensors are not checked.
 
     Raises:
       TypeError: neither a real number nor a scalar tensor of a real dtype.
@@ -213,7 +207,7 @@ def _none_gradients(items: Sequence[Sequence[_Item]]) -> list[str]:
 
 
 def _foreign(items: Sequence[Sequence[_Item]]) -> Iterator[str]:
-    """Names what is of another graph than the one being built."""
+    """Names variables that are in another graph, or whose gradients are."""
     if tf.executing_eagerly():
         return
     graphs = set(_graphs_being_built())
@@ -239,7 +233,7 @@ def _graphs_being_built() -> Iterator[tf.Graph]:
 
 
 def _differences(column: Sequence[_Item]) -> Iterator[str]:
-    """Compares one variable's gradients over the towers; the name goes before it."""
+    """Compares one variable's gradients across towers; the caller adds its name."""
     where = f"in towers 0..{len(column) - 1}"
     variables = [item.plain for item in column]
     shape, kept_in = variables[0].shape, [v.shape for v in variables]
@@ -273,7 +267,7 @@ def _may_update(dtype: tf.DType, variable: tf.Variable) -> bool:
 
 
 def _agree(shapes: Sequence[tf.TensorShape]) -> bool:
-    # All with all: [None] agrees with [3] and with [4], which differ.
+    # All against all: [None] agrees with [3] and with [4], which differ.
     known = tf.TensorShape(None)
     for shape in shapes:
         if not known.is_compatible_with(shape):

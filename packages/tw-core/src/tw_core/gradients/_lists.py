@@ -22,7 +22,7 @@ GradList: TypeAlias = "Sequence[Sequence[tuple[Gradient, tf.Variable]]]"
 def split_grad_list(
     grad_list: GradList,
 ) -> tuple[list[list[Gradient]], list[list[tf.Variable]]]:
-    """Separates gradients and variables.
+    """Separates gradients from variables.
 
     Args:
       grad_list: [K][N] (gradient, variable) pairs.
@@ -53,7 +53,7 @@ def merge_grad_list(
     all_grads: Sequence[Sequence[Gradient]],
     all_vars: Sequence[Sequence[tf.Variable]],
 ) -> list[list[tuple[Gradient, tf.Variable]]]:
-    """Puts gradients and variables together; undoes ``split_grad_list``.
+    """Pairs gradients with variables; undoes ``split_grad_list``.
 
     Args:
       all_grads: [K][N] gradients.
@@ -89,19 +89,19 @@ def ensure_gradient_shapes(grad_list: GradList) -> list[list[tuple[Any, Any]]]:
     """Gives every gradient the shape of its variable, checked when it is computed.
 
     A gradient that reads a placeholder, a ``py_function`` or a ``tf.function``'s free
-    dimension may have a shape that is known only in part. With another shape than its
-    variable's, it would be added to other towers' gradients as it lies in memory, or
-    shift what is packed behind it.
+    dimension may have a partially known shape. If its shape is not the variable's, its
+    raw memory would be added to other towers' gradients, or it would shift the tensors
+    packed after it.
 
     Args:
-      grad_list: [K][N] (gradient, variable) pairs that ``check_grad_list`` lets
-        pass; a None stays.
+      grad_list: [K][N] (gradient, variable) pairs that pass ``check_grad_list``; a
+        None stays.
 
     Returns:
       The same pairs. A gradient whose shape is not fully known passes an op named
       after tower and variable, ``check_gradient_shape/tower1/w``, which fails with
-      ``InvalidArgumentError`` where the shape is another. Of an ``IndexedSlices`` the
-      rows are checked, in any number.
+      ``InvalidArgumentError`` where the shape differs. In an ``IndexedSlices`` the
+      shape of a row is checked, but not the number of rows.
 
     Raises:
       TypeError: something that is not a list of lists of pairs.
@@ -128,7 +128,7 @@ def _ensured(grad: Any, variable: Any, *, tower: int) -> Any:
 def _with_shape(tensor: tf.Tensor, shape: tf.TensorShape, name: str) -> tf.Tensor:
     if str(tensor.shape.merge_with(shape)) == str(tensor.shape):
         return tensor  # The variable's shape adds nothing.
-    # On the gradient's device, whatever device is being built on.
+    # On the gradient's device, whatever device is in scope.
     with tf.device(tensor.device or None):
         return tf.ensure_shape(
             tensor, shape, name=re.sub(r"[^A-Za-z0-9_.\\/-]", "_", name)

@@ -1,11 +1,11 @@
-"""Gradients that are dense or sparse, treated alike.
+"""Uniform handling of dense and sparse gradients.
 
 A sparse gradient, a ``tf.IndexedSlices``, has its numbers in ``values``: one row per
 lookup, so that an index may occur many times; a sum over towers has the rows of all of
-them. The gradient it stands for is the sum of the rows that share an index. Whoever
+them. The gradient it represents is the sum of the rows that share an index. Code that
 uses the rows for anything but that sum must add them first: a norm, a square (Adam's
 second moment), an assignment to rows. The optimizers of ``tf.compat.v1.train`` do so
-themselves; of Keras 3, RMSprop, Adam, AdamW, Adadelta, Adagrad, Adamax, Nadam, Ftrl,
+themselves; in Keras 3, RMSprop, Adam, AdamW, Adadelta, Adagrad, Adamax, Nadam, Ftrl,
 Adafactor and Lamb do not.
 """
 
@@ -24,14 +24,14 @@ def values_of(grad: Any) -> tf.Tensor:
 
 @without_autograph
 def map_values(fn: Callable[[tf.Tensor], tf.Tensor], grad: Any) -> Any:
-    """Replaces a dense gradient, or the values of a sparse one, by ``fn`` of them.
+    """Applies ``fn`` to a dense gradient, or to the values of a sparse one.
 
     Args:
       fn: takes and returns a tensor; must keep the number of rows of a sparse one.
       grad: a tensor or an ``IndexedSlices``.
 
     Returns:
-      A gradient of the same kind; of a sparse one, with the same indices and
+      A gradient of the same kind; a sparse one keeps its indices and
       ``dense_shape``.
     """
     if not isinstance(grad, tf.IndexedSlices):
@@ -62,7 +62,7 @@ def scale(grad: Any, factor: float | tf.Tensor | None) -> Any:
             f"scale: grad must be floating, or most of its products would be rounded "
             f"to 0; got {dtype.name}. Cast it first."
         )
-    # A number straight to the dtype: by way of float32, 1/3 is not 1/3 in float64.
+    # Convert a number directly: by way of float32, 1/3 is not 1/3 in float64.
     is_tensor = tf.is_tensor(factor)
     own = tf.cast(factor, dtype) if is_tensor else tf.constant(factor, dtype)
     return map_values(lambda values: values * own, grad)
@@ -106,7 +106,8 @@ def with_unique_rows(grad: Any) -> Any:
       grad: a tensor, an ``IndexedSlices``, or None.
 
     Returns:
-      As ``sum_duplicate_rows`` for an ``IndexedSlices``; anything else as it is.
+      For an ``IndexedSlices``, the result of ``sum_duplicate_rows``; anything else
+      unchanged.
     """
     return sum_duplicate_rows(grad) if isinstance(grad, tf.IndexedSlices) else grad
 
@@ -118,11 +119,11 @@ def _sum_unique(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _sum_sorted(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
-    # XLA refuses Unique, whose result has as many elements as the data say.
+    # XLA refuses Unique, since the size of its result depends on the data.
     order = tf.argsort(slices.indices, stable=True)
     ordered = tf.gather(slices.indices, order)
     previous = tf.roll(ordered, 1, axis=0)
-    # Not `!=`, which compares objects where version 2 behaviour is off.
+    # Not `!=`, which compares identities where version 2 behaviour is off.
     is_new = tf.cast(tf.not_equal(ordered, previous), tf.int32)
     rows = tf.cumsum(is_new) - is_new[:1]
     num_rows = tf.size(order)

@@ -1,8 +1,8 @@
 """Batch normalisation with the moments of the whole batch, for ``get_variable`` code.
 
 Towers may hold different numbers of rows, or none: sums and counts are added, and means
-are taken afterwards. As in ``tf.nn.moments`` the variance is that of the differences
-from the mean, which loses no digits where a mean is large.
+are taken afterwards. As in ``tf.nn.moments`` the variance is computed from the
+differences from the mean, which loses no digits where a mean is large.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,18 +19,18 @@ from tw_core.synchronized._sums import current_place, sum_over_towers
 def moments_over_towers(
     x: tf.Tensor, axes: int | Sequence[int], *, keepdims: bool = False
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes mean and variance over all towers' ``x``; ``tf.nn.moments`` of them all.
+    """Computes mean and variance over all towers' ``x``, as ``tf.nn.moments`` would.
 
     Args:
-      x: floating point, of the same shape in all towers outside of ``axes``; a tower
-        may hold nothing.
-      axes: to reduce.
+      x: floating point, of the same shape in all towers outside of ``axes``; may be
+        empty in a tower.
+      axes: the axes to reduce.
       keepdims: whether reduced axes stay, with length 1.
 
     Returns:
       Mean and variance (divided by the number of elements), in the dtype of ``x``;
-      float16 and bfloat16 are computed in float32. Both are 0 where no tower holds
-      anything.
+      float16 and bfloat16 are computed in float32. Both are 0 where ``x`` is empty in
+      all towers.
 
     Raises:
       TypeError: ``x`` is not of floating point; ``axes`` are not whole numbers.
@@ -73,34 +73,34 @@ def batch_normalization(
     pass ``mean_name="mean/EMA"``, ``variance_name="variance/EMA"``, ``momentum=0.9``
     and ``epsilon=1e-5``.
 
-    In a session graph the updates of the moving averages are in ``UPDATE_OPS``. Of
-    towers that share an average one updates it; towers with their own keep equal ones.
+    In a session graph the updates of the moving averages are in ``UPDATE_OPS``. Where
+    towers share an average, one of them updates it; separate averages stay equal.
 
     Args:
       inputs: floating point, of known rank.
       training: whether to normalise by the batch, rather than by the moving averages.
-      axis: of the channels, whose number is known.
-      momentum: what a moving average keeps in one step, at least 0 and below 1.
+      axis: the channels' axis, of known length.
+      momentum: share that a moving average keeps per step, at least 0 and below 1.
       epsilon: added to the variance.
       center: whether to add ``beta``.
       scale: whether to multiply by ``gamma``.
       beta_initializer: zeros by default.
       gamma_initializer: ones by default.
-      beta_regularizer: as of ``get_variable``.
-      gamma_regularizer: as of ``get_variable``.
-      trainable: of ``beta`` and ``gamma``.
+      beta_regularizer: as for ``get_variable``.
+      gamma_regularizer: as for ``get_variable``.
+      trainable: whether ``beta`` and ``gamma`` are trainable.
       name: of the variable scope; ``"batch_normalization"`` made unique by default.
       reuse: of the variable scope.
-      mean_name: of the variable of the moving mean.
-      variance_name: of the variable of the moving variance, which is that of the
-        batch (divided by the number of elements).
+      mean_name: name of the moving mean's variable.
+      variance_name: name of the variable of the moving variance, an average of the
+        batch's variance (divided by the number of elements).
 
     Returns:
       Normalised ``inputs``, in their dtype; float16 and bfloat16 are computed in
-      float32, which their variables have.
+      float32, the dtype of their variables.
 
     Raises:
-      TypeError: arguments of another type.
+      TypeError: an argument of the wrong type.
       ValueError: an ``axis`` out of range or of unknown length, or numbers out of
         bounds.
       RuntimeError: as ``sum_over_towers``.
@@ -161,7 +161,7 @@ def _moments(
     count = tf.cast(tf.reduce_prod(tf.gather(tf.shape(x), axes)), x.dtype)
     total, count = sum_over_towers((tf.reduce_sum(x, axes, keepdims=True), count))
     mean = tf.math.divide_no_nan(total, count)
-    # The differences from the mean add up to 0, and so does what would come back to it.
+    # The differences from the mean add up to 0, and so would the mean's gradient.
     squares = tf.math.squared_difference(x, tf.stop_gradient(mean))
     squares = sum_over_towers(tf.reduce_sum(squares, axes, keepdims=True))
     variance = tf.math.divide_no_nan(squares, count)

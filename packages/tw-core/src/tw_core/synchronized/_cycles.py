@@ -2,8 +2,9 @@
 
 A function runs its effects in the order in which they were built, one tower's after
 another's, by dependencies that TensorFlow adds when the trace ends. An effect of tower
-0 that waits for a sum, and one of tower 1 that the sum waits for, cannot both keep that
-order where they are of one kind: TensorFlow would end the call with "nodes in a cycle".
+0 that waits for a sum, and one of tower 1 that the sum waits for, cannot both keep
+that order if they use one variable or call Python: TensorFlow would fail the call with
+"nodes in a cycle".
 """
 
 from collections import defaultdict
@@ -28,17 +29,10 @@ _Pair = tuple[tf.Operation, tf.Operation]
 
 
 def check_order_of_effects(operations: Sequence[tf.Operation]) -> None:
-    """Refuses towers whose effects cannot keep their order.
+    """Refuses operations, listed in build order, whose effects cannot keep it.
 
-    What this does not know to be an effect, such as a call of a function that assigns
-    variables, TensorFlow refuses when it runs the step.
-
-    Args:
-      operations: what the towers have built, in order.
-
-    Raises:
-      ValueError: an effect of one tower waits for a sum that waits for an effect of
-        the same kind in a later tower.
+    Effects not recognised here, such as a call of a function that assigns variables,
+    are refused by TensorFlow when it runs the step.
     """
     if not orders_effects() or any(op.type == "NextIteration" for op in operations):
         return  # the loops of TensorFlow 1 are cycles
@@ -55,7 +49,7 @@ def check_order_of_effects(operations: Sequence[tf.Operation]) -> None:
 
 
 def _ordered_pairs(operations: Sequence[tf.Operation]) -> list[_Pair]:
-    """Lists the pairs of effects of which the first must come first."""
+    """Lists the pairs of effects whose first must run before the second."""
     pairs: list[_Pair] = []
     last_write: dict[object, tf.Operation] = {}
     reads: dict[object, list[tf.Operation]] = defaultdict(list)
@@ -76,7 +70,7 @@ def _ordered_pairs(operations: Sequence[tf.Operation]) -> list[_Pair]:
 def _stuck(
     operations: Sequence[tf.Operation], pairs: Sequence[_Pair]
 ) -> set[tf.Operation]:
-    """Returns what can never run: it is on a cycle, or waits for one."""
+    """Returns the operations that can never run: on a cycle, or waiting for one."""
     known = set(operations)
     needs = {
         op: {*(tensor.op for tensor in op.inputs), *op.control_inputs} & known

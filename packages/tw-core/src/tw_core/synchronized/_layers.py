@@ -1,8 +1,8 @@
-"""What ``tf.distribute.get_replica_context()`` answers inside a tower.
+"""The replica context that ``tf.distribute`` returns inside a tower.
 
-Layers that are synchronised over replicas ask it for ``all_reduce``: those of Keras 3
-and tf_keras with ``synchronized=True``, and others written for ``tf.distribute``. The
-strategy stays TensorFlow's default one, which places nothing and mirrors no variable.
+Layers that are synchronised over replicas call its ``all_reduce``: those of Keras 3 and
+tf_keras with ``synchronized=True``, and others written for ``tf.distribute``. The
+strategy stays TensorFlow's default, which places nothing and mirrors no variable.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ class _TowerReplicaContext(tf.distribute.ReplicaContext):  # type: ignore[misc]
         return self._total
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        """Adds over towers, or takes the mean over towers, whatever rows they have."""
+        """Returns the sum over towers; MEAN divides it by the number of towers."""
         del options
         kind = str(getattr(reduce_op, "value", reduce_op)).upper()
         if kind not in ("SUM", "MEAN"):
@@ -41,7 +41,7 @@ class _TowerReplicaContext(tf.distribute.ReplicaContext):  # type: ignore[misc]
         return tf.nest.map_structure(lambda total: total / self._total, sums)
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
-        """Refuses: towers are summed only."""
+        """Refuses: only reductions over towers are supported."""
         raise NotImplementedError(
             "synchronized_layers: all_gather is not there over towers; use all_reduce."
         )
@@ -53,18 +53,19 @@ def synchronized_layers() -> Iterator[None]:
 
     Inside, each tower's ``tf.distribute.get_replica_context()`` reduces over all towers
     of the build, so that ``BatchNormalization(synchronized=True)`` of Keras 3 and of
-    tf_keras takes the whole batch. Around ``map_towers`` or a builder's
+    tf_keras uses the whole batch. Enter it around ``map_towers`` or a builder's
     ``call_for_each_tower``, in the function that is traced::
 
         with synchronized_layers():
             grads = map_towers(loss_and_gradients, towers, models, xs, ys)
 
-    or inside a tower, around a part of its model. Without it such layers take each
-    tower's own rows; where there is one tower it changes nothing.
+    or inside a tower, around a part of its model. Without it such layers use each
+    tower's own rows; with one tower it changes nothing.
 
     Two things are as under a strategy of ``tf.distribute``: ``tf.summary`` writes for
     tower 0 only, and an optimizer of Keras 3 that a tower applies inside adds the
-    gradients of all towers first. Apply gradients that were reduced before outside.
+    gradients of all towers first. Apply gradients that are already reduced outside of
+    it.
 
     Raises:
       RuntimeError: as ``sum_over_towers``; or, in a tower, under a strategy of

@@ -1,9 +1,9 @@
 """Sums over towers that are built one after the other, in one graph.
 
 Tower 0 needs the total before tower 1 has been built. It goes on with an op whose input
-is a placeholder; when the last tower has brought its tensor, that op gets the sum of
-all in its place. What is left is a plain ``AddN``: nothing has to meet at run time, so
-nothing can hang. The gradient of a sum is the sum of what comes back to each tower, and
+is a placeholder; once the last tower has added its tensor, the sum of all replaces the
+placeholder. The result is a plain ``AddN``: towers do not synchronise at run time, so
+nothing can hang. The gradient of a sum is the sum of its gradients in all towers, and
 is joined in the same way, in whatever order towers are differentiated.
 
 TensorFlow's own loops close their back edges like this (``Operation._update_input``).
@@ -28,15 +28,10 @@ _T = TypeVar("_T")
 
 
 class _Entered(threading.local):
-    """What this thread is building.
+    """The towers that this thread is building."""
 
-    Attributes:
-      places: the towers, the innermost last.
-      around: makes what is entered in every tower.
-    """
-
-    places: "tuple[Place, ...]" = ()
-    around: Callable[[], AbstractContextManager[None]] = nullcontext
+    places: "tuple[Place, ...]" = ()  # the innermost last
+    around: Callable[[], AbstractContextManager[None]] = nullcontext  # per tower
 
 
 _entered = _Entered()
@@ -44,12 +39,12 @@ _entered = _Entered()
 
 @without_autograph
 def sum_over_towers(tensors: _T) -> _T:
-    """Adds what all towers of a build bring, inside the function that builds a tower.
+    """Sums tensors over all towers of a build, in the function that builds a tower.
 
-    The n-th call in one tower meets the n-th call in every other. A gradient goes
-    through a sum as the sum of the gradients that come back to it in all towers: the
-    gradients of tower k's loss are those of the sum of all towers' losses, for what
-    tower k has brought. Differentiate the losses of all towers alike.
+    The n-th call in one tower is matched with the n-th call in every other. The
+    gradient of a sum is the sum of its gradients in all towers: with respect to tower
+    k's tensors, the gradients of tower k's loss are those of the sum of all towers'
+    losses. Differentiate the losses of all towers in the same way.
 
     Args:
       tensors: a tensor, or a structure of tensors as of ``tf.nest``, of the same
@@ -57,11 +52,11 @@ def sum_over_towers(tensors: _T) -> _T:
 
     Returns:
       The sums in the same structure, made on tower 0's device. Outside of towers, and
-      where there is one, ``tensors`` as it came.
+      with a single tower, ``tensors`` unchanged.
 
     Raises:
-      ValueError: another layer, structure, dtype or shape than tower 0 brings here; on
-        leaving a tower, other sums than tower 0's.
+      ValueError: the layer, structure, dtypes or shapes differ from tower 0's; on
+        leaving a tower, its sums differ from tower 0's.
       RuntimeError: in eager mode; in the body of a ``tf.cond``, a loop or a function
         that a tower builds; or in a tower that neither ``map_towers`` nor a builder
         builds.
@@ -77,9 +72,9 @@ def sum_over_towers(tensors: _T) -> _T:
 
 @contextmanager
 def joined_towers(total: int) -> Iterator["JoinedTowers"]:
-    """Has ``sum_over_towers`` meet in the towers that are built inside.
+    """Joins the towers that are built inside, for ``sum_over_towers``.
 
-    For code that builds towers without ``map_towers``; each in ``.tower(k)``, tower 0
+    For code that builds towers without ``map_towers``: each in ``.tower(k)``, tower 0
     first, all in the current graph::
 
         with joined_towers(2) as joined:
@@ -100,12 +95,7 @@ def joined_towers(total: int) -> Iterator["JoinedTowers"]:
 
 
 class JoinedTowers:
-    """The sums of one build of towers; ``joined_towers`` makes it.
-
-    Attributes:
-      total: number of towers.
-      graph: that they are built in; None in eager mode, where nothing is summed.
-    """
+    """The sums of one build of towers, made by ``joined_towers``."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -119,16 +109,7 @@ class JoinedTowers:
 
     @contextmanager
     def tower(self, index: int) -> Iterator[None]:
-        """Marks what is built inside as tower ``index``.
-
-        Args:
-          index: 0 to total - 1, each once and in this order.
-
-        Raises:
-          ValueError: an index out of range; on leaving, the tower has reached other
-            sums than tower 0 has.
-          TypeError: ``index`` is not a whole number.
-        """
+        """Marks tower ``index``, built inside; enter every index once, in order."""
         check_whole_number("joined_towers", index=index, at_least=0)
         if index >= self.total:
             raise ValueError(
@@ -145,7 +126,7 @@ class JoinedTowers:
         self._check_reached(index)
 
     def next_sum(self, place: "Place", tensors: Sequence[tf.Tensor]) -> "_Sum":
-        """Returns the sum that a tower has come to, which tower 0 begins."""
+        """Returns the sum that a tower has reached; tower 0 begins it."""
         n = self._counts[place.index]
         self._counts[place.index] += 1
         name = place.name()
@@ -158,14 +139,11 @@ class JoinedTowers:
         return reached
 
     def updates(self, variable: Any, index: int) -> bool:
-        """Returns whether a tower updates a variable, which the first that asks does.
-
-        Towers that share a variable would each move an average on.
-        """
+        """Returns True for the first tower to ask: one updates a shared variable."""
         return self._updated_by.setdefault(variable.ref(), index) == index
 
     def close(self) -> None:
-        """Checks that the order of effects lets the sums be made."""
+        """Checks that the order of effects allows the sums to be computed."""
         if self._sums and self.graph is not None:
             check_order_of_effects(self.graph.get_operations()[self._first_op :])
 
@@ -186,17 +164,11 @@ class JoinedTowers:
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """A tower that is being built.
-
-    Attributes:
-      joined: the build.
-      index: of the tower.
-      scope: the name scope in which it was entered.
-    """
+    """A tower that is being built."""
 
     joined: JoinedTowers
     index: int
-    scope: str
+    scope: str  # the name scope in which the tower was entered
 
     def name(self) -> str:
         """Names the layer that is being built, without the tower."""
@@ -207,7 +179,7 @@ class Place:
 
 @contextmanager
 def around_towers(make: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Has ``make()`` entered in every tower that this thread builds inside."""
+    """Enters ``make()`` in every tower that this thread builds inside."""
     outer, _entered.around = _entered.around, make
     try:
         yield
@@ -216,17 +188,7 @@ def around_towers(make: Callable[[], AbstractContextManager[None]]) -> Iterator[
 
 
 def current_place(caller: str) -> Place | None:
-    """Finds the tower that is being built in this thread and graph.
-
-    Args:
-      caller: the public name that was called; opens the message.
-
-    Returns:
-      None outside of towers.
-
-    Raises:
-      RuntimeError: inside a tower where nothing can be summed.
-    """
+    """Returns the tower being built in this thread and graph; None outside towers."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     for place in reversed(_entered.places):
         if place.joined.total == 1:
@@ -258,25 +220,15 @@ def current_place(caller: str) -> Place | None:
 
 @dataclass(eq=False)
 class _Sum:
-    """One sum: what has come to it so far, and what the towers go on with.
-
-    Attributes:
-      joined: the build.
-      name: of the layer, in the tower that begins.
-      begun_by: the index of that tower.
-      parts: index of a tower -> what it has brought.
-      totals: what all go on with; their inputs are placeholders until all have come.
-      gradients: the sums of what comes back, one each time towers are differentiated.
-      counts: index of a tower -> how often it was differentiated.
-    """
+    """One sum: the towers' parts so far, and the totals that the towers go on with."""
 
     joined: JoinedTowers
-    name: str
+    name: str  # of the layer, in the tower that began the sum
     begun_by: int
-    parts: dict[int, list[tf.Tensor]] = field(default_factory=dict)
+    parts: dict[int, list[tf.Tensor]] = field(default_factory=dict)  # by tower
     totals: list[tf.Tensor] = field(default_factory=list)
-    gradients: "list[_Sum]" = field(default_factory=list)
-    counts: Counter[int] = field(default_factory=Counter)
+    gradients: "list[_Sum]" = field(default_factory=list)  # one per differentiation
+    counts: Counter[int] = field(default_factory=Counter)  # differentiations by tower
 
     def join(self, index: int, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """Adds a tower's part, and returns the totals, which can be differentiated."""
@@ -290,7 +242,7 @@ class _Sum:
     def check_same(
         self, index: int, name: str, tensors: Sequence[tf.Tensor], sums: "list[_Sum]"
     ) -> None:
-        """Refuses what does not fit to what the first tower has brought."""
+        """Refuses tensors that do not match those of the tower that began the sum."""
         if not self.parts:
             return
         begun = self.parts[self.begun_by]
@@ -308,13 +260,13 @@ class _Sum:
         )
 
     def with_gradients(self) -> "Iterator[_Sum]":
-        """Lists this sum, and those of its gradients of any order."""
+        """Yields this sum, and those of its gradients of any order."""
         yield self
         for one in self.gradients:
             yield from one.with_gradients()
 
     def _is_another(self, name: str, sums: "list[_Sum]") -> bool:
-        # Layers of one copy of a model for each tower are numbered on.
+        # Where each tower has its own copy of a model, layer numbers go on.
         if name == self.name:
             return False
         is_known = any(name == one.name for one in sums)
@@ -365,9 +317,9 @@ class _Sum:
 
 
 def _later(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns an op of which the input is to be replaced."""
+    """Returns a tensor whose op's input is replaced later."""
     if not compiles_with_xla():
-        name = "waits_for_all_towers"  # as an error says if one never comes
+        name = "waits_for_all_towers"  # seen in the error if one never arrives
         hole = tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=name)
     elif _has_gradient(tensor):  # XLA compiles no placeholder, not even an unused one
         hole = tensor * tf.constant(float("nan"), tensor.dtype)

@@ -1,8 +1,8 @@
-"""Aligning the clocks of several tasks by what happened before what.
+"""Aligning the clocks of several tasks by the order of their events.
 
-A tensor arrives after it was sent, and nobody leaves a collective before all have come:
-each such pair bounds the difference between two clocks from one side, and messages in
-both directions bound it from both, as in the network time protocol.
+A tensor arrives after it was sent, and no task leaves a collective before all have
+joined: each such pair bounds the difference between two clocks from one side, and
+messages in both directions bound it from both, as in the network time protocol.
 """
 
 import math
@@ -11,14 +11,7 @@ from typing import NamedTuple
 
 
 class Before(NamedTuple):
-    """Something on one clock that happened before something on another.
-
-    Attributes:
-      first: the clock (task) of the earlier event.
-      first_time: seconds on it.
-      then: the clock of the later event.
-      then_time: seconds on it.
-    """
+    """An event on one clock that happened before an event on another."""
 
     first: str
     first_time: float
@@ -29,22 +22,14 @@ class Before(NamedTuple):
 def align_clocks(
     befores: Iterable[Before], clocks: Iterable[str], reference: str
 ) -> dict[str, float]:
-    """Returns what to add to each clock so that all agree with the reference.
+    """Returns the seconds to add to each clock so that all agree with ``reference``.
 
-    What lies between the bounds keeps every order. The middle is taken, and of bounds
-    from one side alone the value nearest to what the clock shows; clocks that nothing
-    connects keep their time. The clock with the narrowest bounds comes first.
-
-    Args:
-      befores: what happened before what, in any order.
-      clocks: the names of all clocks.
-      reference: the clock that stays as it is.
-
-    Returns:
-      {clock: seconds to add}.
+    Any shift between the bounds keeps every order. The middle is taken or, with a bound
+    on one side only, the smallest shift; unconnected clocks keep their time. The clock
+    with the narrowest bounds is aligned first.
     """
     names = sorted({reference, *clocks})
-    # least[a, b]: the least that b's clock needs more than a's, over any other clocks.
+    # least[a, b]: lower bound of shift[b] - shift[a], over any other clocks.
     least = {(a, b): -math.inf for a in names for b in names}
     for first, first_time, then, then_time in befores:
         pair = (first, then)

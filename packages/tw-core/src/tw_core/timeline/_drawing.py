@@ -21,21 +21,13 @@ _COLORS = {
     "other": "#8d99ae",
     WAIT: "#f0f0f0",
 }
-_LEAST_SHOWN = 50_000  # bytes that a device takes of one kind
-_WIDTH = 1500  # what is shorter than this part of a step is shown as long
-_HEIGHT = 0.8  # of a band; 1 is the distance of two
+_LEAST_SHOWN = 50_000  # bytes that a device takes of one kind from another
+_WIDTH = 1500  # spans shorter than 1 / _WIDTH of a step are drawn that long
+_HEIGHT = 0.8  # of a band; bands are 1 apart
 
 
 def draw_step(step: RecordedStep, path: str | Path) -> None:
-    """Draws a step into a file.
-
-    Args:
-      step: what was recorded.
-      path: where to; the ending chooses the format.
-
-    Raises:
-      ImportError: matplotlib is missing.
-    """
+    """Draws a step into a file, whose suffix selects the format."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -98,7 +90,7 @@ def _draw_device(axes: Any, step: RecordedStep, device: str, row: int) -> None:
 
 
 def _merged(spans: list[Span], fine: float) -> list[Span]:
-    """Joins what lies nearer than a picture can show, and shows what is shorter."""
+    """Joins spans too close to tell apart in a picture, and widens too short ones."""
     wide = union([(start, max(end, start + fine)) for start, end in spans])
     return [(start, end) for start, end in wide if end > start]
 
@@ -121,7 +113,7 @@ def _stretches(
 
 
 def _towers_on(own: list[Interval]) -> list[int]:
-    """Towers with a tenth or more of what towers compute on a device."""
+    """Towers with a tenth or more of the time that towers compute on a device."""
     seconds: dict[int, float] = {}
     for one in own:
         if one.tower is not None:
@@ -132,7 +124,7 @@ def _towers_on(own: list[Interval]) -> list[int]:
 
 
 def _taken(step: RecordedStep, device: str) -> list[str]:
-    """What a device takes from others: a line for each of the three largest kinds."""
+    """Describes what a device takes from others: a line for each of the top three."""
     sizes: Counter[tuple[str, str]] = Counter()
     for arrival in step.arrivals:
         if arrival.device == device and arrival.num_bytes and arrival.source:
@@ -179,7 +171,7 @@ def _label(
     *,
     color: str = "#333333",
 ) -> None:
-    """Writes into a bar that is wide enough."""
+    """Writes a text into a bar if it is wide enough."""
     share = (end - start) / step.seconds
     room = int(share * 150)  # letters of this size over the width of the picture
     if room < 6:
@@ -191,7 +183,7 @@ def _label(
 
 
 def _draw_legend(axes: Any, step: RecordedStep) -> None:
-    """With the number of operations: many small ones cost by their number."""
+    """Adds a legend with operation counts: many small ones cost by their number."""
     from matplotlib.patches import Patch
 
     counts = Counter(one.part for one in step.intervals)

@@ -1,4 +1,4 @@
-"""What a recorded step is made of: who did what on which device, and when.
+"""The contents of a recorded step: what ran on which device, for whom, and when.
 
 Plain data, whatever it was recorded with. Times are seconds on the clock of the task
 that recorded; the first recorded step begins near 0.
@@ -10,18 +10,18 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Interval:
-    """An operation at work.
+    """One execution of an operation.
 
     Attributes:
       device: canonical device string; ``""`` where it is not known.
       part: what it is for: ``"forward"``, ``"backward"``, ``"reduce"``, ``"apply"``,
         ``"move"``, ``"input"`` or ``"other"``.
-      tower: index of the tower that its name tells, or None.
+      tower: index of the tower in its name, or None.
       name: the operation's.
       kind: its type, e.g. ``"MatMul"``.
       start: seconds.
       end: seconds.
-      num_bytes: of the memory that it took for its results; None if not recorded.
+      num_bytes: memory allocated for its results; None if not recorded.
     """
 
     device: str
@@ -36,13 +36,13 @@ class Interval:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A tensor that came to a device from another.
+    """A tensor that a device received from another.
 
     Attributes:
-      device: where it came to.
-      source: where it came from; ``""`` where it is not known.
+      device: the receiver.
+      source: the sender; ``""`` if it is not known.
       name: of the operation that made it.
-      sent: seconds; when it was there to be taken.
+      sent: seconds; when it was ready to be fetched.
       time: seconds; when it had arrived.
       num_bytes: its size; None if not recorded.
     """
@@ -57,7 +57,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Call:
-    """What the program itself did: a line of the thread that called the step."""
+    """An activity of the program itself, on the thread that called the step."""
 
     name: str
     start: float
@@ -66,13 +66,13 @@ class Call:
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """One step, from where the one before it ended.
+    """One step, from the end of the step before.
 
     Attributes:
-      number: which of the program's steps it is, from 0, in a block with marks; which
-        of the calls that were recorded, without.
-      begin: seconds; the end of the step before, or ``start`` if that was not
-        recorded: what lies between is the program's own time, such as for input.
+      number: index of the program's step, from 0, in a block with marks; without marks,
+        index of the recorded call.
+      begin: seconds; the end of the step before, or ``start`` if that was not recorded.
+        Time between ``begin`` and ``start`` is the program's own, such as for input.
       start: seconds; when the step was called.
       end: seconds; when the call had returned.
       intervals: by start.
@@ -90,7 +90,7 @@ class RecordedStep:
 
     @property
     def seconds(self) -> float:
-        """The step's wall time, what was before its call included."""
+        """The step's wall time, including the time before its call."""
         return self.end - self.begin
 
     @cached_property
@@ -125,12 +125,12 @@ def union(spans: list[Span]) -> list[Span]:
 
 
 def length(spans: list[Span]) -> float:
-    """The seconds that spans cover together."""
+    """The seconds that spans cover in total."""
     return sum(end - start for start, end in union(spans))
 
 
 def gaps(spans: list[Span], within: Span) -> list[Span]:
-    """What ``spans`` leave free of ``within``; sorted, none of them empty."""
+    """The parts of ``within`` that no span covers; sorted, none of them empty."""
     free: list[Span] = []
     at, last = within
     for start, end in union(spans):

@@ -15,15 +15,15 @@ _PIDS = 1000  # processes of a trace file, at most
 
 
 def merge_traces(paths: Sequence[str | Path], path: str | Path) -> dict[str, float]:
-    """Joins trace files that processes wrote of steps that they took together.
+    """Joins the trace files of processes that took steps together.
 
-    Nobody leaves an all-reduce before all have come: this bounds the difference of two
-    clocks from both sides, and the middle is taken. Processes without a collective in
-    common keep the time of their system's clock.
+    No process leaves an all-reduce before all have joined: this bounds the difference
+    of two clocks from both sides, and the middle is taken. Processes without a
+    collective in common keep the time of their system's clock.
 
     Args:
       paths: files of ``StepRecorder.write``, at least one, each with a ``task`` of its
-        own; the first one's clock counts.
+        own; the clock of the first is the reference.
       path: where to write the trace of all.
 
     Returns:
@@ -89,7 +89,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _meetings(trace: dict[str, Any]) -> dict[tuple[Any, ...], tuple[float, float]]:
-    """When each collective of the program's steps began and ended, system's clock."""
+    """Returns when each collective began and ended, in the system clock's seconds."""
     epoch = trace["otherData"]["epoch"]
     found: dict[tuple[Any, ...], tuple[float, float]] = {}
     seen: Counter[tuple[Any, ...]] = Counter()

@@ -1,20 +1,20 @@
-"""Which steps are recorded, so that recording costs a run no more than it may."""
+"""Which steps are recorded, so that recording costs only a small share of a run."""
 
 from statistics import median
 
-LONG_MS = 20.0  # steps from here on are recorded one after another
-SHARE = 0.05  # of a run's time, what recording shorter steps may add
+LONG_MS = 20.0  # steps of at least this length are recorded one after another
+SHARE = 0.05  # recording shorter steps may add this share of a run's time
 PLAIN = 3  # steps that are timed before the first is recorded; the first one traces
-WINDOW = 5  # shorter steps are recorded in windows of so many
+WINDOW = 5  # shorter steps are recorded in windows of this many
 
 
 class Pace:
-    """Chooses the steps to record, and tells what recording added to them.
+    """Chooses the steps to record, and measures the time that recording adds.
 
     The first ``PLAIN`` steps are only timed. Steps of 20 ms and more are then recorded
     one after another, unless recording adds more than 5 % to them. These and shorter
-    ones are sampled: a few, and then none until what recording added is no more than
-    5 % of the time since.
+    ones are sampled: a few, and then none until the time that recording added is at
+    most 5 % of the time since.
     """
 
     def __init__(self, num_steps: int) -> None:
@@ -44,23 +44,23 @@ class Pace:
 
     @property
     def seen(self) -> int:
-        """How many steps have passed."""
+        """Number of steps so far."""
         return self._seen
 
     @property
     def windows(self) -> int:
-        """In how many windows steps were recorded."""
+        """Number of windows in which steps were recorded."""
         return self._windows
 
     @property
     def cost(self) -> float | None:
-        """What recording added to a step, as a share of its time without."""
+        """The time that recording adds to a step, as a share of its time without."""
         if not self._recorded or len(self._plain) < 2:
             return None
         return median(self._recorded) / self.plain_ms - 1
 
     def records_next(self) -> bool:
-        """Whether the step that comes next is to be recorded."""
+        """Whether the next step is to be recorded."""
         if self.is_done or len(self._plain) < PLAIN:
             return False
         return not self.is_sampled or self._in_window > 0 or self._owed_ms <= 0
@@ -82,7 +82,7 @@ class Pace:
             self._owed_ms -= SHARE * ms
 
     def window_changed(self, ms: float) -> None:
-        """Notes what it took to begin or to end a window, in milliseconds."""
+        """Notes the milliseconds that it took to begin or to end a window."""
         if self.ends_window():
             self._in_window = 0
         self._owed_ms += ms

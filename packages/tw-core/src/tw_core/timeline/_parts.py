@@ -1,8 +1,8 @@
-"""What an operation is for, told by the names that towers and their parts give.
+"""The purpose of an operation, by the names that towers and their parts give.
 
 Names are paths of scopes: towers, reducers, gradients and optimizers each open one. The
-scopes of the sibling packages are listed here because they are no more than words in
-names: nothing of theirs is imported.
+scopes of the sibling packages are listed here as mere words in names: nothing is
+imported from these packages.
 """
 
 import re
@@ -47,17 +47,7 @@ PARTS = ("input", "forward", "backward", "reduce", "apply", "move", "other")
 
 
 def part_of(name: str, kind: str) -> str:
-    """Returns what an operation is for.
-
-    Args:
-      name: its name: scopes and the op's own, with slashes between.
-      kind: its type.
-
-    Returns:
-      One of ``PARTS``. The first that fits in this order: what moves between
-      devices, by type; the reducers' scopes and collectives; the optimizers' scopes
-      and types; input; gradients; a tower's other operations are its forward pass.
-    """
+    """Returns which of ``PARTS`` an operation belongs to; the first match counts."""
     scopes = [_NUMBER.sub("", scope) for scope in name.split("/")]
     if kind in _MOVES:
         return "move"
@@ -80,11 +70,7 @@ def part_of(name: str, kind: str) -> str:
 
 
 def cargo_of(name: str) -> str:
-    """Returns what a tensor is that moves, by the name of the op that made it.
-
-    Returns:
-      ``"variables"`` for what was read of one, else the part that made it.
-    """
+    """Returns a tensor's kind by its op's name: ``"variables"``, or the op's part."""
     is_read = name.rpartition("/")[2].startswith("ReadVariableOp")
     return "variables" if is_read else part_of(name, "")
 
@@ -99,5 +85,5 @@ def tower_of(name: str) -> int | None:
 
 
 def producer_of(name: str) -> str:
-    """Returns the name of the op that made what a send, receive or input names."""
+    """Returns the name of the op whose output a send, receive or input names."""
     return _SENT.sub("", name.removeprefix("^").split(":")[0])

@@ -39,21 +39,20 @@ def record_steps(
         steps.write("trace.json")  # opens in Perfetto and in chrome://tracing
         steps.draw("timeline.png")
 
-    What is marked as a step is recorded until there are ``num_steps``; the first three
-    are only timed, so that tracing is left out and the cost of recording is known.
-    Steps shorter than 20 ms, or of so many operations that recording adds more than 5 %
-    to them, are sampled, so that it adds no more than that to the run, and the summary
-    says so. Without marks everything in the block is
-    recorded, and its last ``num_steps`` calls of a ``tf.function`` or a session are
-    the steps: such a block should be short. ``run`` and ``hook`` record sessions, over
-    servers too; all else is recorded by TensorFlow's profiler, of which a process has
-    one. On GPUs a call can return before its work is done: fetch a result inside of
-    the step.
+    Marked steps are recorded until there are ``num_steps``; the first three are only
+    timed, so that tracing is left out and the cost of recording is known. Steps shorter
+    than 20 ms, or of so many operations that recording adds more than 5 % to them, are
+    sampled, so that recording adds no more than that to the run; the summary reports
+    it. Without marks everything in the block is recorded, and its last ``num_steps``
+    calls of a ``tf.function`` or a session are the steps: such a block should be short.
+    ``run`` and ``hook`` record sessions, also over servers; everything else is recorded
+    by TensorFlow's profiler, of which a process has one. On GPUs a call can return
+    before its work is done: fetch a result inside the step.
 
     Args:
       num_steps: how many steps to keep, at least 1.
-      graph: of a session that is called inside other than by ``run`` or ``hook``, such
-        as by a callable: tells on which devices its ops are, where their sends do not.
+      graph: graph of a session that is called inside without ``run`` or ``hook``, such
+        as by a callable; shows the devices of its ops where their sends do not.
 
     Returns:
       The recorder, for a ``with`` statement.
@@ -71,7 +70,7 @@ def record_steps(
 
 
 class StepRecorder:
-    """Recorded steps; ``record_steps`` makes it."""
+    """Recorded steps, made by ``record_steps``."""
 
     def __init__(self, num_steps: int, graph: tf.Graph | None = None) -> None:
         self._num_steps = num_steps
@@ -82,13 +81,13 @@ class StepRecorder:
         self._profiler = _Profiler()
         self._is_open = self._has_marks = self._in_step = False
         self._batch: Any = None  # the step that Keras is in
-        self._number = -1  # of the program's step that was begun last
+        self._number = -1  # of the program's step that began last
         self._failed: set[int] = set()  # the steps that an error ended
         self._before: float | None = None  # when the step before ended
         self._zero = self._epoch = 0.0
 
     def __enter__(self) -> Self:
-        """Begins to record.
+        """Begins recording.
 
         Raises:
           RuntimeError: the recorder was used before, or TensorFlow's profiler is in
@@ -113,8 +112,8 @@ class StepRecorder:
         """Ends recording; what was recorded before an error is kept.
 
         Raises:
-          RuntimeError: TensorFlow's profiler was ended inside the block; not in the
-            place of the block's own error.
+          RuntimeError: TensorFlow's profiler was ended inside the block; an error of
+            the block itself takes precedence.
         """
         self._is_open = False
         try:
@@ -132,7 +131,7 @@ class StepRecorder:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Marks what is called inside as one step of training.
+        """Marks the calls inside as one step of training.
 
         Raises:
           RuntimeError: outside of the recorder's ``with`` block, or inside another
@@ -220,7 +219,7 @@ class StepRecorder:
         return RecordSteps()
 
     def summary(self) -> Summary:
-        """Returns where the time of the recorded steps went.
+        """Returns a summary of where the time of the recorded steps went.
 
         Returns:
           Rows with part, device, tower, milliseconds, share of the wall time, bytes and
@@ -243,13 +242,13 @@ class StepRecorder:
         """Writes the recorded steps as a trace file.
 
         Args:
-          path: where to; JSON, which Perfetto (https://ui.perfetto.dev) and
+          path: file to write; JSON, which Perfetto (https://ui.perfetto.dev) and
             chrome://tracing open.
           task: name of this task, in a program of several processes.
 
         Raises:
           RuntimeError: no step was recorded.
-          TypeError: ``task`` is not a text.
+          TypeError: ``task`` is not a string.
           OSError: the file cannot be written.
         """
         check_text("write", task=task, empty=True)
@@ -261,13 +260,13 @@ class StepRecorder:
         """Draws one step as a picture: a band per device, with its waits.
 
         Args:
-          path: where to; the ending chooses the format, e.g. ``.png``.
-          step: index of the recorded step; None for that of median length.
+          path: file to write; its suffix selects the format, e.g. ``.png``.
+          step: index of the recorded step; None for the one of median length.
 
         Raises:
           RuntimeError: no step was recorded.
           IndexError: there is no such step.
-          ImportError: matplotlib is missing; the extra ``tw-core[draw]`` has it.
+          ImportError: matplotlib is missing; the extra ``tw-core[draw]`` installs it.
           OSError: the file cannot be written.
         """
         from tw_core.timeline._drawing import draw_step
@@ -304,14 +303,14 @@ class StepRecorder:
                 f"{caller}: steps are recorded inside of a block "
                 "`with record_steps() as steps:`."
             )
-        self._batch = None  # Closes one that an error ended, which Keras does not say.
+        self._batch = None  # Closes one that failed, which Keras does not report.
         if self._in_step:
             raise RuntimeError(
                 f"{caller}: is inside a step that is marked already; steps follow one "
                 "another. Mark either the outer or the inner one."
             )
         if not self._has_marks:
-            # What the profiler has so far was for a program without marks.
+            # The profile so far was for a program without marks.
             self._has_marks = True
             self._profiler.stop()
         self._number += 1
@@ -323,7 +322,7 @@ class StepRecorder:
         return self._before
 
     def _owing(self, work: Any) -> None:
-        """Does what recording needs around a window, and notes what that took."""
+        """Does the work needed around a window, and notes the time it took."""
         start = time.perf_counter()
         work()
         self._pace.window_changed(1e3 * (time.perf_counter() - start))
@@ -338,7 +337,7 @@ class StepRecorder:
             self._pace.window_changed(0.0)
 
     def _read_metadata(self) -> None:
-        """Reading takes longer than a short step: it waits until all have ended."""
+        """Reads at the end, since reading takes longer than a short step."""
         for metadata, number, *times in self._metadata:
             begin, start, end = (time - self._zero for time in times)
             self._steps.append(
@@ -385,7 +384,7 @@ class _RecordingHook(v1.train.SessionRunHook):  # type: ignore[misc,name-defined
 
 
 class _Profiler:
-    """TensorFlow's profiler, between two folders that nobody sees."""
+    """TensorFlow's profiler, writing to temporary folders."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
@@ -411,7 +410,7 @@ class _Profiler:
         if self._folder is None:
             return None
         folder, self._folder = self._folder, None
-        # A call returns a little before its threads have noted what they did last.
+        # A call returns a little before its threads have recorded their last events.
         time.sleep(_SETTLE_SECONDS)
         try:
             tf.profiler.experimental.stop()
@@ -427,7 +426,7 @@ class _Profiler:
 
 
 def _trace_of(session: Any) -> Any:
-    """A full trace costs more, and only GPUs and servers need it."""
+    """Returns trace options: full for GPUs and servers only, since it costs more."""
     devices = session.list_devices()
     is_plain = all(
         own.device_type != "GPU" and own.name.startswith("/job:localhost/")

@@ -38,18 +38,11 @@ def step_of_stats(
     end: float,
     epoch: float,
 ) -> RecordedStep:
-    """Makes a step of what one ``Session.run`` recorded with a full trace.
+    """Makes a step from one ``Session.run`` recorded with a full trace.
 
     The clocks of other tasks are aligned with the program's: their tensors arrive after
-    they were sent, and all that they do lies between the session's call and return.
-
-    Args:
-      step_stats: ``RunMetadata.step_stats``.
-      number: which of the program's steps it is.
-      begin: seconds on the program's clock: the end of the step before.
-      start: when the session was called.
-      end: when it had returned.
-      epoch: what the program's clock has to be moved by to be the system's.
+    they were sent, and all of their work is between the session's call and return. The
+    system's clock is the program's + ``epoch``; all are in seconds.
     """
     nodes = [
         node
@@ -66,7 +59,7 @@ def step_of_stats(
     ]
     streams = {node.device for node in nodes if node.kind == "stream"}
     made = [node for node in nodes if node.received is None]
-    # What a GPU's streams did is what it did; the rest are launches.
+    # A GPU's work is what its streams did; the rest are launches.
     made = [n for n in made if n.device not in streams or n.kind == "stream"]
     return RecordedStep(
         number,
@@ -123,7 +116,7 @@ def _interval(node: _Node) -> Interval:
 
 
 def _arrivals(nodes: Iterable[_Node], made: Iterable[_Node]) -> Iterator[Arrival]:
-    """Tensors that came over a network, and those that a device took from another."""
+    """Yields tensors received over a network, and those taken from other devices."""
     producers: dict[str, _Node] = {}
     for node in made:
         producers.setdefault(node.name, node)
@@ -149,8 +142,8 @@ def _arrivals(nodes: Iterable[_Node], made: Iterable[_Node]) -> Iterator[Arrival
             taken.add(key)
             if key in over_network:
                 continue
-            # Devices of one process take each other's memory without a copy; of a
-            # transfer that was not recorded it is known when it was used.
+            # Devices of one process read each other's memory without a copy; of an
+            # unrecorded transfer only the time of its use is known.
             is_near = node.task == made_by.task
             came = made_by.end if is_near else max(made_by.end, node.start)
             yield Arrival(
@@ -160,7 +153,7 @@ def _arrivals(nodes: Iterable[_Node], made: Iterable[_Node]) -> Iterator[Arrival
 
 
 def _shifts(nodes: list[_Node], start: float, end: float) -> dict[str, float]:
-    """Returns what to add to each task's times, so that orders hold."""
+    """Returns the seconds to add to each task's times, so that all orders hold."""
     tasks = sorted({node.task for node in nodes})
     if len(tasks) < 2:
         return dict.fromkeys(tasks, 0.0)
@@ -170,7 +163,7 @@ def _shifts(nodes: list[_Node], start: float, end: float) -> dict[str, float]:
         made_by = producers.get(node.received[0]) if node.received else None
         if made_by is not None:
             befores.append(Before(made_by.task, made_by.end, node.task, node.end))
-    # All that a session does lies between its call and its return.
+    # All of a session's work is between its call and its return.
     caller = "the session's"
     for node in nodes:
         befores.append(Before(caller, start, node.task, node.start))

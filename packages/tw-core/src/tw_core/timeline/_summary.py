@@ -22,11 +22,11 @@ class Row:
       part: one of ``input``, ``forward``, ``backward``, ``reduce``, ``apply``,
         ``move``, ``other``, or ``wait``.
       device: canonical device string.
-      tower: whose part it is, where names tell.
-      ms: milliseconds a step; what runs at once on one device counts once.
+      tower: index of the tower in the operations' names, or None.
+      ms: milliseconds per step; time in which operations overlap counts once.
       share: of the step's wall time. Parts of a device can run at the same time, so
         that shares may add up to more than 1.
-      num_bytes: of what they made, or of what arrived, a step; None where unknown.
+      num_bytes: made by the operations, or arrived, per step; None if unknown.
       waits_for: of a wait, what the device waited for; ``""`` if it is not known.
     """
 
@@ -47,9 +47,9 @@ class Summary:
       rows: by device and part.
       num_steps: how many steps were recorded.
       ms: median wall time of a step, milliseconds.
-      explained: the least share of a step's wall time that has a name.
-      cost: what recording added to a step, as a share; None if that was not measured.
-      note: what a reader must know of how the steps were chosen, or ``""``.
+      explained: share of wall time with a known cause, in the step where it is lowest.
+      cost: time that recording added to a step, as a share; None if not measured.
+      note: how the steps were chosen, if a reader must know it; else ``""``.
     """
 
     rows: tuple[Row, ...]
@@ -60,7 +60,7 @@ class Summary:
     note: str = ""
 
     def __str__(self) -> str:
-        """A line per row of 0.1 % and more; then what the figures stand for."""
+        """A line per row of 0.1 % and more, then the number and length of steps."""
         head = ("part", "device", "tower", "ms", "share", "bytes", "waits for")
         lines = [
             (
@@ -94,13 +94,7 @@ class Summary:
 def summarize(
     steps: Sequence[RecordedStep], *, cost: float | None = None, note: str = ""
 ) -> Summary:
-    """Adds up recorded steps.
-
-    Args:
-      steps: at least one.
-      cost: what recording added to a step, as a share.
-      note: said below the table.
-    """
+    """Adds up recorded steps, of which there must be at least one."""
     seconds: dict[tuple[str, str, int | None, str], float] = defaultdict(float)
     sizes: dict[tuple[str, str, int | None, str], int | None] = {}
     for step in steps:

@@ -1,8 +1,7 @@
 """Recorded steps as a trace file, for Perfetto and chrome://tracing.
 
 The format is the Trace Event Format: a JSON object whose ``traceEvents`` have times in
-microseconds; a device is a process of it, and what overlaps on a device lies on
-several of its threads.
+microseconds; each device is a process, with overlapping operations on separate threads.
 """
 
 import json
@@ -21,13 +20,7 @@ _WAITS = 1  # the first thread of a device; operations follow
 def trace_of(
     steps: Sequence[RecordedStep], *, task: str = "", epoch: float = 0.0
 ) -> dict[str, Any]:
-    """Returns what a trace file holds.
-
-    Args:
-      steps: what was recorded.
-      task: name of the task that recorded; goes before the devices' names.
-      epoch: what to add to times to have the system's clock, seconds.
-    """
+    """Returns a trace file's contents; a time + ``epoch`` is the system's clock."""
     devices = sorted({device for step in steps for device in step.devices})
     pids = {device: number for number, device in enumerate(devices, start=2)}
     events = [_named("process_name", _PROGRAM, 0, f"{task} program".strip())]
@@ -61,7 +54,7 @@ def write_trace(trace: dict[str, Any], path: str | Path, *, caller: str) -> None
 
 
 def lanes(intervals: Sequence[Interval]) -> list[list[Interval]]:
-    """Spreads intervals, by start, over as few lanes as have no overlap."""
+    """Spreads intervals (sorted by start) over as few lanes as avoid overlap."""
     found: list[list[Interval]] = []
     for interval in intervals:
         for lane in found:

@@ -1,4 +1,4 @@
-"""Why a device did nothing: for each gap what it waited for, if that is known."""
+"""Why a device was idle: what it waited for in each gap, if that is known."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tw_core.timeline._intervals import Arrival, Interval, RecordedStep, gaps, length
 from tw_core.timeline._parts import cargo_of, producer_of, tower_of
 
-_SHORT = 20e-6  # seconds: between two ops a device's own bookkeeping goes on
+_SHORT = 20e-6  # seconds: a device's own bookkeeping between two ops
 CALL = "the call (Python, dispatch)"
 BETWEEN = "the program between steps (input, Python)"
 PROGRAM = "the program inside the step (Python)"
@@ -16,7 +16,7 @@ RETURN = "the call's return"
 
 @dataclass(frozen=True)
 class Wait:
-    """A gap of a device.
+    """A gap in the work of a device.
 
     Attributes:
       device: canonical device string.
@@ -34,12 +34,12 @@ class Wait:
 def waits(step: RecordedStep, device: str) -> list[Wait]:
     """Returns the gaps of a device in a step, by start.
 
-    Until the last tensor from another device came, a gap waited for that. From then
-    on, or if nothing came, what followed was ready, and waited for a thread or core to
-    run it.
+    Until the last tensor from another device arrived, a gap waited for that. From then
+    on, or if none arrived, the next operation was ready and waited for a thread or
+    core.
 
     Args:
-      step: what was recorded.
+      step: the recorded step.
       device: canonical device string.
     """
     own = step.on(device)
@@ -54,10 +54,10 @@ def waits(step: RecordedStep, device: str) -> list[Wait]:
 
 
 def explained(step: RecordedStep) -> float:
-    """Returns which share of a step's wall time has a name.
+    """Returns the share of a step's wall time whose cause is known.
 
-    Counted on the device that ends last: its operations, and its waits for something
-    that is known, over the wall time.
+    Measured on the device that ends last: the time of its operations, and of its waits
+    with a known reason, over the wall time.
     """
     device = step.last_device
     spans = [(own.start, own.end) for own in step.on(device)]
@@ -96,12 +96,12 @@ class _Reasons:
     def _without_arrival(self, start: float, end: float) -> str:
         if end <= self._first:
             return CALL
-        # Nothing came, so that what followed could have begun; a thread that could run
-        # it was at work elsewhere, or its core was.
+        # Nothing arrived, so the next operation could have begun: its thread or core
+        # was busy elsewhere.
         return PROGRAM if self._is_between_calls(start, end) else CORES
 
     def _between(self, start: float, end: float) -> str:
-        """With what the program did for most of the time, if it was recorded."""
+        """Names the call that took most of the time between steps, if recorded."""
         spent: dict[str, float] = {}
         for call in self._step.calls:
             inside = min(call.end, end) - max(call.start, start)
@@ -113,7 +113,7 @@ class _Reasons:
         return f"{BETWEEN}: {most}"
 
     def _arrival(self, start: float, end: float) -> Arrival | None:
-        """The last tensor that came in the gap."""
+        """The last tensor that arrived in the gap."""
         index = bisect_right(self._times, end + 1e-6) - 1
         if index >= 0 and self._times[index] >= start:
             return self._arrivals[index]
@@ -126,7 +126,7 @@ class _Reasons:
         tower = tower_of(name)
         whose = "" if tower is None else f"tower {tower}'s "
         part = cargo_of(name)
-        if part in ("other", "forward"):  # what it took there to make the tensor
+        if part in ("other", "forward"):  # the work there that made the tensor
             busy = self._busiest_part(arrival.source, start, arrival.time)
             part, whose = (busy, "") if busy == "input" else (part, whose)
         return f"{whose}{part} from {short_device(arrival.source)}"
@@ -161,5 +161,5 @@ class _Reasons:
 
 
 def short_device(device: str) -> str:
-    """A device string without what all devices of a local run share."""
+    """A device string without the prefix that all devices of a local run share."""
     return device.removeprefix("/job:localhost/replica:0/task:0")

@@ -1,9 +1,9 @@
-"""Reading what TensorFlow's profiler recorded: an ``XSpace`` of its events.
+"""Reading an ``XSpace``: the events that TensorFlow's profiler recorded.
 
-On CPU devices the executors say what they run, by name and type, and not on which
-device: one executor serves one device, which its sends name, or else what the function
-or graph asks for. Operations that took next to no time before are not recorded at all,
-sends among them.
+On CPU devices executors record the name and type of what they run, but not the device:
+one executor serves one device, which its sends name, or else the function or graph asks
+for. Operations that took next to no time before, including sends, are not recorded at
+all.
 """
 
 import re
@@ -64,15 +64,10 @@ class _Sent(NamedTuple):
 def steps_of_space(
     space: Any, *, last: int, graph: tf.Graph | None = None
 ) -> list[RecordedStep]:
-    """Makes steps of what the profiler recorded.
+    """Makes the ``last`` steps from a profile, with the ``graph`` of a session called.
 
-    A step is what the program marked; without marks, a call of a ``tf.function`` or a
-    session from outside of any other, on the thread that spent most time in them.
-
-    Args:
-      space: an ``XSpace`` message.
-      last: how many steps to keep, counted from the end.
-      graph: of the session that was called, if one was.
+    Steps are marked by the program; without marks, they are the outermost calls of a
+    ``tf.function`` or session, on the thread that spent most time in them.
     """
     lines = [
         list(_events(plane, line))
@@ -135,7 +130,7 @@ def _value(plane: Any, stat: Any) -> Any:
 
 
 def _calls(lines: Sequence[list[_Event]]) -> tuple[list[_Event], list[Call]]:
-    """Returns the steps, and what else the thread that calls them did."""
+    """Returns the steps, and the calls of the thread that they are on."""
     best: tuple[tuple[bool, float], list[_Event], list[_Event]] = ((False, 0.0), [], [])
     for line in lines:
         marks = [event for event in line if event.name == MARK]
@@ -208,7 +203,7 @@ def _operations(
 
 
 class _Memory:
-    """What a thread took of memory, and when."""
+    """The memory that a thread allocated, and when."""
 
     def __init__(self, line: Iterable[_Event]) -> None:
         taken = sorted(
@@ -220,7 +215,7 @@ class _Memory:
         self._sizes = [size for _, size in taken]
 
     def taken_in(self, start: float, end: float) -> int | None:
-        """Bytes; None where nothing was taken, as by an op that gave its input on."""
+        """Bytes; None if nothing was allocated, as by an op that forwards its input."""
         first, last = bisect_left(self._times, start), bisect_right(self._times, end)
         return sum(self._sizes[first:last]) or None
 
@@ -236,7 +231,7 @@ def _executor(region: _Event) -> tuple[object, ...]:
 def _linked(ran: list[_Ran]) -> list[_Ran]:
     """Joins the stretches of a session's executors that ran ops of one name.
 
-    In a session's graph an op's name tells its device, whichever stretch ran it.
+    In a session's graph an op's name determines its device, whichever stretch ran it.
     """
     parents: dict[tuple[object, ...], tuple[object, ...]] = {}
 
@@ -253,7 +248,7 @@ def _linked(ran: list[_Ran]) -> list[_Ran]:
 
 
 class _AskedDevices:
-    """Which devices the functions that were called, and a session's graph, ask for."""
+    """The devices that the called functions, and a session's graph, ask for."""
 
     def __init__(self, lines: Iterable[list[_Event]], graph: tf.Graph | None) -> None:
         self._functions: dict[object, str] = {}  # executor's number -> function
@@ -288,10 +283,10 @@ class _AskedDevices:
 
 
 class _Devices:
-    """Which device each executor serves, and where an operation was.
+    """The device that each executor serves, and that each operation was on.
 
-    Told by what an executor sends and receives; where that is not recorded, by what its
-    function or graph asks for.
+    Known from an executor's sends and receives; where these are not recorded, from the
+    devices that its function or graph asks for.
     """
 
     def __init__(
@@ -316,17 +311,17 @@ class _Devices:
         }
 
     def of(self, executor: tuple[object, ...]) -> str:
-        """Canonical device string; ``""`` if it has not been told."""
+        """Canonical device string; ``""`` if it is unknown."""
         return self._found.get(executor, "")
 
     def source_of(self, receive: _Ran) -> str:
-        """Where the op is that made what is received; ``""`` if that is not told."""
+        """Device of the op that made a received tensor; ``""`` if it is unknown."""
         name = producer_of(receive.name)
         return self._of_op.get(name) or self._asked.of(receive.executor, name)
 
 
 def _received_as(name: str) -> str:
-    """The receive has the number after the send's."""
+    """Returns the name of a send's receive, which has the next number."""
     return _LAST_NUMBER.sub(lambda found: f"_{int(found[1]) + 1}", name)
 
 
@@ -367,7 +362,7 @@ def _arrivals(
 
 
 def _kernels(space: Any) -> Iterator[Interval]:
-    """What a GPU's streams ran, by the operation that launched it."""
+    """Yields what a GPU's streams ran, by the operation that launched it."""
     for plane in space.planes:
         found = _GPU.search(plane.name)
         if not found:

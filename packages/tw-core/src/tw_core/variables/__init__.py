@@ -1,4 +1,4 @@
-"""The variables of towers: shared or replicated, kept over traces, and whose they are.
+"""The variables of towers: shared or replicated, kept across traces, and their owners.
 
 ``Shared`` and ``Replicated`` serve ``get_variable`` code, ``replicate`` serves modules.
 """

@@ -1,12 +1,12 @@
-"""Whose variables ``get_variable`` code of a tower makes or finds, in a graph.
+"""Policies for ``get_variable`` code in a graph: variables shared or replicated.
 
-A policy is entered around the model code of one tower. ``VariableStore`` gives
-the same two policies a meaning in ``tf.function``.
+A policy is entered around the model code of one tower. ``VariableStore`` implements
+the same two policies in ``tf.function``.
 
-A replica's variables are copies, of which a checkpoint needs one, so those of towers 1
-and up are local. Whatever makes a variable (``get_variable``, ``tf.Variable``, an
-optimizer's slots) passes a variable creator; the variable is moved between collections
-afterwards, because TensorFlow 2's ``tf.Variable`` ignores a ``collections`` argument.
+A checkpoint needs only one of the replicas' copies, so the variables of towers 1 and up
+are local. Every way of making a variable (``get_variable``, ``tf.Variable``, an
+optimizer's slots) goes through a variable creator; the variable is moved between
+collections afterwards, because TensorFlow 2's ``tf.Variable`` ignores ``collections``.
 """
 
 import re
@@ -29,11 +29,11 @@ _KEYS = tf.compat.v1.GraphKeys
 
 @dataclass(frozen=True)
 class Shared:
-    """Tower 0 makes the variables; the other towers find the same ones.
+    """Tower 0 makes the variables; the other towers reuse them.
 
     Attributes:
-      devices: where they live, the least loaded device by bytes first; empty
-        for the current device where tower 0 makes them.
+      devices: where they live, each on the device with the fewest bytes so far;
+        empty for the device in scope where tower 0 makes them.
 
     Raises:
       TypeError: ``devices`` is not a tuple.
@@ -82,11 +82,11 @@ class Shared:
 
 @dataclass(frozen=True)
 class Replicated:
-    """Every tower makes its own variables, below its name from tower 1 on.
+    """Every tower makes its own variables, prefixed with its name from tower 1 on.
 
     Those of towers 1 and up are local variables (and trainable where tower 0's
-    are), so that a checkpoint holds the model once. They start with values of
-    their own: run the op of ``copy_to_replicas`` after the initialisers.
+    are), so that a checkpoint holds the model once. They are initialised
+    independently: run the op of ``copy_to_replicas`` after the initialisers.
     """
 
     @contextmanager
@@ -116,8 +116,8 @@ class Replicated:
     def trainable_variables(self, tower: Tower) -> list[tf.Variable]:
         """Lists the graph's trainable variables that are ``tower``'s own.
 
-        Those that no tower made are tower 0's. In an imported graph, which has no
-        record, local ones belong to the ``tower<k>`` in their name.
+        Those made outside of towers are tower 0's. In an imported graph, which has
+        no record, local ones belong to the ``tower<k>`` in their name.
         """
         check_tower("Replicated.trainable_variables", tower)
         variables = tf.compat.v1.trainable_variables()
@@ -125,7 +125,7 @@ class Replicated:
 
 
 def _name_scope_of(tower: Tower) -> str:
-    """Finds the open name scope of ``tower``, with those around it, if any."""
+    """Returns the open name scope of ``tower`` with its parents, or an empty string."""
     parts = tf.compat.v1.get_default_graph().get_name_scope().split("/")
     is_tower = [re.fullmatch(rf"{tower.name}(_\d+)?", part) for part in parts]
     depth = next((i + 1 for i, found in enumerate(is_tower) if found), 0)
@@ -144,13 +144,13 @@ def _check_builds_a_graph(policy: Shared | Replicated) -> None:
 def override_to_local_variable(enable: bool = True) -> Iterator[None]:
     """Puts variables made inside into LOCAL_VARIABLES instead of GLOBAL_VARIABLES.
 
-    Their other collections stay, so a trainable variable stays trainable. One
-    made outside of GLOBAL_VARIABLES (with ``collections`` of its own) is left
-    as it is. Variables of TensorFlow 2 outside of session graphs are in no
-    collection, and nothing happens to them.
+    Their other collections stay, so a trainable variable stays trainable. A
+    variable outside of GLOBAL_VARIABLES (made with its own ``collections``) is
+    left as it is, and so are TensorFlow 2 variables outside of session graphs,
+    which are in no collection.
 
     Args:
-      enable: False does nothing.
+      enable: False makes this a no-op.
 
     Raises:
       ValueError: a reference variable is made inside.

@@ -1,4 +1,4 @@
-"""One copy of a model per tower, and making the copies equal to tower 0's."""
+"""One copy of a model per tower, and copying tower 0's values to the others."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,8 +39,8 @@ def replicate(towers: Sequence[Tower], factory: Callable[[Tower], _T]) -> list[_
 
     Raises:
       RuntimeError: inside a ``tf.function``, where variables must not be made.
-      ValueError: no tower, an unknown device, a Keras model without its
-        variables yet, copies that share variables or whose variables differ.
+      ValueError: no tower, an unknown device, an unbuilt Keras model, copies
+        that share variables or whose variables differ.
       TypeError: ``factory`` is not a function, or returns something without
         ``variables``.
     """
@@ -76,7 +76,7 @@ def _own_names(tower: Tower) -> Iterator[None]:
             yield
             return
         scope = tf.compat.v1.get_default_graph().get_name_scope()
-        # Ending in a slash, the name stays free for a tower context.
+        # With a slash at its end, the name stays free for a tower context.
         with tf.name_scope(f"{scope}/{tower.name}/" if scope else f"{tower.name}/"):
             yield
 
@@ -112,11 +112,11 @@ def copy_to_replicas(
 
     Args:
       variable_lists: [K][M] variables; variable m of every tower is a copy of
-        variable m of tower 0. Keras variables are taken too.
+        variable m of tower 0. Keras variables are accepted.
 
     Returns:
-      In a graph the op that copies (None for one tower); eagerly None, when it
-      is done. In a ``tf.function`` the copies happen where it is called.
+      In a graph, the op that copies (None for one tower). Eagerly, None, after
+      copying. In a ``tf.function`` the copy happens at the point of the call.
 
     Raises:
       ValueError: no tower, lists that differ in length, shapes or dtypes, one
@@ -143,7 +143,7 @@ def _copy(variable_lists: Sequence[Sequence[Any]]) -> tf.Operation | None:
 
 
 def _check_replicas(variable_lists: Sequence[Sequence[Any]], *, caller: str) -> None:
-    """Refuses lists that are no [K][M] copies of each other, naming every offender."""
+    """Refuses lists that are not [K][M] copies of each other; names every offender."""
     check_list(caller, variable_lists=variable_lists, of="lists", empty=True)
     if not variable_lists:
         raise ValueError(

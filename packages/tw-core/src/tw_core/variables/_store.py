@@ -1,7 +1,7 @@
 """Keeps the variables of ``get_variable`` code in a ``tf.function``.
 
 TensorFlow's own store lives in the graph, and every trace of a ``tf.function``
-builds a new graph. This one lives with the caller, lifts variables out of the trace,
+builds a new graph. This one belongs to the caller, lifts variables out of the trace,
 and finds them again in every later one, through a public ``custom_getter``.
 """
 
@@ -26,11 +26,11 @@ _Key = tuple[int, str]
 
 
 class VariableStore:
-    """The variables of all towers, kept over the traces of ``tf.function``s.
+    """The variables of all towers, kept across the traces of ``tf.function``s.
 
     Names, shapes, dtypes, initializers, regularizers, constraints, ``trainable``
-    and ``reuse`` mean what they mean in a session graph. ``collections``,
-    ``use_resource``, ``caching_device`` and ``validate_shape`` mean nothing.
+    and ``reuse`` work as in a session graph. ``collections``, ``use_resource``,
+    ``caching_device`` and ``validate_shape`` are ignored.
     TensorFlow lets a function make variables in its first call only.
     """
 
@@ -40,11 +40,11 @@ class VariableStore:
         Args:
           policy: ``Shared()``: one set for all towers, on tower 0's device or
             spread over ``Shared(devices=...)``. ``Replicated()``: one set per tower,
-            on its device; the other towers' variables start with the present
+            on its device; the other towers' variables start with the current
             values of tower 0's.
 
         Raises:
-          TypeError: neither of the two, such as the class ``Shared``.
+          TypeError: ``policy`` is neither of the two, such as the class ``Shared``.
         """
         if not isinstance(policy, Shared | Replicated):
             raise TypeError(
@@ -62,8 +62,8 @@ class VariableStore:
     def scope(self, tower: Tower) -> Iterator[None]:
         """Serves ``get_variable`` calls of ``tower`` made inside.
 
-        ``reuse`` counts where it is set inside: what is set around it may stem from
-        eager code, where TensorFlow has every scope reuse.
+        Only ``reuse`` set inside counts: an outer setting may stem from eager code,
+        where TensorFlow makes every scope reuse.
 
         Raises:
           RuntimeError: outside of a ``tf.function``.
@@ -91,7 +91,7 @@ class VariableStore:
             yield
 
     def variables(self, tower: Tower) -> list[tf.Variable]:
-        """Lists the variables that ``tower`` uses, in the order of making."""
+        """Lists the variables that ``tower`` uses, in order of creation."""
         check_tower("VariableStore.variables", tower)
         return self._variables_of(tower)
 
@@ -173,7 +173,7 @@ class VariableStore:
             yield
 
     def _serve_first(self, tower: Tower, name: str, regularizer: Any) -> None:
-        # One loss per variable and trace; a session graph adds it with the variable.
+        # One loss per variable and trace; a session graph adds it on creation.
         served = self._served_now()
         shares = isinstance(self._policy, Shared)
         is_first = not any(
@@ -188,8 +188,8 @@ class VariableStore:
 
 
 def _scope_without_reuse() -> Any:
-    # A trace goes on with the eager scope around it, which is AUTO_REUSE from the
-    # moment that anything has asked for it; names made twice would pass.
+    # A trace inherits the eager scope around it, which is AUTO_REUSE as soon as
+    # anything has asked for it; making a name twice would go unnoticed.
     v1 = tf.compat.v1
     scope = v1.get_variable_scope()
     return v1.VariableScope(
@@ -209,7 +209,7 @@ def _scope_without_reuse() -> Any:
 
 def _check_same(variable: tf.Variable, tower: Tower, asked: dict[str, Any]) -> None:
     shape, dtype = asked.get("shape"), asked.get("dtype")
-    if shape is None:  # then the dtype is the scope's, and nobody has asked for it
+    if shape is None:  # then the dtype is the scope's default, not one asked for
         return
     same_dtype = dtype is None or variable.dtype == tf.as_dtype(dtype).base_dtype
     if not (same_dtype and variable.shape.is_compatible_with(shape)):

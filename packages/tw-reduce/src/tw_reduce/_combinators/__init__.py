@@ -1,1 +1,1 @@
-"""Reducers around others: they pack, copy, compress, deal out, or take the mean."""
+"""Reducers around other reducers: they pack, copy, compress, partition or average."""

@@ -1,8 +1,8 @@
 """Sending gradients in fewer bits, or adding them in another dtype.
 
-Two different things: ``compress`` rounds what travels and adds in the gradient's
-own dtype; ``accumulate_as`` also adds in the other dtype, which is what a library
-that adds while it sends (NCCL, collectives) needs.
+Two different things: ``compress`` rounds gradients for the transfer and adds in their
+own dtype; ``accumulate_as`` also adds in the other dtype, as needed by a library that
+adds while it sends (NCCL, collectives).
 """
 
 from collections.abc import Callable
@@ -23,8 +23,9 @@ def compress(reducer: Reducer, dtype: tf.DType) -> Reducer:
     Each gradient is rounded to ``dtype`` on its tower's device and widened
     where it is added: by the one-device, round-robin, balanced and hierarchical
     sums (within groups). Around reducers that add while they send, values are
-    rounded alike and nothing travels narrower. Put ``packed`` outside or
-    inside. float16 overflows above 65,504; bfloat16 does not, with 8 bits.
+    rounded too, but nothing travels narrower. ``packed`` may be outside or
+    inside. float16 overflows above 65,504; bfloat16 does not, but has only 8
+    significant bits.
 
     Args:
       reducer: [K][N] -> [K][N].
@@ -32,13 +33,13 @@ def compress(reducer: Reducer, dtype: tf.DType) -> Reducer:
 
     Returns:
       A reducer; its results have the gradients' own dtypes and are not
-      rounded. Gradients that are no wider floats than ``dtype`` pass as they
-      are; of sparse ones the values are rounded.
+      rounded. Gradients that are not floats wider than ``dtype`` pass
+      unchanged; of sparse ones the values are rounded.
 
     Raises:
       TypeError: ``reducer`` is not a function, or ``dtype`` not a dtype.
       ValueError: ``dtype`` is not a floating dtype; when called, ``reducer``
-        returns another shape of list.
+        returns a list of another shape.
     """
     check_function("compress", reducer=reducer)
     wire = _floating(dtype, caller="compress")
@@ -54,12 +55,12 @@ def accumulate_as(reducer: Reducer, dtype: tf.DType) -> Reducer:
         (e.g. float32 sums of float16 gradients).
 
     Returns:
-      A reducer; integers pass as they are; of sparse ones the values are cast.
+      A reducer; integers pass unchanged; of sparse gradients the values are cast.
 
     Raises:
       TypeError: ``reducer`` is not a function, or ``dtype`` not a dtype.
       ValueError: ``dtype`` is not a floating dtype; when called, ``reducer``
-        returns another shape of list.
+        returns a list of another shape.
     """
     check_function("accumulate_as", reducer=reducer)
     wide = _floating(dtype, caller="accumulate_as")
@@ -71,7 +72,7 @@ def accumulate_as(reducer: Reducer, dtype: tf.DType) -> Reducer:
     return Combinator("accumulate_as", reducer, move, mean_move=divided)
 
 
-# Graphs keep the combinators' first names as scopes, `reduce_as` and `cast_during`.
+# Graphs keep the combinators' original names as scopes, `reduce_as` and `cast_during`.
 def _reduce_cast(
     dtype: tf.DType,
     prepare: Callable[[Tensorlike, int], Tensorlike],

@@ -1,15 +1,15 @@
-"""Means over towers, plain or weighted, and the form of reducers made of others.
+"""Means over towers, plain or weighted, and the classes of reducers around reducers.
 
 The multiplication costs a pass over every gradient. Where the loss or the learning
 rate can take the factor 1/K instead, the plain sum is the faster mean.
 
 A weighted mean multiplies each tower's gradients by its weight in a unit, and the sums
-by one over the total: where the weights are equal, these are exactly 1 and K, and the
-result has the plain mean's bits.
+by 1/total. If the weights are equal, they are exactly 1 and the total K, and the result
+has the plain mean's bits.
 
-What only joins, cuts, copies or rounds beforehand commutes with multiplying by 1/K
-afterwards. ``Combinator`` shows what is inside, so that ``mean`` multiplies there,
-where there are fewer tensors.
+A combinator that only joins, cuts, copies or rounds beforehand commutes with the
+multiplication by 1/K afterwards. ``Combinator`` shows its inner reducer, so that
+``mean`` can multiply there, where there are fewer tensors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,26 +43,16 @@ Deal: TypeAlias = Callable[
 
 @dataclass(frozen=True, eq=False)
 class Combinator:
-    """A reducer around another.
+    """A reducer around another."""
 
-    Attributes:
-      name: the public function that made it; opens the messages of what is refused.
-      inner: adds.
-      move: takes ``inner`` and [K][N] gradients, and returns what ``inner``
-        made of them, moved back; it changes no value after ``inner``.
-      mean_move: takes the place of ``move`` under ``mean``, and divides the
-        gradients before ``inner`` adds them; None where ``inner`` is to give means.
-      commutes: whether means may be taken inside; else ``mean`` divides the results.
-      joins: whether it only joins, cuts and copies, so that a tower's weight may be
-        multiplied inside.
-    """
-
-    name: str
+    name: str  # the public function that made it; opens messages
     inner: Reducer
-    move: Move
+    move: Move  # calls ``inner``; changes no value after it
+    # Replaces ``move`` under ``mean``, and divides before ``inner`` adds; None where
+    # ``inner`` is to return means.
     mean_move: Move | None = None
-    commutes: bool = True
-    joins: bool = False
+    commutes: bool = True  # ``mean`` may go inside; else it divides the results
+    joins: bool = False  # only joins, cuts and copies: weights may go inside
 
     @property
     def averages(self) -> bool:
@@ -77,18 +67,11 @@ class Combinator:
 
 @dataclass(frozen=True, eq=False)
 class Dealer:
-    """A reducer that deals the gradients out to others.
+    """A reducer that deals the gradients out to other reducers."""
 
-    Attributes:
-      name: opens the messages of what is refused.
-      reducers: by name; they add.
-      deal: takes ``reducers`` and [K][N] gradients, and returns what they made
-        of them, in the gradients' order; it changes no value.
-    """
-
-    name: str
+    name: str  # opens messages
     reducers: Mapping[str, Reducer]
-    deal: Deal
+    deal: Deal  # returns results in the gradients' order; changes no value
 
     @property
     def averages(self) -> bool:
@@ -106,18 +89,18 @@ def mean(reducer: Reducer, *, weights: Sequence[Any] | None = None) -> Reducer:
 
     Args:
       reducer: [K][N] -> [K][N] sums.
-      weights: [K] what each tower's gradients weigh, as rows, tokens or a sum of
-        sample weights: numbers or scalar tensors of any real dtype, 0 or more. A
-        gradient that is a mean over so many rows then counts for each of them, and
-        the result is the mean over all. A tower of weight 0 counts nothing, whatever
-        its gradients are (those of an empty batch are NaN); where no tower has weight,
-        the means are 0. None for equal weights.
+      weights: [K] the weight of each tower's gradients, such as its number of rows or
+        tokens or its sum of sample weights: numbers or scalar tensors of any real
+        dtype, 0 or more. If each gradient is the mean over that many rows, the result
+        is the mean over all rows. A tower of weight 0 does not count, whatever its
+        gradients (those of an empty batch are NaN); if all weights are 0, so are the
+        means. None for equal weights.
 
     Returns:
       A reducer that multiplies each sum by 1/K once, on the device where it
-      lies, however many towers share it; inside ``packed`` and ``broadcast``, so
+      is, however many towers share it; inside ``packed`` and ``broadcast``, so
       that a pack is multiplied as one. Of a sparse sum the values are
-      multiplied. One tower is returned as the reducer gave it.
+      multiplied. A single tower's results are returned unchanged.
 
       float16 and bfloat16 gradients are widened, added and multiplied in
       float32, and rounded once, to the mean: their sum may be out of range
@@ -125,19 +108,19 @@ def mean(reducer: Reducer, *, weights: Sequence[Any] | None = None) -> Reducer:
       collectives and NCCL, which add while they send, carry float32. Around
       ``accumulate_as(reducer, tf.float16)`` the gradients are divided first.
 
-      With weights each tower's gradients are multiplied on its device, packs as one;
-      those of float16 then travel as float32. Weights count in a power of two, so
-      that whole numbers stay exact, or where they are equal in what each weighs:
-      equal weights give the bits of none. A reducer of tensors of a graph or
-      ``tf.function`` belongs into that.
+      With weights, each tower's gradients are multiplied on its device, a pack as
+      one; float16 gradients then travel as float32. The unit of weight is a power of
+      two, so that whole numbers stay exact; if all weights are equal it is their
+      value, which gives the same bits as None. If weights are tensors of a graph or
+      ``tf.function``, the reducer belongs there too.
 
-      Its attribute ``averages`` is True, as that of what is put around it.
+      Its attribute ``averages`` is True, as is that of combinators around it.
 
     Raises:
-      TypeError: ``reducer`` is not a function, a weight neither a number nor a scalar
-        tensor; when called with integer gradients, which have no exact mean.
-      ValueError: a number below 0 among the weights; when ``reducer`` returns another
-        shape of list, or is called with another number of towers than weights.
+      TypeError: ``reducer`` is not a function, or a weight is neither a number nor a
+        scalar tensor; when called with integer gradients, which have no exact mean.
+      ValueError: a number among the weights is negative; when called, ``reducer``
+        returns a list of another shape, or there is not one weight per tower.
     """
     check_function("mean", reducer=reducer)
     if weights is None:
@@ -176,7 +159,7 @@ def _move_weighted(
 def _of_weighted_means(
     reducer: Reducer, shares: Sequence[tf.Tensor], factor: tf.Tensor
 ) -> Reducer:
-    """Puts the products where there are the fewest tensors, and means inside."""
+    """Multiplies where there are the fewest tensors, and takes means inside."""
     if isinstance(reducer, Combinator) and reducer.joins:
         inner = _of_weighted_means(reducer.inner, shares, factor)
         return replace(reducer, inner=inner)
@@ -187,7 +170,7 @@ def _of_weighted_means(
         }
         return replace(reducer, reducers=weighted)
     if isinstance(reducer, Combinator) and reducer.mean_move is not None:
-        # It adds in what cannot hold the sums.
+        # It adds in a dtype that cannot hold the sums.
         return partial(_reduce_weighted, [own * factor for own in shares], reducer)
     return partial(_reduce_weighted, shares, _of_means(reducer, factor))
 
@@ -219,7 +202,7 @@ def _narrow_again(own: Tensorlike, like: Tensorlike) -> Tensorlike:
 
 
 def _of_means(reducer: Reducer, factor: tf.Tensor | None = None) -> Reducer:
-    """Multiplies sums by ``factor``, or 1/K; as far inside as it may be."""
+    """Multiplies sums by ``factor``, or 1/K, as far inside as possible."""
     if not isinstance(reducer, Combinator) or not reducer.commutes:
         return partial(_reduce_to_means, reducer, factor)
     if reducer.mean_move is None:
@@ -234,7 +217,7 @@ def _reduce_to_means(
 ) -> list[list[Tensorlike]]:
     halves = len(grads) > 1 and any(own.dtype in HALF_DTYPES for own in grads[0])
     if halves and isinstance(reducer, Dealer):
-        # What they are dealt out by may be their dtype.
+        # They may be dealt out by dtype, so they are widened inside.
         means = {
             name: _of_means(inner, factor) for name, inner in reducer.reducers.items()
         }
@@ -266,7 +249,7 @@ def _scale(
     dtype = like.dtype if like.dtype in HALF_DTYPES else total.dtype
 
     def scale(dense: tf.Tensor) -> tf.Tensor:
-        # A number straight to the dtype: by way of float32, 1/3 is not 1/3 in float64.
+        # A number goes straight to the dtype: 1/3 in float32 is not 1/3 in float64.
         make = tf.cast if tf.is_tensor(factor) else tf.constant
         return tf.cast(dense * make(factor, dense.dtype), dtype)
 

@@ -2,8 +2,8 @@
 
 A small tensor costs its dispatch, not its bytes. Packed, K transfers and one
 addition serve all of them; a large tensor would only be copied twice more.
-Under ``packed``, ``broadcast`` decides what travels back to the towers: a pack for
-each of them, which is cut up there, instead of every small gradient by itself.
+``packed(broadcast(...))`` sends each tower a pack back, which is cut up there, instead
+of every small gradient by itself.
 """
 
 from collections.abc import Sequence
@@ -38,10 +38,10 @@ def plan_packs(
         than 4,096 elements.
 
     Returns:
-      The plan; every position is in exactly one place of it.
+      The plan, in which every position occurs exactly once.
 
     Raises:
-      TypeError: ``below_bytes`` is not a whole number; ``infos`` hold something else.
+      TypeError: ``below_bytes`` is not a whole number, or an info not a ``TensorInfo``.
       ValueError: ``below_bytes`` is negative.
     """
     check_below_bytes(below_bytes, caller="plan_packs")
@@ -59,7 +59,7 @@ def check_below_bytes(below_bytes: int | None, *, caller: str) -> None:
 
 
 def packs_of(infos: Sequence[TensorInfo], below_bytes: int | None) -> PackPlan:
-    """As ``plan_packs``, of checked arguments; positions are those in ``infos``."""
+    """As ``plan_packs`` for checked arguments; positions are indices of ``infos``."""
     below = _BELOW if below_bytes is None else below_bytes
     return flat_packs.plan_packs(
         [info.dtype if is_small(info, below) else None for info in infos]
@@ -79,12 +79,12 @@ def packed(reducer: Reducer, *, below_bytes: int | None = None) -> Reducer:
 
     Returns:
       A reducer. Packing happens on the device of the pack's first gradient,
-      unpacking where the reduced pack lies; once, if all towers share it.
+      unpacking on that of the reduced pack; once, if all towers share it.
 
     Raises:
       TypeError: ``reducer`` is not a function, ``below_bytes`` not a whole number.
       ValueError: ``below_bytes`` is negative; when called, ``reducer`` returns
-        another shape of list.
+        a list of another shape.
     """
     check_function("packed", reducer=reducer)
     check_below_bytes(below_bytes, caller="packed")
@@ -93,7 +93,7 @@ def packed(reducer: Reducer, *, below_bytes: int | None = None) -> Reducer:
 
 
 def broadcast(reducer: Reducer) -> Reducer:
-    """Makes a reducer whose results lie on each tower's own device.
+    """Makes a reducer that copies the results to each tower's own device.
 
     ``packed(broadcast(sum_balanced))`` suits replicated training with many small
     variables.
@@ -102,12 +102,12 @@ def broadcast(reducer: Reducer) -> Reducer:
       reducer: [K][N] -> [K][N]; may give several towers the same tensor.
 
     Returns:
-      A reducer; result n of tower k lies where ``grads[k][n]`` does, and towers
-      on one device share it.
+      A reducer; result n of tower k is on the device of ``grads[k][n]``, and
+      towers on one device share it.
 
     Raises:
       TypeError: ``reducer`` is not a function.
-      ValueError: when called, ``reducer`` returns another shape of list.
+      ValueError: when called, ``reducer`` returns a list of another shape.
     """
     check_function("broadcast", reducer=reducer)
     return Combinator("broadcast", reducer, _reduce_and_copy, joins=True)
@@ -160,7 +160,7 @@ def _unpack_towers(
 def _reduce_and_copy(reducer: Reducer, grads: CheckedTowers) -> list[list[Tensorlike]]:
     reduced = reduced_by(reducer, grads, caller="broadcast")
     copies: dict[tuple[int, str], Tensorlike] = {}
-    with tf.name_scope("spread"):  # graphs keep the combinator's first name
+    with tf.name_scope("spread"):  # graphs keep the combinator's original name
         return [
             [
                 _copy(tensor, values_of(own).device, copies)

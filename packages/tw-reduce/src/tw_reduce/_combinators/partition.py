@@ -19,7 +19,7 @@ _SCOPE = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")
 def partition(
     route: Callable[[TensorInfo], str], reducers: Mapping[str, Reducer]
 ) -> Reducer:
-    """Makes a reducer that deals the gradients out to several others.
+    """Makes a reducer that deals the gradients out among several others.
 
     For example sparse gradients to ``sum_balanced`` and dense ones to
     ``sum_collective``::
@@ -39,9 +39,9 @@ def partition(
 
     Raises:
       TypeError: ``route`` or a reducer is not a function, ``reducers`` not a mapping.
-      ValueError: no reducers, or a name that TensorFlow does not take for a scope;
-        when called, ``route`` returns an unknown name, or a reducer another shape of
-        list.
+      ValueError: no reducers, or a name that TensorFlow does not accept as a scope;
+        when called, ``route`` returns an unknown name, or a reducer a list of another
+        shape.
     """
     check_function("partition", route=route)
     _check_reducers(reducers)

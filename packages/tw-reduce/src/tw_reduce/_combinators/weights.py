@@ -1,8 +1,8 @@
-"""What towers weigh in a mean.
+"""The towers' weights in a mean.
 
-Weights count in a unit. Where they are equal, it is what each weighs: they are exactly
-1, and products with them keep every bit. Else it is a power of two, so that whole
-numbers, such as those of rows, stay exact.
+Weights are expressed in a unit. If all are equal, the unit is their value: they are
+exactly 1, and products with them keep every bit. Otherwise it is a power of two, so
+that whole numbers, such as row counts, stay exact.
 """
 
 from collections.abc import Sequence
@@ -23,18 +23,18 @@ def check_weights(
     num_towers: int | None = None,
     average: bool = True,
 ) -> None:
-    """Refuses what are not weights of towers.
+    """Refuses anything but towers' weights.
 
     Args:
       caller: the public name; opens messages.
-      weights: what was given; None is taken.
-      num_towers: how many there must be; None where that is not known yet.
-      average: whether there is a mean for them to be used in.
+      weights: what the user passed; None is accepted.
+      num_towers: how many there must be; None if that is not known yet.
+      average: whether a mean is taken, in which they are used.
 
     Raises:
       TypeError: not a list; an item that is neither a real number nor a scalar tensor.
-      ValueError: a number below 0 or not finite; another number than of towers;
-        no mean.
+      ValueError: a number that is negative or not finite; not one weight per
+        tower; no mean is taken.
     """
     if weights is None:
         return
@@ -71,13 +71,13 @@ def check_weights(
 
 
 def shares_of(weights: Sequence[Any]) -> list[tf.Tensor]:
-    """Returns what each tower weighs, in their unit.
+    """Returns each tower's weight as a multiple of their unit.
 
     Args:
-      weights: [K] numbers or scalar tensors that ``check_weights`` lets pass.
+      weights: [K] numbers or scalar tensors that ``check_weights`` accepts.
 
     Returns:
-      [K] float64 scalars, on the current device; 0 where all weights are.
+      [K] float64 scalars, on the current device; 0 if all weights are.
     """
     own = [
         tf.cast(w, tf.float64) if tf.is_tensor(w) else tf.constant(w, tf.float64)
@@ -88,9 +88,9 @@ def shares_of(weights: Sequence[Any]) -> list[tf.Tensor]:
 
 
 def unit_of(weights: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the largest of float64 scalars if all are equal, or a power of two.
+    """Returns the unit of float64 weights: their value if equal, else a power of two.
 
-    That is the largest one that is not above the largest of them.
+    That power is the largest that is not above the largest weight.
     """
     joined = tf.stack(list(weights))
     largest = tf.reduce_max(joined)

@@ -1,9 +1,8 @@
-"""Which towers have come to a reduction, and calls that end when one does not.
+"""Notes which towers reach a reduction, and ends calls in which one does not.
 
-What runs in TensorFlow's runtime can be told only from outside. So each reduction notes
-when each tower's gradients are there, and when the sums are: an op for each, which
-nobody reads until a call misses its deadline. On a GPU gradients are "there" when
-their kernels are launched.
+A hanging call cannot report where it is. So each reduction has an op that notes when a
+tower's gradients are ready, and one for the sums; the notes are not read until a call
+misses its deadline. On a GPU gradients are "ready" when their kernels are launched.
 
     tower k ── gradients ──▶ note k ─┐
     sums ────────────────▶ note K    │ on the first tower's host
@@ -13,8 +12,8 @@ their kernels are launched.
     tf.function     counters with a handle each: other ops with side effects, such as
                     those on one table, TensorFlow would run in the order of building
 
-A call inside TensorFlow reacts to nothing that Python does. So it is made in a thread
-of its own; the caller waits in Python, and leaves it behind at the deadline.
+Python cannot interrupt a call inside TensorFlow. So it is made in a thread of its own;
+the caller waits in Python, and leaves it behind at the deadline.
 """
 
 import functools
@@ -35,7 +34,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _READ_S = 0.5
 _SLACK_S = 0.01
-"""By which the clocks of a step and of its call may differ."""
+"""How far the clocks of a step and of its call may differ."""
 _THE_SUM = "the sum"
 _FIRST_TIME = 1e9
 """Counts are below, times above."""
@@ -43,24 +42,18 @@ _FIRST_TIME = 1e9
 
 @dataclass(frozen=True)
 class Reduction:
-    """One reduction, as it was built.
+    """One reduction, as it was built."""
 
-    Attributes:
-      name: that nothing else has.
-      what: "sum_collective of 12 gradients".
-      devices: [K] the towers'.
-      export: in a session graph, its table's keys and values.
-      counters: of a function, [K + 1] handles of int64 variables, the sums' last.
-    """
-
-    name: str
-    what: str
+    name: str  # unique
+    what: str  # e.g. "sum_collective of 12 gradients"
     devices: tuple[str, ...]
+    # In a session graph: its table's keys and values.
     export: tuple[tf.Tensor, tf.Tensor] | None = None
+    # In a function: [K + 1] handles of int64 variables, the sums' last.
     counters: tuple[tf.Tensor, ...] = ()
 
     def read(self, session: Any) -> list[float]:
-        """Returns [K + 1] marks, the sums' last; a tower with more waits for the sums.
+        """Returns [K + 1] marks, the sums' last; a tower with a higher one waits.
 
         They are times, by ``time.time``, in session graphs, and counts in functions.
         """
@@ -80,12 +73,7 @@ class Reduction:
 def plan_arrivals(name: str, what: str, devices: Sequence[str]) -> Reduction:
     """Makes the record of a reduction that is being built.
 
-    In a function that a session graph calls nothing is noted.
-
-    Args:
-      name: that nothing else has.
-      what: for messages.
-      devices: [K] the towers'.
+    In a function that a session graph calls, nothing is noted.
     """
     is_inside = orders_effects()
     with tf.init_scope(), tf.device(host_of(devices[0])):
@@ -102,7 +90,7 @@ def plan_arrivals(name: str, what: str, devices: Sequence[str]) -> Reduction:
 
 
 def note(reduction: Reduction, k: int, before: Sequence[object]) -> list[tf.Operation]:
-    """Builds the op that notes when some ops have run: tower k, or the sums as K."""
+    """Builds the op that notes tower k, or the sums as K, once ``before`` has run."""
     if not (reduction.export or reduction.counters):
         return []
     with tf.device(host_of(reduction.devices[0])), tf.control_dependencies(before):
@@ -129,24 +117,17 @@ def note_towers(
 
 
 class BoundedCalls:
-    """Makes calls in a thread, and leaves one behind that takes too long."""
+    """Makes calls in a thread, and leaves behind one that takes too long."""
 
     def __init__(
         self,
         function: Callable[_P, _R],
         *,
         timeout_s: float,
-        session: Any,
-        reductions: Callable[[], Sequence[Reduction]],
+        session: Any,  # reads arrivals; None outside session graphs
+        reductions: Callable[[], Sequence[Reduction]],  # in which a call may hang
     ) -> None:
-        """Starts no thread yet.
-
-        Args:
-          function: what is called.
-          timeout_s: how long a call may take.
-          session: in which to read arrivals; None outside of session graphs.
-          reductions: returns those that the calls may be inside of.
-        """
+        """Starts no thread yet."""
         self._function = function
         self._name = getattr(function, "__name__", None) or type(function).__name__
         self._timeout_s = timeout_s
@@ -162,12 +143,7 @@ class BoundedCalls:
         self._answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Makes a call and waits for it.
-
-        Raises:
-          DeadlineError: it takes too long.
-          RuntimeError: an earlier one was left behind.
-        """
+        """Makes a call and waits for it."""
         with self._turn:
             if self._is_left:
                 raise RuntimeError(
@@ -193,7 +169,7 @@ class BoundedCalls:
                 self._is_left = True
                 raise
             self._events.ended(self._name, "call", self._count)
-            if error is not None:  # Some towers may have come, and the sums have not.
+            if error is not None:  # Some towers may have arrived without sums.
                 self._before = {o.name: self._read(o) for o in self._reductions()}
                 raise error
             return result
@@ -210,12 +186,12 @@ class BoundedCalls:
                 return
 
     def _too_late(self, began: float) -> DeadlineError:
-        """Returns the error of a call that takes too long; names who has not come."""
+        """Returns the error of a call that takes too long, naming missing towers."""
         now = time.time()
         found = [(one, self._read_since(one)) for one in self._reductions()]
         waiting = [(one, marks) for one, marks in found if _is_waiting(marks, began)]
         if waiting:
-            # In a function a reduction waits for those that were built before it, too.
+            # In a function a reduction also waits for those that were built before it.
             waits = [_describe(*one, now) for one in waiting]
             wait = min(waits, key=lambda wait: _THE_SUM in wait.missing)
             come, others = ", ".join(wait.arrived), ", ".join(wait.missing)
@@ -244,20 +220,20 @@ class BoundedCalls:
         return add_report(error, wait, self._events)
 
     def _read_since(self, reduction: Reduction) -> list[float]:
-        """Reads the marks; counts since a call has failed."""
+        """Reads the marks; counts are those since the last call that failed."""
         marks = self._read(reduction)
         if reduction.export is None and (before := self._before.get(reduction.name)):
             marks = [now - then for now, then in zip(marks, before, strict=True)]
         return marks
 
     def _read(self, reduction: Reduction) -> list[float]:
-        """Reads the marks; none where that fails, or hangs as well."""
+        """Reads the marks; returns none if that fails, or hangs as well."""
         answers: SimpleQueue[list[float]] = SimpleQueue()
 
         def read() -> None:
             try:
                 answers.put(reduction.read(self._session))
-            except Exception:  # What cannot be read is unknown.
+            except Exception:  # Marks that cannot be read are unknown.
                 answers.put([])
 
         threading.Thread(target=read, name="tw-reduce-read", daemon=True).start()
@@ -268,7 +244,7 @@ class BoundedCalls:
 
 
 def _is_waiting(marks: Sequence[float], began: float) -> bool:
-    """Returns whether a tower has come, in this call, and the sums have not."""
+    """Returns whether a tower has arrived in this call, but not the sums."""
     if not marks:
         return False
     latest = max(marks[:-1])
@@ -276,7 +252,7 @@ def _is_waiting(marks: Sequence[float], began: float) -> bool:
 
 
 def _describe(reduction: Reduction, marks: Sequence[float], now: float) -> Wait:
-    """Returns who has arrived, who is missing, and what each is inside of."""
+    """Returns which towers have arrived, which are missing, and where each one is."""
     *towers, sums = marks
     arrived, missing, states = [], {}, {}
     for k, (device, mark) in enumerate(zip(reduction.devices, towers, strict=True)):
@@ -305,7 +281,7 @@ def _table(name: str) -> tf.Tensor:
 
 
 def _counter(name: str) -> tf.Tensor:
-    """Makes a variable of int64, without an object that others could collect."""
+    """Makes an int64 variable that no Python object owns, so that none deletes it."""
     handle = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=name)
     zero = tf.constant(0, tf.int64)
     tf.raw_ops.AssignVariableOp(resource=handle, value=zero)

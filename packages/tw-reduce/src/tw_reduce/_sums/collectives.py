@@ -1,11 +1,11 @@
 """All-reduce by collective ops, one op per device and gradient.
 
-``sum_collective`` takes TensorFlow's own. The first version of the op is used on
+``sum_collective`` uses TensorFlow's own. The first version of the op is used on
 purpose: the second one deadlocks in a ``tf.function`` unless ordered by tokens, the
 third crashes on CPUs. On CPUs this is several times slower than adding; it is for
-devices with their own links, and for tensors too large to meet in one place.
+devices with their own links, and for tensors too large to gather in one place.
 
-``sum_nccl`` takes NVIDIA's NCCL, for towers that each own a GPU.
+``sum_nccl`` uses NVIDIA's NCCL, for towers that each own a GPU.
 """
 
 from collections.abc import Sequence
@@ -58,28 +58,28 @@ def sum_collective(
     """Adds the gradients of all towers in a ring over their devices.
 
     A reduction waits until all towers have joined. Using any result makes all
-    towers join with all of their gradients; what can still keep one away forever is
-    a gradient that never comes, or a step that runs in parts: ``keys.bounded`` ends
-    what runs the step then, and names the tower. After a timeout TensorFlow refuses
-    collectives: in a session until it is closed, in a ``tf.function`` until the process
-    ends.
+    towers join with all of their gradients. Only a gradient that never arrives, or a
+    step that runs in parts, can still keep a tower away forever: ``keys.bounded`` then
+    ends the call that runs the step, and names the tower. After a timeout TensorFlow
+    refuses collectives: in a session until it is closed, in a ``tf.function`` until the
+    process ends.
 
     Several threads may run the step at the same time: they reduce one at a time,
-    each when all of its gradients are there.
+    each once all of its gradients are ready.
 
     Args:
       grads: [K][N]; ``IndexedSlices`` become dense, for which one tower's must
         know its ``dense_shape``.
-      devices: [K] the towers' devices, no two alike.
+      devices: [K] the towers' devices, all distinct.
       keys: the caller's; one object for all reducers of the process.
-      timeout_s: seconds that one reduction may take, once all gradients are there,
+      timeout_s: seconds that one reduction may take, once all gradients are ready,
         before the step fails; None for no bound. With a bound TensorFlow keeps a
         sleeping thread per tower and reduction until the bound has passed, even after
-        the reduction: pack, and take a few seconds.
+        the reduction; so pack, and choose a few seconds.
 
     Returns:
-      [K][N] sums, not means, each tower's on its device. One tower is returned
-      as it is.
+      [K][N] sums, not means, each tower's on its device. A single tower's
+      gradients are returned unchanged.
 
     Raises:
       ValueError: a bad list of gradients; devices that are not one per tower,
@@ -103,7 +103,7 @@ def sum_collective(
     check_distinct(devices, caller="sum_collective")
     with tf.name_scope("sum_collective"):
         dense = _dense_columns(grads, devices, caller="sum_collective")
-        # An empty sum is at hand; sending it crashes TensorFlow.
+        # An empty sum is known already; sending it crashes TensorFlow.
         sent = [n for n, own in enumerate(dense) if own[0].shape.num_elements() != 0]
         sums = _reduce_in_turn([dense[n] for n in sent], devices, keys, timeout_s or 0)
     results = dict(enumerate(dense)) | dict(zip(sent, sums, strict=True))
@@ -117,19 +117,19 @@ def sum_nccl(
     """Adds the gradients of all towers over the GPUs' own links.
 
     A reduction waits until all towers have joined. Using any tower's result
-    makes all of them join. ``keys.bounded`` ends what runs a step in which one does
+    makes all of them join. ``keys.bounded`` ends the call of a step in which one does
     not; in a ``tf.function`` it names the tower.
 
     Args:
       grads: [K][N] of float16, float32, float64, int32 or int64;
         ``IndexedSlices`` become dense, for which one tower's must know its
         ``dense_shape``.
-      devices: [K] the towers' GPUs, no two alike.
+      devices: [K] the towers' GPUs, all distinct.
       keys: the caller's; one object for all reducers of the process.
 
     Returns:
-      [K][N] sums, not means, each tower's on its GPU. One tower is returned as
-      it is.
+      [K][N] sums, not means, each tower's on its GPU. A single tower's
+      gradients are returned unchanged.
 
     Raises:
       ValueError: a bad list of gradients; devices that are not one GPU per
@@ -145,7 +145,7 @@ def sum_nccl(
     check_one_gpu_per_tower(devices, len(grads))
     _check_nccl_dtypes(grads)
     with tf.name_scope("sum_nccl"):
-        # Found by a shared name; the run's number is part of the key.
+        # TensorFlow matches them by shared name and by the number of the run.
         dense = _dense_columns(grads, devices, caller="sum_nccl")
         sums = [
             _reduce_by_nccl(column, devices, f"tw_reduce_{keys.instance()}")
@@ -161,9 +161,9 @@ def sum_nccl(
 
 
 def check_one_gpu_per_tower(devices: Sequence[str], num_towers: int) -> None:
-    """Refuses devices that NCCL cannot serve, and names what can.
+    """Refuses devices that NCCL cannot serve, naming alternatives.
 
-    Devices of another job are taken to be there.
+    Devices of another job are assumed to exist.
     """
     check_device_strings(devices, caller="sum_nccl")
     specs = [tf.DeviceSpec.from_string(canonical_device(device)) for device in devices]
@@ -195,7 +195,7 @@ def _check_nccl_dtypes(grads: TowerTensors) -> None:
 
 
 def _check_reachable() -> None:
-    # There TensorFlow has no collective executor for a function's operations.
+    # There, TensorFlow has no collective executor for a function's operations.
     if builds_session_graph() and orders_effects():
         raise RuntimeError(
             "sum_collective: called in a tf.function that a session graph calls, in "
@@ -210,7 +210,7 @@ def _dense_columns(
     dense = [densify_column(column, caller=caller) for column in columns(grads)]
     if not grads.tests:
         return dense
-    # A step that fails on the way takes TensorFlow's collectives with it.
+    # A step that fails midway takes TensorFlow's collectives down with it.
     return [after(column, devices, grads.tests) for column in dense]
 
 
@@ -245,7 +245,7 @@ def _reduce(
     sums = []
     for tensor, device in zip(dense, devices, strict=True):
         with tf.device(device):
-            # What may be empty is sent with one more element.
+            # A tensor that may be empty is sent with one more element.
             sent = tensor if is_filled else join([tensor, tf.zeros([1], tensor.dtype)])
             total = tf.raw_ops.CollectiveReduce(
                 input=sent,

@@ -1,8 +1,8 @@
-"""All-reduce in two levels: within groups of near devices, then between them.
+"""All-reduce in two levels: within groups of nearby devices, then between them.
 
 The device that adds changes from variable to variable, so that all devices and
 links share the work. Two groups of four give the layout that tensorpack's
-``allreduce_grads_hierarchical`` has for eight GPUs; any groups that hold every
+``allreduce_grads_hierarchical`` uses for eight GPUs; any groups that hold every
 tower once will do.
 """
 
@@ -31,7 +31,7 @@ EIGHT_GPU_CROSS: Groups = ((0, 1, 2, 3), (4, 5, 6, 7))
 
 @dataclass(frozen=True)
 class HierarchyPlan:
-    """Which towers' devices add one variable's gradients.
+    """The towers whose devices add one variable's gradients.
 
     Attributes:
       mains: for each group, the tower that adds up the group. Groups are in
@@ -46,15 +46,15 @@ class HierarchyPlan:
 
 
 def plan_hierarchy(groups: Groups, index: int) -> HierarchyPlan:
-    """Turns the groups for the variable at position ``index``.
+    """Rotates the groups for the variable at position ``index``.
 
     Args:
       groups: every tower once.
       index: n.
 
     Returns:
-      The plan: the lead passes through all towers; each group's main is the
-      one in the lead's place; the group after the lead's adds the total.
+      The plan: the lead rotates through all towers; each group's main is the tower
+      in the lead's place; the main of the group after the lead's adds the total.
 
     Raises:
       TypeError: something other than whole numbers in groups.
@@ -91,7 +91,7 @@ def hierarchical(
     Args:
       groups: tower indices; every tower in exactly one group, e.g.
         ``EIGHT_GPU_CROSS`` or ``[[0, 1], [2, 3]]``.
-      devices: [K] the towers' devices; None takes each gradient's own.
+      devices: [K] the towers' devices; None uses each gradient's own.
 
     Returns:
       A reducer of sums, not means; each tower gets its own copy on its device.

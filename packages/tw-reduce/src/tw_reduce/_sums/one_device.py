@@ -4,18 +4,18 @@ A sum must have the same bits in every run. TensorFlow's memory pass would
 rewrite an ``AddN`` of three or more inputs into one accumulation per input,
 in whatever order they finish, wherever it believes a device's memory to be
 four fifths used; a CPU device claims 256 MB, so that every large model is hit,
-and takes twice the time. The pass leaves alone what it cannot infer the shape
-of. So the tensors are added under a shape that only the run knows: flat, by a
-``[-1]`` that no pass folds. ``docs/design/reduce.md`` has the measurements.
+and takes twice the time. The pass skips tensors whose shape it cannot infer. So
+the tensors are added in a shape that only the run knows: flat, by a ``[-1]`` that
+no pass folds. ``docs/design/reduce.md`` has the measurements.
 
-The sum of sparse gradients is the list of all their rows: an index may come
-twice and in any order. The optimizers of ``tf.compat.v1.train`` add such rows
+The sum of sparse gradients is the list of all their rows: an index may occur
+twice, and in any order. The optimizers of ``tf.compat.v1.train`` add such rows
 themselves; ten of Keras 3's do not (RMSprop, Adam, AdamW, Adadelta, Adagrad,
 Adamax, Nadam, Ftrl, Adafactor, Lamb). ``tw_core.gradients.sum_duplicate_rows`` does
-it for them, and for whatever else needs one row per index, such as a norm.
+it for them, and for anything else that needs one row per index, such as a norm.
 
 ``sum_balanced`` places the largest gradient first, each on the device with the fewest
-bytes so far (longest processing time first): never more than 4/3 of the best spread.
+bytes so far (longest processing time first): the largest load <= 4/3 of the optimum.
 Source: R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969.
 """
 
@@ -78,7 +78,7 @@ def plan_balanced(
 
 
 def balanced(num_bytes: Sequence[int | None], devices: Sequence[str]) -> BalancePlan:
-    """As ``plan_balanced``, of checked arguments."""
+    """As ``plan_balanced``, for checked arguments."""
     known = [size for size in num_bytes if size is not None]
     usual = max(1, sum(known) // len(known)) if known else 1
     sizes = [usual if size is None else size for size in num_bytes]
@@ -142,7 +142,7 @@ def sum_round_robin(
 def sum_balanced(
     grads: TowerTensors, *, devices: Sequence[str]
 ) -> list[list[Tensorlike]]:
-    """Adds each gradient on one device, the bytes spread evenly over devices.
+    """Adds each gradient on one device, with the bytes spread evenly over devices.
 
     Args:
       grads: [K][N]; as for ``sum_on_device``.
@@ -165,18 +165,10 @@ def sum_balanced(
 def add_columns(
     columns: Sequence[Sequence[Tensorlike]], devices: Sequence[str | None]
 ) -> list[Tensorlike]:
-    """Adds column n on ``devices[n]``.
+    """Adds the K tensors of column n on ``devices[n]``; None for the caller's scope.
 
-    What was widened (float16 cast to float32, say) travels narrow.
-
-    Args:
-      columns: [N][K] tensors; each column of one dtype and shape. All sparse:
-        rows are put one after the other, duplicates stay. Dense and sparse
-        mixed: the sum is dense.
-      devices: [N] where to add; None for wherever the caller's scope says.
-
-    Returns:
-      [N] sums, each on its device; a column of one tensor is returned as it is.
+    Tensors that were widened (float16 cast to float32, say) travel narrow. A sum of
+    sparse tensors has all of their rows, duplicates too; a mixed sum is dense.
     """
     flat_shapes: dict[str, tf.Tensor | None] = {}
     sums = []
@@ -193,11 +185,7 @@ def add_columns(
 
 
 def densify_column(column: Sequence[Tensorlike], *, caller: str) -> list[tf.Tensor]:
-    """Makes the sparse tensors of a column dense, each on its own device.
-
-    Raises:
-      ValueError: all are ``IndexedSlices`` without ``dense_shape``.
-    """
+    """Makes the sparse tensors of a column dense, each on its own device."""
     if not any(isinstance(tensor, tf.IndexedSlices) for tensor in column):
         return list(column)
     num_rows = _num_dense_rows(column, caller=caller)
@@ -217,7 +205,7 @@ def _add(
 
 
 def _flat_shape(host: str) -> tf.Tensor | None:
-    # No memory pass runs eagerly or in what XLA compiles, and XLA refuses Unique.
+    # No memory pass runs eagerly or under XLA, and XLA refuses Unique.
     if tf.executing_eagerly() or compiles_with_xla():
         return None
     # Constant folding stops at the placeholder, shape inference at Unique.
@@ -248,7 +236,7 @@ def _add_dense(tensors: Sequence[tf.Tensor], flat_shape: tf.Tensor) -> tf.Tensor
     if shape.is_fully_defined():
         flat = [tf.reshape(tensor, flat_shape) for tensor in tensors]
         return tf.reshape(tf.raw_ops.AddN(inputs=flat), shape)
-    # Not flat: AddN itself must see a difference that only the run can show.
+    # Not flat: AddN itself must detect shapes that differ only in the run.
     hidden = [
         tf.reshape(tensor, tf.slice(tf.shape(tensor), [0], flat_shape))
         for tensor in tensors
@@ -257,14 +245,7 @@ def _add_dense(tensors: Sequence[tf.Tensor], flat_shape: tf.Tensor) -> tf.Tensor
 
 
 def _add_rows(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """Adds ``IndexedSlices`` without making them dense.
-
-    Args:
-      slices: K of one dtype and dense shape; ``[R_k, ...]`` values each.
-
-    Returns:
-      One with the ``R_0 + ... + R_(K-1)`` rows of all, in the order of towers.
-    """
+    """Adds ``IndexedSlices`` by joining their rows, in the order of towers."""
     indices = [item.indices for item in slices]
     if len({index.dtype for index in indices}) > 1:
         indices = [tf.cast(index, tf.int64) for index in indices]

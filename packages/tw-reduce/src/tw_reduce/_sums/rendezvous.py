@@ -5,9 +5,9 @@ reduction, in this graph or any later one of the process: TensorFlow remembers i
 shape. Only the caller knows what belongs together, so the caller owns the object
 that counts.
 
-A reduction waits until every device has joined, while TensorFlow runs only what leads
-to a used result, in a session and in a ``tf.function``; so each tower's result is made
-to wait for all of the same reduction.
+A reduction waits until every device has joined, but TensorFlow, in a session as in a
+``tf.function``, runs only ops that lead to a result in use. So each tower's result is
+made to wait for all results of the reduction.
 """
 
 import functools
@@ -42,7 +42,7 @@ _R = TypeVar("_R")
 _LOWEST = 1 << 20
 _HIGHEST = 1 << 30
 _REMEMBERED = 100
-"""Reductions, the last that were built, in which a call is looked for that hangs."""
+"""How many of the last reductions built are searched for a call that hangs."""
 
 
 class CollectiveKeys:
@@ -52,12 +52,12 @@ class CollectiveKeys:
       start: the first key. None draws one at random, so that independent
         objects do not collide; processes that build one graph together must give
         the same number.
-      note_arrivals: whether reductions note which towers have come to them, for
-        ``bounded``; once that has been called they do in any case. Only session graphs
-        are built before, so that only they need it.
+      note_arrivals: whether reductions note which towers have reached them, for
+        ``bounded``; once that has been called, they always do. Only session graphs,
+        which are built before the call, need it.
 
     Raises:
-      TypeError: ``start`` is not a whole number, or ``note_arrivals`` no flag.
+      TypeError: ``start`` is not a whole number, or ``note_arrivals`` not a bool.
       ValueError: ``start`` is not between 1 and 2**30.
     """
 
@@ -107,12 +107,12 @@ class CollectiveKeys:
         timeout_s: float = 600.0,
         session: Any = None,
     ) -> Callable[_P, _R]:
-        """Has what runs reductions of these keys end, and name who has not come.
+        """Makes calls that reduce with these keys time out, naming the missing towers.
 
         Calls are made one at a time, in a thread of their own, so that Ctrl-C ends the
-        wait too; what is set for a thread, such as a gradient tape or a default
+        wait too; state of the caller's thread, such as a gradient tape or a default
         session, does not reach them. At the deadline a call is left behind, as nothing
-        ends it, and the function refuses further ones::
+        can end it, and the function refuses further calls::
 
             keys = CollectiveKeys()
             step = keys.bounded(tf.function(train), timeout_s=60)
@@ -121,17 +121,17 @@ class CollectiveKeys:
             run = keys.bounded(session.run, session=session)
 
         Args:
-          function: runs them, such as a ``tf.function`` or ``session.run``.
-          timeout_s: seconds that a call may take; the first one traces.
+          function: runs reductions, such as a ``tf.function`` or ``session.run``.
+          timeout_s: seconds that a call may take; the first one includes tracing.
           session: in session graphs, where to read which towers have arrived.
 
         Returns:
           The function, which raises ``tw_core.black_box.DeadlineError`` instead of
-          waiting for longer. That is a ``TimeoutError``; its ``report`` names the
-          towers that have arrived at which reduction, and since when.
+          waiting longer. That is a ``TimeoutError``; its ``report`` names the
+          reduction and the towers that have arrived there, and since when.
 
         Raises:
-          TypeError: ``function`` is none, or ``timeout_s`` is no number.
+          TypeError: ``function`` is not a function, or ``timeout_s`` not a number.
           ValueError: ``timeout_s`` is 0 or less.
         """
         check_function("CollectiveKeys.bounded", function=function)
@@ -143,7 +143,7 @@ class CollectiveKeys:
             session=session,
             reductions=lambda: list(self._reductions),
         )
-        # Not of a function alone: wraps() passes over what callables lack.
+        # Any callable will do: wraps() skips attributes that it lacks.
         return functools.wraps(function)(lambda *a, **k: calls.call(*a, **k))
 
     def _take(self) -> int:
@@ -154,13 +154,7 @@ class CollectiveKeys:
 def plan_reduction(
     keys: CollectiveKeys, what: str, devices: Sequence[str]
 ) -> Reduction:
-    """Returns the record of a reduction that is being built.
-
-    Args:
-      keys: its own.
-      what: it is, for messages.
-      devices: [K] the towers'.
-    """
+    """Returns the record of a reduction that is being built."""
     if not keys._notes:
         return Reduction("", what, tuple(devices))
     found = plan_arrivals(f"tw_reduce_{keys.instance()}_at", what, devices)
@@ -189,30 +183,19 @@ def in_turn(
     columns: Sequence[Sequence[tf.Tensor]],
     devices: Sequence[str],
     *,
-    lock: str,
+    lock: str,  # a name that only these reductions use
     reduction: Reduction,
 ) -> list[list[tf.Tensor]]:
-    """Reduces, so that steps in several threads do so one at a time.
+    """Reduces column n by ``reduce(n, column)``; steps in several threads take turns.
 
-    They share the graph's keys. In functions the towers of one call would meet
-    those of another, and TensorFlow would end all collectives of the process;
-    the runs of a session it keeps apart, but not while their devices meet for the
-    first time.
-
-    Args:
-      reduce: takes n and column n, and returns the K results of their reduction.
-      columns: [N][K] dense tensors.
-      devices: [K] where they lie.
-      lock: a name that nothing but these reductions has.
-      reduction: in which arrivals are noted.
-
-    Returns:
-      [N][K] sums, each of which waits for all of them.
+    They share the graph's keys. In functions the towers of one call would meet those of
+    another, and TensorFlow would end all collectives of the process; it keeps the runs
+    of a session apart, but not while their devices meet for the first time.
     """
     inputs = [tensor for column in columns for tensor in column]
     with tf.device(host_of(devices[0])):
         mutex = tf.raw_ops.MutexV2(shared_name=lock)
-        # Not before all gradients are there: who holds the lock waits for nothing.
+        # Only once all gradients are ready: the holder of the lock waits for nothing.
         with tf.control_dependencies(inputs):
             held = tf.raw_ops.MutexLock(mutex=mutex)
     waiting = [after(column, devices, [held]) for column in columns]
@@ -228,7 +211,7 @@ def in_turn(
 def after(
     tensors: Sequence[tf.Tensor], devices: Sequence[str], before: Sequence[object]
 ) -> list[tf.Tensor]:
-    """Returns [K] tensors, each on its device, that wait for some ops."""
+    """Returns [K] tensors, each on its device, that wait for ``before``."""
     tied = []
     for tensor, device in zip(tensors, devices, strict=True):
         with tf.device(device), tf.control_dependencies(before):

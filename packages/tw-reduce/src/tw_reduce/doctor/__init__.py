@@ -1,6 +1,6 @@
-"""``tw-doctor`` checks and measures what a machine's devices make of these packages.
+"""``tw-doctor`` checks and measures these packages on a machine's devices.
 
-Its own process never imports TensorFlow: what can hang or crash runs in another one.
+Its own process never imports TensorFlow: code that can hang or crash runs in another.
 """
 
 from tw_reduce.doctor._command import main

@@ -1,6 +1,6 @@
-"""What must hold on a machine: every reducer against what NumPy adds.
+"""Checks of a machine: every reducer against sums by NumPy.
 
-Gradients are small whole numbers, so that every order of adding gives the same bits.
+Gradients are small whole numbers, so that every order of addition gives the same bits.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ _RTOL = 2.0**-9  # twice that of float16
 
 
 class NotHeld(Exception):
-    """Something does not hold; the message says what, without the check's name."""
+    """A check does not hold; the message says why, without the check's name."""
 
 
 class DoesNotFit(Exception):
@@ -33,25 +33,15 @@ class DoesNotFit(Exception):
 
 @dataclass(frozen=True)
 class Check:
-    """Something that must hold.
-
-    Attributes:
-      name: as shown.
-      run: checks it.
-      algorithm: what cannot be timed where it does not hold; ``""`` for nothing.
-    """
+    """A property that must hold."""
 
     name: str
-    run: Callable[[], None]
-    algorithm: str = ""
+    run: Callable[[], None]  # raises if it does not hold, or does not fit
+    algorithm: str = ""  # not timed where it does not hold
 
 
 def reducer_checks(devices: Sequence[str]) -> Iterator[Check]:
-    """Checks every public reducer, and what is put around them.
-
-    Args:
-      devices: [K] the towers'.
-    """
+    """Yields checks of every public reducer and combinator."""
     for name, reducer in _sums(devices).items():
         yield Check(name, partial(_check_sums, name, reducer, devices), name)
     for name, reducer in _around(devices).items():
@@ -69,11 +59,8 @@ def algorithms_that_fit(devices: Sequence[str], failed: Sequence[str]) -> list[s
 def compare(what: str, got: Any, want: np.ndarray, *, num_towers: int = 1) -> None:
     """Compares two arrays, element by element.
 
-    Over ``num_towers`` a mean was taken, which is exact for a power of two; else it may
-    differ by the roundings of float16.
-
-    Raises:
-      NotHeld: they differ.
+    A mean over ``num_towers`` is exact for a power of two; else it may differ by the
+    rounding of float16.
     """
     found = np.asarray(got, np.float64)
     is_exact = num_towers & (num_towers - 1) == 0
@@ -184,7 +171,7 @@ def _with_rows(values: np.ndarray, indices: np.ndarray) -> np.ndarray:
 
 
 def _unfit(devices: Sequence[str]) -> str:
-    """Says why NCCL does not fit; empty if it does."""
+    """Returns why NCCL does not fit; empty if it does."""
     if any("GPU" not in canonical_device(device) for device in devices):
         return "NCCL is for GPUs"
     physical = len(tf.config.get_visible_devices("GPU"))

@@ -1,9 +1,9 @@
-"""``tw-doctor``: follows the process that examines, within bounds, and reports.
+"""``tw-doctor``: supervises the examining process, within time limits, and reports.
 
-A collective that waits for a device which never comes cannot be interrupted, nor can
-much else inside TensorFlow. So all that touches a device runs in a process of its own.
-Whatever has said nothing for ``--timeout`` seconds is named and killed, and a new
-process goes on with what is left; at ``--time-limit`` everything ends.
+A collective that waits for a device that never joins cannot be interrupted, nor can
+much else inside TensorFlow. So everything that touches a device runs in a process of
+its own. A step that reports nothing for ``--timeout`` seconds is named and killed, and
+a new process continues with the rest; at ``--time-limit`` everything ends.
 """
 
 import argparse
@@ -27,22 +27,17 @@ from tw_reduce.doctor._page import Page
 
 _STARTS_WITHIN_S = 60.0
 _PARTS = ("copies", "reducers", "scaling")
-_USED = 0.85  # of the time limit; the rest is for what takes longer than planned
+_USED = 0.85  # of the time limit; the rest is for steps that take longer than planned
 _INTERRUPTED, _TERMINATED = 130, 143
 Event = dict[str, Any]
 
 
 class Examination:
-    """What is known so far, and what is left to do.
-
-    Attributes:
-      report: what ``--json`` writes.
-      faults: a sentence for each thing that does not hold.
-    """
+    """The results so far, and the work that is left."""
 
     def __init__(self, options: argparse.Namespace, page: Page) -> None:
-        self.report: dict[str, Any] = {"format": FORMAT, "checks": []}
-        self.faults: list[str] = []
+        self.report: dict[str, Any] = {"format": FORMAT, "checks": []}  # for --json
+        self.faults: list[str] = []  # a sentence each
         self.is_over = False
         self._options, self._page = options, page
         self._begun = time.monotonic()
@@ -57,7 +52,7 @@ class Examination:
         return float(self._options.time_limit - (time.monotonic() - self._begun))
 
     def job(self) -> Event:
-        """What an examining process is to do now."""
+        """Returns the job of the next examining process."""
         return {
             "device": self._options.device,
             "towers": self._options.towers,
@@ -69,7 +64,7 @@ class Examination:
         }
 
     def take(self, event: Event) -> None:
-        """Notes what a process told."""
+        """Records an event of the process."""
         kind = event.pop("event")
         if kind == "doing":
             self._doing = event
@@ -90,15 +85,15 @@ class Examination:
             self._note_part(kind, event)
 
     def note_hang(self, seconds: float) -> None:
-        """Names what has said nothing for so long; the process is dead."""
+        """Records that the current step has reported nothing for so long."""
         self._note_loss(f"did not end within {seconds:g} s")
 
     def note_death(self, how: str) -> None:
-        """Names what a process was doing when it ended."""
+        """Records the step during which the process ended."""
         self._note_loss(how)
 
     def note_time(self) -> None:
-        """Says what was left to do at the time limit."""
+        """Records the work that was left at the time limit."""
         within = f"within {self._options.time_limit:g} s; raise --time-limit"
         if not self._checked:
             doing = self._doing.get("what", "starting TensorFlow")
@@ -108,7 +103,7 @@ class Examination:
         self.is_over = True
 
     def close(self) -> None:
-        """Says at the end whether all holds, and writes the file."""
+        """Shows the verdict, and writes the file."""
         self.report["seconds"] = round(time.monotonic() - self._begun, 1)
         self.report["faults"] = self.faults
         if self._options.json is not None:
@@ -117,7 +112,7 @@ class Examination:
         self._page.close(self.report, self._options.json)
 
     def _note_facts(self, event: Event) -> None:
-        if "facts" in self.report:  # of the process before
+        if "facts" in self.report:  # from an earlier process
             return
         self.report["made_on"] = event.pop("made_on")
         self.report["facts"] = event
@@ -136,7 +131,7 @@ class Examination:
         self._page.part(kind, self.report[kind])
 
     def _note_loss(self, how: str) -> None:
-        """Goes on without what was lost: a check, or the part it belongs to."""
+        """Drops the lost check, or the part that the lost measurement belongs to."""
         what = self._doing.get("what")
         if what is None:
             self._end(f"starting TensorFlow: {how}")
@@ -154,7 +149,7 @@ class Examination:
         self.is_over = self.is_over or is_over
 
     def _share(self, event: Event) -> float:
-        """How much of all is done, by the clock once the checks are made."""
+        """Returns the share of work done; by the clock, once the checks are made."""
         if event["checks"]:
             return 0.3 * float(event["share"])
         done = 1 - self.left_s / float(self._options.time_limit)
@@ -172,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Raises:
       TypeError: ``arguments`` are not strings.
-      SystemExit: the command line is wrong (2), or SIGTERM came (143).
+      SystemExit: the command line is wrong (2), or SIGTERM arrived (143).
     """
     if arguments is not None:
         for argument in check_list("main", arguments=arguments, empty=True):
@@ -189,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         page.clear()
         _say("interrupted; nothing was written")
         return _INTERRUPTED
-    except BrokenPipeError:  # whoever read the report is gone
+    except BrokenPipeError:  # the report's reader is gone
         sys.stdout = None  # nothing more to flush
         return 1
     if examination.faults:
@@ -201,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _follow_one_process(examination: Examination, timeout_s: float) -> None:
-    """Takes the events of one examining process, until it ends or must be ended."""
+    """Handles the events of one examining process, until it ends or must be killed."""
     with tempfile.TemporaryFile() as said, _examiner(examination.job(), said) as one:
         events = _events_of(one)
         bound_s = max(_STARTS_WITHIN_S, timeout_s)  # it imports TensorFlow first
@@ -225,13 +220,13 @@ def _follow_one_process(examination: Examination, timeout_s: float) -> None:
 
 @contextlib.contextmanager
 def _examiner(job: Event, said: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts the process that has TensorFlow; it is dead afterwards."""
+    """Starts the process that runs TensorFlow, and kills it afterwards."""
     with subprocess.Popen(
         [sys.executable, "-m", "tw_reduce.doctor._examiner"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=said,
-        start_new_session=True,  # Ctrl-C is this process's
+        start_new_session=True,  # Ctrl-C goes to this process only
     ) as one:
         try:
             with contextlib.suppress(BrokenPipeError):
@@ -248,7 +243,7 @@ def _events_of(one: subprocess.Popen[bytes]) -> SimpleQueue[Event | None]:
     events: SimpleQueue[Event | None] = SimpleQueue()
 
     def read() -> None:
-        # A killed process may leave half a line, and its pipe is closed then.
+        # A killed process may leave half a line, and a closed pipe.
         with contextlib.suppress(ValueError):
             for line in one.stdout or ():
                 events.put(json.loads(line))
@@ -270,7 +265,7 @@ def _how_it_ended(one: subprocess.Popen[bytes], said: Any) -> str:
 
 @contextlib.contextmanager
 def _ending_on_sigterm() -> Iterator[None]:
-    """Has SIGTERM end this process in order, so that it leaves none behind."""
+    """Makes SIGTERM end this process cleanly, so that it leaves none behind."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(_TERMINATED)

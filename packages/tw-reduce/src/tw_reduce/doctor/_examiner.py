@@ -1,6 +1,6 @@
-"""The process that has TensorFlow: it checks and measures, and tells each event.
+"""The process that runs TensorFlow: it checks and measures, and reports each event.
 
-It reads one line of JSON, what to do, and writes a line for each event; anything that
+It reads its job as one line of JSON, and writes a line for each event; anything that
 TensorFlow prints goes to stderr. It ends with its parent: when its input is closed.
 """
 
@@ -30,21 +30,14 @@ from tw_reduce.doctor._scaling import measure_scaling
 from tw_reduce.doctor._sibling_checks import sibling_checks
 
 Tell = Callable[..., None]
-# Of the time that is left once the checks are made.
+# Shares of the time that is left once the checks are made.
 _FOR_COPIES, _FOR_REDUCERS = 0.15, 0.8
 _UNKNOWN_GPU_MIB = 2_048
 _USED_OF_GPU = 0.8
 
 
 def run(job: dict[str, Any], tell: Tell) -> None:
-    """Does what the job says.
-
-    Args:
-      job: ``"device"``, ``"towers"``, ``"done"`` (names of checks), ``"failed"``
-        (names of reducers), ``"parts"``, ``"seconds"`` that are left, and those to
-        ``"measure_for"``.
-      tell: called with each event's name and its values.
-    """
+    """Does a job of ``Examination.job``, and reports events by ``tell``."""
     until = time.monotonic() + job["seconds"]
     devices = _make_towers(job["device"], job["towers"])
     tell("towers", devices=[canonical_device(device) for device in devices])
@@ -86,7 +79,7 @@ def main() -> None:
         raise
     finally:
         events.flush()
-    # What still runs in TensorFlow is of no interest.
+    # Without waiting for ops that still run in TensorFlow.
     sys.stderr.flush()
     os._exit(0)
 
@@ -117,7 +110,7 @@ def _measure(
 
 
 def _made(check: Check) -> tuple[str, str, float]:
-    """Makes a check: ``"ok"``, ``"unfit"`` or ``"wrong"``, what to say, and seconds."""
+    """Runs a check; returns ``"ok"``, ``"unfit"`` or ``"wrong"``, why, and seconds."""
     begun = time.monotonic()
     status, said = "ok", ""
     try:
@@ -132,7 +125,7 @@ def _made(check: Check) -> tuple[str, str, float]:
 
 
 def _make_towers(device: str, count: int | None) -> list[str]:
-    """Makes devices for the towers: CPUs, or GPUs, divided where there are fewer."""
+    """Makes devices for the towers: CPUs, or GPUs, divided if there are fewer."""
     gpus = tf.config.list_physical_devices("GPU")
     if device == "gpu" and not gpus:
         raise RuntimeError("there is no GPU that TensorFlow sees; leave out --device")

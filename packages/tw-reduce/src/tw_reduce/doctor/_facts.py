@@ -1,4 +1,4 @@
-"""What a machine is: versions, memory, links, TF_CONFIG, and what is exposed."""
+"""Facts about a machine: versions, memory, links, TF_CONFIG and exposure."""
 
 import fcntl
 import os
@@ -24,7 +24,7 @@ _SIOCGIFADDR = 0x8915
 
 
 def versions(tensorflow: str) -> dict[str, str]:
-    """Returns the versions of Python, TensorFlow, and what of the rest is installed."""
+    """Returns the versions of Python, TensorFlow and the installed distributions."""
     found = {name: version_of(name) for name in _DISTRIBUTIONS}
     return {
         "python": platform.python_version(),
@@ -34,7 +34,7 @@ def versions(tensorflow: str) -> dict[str, str]:
 
 
 def system() -> dict[str, Any]:
-    """Describes the system, its cores and what they do, and the bytes of memory."""
+    """Describes the system, its load and cores, and the bytes of memory."""
     return {
         "load": round(os.getloadavg()[0], 1),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -62,11 +62,7 @@ def links() -> list[str]:
 
 
 def tf_config() -> str:
-    """Says what TF_CONFIG makes of this process; with tw-syncrep, checks it.
-
-    Raises:
-      NotHeld: it is wrong.
-    """
+    """Describes this process's task in TF_CONFIG; with tw-syncrep, checks it."""
     text = os.environ.get("TF_CONFIG")
     if not text:
         return "not set"
@@ -92,7 +88,7 @@ def tf_config() -> str:
 
 
 def exposure() -> str:
-    """Says who could reach a TensorFlow server of this machine."""
+    """Describes from where a TensorFlow server of this machine could be reached."""
     found = {
         name: address
         for _, name in socket.if_nameindex()
@@ -109,10 +105,7 @@ def exposure() -> str:
 
 
 def _address(interface: str) -> str:
-    """Returns an interface's IPv4 address; the interface's own name where it has none.
-
-    Empty where it is down.
-    """
+    """Returns an interface's IPv4 address; empty where it has none."""
     request = struct.pack("256s", interface.encode()[:15])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:

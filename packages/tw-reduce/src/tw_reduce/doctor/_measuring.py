@@ -1,7 +1,7 @@
 """Timing reducers, and copies between devices, in ``tf.function``.
 
-Gradients lie in variables on their towers' devices, and all results are returned:
-TensorFlow prunes what nobody fetches.
+Gradients are held in variables on their towers' devices, and all results are returned:
+TensorFlow prunes ops that lead to no result.
 """
 
 import time
@@ -32,10 +32,10 @@ Doing = Callable[[str], object]
 Times = Mapping[Strategy, Time]
 _ROUNDS = 41
 _TO_BUILD = 0.6  # of the time for a list; the rest is for its rounds
-# The mixture comes last: the others say which strategies to try on it.
+# The mixture is last: the other lists show which strategies to try on it.
 _IN_ORDER = (PROFILES[0], PROFILES[-1], *PROFILES[1:-1])
 _COPIED_BYTES = (4, 1 << 26)
-_NO_COPY = 1.5  # times a call that copies nothing, at most
+_NO_COPY = 1.5  # a copy takes longer than so many calls that copy nothing
 
 
 def measure_copies(
@@ -43,16 +43,9 @@ def measure_copies(
 ) -> list[dict[str, Any]]:
     """Times copies of 4 bytes and of 64 MiB from every device to every other.
 
-    Args:
-      devices: at least one.
-      doing: called with what is being timed.
-      until: a value of ``time.monotonic`` after which no pair begins.
-
-    Returns:
-      For each pair: ``"from"``, ``"to"``, ``"latency_us"`` (of a call that copies 4
-      bytes, less that of a call that copies nothing; None for a pair that did not
-      begin) and ``"gb_per_s"``, None where 64 MiB take no longer than nothing: the
-      devices share a memory.
+    The latency is that of 4 bytes, less that of a call that copies nothing; None if not
+    begun before ``until`` (of ``time.monotonic``). The rate is None where 64 MiB take
+    no longer than nothing: the devices share a memory.
     """
     held = {
         (device, size): _held(tf.ones([size // 4]), device)
@@ -95,15 +88,8 @@ def measure_reducers(
 ) -> list[dict[str, Any]]:
     """Times every algorithm, alone and packed, on the doctor's lists of gradients.
 
-    Args:
-      devices: [K] the towers', K > 1.
-      algorithms: those that fit; names of ``tw_reduce._measured.ALGORITHMS``.
-      doing: called with what is being timed.
-      until: a value of ``time.monotonic`` after which rounds end, and strategies that
-        have not been timed yet are left out.
-
-    Returns:
-      For each list of gradients its entry in the file of ``tw-doctor --json``.
+    Returns the entries of the file of ``tw-doctor --json``. Strategies for which there
+    is no time left are not in them.
     """
     adding = reducers_on(tuple(devices), CollectiveKeys())
     found: dict[str, dict[str, Times]] = {own.name: {} for own in PROFILES}
@@ -142,7 +128,7 @@ def whole_gradients(profile: Profile, device: str, tower: int) -> list[tf.Variab
 
 
 def timed_call(reducer: Reducer, held: Sequence[Sequence[tf.Variable]]) -> Any:
-    """Returns a function that reduces what variables hold, and ends when it is done."""
+    """Returns a function that reduces the variables' values and waits for the sums."""
 
     def reduce() -> list[Any]:
         grads = []
@@ -157,14 +143,14 @@ def timed_call(reducer: Reducer, held: Sequence[Sequence[tf.Variable]]) -> Any:
 
 
 def ended(results: Any) -> Any:
-    """Waits until GPUs have done what a call only asked of them."""
+    """Waits until GPUs have done the work that a call only enqueued."""
     if tf.config.list_physical_devices("GPU"):
         tf.test.experimental.sync_devices()
     return results
 
 
 def reducer_of(strategy: Strategy, reducers: Mapping[str, Reducer]) -> Reducer:
-    """Builds a strategy of reducers by name."""
+    """Builds a strategy's reducer from reducers by name."""
     below = strategy.below_bytes
     small = tw_reduce.packed(reducers[strategy.small], below_bytes=below)
     if strategy.small == strategy.large:
@@ -184,7 +170,7 @@ def _race_strategies(
     *,
     until: float,
 ) -> Times:
-    """Times strategies, each way of treating the list once; the first is peer."""
+    """Times strategies, one per treatment of the list; the first is the reference."""
     held = [whole_gradients(profile, d, k) for k, d in enumerate(devices)]
     calls: dict[Strategy, Callable[[], object]] = {}
     treatments = set()
@@ -202,7 +188,7 @@ def _race_strategies(
 
 
 def _default(devices: Sequence[str], algorithms: Sequence[str]) -> Strategy:
-    """What ``auto`` does to float32 without measurements, if that can be timed."""
+    """Returns the choice of ``auto`` for float32 without measurements, if it fits."""
     info = TensorInfo(0, (1,), "float32", 4)
     (choice,) = plan_auto([info], devices).choices
     name = choice.algorithm if choice.algorithm in algorithms else algorithms[0]
@@ -210,7 +196,7 @@ def _default(devices: Sequence[str], algorithms: Sequence[str]) -> Strategy:
 
 
 def _rows(profile: Profile, times: Times) -> list[dict[str, Any]]:
-    """A row for each strategy that does to the list what one of those timed does."""
+    """Returns a row for each strategy that treats the list like one that was timed."""
     by_treatment = {treatment(own, profile.num_bytes): own for own in times}
     names = dict.fromkeys(
         own for strategy in times for own in (strategy.small, strategy.large)

@@ -17,11 +17,7 @@ examples:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Reads the command line, this process's by default.
-
-    Raises:
-      SystemExit: it is wrong, and why has been printed.
-    """
+    """Reads the command line, this process's by default."""
     parser = argparse.ArgumentParser(
         prog="tw-doctor",
         description="Checks on this machine's devices what the towers packages "
@@ -81,7 +77,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _unwritable(path: Path) -> str:
-    """Says why a file cannot be written, before it has taken two minutes."""
+    """Returns why a file cannot be written, before two minutes are spent."""
     if path.is_dir():
         return f"{path} is a folder"
     folder = path.absolute().parent

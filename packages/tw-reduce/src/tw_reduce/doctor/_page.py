@@ -11,18 +11,18 @@ from tw_reduce._measured import COPIED, KEPT, Strategy
 _BAR = 24
 _BUSY = ": times will mislead; measure on an idle machine"
 _MARKS = {"ok": "ok   ", "unfit": "-    ", "wrong": "WRONG"}
-_SHOWN = 4  # of the strategies of a list
+_SHOWN = 4  # strategies per list
 
 
 class Page:
-    """Writes to stdout as things become known, and the bar to a terminal's stderr."""
+    """Writes results to stdout as they arrive, and the bar to a terminal's stderr."""
 
     def __init__(self) -> None:
         self._shows_bar = sys.stderr.isatty()
         self._has_checks = False
 
     def progress(self, share: float, what: str) -> None:
-        """Shows how much is done, and what is being done; on a terminal only."""
+        """Shows the share of work done and the current step; on a terminal only."""
         if not self._shows_bar:
             return
         full = round(_BAR * share)
@@ -31,23 +31,23 @@ class Page:
         print(f"\r\033[K{bar[:width]}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Takes the bar away."""
+        """Removes the bar."""
         if self._shows_bar:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
     def facts(self, report: Mapping[str, Any]) -> None:
-        """Writes what the machine is."""
+        """Writes the facts about the machine."""
         self._write(facts_lines(report))
 
     def check(self, check: Mapping[str, Any]) -> None:
-        """Writes what came of a check."""
+        """Writes the result of a check."""
         head = [] if self._has_checks else ["", "checks"]
         self._has_checks = True
         said = f"  {check['said']}" if check["said"] else ""
         self._write([*head, f"  {_MARKS[check['status']]} {check['name']}{said}"])
 
     def part(self, kind: str, rows: Any) -> None:
-        """Writes what was measured."""
+        """Writes the results of a measured part."""
         lines = {"copies": copy_lines, "reducers": reducer_lines}.get(
             kind, scaling_lines
         )
@@ -71,7 +71,7 @@ class Page:
 
 
 def facts_lines(report: Mapping[str, Any]) -> list[str]:
-    """Tells versions, devices, memory, links, TF_CONFIG and exposure."""
+    """Formats versions, devices, memory, links, TF_CONFIG and exposure."""
     facts, made_on = report["facts"], report["made_on"]
     own = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
     memory = [f"{facts['memory_bytes'] / 2**30:.1f} GiB"]
@@ -94,7 +94,7 @@ def facts_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def copy_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Tells how fast devices copy from each other."""
+    """Formats the speed of copies between devices."""
     yield "copies         latency, and rate of 64 MiB"
     for row in rows:
         latency, rate = row["latency_us"], row["gb_per_s"]
@@ -104,7 +104,7 @@ def copy_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def reducer_lines(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Tells the fastest strategies on each list of gradients."""
+    """Formats the fastest strategies on each list of gradients."""
     yield "reducers       time, and ratio to the fastest"
     said = {KEPT: "sums left where they are", COPIED: "copied to every tower"}
     for entry in entries:
@@ -119,7 +119,7 @@ def reducer_lines(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def scaling_lines(scaling: Mapping[str, Any]) -> Iterator[str]:
-    """Tells how training scales over towers."""
+    """Formats how training scales with the number of towers."""
     yield "scaling        images/s; of single towers' sum; of towers that do not reduce"
     for row in scaling["rows"]:
         shares = f"{row['efficiency']:7.1%} {row['of_bound']:7.1%}"
@@ -127,7 +127,7 @@ def scaling_lines(scaling: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _distinct(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Leaves out strategies that did the same as one before: they share its time."""
+    """Leaves out strategies that did the same as an earlier one and share its time."""
     shown = {row["seconds"]: row for row in reversed(rows)}
     return [row for row in rows if shown[row["seconds"]] is row]
 

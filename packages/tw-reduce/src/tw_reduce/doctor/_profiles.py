@@ -1,4 +1,4 @@
-"""What reducers are timed on, and which strategies: plain Python."""
+"""The gradients and strategies that the doctor times: plain Python."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,14 +15,14 @@ DEFAULT_BELOW = 16_384  # 4,096 elements of float32, which auto packs below
 
 
 class Profile(NamedTuple):
-    """A list of gradients of float32."""
+    """A list of float32 gradients."""
 
     name: str
     shapes: tuple[tuple[int, ...], ...]
 
     @property
     def num_bytes(self) -> tuple[int, ...]:
-        """Of each gradient."""
+        """Bytes of each gradient."""
         return tuple(4 * prod(shape) for shape in self.shapes)
 
 
@@ -47,7 +47,7 @@ PROFILES = (
 
 
 def uniform(algorithms: Sequence[str], thresholds: Sequence[int]) -> list[Strategy]:
-    """One algorithm for all gradients, with every threshold."""
+    """Returns strategies of one algorithm for all gradients, with every threshold."""
     return [Strategy(own, own, below) for below, own in product(thresholds, algorithms)]
 
 
@@ -56,17 +56,10 @@ def to_time(
     small: Mapping[Strategy, Time],
     large: Mapping[Strategy, Time],
 ) -> list[Strategy]:
-    """Chooses what to time on a list, the promising strategies first.
+    """Chooses the strategies to time on a list, promising ones first.
 
-    Args:
-      algorithms: those that fit.
-      small: the times on the list of small gradients; empty where there are none yet.
-      large: the same of large gradients.
-
-    Returns:
-      Every algorithm packed below the default threshold, and alone; of those that took
-      long on both lists the first only. With times of both also the fastest with the
-      largest threshold, and the fastest on each together.
+    ``small`` and ``large`` are the times on the lists of small and of large gradients,
+    empty if there are none yet. Algorithms that took long on both are only packed.
     """
     if not (small and large):
         return uniform(algorithms, (DEFAULT_BELOW, 0))
@@ -86,7 +79,7 @@ def to_time(
 
 
 def _losses_by_algorithm(times: Mapping[Strategy, Time]) -> dict[str, float]:
-    """Each algorithm's best time over that of the fastest."""
+    """Returns each algorithm's best time / that of the fastest."""
     fastest = min(own.ratio for own in times.values())
     found: dict[str, float] = {}
     for strategy, own in times.items():
@@ -96,9 +89,9 @@ def _losses_by_algorithm(times: Mapping[Strategy, Time]) -> dict[str, float]:
 
 
 def treatment(strategy: Strategy, num_bytes: Sequence[int]) -> tuple[object, ...]:
-    """Returns a key that strategies share which do the same to a list of gradients.
+    """Returns a key shared by strategies that treat a list of gradients the same.
 
-    For instance all with one algorithm, where every gradient is above the threshold.
+    For example all with the same ``large``, if every gradient is above the threshold.
     """
     below = strategy.below_bytes
     return tuple(

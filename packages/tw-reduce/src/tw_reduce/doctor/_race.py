@@ -1,9 +1,9 @@
-"""Timing things that do the same work, in turns.
+"""Timing contenders that do the same work, in turns.
 
 A machine drifts while it is measured, so absolute times say little. Contenders take
-turns in an order that changes from round to round, and what counts is the median over
-the rounds of (time of this one / time of one reference in the same round). Who is far
-behind after the first rounds takes part no longer.
+turns in an order that changes from round to round, and the result is the median over
+the rounds of (time of this one / time of one reference in the same round). Contenders
+that are far behind after the first rounds drop out.
 """
 
 import statistics
@@ -20,42 +20,23 @@ _BLOCK_S = 0.01
 
 @dataclass(frozen=True)
 class Time:
-    """What a race says of one contender.
+    """The result of a race for one contender."""
 
-    Attributes:
-      seconds: of one run, the median.
-      ratio: the median over the rounds of its time / the reference's.
-      rounds: in how many it took part.
-    """
-
-    seconds: float
-    ratio: float
-    rounds: int
+    seconds: float  # of one run, the median
+    ratio: float  # the median over the rounds of its time / the reference's
+    rounds: int  # in which it took part
 
 
 def race(
-    contenders: Mapping[_Name, Callable[[], object]],
+    contenders: Mapping[_Name, Callable[[], object]],  # return when the work is done
     reference: _Name,
     *,
-    rounds: int,
-    until: float,
-    hopeless: float = _HOPELESS,
+    rounds: int,  # at most
+    until: float,  # of ``time.monotonic``; the first five rounds are run regardless
+    hopeless: float = _HOPELESS,  # times the fastest; slower ones drop out
     began: Callable[[_Name], object] = lambda name: None,
 ) -> dict[_Name, Time]:
-    """Times contenders in turns.
-
-    Args:
-      contenders: by name; each does the work once and ends when it is done.
-      reference: the one that ratios are taken to; it takes part in every round.
-      rounds: at most so many, of which the first five are run whatever the time.
-      until: a value of ``time.monotonic`` after which no round begins.
-      hopeless: who takes so many times as long as the fastest in the first
-        rounds takes part no longer.
-      began: called with a name whenever its turn begins.
-
-    Returns:
-      A time for each contender.
-    """
+    """Times contenders in turns; calls ``began`` whenever one's turn begins."""
     calls = {}
     for name, run in contenders.items():
         began(name)
@@ -73,7 +54,7 @@ def race(
         step = active[start:] + active[:start]
         for name in step if turn % 2 else reversed(step):
             began(name)
-            contenders[name]()  # what ran before leaves caches in its own state
+            contenders[name]()  # the one before leaves caches in its own state
             times[name].append(_block(contenders[name], calls[name]))
     return _summaries(times, reference)
 
@@ -81,10 +62,10 @@ def race(
 def _summaries(
     times: Mapping[_Name, list[float]], reference: _Name
 ) -> dict[_Name, Time]:
-    """Medians of pairs; of who left early, by the fastest of the rounds that it saw.
+    """Returns medians; a contender that dropped out is rated by the fastest until then.
 
-    Few rounds on a busy machine say little: the ratio of the best times of both in
-    these rounds, times what all rounds say of that one, keeps who left behind it.
+    Few rounds on a busy machine say little. The ratio of the best times of both in
+    those rounds, times the faster one's ratio over all rounds, keeps their order.
     """
     last = len(times[reference])
     found = {

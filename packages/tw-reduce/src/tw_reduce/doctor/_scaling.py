@@ -1,8 +1,8 @@
-"""Weak scaling: how many images a second towers train on, each with work of its own.
+"""Weak scaling: images per second in training, with the same work for every tower.
 
-The model and each tower's batch stay the same, however many towers there are. Beside a
-step run as many copies of the model that never reduce: what the devices themselves, the
-cores they share and their memory allow, and so the bound of any reduction.
+The model and each tower's batch stay the same, however many towers there are. Each step
+is compared with as many copies of the model that never reduce: they show what the
+devices, the cores they share and their memory allow, which bounds any reduction.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,17 +23,11 @@ _CLASSES, _RATE = 10, 0.01
 
 @dataclass(frozen=True)
 class Size:
-    """How large the convolutional network and a tower's batch are.
+    """The size of the convolutional network and of a tower's batch."""
 
-    Attributes:
-      width: channels of each layer.
-      side: pixels of the images.
-      batch: images of a tower.
-    """
-
-    width: int
-    side: int
-    batch: int
+    width: int  # channels of each layer
+    side: int  # pixels
+    batch: int  # images per tower
     layers: int = 6
 
 
@@ -41,7 +35,7 @@ CPU_SIZE, GPU_SIZE = Size(32, 16, 16), Size(256, 32, 256)
 
 
 class Network(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
-    """Convolutions of 3 x 3, residual ones, then a linear layer."""
+    """Residual 3 x 3 convolutions, then a linear layer."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -59,7 +53,7 @@ class Network(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
         self.labels = tf.Variable(tf.range(size.batch) % _CLASSES, trainable=False)
 
     def gradients(self) -> list[tf.Tensor]:
-        """Returns those of the mean loss over the tower's batch."""
+        """Returns the gradients of the mean loss over the tower's batch."""
         with tf.GradientTape() as tape:
             x = self.images.read_value()
             for kernel in self.kernels:
@@ -76,12 +70,9 @@ class Network(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
 def training_step(
     devices: Sequence[str], size: Size, reduce: Reducer | None
 ) -> Callable[[], Any]:
-    """Returns a step of replicated training, which ends when it is done.
+    """Returns a step of replicated training, which waits until its work is done.
 
-    Args:
-      devices: [K] the towers'.
-      size: of each tower's model and batch.
-      reduce: makes the mean gradients; None leaves every tower its own.
+    ``reduce`` makes mean gradients; None leaves each tower its own.
     """
     towers = tw_core.towers(devices)
     models = tw_core.replicate(towers, lambda tower: Network(size))
@@ -102,18 +93,7 @@ def training_step(
 def measure_scaling(
     devices: Sequence[str], doing: Callable[[str], object], *, until: float
 ) -> dict[str, Any]:
-    """Times training on 1, 2, 4, ... and all of the devices.
-
-    Args:
-      devices: [K] the towers'.
-      doing: called with what is being timed.
-      until: a value of ``time.monotonic`` after which rounds end.
-
-    Returns:
-      The model's ``"size"``, and ``"rows"`` with ``"towers"``, ``"images_per_s"``,
-      ``"bound_per_s"`` (copies that do not reduce), ``"efficiency"`` (of K towers'
-      images per second over K times one tower's) and ``"of_bound"``.
-    """
+    """Times training on 1, 2, 4, ... and all of the devices."""
     size = size_for(devices)
     counts = [k for k in (1, 2, 4, 8, 16) if k < len(devices)] + [len(devices)]
     contenders: dict[tuple[int, bool], Callable[[], Any]] = {}
@@ -148,7 +128,7 @@ def _row(
     return {
         "towers": count,
         "images_per_s": round(count * batch / own.seconds, 2),
-        "bound_per_s": round(count * batch / bound.seconds, 2),
-        "efficiency": round(one.ratio / own.ratio, 4),
+        "bound_per_s": round(count * batch / bound.seconds, 2),  # without reducing
+        "efficiency": round(one.ratio / own.ratio, 4),  # of K times one tower's rate
         "of_bound": round(bound.ratio / own.ratio, 4),
     }

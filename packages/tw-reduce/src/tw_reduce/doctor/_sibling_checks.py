@@ -1,8 +1,8 @@
-"""What must hold of the sibling packages, where they are installed: builders, gates.
+"""Checks of the sibling packages that are installed: builders and gates.
 
-Every builder trains a linear loss for two steps, and must reach what one device reaches
-on the whole batch, computed in NumPy; a gate of tw-ampopt must leave a step out whose
-gradients are not finite, and take the next.
+Every builder trains a linear loss for two steps, and must reach the weights that one
+device reaches on the whole batch, computed in NumPy; a gate of tw-ampopt must skip a
+step whose gradients are not finite, and take the next.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,11 +31,7 @@ _START = (np.array([3.0, -2.0, 1.0]), np.arange(4_096.0) % 8)
 
 
 def sibling_checks(devices: Sequence[str]) -> Iterator[Check]:
-    """Checks what is installed.
-
-    Args:
-      devices: [K] the towers'.
-    """
+    """Yields checks of the sibling packages that are installed."""
     if find_spec("tw_builders"):
         for name, arguments in _BUILDERS:
             run = partial(_check_builder, name, arguments, devices)
@@ -54,12 +50,12 @@ def sibling_checks(devices: Sequence[str]) -> Iterator[Check]:
 
 
 def _factors(tower: int) -> list[np.ndarray]:
-    """The gradients of a tower: powers of two apart, so that means are exact."""
+    """Returns a tower's gradients: multiples of 8, so that means are exact."""
     return [start * 0 + 8 * (tower + 1) for start in _START]
 
 
 def _trained(num_towers: int, steps: int = _STEPS) -> list[np.ndarray]:
-    """What one device makes of the mean gradient."""
+    """Returns the variables of one device that trains on the mean gradient."""
     by_tower = map(_factors, range(num_towers))
     whole = [sum(own) / num_towers for own in zip(*by_tower, strict=True)]
     return [
@@ -89,7 +85,7 @@ def _check_builder(
 
 
 def _tower_pairs() -> list[tuple[Any, Any]]:
-    """Builds a tower's model in a session graph."""
+    """Builds a tower's (gradient, variable) pairs in a session graph."""
     tower: Any = tw_core.get_current_tower_context()
     variables = [
         v1.get_variable(f"w{n}", initializer=start.astype(np.float32))
@@ -195,7 +191,7 @@ def _check_tower_model(devices: Sequence[str]) -> None:
     rows = 4 * len(devices)
     x = np.tile(np.eye(2, dtype=np.float32), (rows // 2, 1))
     model.fit(x, np.zeros([rows, 1], np.float32), batch_size=rows, verbose=0)
-    # The mean of (w x)^2 over rows, of which half are of each weight: its slope is w.
+    # The mean of (w x)^2 over rows, half of them for each weight, has the slope w.
     copies = [[tower.get_weights()[0]] for tower in model.towers]
     _compare_copies(copies, [np.full([2, 1], 0.75)], devices)
 
@@ -268,6 +264,6 @@ def _compare_copies(
 
 
 def _config(devices: Sequence[str]) -> Any:
-    """A session's, where the towers' devices are CPUs; GPUs are as configured."""
+    """Returns a session's config for CPU towers; None for GPUs, configured already."""
     is_cpu = all("CPU" in canonical_device(device) for device in devices)
     return tw_core.session_config(num_cpus=len(devices)) if is_cpu else None

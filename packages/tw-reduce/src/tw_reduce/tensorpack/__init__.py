@@ -1,4 +1,4 @@
-"""tensorpack's functions that add gradients, with their arguments and results."""
+"""tensorpack's all-reduce functions and packer, with their original interfaces."""
 
 from tw_reduce.tensorpack._allreduce import (
     aggregate_grads_colocate,

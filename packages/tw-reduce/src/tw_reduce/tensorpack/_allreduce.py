@@ -1,7 +1,7 @@
-"""tensorpack's all-reduce functions, with their arguments and results.
+"""tensorpack's all-reduce functions, with the original arguments and results.
 
-Source: tensorpack 0.11, ``tensorpack/graph_builder/utils.py``. What was an
-assert there is a ValueError here.
+Source: tensorpack 0.11, ``tensorpack/graph_builder/utils.py``. An assert there is
+a ValueError here.
 """
 
 from collections.abc import Sequence
@@ -40,20 +40,20 @@ def allreduce_grads(
     *,
     keys: CollectiveKeys | None = None,
 ) -> list[list[Tensorlike]]:
-    """Adds or averages the gradients between the devices that they lie on.
+    """Adds or averages the gradients across the devices that hold them.
 
     Args:
-      all_grads: [K][N]; tower k's gradients lie on its device.
+      all_grads: [K][N]; tower k's gradients are on its device.
       average: means instead of sums.
       mode: ``"nccl"`` or ``"collective"``.
       keys: the caller's collective keys; None makes an object for this call.
 
     Returns:
-      [K][N], each tower's on its device; one tower is returned as it is.
+      [K][N], each tower's on its device; a single tower's are returned unchanged.
 
     Raises:
-      ValueError: another mode; what ``sum_nccl`` or ``sum_collective`` refuse;
-        a tower whose gradients lie on several devices.
+      ValueError: an unknown mode; gradients or devices that ``sum_nccl`` or
+        ``sum_collective`` refuses; a tower whose gradients are on several devices.
       TypeError: something that is not a tensor; integers with ``average``.
     """
     reducers = {"nccl": sum_nccl, "collective": sum_collective}
@@ -111,7 +111,7 @@ def allreduce_grads_naive(
     devices: Sequence[str] | None = None,
     average: bool = True,
 ) -> list[Tensorlike]:
-    """Adds or averages each gradient on one device, taken in turn from the last.
+    """Adds or averages each gradient on one device, in turn from the last gradient.
 
     Args:
       all_grads: [K][N].
@@ -152,7 +152,7 @@ def aggregate_grads_colocate(
       all_grads: [K][N] (gradient, variable) pairs; the variables are shared by
         the towers.
       average: means instead of sums.
-      weights: [K] what each tower's gradients weigh in the means, as for ``mean``.
+      weights: [K] the towers' weights in the means, as for ``mean``.
 
     Returns:
       [N] (gradient, variable) pairs, with tower 0's variables. Sparse
@@ -160,9 +160,10 @@ def aggregate_grads_colocate(
 
     Raises:
       ValueError: no tower, no gradient, towers of unequal length, None, differing
-        dtypes or shapes, towers that do not share their variables; weights of sums.
-      TypeError: something other than pairs of a gradient and its variable, or
-        than numbers; integers with ``average``; weights as ``mean``.
+        dtypes or shapes, towers that do not share their variables; weights without
+        ``average``.
+      TypeError: something other than pairs of a gradient and its variable; dtypes that
+        cannot be added; integers with ``average``; weights as for ``mean``.
     """
     check_flag("aggregate_grads_colocate", average=average)
     _check_pairs(all_grads)
@@ -232,7 +233,7 @@ def _own_devices(grads: TowerTensors) -> list[str]:
 
 
 def _home(variable: Any) -> str:
-    # A Keras variable holds the one of TensorFlow that has a device.
+    # A Keras variable wraps the TensorFlow variable that has a device.
     inner = variable if hasattr(variable, "device") else variable.value
     return str(inner.device or "")
 

@@ -1,8 +1,8 @@
 """tensorpack's packer: all gradients joined and cut into equal pieces.
 
-Carries on ``GradientPacker`` of tensorpack 0.11
+The successor of ``GradientPacker`` of tensorpack 0.11
 (``tensorpack/graph_builder/utils.py``). Its pieces cross the boundaries of
-variables, so that none can travel before all gradients are there; ``packed``
+variables, so that none can travel before all gradients are ready; ``packed``
 does not wait. Beyond the original: gradients of several dtypes.
 """
 
@@ -34,7 +34,7 @@ class SplitPlan:
 
     Attributes:
       positions: of the gradients, in their order.
-      sizes: elements of each piece; equal, but the last holds what is left.
+      sizes: elements of each piece; equal, but the last also holds the remainder.
     """
 
     positions: tuple[int, ...]
@@ -44,18 +44,18 @@ class SplitPlan:
 def plan_splits(
     infos: Sequence[TensorInfo], *, num_split: int
 ) -> tuple[SplitPlan, ...]:
-    """Plans the pieces of each dtype, the dtypes in the order of first use.
+    """Plans the pieces of each dtype, in the order of first use.
 
     Args:
       infos: [N] dense, of known sizes.
       num_split: pieces per dtype, at least 1; one piece for a dtype with fewer
-        than 1,024 elements per piece, as long as another one is cut.
+        than 1,024 elements per piece, provided that another one is cut.
 
     Returns:
       A plan per dtype; none where no dtype has enough elements.
 
     Raises:
-      TypeError: ``num_split`` is not a whole number; ``infos`` hold something else.
+      TypeError: ``num_split`` is not a whole number, or an info not a ``TensorInfo``.
       ValueError: ``num_split`` below 1.
     """
     check_infos(infos, caller="plan_splits")
@@ -120,7 +120,7 @@ class GradientPacker:
 
         Args:
           grads: [N] dense, of the shapes and dtypes that ``compute_strategy``
-            saw. What is not known of a shape is compared in the run.
+            saw. Unknown dimensions are compared in the run.
 
         Returns:
           The pieces: ``num_split`` of rank 1 for each dtype.
@@ -139,10 +139,10 @@ class GradientPacker:
         return pieces
 
     def unpack(self, grad_packs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Puts the gradients together again.
+        """Restores the gradients from their pieces.
 
         Args:
-          grad_packs: pieces as ``pack`` gives them.
+          grad_packs: pieces as ``pack`` returns them.
 
         Returns:
           [N] gradients in their order and shapes.
@@ -223,7 +223,7 @@ def _cut_evenly(total: int, num_split: int) -> tuple[int, ...]:
 def _settled(
     method: str, tensors: Sequence[tf.Tensor], specs: Sequence[_Spec]
 ) -> list[tf.Tensor]:
-    """Refuses tensors other than planned, here or, where unknown, in the run."""
+    """Refuses tensors other than planned; unknown dimensions, in the run."""
     _check_dense(method, tensors)
     problems = [
         f"{n} is {tensor.dtype.name} {tensor.shape} instead of {dtype.name} {shape}"

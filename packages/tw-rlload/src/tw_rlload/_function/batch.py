@@ -27,7 +27,7 @@ class DeviceBatch:
 
     Attributes:
       towers: K of them.
-      specs: of the variables: columns, states, and weights where pads are.
+      specs: of the variables: columns, states, and row weights if batches are padded.
     """
 
     @renamed_arguments(**_renamed.LOADING)
@@ -46,11 +46,11 @@ class DeviceBatch:
 
         Args:
           towers: K towers, no two on one device.
-          columns: name -> shape [None, ...] and dtype of what has one entry per
+          columns: name -> shape [None, ...] and dtype of data with one entry per
             row.
-          states: the same of what has one entry per sequence (recurrent models).
-          max_per_device_batch_size: rows a device takes in one step, at most.
-          remainder: what becomes of rows that fill no step; see ``plan_load``.
+          states: the same for data with one entry per sequence (recurrent models).
+          max_per_device_batch_size: maximum number of rows per device and step.
+          remainder: how to treat rows that do not fill a step; see ``plan_load``.
           check_finite: whether loads refuse NaN and infinity.
           num_buffers: 2 holds two batches, so that one can load while one trains.
 
@@ -78,7 +78,7 @@ class DeviceBatch:
 
     @property
     def report(self) -> LoadReport | None:
-        """What the last load did; None where nothing is loaded."""
+        """The report of the last load; None where nothing is loaded."""
         return self._buffers.report
 
     def load(
@@ -94,18 +94,18 @@ class DeviceBatch:
           columns: by name, or in the order of the specs: arrays, tensors, or
             lists of such fragments; [rows, ...].
           states: the same, [sequences, ...].
-          timeout_s: seconds that it may take; None for no bound.
+          timeout_s: seconds that the load may take; None for no bound.
 
         Returns:
-          What became of the rows.
+          The plan of the batch and its size in bytes.
 
         Raises:
-          DeadlineError: a TimeoutError; it takes longer, and goes on in a thread:
-            ``use_next`` waits for it. The error and its ``report`` say which column
-            of which tower is being written.
-          ValueError, TypeError: the batch was refused and nothing was touched;
+          DeadlineError: a TimeoutError; the load takes longer, and continues in a
+            thread: ``use_next`` waits for it. The error and its ``report`` name the
+            tower and column being written.
+          ValueError, TypeError: the batch was refused and nothing was written;
             there is nothing to train on until the next load.
-          RuntimeError: another thread loads, or trains on the current batch, which
+          RuntimeError: another thread is loading, or trains on the current batch, which
             stays; or in a graph or a ``tf.function``.
         """
         check_eager("copies rows", caller="load")
@@ -116,7 +116,7 @@ class DeviceBatch:
     def load_next(self, columns: Columns, states: Columns = ()) -> None:
         """Loads the next batch in a thread while the current one trains.
 
-        It is checked before this returns; its arrays must not change before
+        The batch is checked before this returns; its arrays must not change before
         ``use_next``. Needs ``num_buffers=2``, twice the batch's memory.
 
         Args:
@@ -124,7 +124,7 @@ class DeviceBatch:
           states: as for ``load``.
 
         Raises:
-          RuntimeError: one buffer only, a load is under way already, another
+          RuntimeError: there is only one buffer, a load is already under way, another
             thread still trains on the batch before the current one, or in a graph
             or a ``tf.function``.
           ValueError, TypeError: the batch was refused; the current one stays.
@@ -140,22 +140,22 @@ class DeviceBatch:
           timeout_s: seconds to wait, at most; None for no bound.
 
         Returns:
-          What became of its rows.
+          The plan of the batch and its size in bytes.
 
         Raises:
-          DeadlineError: a TimeoutError; it takes longer: call again.
+          DeadlineError: a TimeoutError; the load takes longer: call again.
           RuntimeError: no load is under way, or it failed.
         """
         return self._buffers.use_next(timeout_s)
 
 
 def buffers_of(batch: DeviceBatch) -> Buffers:
-    """Returns what holds a batch's rows, and guards them while they are trained on."""
+    """Returns the buffers with a batch's rows, which guard them during training."""
     return batch._buffers
 
 
 def check_eager(what: str, *, caller: str) -> None:
-    """Refuses graphs and the inside of a ``tf.function``, where ``what`` cannot be."""
+    """Refuses graphs and ``tf.function`` bodies, where ``what`` is not possible."""
     if not tf.executing_eagerly():
         raise RuntimeError(
             f"{caller}: {what}; do so outside of graphs and tf.function. In a session "
@@ -180,8 +180,8 @@ def _eager_writer(variables: DataVariables) -> Writer:
 
 
 def _adopt(rows: Any) -> tf.Tensor:
-    # tf.convert_to_tensor copies, into memory that is new each time. DLPack hands
-    # the array over; it cannot describe bools and the floats of ml_dtypes.
+    # tf.convert_to_tensor copies, into newly allocated memory each time. DLPack hands
+    # the array over, but has no bools and none of the floats of ml_dtypes.
     if rows.dtype.kind in "iuf" and rows.size:
         with tf.device("/cpu:0"):
             return tf.experimental.dlpack.from_dlpack(rows.__dlpack__())

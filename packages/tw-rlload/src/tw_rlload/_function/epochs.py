@@ -52,35 +52,35 @@ class EpochFunction:
         grad_norm_clipping: float | None = None,
         apply_fn: ApplyFn | None = None,
     ) -> None:
-        """Takes what to train; traces when first called, once.
+        """Checks models and optimizers; traces once, at the first call.
 
         Args:
-          batch: where the rows are.
+          batch: holds the rows.
           loss_fn: ``loss_fn(model, inputs)``, with ``remainder="pad"``
             ``loss_fn(model, inputs, weights)``; ``inputs`` are a tower's rows of
             a step by column name, ``weights`` [rows] float32. Returns a scalar
-            loss, or it and a dictionary of other scalars. Not converted by
-            AutoGraph; decorate it with ``tf.function`` where it needs that.
+            loss, or a tuple of that and a dictionary of other scalars. Not converted
+            by AutoGraph; decorate it with ``tf.function`` where it needs that.
           models: one per tower, or a single one that all share; anything with
             ``trainable_variables``.
           optimizers: as many as models; Keras or v1 optimizers, or anything
             with ``apply_gradients(pairs)``. With ``apply_fn`` a single one.
           reducer: [K][N] gradients to [K][N] sums, as those of ``tw_reduce``; None
             for ``tw_reduce.all_reduce`` of the towers' devices. The sums are
-            divided by K here, or by the rows that count where there are pads.
+            divided by K here, or, with pads, by the number of rows that are not pads.
           grad_norm_clipping: bound of the averaged gradients' global norm; None
             or 0 for none.
           apply_fn: ``apply_fn(towers, grads, variables, optimizer)`` applies the
             averaged and clipped [K][N] gradients to the [K][N] variables of K models
             with the one optimizer, such as ``tw_builders.apply_at_owners``; a
-            variable that no tower reaches has None. None has every optimizer apply
-            to its model.
+            variable without a gradient in any tower has None. By default every
+            optimizer applies to its model.
 
         Raises:
-          ValueError: another number of models or optimizers, no variables,
+          ValueError: a wrong number of models or optimizers, no variables,
             variables that two models share, or, with ``apply_fn``, a Keras optimizer
             that has not been built.
-          TypeError: an argument of another kind than said above.
+          TypeError: an argument of another kind than described above.
           RuntimeError: in a graph or a ``tf.function``.
         """
         check_eager("makes the optimizers' variables", caller=_NAME)
@@ -98,24 +98,24 @@ class EpochFunction:
         self._buffers = buffers_of(batch)
         variables = self._buffers.variables
         self._picks = make_picks(batch.towers, batch.specs, variables)
-        # The loop over steps, and what its scalars are; traced at the first call.
+        # The loop over steps, and the layout of its scalars; traced at the first call.
         self._traced: tuple[Callable[..., tf.Tensor], ScalarLayout] | None = None
 
     def optimize(self, batch_index: int) -> dict[str, Any]:
         """Trains on one minibatch.
 
         Args:
-          batch_index: where it starts, in rows of a device: one of
+          batch_index: where the minibatch starts, in rows of a device: one of
             ``report.batch_offsets``.
 
         Returns:
           ``"loss"``, the mean over towers; the last tower's other scalars under
-          their names; and ``"towers"``, a dictionary of all for each tower.
+          their names; and ``"towers"``, a dictionary of all scalars for each tower.
 
         Raises:
           RuntimeError: nothing is loaded, another call has not returned, or in a
             graph or a ``tf.function``.
-          IndexError: another index than those.
+          IndexError: ``batch_index`` is not one of those.
         """
         check_eager("gives arrays", caller="optimize")
         with self._buffers.training(self, caller="optimize") as loaded:
@@ -148,7 +148,7 @@ class EpochFunction:
             whole steps; ``"rows"`` permutes rows (sequences, with states) within
             each device.
           seed: of the order; None draws one.
-          progress: shows a bar, at one call per epoch; needs tqdm.
+          progress: shows a bar, which takes one call per epoch; needs tqdm.
 
         Returns:
           The losses and other scalars of each step, and the order.
@@ -188,9 +188,9 @@ class EpochFunction:
 
         def loop(feeds: LoopFeeds) -> tf.Tensor:
             with tf.device("/cpu:0"):
-                # A function, so that several loops take one trace of the step.
+                # A function, so that several loops share one trace of the step.
                 train = tf.function(_train, autograph=False)
-                # A tf.function orders what changes variables by itself.
+                # No operations to wait for: a tf.function orders updates by itself.
                 return loop_over_steps(feeds, picks, lambda rows: ([], train(rows)))
 
         made = tf.function(loop, input_signature=[LOOP_SPECS], autograph=False)

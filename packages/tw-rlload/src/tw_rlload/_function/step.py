@@ -1,8 +1,8 @@
-"""One step in a ``tf.function``: every tower's loss, averaged gradients, applied.
+"""One step in a ``tf.function``: towers' losses, and averaged gradients applied.
 
-Every tower has a model and an optimizer of its own (replicas, kept equal by
-equal gradients), or all share one of each; or every tower has a model, and a function
-of the user's applies with one optimizer.
+Every tower has a model and an optimizer of its own (replicas, kept equal by equal
+gradients), or all share one of each; or every tower has a model, and a function given
+by the user applies with one optimizer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,18 +27,11 @@ _NAME = "EpochFunction"
 
 
 class TowerOutput(NamedTuple):
-    """What a tower computes in a step.
-
-    Attributes:
-      loss: scalar.
-      others: other scalars, by name.
-      weight: float32 scalar, rows that count; None without pads.
-      pairs: [N] (gradient or None, variable).
-    """
+    """The results of a tower in a step."""
 
     loss: tf.Tensor
-    others: dict[str, tf.Tensor]
-    weight: tf.Tensor | None
+    others: dict[str, tf.Tensor]  # scalars
+    weight: tf.Tensor | None  # number of rows that are not pads; None without pads
     pairs: Pairs
 
 
@@ -57,24 +50,7 @@ class FunctionStep:
         grad_norm_clipping: float | None,
         apply_fn: ApplyFn | None,
     ) -> None:
-        """Checks the models, and makes the optimizers' variables.
-
-        Args:
-          towers: K towers.
-          specs: C columns.
-          loss_fn: as users give it.
-          models: K of them, or one for all towers; with ``trainable_variables``.
-          optimizers: as many, with ``apply_gradients``; one with ``apply_fn``.
-          make_mean: makes what returns the mean to every tower.
-          grad_norm_clipping: bound of the global norm, or None.
-          apply_fn: applies for all towers; None has each optimizer apply.
-
-        Raises:
-          ValueError: another number of models or optimizers, no variables,
-            variables that two models share, or, with ``apply_fn``, a Keras optimizer
-            that has not been built.
-          TypeError: not lists, or something in them that is no model or optimizer.
-        """
+        """Checks the models, and makes the optimizers' variables."""
         check_list(_NAME, models=models, of="models", empty=True)
         check_list(_NAME, optimizers=optimizers, of="optimizers", empty=True)
         if apply_fn is not None:
@@ -97,7 +73,7 @@ class FunctionStep:
                 create_slots(optimizer, self._variables[tower.index])
 
     def __call__(self, rows: list[list[tf.Tensor]]) -> list[TowerOutput]:
-        """Trains once on [K][C] rows; returns what each tower computed."""
+        """Trains once on [K][C] rows; returns the towers' results."""
         outputs = map_towers(self._tower_output, self._towers, self._models, rows)
         weights = [output.weight for output in outputs if output.weight is not None]
         pairs = combine_gradients(
@@ -142,8 +118,8 @@ class FunctionStep:
         return TowerOutput(loss, others, weight, pairs)
 
     def _scaled_bound(self) -> tf.Tensor | float | None:
-        # The gradients are those of scaled losses. All optimizers have one scale, as
-        # all see the same gradients.
+        # The gradients are those of scaled losses. All optimizers have the same scale,
+        # as all see the same gradients.
         optimizer = self._optimizers[0]
         if self._clip is None or hasattr(optimizer, "compute_gradients"):
             return self._clip
@@ -152,8 +128,8 @@ class FunctionStep:
 
 
 def _apply_pairs(_: Tower, optimizer: Any, pairs: Pairs, computed: Pairs) -> None:
-    # What computes gradients may need every variable, as tw_ampopt's optimizers do.
-    # Keras's compute none, and warn of None.
+    # An optimizer that computes gradients may need every variable, as tw_ampopt's do.
+    # Keras's compute none, and warn about None.
     if hasattr(optimizer, "compute_gradients"):
         pairs = [*pairs, *((grad, v) for grad, v in computed if grad is None)]
     optimizer.apply_gradients(pairs)
@@ -256,6 +232,6 @@ def _is_eager(variable: Any) -> bool:
 
 
 def _scaled(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
-    # Keras optimizers with loss scaling undo it when they apply.
+    # Keras optimizers with loss scaling unscale the gradients when they apply them.
     scale = getattr(optimizer, "scale_loss", None)
     return scale(loss) if scale else loss

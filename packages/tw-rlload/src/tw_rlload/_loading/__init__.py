@@ -1,4 +1,4 @@
 """From a caller's columns to rows on the devices: read, planned, staged, written.
 
-Buffers keep what is loaded, and guard it while it is trained on.
+Buffers hold the loaded batches, and guard them during training.
 """

@@ -1,12 +1,12 @@
-"""Which batch is on the devices, and loading the next one meanwhile.
+"""The batches on the devices, and loading the next one while the current one trains.
 
-A buffer is one batch's place in the variables. Training always reads the current
-buffer; a load in the background fills the other one. What was refused, or failed
-half-way, is never trained on, and neither is what was there before.
+A buffer holds one batch in the variables. Training always reads the current buffer; a
+load in the background fills the other one. After a load that was refused, or failed
+half-way, neither its batch nor the one that it was to replace is trained on.
 
 Several threads may call. A load into rows that another thread trains on is refused,
-and so is training on rows that are being replaced: were it made to wait, the order of
-threads would decide which batch a call trains on.
+and so is training on rows that are being replaced: if it waited, the order of threads
+would decide which batch a call trains on.
 """
 
 import logging
@@ -39,12 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class Loaded(NamedTuple):
-    """A batch that can be trained on.
-
-    Attributes:
-      buffer: where it lies.
-      report: how it was cut, and what became of its rows.
-    """
+    """A batch that can be trained on."""
 
     buffer: int
     report: LoadReport
@@ -60,11 +55,9 @@ _Work = tuple[Callable[[], Loaded], "Future[Loaded]"]
 
 
 class Buffers:
-    """The batches on the devices, one per buffer.
+    """The batches on the devices, one per buffer; see ``DeviceBatch`` for options.
 
-    Attributes:
-      specs: of the variables: columns, states, and weights where pads are.
-      variables: [buffers][K][C].
+    ``specs`` has weights after columns and states if batches are padded.
     """
 
     def __init__(
@@ -78,17 +71,7 @@ class Buffers:
         num_buffers: int,
         owner: str,
     ) -> None:
-        """Checks the options, and makes the variables, with no rows yet.
-
-        Args:
-          towers: K towers.
-          specs: C columns, states last.
-          max_per_device_batch_size: see ``DeviceBatch``; so are the next three.
-          remainder: as above.
-          check_finite: as above.
-          num_buffers: as above.
-          owner: class that the user sees; opens messages.
-        """
+        """Checks the options, and makes the variables, with no rows yet."""
         check_options(len(towers), max_per_device_batch_size, remainder, caller=owner)
         devices = [tower.device for tower in towers]
         if twice := repeated_devices(devices):
@@ -121,13 +104,14 @@ class Buffers:
         self._events = Recorder(f"{owner} of {len(towers)} towers")
         self._loading: str | None = None
         self._runs: list[_Run] = []
-        # Guards the five above; never held while rows are copied or a step runs.
+        # Guards which batch is current, loading or trained on; never held while rows
+        # are copied or a step runs.
         self._lock = threading.Lock()
         self._said: set[str] = set()
 
     @property
     def report(self) -> LoadReport | None:
-        """What the last load did; None where nothing is loaded."""
+        """The report of the last load; None where nothing is loaded."""
         loaded = self._loaded
         return loaded.report if loaded else None
 
@@ -135,16 +119,7 @@ class Buffers:
     def training(self, trainer: object, *, caller: str) -> Iterator[Loaded]:
         """Keeps the current batch from being replaced while it is trained on.
 
-        Args:
-          trainer: whose variables change; it makes one call at a time.
-          caller: method that the user called; opens messages.
-
-        Yields:
-          The current batch.
-
-        Raises:
-          RuntimeError: there is none, with the reason; or another call of the same
-            trainer has not returned.
+        ``trainer`` owns the variables that change, so it makes one call at a time.
         """
         with self._lock:
             loaded = self._require(caller)
@@ -173,11 +148,10 @@ class Buffers:
         caller: str,
         timeout_s: float | None,
     ) -> LoadReport:
-        """Replaces the current batch; returns when the new one is there.
+        """Replaces the current batch; returns when the new one is loaded.
 
-        ``bind`` gives the writer of the mode, and may refuse to. A load that takes too
-        long is one in the background from then on. What is raised is said where users
-        see it, at ``DeviceBatch.load``.
+        ``bind`` returns the writer of the mode, or raises. After ``timeout_s`` the load
+        continues in the background. ``DeviceBatch.load`` documents the errors.
         """
         if timeout_s is not None:
             timeout_s = check_number(caller, timeout_s=timeout_s, at_least=0)
@@ -211,7 +185,7 @@ class Buffers:
     ) -> None:
         """Checks a batch, then loads it in a thread; the current one stays.
 
-        What is raised is said where users see it, at ``DeviceBatch.load_next``.
+        ``DeviceBatch.load_next`` documents the errors.
         """
         if len(self._staging) == 1:
             raise RuntimeError(
@@ -236,8 +210,8 @@ class Buffers:
     def use_next(self, timeout_s: float | None) -> LoadReport:
         """Waits for the load in the background and makes its batch the current one.
 
-        After a load that failed nothing is loaded. What is raised is said where users
-        see it, at ``DeviceBatch.use_next``.
+        If that load failed, nothing is loaded. ``DeviceBatch.use_next`` documents the
+        errors.
         """
         if timeout_s is not None:
             timeout_s = check_number("use_next", timeout_s=timeout_s, at_least=0)
@@ -264,7 +238,7 @@ class Buffers:
 
     @contextmanager
     def _one_load(self, caller: str, *, in_background: bool) -> Iterator[int]:
-        """Yields the buffer to load into, and keeps out other loads meanwhile."""
+        """Yields the buffer to load into, and refuses other loads meanwhile."""
         with self._lock:
             self._refuse_second_load(caller)
             if self._pending is not None:
@@ -295,7 +269,7 @@ class Buffers:
             yield
 
     def _start(self, work: Callable[[], Loaded]) -> "Future[Loaded]":
-        """Runs a load in the thread for loads, of which there is one at a time."""
+        """Runs a load in the thread for loads, which runs one at a time."""
         if self._queue is None:
             self._queue = SimpleQueue()
             threading.Thread(
@@ -307,7 +281,7 @@ class Buffers:
         return future
 
     def _too_late(self, caller: str, timeout_s: float, told: str) -> DeadlineError:
-        """Returns the error of a load that takes too long; names what it writes."""
+        """Returns the error of a load that takes too long, naming what it writes."""
         now = time.monotonic()
         inside = {
             one.who: f"{one.what} for {now - one.since_s:.1f} s"
@@ -336,8 +310,8 @@ class Buffers:
         try:
             fill(prepared, writer, self._staging[buffer], buffer, self._events)
         except BaseException:
-            # Frees what was half-loaded. The failure that led here may stop this too
-            # (a closed session), and must not be hidden by it.
+            # Frees a half-loaded batch. The original failure (a closed session) may
+            # make this fail too, which must not hide it.
             try:
                 writer.empty(buffer)
             except Exception:
@@ -372,7 +346,7 @@ class Buffers:
         self._loaded, self._reason = None, reason
 
     def _require(self, caller: str) -> Loaded:
-        # Read first: a load that ends meanwhile has set the batch by then.
+        # Read before _loaded: a load that ends in between has set the batch by then.
         loading = self._loading
         if self._loaded is not None:
             return self._loaded
@@ -404,10 +378,10 @@ class Buffers:
 
 
 def _serve(queue: "SimpleQueue[_Work | None]") -> None:
-    """Makes one load after the other; does not keep the process, or the buffers.
+    """Runs one load after another; keeps neither the process nor the buffers alive.
 
-    One thread for all of them: TensorFlow takes as long as a small load to get to know
-    a thread.
+    One thread for all loads: TensorFlow's setup for a new thread takes as long as a
+    small load.
     """
     while (found := queue.get()) is not None:
         work, future = found

@@ -1,9 +1,9 @@
-"""What a caller may pass as a batch: read into columns, checked, and planned.
+"""A caller's batch, read into columns, checked, and planned.
 
-A column is given as an array, a tensor, or a list of such fragments, which count
-as if joined along axis 0 and never are. Columns come as a list in the order of
-the specs, or as a dictionary by name. Everything is checked here, and every
-offender named, before any row is copied.
+A column is given as an array, a tensor, or a list of such fragments, treated as if
+joined along axis 0 but never joined. Columns are given as a list in the order of the
+specs, or as a dictionary by name. Everything is checked here, and every offender named,
+before any row is copied.
 """
 
 import math
@@ -19,22 +19,17 @@ from tw_rlload._loading.specs import Array, ColumnSpec, DType, cast_fault
 
 Columns: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
 
-# Rows are looked at in blocks of about this size, so that a check of the values
-# needs next to no memory.
+# Values are checked in blocks of rows of about this size, which takes hardly any
+# memory.
 _BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Column:
-    """Rows of one column, checked.
-
-    Attributes:
-      spec: what they were checked against.
-      fragments: arrays of equal inner shape, not copied; at least one.
-    """
+    """Rows of one column, checked."""
 
     spec: ColumnSpec
-    fragments: tuple[Array, ...]
+    fragments: tuple[Array, ...]  # not copied; at least one, of equal inner shape
 
     @property
     def rows(self) -> int:
@@ -49,15 +44,10 @@ class Column:
 
 @dataclass(frozen=True)
 class PreparedLoad:
-    """A batch that was checked and planned.
-
-    Attributes:
-      plan: how it is cut.
-      columns: C columns, states last.
-    """
+    """A batch that was checked and planned."""
 
     plan: LoadPlan
-    columns: tuple[Column, ...]
+    columns: tuple[Column, ...]  # states last
 
     def chunk_shape(self, column: Column) -> tuple[int, ...]:
         """Shape of a column's variable on one device."""
@@ -85,18 +75,9 @@ def prepare(
     check_finite: bool,
     caller: str,
 ) -> PreparedLoad:
-    """Reads, checks and plans a batch; touches nothing.
+    """Reads, checks and plans a batch, without copying or writing rows.
 
-    Args:
-      specs: C columns, states last.
-      inputs: columns with one entry per row.
-      states: columns with one entry per sequence; empty without recurrence.
-      cut: ``cut_batch`` with its options bound.
-      check_finite: whether NaN and infinity are refused.
-      caller: who asks; opens the message.
-
-    Raises:
-      ValueError, TypeError: see ``read_columns`` and ``plan_load``.
+    ``cut`` is ``cut_batch`` with its options bound.
     """
     read = [
         read_columns(
@@ -116,22 +97,7 @@ def prepare(
 def read_columns(
     specs: Sequence[ColumnSpec], given: Columns, *, caller: str, check_finite: bool
 ) -> list[Column]:
-    """Reads and checks columns against their specs.
-
-    Args:
-      specs: C of them.
-      given: C columns, by position or by name.
-      caller: who asks; opens the message.
-      check_finite: whether NaN and infinity are refused.
-
-    Returns:
-      C columns in the order of the specs.
-
-    Raises:
-      ValueError: missing or unknown columns; object arrays; wrong rank, inner
-        shape, or fragments that differ in it; a cast that loses; NaN.
-      TypeError: a symbolic tensor, or something that is not a column.
-    """
+    """Reads columns in the order of their specs, and checks them."""
     values = _in_order(specs, given, caller)
     columns = [
         Column(spec, _fragments(spec.name, value, caller))
@@ -149,11 +115,7 @@ def read_columns(
 
 
 def check_lengths(columns: Sequence[Column], *, caller: str, what: str) -> int:
-    """Returns the common number of rows.
-
-    Raises:
-      ValueError: columns of unequal length.
-    """
+    """Returns the common number of rows."""
     lengths = {column.spec.name: column.rows for column in columns}
     if len(set(lengths.values())) > 1:
         raise ValueError(

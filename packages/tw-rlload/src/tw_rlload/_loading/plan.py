@@ -1,7 +1,7 @@
-"""How a batch is cut over towers and steps: arithmetic alone.
+"""How a batch is cut over towers and steps: pure arithmetic.
 
-Data comes in sequences of one length: one row each without states, several rows
-each with them (recurrent models keep one state a sequence). A step gives every
+Data is in sequences of one length: one row each without states, several rows
+each with them (recurrent models keep one state per sequence). A step gives every
 device the same number of whole sequences. The order of rows is kept: device k
 has the k-th part of the batch. Source: the layout of RLlib's
 ``LocalSyncParallelOptimizer`` (``multi_gpu_impl.py``).
@@ -21,7 +21,7 @@ Remainder: TypeAlias = Literal["drop", "pad", "error"]
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """Where each row of a batch goes.
+    """The assignment of a batch's rows to devices and steps.
 
     Attributes:
       rows_given: rows of the batch, at least 1.
@@ -29,7 +29,7 @@ class LoadPlan:
       sequence_length: rows of a sequence; 1 without states.
       sequences_per_device_step: B, sequences a device trains on in one step.
       steps: S, steps in an epoch.
-      remainder: what becomes of sequences that fill no step.
+      remainder: how sequences that do not fill a step are treated.
     """
 
     rows_given: int
@@ -77,12 +77,12 @@ class LoadPlan:
 
     @property
     def rows_dropped(self) -> int:
-        """Rows of the batch that reach no device; the last ones."""
+        """Rows of the batch that are not loaded; the last ones."""
         return self.rows_given - self.rows_loaded
 
     @property
     def rows_padded(self) -> int:
-        """Rows on the devices that stand for no row of the batch."""
+        """Rows on the devices that are not rows of the batch."""
         return self.num_devices * self.rows_per_device - self.rows_loaded
 
     @property
@@ -129,7 +129,7 @@ class LoadReport(LoadPlan):
 
     Attributes:
       bytes_loaded: the batch on all devices together, pads included.
-      bytes_resident: what the devices hold at most: a batch per buffer.
+      bytes_resident: maximum on all devices together: a batch per buffer.
     """
 
     bytes_loaded: int
@@ -153,10 +153,10 @@ def plan_load(
 
     Args:
       rows: rows of the batch.
-      states: sequences of the batch; None where each row stands alone.
+      states: sequences of the batch; None where each row is a sequence.
       num_devices: K.
-      max_per_device_batch_size: rows a device takes in one step, at most.
-      remainder: sequences that fill no step are dropped (``"drop"``), or
+      max_per_device_batch_size: maximum number of rows per device and step.
+      remainder: sequences that do not fill a step are dropped (``"drop"``),
         completed with pads, spread over the devices (``"pad"``), or refused
         (``"error"``).
 
@@ -165,7 +165,7 @@ def plan_load(
 
     Raises:
       TypeError: an argument that is not a whole number.
-      ValueError: no row; rows not divisible by states; fewer sequences than
+      ValueError: no rows; rows not divisible by states; fewer sequences than
         devices; a maximum below one sequence; an unknown ``remainder``; rows
         left over where ``remainder="error"``.
 
@@ -186,12 +186,7 @@ def plan_load(
 def check_options(
     num_devices: int, max_per_device_batch_size: int, remainder: str, *, caller: str
 ) -> None:
-    """Refuses options that no batch could be cut with.
-
-    Raises:
-      TypeError: a number that is not whole.
-      ValueError: no device, a maximum below 1, or an unknown ``remainder``.
-    """
+    """Refuses options with which no batch could be cut."""
     check_whole_number(caller, num_devices=num_devices, at_least=1)
     maximum = max_per_device_batch_size
     check_whole_number(caller, max_per_device_batch_size=maximum, at_least=1)
@@ -211,7 +206,7 @@ def cut_batch(
     *,
     caller: str,
 ) -> LoadPlan:
-    """Does what ``plan_load`` says, with options that were checked."""
+    """Does the work of ``plan_load``, with checked options."""
     length = _sequence_length(rows, states, caller)
     sequences = rows // length
     _check_fits(sequences, length, num_devices, maximum, caller)
@@ -232,16 +227,7 @@ def cut_batch(
 
 
 def first_sequence(report: LoadReport, batch_index: int) -> int:
-    """Returns the number of the first sequence of a step on its device.
-
-    Args:
-      report: of the batch that is trained on.
-      batch_index: where the step starts, in rows of a device.
-
-    Raises:
-      IndexError: no step starts there.
-      TypeError: not a whole number.
-    """
+    """Returns the first sequence of the step that starts at row ``batch_index``."""
     offsets = report.batch_offsets
     first = check_whole_number("optimize", batch_index=batch_index)
     if first not in offsets:

@@ -1,8 +1,8 @@
-"""What columns must look like, and which casts into that would change values.
+"""The specs of columns, and the casts to their dtypes that would change values.
 
-A float may lose digits (float64 to float32), as feeding always allowed; it may
-not become an integer, nor leave the range. An integer must be met exactly. Faults are
-found before anything is copied.
+A float may lose digits (float64 to float32), as feeding always allowed; it may not
+become an integer, nor overflow. An integer must stay exact. Faults are found before
+anything is copied.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,19 +21,12 @@ DType = np.dtype[np.generic]
 
 @dataclass(frozen=True)
 class ColumnSpec:
-    """What a column must look like.
-
-    Attributes:
-      name: as the user knows it.
-      dtype: of the variables on the devices.
-      inner_shape: of one row; None for a size that the data decides.
-      is_state: whether it has one row a sequence.
-    """
+    """The name, dtype and shape that a column must have."""
 
     name: str
     dtype: DType
-    inner_shape: tuple[int | None, ...]
-    is_state: bool
+    inner_shape: tuple[int | None, ...]  # of one row; the data decides a None
+    is_state: bool  # one row per sequence
 
 
 WEIGHTS = ColumnSpec("weights", np.dtype(np.float32), (), is_state=False)
@@ -46,12 +39,7 @@ DataVariables: TypeAlias = "list[list[list[tf.Variable]]]"
 def make_spec(
     name: str, dtype: Any, shape: Any, *, is_state: bool, caller: str
 ) -> ColumnSpec:
-    """Makes the spec of a placeholder or a ``tf.TensorSpec``.
-
-    Raises:
-      ValueError: strings, resources and the like; a shape of unknown rank, or
-        of rank 0, which has no rows.
-    """
+    """Makes the spec of a placeholder or a ``tf.TensorSpec``."""
     shape, tf_dtype = tf.TensorShape(shape), tf.as_dtype(dtype).base_dtype
     if not (tf_dtype.is_floating or tf_dtype.is_integer or tf_dtype.is_bool):
         raise ValueError(
@@ -70,13 +58,7 @@ def make_spec(
 def specs_of_placeholders(
     inputs: Sequence[tf.Tensor], states: Sequence[tf.Tensor], *, caller: str
 ) -> tuple[ColumnSpec, ...]:
-    """Returns the specs of placeholders, states last.
-
-    Raises:
-      TypeError: arguments that are not lists of symbolic tensors.
-      ValueError: no input, a placeholder given twice or of another graph; see
-        ``make_spec``.
-    """
+    """Returns the specs of placeholders, states last."""
     for name, given in (("input_placeholders", inputs), ("rnn_inputs", states)):
         check_list(caller, empty=True, of="placeholders", **{name: given})
         _check_placeholders(given, name, caller)
@@ -99,12 +81,7 @@ def specs_of_mappings(
     *,
     caller: str,
 ) -> tuple[ColumnSpec, ...]:
-    """Returns the specs of named ``tf.TensorSpec``, states last.
-
-    Raises:
-      TypeError: arguments that are not dictionaries of ``tf.TensorSpec`` by name.
-      ValueError: no column, a name that is both's; see ``make_spec``.
-    """
+    """Returns the specs of named ``tf.TensorSpec``, states last."""
     _check_specs(columns, "columns", caller)
     _check_specs(states, "states", caller)
     if not columns or columns.keys() & states.keys():
@@ -121,15 +98,9 @@ def specs_of_mappings(
 
 
 def cast_fault(array: Array, wanted: DType) -> str | None:
-    """Says what the cast of ``array`` to ``wanted`` would lose.
+    """Describes what a cast to ``wanted`` would lose; None where it loses nothing.
 
-    Args:
-      array: any shape; its values are read only where its dtype does not
-        settle the question.
-      wanted: dtype of the column.
-
-    Returns:
-      None where nothing is lost, else what, with the extreme values.
+    Values are read only where the dtypes do not settle the question.
     """
     given = array.dtype
     kinds = (_kind(given), _kind(wanted))
@@ -183,7 +154,7 @@ def _check_specs(given: Mapping[str, tf.TensorSpec], what: str, caller: str) -> 
 def _kind(dtype: DType) -> str:
     if dtype.kind in "iu":
         return "int"
-    # bfloat16 and the like come from ml_dtypes, where their kind says nothing.
+    # bfloat16 and the like are from ml_dtypes, whose kinds are not informative.
     if dtype.kind == "f" or "float" in dtype.name:
         return "float"
     return "bool" if dtype.kind == "b" else dtype.kind

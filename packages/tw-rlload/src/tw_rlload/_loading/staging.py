@@ -1,14 +1,14 @@
-"""The variables that hold a batch, and filling them by way of memory of our own.
+"""The variables that hold a batch, and filling them through memory of our own.
 
 The variables are in no collection: a saver, an initialiser or a summary of "all
-variables" leaves them alone. Assigning zero rows frees what they held, in a graph and
-eagerly alike.
+variables" leaves them alone. Assigning zero rows frees their memory, both in a graph
+and eagerly.
 
 A session adopts a fed array as a variable's memory where the array starts at a
 multiple of 64 bytes and the device is a CPU. So rows are always copied into blocks
 of our own: the caller's array is never adopted, and on CPUs the copy is the only
-one. A block is written again when nothing refers to the array that was handed out
-over it, as a weak reference shows: TensorFlow lets go of it when the variable does.
+one. A block is reused when the array handed out over it is gone, which a weak
+reference shows: TensorFlow releases it when the variable does.
 """
 
 import math
@@ -34,14 +34,7 @@ def make_data_variables(
 ) -> DataVariables:
     """Makes a variable per buffer, tower and column, on the tower's device.
 
-    Args:
-      towers: K towers.
-      specs: C columns.
-      num_buffers: how many batches are held.
-
-    Returns:
-      Variables of no rows yet (in a graph: uninitialised), in no collection and
-      not trainable.
+    They have no rows yet, or are uninitialised in a graph.
     """
     return [
         map_towers(lambda _: [_variable(spec) for spec in specs], towers)
@@ -50,20 +43,15 @@ def make_data_variables(
 
 
 def no_rows(variable: tf.Variable) -> tf.Tensor:
-    """Returns the value that frees what a data variable holds."""
+    """Returns the value that frees a data variable's memory."""
     return tf.zeros(_without_rows(variable.shape.as_list()[1:]), variable.dtype)
 
 
 class Writer(NamedTuple):
-    """Fills the variables of the devices; each mode has its own.
+    """Fills the variables of the devices; each mode has its own."""
 
-    Attributes:
-      empty: takes the number of a buffer; frees its rows on all devices.
-      write: takes the numbers of a buffer, tower and column, and the rows that the
-        variable is to hold; a CPU device adopts their memory.
-    """
-
-    empty: Callable[[int], None]
+    empty: Callable[[int], None]  # frees the rows of a buffer on all devices
+    # (buffer, tower, column, rows); a CPU device adopts the memory of the rows.
     write: Callable[[int, int, int, Array], None]
 
 
@@ -81,7 +69,7 @@ class _Block:
         return self.memory.nbytes
 
     def fits(self, size: int) -> bool:
-        # A much larger block would hold memory that a smaller batch does not need.
+        # A much larger block would keep memory that a smaller batch does not need.
         return size <= self.size <= size + size // 4 + 4096
 
 
@@ -98,11 +86,7 @@ class StagingPool:
         return sum(block.size for block in self._blocks)
 
     def keep_fitting(self, sizes: Sequence[int]) -> None:
-        """Lets go of free blocks that a load of these sizes could not use.
-
-        Args:
-          sizes: bytes of each array that will be taken.
-        """
+        """Releases free blocks that a load of these sizes, in bytes, could not use."""
         wanted = sorted(sizes, reverse=True)
         kept = []
         for block in sorted(self._blocks, key=lambda b: b.size, reverse=True):
@@ -114,15 +98,7 @@ class StagingPool:
         self._blocks = kept
 
     def take(self, shape: Sequence[int], dtype: DType) -> Array:
-        """Hands out an array; its block is taken for as long as the array lives.
-
-        Args:
-          shape: of the array.
-          dtype: of the array.
-
-        Returns:
-          An array with arbitrary contents that starts at a multiple of 64 bytes.
-        """
+        """Hands out an uninitialised array, which holds its block while it lives."""
         size = math.prod(shape) * dtype.itemsize
         free = [b for b in self._blocks if b.is_free and b.fits(size)]
         if free:
@@ -142,15 +118,7 @@ def fill(
     buffer: int,
     events: Recorder,
 ) -> None:
-    """Frees a buffer's old rows, then copies and assigns new ones, device by device.
-
-    Args:
-      load: what to load.
-      writer: of the mode.
-      staging: this buffer's own memory.
-      buffer: which one.
-      events: note which tower's column is being written.
-    """
+    """Frees a buffer's old rows, then copies and assigns new ones, device by device."""
     with events.during(ALL_TOWERS, "freeing of buffer", buffer):
         writer.empty(buffer)
     plan = load.plan
@@ -165,7 +133,7 @@ def fill(
                 copy_rows(column, rows, chunk)
                 pad_rows(chunk, len(rows), length)
                 writer.write(buffer, k, c, chunk)
-                del chunk  # Else the block of this one would not be free for the next.
+                del chunk  # Otherwise its block would not be free for the next one.
         if plan.remainder == "pad":
             weights = staging.take((plan.rows_per_device,), WEIGHTS.dtype)
             num_real = len(shard) * plan.sequence_length
@@ -176,13 +144,7 @@ def fill(
 
 
 def copy_rows(column: Column, rows: range, out: Array) -> None:
-    """Copies rows of a column, straight from its fragments.
-
-    Args:
-      column: where from.
-      rows: which rows, counted over all fragments; at least one sequence.
-      out: [N, ...] with N >= len(rows); rows behind these are left as they are.
-    """
+    """Copies rows, numbered over all fragments; any rest of ``out`` stays as it is."""
     done, start = 0, 0
     for fragment in column.fragments:
         first = max(rows.start - start, 0)
@@ -193,13 +155,7 @@ def copy_rows(column: Column, rows: range, out: Array) -> None:
 
 
 def pad_rows(out: Array, num_real: int, sequence_rows: int) -> None:
-    """Fills the end of ``out`` with copies of its last real sequence.
-
-    Args:
-      out: [N, ...].
-      num_real: rows that are there already.
-      sequence_rows: rows of a sequence in this column.
-    """
+    """Fills ``out`` after ``num_real`` rows with copies of the last real sequence."""
     last = out[num_real - sequence_rows : num_real]
     for start in range(num_real, len(out), sequence_rows):
         out[start : start + sequence_rows] = last

@@ -1,6 +1,6 @@
-"""What runs in a session: fetches, through callables that are made once, and loads.
+"""Session runs, through callables that are made once, and loads.
 
-``Session.run`` looks at its fetches and feeds on every call, which for small
+``Session.run`` processes its fetches and feeds on every call, which for small
 models takes longer than the step; a callable does so once. Sessions with hooks
 run everything themselves.
 """
@@ -20,20 +20,15 @@ from tw_rlload._tf_compat import make_callable
 
 
 class SessionCalls:
-    """The callables of the session used last."""
+    """Runs fetches; caches the callables of the session used last."""
 
     def __init__(self, graph: tf.Graph) -> None:
-        """Starts without a session; ``graph`` is that of all that is to run."""
+        """Starts without a session; ``graph`` contains everything to run."""
         self._graph = graph
         self._cache: tuple[Any, dict[Any, Any]] = (None, {})
 
     def check_session(self, sess: Any, *, caller: str) -> None:
-        """Refuses anything but a session of the graph.
-
-        Raises:
-          TypeError: it has no ``run``.
-          ValueError: it is a session of another graph.
-        """
+        """Refuses anything but a session of the graph."""
         if not callable(getattr(sess, "run", None)):
             raise TypeError(
                 f"{caller}: sess must be a session, as tf.compat.v1.Session is; got "
@@ -50,20 +45,7 @@ class SessionCalls:
     def run(
         self, sess: Any, key: Any, fetches: Any, feeds: Mapping[tf.Tensor, Any]
     ) -> Any:
-        """Runs ``fetches``.
-
-        Args:
-          sess: a ``tf.compat.v1.Session``, or what has its ``run``.
-          key: hashable; the same key means the same fetches.
-          fetches: any structure of fetches.
-          feeds: tensors and their values; may differ from call to call.
-
-        Returns:
-          What ``sess.run`` would.
-
-        Raises:
-          ValueError: a value that does not fit its placeholder.
-        """
+        """Runs as ``sess.run`` does; equal keys must mean equal fetches."""
         plain = isinstance(sess, tf.compat.v1.Session)
         if not plain or not all(isinstance(tensor, tf.Tensor) for tensor in feeds):
             return sess.run(fetches, feeds)
@@ -90,15 +72,7 @@ def session_writer(
 ) -> Callable[..., Writer]:
     """Builds the operations that free and fill each variable.
 
-    Args:
-      towers: K towers.
-      variables: [buffers][K][C].
-      calls: runs the operations.
-
-    Returns:
-      ``bind(sess, caller=...)``, which gives the writer of a session. It raises
-      TypeError or ValueError where that is not a session of the graph or, for
-      plain sessions, lacks a device.
+    Returns ``bind(sess, caller=...)``, which checks a session and returns its writer.
     """
 
     def assign_each(_: Tower, column: list[tf.Variable]) -> list[Any]:
@@ -139,11 +113,11 @@ def session_writer(
 def _make(
     sess: tf.compat.v1.Session, fetches: Any, feeds: list[tf.Tensor]
 ) -> Callable[..., Any] | None:
-    """Makes the callable; None where fetches need what only ``run`` does."""
+    """Makes the callable; returns None for fetches that only ``run`` supports."""
     leaves = tf.nest.flatten(fetches)
     if not all(isinstance(leaf, tf.Tensor | tf.Operation) for leaf in leaves):
         return None
-    fed = [tensor.name for tensor in feeds]  # what is fed cannot be fetched as well
+    fed = [tensor.name for tensor in feeds]  # a fed tensor cannot also be fetched
     tensors = {t.name: t for t in leaves if isinstance(t, tf.Tensor)}
     computed = [tensor for name, tensor in tensors.items() if name not in fed]
     operations = [leaf for leaf in leaves if isinstance(leaf, tf.Operation)]

@@ -30,13 +30,7 @@ class SessionEpochs:
     def __init__(
         self, step: SessionStep, losses: list[tf.Tensor], picks: list[Pick]
     ) -> None:
-        """Copies the step into a loop.
-
-        Args:
-          step: of all towers.
-          losses: [K] scalars to report.
-          picks: pick the rows of a turn.
-        """
+        """Copies the step into a loop."""
         others = [_scalars_of(fetches) for fetches in step.fetches]
         self._layout, scalars = lay_out(losses, step.weights, others)
         operations = [op for fetches in step.fetches for op in _operations_of(fetches)]
@@ -54,22 +48,13 @@ class SessionEpochs:
     def request(
         self, plan: LoadPlan, buffer: int, order: EpochOrder
     ) -> tuple[tf.Tensor, dict[Any, Any]]:
-        """Returns what to fetch and to feed to train on whole epochs.
-
-        Args:
-          plan: of the current batch.
-          buffer: where that lies.
-          order: E epochs of S steps.
-
-        Returns:
-          [E * S, M] float64, the scalars of each step; and the feeds.
-        """
+        """Returns the fetch, [E * S, M] scalars, and the feeds of whole epochs."""
         arrays = loop_feeds(plan, order, buffer)
         own = dict(zip(self._placeholders, arrays, strict=True))
         return self._fetch, {**self._step.own_feeds(), **own}
 
     def result(self, packed: Packed, order: EpochOrder) -> EpochResult:
-        """Reads the scalars of all steps."""
+        """Unpacks the scalars of all steps."""
         return make_result(packed, self._layout, order)
 
     def _loop(
@@ -89,7 +74,7 @@ class SessionEpochs:
 
 
 def build_epochs(step: SessionStep, picks: list[Pick]) -> SessionEpochs | None:
-    """Builds the loop; None where a tower shows no loss that could be reported."""
+    """Builds the loop; returns None if a tower has no loss to report."""
     losses = [loss_of(loss) for loss in step.losses]
     known = [loss for loss in losses if loss is not None]
     return SessionEpochs(step, known, picks) if len(known) == len(losses) else None
@@ -98,15 +83,10 @@ def build_epochs(step: SessionStep, picks: list[Pick]) -> SessionEpochs | None:
 def _make_copier(
     inputs: Sequence[tf.Tensor], targets: Sequence[tf.Tensor | tf.Operation]
 ) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor | tf.Operation]]:
-    """Finds the part of a graph that computes ``targets`` from ``inputs``.
+    """Returns a function that copies the ops from ``inputs`` to ``targets``.
 
-    Args:
-      inputs: tensors that every copy replaces.
-      targets: tensors and operations of the same graph.
-
-    Returns:
-      What copies the part into the function that is being built: it takes a tensor of
-      the function for each input, and returns what stands for each target inside.
+    It copies into the default graph, a function body; it takes that graph's tensors for
+    ``inputs``, and returns those for ``targets``.
     """
     operations = _ancestors({t.op for t in inputs}, [_op(t) for t in targets])
     outside = {op for op in operations if _stays_outside(op)}
@@ -131,15 +111,7 @@ def _make_copier(
 
 
 def _scalars_of(fetches: Mapping[str, Any], prefix: str = "") -> dict[str, tf.Tensor]:
-    """Returns the numeric scalars among fetches, dictionaries inside included.
-
-    Args:
-      fetches: names, and tensors, operations or dictionaries.
-      prefix: of the names.
-
-    Returns:
-      Tensors by name, levels joined with ``/``.
-    """
+    """Returns the numeric scalars among fetches; joins nested names with ``/``."""
     found: dict[str, tf.Tensor] = {}
     for name, value in fetches.items():
         if isinstance(value, Mapping):
@@ -150,7 +122,7 @@ def _scalars_of(fetches: Mapping[str, Any], prefix: str = "") -> dict[str, tf.Te
 
 
 def _operations_of(fetches: Mapping[str, Any]) -> list[tf.Operation]:
-    """Returns the operations among fetches, dictionaries inside included."""
+    """Returns the operations among fetches, including nested dictionaries."""
     found: list[tf.Operation] = []
     for value in fetches.values():
         if isinstance(value, Mapping):
@@ -201,7 +173,7 @@ def _graph_def(graph: tf.Graph, names: set[str]) -> tf.compat.v1.GraphDef:
 
 
 def _forget_others(node: tf.compat.v1.NodeDef, names: set[str]) -> None:
-    """Removes control inputs and colocations that refer outside of the part."""
+    """Removes control inputs and colocations that refer to nodes outside the part."""
     kept = [i for i in node.input if not i.startswith("^") or i[1:] in names]
     del node.input[:]
     node.input.extend(kept)
@@ -216,7 +188,7 @@ def _forget_others(node: tf.compat.v1.NodeDef, names: set[str]) -> None:
 def _used(
     graph_def: tf.compat.v1.GraphDef, inside: Mapping[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
-    # Importing refuses replacements for tensors that no node reads.
+    # Importing rejects replacements for tensors that no node reads.
     read = {name for node in graph_def.node for name in node.input}
     return {
         name: tensor

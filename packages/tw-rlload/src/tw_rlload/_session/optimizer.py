@@ -74,14 +74,14 @@ class LocalSyncParallelOptimizer:
         """Builds the towers in the default graph.
 
         Args:
-          optimizer: a v1 optimizer, or what has its ``apply_gradients``.
+          optimizer: a v1 optimizer, or an object with its ``apply_gradients``.
           devices: K device strings, none twice; an int k means ``/gpu:k``.
           input_placeholders: one per column, [rows, ...].
           rnn_inputs: one per state, [sequences, ...]; may be empty.
-          max_per_device_batch_size: rows a device takes in one step, at most.
+          max_per_device_batch_size: maximum number of rows per device and step.
           build_graph: takes the list of inputs (with ``remainder="pad"`` also the
             [rows] float32 weights) and returns an object with
-            ``gradients(optimizer)``, which may have what RLlib's policies have:
+            ``gradients(optimizer)``, which may also have, like RLlib's policies,
             ``loss`` or ``_loss``, a scalar that ``run_epochs`` reports;
             ``extra_compute_grad_feed_dict()``; and
             ``_get_grad_and_stats_fetches()`` or ``extra_compute_grad_fetches()``.
@@ -90,20 +90,20 @@ class LocalSyncParallelOptimizer:
             or 0 for none.
           reducer: [K][N] gradients to [K][N] sums, as those of ``tw_reduce``; None
             for ``tw_reduce.all_reduce`` of the towers' devices. The sums are
-            divided by K here, or by the rows that count where there are pads.
-          remainder: what becomes of rows that fill no step; see ``plan_load``.
+            divided by K here, or, with pads, by the number of rows that are not pads.
+          remainder: how to treat rows that do not fill a step; see ``plan_load``.
           check_finite: whether loads refuse NaN and infinity.
           num_buffers: 2 holds two batches, so that one can load while one trains.
-          apply_fn: None has the optimizer apply to variables that the towers share.
-            Otherwise every tower has its own, those of tower k, k >= 1, local ones
-            below ``tower<k>/``, and ``apply_fn(towers, grads, variables, optimizer)``
+          apply_fn: with None the optimizer applies to variables that the towers share.
+            Otherwise every tower has its own, those of tower k >= 1 local and under
+            ``tower<k>/``, and ``apply_fn(towers, grads, variables, optimizer)``
             returns the op that applies the averaged and clipped [K][N] gradients to
             the [K][N] variables, such as ``tw_builders.apply_at_owners``; a variable
-            that no tower reaches has None. After the initialisers, copy tower 0's
-            values to the others.
+            without a gradient in any tower has None. After the initialisers, copy
+            tower 0's values to the other towers.
 
         Raises:
-          RuntimeError: outside of a session graph.
+          RuntimeError: outside a session graph.
           ValueError, TypeError: devices repeated or unknown, placeholders of
             unknown rank, an optimizer of Keras, bad options, or towers that do not
             match.
@@ -149,7 +149,7 @@ class LocalSyncParallelOptimizer:
 
     @property
     def report(self) -> LoadReport | None:
-        """What the last load did; None where nothing is loaded."""
+        """The report of the last load; None where nothing is loaded."""
         return self._buffers.report
 
     @property
@@ -173,18 +173,18 @@ class LocalSyncParallelOptimizer:
           inputs: a column per placeholder, [rows, ...]: arrays, eager tensors,
             or lists of such fragments; or a dictionary by placeholder name.
           state_inputs: the same for the states, [sequences, ...].
-          timeout_s: seconds that it may take; None for no bound.
+          timeout_s: seconds that the load may take; None for no bound.
 
         Returns:
           Rows on each device: the original's tuples per device.
 
         Raises:
-          DeadlineError: a TimeoutError; it takes longer, and goes on in a thread:
-            ``use_next`` waits for it. The error and its ``report`` say which column
-            of which tower is being written.
+          DeadlineError: a TimeoutError; the load takes longer, and continues in a
+            thread: ``use_next`` waits for it. The error and its ``report`` name the
+            tower and column being written.
           ValueError, TypeError: the batch or the session was refused and nothing
-            was touched; there is nothing to train on until the next load.
-          RuntimeError: another thread loads, or trains on the current batch, which
+            was written; there is nothing to train on until the next load.
+          RuntimeError: another thread is loading, or trains on the current batch, which
             stays.
         """
         bind = partial(self._bind_writer, sess, caller="load_data")
@@ -196,7 +196,7 @@ class LocalSyncParallelOptimizer:
     def load_next(self, sess: Any, inputs: Columns, state_inputs: Columns) -> None:
         """Loads the next batch in a thread while the current one trains.
 
-        It is checked before this returns; its arrays must not change before
+        The batch is checked before this returns; its arrays must not change before
         ``use_next``. Needs ``num_buffers=2``, twice the batch's memory.
 
         Args:
@@ -205,8 +205,8 @@ class LocalSyncParallelOptimizer:
           state_inputs: as for ``load_data``.
 
         Raises:
-          RuntimeError: one buffer only, a load is under way already, or another
-            thread still trains on the batch before the current one.
+          RuntimeError: there is only one buffer, a load is already under way, or
+            another thread still trains on the batch before the current one.
           ValueError, TypeError: the batch was refused; the current one stays.
         """
         writer = self._bind_writer(sess, caller="load_next")
@@ -223,7 +223,7 @@ class LocalSyncParallelOptimizer:
           Rows on each device.
 
         Raises:
-          DeadlineError: a TimeoutError; it takes longer: call again.
+          DeadlineError: a TimeoutError; the load takes longer: call again.
           RuntimeError: no load is under way, or it failed.
         """
         return self._buffers.use_next(timeout_s).rows_per_device
@@ -233,16 +233,16 @@ class LocalSyncParallelOptimizer:
 
         Args:
           sess: session.
-          batch_index: where it starts, in rows of a device: one of
+          batch_index: where the minibatch starts, in rows of a device: one of
             ``report.batch_offsets``.
 
         Returns:
           ``{"train": None}``, the last tower's fetches under their own keys, and
-          ``"towers"``, the fetches of each.
+          ``"towers"``, the fetches of each tower.
 
         Raises:
           RuntimeError: nothing is loaded, or another call has not returned.
-          IndexError: another index than those.
+          IndexError: ``batch_index`` is not one of those.
           TypeError, ValueError: ``batch_index`` is not a whole number, or ``sess``
             not a session of the graph.
         """
@@ -271,13 +271,13 @@ class LocalSyncParallelOptimizer:
             whole steps; ``"rows"`` permutes rows (sequences, with states) within
             each device.
           seed: of the order; None draws one.
-          progress: shows a bar, at one session call per epoch; needs tqdm.
+          progress: shows a bar, which takes one session call per epoch; needs tqdm.
 
         Returns:
           The losses and other scalars of each step, and the order.
 
         Raises:
-          RuntimeError: nothing is loaded, the losses are unknown, or another
+          RuntimeError: nothing is loaded, the towers have no scalar losses, or another
             call has not returned.
           ValueError, TypeError: a bad argument.
         """
@@ -300,11 +300,11 @@ class LocalSyncParallelOptimizer:
         return epochs.result(packed, order)
 
     def get_common_loss(self) -> Any:
-        """Returns what ``build_graph`` made of the whole placeholders."""
+        """Returns the result of ``build_graph`` for the whole placeholders."""
         return self._step.common_loss
 
     def get_device_losses(self) -> list[Any]:
-        """Returns what ``build_graph`` made for each tower."""
+        """Returns the result of ``build_graph`` for each tower."""
         return list(self._step.losses)
 
 

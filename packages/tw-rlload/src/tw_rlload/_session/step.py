@@ -1,9 +1,8 @@
-"""The step that a session graph holds: every tower's loss, averaged, applied.
+"""The step in a session graph: towers' losses, and averaged gradients applied.
 
-``optimize`` runs it as it is; ``run_epochs`` runs copies of it in a loop. What
-``build_graph`` returns for a tower is read by the names that policies of RLlib have,
-in its versions with this optimizer and in the later ones (up to 2.9.3, the last that
-was looked at).
+``optimize`` runs it as it is; ``run_epochs`` runs copies of it in a loop. The objects
+that ``build_graph`` returns have the attribute names of RLlib's policies, in its
+versions with this optimizer and in later ones (up to 2.9.3, the last one checked).
 """
 
 import inspect
@@ -32,12 +31,7 @@ v1 = tf.compat.v1
 
 
 class StepInputs:
-    """The towers' rows of one step, sliced by what is fed.
-
-    Attributes:
-      tensors: [K][C] on the towers' devices.
-      has_weights: whether the last column says which rows are no pads.
-    """
+    """The towers' rows of one step, [K][C] tensors sliced by fed positions."""
 
     def __init__(
         self,
@@ -48,7 +42,7 @@ class StepInputs:
         """Slices [buffers][K][C] variables of K towers and C specs."""
         self.has_weights = specs[-1] is WEIGHTS
         with tf.device("/cpu:0"):
-            # One feed for four numbers, as every feed costs its time.
+            # One feed for four numbers, as every feed takes time.
             self._fed = v1.placeholder(tf.int32, [4], "cut")
             first, count, length, buffer = tf.unstack(self._fed)
         which = MinibatchSlice(first, count, length)
@@ -66,22 +60,13 @@ class StepInputs:
         self.tensors = map_towers(pick, towers)
 
     def feeds(self, plan: LoadPlan, buffer: int, first: int) -> dict[tf.Tensor, Any]:
-        """Returns what to feed for the step that starts at sequence ``first``."""
+        """Returns the feeds for the step that starts at sequence ``first``."""
         count, length = plan.sequences_per_device_step, plan.sequence_length
         return {self._fed: (first, count, length, buffer)}
 
 
 class SessionStep:
-    """One step of K towers.
-
-    Attributes:
-      inputs: [K][C], the rows that it takes.
-      common_loss: what ``build_graph`` made of the whole placeholders.
-      losses: [K], what it made of the towers' rows.
-      weights: [K] scalars, rows that count; None without pads.
-      train_op: changes the variables.
-      fetches: [K] dictionaries, what else each tower computes.
-    """
+    """One step of K towers, built in the default graph."""
 
     def __init__(
         self,
@@ -94,21 +79,7 @@ class SessionStep:
         *,
         apply_fn: ApplyFn | None,
     ) -> None:
-        """Builds the losses and the update in the default graph.
-
-        Args:
-          towers: K towers.
-          inputs: of the step.
-          placeholders: one per column, for the common loss.
-          build_graph: as users give it.
-          optimizer: computes the gradients and applies them.
-          combine: makes of the towers' gradients what is applied.
-          apply_fn: applies to variables of each tower's own; None where all share
-            them.
-
-        Raises:
-          ValueError, TypeError: towers that do not match, or no loss objects.
-        """
+        """Builds losses and update. Without ``apply_fn`` towers share variables."""
         self._inputs, self.inputs = inputs, inputs.tensors
         whole, build_loss = list(placeholders), build_graph
         if inputs.has_weights:
@@ -119,7 +90,7 @@ class SessionStep:
             own_variables=apply_fn is not None,
         )
         self.losses, grad_list = [loss for loss, _ in built], [p for _, p in built]
-        self.weights = None
+        self.weights = None  # else [K], numbers of rows that are not pads
         if inputs.has_weights:
             self.weights = map_towers(
                 lambda _, rows: tf.reduce_sum(rows[-1]), towers, self.inputs
@@ -130,9 +101,9 @@ class SessionStep:
         else:
             _check_own(variables)
         pairs = combine(grad_list, self.weights)
-        # Losses are reported: read before the update, whichever run fetches them.
+        # Reported losses are read before the update, whichever run fetches them.
         awaited = [*updates, *filter(tf.is_tensor, map(loss_of, self.losses))]
-        if apply_fn is not None:  # which need not wait for all gradients by itself
+        if apply_fn is not None:  # it may not wait for all gradients by itself
             grads = [tf.identity(grad) for own in pairs for grad, _ in own]
             awaited.append(tf.group(*grads))
         with tf.control_dependencies(awaited):
@@ -147,19 +118,13 @@ class SessionStep:
     def request(
         self, plan: LoadPlan, buffer: int, first: int
     ) -> tuple[dict[str, Any], dict[Any, Any]]:
-        """Returns what to fetch and to feed to train on one minibatch.
-
-        Args:
-          plan: of the current batch.
-          buffer: where that lies.
-          first: number of the minibatch's first sequence on each device.
-        """
+        """Returns the fetches and feeds to train on the step at sequence ``first``."""
         fetches = {**self.fetches[-1], "train": self.train_op, "towers": self.fetches}
         feeds = {**self.own_feeds(), **self._inputs.feeds(plan, buffer, first)}
         return fetches, feeds
 
     def own_feeds(self) -> dict[Any, Any]:
-        """Returns the losses' own placeholders and their present values."""
+        """Returns the losses' own placeholders and their current values."""
         feeds: dict[Any, Any] = {}
         for loss in self.losses:
             feeds.update(_feeds_of(loss))
@@ -167,7 +132,7 @@ class SessionStep:
 
 
 def _check_own(variables: Sequence[Sequence[Any]]) -> None:
-    """Refuses [K][N] variables some of which towers share."""
+    """Refuses [K][N] variables if towers share any of them."""
     shared = [
         f"{name!r} in towers {', '.join(map(str, towers))}"
         for name, towers in shared_variables(variables)
@@ -181,7 +146,7 @@ def _check_own(variables: Sequence[Sequence[Any]]) -> None:
 
 
 def _check_made_once(made: set[int], variables: Sequence[Any]) -> None:
-    """Refuses variables of tower 0 that the common loss has not made already."""
+    """Refuses variables of tower 0 that the common loss had not made."""
     new = {id(variable) for variable in v1.global_variables()} - made
     names = [str(variable.name) for variable in variables if id(variable) in new]
     if names:
@@ -202,14 +167,7 @@ def _checked_op(returned: Any) -> Any:
 
 
 def _check_shared(towers: Sequence[Sequence[Any]]) -> None:
-    """Refuses towers with variables of their own.
-
-    Args:
-      towers: [K] lists of variables.
-
-    Raises:
-      ValueError: variables that are not the same object in all towers.
-    """
+    """Refuses variables, [K] lists, that are not the same objects in all towers."""
     variables = {id(v): v for tower in towers for v in tower}
     everywhere = set.intersection(*({id(v) for v in tower} for tower in towers))
     own = [
@@ -226,7 +184,7 @@ def _check_shared(towers: Sequence[Sequence[Any]]) -> None:
 
 
 def loss_of(tower_loss: Any) -> tf.Tensor | None:
-    """Returns a tower's scalar loss, or None where it shows none."""
+    """Returns a tower's scalar loss, or None if it has no such attribute."""
     for name in ("loss", "_loss"):
         loss: Any = getattr(tower_loss, name, None)
         if tf.is_tensor(loss) and loss.shape.rank == 0:
@@ -235,7 +193,7 @@ def loss_of(tower_loss: Any) -> tf.Tensor | None:
 
 
 def _with_weights(build_graph: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes ``build_graph(inputs, weights)`` take the weights as last input."""
+    """Makes ``build_graph(inputs, weights)`` take the weights as its last input."""
     return lambda tensors: build_graph(tensors[:-1], tensors[-1])
 
 
@@ -250,11 +208,8 @@ def _build_losses(
 ) -> tuple[Any, list[tuple[Any, Pairs]], list[Any]]:
     """Builds the common loss, which makes the variables, then each tower's.
 
-    With ``own_variables`` it makes tower 0's, and the other towers make theirs.
-
-    Returns:
-      The common loss; [K] losses with their gradients, on the towers' devices; and
-      the towers' update operations (batch norm), not the common one's.
+    With ``own_variables`` it makes tower 0's, and the other towers make theirs. Returns
+    the common loss, [K] losses with gradients, and the towers' update ops (batch norm).
     """
 
     def scope_of(tower: Tower) -> AbstractContextManager[None]:
@@ -284,7 +239,7 @@ def _build_losses(
 
 
 def _without_other_towers(tower: Tower, pairs: Pairs) -> Pairs:
-    # An optimizer that is given no list of variables differentiates by all there are.
+    # Given no list of variables, an optimizer differentiates by all in the graph.
     def is_others(variable: Any) -> bool:
         origin = variable_origin(variable)
         return (origin.tower if origin else 0) != tower.index
@@ -293,12 +248,7 @@ def _without_other_towers(tower: Tower, pairs: Pairs) -> Pairs:
 
 
 def _gradients_of(tower_loss: Any, optimizer: Any, *, caller: str) -> Pairs:
-    """Asks a tower for its gradients.
-
-    Raises:
-      TypeError: ``build_graph`` returned something without ``gradients``, or that
-        needs a loss and has none; ``gradients`` returned something other than pairs.
-    """
+    """Returns a tower's gradients, from its ``gradients`` method."""
     kind = type(tower_loss).__name__
     gradients = getattr(tower_loss, "gradients", None)
     if not callable(gradients):
@@ -319,13 +269,13 @@ def _gradients_of(tower_loss: Any, optimizer: Any, *, caller: str) -> Pairs:
 
 
 def _feeds_of(tower_loss: Any) -> Mapping[Any, Any]:
-    """Returns a tower's own placeholders and their present values."""
+    """Returns a tower's own placeholders and their current values."""
     feeds = getattr(tower_loss, "extra_compute_grad_feed_dict", None)
     return feeds() or {} if feeds else {}
 
 
 def _fetches_of(tower_loss: Any) -> dict[str, Any]:
-    """Returns what a tower computes besides its gradients."""
+    """Returns a tower's fetches, which it computes along with its gradients."""
     for name in ("_get_grad_and_stats_fetches", "extra_compute_grad_fetches"):
         fetches = getattr(tower_loss, name, None)
         if fetches:

@@ -1,5 +1,5 @@
-"""What a training step and whole epochs share in both modes.
+"""The parts of training that both modes share.
 
 The loop over steps and the rows that it picks, its order and results, and the
-gradients' way to what is applied.
+reduction, averaging and clipping of gradients.
 """

@@ -1,7 +1,7 @@
-"""From every tower's gradients to what is applied: weigh, reduce, average, clip.
+"""From every tower's gradients to those applied: weight, reduce, average, clip.
 
-The same in both modes. Variables may be shared by the towers or be each tower's
-own; the caller applies tower 0's result, or every tower's.
+The same in both modes. Towers may share variables or have their own; the caller
+applies tower 0's result, or every tower's.
 """
 
 import warnings
@@ -40,24 +40,16 @@ ApplyFn: TypeAlias = Callable[
 
 It takes K towers, their [K][N] combined gradients (None for a variable in all of them
 or in none), their [K][N] variables and the one optimizer. In a session graph it returns
-the op that does.
+the op that does so.
 """
 
 
 def averaging(
     reducer: Reducer | None, towers: Sequence[Tower], *, caller: str, stacklevel: int
 ) -> MakeMean:
-    """Returns what makes a reducer of means, of weights or None.
+    """Returns a function that makes a reducer of means from weights or None.
 
-    Args:
-      reducer: adds; None for ``all_reduce`` of the towers' devices. One that averages
-        already, as reducers of 0.1 did, is taken as it is, with a warning.
-      towers: K towers.
-      caller: who asks; opens messages.
-      stacklevel: of the warning, as ``warnings.warn`` counts.
-
-    Raises:
-      TypeError: neither None nor a function.
+    A reducer that averages already, as those of 0.1 did, is accepted with a warning.
     """
     if reducer is None:
         reducer = all_reduce([tower.device for tower in towers])
@@ -74,12 +66,7 @@ def averaging(
 
 
 def check_clipping(bound: float | None, *, caller: str) -> float | None:
-    """Returns the bound of the gradients' norm, or None for none.
-
-    Raises:
-      TypeError: neither a number nor None.
-      ValueError: a negative bound, NaN, or infinity.
-    """
+    """Checks the bound of the gradients' norm; returns None if it is None or 0."""
     if bound is None:
         return None
     if isinstance(bound, Real) and not bound >= 0:
@@ -96,18 +83,10 @@ def apply_once(
     variables: Sequence[Sequence[Any]],
     optimizer: Any,
 ) -> Any:
-    """Has a function apply what ``combine_gradients`` returned.
+    """Calls ``apply_fn`` with the pairs that ``combine_gradients`` returned.
 
-    Args:
-      apply_fn: as users give it.
-      towers: K towers.
-      pairs: [K][M] combined.
-      variables: [K][N] all that the towers train, those without a gradient too, so
-        that who owns what does not depend on the loss.
-      optimizer: the only one.
-
-    Returns:
-      What ``apply_fn`` returned.
+    ``apply_fn`` gets a gradient or None for every variable, so that their owners do not
+    depend on the loss.
     """
     grads = []
     for found, own in zip(pairs, variables, strict=True):
@@ -126,30 +105,16 @@ def combine_gradients(
 ) -> list[Pairs]:
     """Averages the towers' gradients and clips them by their global norm.
 
-    Args:
-      grad_list: [K][N] (gradient, variable) pairs.
-      tower_weights: [K] float32 scalars; None where all towers weigh the same. A
-        tower of weight 0 counts nothing, even if its gradients are NaN.
-      make_mean: makes what returns the mean over towers to every tower; see
-        ``averaging``.
-      grad_norm_clipping: bound of the norm over all variables; None for none.
-      caller: who asks; opens messages.
-
-    Returns:
-      [K][M] pairs, M the number of variables that have a gradient.
-
-    Raises:
-      ValueError: towers that differ in their variables, a gradient that only
-        some towers have or that has another shape than its variable, or no
-        gradient at all. A shape that is not known yet is compared where the
-        gradient is computed, by an op such as ``check_gradient_shape/tower0/w``.
+    Returns [K][M] pairs of the M variables that have a gradient. A tower of weight 0
+    does not count, even if its gradients are NaN. Shapes that are not known yet are
+    checked by ops such as ``check_gradient_shape/tower0/w``.
     """
     kept = _without_missing(grad_list, caller)
     with naming(caller):
         check_grad_list(kept)
     grads, variables = split_grad_list(ensure_gradient_shapes(kept))
     means = make_mean(tower_weights)(grads)
-    # Reducers that add in one place give all towers the same tensors: one list does.
+    # Reducers that add in one place return the same tensors for all towers: clip once.
     clipped = {tuple(map(id, tower)): tower for tower in means}
     clipped = {key: _clipped(own, grad_norm_clipping) for key, own in clipped.items()}
     averaged = [clipped[tuple(map(id, tower))] for tower in means]
@@ -189,7 +154,7 @@ def _mean(reducer: Reducer, weights: Sequence[tf.Tensor] | None) -> Reducer:
 
 
 def _mean_of_means(reducer: Reducer, weights: Sequence[tf.Tensor] | None) -> Reducer:
-    """Weighs by a reducer that averages, and so must be made one of sums again."""
+    """Weights with a reducer that averages, by turning its means into sums again."""
     if weights is None:
         return reducer
 
@@ -203,7 +168,7 @@ def _clipped(grads: Sequence[Any], bound: tf.Tensor | float | None) -> list[Any]
     unique = [with_unique_rows(grad) for grad in grads]
     if bound is None:
         return unique
-    # TensorFlow takes one dtype, and squares and factors that float16 cannot hold.
+    # TensorFlow needs one dtype, and its squares and factors overflow float16.
     dtypes = [values_of(grad).dtype for grad in unique]
     wide = tf.float64 if tf.float64 in dtypes else tf.float32
     clipped, _ = tf.clip_by_global_norm(
@@ -214,7 +179,7 @@ def _clipped(grads: Sequence[Any], bound: tf.Tensor | float | None) -> list[Any]
 
 
 def _cast(grad: Any, dtype: tf.DType) -> Any:
-    """Converts real gradients, each on its own device."""
+    """Casts a floating-point gradient on its own device."""
     values = values_of(grad)
     if values.dtype == dtype or not values.dtype.is_floating:
         return grad

@@ -1,11 +1,11 @@
 """A loop over the steps of whole epochs, the same in both modes.
 
-Each turn picks the towers' rows, slices or (where rows are shuffled) gathers,
-and hands them to a step. Turns follow each other strictly, as each trains on the
+Each turn picks the towers' rows, by slicing or (where rows are shuffled) gathering,
+and hands them to a step. Turns are strictly sequential, as each trains on the
 variables that the last one left.
 
-Variables are always read whole. TensorFlow gives the value without copying, and
-a slice along axis 0 shares its memory where it can; a sparse read instead
+Variables are always read whole. TensorFlow returns the value without copying, and
+a slice along axis 0 shares its memory where possible; a sparse read instead
 (``tf.gather`` of the variable itself) would make every later read a copy.
 """
 
@@ -21,41 +21,27 @@ from tw_rlload._loading.plan import LoadPlan
 from tw_rlload._loading.specs import ColumnSpec, DataVariables
 from tw_rlload._training.order import EpochOrder
 
-# [K][C] rows -> operations to run, and M scalars to bring out.
+# [K][C] rows -> operations to run, and M scalars to return from the loop.
 Step: TypeAlias = Callable[
     [list[list[tf.Tensor]]], "tuple[Sequence[tf.Operation], Sequence[tf.Tensor]]"
 ]
 
 
 class MinibatchSlice(NamedTuple):
-    """Where a step's rows lie; int32 scalars.
-
-    Attributes:
-      first: number of the step's first sequence on its device.
-      count: sequences of a step on one device.
-      length: rows of a sequence.
-    """
+    """The sequences of a step on each device; int32 scalars."""
 
     first: tf.Tensor
     count: tf.Tensor
-    length: tf.Tensor
+    length: tf.Tensor  # rows per sequence
 
 
 class LoopFeeds(NamedTuple):
-    """What a loop runs over; tensors, or arrays to be fed.
+    """The inputs of a loop of T turns; int32 tensors, or arrays to be fed."""
 
-    Attributes:
-      steps: [T] int32, the minibatch of each turn.
-      sequences: [T, K, B] int32, the sequences that each tower gathers; B is 0
-        where rows are sliced.
-      shape: [2] int32, sequences per device and step, and rows per sequence.
-      source: int32 scalar, twice the buffer's number, plus 1 to gather.
-    """
-
-    steps: Any
-    sequences: Any
-    shape: Any
-    source: Any
+    steps: Any  # [T], the minibatch of each turn
+    sequences: Any  # [T, K, B], sequences to gather; B is 0 where rows are sliced
+    shape: Any  # [2], sequences per device and step, and rows per sequence
+    source: Any  # scalar, 2 * buffer, plus 1 to gather
 
 
 LOOP_SPECS = LoopFeeds(
@@ -72,17 +58,7 @@ Pick: TypeAlias = Callable[[LoopFeeds, tf.Tensor], list[list[tf.Tensor]]]
 def slice_rows(
     variables: Sequence[tf.Variable], specs: Sequence[ColumnSpec], which: MinibatchSlice
 ) -> list[tf.Tensor]:
-    """Slices consecutive sequences out of each column.
-
-    Args:
-      variables: C of them, of one tower.
-      specs: theirs.
-      which: which sequences.
-
-    Returns:
-      C tensors of ``count`` states or ``count * length`` rows, on the
-      variables' device.
-    """
+    """Slices consecutive sequences out of each column of one tower."""
 
     def consecutive(variable: tf.Variable, spec: ColumnSpec) -> tf.Tensor:
         first, count, length = which
@@ -102,17 +78,7 @@ def _gather_rows(
     sequences: tf.Tensor,
     length: tf.Tensor,
 ) -> list[tf.Tensor]:
-    """Gathers sequences from anywhere in each column.
-
-    Args:
-      variables: C of them, of one tower.
-      specs: theirs.
-      sequences: [B] int32, numbers of sequences on this device.
-      length: int32 scalar, rows of a sequence.
-
-    Returns:
-      As ``slice_rows``.
-    """
+    """Gathers [B] sequences from anywhere in each column of one tower."""
 
     def scattered(variable: tf.Variable, spec: ColumnSpec) -> tf.Tensor:
         value = variable.read_value()
@@ -128,13 +94,7 @@ def _gather_rows(
 
 
 def loop_feeds(plan: LoadPlan, order: EpochOrder, buffer: int) -> LoopFeeds:
-    """Returns the arrays that make a loop run these epochs.
-
-    Args:
-      plan: of the loaded batch.
-      order: E epochs of S steps.
-      buffer: where the batch lies.
-    """
+    """Returns the arrays with which a loop runs these epochs."""
     steps = order.steps.reshape(-1)
     sequences = np.zeros((len(steps), plan.num_devices, 0), np.int32)
     if order.sequences is not None:
@@ -147,13 +107,7 @@ def loop_feeds(plan: LoadPlan, order: EpochOrder, buffer: int) -> LoopFeeds:
 def make_picks(
     towers: Sequence[Tower], specs: Sequence[ColumnSpec], variables: DataVariables
 ) -> list[Pick]:
-    """Makes what picks all towers' rows of a turn, a function per ``source``.
-
-    Args:
-      towers: K towers.
-      specs: C columns.
-      variables: [buffers][K][C].
-    """
+    """Makes functions, one per ``source``, that pick all towers' rows of a turn."""
 
     def sliced(
         columns: list[list[tf.Variable]], feeds: LoopFeeds, turn: tf.Tensor
@@ -179,18 +133,10 @@ def make_picks(
 
 
 def loop_over_steps(feeds: LoopFeeds, picks: Sequence[Pick], step: Step) -> tf.Tensor:
-    """Runs a step on T minibatches, one after the other.
+    """Runs a step on T minibatches in sequence; returns [T, M] scalars, on the CPU.
 
-    Each way of picking rows has a loop of its own, and one of them runs: to branch
-    in every turn took a tenth of a small model's step.
-
-    Args:
-      feeds: tensors.
-      picks: pick the rows, by ``feeds.source``.
-      step: called once per way, for the loop's body.
-
-    Returns:
-      [T, M] float64, the step's scalars, on the CPU.
+    Each way of picking rows has a loop of its own, of which one runs: branching in
+    every turn took a tenth of a small model's step.
     """
     loops = [partial(_loop, feeds, pick, step) for pick in picks]
     packed: tf.Tensor = tf.switch_case(feeds.source, loops)

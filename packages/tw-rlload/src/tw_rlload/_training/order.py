@@ -1,8 +1,8 @@
-"""In which order epochs visit their minibatches or rows: NumPy alone.
+"""The order in which epochs visit their minibatches or rows; NumPy only.
 
-Orders depend on the plan, the seed and the number of epochs, and on nothing
-else; whoever has these three can repeat a run. A whole order runs in one call, or
-an epoch per call behind a progress bar.
+An order depends only on the plan, the kind of shuffle, the seed and the number of
+epochs: with the same ones a run can be repeated. A whole order runs in one call, or
+with a progress bar in one call per epoch.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,10 +25,10 @@ class EpochOrder:
 
     Attributes:
       shuffle: None, ``"minibatches"`` or ``"rows"``.
-      seed: what the order was drawn from; None where nothing was drawn.
-      steps: [E, S] int32, which minibatch of the load each step takes; with
+      seed: seed of the random order; None where nothing was drawn.
+      steps: [E, S] int32, the minibatch of the load that each step takes; with
         ``"rows"`` simply 0, 1, 2, ...
-      sequences: [E, S, K, B] int32, which sequences of its device a tower takes
+      sequences: [E, S, K, B] int32, the sequences of its device that a tower takes
         in each step; None unless ``shuffle`` is ``"rows"``.
     """
 
@@ -57,7 +57,7 @@ def epoch_order(
         the result holds.
 
     Returns:
-      The order. Every sequence comes once per epoch.
+      The order. Every sequence occurs once per epoch.
 
     Raises:
       TypeError: not a plan, or a number that is not whole.
@@ -79,7 +79,7 @@ def draw_order(
     *,
     caller: str,
 ) -> EpochOrder:
-    """Does what ``epoch_order`` says, with messages of ``caller``."""
+    """Does the work of ``epoch_order``, with ``caller`` in messages."""
     check_whole_number(caller, num_epochs=num_epochs, at_least=1)
     if shuffle is not None and shuffle not in get_args(Shuffle):
         raise ValueError(
@@ -109,20 +109,7 @@ def run_with_progress(
     *,
     progress: bool,
 ) -> npt.NDArray[np.float64]:
-    """Runs an order, with a bar over the epochs on request.
-
-    Args:
-      run: runs the epochs of an order in one call; returns [steps, M].
-      order: E epochs of S steps.
-      progress: whether to show a bar (needs tqdm), which costs a call per epoch.
-
-    Returns:
-      [E * S, M].
-
-    Raises:
-      TypeError: ``progress`` is not a bool.
-      ImportError: a bar is asked for and tqdm is missing.
-    """
+    """Runs an order in one call, or with a progress bar in one call per epoch."""
     if not check_flag("run_epochs", progress=progress):
         return run(order)
     epochs = _bar(len(order.steps))

@@ -1,7 +1,7 @@
-"""What whole epochs return, and how it leaves the loop: a row of float64 per step.
+"""The results of whole epochs, which leave the loop as a row of float64 per step.
 
 One write per step, whatever is reported. Every float up to 64 bits, and every
-integer below 2**53, comes back exactly.
+integer below 2**53, is preserved exactly.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,7 @@ Packed: TypeAlias = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ScalarLayout:
-    """What the numbers of a row are: losses, weights, others; towers in order.
-
-    Attributes:
-      loss_dtype: of the losses.
-      has_weights: whether the towers' weights follow the losses.
-      others: K dictionaries, names and dtypes of what else a tower reports.
-    """
+    """The layout of a row: losses, weights if any, others; towers in order."""
 
     loss_dtype: np.dtype[Any]
     has_weights: bool
@@ -38,16 +32,7 @@ def lay_out(
     weights: Sequence[tf.Tensor] | None,
     others: Sequence[Mapping[str, tf.Tensor]],
 ) -> tuple[ScalarLayout, list[tf.Tensor]]:
-    """Puts the scalars of K towers in a row.
-
-    Args:
-      losses: K scalars.
-      weights: K scalars, or none.
-      others: K dictionaries of scalars.
-
-    Returns:
-      The layout, and M scalars.
-    """
+    """Puts the scalars of K towers into a row of M."""
     layout = ScalarLayout(
         loss_dtype=np.dtype(losses[0].dtype.as_numpy_dtype),
         has_weights=bool(weights),
@@ -65,11 +50,11 @@ class EpochResult:
     """The losses of E epochs of S steps on K towers.
 
     Attributes:
-      losses: [E, S], the mean over towers, by their rows that count.
+      losses: [E, S], the mean over towers, weighted by their rows that are not pads.
       tower_losses: [E, S, K].
       fetches: the last tower's other scalars, [E, S] each, by name.
-      towers: the same of every tower; K dictionaries.
-      order: in which the steps were made; holds the seed.
+      towers: the same for every tower; K dictionaries.
+      order: the order of the steps; holds the seed.
     """
 
     losses: npt.NDArray[Any]
@@ -80,20 +65,14 @@ class EpochResult:
 
 
 def make_result(packed: Packed, layout: ScalarLayout, order: EpochOrder) -> EpochResult:
-    """Reads the scalars of all steps.
-
-    Args:
-      packed: [E * S, M], one row per step.
-      layout: what the M scalars are.
-      order: E epochs of S steps.
-    """
+    """Unpacks the scalars of all steps, [E * S, M]."""
     rows = packed.reshape(*order.steps.shape, -1)
     num_towers = len(layout.others)
     losses, rest = rows[..., :num_towers], rows[..., num_towers:]
     weights: Any = None
     if layout.has_weights:
         weights, rest = rest[..., :num_towers], rest[..., num_towers:]
-    # A tower with nothing but pads may have NaN for its loss.
+    # The loss of a tower with only pads may be NaN.
     counted = losses if weights is None else np.where(weights > 0, losses, 0)
     towers: list[dict[str, npt.NDArray[Any]]] = []
     for others in layout.others:

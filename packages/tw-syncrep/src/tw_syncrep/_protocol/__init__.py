@@ -1,4 +1,4 @@
-"""How replicas make a step together: what they share on the servers, and who does what.
+"""The protocol of a training step: state on the servers, and each task's part in it.
 
-Built into the graph once: a step runs no Python from here.
+Built into the graph once; a step runs no Python from here.
 """

@@ -48,22 +48,7 @@ def build_sync_graph(
     apply: Apply,
     name: str,
 ) -> SyncGraph:
-    """Builds a replica's step, the chief's round and the ops around them.
-
-    Args:
-      grads: [N] this replica's gradients, None among them.
-      variables: [N] on the parameter servers.
-      options: how gradients travel, and how many make a step.
-      weight: of this replica's gradients in the mean, a number or scalar tensor; None
-        where replicas bring no weights.
-      global_step: replicas meet on its device.
-      replica_index: this replica's number.
-      apply: applies mean gradients, by index.
-      name: of the optimizer; made unique in the graph, alike in all processes.
-
-    Returns:
-      What the replicas share, and this one's ops.
-    """
+    """Builds a replica's step, the chief's round and the ops around them."""
     name = _unique_name(name)
     state = make_state(grads, variables, options, device=global_step.device, name=name)
     replica = make_replica(
@@ -106,18 +91,10 @@ def apply_with(
     global_step: tf.Variable,
     then: Callable[[], Any] | None,
 ) -> Apply:
-    """Returns a function that applies a round's means with the wrapped optimizer.
-
-    Args:
-      opt: the wrapped optimizer; a variable without a mean gets None.
-      variables: [N].
-      global_step: increased by one; the step is on its server where there is a
-        choice.
-      then: builds what follows the step, such as moving averages; or None.
-    """
+    """Returns a function that applies a round's means with ``opt``, then ``then``."""
 
     def apply(means: dict[int, Any]) -> Any:
-        # TensorFlow's own class adds rows of one index by itself, others need not.
+        # TensorFlow's own class adds up rows of equal index itself; others may not.
         if not isinstance(opt, tf.compat.v1.train.Optimizer):
             with tf.device(None):  # on the means' own devices
                 means = {n: with_unique_rows(mean) for n, mean in means.items()}
@@ -203,14 +180,14 @@ def _status_parts(state: SyncState, global_step: tf.Variable) -> list[tf.Tensor]
 
 def _report_uninitialized() -> tf.Tensor:
     with detached_scope():
-        # Without the identity, TensorFlow complains where nobody runs it.
+        # Without the identity, TensorFlow complains that the result is never used.
         return tf.identity(
             tf.compat.v1.report_uninitialized_variables(tf.compat.v1.global_variables())
         )
 
 
 def _unique_name(name: str) -> str:
-    """Numbers optimizers of one name in a graph, so that they share no queue."""
+    """Numbers the optimizers of one name in a graph, so that they share no queue."""
     taken = tf.compat.v1.get_collection_ref(_NAMES)
     taken.append(name)
     count = taken.count(name)

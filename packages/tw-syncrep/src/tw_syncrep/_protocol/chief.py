@@ -1,4 +1,4 @@
-"""How a chief begins: a run, an incarnation, in another's place, with which tokens."""
+"""How a chief begins: opening an incarnation, taking over, and initial tokens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,22 +28,13 @@ def build_open(
     publish: Publish,
     join: Callable[[], tf.Operation],
 ) -> tf.Operation:
-    """Returns the op that begins an incarnation, and a run where the last has ended.
+    """Returns the op that begins an incarnation, and a run if the last has ended.
 
-    It joins it too. Where a later process has taken the replica's number, it begins
-    nothing, and joining is refused.
-
-    Args:
-      state: of the optimizer.
-      chief: its number among the replicas.
-      initial: int64 [R], initial tokens of each replica.
-      global_step: what the incarnation continues with.
-      life: as for ``build_join``.
-      publish: has replicas see the parameters that it begins with.
-      join: returns the op with which the chief, a replica itself, joins.
+    It also joins. If a later process has taken the replica's number, nothing begins,
+    and joining is refused.
     """
     table = state.table
-    # A chief that is gone may hold the rounds still.
+    # A chief that is gone may still be holding the rounds.
     with tf.control_dependencies([release_holds(table)]):
         baton = table.take_baton()
     with tf.control_dependencies([baton]):
@@ -65,18 +56,10 @@ def build_open(
 
 
 def build_claim(state: SyncState, chief: int, *, life: tf.Tensor) -> tf.Tensor:
-    """Builds how a chief keeps the variables to itself, before it restores them.
+    """Builds a chief's claim to variables that it will restore; int64 [], 0 if refused.
 
-    No round changes them, and nobody else begins an incarnation, until it opens one: a
-    replica that finds values in all variables could take half restored ones for whole.
-
-    Args:
-      state: of the optimizer.
-      chief: its number among the replicas.
-      life: as for ``build_join``.
-
-    Returns:
-      Whether it has them to itself, int64 []: 0 where a later process has its number.
+    No round changes them, and no other replica begins an incarnation, until it opens
+    one: a replica that sees values in all could mistake half-restored ones for whole.
     """
     table = state.table
     with tf.control_dependencies([release_holds(table)]):
@@ -102,25 +85,11 @@ def build_take_over(
     global_step: tf.Variable,
     publish: Publish,
 ) -> tf.Tensor:
-    """Builds how a replica becomes the chief in the middle of a run.
+    """Builds the take-over by which a replica becomes the chief in the middle of a run.
 
-    It does where round and incarnation, and so the chief, are those by which it judged
-    that the chief is lost. It has joined already, and is not to join again: its step
-    is to see the new incarnation. Where the chief may be saving, its hold is to be
-    released first.
-
-    Args:
-      state: of the optimizer.
-      replica: its number.
-      position: int64 [2], the round and incarnation that it waits in.
-      whom: int64 [R], 1 for each replica that is evicted.
-      initial: int64 [R], initial tokens of each replica.
-      global_step: what the incarnation continues with.
-      publish: as for ``build_round``.
-
-    Returns:
-      int64 [2]: the incarnation that is in progress then, and 1 where the replica has
-      begun it.
+    It succeeds if ``position``, by which the replica judged the chief lost, is still
+    current. The replica does not join again: its step is to see the new incarnation. If
+    the chief may be saving, its hold must be released first.
     """
     table = state.table
     baton = table.take_baton()
@@ -159,21 +128,13 @@ def _begin(
 ) -> tf.Operation:
     """Returns the op that begins an incarnation, under the baton.
 
-    Nothing that was interrupted before reaches into it. A round that was cut off while
-    its means were being applied counts as over: its gradients are not applied twice,
-    though some variables may have missed them. Initial tokens are written with
-    the incarnation, as replicas begin their steps when they see it.
-
-    Args:
-      state: of the optimizer.
-      chief: its number.
-      where: bool [], whether it begins.
-      initial: int64 [R], initial tokens of each replica.
-      global_step: what the incarnation continues with.
-      publish: has replicas see the parameters that it begins with.
+    Nothing interrupted earlier reaches into it. A round that was cut off while its
+    means were being applied counts as over: its gradients are not applied twice,
+    though some variables may have missed them. Initial tokens are written with the
+    incarnation, because replicas begin their steps when they see it.
     """
     table = state.table
-    # Nobody adds under the baton but who holds it: what is there is left over.
+    # Only the holder of the baton adds gradients, so any that are there are left over.
     cleared = [op for payload in state.payloads for op in payload.clear()]
     with tf.control_dependencies([*cleared, publish(tf.no_op())]):
         before = table.read(list(RunField))
@@ -217,12 +178,7 @@ def build_initial_tokens_op(state: SyncState, num_tokens: int) -> tf.Operation:
 
 
 def make_queue_runner(state: SyncState, round_op: tf.Operation) -> Any:
-    """Makes a ``QueueRunner`` of the chief's rounds; at its end it closes the queues.
-
-    Args:
-      state: of the optimizer.
-      round_op: one round of the chief.
-    """
+    """Makes a ``QueueRunner`` of the chief's rounds; ending it closes the queues."""
     queue = state.arrivals.queue
     with detached_scope(), exact_device_scope(state.table.device):
         close = tf.group(queue.close(), state.wake_queues.close())

@@ -1,7 +1,7 @@
-"""What one ``apply_gradients`` has in the graph: shared state, and a replica's ops.
+"""The graph of one ``apply_gradients``: shared state, and a replica's ops.
 
-The processes of a cluster build a graph each. They share the state, which lies on the
-servers under the same names in all of them; of the ops, each runs its own.
+Each process of a cluster builds its own graph. All share the state, which is on the
+servers under the same names; each runs only its own ops.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,31 +28,20 @@ from tw_syncrep._protocol.saving import HoldOps
 from tw_syncrep._transfer.payload import Payload, SyncOptions, make_payloads
 
 Publish = Callable[[tf.Operation], tf.Operation]
-"""Takes what changes parameters; returns the op that has published them then."""
+"""Takes an op that changes parameters; returns one that publishes them afterwards."""
 
 
 @dataclass(frozen=True)
 class SyncState:
-    """The resources of one optimizer, which all processes share by their names.
-
-    Attributes:
-      table: how the run stands.
-      arrivals: where replicas announce themselves, with their gradients for the
-        table's server.
-      gradient_queues: of the other servers that get gradients.
-      wake_queues: how replicas are woken.
-      quota: [R] slots that each replica may fill in a round.
-      aggregate: gradients that make a round.
-      is_elastic: whether replicas may be evicted, and come back by arriving.
-    """
+    """The resources of one optimizer, which all processes share by name."""
 
     table: RunTable
-    arrivals: GradientQueue
-    gradient_queues: tuple[GradientQueue, ...]
+    arrivals: GradientQueue  # announcements, with gradients for the table's server
+    gradient_queues: tuple[GradientQueue, ...]  # of the other servers
     wake_queues: WakeQueues
-    quota: tuple[int, ...]
-    aggregate: int
-    is_elastic: bool
+    quota: tuple[int, ...]  # [R] slots that each replica may fill in a round
+    aggregate: int  # gradients per round
+    is_elastic: bool  # replicas may be evicted, and come back by arriving
 
     @property
     def replicas(self) -> int:
@@ -67,85 +56,46 @@ class SyncState:
 
     @property
     def payloads(self) -> list[Payload]:
-        """What a replica sends, for each server."""
+        """The payload that a replica sends to each server."""
         return [queue.payload for queue in (self.arrivals, *self.gradient_queues)]
 
 
 @dataclass(frozen=True)
 class LifecycleOps:
-    """What runs around the steps.
-
-    Attributes:
-      join: before a replica's first step: it continues where the run stands.
-      open: the chief's, before its first round: begins an incarnation and joins it.
-      take_over: begins one in a lost chief's place; int64 [2] the incarnation that is
-        in progress then, and whether this replica has begun it.
-      initial: int64 [R], feeds ``open`` and ``take_over`` with each replica's initial
-        tokens; none by default.
-      claim: before a chief initializes or restores: int64 [], 0 where it is replaced.
-      draw: int64 [], a life for a process that has not joined yet.
-      life: int64 [], feeds ``join``, ``open`` and ``claim`` with the process's life; 0
-        by default.
-      leave: a replica's that has no more data.
-      evict: has the round no longer wait for replicas that have not arrived.
-      whom: int64 [R], feeds ``evict`` and ``take_over``: 1 for those replicas.
-      close: ends the run for all; the chief's, at an orderly end.
-      heartbeat: records that the replica lives.
-      wake: wakes the replica's own training op, in the wait that ``position`` names.
-      position: int64 [2], feeds ``wake``, ``evict`` and ``take_over`` with the round
-        and incarnation of a wait; by default those that the replica computes for.
-      status: int64 vectors that ``read_status`` understands.
-    """
+    """The ops around the steps, and placeholders that feed them; tensors are int64."""
 
     join: tf.Operation
-    open: tf.Operation
-    take_over: tf.Tensor
-    initial: tf.Tensor
-    claim: tf.Tensor
-    draw: tf.Tensor
-    life: tf.Tensor
+    open: tf.Operation  # the chief's, instead of ``join``
+    take_over: tf.Tensor  # [2] the current incarnation; 1 if this replica began it
+    initial: tf.Tensor  # [R] initial tokens; feeds ``open`` and ``take_over``
+    claim: tf.Tensor  # [] run before a chief initializes or restores; 0 if replaced
+    draw: tf.Tensor  # [] a life, for a process that has not joined yet
+    life: tf.Tensor  # [] feeds ``join``, ``open`` and ``claim``
     leave: tf.Operation
     evict: tf.Operation
-    whom: tf.Tensor
-    close: tf.Operation
+    whom: tf.Tensor  # [R] 1 for replicas to evict; feeds ``evict`` and ``take_over``
+    close: tf.Operation  # ends the run for all
     heartbeat: tf.Operation
     wake: tf.Operation
-    position: tf.Tensor
-    status: Sequence[tf.Tensor]
+    position: tf.Tensor  # [2] feeds ``wake``, ``evict``, ``take_over``; default: own
+    status: Sequence[tf.Tensor]  # for ``read_status``
 
 
 @dataclass(frozen=True)
 class SyncGraph:
-    """One replica's part of the graph, and the chief's round.
-
-    Attributes:
-      state: what it shares with the other replicas.
-      replica: this replica's number.
-      train_op: the replica's step.
-      reply: what the step returns, int64 [4]: round, incarnation, global step and
-        ``WakeReason``.
-      position: local variable, int64 [2]: round and incarnation that the replica
-        computes for.
-      session: local variable, int64 []: in which the replica has joined.
-      stamp: int64 [], feeds ``train_op`` with its batch's number.
-      round_op: one round of the chief.
-      incarnation: int64 [], feeds ``round_op`` with the incarnation that it is for.
-      holding: what holds the rounds while the chief saves.
-      uninitialized: names of global variables without a value, string [*].
-      ops: everything around the steps.
-    """
+    """One replica's part of the graph, and the chief's round."""
 
     state: SyncState
     replica: int
     train_op: tf.Operation
-    reply: tf.Tensor
-    position: tf.Variable
-    session: tf.Variable
-    stamp: tf.Tensor
+    reply: tf.Tensor  # int64 [4]: round, incarnation, global step, ``WakeReason``
+    position: tf.Variable  # local; the replica computes for this round and incarnation
+    session: tf.Variable  # local; the session in which the replica has joined
+    stamp: tf.Tensor  # int64 []: feeds ``train_op`` with its batch's number
     round_op: tf.Operation
-    incarnation: tf.Tensor
+    incarnation: tf.Tensor  # int64 []: feeds ``round_op``
     holding: HoldOps
-    uninitialized: tf.Tensor
+    uninitialized: tf.Tensor  # string [*]: names of global variables without a value
     ops: LifecycleOps
 
     @property
@@ -155,7 +105,7 @@ class SyncGraph:
 
     @property
     def aggregate(self) -> int:
-        """How many gradients make a step."""
+        """How many gradients a step takes."""
         return self.state.aggregate
 
     def runs_step(self, fetches: Sequence[Any]) -> bool:
@@ -180,15 +130,7 @@ def make_state(
     device: str,
     name: str,
 ) -> SyncState:
-    """Makes the shared resources.
-
-    Args:
-      grads: [N] this replica's gradients, None among them.
-      variables: [N] on the parameter servers.
-      options: how gradients travel, and how many make a step.
-      device: the server of table, arrivals and wake queues.
-      name: the optimizer's own in the graph.
-    """
+    """Makes the shared resources; ``device`` is the server of table and wake queues."""
     with detached_scope(), tf.name_scope(f"{name}/meeting/"):
         table = make_run_table(device, shared_name=f"{name}/board")
         payloads = make_payloads(
@@ -220,7 +162,7 @@ def make_state(
 
 
 def share_out(count: int, replicas: int) -> tuple[int, ...]:
-    """Shares out slots or tokens among the replicas, as evenly as possible.
+    """Divides slots or tokens among the replicas as evenly as possible.
 
     >>> share_out(5, 3)
     (2, 2, 1)
@@ -232,22 +174,11 @@ def share_out(count: int, replicas: int) -> tuple[int, ...]:
 def share_initial_tokens(
     num_tokens: int, *, aggregate: int, replicas: int
 ) -> tuple[int, ...]:
-    """Shares out initial tokens, with which replicas continue before step 1 is over.
+    """Divides initial tokens, with which replicas continue before step 1 is over.
 
-    They are needed where there are fewer replicas than gradients asked for: somebody
-    must then bring a second gradient before the first round can end. More of them
-    let replicas compute gradients that come too late, as TensorFlow's default does.
-
-    Args:
-      num_tokens: how many; -1 is as many as are needed.
-      aggregate: gradients that make a step.
-      replicas: how many there are.
-
-    Returns:
-      [replicas] tokens of each replica, as evenly as possible.
-
-    Raises:
-      ValueError: the first step could not end with so few.
+    They are needed when there are fewer replicas than gradients per step: some replica
+    must then contribute a second gradient before the first round can end. More of them
+    let replicas compute gradients that arrive too late, as TensorFlow's default does.
     """
     needed = max(0, aggregate - replicas)
     if num_tokens == -1:

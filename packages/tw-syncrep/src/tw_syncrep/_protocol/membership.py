@@ -1,6 +1,6 @@
-"""How replicas leave a run, are evicted from it, end it, and show that they live.
+"""How replicas leave a run, are evicted from it, end it, and show that they are alive.
 
-Who is in a run is what the table's rows say: a round waits for those who have not left.
+The table records the replicas of a run: a round waits for those that have not left.
 """
 
 import tensorflow as tf
@@ -17,7 +17,7 @@ from tw_syncrep._protocol.run_table import (
 
 
 def build_leave(state: SyncState, replica: int) -> tf.Operation:
-    """Returns the op that leaves the run that it joined, which may have ended."""
+    """Returns the op with which a replica leaves the run it joined, ended or not."""
     table = state.table
     joined = table.read([replica_key(replica, ReplicaField.JOINED)])[0]
     left = table.write(
@@ -33,18 +33,12 @@ def build_leave(state: SyncState, replica: int) -> tf.Operation:
 def build_evict(
     state: SyncState, replica: int, *, position: tf.Tensor, whom: tf.Tensor
 ) -> tf.Operation:
-    """Returns the op that has a round no longer wait for some replicas.
+    """Returns the op after which the round at ``position`` stops waiting for ``whom``.
 
-    Nothing happens where the round is over, or to those who have arrived since.
-
-    Args:
-      state: of the optimizer.
-      replica: who evicts.
-      position: int64 [2], the round and incarnation that it waits in.
-      whom: int64 [R], 1 for each replica to be evicted.
+    Nothing happens if the round is over, or to replicas that have arrived since.
     """
     table = state.table
-    baton = table.take_baton()  # Of several that evict at a time, one counts.
+    baton = table.take_baton()  # If several evict at once, one counts.
     with tf.control_dependencies([baton]):
         now = table.read([RunField.ROUND, RunField.INCARNATION, RunField.RUN])
         is_due = tf.reduce_all(tf.equal(now[:2], position))
@@ -58,7 +52,7 @@ def build_evict(
 
 
 def build_close(state: SyncState, replica: int) -> tf.Operation:
-    """Returns the op that ends the run that it joined, and no later one."""
+    """Returns the op with which a replica ends the run it joined, but no later one."""
     table = state.table
     joined = replica_key(replica, ReplicaField.JOINED)
     baton = table.take_baton()  # No other run begins in between.
@@ -73,13 +67,13 @@ def build_close(state: SyncState, replica: int) -> tf.Operation:
 
 
 def build_heartbeat(state: SyncState, replica: int) -> tf.Operation:
-    """Returns the op that records that the replica lives."""
+    """Returns the op that records that the replica is alive."""
     heard = replica_key(replica, ReplicaField.HEARD)
     return state.table.write({heard: state.table.now()})
 
 
 def _have_arrived(state: SyncState, position: tf.Tensor) -> tf.Tensor:
-    """Returns which replicas have brought all their gradients of a round, bool [R]."""
+    """Returns which replicas have sent all their gradients of a round, bool [R]."""
     rows = {
         field: state.table.read(replica_keys(state.replicas, field))
         for field in (

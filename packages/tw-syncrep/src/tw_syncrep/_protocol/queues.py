@@ -1,8 +1,8 @@
 """The queues between replicas and chief: gradients one way, wake-ups the other.
 
-All are on the parameter servers and shared by their names, so an element may outlive
-the process that put it in, and the chief that it was meant for. A gradient's ticket
-says whether it still counts; a token only has its replica read the run table again.
+All are on the parameter servers and shared by name, so an element may outlive the
+process that put it in, and the chief that it was meant for. A gradient's ticket shows
+whether it still counts; a token only makes its replica read the run table again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,27 +23,21 @@ from tw_syncrep._protocol.run_table import (
 )
 from tw_syncrep._transfer.payload import Payload
 
-# Where the rows that a replica reads from the table have what.
+# Places in the rows that a replica reads from the table, as in _watched_keys.
 _CURRENT, _FIRST, _CLOSED, _INITIAL, _SESSION = slice(0, 3), slice(3, 6), 6, 7, 8
 _BACKLOG = 4
-"""Tokens that a replica may leave unread before it gets no more."""
+"""With this many unread tokens, a replica gets no more at the end of a round."""
 
 
 @dataclass(frozen=True)
 class GradientQueue:
-    """What replicas send to one server, marked with tickets.
+    """Gradients that replicas send to one server, marked with tickets.
 
-    A worker puts what it has for a server into that server's queue as one element,
-    with its ticket. On servers other than the run table's, the chief takes out the
-    elements whose tickets were accepted, adds them up and discards the others. The
-    queue is first in, first out, and an element is in it before its ticket is
-    announced: whatever is in the queue when a round is decided, and was not accepted,
-    never will be.
-
-    Attributes:
-      server: device.
-      queue: elements are a ticket and the payload's tensors.
-      payload: what a replica sends there.
+    A worker puts its gradients for a server into that server's queue as one element,
+    with its ticket. On servers other than the run table's, the chief adds up the
+    elements whose tickets were accepted and discards the rest. The queue is first in,
+    first out, and an element is in it before its ticket is announced: one that is in
+    the queue when a round is decided, and was not accepted, never will be.
     """
 
     server: str
@@ -53,43 +47,32 @@ class GradientQueue:
     def receive(
         self, ticket: tf.Tensor, grads: Mapping[int, Any]
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Has a replica's ticket and gradients, by index, travel to the server.
-
-        Returns:
-          The ticket, int64 [TICKET_SIZE], and what ``enqueue`` takes, on the server.
-        """
+        """Sends a replica's ticket and gradients, by index; returns both, received."""
         sent = self.payload.encode(ticket, grads)
         with exact_device_scope(self.server):
             return self.payload.decode([tf.identity(tensor) for tensor in sent])
 
     def enqueue(self, ticket: tf.Tensor, sent: Sequence[tf.Tensor]) -> tf.Operation:
-        """Returns the op, on the server, that puts in what it has received."""
+        """Returns the op, on the server, that enqueues what ``receive`` returned."""
         with exact_device_scope(self.server):
             return self.queue.enqueue([ticket, *sent])
 
     def put_back(self, ticket: tf.Tensor, sent: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Puts back, on the current device, what another is to take; returns True."""
+        """Puts back, on the current device, an element for another; returns True."""
         with tf.control_dependencies([self.queue.enqueue([ticket, *sent])]):
             return tf.constant(True)
 
     def dequeue(self) -> list[tf.Tensor]:
-        """Takes an element out, on the current device: a ticket and what was sent."""
+        """Dequeues an element, on the current device: a ticket and its tensors."""
         element = self.queue.dequeue()
         element = [element] if isinstance(element, tf.Tensor) else list(element)
         element[0].set_shape([TICKET_SIZE])
         return element
 
     def mean_of(self, accepted: tf.Tensor) -> dict[int, Any]:
-        """Returns the means of the accepted gradients.
-
-        Args:
-          accepted: int64 [C, TICKET_SIZE] tickets, C >= 1, all of them in the queue.
-
-        Returns:
-          Gradients by index, on the server, of the dtype they were pushed with.
-        """
+        """Returns means, by index, of accepted gradients, all of them in the queue."""
         with exact_device_scope(self.server):
-            # A loop with one input from elsewhere becomes a loop over the network.
+            # A loop with even one remote input becomes a loop over the network.
             accepted = tf.identity(accepted)
             count = tf.shape(accepted)[0]
 
@@ -119,8 +102,8 @@ class GradientQueue:
 class WakeReason(IntEnum):
     """Why a replica was woken; the first element of a token.
 
-    A WATCHDOG's token also has the round and incarnation of the wait that it ends.
-    REPLACED comes in no token: the replica has joined again in a later session.
+    A WATCHDOG token also carries the round and incarnation of the wait that it ends.
+    REPLACED is never in a token: the replica has joined again in a later session.
     """
 
     TABLE_CHANGED = 0
@@ -131,46 +114,34 @@ class WakeReason(IntEnum):
 
 @dataclass(frozen=True)
 class WakeQueues:
-    """How replicas wait for the end of a round, and what wakes them.
+    """The queues on which replicas wait for the end of a round.
 
-    Every replica has a queue of its own, so that no replica takes what is meant for
-    another. A token says why it was sent; how the run stands is read from the run
-    table afterwards, and never from the token: a replica that was slow continues with
-    the current round, not with the one that followed its own.
+    Every replica has its own queue, so that none takes a token meant for another. A
+    token carries the reason why it was sent; the state of the run is then read from
+    the run table, never from the token: a replica that was slow continues with the
+    current round, not with the one that followed its own.
 
-    A replica does not wait where it has to bring another gradient for the same round:
-    where it has several slots and, in the first round of an incarnation, once for each
-    initial token. The latter hold even if that round is over by then, as with
-    TensorFlow's class, so that what counts does not depend on who was fast.
+    A replica does not wait if it owes another gradient for the same round: if it has
+    several slots and, in the first round of an incarnation, once for each initial
+    token. The tokens apply even if that round is over by then, as with TensorFlow's
+    class, so that the choice of gradients does not depend on which replica was fast.
 
-    A wait that finds that its replica has joined again, in a later session, puts the
-    token that it took back and ends: TensorFlow may have dropped its cancellation.
+    A wait that finds that its replica has joined again, in a later session, puts its
+    token back and ends: TensorFlow may have dropped its cancellation.
 
     Like the table's, its methods build their ops on the current device.
-
-    Attributes:
-      table: how the run stands.
-      queues: of tokens, int64 [3], one per replica, on the table's server.
     """
 
     table: RunTable
-    queues: tuple[tf.queue.QueueBase, ...]
+    queues: tuple[tf.queue.QueueBase, ...]  # one per replica, on the table's server
 
     def wait(
         self, replica: int, ticket: tf.Tensor, count: tf.Tensor, *, quota: int
     ) -> tf.Tensor:
-        """Waits until the replica may continue or a token says otherwise.
+        """Waits until the replica may continue; returns ``SyncGraph.reply``'s elements.
 
-        Args:
-          replica: who waits.
-          ticket: int64 [TICKET_SIZE], of its own gradient, on the server.
-          count: int64 [], its gradients of that round and incarnation, this one
-            included; 0 where it need not wait.
-          quota: its slots in a round.
-
-        Returns:
-          int64 [4]: the round, the incarnation and the global step to continue with,
-          and the ``WakeReason``.
+        ``count`` is the number of its gradients in the ticket's round, this one
+        included; 0 if it need not wait.
         """
         position, session = ticket[1:3], ticket[3]
 
@@ -212,25 +183,19 @@ class WakeQueues:
         return tf.concat([progress, reason[tf.newaxis]], axis=0)
 
     def wake(self, replica: int, position: tf.Tensor) -> tf.Operation:
-        """Returns the op with which a watchdog ends its replica's wait.
-
-        Args:
-          replica: who waits.
-          position: int64 [2], the round and incarnation that it waits in; a later
-            wait is not ended.
-        """
+        """Returns the op by which a watchdog ends its replica's wait at a position."""
         reason = tf.constant([WakeReason.WATCHDOG], tf.int64)
         return self.queues[replica].enqueue([tf.concat([reason, position], axis=0)])
 
     def wake_all(self) -> tf.Operation:
-        """Returns the op that has every replica read the table again."""
+        """Returns the op that makes every replica read the table again."""
         changed = WakeReason.TABLE_CHANGED
         return tf.group(*(queue.enqueue(_token(changed)) for queue in self.queues))
 
     def end_round(self) -> tf.Operation:
-        """Returns the op that has every replica see the next round.
+        """Returns the op that makes every replica see the next round.
 
-        Tokens do not pile up for one that reads none, being slow or gone.
+        Tokens do not pile up for a replica that is slow or gone.
         """
         return tf.group(*map(_enqueue_if_room, self.queues))
 
@@ -242,7 +207,7 @@ class WakeQueues:
 def make_gradient_queue(
     server: str, payload: Payload, *, shared_name: str, name: str
 ) -> GradientQueue:
-    """Makes a queue that all processes share by its name; in ``detached_scope``."""
+    """Makes a queue that all processes share by name; call in ``detached_scope``."""
     with tf.device(server):
         queue = tf.queue.FIFOQueue(
             -1, [tf.int64, *payload.dtypes()], shared_name=shared_name, name=name
@@ -251,13 +216,7 @@ def make_gradient_queue(
 
 
 def make_wake_queues(table: RunTable, *, replicas: int, shared_name: str) -> WakeQueues:
-    """Makes the queues, which all processes share by their names.
-
-    Args:
-      table: whose server has the queues; to be called in ``detached_scope``.
-      replicas: how many there are.
-      shared_name: prefix of the queues' names on the server.
-    """
+    """Makes queues that all processes share by name; call in ``detached_scope``."""
     with tf.device(table.device):
         queues = tuple(
             tf.queue.FIFOQueue(
@@ -269,7 +228,7 @@ def make_wake_queues(table: RunTable, *, replicas: int, shared_name: str) -> Wak
 
 
 def _watched_keys(replica: int) -> list[int]:
-    """Returns the keys of what _CURRENT, _FIRST and the others find."""
+    """Returns the keys of the rows in which _CURRENT to _SESSION are places."""
     return [
         *(RunField.ROUND, RunField.INCARNATION, RunField.STEP),
         *(RunField.FIRST_ROUND, RunField.INCARNATION, RunField.FIRST_STEP),
@@ -282,7 +241,7 @@ def _watched_keys(replica: int) -> list[int]:
 def _repeats_first_round(
     rows: tf.Tensor, position: tf.Tensor, count: tf.Tensor
 ) -> tf.Tensor:
-    """Returns whether initial tokens have a replica repeat the first round, bool []."""
+    """Returns whether initial tokens let a replica repeat the first round, bool []."""
     is_first = tf.reduce_all(tf.equal(rows[_FIRST][:2], position))
     return tf.logical_and(is_first, count <= rows[_INITIAL])
 

@@ -1,7 +1,7 @@
 """A replica's step, and how it joins a run.
 
 A step pushes the gradients, announces them, waits for the end of the round and pulls
-parameters. What a replica keeps is where it is and, on the worker, its copies of the
+parameters. A replica keeps its position and, on the worker, its copies of the
 parameters.
 """
 
@@ -30,45 +30,24 @@ from tw_syncrep.cluster._parameter_cache import Pulling, cached_parameters
 
 @dataclass(frozen=True)
 class Replica:
-    """One replica's part of the graph.
-
-    Attributes:
-      index: its number.
-      device: of the worker.
-      position: local variable, int64 [2]: round and incarnation it computes for.
-      session: local variable, int64 []: in which it has joined; 0 before.
-      stamp: int64 [], feeds a step with its batch's number, larger than those before;
-        by default one that never counts as seen.
-      local_step: local variable, []: the global step that it computes for, under
-        TensorFlow's name and dtype, for those who look there.
-      pulling: how its copies of the parameters that the optimizer changes are kept.
-    """
+    """One replica's part of the graph."""
 
     index: int
     device: str
-    position: tf.Variable
-    session: tf.Variable
-    stamp: tf.Tensor
-    local_step: tf.Variable
+    position: tf.Variable  # local, int64 [2]: round and incarnation it computes for
+    session: tf.Variable  # local, int64 []: 0 before it has joined
+    stamp: tf.Tensor  # int64 []: its batch's number; by default, never counts as seen
+    local_step: tf.Variable  # its global step, under TensorFlow's name and dtype
     pulling: Pulling
 
     def continue_at(
         self, progress: tf.Tensor, *, is_published: bool
     ) -> tuple[tf.Tensor, tf.Operation]:
-        """Records where the replica is, and pulls parameters.
-
-        Args:
-          progress: int64 [4]: round, incarnation, global step, and another number; on
-            the run table's server.
-          is_published: whether to pull what the chief has published.
-
-        Returns:
-          The same on the worker, and the op that has done both.
-        """
+        """Records ``progress``, int64 [4], and pulls parameters, all on the worker."""
         progress, pulled = self.pulling.pull(progress, is_published=is_published)
         with exact_device_scope(self.device):
             step = tf.cast(progress[2], self.local_step.dtype)
-            # Last: the watchdog takes the position for a sign that all has arrived.
+            # Last: to the watchdog, the position is a sign that all has arrived.
             with tf.control_dependencies([pulled]):
                 return progress, tf.group(
                     self.position.assign(progress[:2], read_value=False),
@@ -108,18 +87,7 @@ def make_replica(
 def build_step(
     state: SyncState, replica: Replica, grads: Mapping[int, Any], weight: Any
 ) -> tuple[tf.Operation, tf.Tensor]:
-    """Builds a replica's training step, after its gradients.
-
-    Args:
-      state: where to send them.
-      replica: who sends.
-      grads: by index.
-      weight: of the gradients in the mean; None for 1.
-
-    Returns:
-      The training op, and what it returns: int64 [4] round, incarnation, global step
-      and ``WakeReason``, on the worker.
-    """
+    """Builds a replica's training step after its gradients: the op, and its reply."""
     ticket = make_ticket(
         replica.index,
         replica.position.read_value(),
@@ -130,8 +98,8 @@ def build_step(
     pushed = [
         queue.enqueue(*queue.receive(ticket, grads)) for queue in state.gradient_queues
     ]
-    # A loop with one input from elsewhere becomes a loop over the network: from here
-    # on, the ticket is the one that the server has received.
+    # A loop with even one remote input becomes a loop over the network: from here on,
+    # the ticket is the one that the server has received.
     ticket, sent = state.arrivals.receive(ticket, grads)
     with exact_device_scope(state.table.device):
         with tf.control_dependencies(pushed):
@@ -149,15 +117,9 @@ def build_step(
 def build_join(
     state: SyncState, replica: Replica, *, global_step: tf.Variable, life: tf.Tensor
 ) -> tf.Operation:
-    """Returns the op with which a replica continues where the run stands.
+    """Returns the op with which a replica joins a run at its current round.
 
-    Its local variable for the session gets the number of the new one, or REFUSED.
-
-    Args:
-      state: of the optimizer.
-      replica: who joins.
-      global_step: what the run stands at.
-      life: int64 [], of the process; 0 where it has drawn none.
+    It sets the local variable for the session to the new one's number, or to REFUSED.
     """
     table, own = state.table, replica.index
     fields = [ReplicaField.SESSION, ReplicaField.COUNTED]
@@ -178,7 +140,7 @@ def build_join(
     with tf.control_dependencies(written):
         notified = state.notify_chief(own)
         position = table.read([RunField.ROUND, RunField.INCARNATION])
-        # The chief may not have written the table's own yet.
+        # The chief may not have written the table's own step yet.
         step = tf.cast(global_step.read_value(), tf.int64)
         given = tf.where(is_own, number, REFUSED)
         progress = tf.concat([position, tf.stack([step, given])], axis=0)
@@ -191,16 +153,16 @@ def build_join(
 def _announce(
     state: SyncState, replica: int, ticket: tf.Tensor, sent: Sequence[tf.Tensor]
 ) -> tuple[tf.Operation, tf.Tensor]:
-    """Returns the op that records an arrival, and which of its position's it is.
+    """Returns the op that records an arrival, and ``WakeQueues.wait``'s ``count``.
 
-    A batch that has been accepted, in a session that was lost, does not arrive again:
-    its replica waits for the end of that round, where it is still in progress.
+    A batch that was accepted in a session that was lost does not arrive again: its
+    replica waits for the end of that round, if it is still in progress.
     """
     table = state.table
     before = _ArrivalRows(table.read([replica_key(replica, f) for f in _ARRIVAL]))
     counted = before.counts(ticket)
     sent_as = tf.where(counted, make_notice(replica, ticket[2]), ticket)
-    # The ticket first: a replica killed in between has arrived, and is only called
+    # The ticket first: a replica killed in between has arrived, and is only reported
     # missing; the other way round, the chief would be blamed.
     with tf.control_dependencies([state.arrivals.enqueue(sent_as, sent)]):
         now = table.now()
@@ -216,7 +178,7 @@ def _announce(
     keyed = {replica_key(replica, field): row for field, row in rows.items()}
     is_over = tf.logical_and(counted, tf.not_equal(arrived_round, ticket[1]))
     written = [table.write(keyed)]
-    if state.is_elastic:  # Who arrives is waited for again.
+    if state.is_elastic:  # Rounds wait again for a replica that arrives.
         back = {replica_key(replica, ReplicaField.LEFT): 0}
         written.append(table.write(back, where=before.is_evicted(ticket)))
     return tf.group(*written), tf.where(is_over, tf.zeros_like(count), count)
@@ -235,7 +197,7 @@ _ARRIVAL = (
 
 @dataclass(frozen=True)
 class _ArrivalRows:
-    """What the table says of a replica's last arrival: the rows of _ARRIVAL, int64."""
+    """A replica's last arrival, by the table: the rows of _ARRIVAL, int64."""
 
     rows: tf.Tensor
 
@@ -250,11 +212,11 @@ class _ArrivalRows:
         return tf.logical_and(is_seen, self.rows[4] > 0)
 
     def is_evicted(self, ticket: tf.Tensor) -> tf.Tensor:
-        """Returns whether the ticket's session is one that was evicted, bool []."""
+        """Returns whether the ticket's session was evicted, bool []."""
         return tf.logical_and(self.rows[5] < 0, tf.equal(self.rows[6], ticket[3]))
 
     def count_of(self, ticket: tf.Tensor) -> tf.Tensor:
-        """Counts gradients of a round and incarnation, this one included, int64 []."""
+        """Counts gradients in the ticket's round, this one included, int64 []."""
         is_same = tf.reduce_all(tf.equal(self.rows[:2], ticket[1:3]))
         return tf.where(is_same, self.rows[2], tf.zeros_like(self.rows[2])) + 1
 

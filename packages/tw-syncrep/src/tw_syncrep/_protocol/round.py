@@ -1,15 +1,15 @@
-"""What the chief does: it opens a run, and decides, adds up and applies each round.
+"""The chief's round: it decides which gradients count, adds them up and applies them.
 
-Whose gradients make up a round is decided once, on one server, for all variables.
-Arrivals come in one queue. The chief accepts the first ones of the current round and
-incarnation, at most ``quota[replica]`` from a replica, until it has as many as are
-asked for, or as many as the replicas that have not left can bring. It adds up what
-it has while it waits for the next.
+The gradients of a round are chosen once, on one server, for all variables. Arrivals
+share one queue. The chief accepts the first ones of the current round and incarnation,
+at most ``quota[replica]`` from a replica, until it has as many as are needed, or as
+many as the replicas that have not left can send. It adds each one up while it waits
+for the next.
 
 TensorFlow may drop the cancellation of a round whose session is gone. Such a round
 ends by itself: when it takes a ticket that was made for a later incarnation, it puts it
-back and fails; and variables are changed by who holds the baton and finds that the
-incarnation is still its own. An incarnation begins under the baton too.
+back and fails; and a round changes variables only if it holds the baton and finds that
+the incarnation is still its own. An incarnation also begins under the baton.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,25 +37,13 @@ Apply = Callable[[dict[int, Any]], Any]
 
 
 SUPERSEDED = "superseded by a later incarnation"
-"""In the message of the ``InvalidArgumentError`` of a round that was fenced."""
+"""In the message of the ``InvalidArgumentError`` with which a fenced round fails."""
 
 
 def build_round(
     state: SyncState, apply: Apply, *, global_step: tf.Variable, publish: Publish
 ) -> tuple[tf.Operation, tf.Tensor]:
-    """Builds one round of the chief.
-
-    Args:
-      state: where the gradients are.
-      apply: called once, while the graph is built.
-      global_step: that it increases.
-      publish: has replicas see the parameters.
-
-    Returns:
-      The op that waits for a round's gradients, applies their mean and wakes
-      the replicas; it runs on the parameter servers alone. And what feeds it with the
-      incarnation that its session has begun, int64 []; by default the table's.
-    """
+    """Builds the chief's round, on servers alone, and its incarnation's placeholder."""
     table = state.table
     with detached_scope(), exact_device_scope(table.device):
         now = table.read([RunField.ROUND, RunField.INCARNATION, RunField.RUN])
@@ -71,8 +59,8 @@ def build_round(
             means = state.arrivals.payload.means(sums, count)
         for queue in state.gradient_queues:
             means |= queue.mean_of(tickets[0])
-        # Some optimizers begin without their gradients, as Adam does by decaying
-        # the moments of sparse ones; a checkpoint must not catch that.
+        # Some optimizers begin before they have their gradients, as Adam does by
+        # decaying the moments of sparse ones; a checkpoint must not catch that.
         with tf.control_dependencies([count]):
             applied = publish(tf.group(apply(means)))
         with tf.control_dependencies([applied]):
@@ -90,37 +78,28 @@ def build_round(
 
 
 def _fence(is_own: tf.Tensor) -> tf.Operation:
-    """Returns the op that fails where the incarnation is another's, bool []."""
+    """Returns the op that fails unless the incarnation is the round's own."""
     return tf.debugging.Assert(is_own, [f"This round was {SUPERSEDED}."])
 
 
 @dataclass(frozen=True)
 class _Decision:
-    """Whose gradients make a round; int64 tensors.
-
-    Attributes:
-      round: [], that is decided.
-      incarnation: [], for which.
-      count: [], gradients accepted, at least 1.
-      filled: [R], of each replica.
-      stamps: [R], the last accepted batch of each replica.
-      dropped: [], gradients that came too late or were one too many.
-    """
+    """The choice of gradients for a round; int64 tensors."""
 
     round: tf.Tensor
     incarnation: tf.Tensor
-    count: tf.Tensor
-    filled: tf.Tensor
-    stamps: tf.Tensor
-    dropped: tf.Tensor
+    count: tf.Tensor  # [] gradients accepted, at least 1
+    filled: tf.Tensor  # [R] gradients accepted from each replica
+    stamps: tf.Tensor  # [R] each replica's last accepted batch
+    dropped: tf.Tensor  # [] gradients that arrived too late or were one too many
 
 
 def _begin_changes(
     table: RunTable, decision: _Decision, baton: tf.Tensor
 ) -> tf.Operation:
-    """Returns the op after which a round may change variables, as noted in the table.
+    """Returns the op after which a round may change variables, recorded in the table.
 
-    The accepted batches are noted now: should the round be cut off, they have counted.
+    The accepted batches are recorded now: if the round is cut off, they have counted.
     """
     replicas = decision.filled.shape[0]
     counted_keys = replica_keys(replicas, ReplicaField.COUNTED)
@@ -142,16 +121,7 @@ def _begin_changes(
 def _decide(
     state: SyncState, now: tf.Tensor
 ) -> tuple[_Decision, list[tf.Tensor], list[tf.Tensor]]:
-    """Waits until the gradients of a round have arrived.
-
-    Args:
-      state: where they arrive.
-      now: int64 [3], round, incarnation and run of which it is a round.
-
-    Returns:
-      The decision; where other servers need them, the accepted tickets, int64 [count,
-      TICKET_SIZE] in order of arrival; and sums of the accepted payloads.
-    """
+    """Waits for a round's gradients; returns the choice, tickets if kept, and sums."""
     payload, keeps_tickets = state.arrivals.payload, bool(state.gradient_queues)
     slots = tf.constant(state.quota, tf.int64)
     selection = _Selection(state, now[:2], slots, left_mark=run_mark(now[2]))
@@ -176,25 +146,18 @@ def _decide(
 
 @dataclass(frozen=True)
 class _Selection:
-    """Accepts or drops one arrival after the other; its methods are the loop's.
-
-    Attributes:
-      state: where arrivals come from.
-      position: int64 [2], the round and incarnation that are decided.
-      slots: int64 [R], how many gradients each replica may bring.
-      left_mark: int64 [], marks who has left this run; negative, who was evicted.
-    """
+    """Accepts or drops one arrival after another; its methods are the loop's."""
 
     state: SyncState
     position: tf.Tensor
-    slots: tf.Tensor
-    left_mark: tf.Tensor
+    slots: tf.Tensor  # int64 [R], gradients that each replica may send
+    left_mark: tf.Tensor  # int64 [], of replicas that left; negative if evicted
 
     def start(self) -> list[tf.Tensor]:
         """Returns the loop's variables, all int64 but the last.
 
         They are count, slots filled [R], stamps of the last accepted batches [R],
-        marks of left [R], dropped, and whether this round is superseded.
+        LEFT fields [R], dropped, and whether this round is superseded.
         """
         nothing = tf.constant(0, tf.int64)
         filled = tf.zeros([self.state.replicas], tf.int64)
@@ -213,7 +176,7 @@ class _Selection:
         is_superseded: tf.Tensor,
         *rest: tf.Tensor,
     ) -> tf.Tensor:
-        """Returns whether more gradients are asked for and possible, bool []."""
+        """Returns whether more gradients are needed and possible, bool []."""
         has_left = tf.equal(tf.abs(left), self.left_mark)
         possible = tf.reduce_sum(tf.where(has_left, filled, self.slots))
         is_short = count < tf.clip_by_value(possible, 1, self.state.aggregate)
@@ -229,7 +192,7 @@ class _Selection:
         is_superseded: tf.Tensor,
         *rest: tf.Tensor,
     ) -> list[tf.Tensor]:
-        """Waits for an arrival; returns the loop's variables with it."""
+        """Waits for an arrival; returns the loop's variables after it."""
         ticket, *sent = self.state.arrivals.dequeue()
         replica, stamp = ticket[0], ticket[4]
         is_new = tf.logical_or(stamp < 0, stamp > tf.gather(stamps, replica))
@@ -266,11 +229,9 @@ class _Selection:
         """Adds an arrival to the tickets, if they are kept, and to the sums.
 
         One that was made for a later incarnation goes back: its own chief waits for it.
-        Who has left is read again where nothing is added: whoever leaves or joins says
-        so in the table first, and sends a notice then, which is never accepted.
-
-        Returns:
-          Whether it went back, bool []; marks of left; then tickets and sums.
+        If nothing is added, LEFT is read again: a replica that leaves or joins writes
+        to the table first, then sends a notice, which is never accepted. Returns
+        whether the arrival went back, LEFT, tickets and sums.
         """
         arrivals, kept = self.state.arrivals, int(bool(self.state.gradient_queues))
 

@@ -1,22 +1,22 @@
-"""The run table: numbers on a parameter server that say how the run stands.
+"""The run table: numbers on a parameter server that describe the state of the run.
 
-It holds the round and incarnation that are in progress, who has arrived, and when
-each replica was last heard from. It is a hash table and not a variable, so that
+It holds the round and incarnation that are in progress, which replicas have arrived,
+and when each was last heard from. It is a hash table and not a variable, so that
 nothing needs to be initialized, nothing gets into a checkpoint, and a replica that
-starts late changes its own rows only. Its clock is the server's, which may be set back
-or forward: numbers that are to grow are drawn ``above`` the last, and waits are timed
-by who waits (``_timeouts/steady_times.py``).
+starts late changes only its own rows. Its clock is the server's, which may be set back
+or forward: numbers that must grow are drawn ``above`` the last, and each process times
+its own waits (``_timeouts/steady_times.py``).
 
 A *round* is one step of the optimizer. An *incarnation* begins when a chief starts or
-restores: what a replica computed in an older one is not accepted. A *run* has
-incarnations until it is closed; whoever has joined or left it is marked with its
-number, since the servers may outlive it and see another. A *session* begins when a
-replica joins: only its last one may go on. A process draws a *life* before it joins for
-the first time: a replica's number is the latest life's.
+restores: gradients computed in an older one are not accepted. A *run* has incarnations
+until it is closed; replicas that have joined or left it are marked with its number,
+since the servers may outlive it and see another. A *session* begins when a replica
+joins: only its last one may go on. A process draws a *life* before it joins for the
+first time: a replica's number belongs to the latest life.
 
-A *ticket* says which replica computed a gradient, from which batch, and for which
-round, and what it weighs in the mean. The batch is known by its *stamp*, which grows
-with every batch of a replica.
+A *ticket* identifies the replica that computed a gradient, the batch and the round, and
+gives its weight in the mean. A batch is known by its *stamp*, which grows with every
+batch of a replica.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,10 +37,9 @@ class RunField(IntEnum):
     round and the global step with which the incarnation began. INCARNATION is negative
     while a chief initializes or restores the variables, before it begins one. CHANGING
     is 1 more than the round whose means are being applied, else 0; CUT_OFF counts
-    rounds that ended with their chief while they were. HELD is the number of the last
-    hold that began, DRAWN that of the last hold or release that was asked for. EVICTED
-    counts replicas that were taken out of the quota. BEGUN_AT is the time at which the
-    incarnation began.
+    rounds whose chief was lost during that. HELD is the number of the last hold
+    that began, DRAWN that of the last hold or release requested. EVICTED counts
+    evictions of replicas. BEGUN_AT is the time at which the incarnation began.
     """
 
     ROUND = 0
@@ -67,9 +66,9 @@ class ReplicaField(IntEnum):
     ``run_mark`` of the run that it left or joined last; LEFT is negative where it was
     evicted. ARRIVALS counts its gradients of the round and incarnation that it arrived
     in last, INITIAL its initial tokens. SESSION is the number of its last join, LIFE
-    what the process has drawn that has the replica's number. COUNTED is the
-    stamp of the last batch that was accepted from it, COUNTED_ROUND 1 more than the
-    round that it counted in.
+    the life of the process that has the replica's number. COUNTED is the stamp of the
+    last batch that was accepted from it, COUNTED_ROUND 1 more than the round that it
+    counted in.
     """
 
     HEARD = 0
@@ -92,7 +91,7 @@ _ROWS_PER_REPLICA = 16
 
 
 def run_mark(run: Any) -> Any:
-    """Returns what marks a replica in a run; never 0, which means nothing written."""
+    """Returns a run's mark on its replicas; never 0, which means nothing written."""
     return run + 1
 
 
@@ -122,17 +121,11 @@ class RunTable:
 
     Its methods build their ops on the current device: enter
     ``exact_device_scope(table.device)`` around them.
-
-    Attributes:
-      handle: resource, on the server.
-      device: the server.
-      baton: shared name of a mutex there: who holds it may change the variables, or
-        knows that nobody does.
     """
 
     handle: tf.Tensor
     device: str
-    baton: str
+    baton: str  # shared name of a mutex; only its holder may change the variables
 
     def read(self, keys: Sequence[int]) -> tf.Tensor:
         """Reads rows, int64 [len(keys)]; 0 where nothing was written."""
@@ -148,12 +141,7 @@ class RunTable:
         *,
         where: tf.Tensor | None = None,
     ) -> Any:
-        """Returns the op that writes rows.
-
-        Args:
-          rows: keys and values, int64, [] or [R].
-          where: bool, [] or one per row: which rows are written; all by default.
-        """
+        """Returns the op that writes rows; ``where`` is bool, [] or one per row."""
         pairs = list(rows.items()) if isinstance(rows, Mapping) else list(rows)
         keys = tf.concat([_as_vector(key) for key, _ in pairs], axis=0)
         values = tf.concat([_as_vector(value) for _, value in pairs], axis=0)
@@ -165,12 +153,7 @@ class RunTable:
         )
 
     def now(self, *, above: Sequence[tf.Tensor] = ()) -> tf.Tensor:
-        """Returns the server's time in microseconds, int64 [].
-
-        Args:
-          above: int64 [], numbers that it is to be greater than, though a clock may
-            have been set back.
-        """
+        """Returns server time in microseconds, int64 [], greater than all ``above``."""
         now = tf.cast(tf.timestamp() * 1e6, tf.int64)
         for number in above:
             now = tf.maximum(now, number + 1)
@@ -187,12 +170,7 @@ class RunTable:
 
 
 def make_run_table(device: str, *, shared_name: str) -> RunTable:
-    """Makes the handle of the table that all processes share by its name.
-
-    Args:
-      device: the server; to be called in ``detached_scope``.
-      shared_name: the table's name on the server.
-    """
+    """Makes a table that all processes share by name; call in ``detached_scope``."""
     with tf.device(device):
         handle = tf.raw_ops.MutableHashTableV2(
             key_dtype=tf.int64,
@@ -209,13 +187,13 @@ def _as_vector(value: Any) -> tf.Tensor:
 
 
 REFUSED = -1
-"""Number of the session of a process whose replica's number a later one has taken."""
+"""Session number of a process whose replica number a later process has taken."""
 
 
 def draw_life(table: RunTable, replica: int) -> tf.Tensor:
-    """Returns a number for a process that is to join, later than any before, int64 [].
+    """Returns a life for a process about to join, greater than any before, int64 [].
 
-    It is drawn by itself, before the first join: a join that was left behind by a
+    It is drawn separately, before the first join: a join that was left behind by a
     process that is gone would otherwise count as the latest of all.
     """
     fields = [ReplicaField.LIFE, ReplicaField.COUNTED]
@@ -224,32 +202,20 @@ def draw_life(table: RunTable, replica: int) -> tf.Tensor:
 
 
 def has_number(table: RunTable, replica: int, life: tf.Tensor) -> tf.Tensor:
-    """Returns whether a replica's number is still a process's own, bool [].
-
-    Args:
-      table: of the run.
-      replica: its number.
-      life: int64 [], of the process; 0 where it has drawn none.
-    """
+    """Returns whether a replica's number is still this life's, bool []."""
     latest = table.read([replica_key(replica, ReplicaField.LIFE)])[0]
-    return tf.logical_or(tf.equal(life, 0), life >= latest)
+    return tf.logical_or(tf.equal(life, 0), life >= latest)  # 0: has drawn none
 
 
 def take_number(table: RunTable, replica: int, life: tf.Tensor) -> tf.Operation:
-    """Returns the op by which a process has a replica's number, if it is the latest."""
+    """Returns the op that gives a replica's number to a life, if that is the latest."""
     key = replica_key(replica, ReplicaField.LIFE)
     latest = table.read([key])[0]
     return table.write({key: life}, where=life > latest)
 
 
 def mark_evicted(table: RunTable, out: tf.Tensor, *, run: tf.Tensor) -> tf.Operation:
-    """Returns the op that marks and counts replicas as evicted, under the baton.
-
-    Args:
-      table: of the run.
-      out: bool [R]; who has left already is not marked again.
-      run: int64 [], the run's number.
-    """
+    """Returns the op that marks and counts replicas as evicted, under the baton."""
     keys = replica_keys(out.shape[0], ReplicaField.LEFT)
     mark = run_mark(run)
     out = tf.logical_and(out, tf.not_equal(tf.abs(table.read(keys)), mark))
@@ -262,7 +228,7 @@ def mark_evicted(table: RunTable, out: tf.Tensor, *, run: tf.Tensor) -> tf.Opera
 
 TICKET_SIZE = 6
 NOTICE = -1
-"""Round of a ticket that carries no gradient: the chief is to read the table again."""
+"""Round of a ticket without a gradient, which makes the chief read the table again."""
 
 
 def make_ticket(
@@ -273,30 +239,18 @@ def make_ticket(
     stamp: tf.Tensor,
     weight: Any = None,
 ) -> tf.Tensor:
-    """Makes a ticket on the worker.
-
-    Args:
-      replica: number of the replica.
-      position: int64 [2], round and incarnation for which it computed.
-      session: int64 [], in which it did.
-      stamp: int64 [], of the batch.
-      weight: of the gradients in the mean, a number or scalar tensor; None for 1.
-
-    Returns:
-      int64 [TICKET_SIZE]: replica, round, incarnation, session, stamp, and the bits of
-      the weight as a float64.
-    """
+    """Makes a ticket on the worker; its last element is the bits of the weight."""
     own = tf.constant([replica], tf.int64)
     bits = tf.bitcast(tf.cast(1.0 if weight is None else weight, tf.float64), tf.int64)
     return tf.concat([own, position, tf.stack([session, stamp, bits])], axis=0)
 
 
 def weight_of(ticket: tf.Tensor) -> tf.Tensor:
-    """Returns what the ticket's gradients weigh, float64 []."""
+    """Returns the weight of the ticket's gradients, float64 []."""
     return tf.bitcast(ticket[5], tf.float64)
 
 
 def make_notice(replica: int, incarnation: tf.Tensor) -> tf.Tensor:
-    """Makes a ticket that only wakes the chief of an incarnation, int64 []."""
+    """Makes a ticket that only wakes the chief of an incarnation."""
     own = tf.constant([replica, NOTICE], tf.int64)
     return tf.concat([own, tf.stack([incarnation, NOTICE, NOTICE, NOTICE])], axis=0)

@@ -1,9 +1,9 @@
 """Holding the rounds while the chief saves, so that no checkpoint mixes two steps.
 
 With backups, rounds go on while the chief is busy. A hold is a call that takes the
-baton and keeps it until it is released; a round that is ready waits for that long.
-Holds and releases are numbered as they are asked for, on the table's server: a release
-ends every hold that was asked for before.
+baton and keeps it until it is released; a round that is ready waits until then. Holds
+and releases are numbered as they are requested, on the table's server: a release ends
+every hold requested before it.
 """
 
 from dataclasses import dataclass
@@ -16,18 +16,11 @@ from tw_syncrep._protocol.run_table import RunField, RunTable
 
 @dataclass(frozen=True)
 class HoldOps:
-    """What holds the rounds.
+    """The ops that hold the rounds and release them."""
 
-    Attributes:
-      next: int64 [], the least number of a hold that is asked for after this.
-      hold: returns when it is released; until then no round changes variables.
-      held: int64 [], the number of the last hold that began.
-      release: ends the holds that were asked for before.
-    """
-
-    next: tf.Tensor
-    hold: tf.Operation
-    held: tf.Tensor
+    next: tf.Tensor  # int64 [], the least number of a hold requested after this
+    hold: tf.Operation  # returns when released
+    held: tf.Tensor  # int64 [], the number of the last hold that began
     release: tf.Operation
 
 
@@ -58,12 +51,12 @@ def build_hold(table: RunTable) -> HoldOps:
 
 
 def release_holds(table: RunTable) -> tf.Operation:
-    """Returns the op, on the current device, that ends all holds asked for before."""
+    """Returns the op, on the current device, that ends all holds requested before."""
     return _releases(table).enqueue(_draw_number(table))
 
 
 def _draw_number(table: RunTable) -> tf.Tensor:
-    """Draws a number that is greater than all before it, int64 []."""
+    """Draws a number greater than all before it, int64 []."""
     number = table.now(above=[table.read([RunField.DRAWN])[0]])
     with tf.control_dependencies([table.write({RunField.DRAWN: number})]):
         return tf.identity(number)

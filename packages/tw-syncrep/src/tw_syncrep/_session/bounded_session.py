@@ -1,6 +1,6 @@
 """A session whose creation, calls and end are bounded.
 
-A hook cannot do this: it is not asked while a session is created, and a call that is
+A hook cannot do this: it is not called while a session is created, and a call that is
 blocked inside TensorFlow reacts to nothing that Python does. So the session lives in
 a thread of its own. The caller waits for its answers, checks the parameter servers now
 and then, and leaves the thread behind when waiting has become pointless.
@@ -29,15 +29,15 @@ class AbandonedError(RuntimeError):
 
 
 class AbandonedCalls(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Ends a call that was left behind as soon as it comes back from TensorFlow.
+    """Ends a call that was left behind as soon as it returns from TensorFlow.
 
     It may do so much later, when its server answers again. It would then go on in hooks
-    that serve another session by now, and where it fails, TensorFlow would make a
-    session of its own again: two of one replica. So this is the first of the hooks.
+    that serve another session by now, and if it failed, TensorFlow would make a session
+    for it again: two of one replica. So this is the first of the hooks.
     """
 
     def __init__(self) -> None:
-        """Nothing was left behind."""
+        """Starts with no call left behind."""
         self._is_left = False
 
     def leave(self) -> None:
@@ -45,11 +45,7 @@ class AbandonedCalls(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._is_left = True
 
     def check(self) -> None:
-        """Ends a call that was left behind.
-
-        Raises:
-          AbandonedError: it was.
-        """
+        """Ends a call that was left behind, by raising in it."""
         if self._is_left:
             raise AbandonedError(
                 "training_session: this call was left behind; what it returns now is "
@@ -74,19 +70,14 @@ class AbandonedCalls(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
 
 class CallThread:
-    """One thread that makes one call after the other.
-
-    Attributes:
-      is_abandoned: whether a call was left behind; no other is possible any more.
-      has_ended: whether ``end`` was called; no other is possible either.
-    """
+    """A thread that makes one call after another."""
 
     def __init__(self, surroundings: AbstractContextManager[Any]) -> None:
         """Starts the thread, which enters ``surroundings``."""
-        self.is_abandoned = False
+        self.is_abandoned = False  # A call was left behind; no other is possible.
         self.has_ended = False
         self._surroundings = surroundings
-        # Of the ways to hand something to a thread, this one costs least.
+        # The cheapest way to hand something to a thread.
         self._calls: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._answers: SimpleQueue[_Answer] = SimpleQueue()
         self._thread = threading.Thread(
@@ -95,20 +86,10 @@ class CallThread:
         self._thread.start()
 
     def run(self, call: Callable[[], T], check: Callable[[], float]) -> T:
-        """Makes a call and waits for it.
+        """Makes a call in the thread and returns its result.
 
-        Args:
-          call: what to do in the thread.
-          check: called while that takes long; raises to leave the call behind, or
-            returns in how many seconds to check again.
-
-        Returns:
-          What ``call`` returned.
-
-        Raises:
-          AbandonedError: an earlier call was left behind.
-          RuntimeError: the thread has ended.
-          BaseException: what ``call`` or ``check`` raised.
+        While it takes long, ``check`` raises to leave the call behind, or returns the
+        seconds until it is to be called again.
         """
         if self.is_abandoned:
             raise AbandonedError(
@@ -124,7 +105,7 @@ class CallThread:
             result, error = self._await_answer(check)
         except BaseException:
             self.is_abandoned = True
-            self._calls.put(None)  # Once it comes back, the thread ends.
+            self._calls.put(None)  # Once the call returns, the thread ends.
             raise
         if error is not None:
             raise error
@@ -148,7 +129,7 @@ class CallThread:
         with self._surroundings:
             while (call := self._calls.get()) is not None:
                 self._answers.put(_answer(call))
-                del call  # It may hold a session that is to go.
+                del call  # It may hold a session that is to be freed.
 
 
 def _answer(call: Callable[[], Any]) -> _Answer:
@@ -159,7 +140,7 @@ def _answer(call: Callable[[], Any]) -> _Answer:
 
 
 class TrainingSession:
-    """What ``training_session`` returns; used like a ``MonitoredSession``."""
+    """The session of ``training_session``; used like a ``MonitoredSession``."""
 
     def __init__(
         self,
@@ -180,12 +161,12 @@ class TrainingSession:
           wait_timeout_s: how long they may be silent; None for no bound.
           start_timeout_s: how long ``create`` may take; None for no bound.
           unanswered: returns whether a question through the session got no answer.
-          failure: returns why a call is to be left behind, if it is.
-          release: called at the end, and where a call is left behind, which it is
-            told; ends the threads that watch over the session.
+          failure: returns the reason to leave a call behind, or None.
+          release: called at the end, and when a call is left behind, with whether one
+            was; ends the threads that watch over the session.
 
         Raises:
-          TypeError: an argument is of another type.
+          TypeError: an argument is of the wrong type.
           ValueError: a timeout is not above 0.
           SyncTimeoutError: it could not be created in time.
         """
@@ -248,7 +229,7 @@ class TrainingSession:
         """Runs a function of a step context, as ``MonitoredSession.run_step_fn``.
 
         Raises:
-          TypeError: ``step_fn`` is no function.
+          TypeError: ``step_fn`` is not a function.
           SyncTimeoutError: a wait took too long.
         """
         check_function("TrainingSession.run_step_fn", step_fn=step_fn)
@@ -259,7 +240,7 @@ class TrainingSession:
         return bool(self._session.should_stop())
 
     def close(self) -> None:
-        """Ends in order.
+        """Closes the session in order.
 
         Raises:
           SyncTimeoutError: parameter servers did not answer in time.
@@ -275,12 +256,12 @@ class TrainingSession:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        """Ends in order; the end of the data is no error."""
+        """Closes the session in order; the end of the data is not an error."""
         ended = self._end(lambda: self._session.__exit__(kind, error, traceback))
         return bool(ended)
 
     def _end(self, close: Callable[[], T]) -> T | None:
-        # Where a call was abandoned, the error that did it is on its way.
+        # If a call was abandoned, the error that caused this is on its way.
         if self._thread.is_abandoned or self._thread.has_ended:
             return None
         try:

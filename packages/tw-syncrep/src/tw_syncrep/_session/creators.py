@@ -1,7 +1,6 @@
-"""How the sessions of chief and replicas are made, and made again.
+"""How the sessions of the chief and the other replicas are made, and made again.
 
-Variables are initialized or restored only where the servers hold nothing that is to go
-on.
+Variables are initialized or restored only if the servers hold no run to continue.
 """
 
 from collections.abc import Callable
@@ -16,10 +15,10 @@ _POLL_S = 1
 
 
 class HeldSessionCreator(tf.compat.v1.train.ChiefSessionCreator):  # type: ignore[misc]
-    """Makes the chief's sessions, and initializes only what the servers do not hold.
+    """Makes the chief's sessions; initializes only if the servers hold no run.
 
     TensorFlow's own restores or initializes the variables whenever it makes a session.
-    That would undo steps where parameter servers and other replicas have gone on.
+    That would undo steps if the parameter servers and other replicas have gone on.
     """
 
     def __init__(
@@ -32,23 +31,13 @@ class HeldSessionCreator(tf.compat.v1.train.ChiefSessionCreator):  # type: ignor
         is_held: Callable[[tf.compat.v1.Session, bool], bool],
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Keeps the arguments of ``tf.compat.v1.train.ChiefSessionCreator``.
-
-        Args:
-          scaffold: as TensorFlow's.
-          master: as TensorFlow's.
-          config: as TensorFlow's.
-          checkpoint_dir: as TensorFlow's.
-          is_held: takes a session and whether this creator has made one before;
-            returns whether the servers hold a run that is to go on.
-          check: raises where nobody waits for a session any more.
-        """
+        """Keeps the arguments of ``tf.compat.v1.train.ChiefSessionCreator``."""
         super().__init__(scaffold, master, config, checkpoint_dir)
         self._scaffold = scaffold
         self._master = master
         self._config = config
-        self._is_held = is_held
-        self._check = check
+        self._is_held = is_held  # takes a session, and whether it is not the first
+        self._check = check  # raises if nobody waits for a session any more
         self._has_created = False
 
     def create_session(self) -> tf.compat.v1.Session:
@@ -67,7 +56,7 @@ class HeldSessionCreator(tf.compat.v1.train.ChiefSessionCreator):  # type: ignor
             session.close()
             self._check()  # The servers may have been silent for long.
             session = super().create_session()
-        # Only now: what failed may have left variables half restored.
+        # Only now: a failure may have left variables half restored.
         self._has_created = True
         return KnowingSession.adopt(session)
 
@@ -75,7 +64,7 @@ class HeldSessionCreator(tf.compat.v1.train.ChiefSessionCreator):  # type: ignor
 class ReadySessionCreator(tf.compat.v1.train.SessionCreator):  # type: ignore[misc]
     """Makes the sessions of replicas that wait for the chief's variables.
 
-    TensorFlow's own creator looks every 30 seconds whether the chief has initialized
+    TensorFlow's own creator checks every 30 seconds whether the chief has initialized
     them; a restarted worker would idle for that long.
     """
 
@@ -88,15 +77,7 @@ class ReadySessionCreator(tf.compat.v1.train.SessionCreator):  # type: ignore[mi
         max_wait_s: float,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Keeps the arguments of ``tf.compat.v1.train.WorkerSessionCreator``.
-
-        Args:
-          scaffold: as TensorFlow's.
-          master: as TensorFlow's.
-          config: as TensorFlow's.
-          max_wait_s: how long to wait for the chief's variables.
-          check: raises where nobody waits for a session any more.
-        """
+        """Keeps the arguments of ``tf.compat.v1.train.WorkerSessionCreator``."""
         self._scaffold = scaffold or tf.compat.v1.train.Scaffold()
         self._master = master
         self._config = config
@@ -104,11 +85,7 @@ class ReadySessionCreator(tf.compat.v1.train.SessionCreator):  # type: ignore[mi
         self._check = check
 
     def create_session(self) -> tf.compat.v1.Session:
-        """Returns a session whose variables are initialized.
-
-        Raises:
-          StartTimeoutError: they are not, after the longest wait.
-        """
+        """Returns a session whose variables are initialized."""
         self._check()
         self._scaffold.finalize()
         manager = tf.compat.v1.train.SessionManager(

@@ -1,4 +1,4 @@
-"""Around TensorFlow's hooks that write checkpoints and summaries.
+"""Additions to TensorFlow's hooks that write checkpoints and summaries.
 
 Rounds are held while a checkpoint is written, and only the acting chief writes.
 """
@@ -25,14 +25,14 @@ class HoldRounds(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[mi
     """Holds the rounds from before a checkpoint is written until after it."""
 
     def __init__(self, find: Callable[[], HoldOps | None]) -> None:
-        """Takes what returns the ops; None where rounds need not be held."""
+        """Takes a function that returns the ops; None if rounds need not be held."""
         self._find = find
         self._thread: threading.Thread | None = None
 
     def before_save(
         self, session: tf.compat.v1.Session, global_step_value: int
     ) -> None:
-        """Returns when no round changes variables any more."""
+        """Returns once no round changes variables any more."""
         del global_step_value
         ops = self._find()
         if ops is None:
@@ -55,16 +55,16 @@ class HoldRounds(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[mi
     def after_save(self, session: tf.compat.v1.Session, _: int) -> None:
         """Lets the rounds go on.
 
-        Others end the hold of a chief that they have not heard from for long. Its
-        checkpoint may mix two steps, and be older than those that were written since:
-        it is withdrawn.
+        Other replicas end the hold of a chief that they have not heard from for long.
+        Its checkpoint may mix two steps, and be older than those written since: it is
+        withdrawn.
         """
         if self._thread is not None and not self._thread.is_alive():
             _withdraw(session.graph)
         self.end_hold(session)
 
     def end_hold(self, session: tf.compat.v1.Session) -> None:
-        """Lets the rounds go on, if they are held; a save that fails leaves them so."""
+        """Lets the rounds go on, if held; a save that fails leaves them held."""
         ops, thread = self._find(), self._thread
         self._thread = None
         if thread is not None and ops is not None:
@@ -72,7 +72,7 @@ class HoldRounds(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[mi
 
 
 def _withdraw(graph: tf.Graph) -> None:
-    """Removes the checkpoint that the graph's savers have written last."""
+    """Removes the last checkpoint that the graph's savers have written."""
     for saver in graph.get_collection(tf.compat.v1.GraphKeys.SAVERS):
         *kept, last = saver.last_checkpoints or [None]
         if last is None:
@@ -104,13 +104,13 @@ def _hold(session: tf.compat.v1.Session, ops: HoldOps) -> None:
 
 
 class WhileActing(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Has a hook that writes do so while its replica acts as the chief.
+    """Runs a hook that writes, but only while its replica acts as the chief.
 
     The hook begins, and makes its files, when the replica first acts.
     """
 
     def __init__(self, writer: Any, is_acting: Callable[[], bool]) -> None:
-        """Takes the hook, and what returns whether the replica acts."""
+        """Takes the hook, and a function that returns whether the replica acts."""
         self._writer = writer
         self._is_acting = is_acting
         self._coord: Any = None
@@ -119,8 +119,8 @@ class WhileActing(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._was_asked = False
 
     def begin(self) -> None:
-        """Makes what the writer needs in the graph, which is finalized then."""
-        # A counter that writes nowhere makes it, and nothing else.
+        """Adds the writer's needs to the graph, which is finalized afterwards."""
+        # A step counter that writes nowhere adds them, and nothing else.
         tf.compat.v1.train.StepCounterHook(summary_writer=_NOWHERE).begin()
 
     def after_create_session(
@@ -137,12 +137,12 @@ class WhileActing(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return self._writer.before_run(run_context) if self._was_asked else None
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Tells the writer, if it was asked."""
+        """Passes the results to the writer, if it was asked."""
         if self._was_asked:
             self._writer.after_run(run_context, run_values)
 
     def end(self, session: tf.compat.v1.Session) -> None:
-        """Has the writer end, if the replica acts."""
+        """Ends the writer, if the replica acts."""
         if self._begin_if_acting(session):
             self._writer.end(session)
 

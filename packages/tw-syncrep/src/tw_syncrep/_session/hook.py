@@ -1,4 +1,4 @@
-"""The hook: starts a replica's part, bounds its waits, ends it in order."""
+"""The hook, which starts a replica's part, bounds its waits and ends it in order."""
 
 import contextlib
 import logging
@@ -32,12 +32,12 @@ from tw_syncrep._timeouts.watchdog import Watchdog
 
 _log = logging.getLogger("tw_syncrep")
 
-# Plain numbers are compared many times faster, and this is done every step.
+# Plain numbers compare many times faster, and this is done every step.
 _CLOSED, _WATCHDOG = int(WakeReason.RUN_CLOSED), int(WakeReason.WATCHDOG)
 _REPLACED = int(WakeReason.REPLACED)
 _ENDING_MS = 10_000
 _MOST_REPLACED = 2
-"""Sessions in a row that are replaced with no step between that needed none."""
+"""Most sessions replaced in a row without a step that needed no replacement."""
 
 
 class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
@@ -55,15 +55,15 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         """Keeps the arguments; the graph is read in ``begin``.
 
         Args:
-          optimizer: the ``SyncReplicasOptimizer`` whose hook it is.
+          optimizer: the ``SyncReplicasOptimizer`` that the hook belongs to.
           is_chief: whether this replica runs the rounds.
           num_tokens: as for ``get_init_tokens_op``.
           ends_all: whether the run ends when this replica leaves.
-          min_replicas: of an elastic run; None where a run ends with a replica that is
-            lost.
+          min_replicas: fewest replicas of an elastic run; None if a run ends when it
+            loses a replica.
 
         Raises:
-          TypeError: an argument is of another type.
+          TypeError: an argument is of the wrong type.
         """
         if not hasattr(type(optimizer), "sync_graph"):
             raise TypeError(
@@ -90,7 +90,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._life = 0
         self._replaced = 0
         self._session: Any = None
-        self._opened = 0  # the incarnation that this chief has begun last
+        self._opened = 0  # the last incarnation that this chief has begun
         self._begun: SyncGraph | None = None
 
     @property
@@ -112,7 +112,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     @property
     def is_acting(self) -> bool:
-        """Whether this replica applies the steps: in an elastic run any of them may."""
+        """Whether this replica applies the steps; in an elastic run, any one may."""
         return self._role is not None and self._role.is_acting
 
     @property
@@ -122,14 +122,14 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     @property
     def given_up(self) -> Exception | None:
-        """Why the training op is to be left behind, if it is."""
+        """The reason to leave the training op behind, or None."""
         return None if self._watchdog is None else self._watchdog.given_up
 
     def make_saver_listener(self) -> tf.compat.v1.train.CheckpointSaverListener:
-        """Makes what holds the rounds while a ``CheckpointSaverHook`` saves.
+        """Makes a listener that holds the rounds while a ``CheckpointSaverHook`` saves.
 
         ``training_session`` gives it to the hook that it makes; a hook of your own
-        takes it among its ``listeners``. With backups, rounds would otherwise go on
+        takes it as one of its ``listeners``. With backups, rounds would otherwise go on
         during a save, and a checkpoint could mix two steps.
         """
         self._holds.append(HoldRounds(self._find_holding))
@@ -143,7 +143,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             in a thread of its own, as that may not return either.
 
         Raises:
-          TypeError: ``is_left`` is no flag.
+          TypeError: ``is_left`` is not a bool.
         """
         check_flag("SyncReplicasHook.release", is_left=is_left)
         self._stop_threads()
@@ -154,10 +154,10 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             ).start()
 
     def begin(self) -> None:
-        """Gets the ops.
+        """Gets the ops from the optimizer.
 
         Raises:
-          ValueError: the optimizer has built none yet, or too few tokens.
+          ValueError: the optimizer has built none yet, or there are too few tokens.
         """
         try:
             graph: SyncGraph = self._optimizer.sync_graph
@@ -186,21 +186,21 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         )
 
     def is_under_way(self, session: tf.compat.v1.Session, *, is_again: bool) -> bool:
-        """Returns whether the servers hold a run that this chief is to go on with.
+        """Returns whether the servers hold a run that this chief is to continue.
 
-        They do where all variables have values, the run has begun and is not closed,
-        and either this chief has begun it, in a session that was lost or has raised, or
-        another replica, whose gradients have counted, was heard from within
-        ``wait_timeout_s``. Where all replicas start at once, none has, and the chief
-        initializes or restores: until it has joined, nobody else changes the variables.
+        They do if all variables have values, the run has begun and is not closed, and
+        either this chief began it, in a session that was lost or raised, or another
+        replica, whose gradients have counted, was heard from within
+        ``wait_timeout_s``. If all replicas start at once, none has, and the chief
+        initializes or restores: until it joins, no other replica changes the variables.
 
         Args:
           session: of this graph; need not be initialized.
-          is_again: whether it is to take the place of one that was lost.
+          is_again: whether it replaces one that was lost.
 
         Raises:
-          TypeError: ``session`` is not a session, or ``is_again`` no flag.
-          ValueError: the session is one of another graph.
+          TypeError: ``session`` is not a session, or ``is_again`` not a bool.
+          ValueError: the session belongs to another graph.
           ReplicaReplacedError: another process has this replica's number.
         """
         graph = self._graph
@@ -211,7 +211,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             return False
         is_held = self._finds_run(session, is_again=is_again)
         if not is_held:
-            # What is then initialized or restored may not come to its end.
+            # The initialization or restore that follows may not finish.
             self._opened = 0
             ops = graph.ops
             self._life = self._life or int(session.run(ops.draw))
@@ -228,7 +228,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
           RuntimeError: variables have no value; all are named.
           ReplicaReplacedError: another process has this replica's number.
           TypeError: ``session`` is not a session, or ``coord`` not a coordinator.
-          ValueError: the session is one of another graph.
+          ValueError: the session belongs to another graph.
         """
         caller = "SyncReplicasHook.after_create_session"
         check_session(caller, session, self._graph.train_op.graph)
@@ -283,11 +283,11 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         )
 
     def before_run(self, run_context: Any) -> Any:
-        """Waits for the others before the first step, and begins a wait.
+        """Waits for the other replicas before the first step; begins the step's wait.
 
         Raises:
           RuntimeError: called before ``after_create_session``.
-          TypeError: ``run_context`` is none of a session's.
+          TypeError: ``run_context`` is not a session's.
         """
         self._check_started("before_run")
         if not hasattr(run_context, "original_args"):
@@ -312,7 +312,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         )
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Raises what ended the wait, or has the session stop.
+        """Raises the error that ended the wait, or stops the session with the run.
 
         Raises:
           RuntimeError: called before ``after_create_session``.
@@ -336,12 +336,12 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             run_context.request_stop()
 
     def end(self, session: tf.compat.v1.Session) -> None:
-        """Leaves in order; the chief ends the run for all.
+        """Leaves the run in order; the chief ends it for all.
 
         Raises:
           RuntimeError: called before ``after_create_session``.
           TypeError: ``session`` is not a session.
-          ValueError: it is one of another graph.
+          ValueError: it belongs to another graph.
         """
         self._check_started("end")
         check_session("SyncReplicasHook.end", session, self._graph.train_op.graph)
@@ -363,28 +363,28 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         status = read_status(parts)
         if not status.incarnation or status.is_closed:
             return False
-        # Later than its own: it has begun that too, but did not hear of it.
+        # Later than its own: it has begun that one too, but got no answer.
         if is_again or 0 < self._opened <= status.incarnation:
             return True
         within_s = self.wait_timeout_s or 0.0
         return is_held_by_others(parts, graph.replica, within_s=within_s)
 
     def _find_holding(self) -> HoldOps | None:
-        """Returns what holds the rounds, where they go on without the chief."""
+        """Returns the ops that hold the rounds, if those go on without the chief."""
         graph = self._graph
         goes_on = self.is_elastic or graph.aggregate < graph.replicas
         return graph.holding if goes_on else None
 
     @property
     def _graph(self) -> SyncGraph:
-        """What ``begin`` has got."""
+        """The graph that ``begin`` got."""
         if self._begun is None:
             raise RuntimeError(_out_of_order("after_create_session", "begin"))
         return self._begun
 
     @property
     def _chief_role(self) -> ChiefRole:
-        """What ``begin`` has made."""
+        """The role that ``begin`` made."""
         if self._role is None:
             raise RuntimeError(_out_of_order("after_create_session", "begin"))
         return self._role
@@ -392,7 +392,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def _is_training(self, fetches: Any) -> bool:
         """Returns whether a call runs the training op.
 
-        A hook may fetch what the training op returned, but only where it runs anyway:
+        The hook may fetch the training op's reply, but only if the op runs anyway:
         fetching it in a call for evaluation would make that call a step.
         """
         leaves = tf.nest.flatten(fetches, expand_composites=True)
@@ -408,9 +408,9 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def _replace_session(
         self, session: tf.compat.v1.Session, coord: tf.train.Coordinator, reason: str
     ) -> None:
-        """Has a call that will not return fail as if its server had restarted.
+        """Makes a call that will not return fail as if its server had restarted.
 
-        Where that has not helped, it fails for good.
+        If that has not helped before, the call fails for good.
         """
         _log.warning("%s", reason)
         self._chief_role.pause()
@@ -427,14 +427,14 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             error = report_replies(
                 *(late, self._events), replica=replica, deadline_s=timeout_s
             )
-        # Of an error that was not raised, the coordinator wants all three parts.
+        # For an error that was not raised, the coordinator needs all three parts.
         coord.request_stop((type(error), error, None))
         session.close()
 
     def _superseded(self, by: str) -> Exception:
-        """Returns what has TensorFlow replace the session, and join again.
+        """Returns an error that makes TensorFlow replace the session, and join again.
 
-        Where a later process has the replica's number, joining is refused then.
+        If a later process has the replica's number, joining is then refused.
         """
         reason = (
             f"SyncReplicasOptimizer: replica {self._graph.replica} gave way to {by}"
@@ -445,7 +445,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return error
 
     def _end_rounds(self, error: Exception) -> None:
-        """Has the training op raise what the chief's thread could not do."""
+        """Makes the training op raise the error of the chief's thread."""
         session = self._session
         if session is None:  # released meanwhile
             return
@@ -454,7 +454,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
                 return  # The step sees the new incarnation, and goes on in it.
             error = self._superseded("another chief")
         self._failure = error
-        # Where the server is lost, the training op fails without being woken.
+        # If the server is lost, the training op fails without being woken.
         with contextlib.suppress(tf.errors.OpError, RuntimeError):
             session.run(self._graph.ops.wake, options=_bounded(_ENDING_MS))
 

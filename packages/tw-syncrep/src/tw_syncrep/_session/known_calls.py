@@ -1,8 +1,8 @@
-"""A session that looks at each set of fetches and feeds once.
+"""A session that examines each set of fetches and feeds once.
 
-``Session.run`` looks through its fetches and feeds in every call, about 0.1 ms of
-Python with those of a hook among them. A step of a small model takes a few
-milliseconds, and its caller repeats the same call.
+``Session.run`` examines its fetches and feeds in every call: about 0.1 ms of Python,
+including those of a hook. A step of a small model takes a few milliseconds, and its
+caller repeats the same call.
 """
 
 from collections.abc import Hashable, Iterator, Mapping
@@ -23,7 +23,7 @@ class KnownCall:
         self, graph: tf.Graph, fetches: Any, feeds: Mapping[tf.Tensor, Any]
     ) -> None:
         """Takes fetches and feeds that TensorFlow has run."""
-        # What has gone could give its id, which names it, to something else.
+        # Fetches and feeds are known by their ids, which must not be reused.
         self._kept = [*_leaves(fetches), *feeds]
         self._feeds = [
             (
@@ -36,7 +36,7 @@ class KnownCall:
         self._prepared = PreparedCall(graph, fetches, list(feeds))
 
     def read(self, feed_dict: Mapping[tf.Tensor, Any]) -> list[np.ndarray] | None:
-        """Returns what is fed as arrays; None where TensorFlow has to look at it."""
+        """Returns the fed values as arrays; None if TensorFlow has to check them."""
         arrays = []
         for tensor, dtype, shape in self._feeds:
             value = feed_dict[tensor]
@@ -53,23 +53,23 @@ class KnownCall:
         return arrays
 
     def run(self, session: tf.compat.v1.Session, values: list[np.ndarray]) -> Any:
-        """Runs it, as ``Session.run`` does."""
+        """Runs the call, as ``Session.run`` does."""
         return self._prepared.run(session, values)
 
 
 class KnowingSession(tf.compat.v1.Session):  # type: ignore[misc]
-    """A ``tf.compat.v1.Session`` that knows the calls it has made.
+    """A ``tf.compat.v1.Session`` that remembers the calls it has made.
 
-    The first call of each set of fetches and feeds is TensorFlow's own, and so is
-    whatever is unusual: run options, fetches by name, values of an odd type or shape.
+    The first call of each set of fetches and feeds is TensorFlow's own, and so is any
+    unusual one: with run options, fetches by name, values of an odd type or shape.
     """
 
     @classmethod
     def adopt(cls, session: tf.compat.v1.Session) -> tf.compat.v1.Session:
-        """Has a session know its calls, and returns it.
+        """Makes a session remember its calls, and returns it.
 
-        TensorFlow's creators and managers make their sessions themselves. Where it
-        lacks what this needs, they stay as they are.
+        TensorFlow's creators and managers make their sessions themselves. If it lacks
+        the functions that this needs, they stay as they are.
         """
         if not can_prepare(session):
             return session
@@ -109,7 +109,7 @@ def _fits(found: tuple[int, ...], shape: list[int | None] | None) -> bool:
 
 
 def _name(fetches: Any, feed_dict: Any) -> Hashable:
-    """Returns what is the same for the same fetches and feeds; None for odd feeds."""
+    """Returns a key that identifies fetches and feeds; None for odd feeds."""
     if not feed_dict:
         return _form(fetches), ()
     if type(feed_dict) is not dict:

@@ -1,4 +1,4 @@
-"""What a session counts and runs beside its calls: batches, and the chief's rounds."""
+"""A session's work around its calls: numbering batches, running the chief's rounds."""
 
 import logging
 import threading
@@ -27,7 +27,7 @@ _BATON_S = 5.0
 class BatchStamps:
     """Numbers a replica's batches, so that each counts once.
 
-    Where a session is replaced in a call, TensorFlow makes the call again, with the
+    If a session is replaced during a call, TensorFlow makes the call again, with the
     same feed: its batch keeps its stamp. Stamps grow from the session's number, a time.
 
     >>> stamps = BatchStamps()
@@ -42,21 +42,18 @@ class BatchStamps:
     >>> stamps.end_call()
     >>> stamps.begin_call()
     201
-
-    Attributes:
-      is_repeated: whether the last call was made again.
     """
 
     def __init__(self) -> None:
-        """Has numbered none."""
+        """Starts with no batch numbered."""
         self._last = 0
         self._number = 0
         self._has_returned = True
         self._is_again = False
-        self.is_repeated = False
+        self.is_repeated = False  # whether the last call was made again
 
     def begin_session(self, number: int) -> None:
-        """Records that a session has joined; an open call comes again."""
+        """Records that a session has joined; an open call will be made again."""
         self._number = number
         self._is_again = not self._has_returned
 
@@ -76,9 +73,9 @@ class BatchStamps:
 class ChiefRole:
     """Whether this process acts as the chief, and the rounds that it then runs.
 
-    In an elastic run any replica may, where the chief is lost. The rounds have a thread
-    that is none of the coordinator's: those are waited for at the end, and this one
-    waits for gradients that then do not come.
+    In an elastic run any replica may, if the chief is lost. The rounds have a thread of
+    their own, outside the coordinator: it joins its threads at the end, when this one
+    still waits for gradients that will not arrive.
     """
 
     def __init__(
@@ -92,25 +89,14 @@ class ChiefRole:
         times: SteadyTimes,
         on_failure: Callable[[Exception], None],
     ) -> None:
-        """Does not act yet.
-
-        Args:
-          graph: of the replica.
-          is_chief: whether it is the chief, unless another acts.
-          initial: [R] initial tokens, with which it begins an incarnation.
-          wait_timeout_s: longest wait; None where there is no bound.
-          min_replicas: of an elastic run; None where it is none.
-          times: of what the replica has read of the run table.
-          on_failure: gets what a round raised, such as the loss of its server, which
-            the replica's own step need not have noticed.
-        """
+        """Keeps the arguments; does not act yet."""
         self._graph = graph
         self._is_chief = is_chief
         self._initial = initial
         self._timeout_s = wait_timeout_s or 0.0
         self._min_replicas = min_replicas
         self._times = times
-        self._on_failure = on_failure
+        self._on_failure = on_failure  # The replica's own step may not notice.
         self._lock = threading.Lock()  # A watchdog may take over while a session ends.
         self._session: tf.compat.v1.Session | None = None
         self._stopped: threading.Event | None = None
@@ -133,13 +119,8 @@ class ChiefRole:
     def begin(self, session: tf.compat.v1.Session, join: Callable[..., int]) -> None:
         """Joins the run in a new session, as the chief or as another replica.
 
-        In an elastic run the chief joins like the others where another acts in its
-        place, and one that acts goes on with it where only its session was lost.
-
-        Args:
-          session: not wrapped.
-          join: takes the graph's op ``open`` and what feeds it, or ``join``; returns
-            the incarnation.
+        In an elastic run the chief joins like any replica if another acts in its place,
+        and an acting one continues to act if only its session was lost.
         """
         acts = self._is_to_act(session)
         self.release()
@@ -157,17 +138,7 @@ class ChiefRole:
         error: SyncTimeoutError,
         status: Status,
     ) -> bool:
-        """Has an elastic run go on without those that a wait was too long for.
-
-        Args:
-          session: not wrapped.
-          ask: the watchdog's, in whose thread this is called.
-          error: what the wait would raise.
-          status: by which it was judged.
-
-        Returns:
-          Whether it does.
-        """
+        """Lets an elastic run go on without lost replicas, in the watchdog's thread."""
         graph, ops = self._graph, self._graph.ops
         remedy = find_remedy(
             status,
@@ -190,7 +161,7 @@ class ChiefRole:
             )
             return ask([ops.evict], feed, timeout_s=_BATON_S) is not None
         if is_silent(status, status.chief, within_s=self._timeout_s / 2):
-            ask([graph.holding.release])  # It may have been lost while it saved.
+            ask([graph.holding.release])  # It may have been lost while saving.
         feed[ops.initial] = self._initial
         answer = ask([ops.take_over], feed, timeout_s=_BATON_S)
         if answer is None:
@@ -209,7 +180,7 @@ class ChiefRole:
         return True
 
     def gives_way(self, session: tf.compat.v1.Session) -> bool:
-        """Stops acting where another replica does, in an elastic run, by the table."""
+        """Stops acting if an elastic run's table names another chief."""
         if not self.is_elastic:
             return False
         options = tf.compat.v1.RunOptions(timeout_in_ms=int(_BATON_S * 1000))
@@ -224,14 +195,14 @@ class ChiefRole:
         return True
 
     def pause(self) -> None:
-        """Has no further round begin, and no failure reported, in this session."""
+        """Lets no further round begin, and no failure be reported, in this session."""
         with self._lock:
             self._session = None
             if self._stopped is not None:
                 self._stopped.set()
 
     def release(self) -> None:
-        """Ends acting, and what a session has begun."""
+        """Stops acting, and ends the rounds of the session."""
         self.pause()
         self._stop()
 

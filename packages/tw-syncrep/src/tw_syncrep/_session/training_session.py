@@ -68,27 +68,27 @@ def training_session(
     Args:
       master: target of this task's server.
       is_chief: whether to initialize variables and write checkpoints; in an elastic
-        run whoever acts as the chief writes them.
+        run, the replica that acts as the chief writes them.
       checkpoint_dir: where; the chief restores from there.
       scaffold: as TensorFlow's.
-      hooks: the optimizer's hook among them.
+      hooks: including the optimizer's hook.
       chief_only_hooks: as TensorFlow's.
       save_checkpoint_secs: as TensorFlow's.
       save_summaries_steps: as TensorFlow's.
       save_summaries_secs: as TensorFlow's.
       config: as TensorFlow's; without ``device_filters`` in it, a replica sees
         the parameter servers and itself, so that no other replica's death
-        concerns its session.
+        affects its session.
       stop_grace_period_secs: as TensorFlow's.
       log_step_count_steps: as TensorFlow's.
       max_wait_secs: longest wait for the chief's initialization;
-        ``start_timeout_s`` where that is less.
+        ``start_timeout_s`` if that is less.
       save_checkpoint_steps: as TensorFlow's.
       summary_dir: as TensorFlow's.
       save_graph_def: as TensorFlow's.
       cluster: tasks and their addresses; by default TF_CONFIG's.
       wait_timeout_s: how long parameter servers may be silent; by default the
-        hook's, else 600. No bound where the hook has None.
+        hook's, else 600. No bound if the hook has None.
       start_timeout_s: how long creating the session may take; by default the
         hook's.
 
@@ -96,7 +96,7 @@ def training_session(
       The session, created.
 
     Raises:
-      TypeError: an argument is of another type.
+      TypeError: an argument is of the wrong type.
       ValueError: a timeout is not above 0, or a number is NaN.
       StartTimeoutError: it could not be created in time.
       ServerLostError: parameter servers did not answer in time.
@@ -168,7 +168,7 @@ def _read_hooks(**given: Any) -> list[Any]:
 
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Refuses what TensorFlow's session would stumble over later."""
+    """Refuses arguments with which TensorFlow's session would fail later."""
     check_text(_CALLER, master=arguments["master"], empty=True)
     check_config(_CALLER, arguments["config"])
     check_kind(
@@ -207,7 +207,7 @@ def _create(
     is_chief: bool,
     start_s: float | None,
 ) -> Any:
-    """Creates the session, whose creator is ours for chief and others alike."""
+    """Creates the session with our own creator, for the chief or another replica."""
     given: dict[str, Any] = {
         name: None if value is _AS_TENSORFLOW else value
         for name, value in _with_defaults(arguments).items()
@@ -237,7 +237,7 @@ def _create(
     elastic = [hook for hook in ours if hook.is_elastic]
     if is_chief or elastic:
         saving = _saving_hooks(given, [hook.make_saver_listener() for hook in ours])
-    if elastic:  # Who acts as the chief may change.
+    if elastic:  # The replica that acts as the chief may change.
         saving = [WhileActing(hook, partial(_acts, elastic)) for hook in saving]
     hooks = [*given["chief_only_hooks"], *saving, *given["hooks"]]
     return tf.compat.v1.train.MonitoredSession(
@@ -252,7 +252,7 @@ def _acts(elastic: list[SyncReplicasHook]) -> bool:
 
 
 def _with_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Fills in what ``MonitoredTrainingSession`` takes where nothing is given."""
+    """Fills in the defaults of ``MonitoredTrainingSession`` where nothing is given."""
     filled = dict(arguments)
     for every, default in _DEFAULTS.items():
         if all(arguments[name] is _AS_TENSORFLOW for name in every):

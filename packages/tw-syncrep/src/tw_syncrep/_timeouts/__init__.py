@@ -1,1 +1,1 @@
-"""What bounds each wait: deadlines, the state of a run, and the errors raised."""
+"""Bounds on waits: deadlines, the state of a run, and the errors raised."""

@@ -1,4 +1,4 @@
-"""What is raised when a wait reached its deadline, or a replica has lost its place."""
+"""Errors raised when a wait reaches its deadline or a replica loses its place."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ from tw_core.black_box import DeadlineError
 class SyncTimeoutError(DeadlineError):
     """A wait has reached its deadline.
 
-    Its ``report`` tells what each task was inside of.
+    Its ``report`` shows where each task was.
 
     Attributes:
-      step: the step that was waited for, None where none had begun.
+      step: the step that was waited for; None if none had begun.
       waited_s: seconds.
       arrived: numbers of the replicas whose gradients have arrived.
       missing: numbers of the replicas that were waited for.
@@ -37,11 +37,11 @@ class SyncTimeoutError(DeadlineError):
 
 
 class ReplicaTimeoutError(SyncTimeoutError):
-    """Replicas did not bring their gradients in time."""
+    """Replicas did not deliver their gradients in time."""
 
 
 class ChiefLostError(SyncTimeoutError):
-    """The chief does not end the round, or is not heard from any more."""
+    """The chief does not end the round, or is no longer heard from."""
 
 
 class StartTimeoutError(SyncTimeoutError):
@@ -63,7 +63,7 @@ class ServerLostError(SyncTimeoutError):
 
 
 class ReplicaReplacedError(RuntimeError):
-    """Another process has taken this replica's number since.
+    """Another process has taken this replica's number.
 
     Attributes:
       replica: the number.

@@ -1,6 +1,6 @@
-"""Ctrl-C while a rank waits in a collective, which Python does not hear of by itself.
+"""Ctrl-C while a rank waits in a collective, which Python by itself does not notice.
 
-Python runs handlers of signals between bytecodes of its main thread, and a collective
+Python runs signal handlers between bytecodes of its main thread, and a collective
 keeps that thread in C++ until it ends. The wakeup descriptor is written to at once, so
 a thread that reads it can end the collectives, after which the main thread raises
 KeyboardInterrupt. Programs that handle the signal, or have a wakeup descriptor, are
@@ -17,25 +17,20 @@ from types import FrameType
 import tensorflow as tf
 
 _HEARD_S = 0.1
-"""In so long the main thread runs the handler, unless it is inside of C++."""
+"""Time in which the main thread runs the handler, unless it is inside C++."""
 
 _AGAIN_S = 0.001
-"""Until a deferred signal comes again, before the error reaches the program."""
+"""Delay until a deferred signal is repeated, before the error reaches the program."""
 
 _COMES_S = 1.0
-"""It does come; this is for a thread that watches no more."""
+"""Bound on the wait for that signal, in case the thread has stopped watching."""
 
 
 class InterruptWatch(threading.Thread):
-    """A thread that ends collectives where the main thread does not hear of SIGINT."""
+    """A thread that ends collectives when the main thread does not notice SIGINT."""
 
     def __init__(self, is_inside: Callable[[], bool], end: Callable[[], None]) -> None:
-        """Starts, in the main thread; watches nothing elsewhere.
-
-        Args:
-          is_inside: whether this process is inside a collective.
-          end: ends all collectives of this process.
-        """
+        """Starts the thread if made in the main thread; watches nothing otherwise."""
         super().__init__(name="tw-syncrep-interrupts", daemon=True)
         self._is_inside, self._end = is_inside, end
         self._read, self._write = socket.socketpair()
@@ -55,21 +50,21 @@ class InterruptWatch(threading.Thread):
             while numbers := self._read.recv(1 << 16):
                 if signal.SIGINT in numbers and self._handles():
                     self._await_handler()
-                    with contextlib.suppress(BlockingIOError):  # What it sent itself.
+                    with contextlib.suppress(BlockingIOError):  # signals it sent itself
                         self._read.recv(1 << 16, socket.MSG_DONTWAIT)
                     self._heard.clear()
 
     def hear(self) -> None:
-        """Waits for a deferred KeyboardInterrupt, which comes before another error."""
+        """Waits for a deferred KeyboardInterrupt, which precedes any other error."""
         if self._is_owed and threading.current_thread() is threading.main_thread():
             self._heard.wait(_COMES_S)
 
     def close(self) -> None:
-        """Watches no more; in a forked child too, whose signals are its own."""
+        """Stops watching; also in a forked child, whose signals are its own."""
         with contextlib.suppress(ValueError):  # Only the main thread may do so.
             if self._watches:
                 found = signal.set_wakeup_fd(-1)
-                if found != self._write.fileno():  # Somebody has taken our place.
+                if found != self._write.fileno():  # Another has replaced ours.
                     signal.set_wakeup_fd(found)
                 if self._handles():
                     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -94,9 +89,9 @@ class InterruptWatch(threading.Thread):
         return signal.getsignal(signal.SIGINT) == self._handle
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Raises KeyboardInterrupt, but not out of an error that TensorFlow makes.
+        """Raises KeyboardInterrupt, but not while TensorFlow constructs an error.
 
-        C++ calls the error's class, and makes a RuntimeError of what else comes of it.
+        C++ calls the error's class, and turns other exceptions into a RuntimeError.
         """
         above = frame
         while above is not None:
@@ -111,10 +106,10 @@ class InterruptWatch(threading.Thread):
     def _await_handler(self) -> None:
         has_ended, pause_s = False, _HEARD_S
         while self._watches and not self._heard.wait(pause_s):
-            if self._is_deferred:  # Once for each time: it may be raised just now.
+            if self._is_deferred:  # Once per deferral: it may be just being raised.
                 self._is_deferred = False
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             elif not has_ended and self._is_inside():
                 has_ended, pause_s = True, _AGAIN_S
-                # It writes a report, for which the signal is not to wait.
+                # It writes a report, which the signal must not wait for.
                 threading.Thread(target=self._end, daemon=True).start()

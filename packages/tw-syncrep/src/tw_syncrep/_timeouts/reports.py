@@ -1,7 +1,7 @@
-"""What the report of an error by deadline says of a run with parameter servers.
+"""The reports of deadline errors in a run with parameter servers.
 
-The run table tells who has arrived in which round, and when each was last heard from:
-a replica that waits knows from it what all the others are inside of.
+The run table records which replicas have arrived in which round, and when each was last
+heard from: a replica that waits can see from it where all the others are.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,7 @@ _E = TypeVar("_E", bound=SyncTimeoutError)
 def report_run(
     error: _E, status: Status, events: Recorder, *, replica: int, deadline_s: float
 ) -> _E:
-    """Adds the report of a wait for the end of a round, or for the start of a run.
-
-    Args:
-      error: about to be raised.
-      status: by which it was judged.
-      events: of the replica.
-      replica: that waits.
-      deadline_s: how long it was to wait.
-    """
+    """Adds the report of a wait for the end of a round, or for the start of a run."""
     missing = {f"replica {n}": _replica(status, n) for n in error.missing}
     if isinstance(error, ChiefLostError):
         why = (
@@ -58,16 +50,8 @@ def report_servers(
     faults: Sequence[str],
     deadline_s: float,
 ) -> _E:
-    """Adds the report of a call that servers do not answer, or that takes too long.
-
-    Args:
-      error: about to be raised.
-      events: of the session.
-      doing: what the call does.
-      answering: names of the servers that answer.
-      faults: "ps 0 (host:port) what is wrong" of the others.
-      deadline_s: how long it was to wait.
-    """
+    """Adds the report of a call that servers do not answer, or that takes too long."""
+    # A fault reads "ps 0 (host:port) cannot be reached".
     named = dict(fault.partition(" (")[::2] for fault in faults)
     missing = {name: f"({rest}" for name, rest in named.items()}
     if not missing and answering:
@@ -86,14 +70,7 @@ def report_servers(
 def report_replies(
     error: _E, events: Recorder, *, replica: int, deadline_s: float
 ) -> _E:
-    """Adds the report of a replica that never learns of the end of a round.
-
-    Args:
-      error: about to be raised.
-      events: of the replica.
-      replica: that waits.
-      deadline_s: longest wait for the end of a round.
-    """
+    """Adds the report of a replica that never learns of the end of a round."""
     wait = Wait(
         who=f"replica {replica}",
         what="the servers' reply to its step",
@@ -105,7 +82,7 @@ def report_replies(
 
 
 def _replica(status: Status, n: int) -> str:
-    """Tells what a replica is inside of, by the run table."""
+    """Describes where a replica is, by the run table."""
     round_number, arrived_s = status.round_number, status.arrived_s[n]
     if n in status.left:
         state = "has left the run"

@@ -1,8 +1,8 @@
-"""Whether parameter servers answer, and when a session's call is given up.
+"""Probes parameter servers, and decides when a session's call is given up.
 
 Servers are probed without TensorFlow. A dead server refuses the connection. A stopped
-one does not: the kernel takes the connection in its stead. So the probe sends the
-greeting of HTTP/2, which gRPC speaks, and waits for the first bytes of the answer.
+one does not: the kernel accepts the connection for it. So the probe sends the greeting
+of HTTP/2, which gRPC speaks, and waits for the first bytes of the answer.
 """
 
 import socket
@@ -29,15 +29,7 @@ _GREETING = (
 
 
 def find_fault(address: str, *, timeout_s: float = _PROBE_S) -> str | None:
-    """Returns what is wrong with the server at ``address`` ("host:port").
-
-    Args:
-      address: of a server.
-      timeout_s: after which a server that sends nothing counts as silent.
-
-    Returns:
-      None where it answers, else a few words.
-    """
+    """Returns the fault of the server at "host:port" in a few words; None if none."""
     try:
         with socket.create_connection(split_address(address), timeout_s) as peer:
             peer.settimeout(timeout_s)
@@ -50,14 +42,7 @@ def find_fault(address: str, *, timeout_s: float = _PROBE_S) -> str | None:
 
 
 def find_faults(addresses: Mapping[str, str]) -> dict[str, str]:
-    """Probes several servers at the same time.
-
-    Args:
-      addresses: "host:port" by the task's name.
-
-    Returns:
-      "name (address) fault" by name, for those that do not answer.
-    """
+    """Probes servers in parallel; returns "name (address) fault" by name, if faulty."""
     if not addresses:
         return {}
     with ThreadPoolExecutor(min(len(addresses), 16)) as pool:
@@ -71,27 +56,14 @@ def find_faults(addresses: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass
 class ServerMonitor:
-    """Checks the parameter servers during one call.
+    """Checks the parameter servers during one call."""
 
-    Attributes:
-      doing: what the call does, for the error.
-      servers: "host:port" by task name.
-      timeout_s: how long servers may be silent; None for no bound.
-      limit_s: how long the call may take in all; None for no bound.
-      unanswered: returns whether a question through the session got no answer,
-        which is a silence like a server's own.
-      failure: returns why the call is to be left behind, whatever servers say.
-      probe: takes ``servers`` and returns faults by name.
-      events: of the session.
-      clock: seconds.
-    """
-
-    doing: str
-    servers: Mapping[str, str]
-    timeout_s: float | None
-    limit_s: float | None = None
-    unanswered: Callable[[], bool] = lambda: False
-    failure: Callable[[], Exception | None] = lambda: None
+    doing: str  # what the call does, for errors
+    servers: Mapping[str, str]  # "host:port" by task name
+    timeout_s: float | None  # longest silence of servers
+    limit_s: float | None = None  # longest time of the whole call
+    unanswered: Callable[[], bool] = lambda: False  # a question through the session
+    failure: Callable[[], Exception | None] = lambda: None  # why to give the call up
     probe: Callable[[Mapping[str, str]], dict[str, str]] = find_faults
     events: Recorder = field(default_factory=lambda: Recorder("training_session"))
     clock: Callable[[], float] = time.monotonic
@@ -100,20 +72,11 @@ class ServerMonitor:
     _silent_since: float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        """The call begins now."""
+        """Starts the call's clock."""
         self._began = self._answered = self.clock()
 
     def check(self) -> float:
-        """Checks once.
-
-        Returns:
-          Seconds until the next check.
-
-        Raises:
-          ServerLostError: servers have been silent for too long.
-          StartTimeoutError: the call takes too long, though servers answer.
-          Exception: what ``failure`` returns.
-        """
+        """Checks once; raises, or returns the seconds until the next check."""
         failure = self.failure()
         if failure is not None:
             raise failure
@@ -126,7 +89,7 @@ class ServerMonitor:
             self._check_limit(faults)
             return CHECK_EVERY_S
         if self._silent_since is None:
-            # Since the last answer, unless this process has not asked for longer.
+            # Since the last answer, except for time in which this process did not ask.
             self._silent_since = max(self._answered, now - CHECK_EVERY_S)
         silent_s = self.clock() - self._silent_since
         if self._is_too_long(silent_s):
@@ -134,13 +97,13 @@ class ServerMonitor:
         self._check_limit(faults)
         if self.timeout_s is None:
             return CHECK_EVERY_S
-        # The last question gets its answer, or none, when the time is over.
+        # The last probe is to end when the time is over.
         return max(0.01, min(CHECK_EVERY_S, self.timeout_s - silent_s - _PROBE_S))
 
     def _is_too_long(self, silent_s: float) -> bool:
         if self.timeout_s is None:
             return False
-        # Without addresses, the watchdog has already waited before it asked.
+        # Without addresses, the watchdog reports silence, and has already waited.
         return not self.servers or silent_s >= self.timeout_s
 
     def _lost(self, faults: Mapping[str, str], silent_s: float) -> SyncTimeoutError:

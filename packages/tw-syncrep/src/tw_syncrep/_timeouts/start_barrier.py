@@ -1,4 +1,4 @@
-"""What a replica waits for before its first step: the chief, and enough others."""
+"""A replica's wait before its first step, for the chief and enough other replicas."""
 
 import logging
 import time
@@ -26,16 +26,10 @@ _PAUSE_PER_WAIT = 1 / 8
 
 
 class StartBarrier:
-    """The start of one session of a replica: it needs the chief, and enough others.
+    """The start of a replica's session, which needs the chief and enough replicas.
 
     A replica that starts before the chief joins again once the chief has started:
     only then is there an incarnation to compute for.
-
-    Attributes:
-      is_passed: whether ``wait`` has returned.
-      incarnation: that the replica has joined, or begun.
-      number: of the session among the replica's own, which grows.
-      life: of this process.
     """
 
     def __init__(
@@ -49,21 +43,7 @@ class StartBarrier:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        """Has not joined yet.
-
-        Args:
-          graph: of the replica.
-          session: not wrapped.
-          life: of this process; 0 where it has drawn none yet.
-          at_least: replicas that are enough once the wait is over its timeout; None
-            where all that are needed must come.
-          events: of the replica.
-          clock: seconds.
-          sleep: takes seconds.
-
-        Raises:
-          RuntimeError: variables have no value; all are named.
-        """
+        """Checks that all variables have values; does not join yet."""
         names = [name.decode() for name in session.run(graph.uninitialized)]
         if names:
             raise RuntimeError(
@@ -77,22 +57,15 @@ class StartBarrier:
         self._needed = min(graph.aggregate, graph.replicas)
         self._clock = clock
         self._sleep = sleep
-        self._at_least = at_least
+        self._at_least = at_least  # replicas that suffice at the timeout; None: all
         self._events = events or Recorder("SyncReplicasOptimizer")
         self._name = f"replica {graph.replica}"
         self.life = life or int(session.run(graph.ops.draw))
         self.incarnation = 0
-        self.number = 0
+        self.number = 0  # of the session; later ones are greater
 
     def join(self, op: tf.Operation, feed: Mapping[Any, Any] | None = None) -> int:
-        """Joins the run with ``op``, the graph's op ``join`` or ``open``.
-
-        Returns:
-          The incarnation that it has joined, or begun.
-
-        Raises:
-          ReplicaReplacedError: a later process has taken the replica's number.
-        """
+        """Joins the run with ``op``, the graph's op ``join`` or ``open``."""
         self._session.run(op, {**(feed or {}), self._graph.ops.life: self.life})
         fetches = [self._graph.position, self._graph.session]
         position, number = self._session.run(fetches)
@@ -105,12 +78,9 @@ class StartBarrier:
     def wait(self, session: tf.compat.v1.Session, *, timeout_s: float | None) -> None:
         """Waits until the chief and enough replicas have started.
 
-        Asks 20 times a second at first, then ever more rarely: a start is noticed
-        later by an eighth of the time that it took. Returns at once where the run that
-        this replica has joined has ended: its step will stop it.
-
-        Raises:
-          StartTimeoutError: they have not, after the longest wait.
+        Polls 20 times a second at first, then ever less often: a start is noticed late
+        by an eighth of the time that it took. Returns at once if the run that this
+        replica has joined has ended: its step will stop it.
         """
         began = self._clock()
         self._events.began(self._name, "the wait for the others' start")
@@ -136,7 +106,7 @@ class StartBarrier:
         return min(max(_SHORTEST_PAUSE_S, waited_s * _PAUSE_PER_WAIT), longest_s)
 
     def _is_enough(self, status: Status) -> bool:
-        """Returns whether an elastic run begins without those that are missing."""
+        """Returns whether an elastic run begins without the missing replicas."""
         if self._at_least is None or not status.incarnation or status.is_closed:
             return False
         return not self._is_left_out(status) and len(status.joined) >= self._at_least
@@ -152,7 +122,7 @@ class StartBarrier:
         )
 
     def _has_started(self, status: Status) -> bool:
-        if status.is_closed:  # If before this replica came, it is for the next run.
+        if status.is_closed:  # A replica that joins later is in the next run.
             return self._graph.replica in status.joined
         there = {*status.joined, *status.left, *status.evicted}
         enough = len(there) >= self._needed

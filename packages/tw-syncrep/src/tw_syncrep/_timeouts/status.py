@@ -1,4 +1,4 @@
-"""How a run stands by its table, and what a wait that takes too long leads to."""
+"""The state of a run by its table, and the consequences of a wait that is too long."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _QUESTIONS_PER_S = 100.0
 
 @dataclass(frozen=True)
 class Status:
-    """How a run stood when its table was read.
+    """The state of a run when its table was read.
 
     Attributes:
       step: the global step.
@@ -30,13 +30,13 @@ class Status:
       chief: the chief's number among the replicas.
       steps_per_s: over the last steps, at most 64; 0 before the second.
       arrived: replicas whose gradients for this round have all arrived.
-      missing: replicas of which some have not, without those that have left or were
+      missing: replicas of which some have not, except those that have left or were
         evicted.
       left: replicas that have left this run in order.
-      evicted: replicas that this run does not wait for until they come back.
-      joined: replicas that have started in this run, without those that left or were
+      evicted: replicas that this run does not wait for until they return.
+      joined: replicas that have started in this run, except those that left or were
         evicted.
-      dropped: gradients that came too late or were one too many.
+      dropped: gradients that arrived too late or were one too many.
       waiting_s: seconds since the first arrival of this round; 0 without one.
       arrived_s: seconds since each replica's last arrival; None without one.
       heard_s: seconds since each replica was last heard from; None if it never was.
@@ -67,12 +67,10 @@ class Status:
 
 
 def read_status(parts: Sequence[np.ndarray]) -> Status:
-    """Reads the rows of a run table.
+    """Reads the parts of a run table, all int64.
 
-    Args:
-      parts: int64 vectors: the run's fields, the server's time in microseconds
-        and the global step; [fields + 1, R] of the replicas, last how many
-        gradients each brings to a round; [RING] ends of rounds.
+    They are the run's fields, the server's time in microseconds and the global step;
+    [fields + 1, R] of the replicas, with their quotas last; [RING] ends of rounds.
     """
     about_run, replicas, ring = parts
     run = {field: int(about_run[place]) for place, field in enumerate(RunField)}
@@ -115,13 +113,8 @@ def is_held_by_others(
 ) -> bool:
     """Returns whether another replica has trained in this run and is still there.
 
-    Gradients of its process have counted: one that has just started, as all do after a
-    run was killed, has brought none.
-
-    Args:
-      parts: of a status, as ``read_status`` takes them.
-      replica: the one that asks.
-      within_s: it was heard from in so many seconds.
+    Gradients of its process have counted: one that has just started, as all have after
+    a run was killed, has contributed none.
     """
     about_run, replicas, _ = parts
     heard = about_run[-2] - replicas[ReplicaField.HEARD]
@@ -135,13 +128,7 @@ def is_held_by_others(
 
 
 def is_replaced(parts: Sequence[np.ndarray], replica: int, *, life: int) -> bool:
-    """Returns whether a later process has taken a replica's number.
-
-    Args:
-      parts: of a status, as ``read_status`` takes them.
-      replica: the number.
-      life: of the process that asks; 0 before it has joined.
-    """
+    """Returns whether a later process has taken a replica's number."""
     return bool(0 < life < parts[1][ReplicaField.LIFE, replica])
 
 
@@ -182,21 +169,11 @@ def name_replicas(status: Status, replicas: Sequence[int]) -> str:
 def judge_wait(
     status: Status, replica: int, *, timeout_s: float, needed: int
 ) -> SyncTimeoutError | None:
-    """Decides whether a replica has waited too long, and for whom.
-
-    Args:
-      status: how the run stands.
-      replica: whose wait it is.
-      timeout_s: longest wait.
-      needed: gradients that make a step.
-
-    Returns:
-      The error to raise; None where the replica still computes, or may wait.
-    """
+    """Returns the error if a replica has waited too long; None if it may go on."""
     waited = status.arrived_s[replica]
     if replica not in status.arrived or waited is None or waited < timeout_s:
         return None
-    # With fewer replicas than gradients, all must have brought all of theirs.
+    # With fewer replicas than gradients, all must have sent all of theirs.
     is_complete = len(status.arrived) >= min(needed, _present(status))
     chief_is_silent = is_silent(status, status.chief, within_s=timeout_s / 2)
     chief_is_lost = is_complete or (status.chief in status.missing and chief_is_silent)
@@ -221,15 +198,10 @@ def judge_wait(
 
 @dataclass(frozen=True)
 class Remedy:
-    """How a run goes on where a wait is over its deadline.
-
-    Attributes:
-      evicted: replicas that are no longer waited for.
-      takes_over: whether the replica that waits becomes the chief.
-    """
+    """How a run goes on when a wait is over its deadline."""
 
     evicted: tuple[int, ...]
-    takes_over: bool
+    takes_over: bool  # whether the replica that waits becomes the chief
 
 
 def find_remedy(
@@ -240,22 +212,12 @@ def find_remedy(
     timeout_s: float,
     min_replicas: int,
 ) -> Remedy | None:
-    """Decides how an elastic run goes on without those that do not come.
+    """Decides how an elastic run goes on without missing replicas; None if it cannot.
 
-    Where the chief is lost, who is missing but was heard from lately may be about to
-    arrive: it is not evicted with the chief.
-
-    Args:
-      status: how the run stands.
-      error: what ``judge_wait`` would have the replica raise.
-      replica: whose wait it is.
-      timeout_s: longest wait.
-      min_replicas: that must be left.
-
-    Returns:
-      None where too few would be left, or the chief restores the variables.
+    If the chief is lost, a replica that is missing but was heard from lately may be
+    about to arrive: it is not evicted with the chief.
     """
-    if not status.incarnation:
+    if not status.incarnation:  # The chief restores the variables.
         return None
     takes_over = isinstance(error, ChiefLostError)
     evicted = set(status.missing)
@@ -268,7 +230,7 @@ def find_remedy(
 
 
 def is_acting(status: Status, *, within_s: float) -> bool:
-    """Returns whether the run's chief is there, heard from in so many seconds."""
+    """Returns whether the chief is in an open run, heard from within ``within_s``."""
     is_open = status.incarnation > 0 and not status.is_closed
     is_in_run = status.chief in status.joined
     return (
@@ -277,7 +239,7 @@ def is_acting(status: Status, *, within_s: float) -> bool:
 
 
 def is_silent(status: Status, replica: int, *, within_s: float) -> bool:
-    """Returns whether a replica was not heard from in so many seconds."""
+    """Returns whether a replica was not heard from within ``within_s``."""
     heard_s = status.heard_s[replica]
     return heard_s is None or heard_s > within_s
 
@@ -285,18 +247,9 @@ def is_silent(status: Status, replica: int, *, within_s: float) -> bool:
 def judge_absence(
     status: Status, replica: int, *, timeout_s: float, needed: int
 ) -> SyncTimeoutError | None:
-    """Decides whether the others have given a replica up that does not arrive.
+    """Returns the error if the others have given up a replica that does not arrive.
 
-    It would never hear of it: their waits have ended, and its own has not begun.
-
-    Args:
-      status: how the run stands.
-      replica: whose gradient has not arrived for as long.
-      timeout_s: longest wait.
-      needed: gradients that make a step.
-
-    Returns:
-      The error to raise; None where they may wait for it, or need not.
+    It would never learn of it: their waits have ended, and its own has not begun.
     """
     is_needed = len(status.arrived) < min(needed, _present(status))
     if replica not in status.missing or not is_needed or status.waiting_s < timeout_s:
@@ -328,20 +281,10 @@ def overdue_s(
     *,
     running_s: float,
 ) -> float:
-    """Returns the seconds since the replica's round ended.
+    """Returns the seconds since the replica's round ended; 0 if it may still wait.
 
-    Where its gradient has arrived, the run has gone on, and yet the training op does
-    not return, what it waits for has been lost on the way, and will not come.
-
-    Args:
-      parts: of a status, as ``read_status`` takes them.
-      position: int64 [2], round and incarnation that the replica computes for.
-      replica: its number.
-      running_s: since when its training op runs; a gradient that arrived before
-        is an earlier call's.
-
-    Returns:
-      0 where the round is in progress or the replica's gradient has not arrived.
+    If its gradient has arrived and the run has gone on, yet the training op does not
+    return, the token or reply that it waits for was lost on the way.
     """
     about_run, replicas, ring = parts
     row = replicas[:, replica]
@@ -352,17 +295,17 @@ def overdue_s(
     if current[1] <= 0:  # The chief restores the variables, and will wake the replica.
         return 0.0
     now, arrived_at = int(about_run[-2]), int(row[ReplicaField.ARRIVED_AT])
-    if (now - arrived_at) * _MICROSECOND_S > running_s:
+    if (now - arrived_at) * _MICROSECOND_S > running_s:  # an earlier call's gradient
         return 0.0
     waits_since = max(_ended_at(about_run, ring, position), arrived_at)
     return (now - waits_since) * _MICROSECOND_S
 
 
 def longest_pause_s(replicas: int) -> float:
-    """Returns the seconds between two looks at the table in a wait that takes long.
+    """Returns the seconds between two reads of the table in a long wait.
 
-    What is read has rows of all replicas. So beyond a hundred they look more rarely,
-    and all together no more than a hundred times a second.
+    Each read has rows of all replicas. So beyond a hundred replicas each reads less
+    often, and all together no more than a hundred times a second.
     """
     return max(1.0, replicas / _QUESTIONS_PER_S)
 
@@ -387,7 +330,7 @@ def _listed(replicas: Sequence[int]) -> str:
 
 
 def _ended_at(about_run: np.ndarray, ring: np.ndarray, position: np.ndarray) -> int:
-    """Returns when a round that is over ended; 0 where the table has forgotten it."""
+    """Returns when a round that is over ended; 0 if the table no longer has it."""
     round_number, incarnation = position
     if about_run[RunField.INCARNATION] != incarnation:
         return int(about_run[RunField.BEGUN_AT])

@@ -1,9 +1,9 @@
 """A run table's times, restated by this process's monotonic clock.
 
 The table's times are those of the server's wall clock, which may be set back or forward
-while replicas wait. A time that has not changed since the last look has aged by what
-passed here since then; one that has changed is no older than the last look. So only the
-first look believes the server's clock, and in an ordinary run nothing is changed.
+while replicas wait. A time that has not changed since the last look has aged by the
+time that passed here; one that has changed is no older than the last look. So only the
+first look trusts the server's clock, and in an ordinary run nothing is changed.
 """
 
 import threading
@@ -22,7 +22,7 @@ class SteadyTimes:
     """Restates the times of one run table, look by look."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Has not looked yet; ``clock`` returns seconds and never goes back."""
+        """Takes a ``clock`` in seconds that never goes back."""
         self._clock = clock
         self._lock = threading.Lock()
         self._looked_at = 0

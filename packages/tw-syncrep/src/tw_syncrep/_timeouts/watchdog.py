@@ -1,13 +1,13 @@
 """A replica's watchdog: a thread that bounds the waits of its training op.
 
 A call that waits inside TensorFlow cannot be interrupted from Python. The watchdog
-wakes it with a token, as the chief does at the end of a round. Where the round is long
+wakes it with a token, as the chief does at the end of a round. If the round is long
 over and no token helps, it has the session replaced. In an ordinary run it only records
-now and then that its replica lives.
+now and then that its replica is alive.
 
-What it asks of the server may itself never return: TensorFlow does not bound the first
-call of a set of fetches, which registers the graph. So all its questions are asked
-once while the session is made, and a question counts as unanswered while it is open.
+Its own questions to the server may never return: TensorFlow does not bound the first
+call of a set of fetches, which registers the graph. So every question is asked once
+while the session is made, and a question counts as unanswered while it is open.
 """
 
 import logging
@@ -40,17 +40,11 @@ _NO_WAIT = (-1, -1)
 _LATE_S = 1.0
 
 Ask = Callable[..., Sequence[Any] | None]
-"""Takes fetches and what feeds them; returns None where no answer comes in time."""
+"""Takes fetches and their feeds; returns None if no answer arrives in time."""
 
 
 class Watchdog:
-    """Bounds the waits of one session's training op.
-
-    Attributes:
-      error: why the training op was woken, until ``end_wait``.
-      given_up: why it is to be left behind: its gradient has not arrived, so that it
-        cannot be woken, and the others have given it up.
-    """
+    """Bounds the waits of one session's training op."""
 
     def __init__(
         self,
@@ -67,26 +61,9 @@ class Watchdog:
         times: SteadyTimes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Asks all questions once, in the caller's thread, and starts its own.
-
-        Args:
-          session: not wrapped.
-          ops: of the optimizer.
-          judge: takes the status and returns the error, if any.
-          judge_absence: the same, for a replica whose gradient has not arrived.
-          replica: whose session it is.
-          timeout_s: longest wait.
-          replace_session: takes the reason; called at half of ``timeout_s``, so that
-            the others need not give this replica up.
-          recover: takes what runs something small on the server, the error and the
-            status by which it was judged; returns whether the run goes on instead.
-            None where it never does.
-          events: of the replica.
-          times: of what the replica has read of the run table before.
-          clock: seconds.
-        """
-        self.error: Exception | None = None
-        self.given_up: Exception | None = None
+        """Asks every question once, in the caller's thread, and starts its own."""
+        self.error: Exception | None = None  # why the training op was woken
+        self.given_up: Exception | None = None  # why to leave it behind: waking fails
         self._session = session
         self._ops = ops
         self._judge = judge
@@ -103,7 +80,7 @@ class Watchdog:
         self._heartbeat_s = heartbeat_interval(timeout_s)
         self._check_at: float | None = None
         self._began_at = 0.0
-        self._still_s = 0.0  # of the wait, in which the whole process did not run
+        self._still_s = 0.0  # part of the wait in which the whole process did not run
         self._asked_at: float | None = None  # of a question that has no answer yet
         self._answered_at = 0.0
         self._has_logged = False
@@ -123,8 +100,8 @@ class Watchdog:
     def is_unanswered(self) -> bool:
         """Whether the server has been silent for too long.
 
-        A question that is open counts as one without an answer. A wait is over its
-        deadline no later than the silence: it begins with what was answered last.
+        An open question counts as unanswered. A wait reaches its deadline no later than
+        the silence, which begins with the last answer.
         """
         asked_at = self._asked_at
         if asked_at is None or self._stopped.is_set():
@@ -152,12 +129,12 @@ class Watchdog:
         self._asked_at = None
 
     def stop(self) -> None:
-        """Ends the thread after its present call."""
+        """Ends the thread after its current call."""
         self._stopped.set()
 
     def _run(self) -> None:
         next_beat = self._clock() + self._heartbeat_s
-        # A wait that begins during a sleep ends after it: no one need wake us.
+        # A wait that begins during a sleep ends after it: nothing need end the sleep.
         while True:
             began, pause = self._clock(), self._pause(next_beat)
             if self._stopped.wait(pause):
@@ -180,7 +157,7 @@ class Watchdog:
     def _check(self) -> None:
         answer = self._ask([self._ops.position, *self._ops.status])
         running_s = self._clock() - self._began_at
-        if answer is None:  # A lost server is for the session's bounds.
+        if answer is None:  # A lost server is left to the session's bounds.
             self._check_again(in_s=_ASK_TIMEOUT_S)
             return
         position, parts = answer[0], self._times.restate(answer[1:])
@@ -192,7 +169,7 @@ class Watchdog:
             return
         error = self._judge(status)
         if error is not None and self._has_recovered(error, status):
-            # Who was told to go on has a while to do so.
+            # The replicas get a while to go on.
             self._check_again(in_s=min(self._timeout_s / 4, 1.0))
         elif error is not None:
             self._check_again(in_s=self._timeout_s)
@@ -209,7 +186,7 @@ class Watchdog:
         return has
 
     def _fail(self, error: SyncTimeoutError, status: Status) -> None:
-        """Wakes the training op, which then has ``error`` to raise."""
+        """Wakes the training op's wait, after which the hook raises ``error``."""
         self.error = self._with_report(error, status)
         if not self._wake((status.round_number, status.incarnation)):
             self._check_again(in_s=_ASK_TIMEOUT_S)
@@ -224,12 +201,12 @@ class Watchdog:
     def _wake(self, position: Sequence[int]) -> bool:
         """Ends the wait at ``position``; returns whether the server has answered."""
         feed = {self._ops.position: tuple(position)}
-        # In a list: of a bare op, the answer is None.
+        # In a list: the answer to a bare op is None.
         return self._ask([self._ops.wake], feed, timeout_s=_WAKE_TIMEOUT_S) is not None
 
     def _end_overdue(self, position: Sequence[int], overdue: float) -> None:
         """Wakes a training op whose round is over, or has its session replaced."""
-        half_s = self._timeout_s / 2
+        half_s = self._timeout_s / 2  # so that the others need not give it up
         if overdue < half_s:
             if overdue >= half_s / 4:
                 self._wake(position)
@@ -242,7 +219,7 @@ class Watchdog:
         )
 
     def _look_at_silence(self, status: Status, running_s: float) -> None:
-        """Logs, and at last gives up, a step that neither returns nor arrives."""
+        """Logs, and finally gives up, a step that neither returns nor arrives."""
         arrived_s = status.arrived_s[self._replica]
         has_arrived = arrived_s is not None and arrived_s <= running_s
         active_s = running_s - self._still_s
@@ -284,7 +261,7 @@ class Watchdog:
     def _ask(
         self, fetches: Any, feed: Any = None, *, timeout_s: float = _ASK_TIMEOUT_S
     ) -> Sequence[Any] | None:
-        """Runs something small; None where the server does not answer in time."""
+        """Runs a small fetch; returns None if the server does not answer in time."""
         options = tf.compat.v1.RunOptions(timeout_in_ms=int(timeout_s * 1000))
         self._asked_at = self._asked_at or self._clock()
         self._events.began(self._name, "a question to the server")

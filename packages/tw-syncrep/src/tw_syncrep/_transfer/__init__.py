@@ -1,1 +1,1 @@
-"""What travels between workers and parameter servers, and in which packs."""
+"""Data sent between workers and parameter servers, and the packs it travels in."""

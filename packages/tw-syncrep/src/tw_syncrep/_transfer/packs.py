@@ -2,11 +2,11 @@
 
 A transfer over gRPC costs about as much as copying a hundred kilobytes, so small
 tensors to one server are joined. A tensor of a mebibyte or more would be copied for
-nothing, and travels alone. The plan follows from what the graph knows before anything
-runs, and is the same in every worker's process.
+nothing, and travels alone. The plan follows from static properties of the graph, and is
+the same in every worker's process.
 
 A few whole numbers, such as a ticket, need no transfer of their own either: they travel
-as the *head* of a pack of floats, a byte in an element. Every float type of two bytes
+as the *head* of a pack of floats, one byte per element. Every float type of two bytes
 or more holds a byte exactly, so nothing that copies or casts floats can change it.
 """
 
@@ -26,38 +26,24 @@ _BYTES_PER_NUMBER = 8
 
 @dataclass(frozen=True)
 class Pack:
-    """Tensors of one server and dtype that travel as one.
+    """Tensors of one server and dtype that travel as one."""
 
-    Attributes:
-      server: device of the parameter server, as the graph names it.
-      dtype: name of the element type.
-      indices: the tensors' places in the caller's list.
-      shapes: their shapes, in the same order.
-      is_small: whether it may be copied on its way.
-      numbers: how many whole numbers travel as its head.
-    """
-
-    server: str
+    server: str  # device, as the graph names it
     dtype: str
-    indices: tuple[int, ...]
+    indices: tuple[int, ...]  # places in the caller's list
     shapes: tuple[tuple[int, ...], ...]
-    is_small: bool
-    numbers: int = 0
+    is_small: bool  # whether it may be copied on its way
+    numbers: int = 0  # in the head
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of what travels: a single tensor keeps its own, others are flat."""
+        """Shape in transit: a single tensor keeps its own, all others are flat."""
         return self.shapes[0] if self._is_as_it_was else (sum(self._sizes),)
 
     def join(
         self, tensors: Mapping[int, tf.Tensor], head: tf.Tensor | None = None
     ) -> tf.Tensor:
-        """Joins the pack's tensors, given by index, to what travels.
-
-        Args:
-          tensors: at least those of the pack.
-          head: int64 [numbers], where there are any.
-        """
+        """Joins the pack's tensors, given by index, after the head, int64 [numbers]."""
         if self._is_as_it_was:
             return tensors[self.indices[0]]
         flat = [tf.reshape(tensors[n], [-1]) for n in self.indices]
@@ -66,13 +52,13 @@ class Pack:
         return tf.concat(flat, axis=0)
 
     def prepend(self, head: tf.Tensor | None, joined: tf.Tensor) -> tf.Tensor:
-        """Returns what travels of a pack that was joined without its head."""
+        """Puts the head in front of a pack that was joined without it."""
         if head is None:
             return joined
         return tf.concat([_as_bytes(head, joined.dtype), joined], axis=0)
 
     def cut(self, joined: tf.Tensor) -> dict[int, tf.Tensor]:
-        """Undoes ``join``; the tensors by index, on the current device."""
+        """Undoes ``join``: returns the tensors by index, on the current device."""
         return self.open(joined)[1]
 
     def open(self, joined: tf.Tensor) -> tuple[tf.Tensor | None, dict[int, tf.Tensor]]:
@@ -87,7 +73,7 @@ class Pack:
         }
 
     def read_head(self, joined: tf.Tensor) -> tf.Tensor:
-        """Returns the head of what travelled, int64 [numbers]."""
+        """Returns the head of a joined pack, int64 [numbers]."""
         return _as_numbers(joined[: self._sizes[0]])
 
     @property
@@ -101,7 +87,7 @@ class Pack:
 
 
 def _as_bytes(numbers: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Writes whole numbers, int64 [P], as bytes in elements of a float dtype."""
+    """Encodes whole numbers, int64 [P], as bytes in elements of a float dtype."""
     return tf.cast(tf.reshape(tf.bitcast(numbers, tf.uint8), [-1]), dtype)
 
 
@@ -112,20 +98,16 @@ def _as_numbers(elements: tf.Tensor) -> tf.Tensor:
 
 
 def holds_bytes(dtype: tf.DType) -> bool:
-    """Returns whether a dtype is one of floats that are exact for 0 to 255."""
+    """Returns whether a dtype is a float type that is exact for 0 to 255."""
     return bool(dtype.is_floating and dtype.size > 1)
 
 
 def with_head(
     packs: Sequence[Pack], *, numbers: int, server: str, below_bytes: float = math.inf
 ) -> tuple[Pack, ...]:
-    """Has the first pack of a server that can take a head travel with one.
+    """Gives a head to the server's first pack that can take one, if any.
 
-    Args:
-      packs: planned; where none of that server is small and of floats, as they were.
-      numbers: how many whole numbers travel as the head.
-      server: device.
-      below_bytes: a larger pack takes no head; for those that would be copied for it.
+    A pack of ``below_bytes`` or more cannot: it would be copied for the head.
     """
     for place, pack in enumerate(packs):
         dtype = tf.as_dtype(pack.dtype)
@@ -146,16 +128,7 @@ def is_small(variable: tf.Variable, below_bytes: int) -> bool:
 def plan_packs(
     variables: Mapping[int, tf.Variable], *, below_bytes: int
 ) -> tuple[Pack, ...]:
-    """Plans which tensors of the variables' sizes are joined, by server and dtype.
-
-    Args:
-      variables: by index, in the caller's order; what travels has their device,
-        dtype and (fully known) shape.
-      below_bytes: a tensor of this size or larger travels alone; 0 joins none.
-
-    Returns:
-      Packs in the order of their first tensors, every index in exactly one.
-    """
+    """Joins small tensors by server and dtype, in the order of their first tensors."""
     indices = list(variables)
     keys = [_key_if_small(variables[n], below_bytes) for n in indices]
     return tuple(
@@ -169,7 +142,7 @@ def plan_packs(
 
 
 def _key_if_small(variable: tf.Variable, below_bytes: int) -> tuple[str, str] | None:
-    """Returns what the tensors of a pack have in common; None for a large one."""
+    """Returns the key that tensors of a pack share; None for a large one."""
     if not is_small(variable, below_bytes):
         return None
     return variable.device, variable.dtype.base_dtype.name

@@ -1,12 +1,12 @@
-"""What one replica sends to one server, and how several replicas' are added up.
+"""The data that one replica sends to one server, and how replicas' data are added up.
 
-Dense gradients travel in packs. Of a sparse one, the values travel alone, and the
-indices of all with the ticket.
+Dense gradients travel in packs. The values of a sparse one travel alone, and the
+indices of all sparse ones with the ticket.
 
-Gradients travel as they are, and what a replica weighs in its ticket. Weights count in
-a unit: the first replica's, so that equal ones are exactly 1 and change no bit; and the
-power of two below it as soon as there is another, so that whole numbers stay exact. A
-server multiplies where that changes something.
+Gradients travel unweighted, and a replica's weight in its ticket. Weights are measured
+in a unit: the first replica's, so that equal ones are exactly 1 and change no bit; and,
+as soon as one differs, the power of two below it, so that whole numbers stay exact. A
+server multiplies only where that changes something.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,25 +21,15 @@ from tw_syncrep._transfer.rows import RowSums, make_row_sums, sum_dtype_of
 
 @dataclass(frozen=True)
 class SyncOptions:
-    """How gradients travel, and how many make a step.
+    """How gradients travel, and how many make a step."""
 
-    Attributes:
-      aggregate: gradients that make a step.
-      total: replicas.
-      below_bytes: a smaller tensor travels in a pack with others.
-      wire_dtype: what wider floats are pushed as, or None.
-      sparse_mean: one of SPARSE_MEANS.
-      is_elastic: whether a round may go on without replicas that do not arrive.
-      weighs: whether the replicas bring weights.
-    """
-
-    aggregate: int
-    total: int
-    below_bytes: int
-    wire_dtype: tf.DType | None
-    sparse_mean: str
-    is_elastic: bool = False
-    weighs: bool = False
+    aggregate: int  # gradients that make a step
+    total: int  # replicas
+    below_bytes: int  # smaller tensors travel in packs
+    wire_dtype: tf.DType | None  # to which wider floats are cast in transit
+    sparse_mean: str  # one of SPARSE_MEANS
+    is_elastic: bool = False  # whether rounds may go on without missing replicas
+    weighs: bool = False  # whether replicas send weights
 
 
 @dataclass(frozen=True)
@@ -49,38 +39,26 @@ class Payload:
     The ticket travels as the head of a pack. Where no pack can take it, or there are
     indices, it travels with these as one vector of whole numbers.
 
-    Sums have, where replicas bring weights, their total and its unit; one tensor per
-    pack, then the state of each ``RowSums``. What a head adds up to goes with its
-    pack's sum, and is cut off with the means.
-
-    Attributes:
-      packs: of dense gradients.
-      rows: one per sparse gradient.
-      wire_dtype: what wider floats are cast to on their way, or None.
-      ticket_size: how many numbers a ticket has.
-      weighs: whether replicas bring weights.
+    Sums are, if replicas send weights, their total and its unit; then one tensor per
+    pack and the state of each ``RowSums``. The sum of the heads is part of its pack's
+    sum, and is cut off with the means.
     """
 
     packs: tuple[Pack, ...]
     rows: tuple[RowSums, ...]
     wire_dtype: tf.DType | None
-    ticket_size: int
+    ticket_size: int  # in numbers
     weighs: bool = False
 
     def dtypes(self) -> list[tf.DType]:
-        """Returns the dtypes of what has arrived: of packs, values and indices."""
+        """Returns the dtypes of the decoded tensors: packs, values and indices."""
         found = [self._on_wire(pack.dtype) for pack in self.packs]
         for row in self.rows:
             found += [self._on_wire(row.dtype), row.index_dtype]
         return found
 
     def encode(self, ticket: tf.Tensor, grads: Mapping[int, Any]) -> list[tf.Tensor]:
-        """Returns the tensors that travel.
-
-        Args:
-          ticket: int64 [ticket_size].
-          grads: by index.
-        """
+        """Returns the tensors to send; the ticket is int64 [ticket_size]."""
         packed = [
             pack.join(grads, ticket if pack.numbers else None) for pack in self.packs
         ]
@@ -93,11 +71,7 @@ class Payload:
         return [tf.concat([ticket, *indices], axis=0), *sent]
 
     def decode(self, sent: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Undoes ``encode``, but for the packs, on the current device.
-
-        Returns:
-          The ticket, and what has arrived with it, of the ``dtypes``.
-        """
+        """Returns the ticket and the tensors, packs unopened, on the current device."""
         carrier = self._carrier
         if carrier is not None:
             return carrier.read_head(sent[self.packs.index(carrier)]), list(sent)
@@ -112,7 +86,7 @@ class Payload:
         return ticket, arrived
 
     def encode_nothing(self) -> list[tf.Tensor]:
-        """Returns tensors for a ticket that brings no gradient."""
+        """Returns the tensors to send with a ticket without a gradient."""
         return [tf.zeros([0], dtype) for dtype in self.dtypes()]
 
     def zeros(self) -> list[tf.Tensor]:
@@ -122,7 +96,7 @@ class Payload:
         return sums + [part for row in self.rows for part in row.zeros()]
 
     def sum_shapes(self) -> list[tf.TensorShape]:
-        """Returns what is known of the sums' shapes while they are added."""
+        """Returns the sums' static shapes while they are being added."""
         shapes = [tf.TensorShape([2])] * self.weighs
         shapes += [tf.TensorShape(None) for _ in self.packs]
         return shapes + [shape for row in self.rows for shape in row.state_shapes()]
@@ -133,13 +107,7 @@ class Payload:
         sent: Sequence[tf.Tensor],
         weight: tf.Tensor,
     ) -> list[tf.Tensor]:
-        """Returns the sums with what one more replica sent, which weighs so much.
-
-        Args:
-          sums: so far.
-          sent: of the ``dtypes``.
-          weight: float64 []; ignored where replicas bring none.
-        """
+        """Adds one replica's tensors to the sums, by its weight, float64 []."""
         totals, arrived = iter(sums), iter(sent)
         added: list[tf.Tensor] = []
         before = factor = None
@@ -159,12 +127,7 @@ class Payload:
         return added
 
     def means(self, sums: Sequence[tf.Tensor], count: tf.Tensor) -> dict[int, Any]:
-        """Returns mean gradients by index; 0 where no replica has weight.
-
-        Args:
-          sums: of ``count`` replicas.
-          count: int32 [], at least 1.
-        """
+        """Returns mean gradients by index; 0 if all weights are 0."""
         totals = iter(sums)
         divisor = count
         if self.weighs:
@@ -181,7 +144,7 @@ class Payload:
         return found
 
     def clear(self) -> list[tf.Operation]:
-        """Returns the ops that drop what an interrupted chief left half added."""
+        """Returns the ops that drop sums that an interrupted chief left incomplete."""
         return [op for row in self.rows for op in row.clear()]
 
     @property
@@ -203,20 +166,7 @@ def make_payloads(
     ticket_size: int,
     shared_name: str,
 ) -> dict[str, Payload]:
-    """Plans what a replica sends to each parameter server.
-
-    Args:
-      grads: [N] dense, sparse or None, of their variables' shapes; None does not
-        travel.
-      variables: [N] that they belong to; a gradient goes where its variable lives.
-      options: how gradients travel.
-      ticket_size: how many numbers a ticket has.
-      shared_name: prefix of the accumulators' names; to be called in
-        ``detached_scope``.
-
-    Returns:
-      Payloads by server.
-    """
+    """Plans a replica's payloads by server; to be called in ``detached_scope``."""
     dense: dict[int, tf.Variable] = {}
     rows: dict[str, list[RowSums]] = {}
     for n, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
@@ -253,11 +203,10 @@ def _widened(tensor: tf.Tensor, dtype: Any, shape: Any) -> tf.Tensor:
 def _add_weight(
     so_far: tf.Tensor, weight: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Adds a weight, float64 [], to float64 [2], the total in the unit, and the unit.
+    """Adds a weight, float64 [], to the total in the unit and the unit, float64 [2].
 
-    Returns:
-      The same with it; what the sums so far are to be multiplied by, since the unit is
-      another; and the weight in the unit.
+    Also returns the factor for the sums so far, since the unit may change, and the
+    weight in the unit.
     """
     total, unit = tf.unstack(so_far)
     unit = tf.where(total > 0, unit, weight)
@@ -276,7 +225,7 @@ def power_of_two(number: tf.Tensor) -> tf.Tensor:
 
 
 def _weighed(tensor: tf.Tensor, factor: tf.Tensor | None) -> tf.Tensor:
-    """Multiplies gradients; those that weigh nothing are 0, even if they are NaN."""
+    """Multiplies gradients by a factor; a factor of 0 gives 0, even for NaN."""
     if factor is None:
         return tensor
 

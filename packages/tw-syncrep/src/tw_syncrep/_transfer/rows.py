@@ -1,10 +1,10 @@
 """How several replicas' sparse gradients are added up.
 
 They become one by ``sparse_mean``: "replicas" divides the sum by the number of replicas
-(or by what these weigh), as for dense gradients, so that a row that one of two replicas
-touched counts half. "per_row" divides each row by the number of replicas that touched
-it, as TensorFlow's class does, and uses TensorFlow's accumulator, so that repeated
-indices in one gradient count as they do there.
+(or by their total weight), as for dense gradients, so that a row that one of two
+replicas touched counts half. "per_row" divides each row by the number of replicas that
+touched it, as TensorFlow's class does, and uses TensorFlow's accumulator, so that
+repeated indices in one gradient count as they do there.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ import tensorflow as tf
 
 SPARSE_MEANS = ("replicas", "per_row")
 
-# Local steps of gradients that an accumulator always, and never, takes for fresh.
+# Local steps of gradients that an accumulator always, and never, accepts as fresh.
 _FRESH = 2**62
 _STALE = -1
 
@@ -26,22 +26,14 @@ class RowSums:
 
     While replicas are added, its state is three tensors: the values and the
     indices of all replicas, concatenated, and the number of rows of each.
-
-    Attributes:
-      index: its place in the caller's list.
-      dtype: of the values.
-      index_dtype: of the indices.
-      shape: of the variable.
-      slots: the largest number of replicas that may be added.
-      accumulator: TensorFlow's, where each row is counted by itself, else None.
     """
 
-    index: int
-    dtype: tf.DType
+    index: int  # its place in the caller's list
+    dtype: tf.DType  # of the values
     index_dtype: tf.DType
-    shape: tuple[int, ...]
-    slots: int
-    accumulator: Any = None
+    shape: tuple[int, ...]  # of the variable
+    slots: int  # the largest number of replicas that may be added
+    accumulator: Any = None  # TensorFlow's, if each row is counted by itself
 
     def wire_shapes(self) -> list[tf.TensorShape]:
         """Returns the shapes of values [rows, ...] and indices [rows]."""
@@ -53,7 +45,7 @@ class RowSums:
 
     @property
     def sum_dtype(self) -> tf.DType:
-        """Of the values in the state."""
+        """Dtype of the values in the state."""
         return sum_dtype_of(self.dtype) if self.accumulator is None else self.dtype
 
     def zeros(self) -> list[tf.Tensor]:
@@ -74,13 +66,7 @@ class RowSums:
     def mean(
         self, state: Sequence[tf.Tensor], count: tf.Tensor, divisor: tf.Tensor
     ) -> tf.IndexedSlices:
-        """Returns the mean over ``count`` replicas (int32 []), or over each row's.
-
-        Args:
-          state: of those replicas.
-          count: how many they are.
-          divisor: what they weigh together, [] of any dtype.
-        """
+        """Returns the mean over ``count`` replicas, or over those touching each row."""
         if self.accumulator is not None:
             return self._mean_by_row(state, count)
         values, indices, _ = state
@@ -101,7 +87,7 @@ class RowSums:
         values, indices, rows = state
         ends = tf.concat([[0], tf.cumsum(rows)], axis=0)
         put: list[tf.Operation] = []
-        # The accumulator's handle is a reference, which no loop can hold.
+        # The accumulator's handle is a reference, which a loop cannot hold.
         for slot in range(self.slots):
             is_filled = slot < count
             begin = ends[tf.minimum(slot, count - 1)]
@@ -132,16 +118,7 @@ def make_row_sums(
     sparse_mean: str,
     shared_name: str,
 ) -> RowSums:
-    """Makes the sums of one sparse gradient, in ``detached_scope``.
-
-    Args:
-      index: its place in the caller's list.
-      grad: of one replica.
-      variable: that it belongs to.
-      slots: the largest number of replicas that may be added.
-      sparse_mean: one of SPARSE_MEANS.
-      shared_name: prefix of the accumulator's name.
-    """
+    """Makes the sums of one sparse gradient; to be called in ``detached_scope``."""
     accumulator = None
     if sparse_mean == "per_row":
         with tf.device(variable.device):

@@ -1,4 +1,4 @@
-"""A cluster's TF_CONFIG, servers and devices, and parameters that are pulled in packs.
+"""TF_CONFIG, servers and devices of a cluster, and parameters pulled in packs.
 
 .. code-block:: python
 

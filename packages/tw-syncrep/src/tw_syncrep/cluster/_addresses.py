@@ -1,7 +1,7 @@
-"""Addresses: "host:port" texts, and ports of this machine at which to listen.
+"""Addresses: "host:port" strings, and the ports on which this machine listens.
 
-``TW_LISTEN`` has a process listen elsewhere than at the address by which others reach
-it, which a container or a machine behind a translated address does not have itself.
+``TW_LISTEN`` makes a process listen at an address other than the one by which other
+machines reach it, which a container or a machine behind NAT does not have itself.
 """
 
 import contextlib
@@ -15,11 +15,7 @@ _AGAIN_S = 0.1
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Splits "host:port"; an IPv6 host is in brackets, and returned without them.
-
-    Raises:
-      ValueError: it is not one.
-    """
+    """Splits "host:port"; an IPv6 host must be in brackets, which are removed."""
     host, _, port = address.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     is_bare = bare == host and ":" not in host
@@ -31,17 +27,12 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """Undoes ``split_address``."""
+    """Joins host and port; the inverse of ``split_address``."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listens at an address of this machine, or where TW_LISTEN says.
-
-    Raises:
-      OSError: the port is taken or the host is unknown (``may_pass``), or the host is
-        elsewhere.
-    """
+    """Listens at an address of this machine; TW_LISTEN overrides ``host``."""
     told = os.environ.get("TW_LISTEN", "") or host
     fault: OSError | None = None
     places = socket.getaddrinfo(told, port, type=socket.SOCK_STREAM)
@@ -72,12 +63,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def hold_port(port: int) -> socket.socket:
-    """Keeps a port from other processes until a server of this one takes it.
+    """Holds a port against other processes until a server of this one takes it.
 
-    Not from connections of a process that has ended, which linger for a minute.
-
-    Raises:
-      OSError: something listens there.
+    Connections of an ended process, which linger for a minute, do not prevent it.
     """
     held = socket.socket()
     try:
@@ -95,11 +83,7 @@ def wait_for_port(
     until_s: float,
     tell: Callable[[OSError], None] = lambda error: None,
 ) -> socket.socket:
-    """Opens a port, or waits for it; ``tell`` is called with the first fault.
-
-    Raises:
-      OSError: it cannot be opened, or not until then.
-    """
+    """Opens a port, retrying until ``until_s``; ``tell`` gets the first error."""
     has_told = False
     while True:
         try:
@@ -114,5 +98,5 @@ def wait_for_port(
 
 
 def may_pass(error: OSError) -> bool:
-    """Whether to try again: another process may end, or a name become known."""
+    """Returns whether to retry: a process may end, or a name become resolvable."""
     return isinstance(error, socket.gaierror) or error.errno == errno.EADDRINUSE

@@ -1,9 +1,9 @@
-"""The line channel: JSON, a value per line, between ranks and between launchers.
+"""The line channel: one JSON value per line, between ranks and between launchers.
 
-Neither end knows who the other is: anybody who reaches a port may send anything. So a
-line is refused where it is too long, is not JSON or nests too deeply, and each field
-is read as the type that it must have. A refusal is a ``ValueError``; it concerns one
-connection and nothing else.
+Neither end knows who the other is: anyone who can reach a port may send anything. So
+a line that is too long, is not JSON or nests too deeply is refused, and each field is
+read as its declared type. A refusal is a ``ValueError`` and affects one connection
+only.
 """
 
 import functools
@@ -19,7 +19,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 MAX_BYTES = 1 << 26
-"""Length of the longest line that is taken from a known peer."""
+"""Length of the longest line accepted from a known peer."""
 _LARGEST = 1 << 63
 _read_hints = functools.cache(get_type_hints)
 
@@ -33,11 +33,7 @@ def parse_line(line: bytes) -> Any:
 
 
 def read_as(hint: Any, value: Any) -> Any:
-    """Reads a parsed value as the type of a field: a dataclass, tuple, table or scalar.
-
-    Raises:
-      ValueError: it is of another type, or a number that 64 bits do not hold.
-    """
+    """Reads a parsed value as a field's type: a dataclass, tuple, dict or scalar."""
     inner, origin = get_args(hint), get_origin(hint)
     if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, dict):
         hints = _read_hints(hint)
@@ -57,7 +53,7 @@ def read_as(hint: Any, value: Any) -> Any:
     elif hint in (str, bool) and type(value) is hint:
         return value
     elif hint is int and type(value) is int and -_LARGEST <= value < _LARGEST:
-        return value  # A bool is no number.
+        return value  # A bool is not an int here.
     wanted, got = getattr(hint, "__name__", hint), type(value).__name__
     if isinstance(value, int | float | str):
         got = repr(value)[:60]
@@ -65,16 +61,12 @@ def read_as(hint: Any, value: Any) -> Any:
 
 
 class LineSocket:
-    """A connected socket; several threads may send, one may receive.
-
-    Attributes:
-      max_bytes: length of the longest line that is taken.
-    """
+    """A connected socket for lines; several threads may send, one may receive."""
 
     def __init__(
         self, connection: socket.socket, *, max_bytes: int = MAX_BYTES
     ) -> None:
-        """Takes over the connection."""
+        """Takes ownership of the connection; ``max_bytes`` bounds received lines."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setblocking(False)
         self.connection = connection
@@ -87,15 +79,11 @@ class LineSocket:
         return self.connection.fileno()
 
     def send(self, message: dict[str, Any], *, timeout_s: float) -> None:
-        """Sends an object.
-
-        Raises:
-          OSError: the connection is lost, or takes nothing for ``timeout_s``.
-        """
+        """Sends an object; raises OSError if it is not accepted in time."""
         self.send_line(json.dumps(message).encode() + b"\n", timeout_s=timeout_s)
 
     def send_line(self, line: bytes, *, timeout_s: float) -> None:
-        """Sends bytes that end a line; raises as ``send`` does."""
+        """Sends bytes that end in a newline; raises as ``send`` does."""
         data = memoryview(line)
         end_s = time.monotonic() + timeout_s
         ready = select.poll()
@@ -110,12 +98,7 @@ class LineSocket:
                 data = data[self.connection.send(data) :]
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Returns what has arrived; None at the connection's end. Call when readable.
-
-        Raises:
-          OSError: the connection is lost.
-          ValueError: a line is no JSON object that says what to ``do``, or too long.
-        """
+        """Returns the messages received, None at the end; call when readable."""
         lines = self.receive_lines()
         if lines is None:
             return None
@@ -126,7 +109,7 @@ class LineSocket:
         return messages
 
     def receive_lines(self) -> list[bytes] | None:
-        """As ``receive``, without a look at what the lines hold."""
+        """Works as ``receive`` does, but does not parse the lines."""
         try:
             data = self.connection.recv(1 << 16)
         except (BlockingIOError, InterruptedError):
@@ -134,7 +117,7 @@ class LineSocket:
         if not data:
             return None
         lines: list[bytes] = []
-        if b"\n" in data:  # A long line is searched once, not with each of its parts.
+        if b"\n" in data:  # Searches a long line once, not again with each part.
             *lines, rest = bytes(self._received + data).split(b"\n")
             self._received = bytearray(rest)
         else:
@@ -144,12 +127,12 @@ class LineSocket:
         return lines
 
     def end_sending(self) -> None:
-        """Tells the other end that no more will be sent; what it sends still comes."""
+        """Ends sending; lines from the other end still arrive."""
         with self._sending:
             self.connection.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Closes the connection; harmless when repeated."""
+        """Closes the connection; may be called twice."""
         self.connection.close()
 
 

@@ -1,7 +1,7 @@
-"""Ports of servers on this machine, and who else can reach them.
+"""Ports of servers on this machine, and whether other machines can reach them.
 
-A TensorFlow server listens on all interfaces, whatever host it is given, and runs
-whatever graph anyone sends it: no authentication, no encryption.
+A TensorFlow server listens on all interfaces, whatever host it is given, and runs any
+graph that anyone sends it: no authentication, no encryption.
 """
 
 import contextlib
@@ -35,20 +35,20 @@ _OPEN = (
 
 
 class ExposedServerWarning(UserWarning):
-    """A server can be reached from other machines, or the system does not say."""
+    """Other machines can reach a server, or the system does not show if they can."""
 
 
 def is_exposed(port: int, *, proc: Path = Path("/proc/net")) -> bool:
-    """Returns whether something listens on ``port`` for other machines.
+    """Returns whether other machines can reach a listener on ``port``.
 
     Args:
       port: TCP port.
-      proc: where the kernel's tables are.
+      proc: directory of the kernel's tables.
 
     Returns:
-      Whether it does; False on a machine (or in a network namespace) that has the
-      loopback interface only. Where the system does not show it, False with an
-      ``ExposedServerWarning`` that says why.
+      Whether they can; False on a machine (or in a network namespace) that has only
+      the loopback interface. If the tables cannot be read, False with an
+      ``ExposedServerWarning`` that gives the reason.
 
     Raises:
       TypeError: ``port`` is not a whole number, or ``proc`` not a path.
@@ -67,7 +67,7 @@ def is_exposed(port: int, *, proc: Path = Path("/proc/net")) -> bool:
 
 
 def warn_if_exposed(port: int, *, proc: Path = Path("/proc/net")) -> None:
-    """Warns, once in a process, that a server is or may be open to other machines."""
+    """Warns, once per process, that a server is or may be open to other machines."""
     try:
         warning = _OPEN if _find_exposure(port, proc) else None
     except OSError as error:
@@ -77,13 +77,10 @@ def warn_if_exposed(port: int, *, proc: Path = Path("/proc/net")) -> None:
 
 
 def find_free_ports(count: int) -> list[int]:
-    """Finds ports on which nothing listens, all different.
+    """Finds distinct ports on which nothing listens.
 
-    They are below the range that the system gives to outgoing connections, so that
-    no connection takes the port of a server while it restarts.
-
-    Raises:
-      RuntimeError: there are not as many.
+    They are below the ephemeral range, so that no outgoing connection takes the port of
+    a server while it restarts.
     """
     ports: list[int] = []
     candidates = range(_LOWEST_PORT, _first_ephemeral())
@@ -104,13 +101,10 @@ def find_free_ports(count: int) -> list[int]:
 
 
 def isolate() -> None:
-    """Moves this process into a network namespace with a loopback interface.
+    """Moves this process into a network namespace with only a loopback interface.
 
-    It and all its children then have no other interface, so that servers are out of
-    others' reach. By system calls, which Python offers only from 3.12 on.
-
-    Raises:
-      OSError: the system does not allow it.
+    Other machines then cannot reach its servers or its children's. It makes the system
+    calls through libc, as Python has them only from 3.12 on.
     """
     user, group = os.getuid(), os.getgid()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -121,7 +115,7 @@ def isolate() -> None:
             f"isolate: the system does not allow a network namespace "
             f"({os.strerror(number)}); run without --isolate behind a firewall",
         )
-    # The same user as outside; groups can be mapped once setgroups is given up.
+    # The same user as outside; groups can be mapped once setgroups is denied.
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
@@ -139,11 +133,7 @@ def _bring_up(interface: str) -> None:
 
 
 def _find_exposure(port: int, proc: Path) -> bool:
-    """Returns whether something listens on ``port`` for other machines.
-
-    Raises:
-      OSError: the system does not show it.
-    """
+    """Works as ``is_exposed`` does; raises OSError if the tables cannot be read."""
     if [name for _, name in socket.if_nameindex()] == ["lo"]:
         return False
     addresses = _listening_addresses(proc / "tcp", port)
@@ -169,11 +159,7 @@ def _first_ephemeral() -> int:
 
 
 def _listening_addresses(table: Path, port: int) -> list[str]:
-    """Reads the hexadecimal local addresses of a kernel table.
-
-    Raises:
-      OSError: the table cannot be read.
-    """
+    """Reads the hexadecimal addresses that listen on ``port`` from a kernel table."""
     lines = table.read_text().splitlines()[1:]
     rows = [line.split() for line in lines]
     local = [row[1].split(":") for row in rows if len(row) > 3 and row[3] == _LISTEN]
@@ -181,7 +167,7 @@ def _listening_addresses(table: Path, port: int) -> list[str]:
 
 
 def _is_loopback(address: str) -> bool:
-    """Reads an address as the kernel prints it: words in the host's byte order."""
+    """Tests an address as the kernel prints it: words in the host's byte order."""
     if len(address) == 8:
         return address.endswith("7F")
     mapped = address.startswith("0000000000000000FFFF0000") and address.endswith("7F")

@@ -6,8 +6,8 @@ the training op refreshes in packs, and gradients with respect to a copy count f
 parameter on the server, its *master*. Large parameters have no copy: they would gain
 nothing, and rows of an embedding are read one by one.
 
-Which copy belongs to which master is kept in a collection of the graph, as names, so
-that it can be exported with the graph.
+Pairs of masters and copies are kept in a collection of the graph, by name, so that they
+can be exported with the graph.
 """
 
 import contextlib
@@ -49,16 +49,16 @@ class CachedParameter:
 def variable_getter(
     task: TaskConfig | str, *, below_bytes: int = SMALL_BYTES
 ) -> Callable[..., tf.Variable]:
-    """Makes a getter under which parameters are pulled in packs.
+    """Returns a variable getter with which parameters are pulled in packs.
 
     Under it, ``get_variable`` returns a copy of a trainable parameter on the
     worker; the training op of ``SyncReplicasOptimizer`` refreshes all copies with
     one transfer per server and dtype. Checkpoints hold the parameters, not the
-    copies. To differentiate by hand, use what ``get_variable`` returned.
+    copies. To differentiate by hand, use the variables ``get_variable`` returned.
 
     Args:
       task: this task, or its device.
-      below_bytes: parameters of this size or larger are read where they are.
+      below_bytes: parameters of this size or larger are read from their server.
 
     Returns:
       A function for ``tf.compat.v1.variable_scope(custom_getter=...)``.
@@ -75,7 +75,7 @@ def variable_getter(
 def pulled_together(
     task: TaskConfig | str, *, below_bytes: int = SMALL_BYTES
 ) -> Iterator[None]:
-    """Has the variables of a model pulled in packs; see ``variable_getter``."""
+    """Pulls the variables of a model in packs; see ``variable_getter``."""
     getter = _make_getter("pulled_together", task, below_bytes)
     scope = tf.compat.v1.get_variable_scope()
     with tf.compat.v1.variable_scope(scope, custom_getter=getter):
@@ -96,14 +96,7 @@ def cached_parameters() -> list[CachedParameter]:
 def copies_for(
     variables: Sequence[tf.Variable] | None,
 ) -> Sequence[tf.Variable] | None:
-    """Returns what to differentiate with respect to: copies where there are any.
-
-    Args:
-      variables: parameters; None for all that are trainable.
-
-    Returns:
-      [N] variables; None where there are no copies and ``variables`` is None.
-    """
+    """Replaces variables (None: all trainable ones) by their copies, if any."""
     copies = {cached.master.ref(): cached.copy for cached in cached_parameters()}
     if not copies:
         return variables
@@ -120,25 +113,19 @@ def with_masters(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, tf.Variabl
 
 @dataclass(frozen=True)
 class Pulling:
-    """How a worker's copies are refreshed.
+    """Refreshes a worker's copies.
 
     The chief joins the parameters of each pack at the end of a round and *publishes*
-    what it has joined, in a variable on their server that is in no collection and no
-    checkpoint. So a round joins them once for all workers, and a worker that is slow
-    gets the state after one round or the next, but none in between. Before anything is
-    published, and where the chief has no such copies, the parameters are read.
-
-    Attributes:
-      cached: what to update.
-      packs: of ``cached``, by their places.
-      device: the worker.
-      shared_name: prefix of the names of what is published.
+    the result in a variable on their server that is in no collection and no checkpoint.
+    So a round joins them once for all workers, and a slow worker gets the state after
+    one round or the next, never one in between. Before anything is published, and where
+    the chief has no such copies, the parameters are read directly.
     """
 
     cached: tuple[CachedParameter, ...]
-    packs: tuple[Pack, ...]
-    device: str
-    shared_name: str
+    packs: tuple[Pack, ...]  # by index into ``cached``
+    device: str  # of the worker
+    shared_name: str  # prefix of the published variables' names
 
     def publish(self, after: tf.Operation) -> tf.Operation:
         """Returns the op that publishes the parameters, once ``after`` is done."""
@@ -156,16 +143,10 @@ class Pulling:
     def pull(
         self, progress: tf.Tensor, *, is_published: bool
     ) -> tuple[tf.Tensor, tf.Operation]:
-        """Reads the parameters in packs and updates their copies.
+        """Returns ``progress``, on the worker, and an op that updates all copies.
 
-        Args:
-          progress: int64 [P], on a server; parameters are read once it is computed. It
-            travels with a small pack of that server, where there is one that can take
-            it; a large one would be copied for it.
-          is_published: whether to take what was published, if there is anything.
-
-        Returns:
-          What ``progress`` says, on the worker, and the op that has updated all copies.
+        ``progress``, int64 [P] on a server, is computed before parameters are read. It
+        travels with a small pack of that server, if any; a large one would be copied.
         """
         arrived, assigns = None, []
         carriers = with_head(
@@ -198,12 +179,12 @@ class Pulling:
         return pack.join({n: m.read_value() for n, m in masters.items()}, head)
 
     def _read(self, pack: Pack) -> tf.Tensor:
-        """Reads what is published, or else the parameters, on the current device."""
+        """Reads the published pack, or else the parameters, on the current device."""
         dtype, handle = tf.as_dtype(pack.dtype), self._published(pack)
         masters = {n: self.cached[n].master for n in pack.indices}
 
         def join() -> tf.Tensor:
-            # Handles of its own: those from outside would cost an op each, every time.
+            # Handles of its own: outer ones would cost an op each, every time.
             handles = {n: _remade_handle(master) for n, master in masters.items()}
             return pack.join(
                 {
@@ -219,7 +200,7 @@ class Pulling:
         )
 
     def _published(self, pack: Pack) -> tf.Tensor:
-        """Returns the handle of what is published, on the current device."""
+        """Returns the handle of the published pack, on the current device."""
         names = "\n".join(self.cached[n].master.name for n in pack.indices)
         digest = hashlib.sha256(names.encode()).hexdigest()[:16]
         return tf.raw_ops.VarHandleOp(
@@ -235,7 +216,7 @@ def _is_joined(pack: Pack) -> bool:
 
 
 def _remade_handle(variable: tf.Variable) -> tf.Tensor:
-    """Returns another handle of a variable, on the current device."""
+    """Returns another handle to a variable, on the current device."""
     made = variable.handle.op
     return tf.raw_ops.VarHandleOp(
         dtype=variable.dtype.base_dtype,
@@ -246,11 +227,11 @@ def _remade_handle(variable: tf.Variable) -> tf.Tensor:
 
 
 def _changes_on(server: str, after: tf.Operation) -> list[tf.Operation]:
-    """Returns what ``after`` does to the resources of a server, or all that it does.
+    """Returns the ops up to ``after`` that use a server's resources, or ``after``.
 
-    Waiting for the rest too would cost a message between servers there and back.
+    Waiting for the rest too would cost a round trip between servers.
     """
-    if not tf.compat.v1.control_flow_v2_enabled():  # An op may be within a loop.
+    if not tf.compat.v1.control_flow_v2_enabled():  # An op may be inside a loop.
         return [after]
     found, todo, seen = [], [after], {after}
     while todo:

@@ -1,7 +1,7 @@
-"""Which parameter server a variable lies on.
+"""Placement of variables on parameter servers.
 
 Every task of a cluster builds the graph for itself, and all must place a variable on
-the same server: where it goes follows from the variables that were made before it.
+the same server: its place depends only on the variables made before it.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,23 +30,23 @@ def device_setter(
     """Returns a device function: variables on the servers, the rest on this task.
 
     For ``tf.compat.v1.device``; None where the cluster has no parameter server. All
-    tasks of a cluster must make the same variables in the same order, with the same
-    arguments here; a checkpoint restores under any.
+    tasks of a cluster must make the same variables in the same order, and pass the same
+    arguments here; a checkpoint restores under any arguments.
 
     Args:
       task: of a cluster.
-      strategy: "bytes" puts each variable on the server that has the fewest bytes with
-        it, an unknown dimension counting as 1; "round_robin" on the servers in turn, as
+      strategy: "bytes" puts each variable on the server that then has the fewest bytes,
+        an unknown dimension counting as 1; "round_robin" on the servers in turn, as
         TensorFlow does. A function takes the op of a variable or table and returns the
-        number of a server.
-      capacities: [servers] what each holds or carries in comparison to the others: of
-        (1, 2), the second gets twice as many bytes. By default all are alike.
+        index of a server.
+      capacities: [servers] relative capacities: with (1, 2), the second server gets
+        twice as many bytes. By default, all are equal.
 
     Raises:
-      TypeError: an argument is of another type.
+      TypeError: an argument has the wrong type.
       ValueError: ``strategy`` is unknown, or ``capacities`` are not one number above 0
-        for each server, or given with another strategy than "bytes". The device
-        function raises it where ``strategy`` returns no server's number.
+        for each server, or are given with a strategy other than "bytes". The device
+        function raises it if ``strategy`` does not return the index of a server.
     """
     check_task(_CALLER, task)
     return replica_device_setter(
@@ -61,7 +61,7 @@ def device_setter(
 def _make_strategy(
     strategy: str | _Strategy, capacities: Sequence[float] | None, *, servers: int
 ) -> _Strategy | None:
-    """Returns a ``ps_strategy`` of ``replica_device_setter``; None for its own."""
+    """Returns a ``ps_strategy`` for ``replica_device_setter``; None for its default."""
     is_named = isinstance(strategy, str)
     if not callable(strategy) and not (is_named and strategy in _NAMED):
         raise (ValueError if is_named else TypeError)(
@@ -93,16 +93,16 @@ def _check_capacities(capacities: Sequence[float], servers: int) -> list[float]:
 
 
 def _fewest_bytes(capacities: Sequence[float]) -> _Strategy:
-    """Makes what chooses the server that has the fewest bytes for its capacity.
+    """Returns a strategy that picks the server with the fewest bytes per capacity.
 
-    With the new variable on it: without, a large one that comes first would go to the
-    first server, however small that is.
+    The new variable's bytes are included: otherwise, a large first variable would go to
+    the first server, however small its capacity.
     """
     loads = LeastLoadedTask(len(capacities))
 
     def choose(op: tf.Operation) -> int:
         more = _bytes_of(op)
-        # Before the op is noted: it is counted once it has its device.
+        # Read before the op is noted: it is counted once it has its device.
         before = loads.bytes_on
         loads(op)
         full = [
@@ -125,7 +125,7 @@ def _bytes_of(op: tf.Operation) -> int:
 
 
 def _refuse_others(strategy: _Strategy, servers: int) -> _Strategy:
-    """Returns ``strategy``, which may return numbers of servers only."""
+    """Wraps ``strategy`` to refuse anything but the index of a server."""
 
     def choose(op: tf.Operation) -> int:
         server = strategy(op)

@@ -1,4 +1,4 @@
-"""A cluster's servers, and the settings of its tasks' servers and sessions."""
+"""A cluster's servers, and the settings of servers and sessions."""
 
 import ctypes
 import os
@@ -25,10 +25,10 @@ _PORT_S = 10.0
 
 
 def cluster_spec(task: TaskConfig) -> tf.train.ClusterSpec:
-    """Returns the cluster as TensorFlow takes it.
+    """Returns the cluster as a ``tf.train.ClusterSpec``.
 
     Raises:
-      TypeError: ``task`` is not a description of a task.
+      TypeError: ``task`` is not a ``TaskConfig``.
     """
     check_task("cluster_spec", task)
     return tf.train.ClusterSpec({job: list(a) for job, a in task.addresses.items()})
@@ -37,19 +37,19 @@ def cluster_spec(task: TaskConfig) -> tf.train.ClusterSpec:
 def start_server(
     task: TaskConfig, *, config: Any = None, keep_memory: bool = True
 ) -> tf.distribute.Server:
-    """Starts this task's server, and warns where it is open to other machines.
+    """Starts this task's server, and warns if other machines can reach it.
 
     Args:
       task: of a cluster.
-      config: a ``ConfigProto``; by default one with which idle threads sleep at
-        once where this machine has no more processors than tasks.
-      keep_memory: whether this process keeps memory that it freed, which makes
-        steps with megabytes of gradients faster.
+      config: a ``ConfigProto``; by default, one that makes idle threads sleep at
+        once if this machine has no more processors than tasks.
+      keep_memory: whether this process keeps freed memory, which makes steps with
+        megabytes of gradients faster.
 
     Raises:
-      TypeError: an argument is of another type.
+      TypeError: an argument has the wrong type.
       ValueError: the task is an evaluator outside the cluster.
-      OSError: something else listens at its port, and has not ended in 10 s.
+      OSError: something else is listening on its port, and still is after 10 s.
     """
     check_task("start_server", task)
     check_config("start_server", config)
@@ -81,17 +81,17 @@ def start_server(
 
 
 def with_device_filters(config: Any, cluster: TaskConfig | None) -> Any:
-    """Returns a session config in which a task sees itself and the servers only.
+    """Returns a session config with which a task sees only itself and the servers.
 
-    TensorFlow has a session look at every task of the cluster that it may use, so
-    the death of one replica would concern all sessions.
+    A TensorFlow session contacts every task of the cluster that it may use, so
+    without filters the death of one replica would affect all sessions.
 
     Args:
       config: a ``ConfigProto`` or None; one with filters is returned as it is.
-      cluster: this task; without one nothing is filtered.
+      cluster: this task; with None, nothing is filtered.
 
     Raises:
-      TypeError: an argument is of another type.
+      TypeError: an argument has the wrong type.
     """
     check_config("with_device_filters", config)
     if cluster is not None:
@@ -113,7 +113,7 @@ class LocalCluster:
 
     Attributes:
       addresses: job to "localhost:port".
-      servers: by (job, index); they live as long as this process.
+      servers: by (job, index); they run as long as this process.
     """
 
     addresses: dict[str, tuple[str, ...]]
@@ -150,9 +150,9 @@ def start_local(*, ps: int = 1, workers: int = 2, config: Any = None) -> LocalCl
     """Starts a cluster's servers in this process, on free ports.
 
     Args:
-      ps: parameter servers.
-      workers: replicas; the first is the chief.
-      config: a ``ConfigProto`` for every server; by default ``start_server``'s.
+      ps: number of parameter servers.
+      workers: number of replicas; the first is the chief.
+      config: a ``ConfigProto`` for every server; by default, as in ``start_server``.
 
     Raises:
       TypeError: a count is not a whole number, or ``config`` not a configuration.
@@ -182,11 +182,11 @@ def start_local(*, ps: int = 1, workers: int = 2, config: Any = None) -> LocalCl
 def server_config(
     addresses: Mapping[str, Sequence[str]], own: str
 ) -> tf.compat.v1.ConfigProto:
-    """Returns the settings of a server that the user gave none for.
+    """Returns the default settings of a server.
 
-    TensorFlow's idle threads look for work for a while before they sleep, so that the
-    next op starts at once. Where the tasks of a cluster share a machine that has no
-    more processors than tasks, that takes the time of another task.
+    TensorFlow's idle threads spin for a while before they sleep, so that the next op
+    starts at once. On a machine with no more processors than tasks, spinning takes
+    processor time from another task.
     """
     config = tf.compat.v1.ConfigProto()
     if shares_processors(addresses, own, processors=_count_processors()):
@@ -197,13 +197,7 @@ def server_config(
 def shares_processors(
     addresses: Mapping[str, Sequence[str]], own: str, *, processors: int
 ) -> bool:
-    """Returns whether a machine has no processor to spare for each of its tasks.
-
-    Args:
-      addresses: job to "host:port" strings.
-      own: address of a task on the machine.
-      processors: that it has.
-    """
+    """Returns whether ``own``'s machine has several tasks and no processor to spare."""
     host = own.rpartition(":")[0]
     listed = [address for tasks in addresses.values() for address in tasks]
     tasks = sum(address.rpartition(":")[0] == host for address in listed)
@@ -211,15 +205,12 @@ def shares_processors(
 
 
 def keep_freed_memory() -> bool:
-    """Has the C library keep what is freed; only glibc can.
+    """Makes the C library keep freed memory; returns whether it does (only glibc).
 
-    The packs of a step are megabytes that are allocated, sent and freed. The C
-    library gives such memory back to the system, and touching it again, a page at a
-    time, can take twenty times as long as copying into memory that was kept. This
-    setting is the process's: memory once used stays with it.
-
-    Returns:
-      Whether it does.
+    The packs of a step are megabytes that are allocated, sent and freed. By default,
+    the C library returns such memory to the system, and touching it again, a page at
+    a time, can take twenty times as long as copying into memory that was kept. The
+    setting applies to the whole process, whose memory then never shrinks.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -228,14 +219,14 @@ def keep_freed_memory() -> bool:
     settings = (
         (_M_TRIM_THRESHOLD, _NEVER),
         (_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD),
-        # A thread's heap that is free as a whole goes back unless this is as large.
+        # A thread's heap that is entirely free is returned unless this is as large.
         (_M_TOP_PAD, _HEAP_BYTES),
     )
     return all(mallopt(name, value) for name, value in settings)
 
 
 def _count_processors() -> int:
-    """Counts those that this process may use."""
+    """Counts the processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""TF_CONFIG: which tasks a cluster has, and which one this process is.
+"""TF_CONFIG: the tasks of a cluster, and which of them this process is.
 
 It is the environment variable that TensorFlow's own distribution code, Kubeflow
 and other engines use: JSON with ``cluster`` (job to addresses) and ``task``
@@ -20,7 +20,7 @@ _OLD_NAMES = {"master": "chief"}
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """A cluster and one task of it.
+    """A cluster and one of its tasks.
 
     Attributes:
       addresses: job to "host:port" strings, in the order of the tasks.
@@ -33,10 +33,10 @@ class TaskConfig:
     index: int
 
     def __post_init__(self) -> None:
-        """Refuses what is not a task of a cluster.
+        """Checks that this is a task of a cluster.
 
         Raises:
-          TypeError: an attribute is of another type.
+          TypeError: an attribute has the wrong type.
           ValueError: the addresses or the task are wrong; every fault is named.
         """
         check_text("TaskConfig", job=self.job)
@@ -74,7 +74,7 @@ class TaskConfig:
 
     @property
     def address(self) -> str | None:
-        """Where this task's server listens; None for an evaluator outside."""
+        """The address of this task's server; None for an evaluator outside."""
         listed = self.addresses.get(self.job, ())
         return listed[self.index] if self.index < len(listed) else None
 
@@ -88,10 +88,10 @@ def read_tf_config(text: str | None = None) -> TaskConfig:
     """Reads and checks TF_CONFIG.
 
     Args:
-      text: JSON; by default the environment variable's.
+      text: JSON; by default, the value of the environment variable.
 
     Returns:
-      What it says.
+      The cluster and this process's task.
 
     Raises:
       TypeError: ``text`` is not a string.
@@ -117,7 +117,7 @@ def read_tf_config(text: str | None = None) -> TaskConfig:
 
 
 def find_tf_config() -> TaskConfig | None:
-    """Reads TF_CONFIG; None where it is not set, or names no cluster."""
+    """Reads TF_CONFIG; returns None if it is not set or names no cluster."""
     text = os.environ.get("TF_CONFIG")
     if not text or _parse(text)[0] in (None, {}):
         return None
@@ -125,11 +125,7 @@ def find_tf_config() -> TaskConfig | None:
 
 
 def check_task(caller: str, task: Any) -> None:
-    """Refuses what is not a description of a task.
-
-    Raises:
-      TypeError: it is not.
-    """
+    """Refuses anything but a ``TaskConfig``."""
     if not isinstance(task, TaskConfig):
         raise TypeError(
             f"{caller}: task must be a cluster.TaskConfig, as cluster.read_tf_config() "

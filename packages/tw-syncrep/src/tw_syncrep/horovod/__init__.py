@@ -1,12 +1,12 @@
-"""The names of ``horovod.tensorflow``: a program needs another import, and no more.
+"""The names of ``horovod.tensorflow``: a program needs to change only its import.
 
 .. code-block:: python
 
     import tw_syncrep.horovod as hvd
 
 Processes that ``tw-launch`` starts are its ranks. Names, arguments and meaning are
-those of Horovod 0.28; what is not here (process sets, Adasum, the elastic module,
-timelines) is refused by name.
+those of Horovod 0.28; unsupported features (process sets, Adasum, the elastic module,
+timelines) are refused by name.
 """
 
 import lazy_loader

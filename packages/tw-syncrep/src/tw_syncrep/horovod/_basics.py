@@ -1,4 +1,4 @@
-"""Who this process is: the group that ``init`` joined, and what was asked for.
+"""The group that ``init`` joined, rank queries, and checks of common arguments.
 
 Horovod's functions take no group, so the process has one, which this module holds.
 """
@@ -36,12 +36,12 @@ Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product
 
 
 class ProcessSet:
-    """A set of ranks: of all of them, ``global_process_set``, and no other."""
+    """A set of ranks; the only one is ``global_process_set``, of all ranks."""
 
     process_set_id: int | None = None
 
     def __init__(self, ranks_or_comm: Any) -> None:
-        """Refuses to be made.
+        """Refuses, as there are no other sets.
 
         Raises:
           NotImplementedError: always.
@@ -54,7 +54,7 @@ class ProcessSet:
         return list(range(size()))
 
     def size(self) -> int:
-        """Returns how many ranks it has."""
+        """Returns the number of its ranks."""
         return size()
 
     def rank(self) -> int:
@@ -66,7 +66,7 @@ class ProcessSet:
         return True
 
     def __repr__(self) -> str:
-        """Names it."""
+        """Returns its name."""
         return "global_process_set"
 
 
@@ -79,27 +79,26 @@ def init(
 ) -> None:
     """Joins the other processes; call it before TensorFlow is used.
 
-    Who they are is read from ``TF_CONFIG``, which ``tw-launch`` sets; a process for
-    which it is not set is alone. Each of several sees one GPU of its machine from then
+    The processes are read from ``TF_CONFIG``, which ``tw-launch`` sets; without it, a
+    process is alone. If there are several, each sees one GPU of its machine from then
     on, that of its local rank, unless another was chosen before. TensorFlow's runtime
-    starts later, with its first op, and takes settings until then. After the first call
-    ``init`` does nothing.
+    starts later, with its first op, and accepts settings until then. After the first
+    call, ``init`` does nothing.
 
     Args:
       comm: None.
       process_sets: None, or an empty list.
-      stall_timeout_s: how long a rank that answers may keep the others waiting, e.g.
-        while it evaluates, before they raise; seconds. None for the environment
-        variable ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``, and 600 where that is 0 or not
-        set. All warn of such a rank after ``HOROVOD_STALL_CHECK_TIME_SECONDS``, 60 by
-        default.
+      stall_timeout_s: seconds that a responsive rank may keep the others waiting, e.g.
+        while it evaluates, before they raise. None for the environment variable
+        ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``, and 600 if that is 0 or not set. All
+        warn of such a rank after ``HOROVOD_STALL_CHECK_TIME_SECONDS``, 60 by default.
 
     Raises:
       NotImplementedError: a communicator, or process sets.
-      StartTimeoutError: ranks did not come; they are named.
+      StartTimeoutError: ranks did not join; they are named.
       RuntimeError: TensorFlow has been used already, or ``shutdown`` was called.
-      ValueError: ``TF_CONFIG`` is no cluster of workers alone, or a time is no positive
-        number.
+      ValueError: ``TF_CONFIG`` is not a cluster of workers only, or a time is not a
+        positive number.
     """
     global _group
     if comm is not None and comm != []:
@@ -124,7 +123,7 @@ def init(
 
 
 def _read_seconds(variable: str) -> float | None:
-    """Reads an environment variable of Horovod's; None where it is 0 or not set."""
+    """Reads a Horovod environment variable; returns None if it is 0 or not set."""
     text = os.environ.get(variable) or "0"
     try:
         seconds = float(text)
@@ -139,28 +138,25 @@ def _read_seconds(variable: str) -> float | None:
 
 
 def pin_gpu(config: Any, local_rank: int) -> None:
-    """Leaves a process the GPU of its local rank, whose memory grows as it is needed.
+    """Leaves a process the GPU of its local rank, with memory growth.
 
-    Programs do so after ``init`` and may choose otherwise; where one chooses nothing,
-    each process would take all GPUs.
-
-    Args:
-      config: ``tf.config.experimental``, before the runtime has started.
-      local_rank: of the process.
+    ``config`` is ``tf.config.experimental``, before the runtime has started. Programs
+    do this after ``init`` and may choose otherwise; where one chooses nothing, each
+    process would take all GPUs.
     """
     gpus = config.list_physical_devices("GPU")
     if all(config.get_memory_growth(gpu) is None for gpu in gpus):
         for gpu in gpus:
             config.set_memory_growth(gpu, True)
-    # A launcher that gives each process its own GPUs leaves fewer than local ranks.
+    # If a launcher gives each process its own GPUs, there are fewer than local ranks.
     if local_rank < len(gpus) and config.get_visible_devices("GPU") == gpus:
         config.set_visible_devices(gpus[local_rank], "GPU")
 
 
 def shutdown() -> None:
-    """Leaves the other processes; a process leaves by itself when it ends.
+    """Leaves the other processes; a process also leaves when it ends.
 
-    Of several processes none can ``init`` again afterwards.
+    If there are several processes, none can ``init`` again afterwards.
     """
     global _group
     if _group is not None:
@@ -169,19 +165,12 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Returns whether ``init`` was called, and ``shutdown`` not since."""
+    """Returns whether ``init`` was called, without ``shutdown`` since."""
     return _group is not None
 
 
 def find_group(caller: str) -> ProcessGroup:
-    """Returns the group that ``init`` joined.
-
-    Args:
-      caller: the public name that was called, for the message.
-
-    Raises:
-      ValueError: there is none.
-    """
+    """Returns the group that ``init`` joined; errors name ``caller``."""
     if _group is None:
         raise ValueError(
             f"{caller}: hvd.init() has not been called; call it once, before anything "
@@ -191,32 +180,32 @@ def find_group(caller: str) -> ProcessGroup:
 
 
 def size() -> int:
-    """Returns how many processes there are."""
+    """Returns the number of processes."""
     return find_group("size").size
 
 
 def rank() -> int:
-    """Returns this process's number among all, from 0."""
+    """Returns this process's index among all, from 0."""
     return find_group("rank").rank
 
 
 def local_size() -> int:
-    """Returns how many processes there are on this machine."""
+    """Returns the number of processes on this machine."""
     return find_group("local_size").local_size
 
 
 def local_rank() -> int:
-    """Returns this process's number among those of its machine, from 0."""
+    """Returns this process's index among those of its machine, from 0."""
     return find_group("local_rank").local_rank
 
 
 def cross_size() -> int:
-    """Returns how many machines have a process of this local rank."""
+    """Returns the number of machines that have a process of this local rank."""
     return len(_find_peers("cross_size"))
 
 
 def cross_rank() -> int:
-    """Returns this machine's number among those that ``cross_size`` counts, from 0."""
+    """Returns this machine's index among those that ``cross_size`` counts, from 0."""
     group = find_group("cross_rank")
     return _find_peers("cross_rank").index(group.node_ranks[group.rank])
 
@@ -300,17 +289,17 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Returns False: there is no library of our own."""
+    """Returns False: this package has no native library."""
     return False
 
 
 def rocm_built() -> bool:
-    """Returns False: there is no library of our own."""
+    """Returns False: this package has no native library."""
     return False
 
 
 def add_process_set(process_set: Any) -> NoReturn:
-    """Refuses: collectives are of all ranks.
+    """Refuses: collectives always involve all ranks.
 
     Raises:
       NotImplementedError: always.
@@ -337,7 +326,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> NoReturn:
 
 
 def stop_timeline() -> NoReturn:
-    """Refuses: ``tf.profiler.experimental.stop`` ends what records collectives too.
+    """Refuses: ``tf.profiler.experimental.stop`` ends a recording of collectives too.
 
     Raises:
       NotImplementedError: always.
@@ -346,31 +335,13 @@ def stop_timeline() -> NoReturn:
 
 
 def check_process_set(caller: str, process_set: Any) -> None:
-    """Refuses every process set but the global one.
-
-    Args:
-      caller: the public name that was called, for the message.
-      process_set: what it was given.
-
-    Raises:
-      NotImplementedError: another one.
-    """
+    """Refuses every process set but the global one."""
     if process_set is not global_process_set:
         _refuse(caller, f"process_set must be global_process_set; got {process_set!r}")
 
 
 def check_op(caller: str, op: Any, among: Sequence[ReduceOp]) -> ReduceOp:
-    """Returns a reduction that is among those which a function knows.
-
-    Args:
-      caller: the public name that was called, for the message.
-      op: what it was given.
-      among: what it knows.
-
-    Raises:
-      NotImplementedError: Adasum, or one that it does not know.
-      ValueError: no reduction at all.
-    """
+    """Returns ``op`` as a reduction, which must be in ``among``."""
     known = ", ".join(member.name for member in among)
     try:
         found = ReduceOp(op)
@@ -382,17 +353,7 @@ def check_op(caller: str, op: Any, among: Sequence[ReduceOp]) -> ReduceOp:
 
 
 def choose_op(caller: str, op: Any, average: bool | None) -> ReduceOp:
-    """Returns the reduction that is meant, of the old and the new argument.
-
-    Args:
-      caller: the public name that was called, for the message.
-      op: None for what ``average`` says.
-      average: Horovod's older argument.
-
-    Raises:
-      NotImplementedError: Adasum.
-      ValueError: both are given, or ``op`` is no reduction.
-    """
+    """Returns the reduction given by ``op``, or by Horovod's older ``average``."""
     if average is None:
         return check_op(caller, Average if op is None else op, ALL_OPS)
     if op is not None:

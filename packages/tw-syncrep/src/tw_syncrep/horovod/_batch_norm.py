@@ -1,4 +1,4 @@
-"""Batch normalization by the statistics of all ranks' batches."""
+"""Batch normalization with the statistics of all ranks' batches."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from tw_syncrep.horovod._ops import allreduce
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
     """Batch normalization whose means and variances are those of all ranks' batches.
 
-    Ranks count the same, however many rows they have.
+    Ranks have equal weight, however many rows they have.
     """
 
     def __init__(self, fused: bool = False, **kwargs: Any) -> None:
-        """Takes what Keras's layer does.
+        """Takes the arguments of Keras's layer.
 
         Args:
           fused: False.
@@ -36,8 +36,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         mean, variance = super()._moments(inputs, mask)
         if find_group("SyncBatchNormalization").size == 1:
             return mean, variance
-        # Var[x] = E[(x - a)^2] - E[x - a]^2 for any a that ranks have in common; one
-        # that is near the mean leaves most digits.
+        # Var[x] = E[(x - a)^2] - E[x - a]^2 for any a that all ranks share; one near
+        # the mean loses the fewest digits.
         near = tf.stop_gradient(tf.cast(self.moving_mean, mean.dtype))
         brought = tf.stack([mean - near, variance + tf.square(mean - near)])
         offset, square = tf.unstack(allreduce(brought))

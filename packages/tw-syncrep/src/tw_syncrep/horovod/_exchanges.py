@@ -1,7 +1,7 @@
-"""Exchanges of tensors of any dtype, without gradients: what Horovod's ops do.
+"""Exchanges of tensors of any dtype, without gradients, for Horovod's ops.
 
-TensorFlow's collectives take few dtypes. What is added travels as the next wider one
-that they take; what is only moved travels as one of the same bits.
+TensorFlow's collectives support few dtypes. Tensors to add travel as the next wider
+dtype that is supported; tensors that are only moved, as one with the same bits.
 
     added    uint8 int8 uint16 int16 -> int32, float16 bfloat16: a part on each rank,
              in float32
@@ -51,22 +51,10 @@ def reduce(
     scales: tuple[float, float] = (1.0, 1.0),
     name: str = "",
 ) -> list[tf.Tensor]:
-    """Combines tensors of all ranks, element by element.
+    """Reduces tensors of the same shapes and dtypes over all ranks, element-wise.
 
-    Args:
-      caller: the public name that was called, for messages.
-      tensors: [N] of the same shapes and dtypes on all ranks.
-      op: how. Means of whole numbers are rounded towards zero.
-      group: the ranks.
-      scales: what is multiplied by before, and after.
-      name: that ranks match it by; "" for the order of the program.
-
-    Returns:
-      [N] of the same shapes and dtypes.
-
-    Raises:
-      ValueError: a dtype that is not added, or other tensors than another rank's.
-      ReplicaTimeoutError: a rank is missing.
+    ``scales`` multiply before and after. Means of integers are rounded towards zero.
+    Ranks match the exchange by ``name``; by program order if it is "".
     """
     _check_dtypes(caller, tensors, _REDUCED)
     wide = [scaled(_widened(t), scales[0]) for t in tensors]
@@ -85,21 +73,7 @@ def reduce(
 def gather_all(
     caller: str, tensors: Sequence[tf.Tensor], *, group: ProcessGroup, name: str = ""
 ) -> list[tf.Tensor]:
-    """Joins [R, ...] of every rank in rank order, R of each tensor and rank its own.
-
-    Args:
-      caller: the public name that was called, for messages.
-      tensors: [N], all but R the same on all ranks.
-      group: the ranks.
-      name: as ``reduce``.
-
-    Returns:
-      [N] of shape [sum of R, ...].
-
-    Raises:
-      ValueError: as ``reduce``; a tensor of shape [].
-      ReplicaTimeoutError: as ``reduce``.
-    """
+    """Joins [R, ...] of every rank in rank order; R may differ by tensor and rank."""
     _check_rows(caller, tensors)
     if group.size == 1 or not tensors:
         return list(tensors)
@@ -129,22 +103,9 @@ def deal(
     group: ProcessGroup,
     name: str = "",
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sends each rank its rows of a tensor.
+    """Sends each rank its rows, those for rank 0 first; ``counts`` is int32 [size].
 
-    Args:
-      caller: the public name that was called, for messages.
-      rows: [R, ...], first those for rank 0; all but R the same on all ranks.
-      counts: int32 [size], how many rows each rank gets; R in all.
-      group: the ranks.
-      name: as ``reduce``.
-
-    Returns:
-      The rows that were sent here, first those of rank 0, and int32 [size], how many
-      are of each rank.
-
-    Raises:
-      ValueError: as ``gather_all``.
-      ReplicaTimeoutError: as ``reduce``.
+    Returns the rows sent to this rank, those of rank 0 first, and their counts.
     """
     _check_rows(caller, [rows])
     if group.size == 1:
@@ -181,23 +142,7 @@ def reduce_shares(
     scales: tuple[float, float],
     name: str = "",
 ) -> tf.Tensor:
-    """Adds tensors of all ranks, and leaves each rank a share of the rows.
-
-    Args:
-      caller: the public name that was called, for messages.
-      tensor: [R, ...], the same shape and dtype on all ranks.
-      op: Average or Sum, as ``reduce`` takes them.
-      group: the ranks.
-      scales: as ``reduce`` takes them.
-      name: as ``reduce``.
-
-    Returns:
-      This rank's rows; the first ``R % size`` ranks have one more than others.
-
-    Raises:
-      ValueError: as ``reduce``; a tensor of shape [].
-      ReplicaTimeoutError: as ``reduce``.
-    """
+    """Reduces [R, ...] to row shares; the first ``R % size`` ranks get one more row."""
     _check_dtypes(caller, [tensor], _REDUCED)
     _check_rows(caller, [tensor])
     wide = scaled(_widened(tensor), scales[0])
@@ -242,12 +187,12 @@ def reduce_shares(
 
 
 def count_shares(rows: tf.Tensor, size: int) -> tf.Tensor:
-    """Returns how many of ``rows`` each rank gets, int32 [size]; the first one more."""
+    """Returns how many of ``rows`` each rank gets, int32 [size]; the first get more."""
     return rows // size + tf.cast(tf.range(size) < rows % size, tf.int32)
 
 
 def scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
-    """Multiplies a tensor; whole numbers are rounded towards zero."""
+    """Multiplies a tensor; integers are rounded towards zero."""
     if factor == 1.0:
         return tensor
     if tensor.dtype.name in _NARROW:
@@ -264,7 +209,7 @@ def _widened(tensor: tf.Tensor) -> tf.Tensor:
 def _finished(
     wide: tf.Tensor, op: ReduceOp, factor: float, group: ProcessGroup, dtype: tf.DType
 ) -> tf.Tensor:
-    """Scales what was reduced; means of whole numbers have not been divided yet."""
+    """Scales a reduced tensor; integer means have not been divided yet."""
     if op is Average and not wide.dtype.is_floating:
         factor /= group.size
     return tf.cast(scaled(wide, factor), dtype)
@@ -277,7 +222,7 @@ def _reduce_packs(
     group: ProcessGroup,
     exchange: Exchange,
 ) -> list[tf.Tensor]:
-    """Combines them, those of a dtype in one pack; floats' means are divided."""
+    """Reduces tensors in one pack per dtype; means of floats are divided."""
     narrow = [
         t.dtype if t.dtype.name in _NARROW and _MERGES[op] == "Add" else None
         for t in tensors
@@ -317,7 +262,7 @@ def _combine(
         size = compare_shapes(tensor, group, key, to="an allreduce")
         bucket = find_bucket(size)
         flat, key = pad(flat, bucket), key + 1
-    elif not tensor.shape.num_elements():  # TensorFlow's ring takes no empty tensor.
+    elif not tensor.shape.num_elements():  # TensorFlow's ring rejects empty tensors.
         flat = pad(flat, 0)
     if narrow is None:
         combined = add_up(flat, group, key + bucket, _MERGES[op], divides=divides)
@@ -330,7 +275,7 @@ def _combine(
 def _add_parts(
     flat: tf.Tensor, narrow: tf.DType, group: ProcessGroup, key: Any, divides: bool
 ) -> tf.Tensor:
-    """Adds in the wide dtype what travels as a narrow one, a part on each rank."""
+    """Adds in ``flat``'s dtype, a part on each rank, but transfers as ``narrow``."""
     sent = tf.pad(tf.cast(flat, narrow), [[0, -tf.size(flat) % group.size]])
     swapped = swap(tf.reshape(sent, [group.size, -1]), group, key)
     total = tf.reduce_sum(tf.cast(swapped, flat.dtype), axis=0)
@@ -341,7 +286,7 @@ def _add_parts(
 
 
 def _gather(rows: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
-    # The last of the keys: rows of one kind need one per bucket.
+    # The last of the keys: gathering rows needs one per bucket.
     last = key + KEYS_PER_TENSOR - 1
     rows = _compared_rows(rows, "an allgather", group, last)
     return gather_rows([rows], group, key)[0]
@@ -350,7 +295,7 @@ def _gather(rows: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
 def _compared_rows(
     rows: tf.Tensor, to: str, group: ProcessGroup, key: Any
 ) -> tf.Tensor:
-    """Returns rows, whose unknown dimensions are those of all ranks."""
+    """Returns rows, having compared unknown dimensions with all ranks."""
     if rows.shape[1:].is_fully_defined():
         return rows
     size = compare_shapes(rows, group, key, to=to, axis=1)
@@ -359,7 +304,7 @@ def _compared_rows(
 
 
 def _blocks(rows: tf.Tensor, counts: tf.Tensor, length: tf.Tensor) -> tf.Tensor:
-    """Returns [size, length, ...]: each rank's rows, filled up with zeros."""
+    """Returns [size, length, ...]: each rank's rows, padded with zeros."""
     place = tf.cumsum(counts, exclusive=True)[:, None] + tf.range(length)[None]
     filled = tf.pad(rows, [[0, 1], *([[0, 0]] * (rows.shape.rank - 1))])
     inside = tf.sequence_mask(counts, length)
@@ -367,7 +312,7 @@ def _blocks(rows: tf.Tensor, counts: tf.Tensor, length: tf.Tensor) -> tf.Tensor:
 
 
 def _carried(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor as a dtype that collectives move."""
+    """Returns a tensor in a dtype that collectives can move."""
     if tensor.dtype.name in _AS_VALUES:
         return tf.cast(tensor, tf.float16)
     bits = _AS_BITS.get(tensor.dtype.name)

@@ -1,4 +1,4 @@
-"""What optimizers and tapes do with gradients: one exchange for all of a step."""
+"""Reduction of gradients for optimizers and tapes: one exchange per step."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -34,37 +34,22 @@ _WIRES = {
 
 @dataclass(frozen=True)
 class GradientReducer:
-    """How the gradients of a step are combined.
-
-    Attributes:
-      caller: the public name, for messages.
-      op: how.
-      compression: what they travel as.
-      sparse_as_dense: whether sparse ones become dense before.
-      predivides: what gradients are divided by before a mean, and times after.
-      scales_local: whether those of local variables are divided by the number of ranks.
-    """
+    """Reduces the gradients of a step over all ranks."""
 
     caller: str
     op: ReduceOp
     compression: Any
     sparse_as_dense: bool
-    predivides: float
-    scales_local: bool
+    predivides: float  # divisor before the sum of a mean, multiplied back afterwards
+    scales_local: bool  # whether local variables' are divided by the number of ranks
 
     @without_autograph
     def reduce(
         self, grads: Grads, variables: Sequence[Any], local: Mapping[int, Any]
     ) -> list[Any]:
-        """Combines the gradients of all ranks.
+        """Reduces [N] gradients, except those of ``local`` variables, which are by id.
 
-        Args:
-          grads: [N].
-          variables: [N], whose gradients they are; ranks must agree on their names.
-          local: variables whose gradients are of this rank alone, by their ids.
-
-        Returns:
-          [N], None where there was none.
+        Ranks must agree on the variables' names.
         """
         group = find_group(self.caller)
         results = self.densify(grads)
@@ -83,7 +68,7 @@ class GradientReducer:
         return results
 
     def densify(self, grads: Grads) -> list[Any]:
-        """Returns gradients with sparse ones made dense, where that is wanted."""
+        """Makes sparse gradients dense if ``sparse_as_dense``."""
         return [
             tf.convert_to_tensor(g)
             if self.sparse_as_dense and isinstance(g, tf.IndexedSlices)
@@ -129,27 +114,9 @@ def make_reducer(
     process_set: Any,
     scale_local_gradients: bool,
 ) -> GradientReducer:
-    """Checks the arguments that Horovod's optimizers and tapes have in common.
+    """Checks the arguments that Horovod's optimizers and tapes share.
 
-    Args:
-      caller: the public name that was called.
-      among: the reductions that it knows.
-      op: how gradients are combined.
-      compression: what they travel as.
-      sparse_as_dense: whether sparse ones become dense before.
-      gradient_predivide_factor: what they are divided by before a mean, times after.
-      num_groups: deprecated for ``groups``.
-      groups: a positive number, or lists of variables; changes nothing, as all
-        gradients travel together.
-      process_set: all ranks.
-      scale_local_gradients: whether those of local variables are divided by the number
-        of ranks.
-
-    Raises:
-      NotImplementedError: Adasum, another process set.
-      ValueError: ``groups`` that are none, a factor with another reduction than
-        Average, no reduction.
-      TypeError: an argument is of another type.
+    ``groups`` is checked but changes nothing, as all gradients travel together.
     """
     check_process_set(caller, process_set)
     known = check_op(caller, op, among)
@@ -182,11 +149,7 @@ def make_reducer(
 
 
 def check_dense(caller: str, grads: Grads) -> None:
-    """Refuses sparse gradients, which are not added up over several passes.
-
-    Raises:
-      ValueError: there are some.
-    """
+    """Refuses sparse gradients, which cannot be added up over several passes."""
     sparse = [n for n, g in enumerate(grads) if isinstance(g, tf.IndexedSlices)]
     if sparse:
         raise ValueError(
@@ -196,6 +159,6 @@ def check_dense(caller: str, grads: Grads) -> None:
 
 
 def _name_of(variable: Any) -> str:
-    if not hasattr(variable, "assign"):  # A tensor: names of those are not shared.
+    if not hasattr(variable, "assign"):  # A tensor: its name may differ between ranks.
         return ""
     return str(getattr(variable, "path", None) or variable.name)

@@ -1,4 +1,4 @@
-"""Python objects of all ranks, and ranks that wait for each other."""
+"""Exchange of Python objects between ranks, barriers, and the end of a rank's data."""
 
 import pickle
 from collections.abc import Callable
@@ -34,18 +34,18 @@ def broadcast_object(
     """Returns one rank's object on all ranks; runs at once, in graph mode too.
 
     Args:
-      obj: anything that ``pickle`` takes; of ranks other than the root any.
-      root_rank: the rank whose object it is.
-      session: is not needed.
-      name: that ranks must agree on.
+      obj: anything that ``pickle`` accepts; ignored on ranks other than the root.
+      root_rank: the rank whose object is sent.
+      session: not needed.
+      name: ranks must agree on it.
       process_set: all ranks.
 
     Returns:
-      On the root ``obj`` itself, elsewhere a copy.
+      On the root, ``obj`` itself; elsewhere, a copy.
 
     Raises:
       NotImplementedError: another process set.
-      ValueError: ``init`` was not called, or the root is no rank.
+      ValueError: ``init`` was not called, or the root is not a rank.
       ReplicaTimeoutError: a rank is missing.
     """
     check_process_set("broadcast_object", process_set)
@@ -59,7 +59,7 @@ def broadcast_object(
             root=root_rank,
             names=[name or ""],
         )
-        # Few lengths, as each is compiled anew.
+        # Few lengths, as each is compiled separately.
         length = BUCKETS[np.searchsorted(BUCKETS, int(size))]
         padded = np.zeros([length], np.int32)
         padded[: len(words)] = words
@@ -76,9 +76,9 @@ def broadcast_object_fn(
     """Returns ``broadcast_object`` as a function of the object alone.
 
     Args:
-      root_rank: as ``broadcast_object``.
-      session: is not needed.
-      name: that ranks must agree on.
+      root_rank: as in ``broadcast_object``.
+      session: not needed.
+      name: ranks must agree on it.
       process_set: all ranks.
     """
     check_process_set("broadcast_object_fn", process_set)
@@ -95,9 +95,9 @@ def allgather_object(
     """Returns the objects of all ranks; runs at once, in graph mode too.
 
     Args:
-      obj: anything that ``pickle`` takes.
-      session: is not needed.
-      name: that ranks must agree on.
+      obj: anything that ``pickle`` accepts.
+      session: not needed.
+      name: ranks must agree on it.
       process_set: all ranks.
 
     Returns:
@@ -121,7 +121,7 @@ def allgather_object(
 
 
 def barrier(process_set: Any = global_process_set) -> None:
-    """Waits until all ranks have come here; in graph mode too, at once.
+    """Waits until all ranks have called it; runs at once, in graph mode too.
 
     Args:
       process_set: all ranks.
@@ -139,18 +139,20 @@ def barrier(process_set: Any = global_process_set) -> None:
 
 @without_autograph
 def join() -> tf.Tensor:
-    """Tells that this rank's data has ended, and waits until that of all has.
+    """Reports that this rank's data has ended, and waits until all ranks' data has.
 
-    Until then it takes part with zeros in what optimizers and tapes of others reduce,
-    whose means are still divided by the number of all ranks. Other collectives need
-    all ranks.
+    Until then, this rank contributes zeros to the reductions of other ranks' optimizers
+    and tapes; means are still divided by the number of all ranks. Other collectives
+    need all ranks.
 
     Returns:
-      int32 [], the rank that joined last, the largest of several; in a graph the op.
+      int32 [], the rank that joined last, the largest if several did; in a graph, the
+      op's result.
 
     Raises:
       ValueError: ``init`` was not called.
-      RuntimeError: others broadcast meanwhile, or do what else needs all ranks.
+      RuntimeError: other ranks broadcast meanwhile, or do something else that needs
+        all ranks.
       ReplicaTimeoutError: a rank is missing.
     """
     group = find_group("join")
@@ -171,7 +173,7 @@ def _join(group: ProcessGroup) -> int:
 
 
 def _to_words(obj: Any) -> np.ndarray:
-    """Returns an object as int32 [words], the first of which says how many bytes."""
+    """Returns an object as int32 [words], the first of which is its size in bytes."""
     data = pickle.dumps(obj)
     filled = data + bytes(-len(data) % _WORD_BYTES)
     return np.concatenate(

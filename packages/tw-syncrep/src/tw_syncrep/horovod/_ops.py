@@ -1,7 +1,7 @@
-"""Horovod's collectives of tensors, with the gradients that Horovod gives them.
+"""Horovod's tensor collectives, with the gradients that Horovod gives them.
 
-Arguments that change nothing here: ``device_dense`` and ``device_sparse`` (collectives
-run where TensorFlow puts them).
+``device_dense`` and ``device_sparse`` change nothing here: collectives run where
+TensorFlow puts them.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,22 +42,22 @@ def allreduce(
     process_set: Any = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """Combines a tensor of all ranks.
+    """Reduces a tensor over all ranks.
 
     Args:
-      tensor: of the same shape and dtype on all ranks; whole numbers or floats. Of
-        ``tf.IndexedSlices`` the rows of all ranks are joined, those of one index not
-        added up.
+      tensor: of the same shape and dtype on all ranks; integers or floats. For
+        ``tf.IndexedSlices``, the rows of all ranks are joined, and rows of the same
+        index are not added up.
       average: True for ``op=Average``, False for ``op=Sum``; deprecated.
       device_dense: changes nothing.
       device_sparse: changes nothing.
-      compression: of what travels, dense tensors alone.
-      op: None for Average; or Sum, Min, Max, Product. Means of whole numbers are
-        rounded towards zero.
-      prescale_factor: multiplies the tensor before.
+      compression: of the dense tensors that are sent.
+      op: None for Average; or Sum, Min, Max, Product. Means of integers are rounded
+        towards zero.
+      prescale_factor: multiplies the tensor first.
       postscale_factor: multiplies the result.
-      name: by which ranks match it, with its name scope; of the result, in a graph.
-        Ops without one are matched in the order of the program, as are eager ones.
+      name: by which ranks match the op, with its name scope; names the result, in a
+        graph. Ops without one are matched in program order, as are eager ops.
       process_set: all ranks.
       ignore_name_scope: whether ``name`` is matched without its name scope.
 
@@ -68,7 +68,7 @@ def allreduce(
       NotImplementedError: Adasum, another process set; Min, Max, Product or factors
         with ``tf.IndexedSlices``.
       ValueError: ``init`` was not called; ``op`` and ``average`` are both given; a
-        dtype that is not added; another tensor than another rank's.
+        dtype that cannot be added; a tensor that differs from another rank's.
       ReplicaTimeoutError: a rank is missing.
     """
     check_process_set("allreduce", process_set)
@@ -97,28 +97,28 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """Combines tensors of all ranks in one exchange.
+    """Reduces tensors over all ranks in one exchange.
 
     Args:
       tensors: [N], dense or sparse, of any dtypes; the same on all ranks.
-      average: as ``allreduce``.
+      average: as in ``allreduce``.
       device_dense: changes nothing.
       device_sparse: changes nothing.
-      compression: as ``allreduce``.
-      op: as ``allreduce``.
-      prescale_factor: as ``allreduce``.
-      postscale_factor: as ``allreduce``.
+      compression: as in ``allreduce``.
+      op: as in ``allreduce``.
+      prescale_factor: as in ``allreduce``.
+      postscale_factor: as in ``allreduce``.
       process_set: all ranks.
-      ignore_name_scope: as ``allreduce``.
-      name: as ``allreduce``, but not of the results.
+      ignore_name_scope: as in ``allreduce``.
+      name: as in ``allreduce``, but does not name the results.
 
     Returns:
       [N] results.
 
     Raises:
-      NotImplementedError: as ``allreduce``.
-      ValueError: as ``allreduce``.
-      ReplicaTimeoutError: as ``allreduce``.
+      NotImplementedError: as in ``allreduce``.
+      ValueError: as in ``allreduce``.
+      ReplicaTimeoutError: as in ``allreduce``.
     """
     caller = "grouped_allreduce"
     check_process_set(caller, process_set)
@@ -138,9 +138,9 @@ def allgather(
     """Joins the rows of all ranks, in rank order.
 
     Args:
-      tensor: [R, ...], R of each rank's own; any dtype but string.
-      name: as ``allreduce``.
-      ignore_name_scope: as ``allreduce``.
+      tensor: [R, ...], where R may differ between ranks; any dtype but string.
+      name: as in ``allreduce``.
+      ignore_name_scope: as in ``allreduce``.
       process_set: all ranks.
 
     Returns:
@@ -148,7 +148,7 @@ def allgather(
 
     Raises:
       NotImplementedError: another process set.
-      ValueError: ``init`` was not called; shape []; another shape or dtype than
+      ValueError: ``init`` was not called; shape []; a shape or dtype that differs from
         another rank's.
       ReplicaTimeoutError: a rank is missing.
     """
@@ -165,21 +165,21 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: Any = global_process_set,
 ) -> Tensors:
-    """Joins the rows of all ranks for each of some tensors, in one exchange.
+    """Joins the rows of all ranks for each of several tensors, in one exchange.
 
     Args:
       tensors: [N] as ``allgather`` takes them.
-      name: as ``allreduce``, but not of the results.
-      ignore_name_scope: as ``allreduce``.
+      name: as in ``allreduce``, but does not name the results.
+      ignore_name_scope: as in ``allreduce``.
       process_set: all ranks.
 
     Returns:
       [N] results.
 
     Raises:
-      NotImplementedError: as ``allgather``.
-      ValueError: as ``allgather``.
-      ReplicaTimeoutError: as ``allgather``.
+      NotImplementedError: as in ``allgather``.
+      ValueError: as in ``allgather``.
+      ReplicaTimeoutError: as in ``allgather``.
     """
     check_process_set("grouped_allgather", process_set)
     label = full_name(name, ignore_name_scope)
@@ -198,18 +198,18 @@ def broadcast(
 
     Args:
       tensor: of the same shape and dtype on all ranks; any dtype but string.
-      root_rank: the rank whose tensor it is.
-      name: as ``allreduce``.
-      ignore_name_scope: as ``allreduce``.
+      root_rank: the rank whose tensor is sent.
+      name: as in ``allreduce``.
+      ignore_name_scope: as in ``allreduce``.
       process_set: all ranks.
 
     Returns:
-      Of the same shape and dtype.
+      The root's tensor, of the same shape and dtype.
 
     Raises:
       NotImplementedError: another process set.
-      ValueError: ``init`` was not called; a root that is no rank; a string; another
-        shape or dtype than another rank's.
+      ValueError: ``init`` was not called; a root that is not a rank; a string; a shape
+        or dtype that differs from another rank's.
       ReplicaTimeoutError: a rank is missing.
     """
     check_process_set("broadcast", process_set)
@@ -231,7 +231,7 @@ def broadcast(
 def reduce_rows(
     slices: tf.IndexedSlices, op: ReduceOp, name: str = ""
 ) -> tf.IndexedSlices:
-    """Joins the rows of all ranks, divided by their number where ``op`` is Average."""
+    """Joins the rows of all ranks, divided by the group's size if ``op`` is Average."""
     size = find_group("allreduce").size
     values, indices = gather_rows("allreduce", [slices.values, slices.indices], name)
     if op is Average:
@@ -240,7 +240,7 @@ def reduce_rows(
 
 
 def gather_rows(caller: str, tensors: Sequence[Any], name: str = "") -> Tensors:
-    """Joins the rows of all ranks, of each of some tensors, with gradients."""
+    """Joins the rows of all ranks for each of several tensors, with gradients."""
     group = find_group(caller)
     known = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if not known:
@@ -265,24 +265,24 @@ def differentiable(
     backward: Callable[[Tensors], Tensors],
     tensors: Tensors,
 ) -> Tensors:
-    """Returns ``forward(tensors)``, whose gradients are what ``backward`` says."""
-    # What lies inside has no gradients of its own, nor shall they be looked for.
+    """Returns ``forward(tensors)``, whose gradients ``backward`` computes."""
+    # The ops inside have no gradients, and TensorFlow must not look for any.
     inner = [tf.stop_gradient(tensor) for tensor in tensors]
     return with_gradient(forward(inner), tensors, lambda *dy: backward(list(dy)))
 
 
 def named(result: Any, name: str | None) -> Any:
-    """Returns a result under a name, in a graph."""
+    """Names a result, in a graph."""
     if name is None or tf.executing_eagerly():
         return result
     return tf.identity(result, name=name)
 
 
 def full_name(name: str | None, ignore_name_scope: bool = False) -> str:
-    """Returns the name by which ranks match an op, "" where it has none.
+    """Returns the name by which ranks match an op, "" if it has none.
 
-    As in Horovod the name scope is part of it, but without the number that a graph adds
-    to a scope which it has already: that depends on the order.
+    As in Horovod, the name scope is part of it, but without the number that a graph
+    appends to a repeated scope, which depends on the order.
     """
     if not name or ignore_name_scope or tf.executing_eagerly():
         return name or ""
@@ -303,7 +303,7 @@ def _is_new(graph: tf.Graph, path: str) -> bool:
 
 
 def of_gradient(name: str) -> str:
-    """Returns the name of what an op's gradient exchanges."""
+    """Returns the name of the exchange of an op's gradient."""
     return f"{name}_gradient" if name else ""
 
 

@@ -1,6 +1,6 @@
 """Optimizers of TensorFlow 1 that combine the gradients of all ranks.
 
-Over several passes, gradients are added up on each rank by itself, in local variables:
+Over several passes, each rank adds up its gradients by itself, in local variables:
 
     pass 1      sum += gradients; count = 1       the step counts, nothing is applied
     pass 2      sum += gradients; count = 2 of 2  reduced, applied; sum = 0, count = 0
@@ -43,38 +43,39 @@ def DistributedOptimizer(
     process_set: Any = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Returns an optimizer that applies what comes of the gradients of all ranks.
+    """Returns an optimizer that applies gradients reduced over all ranks.
 
     Args:
-      optimizer: of ``tf.compat.v1.train`` or ``keras.optimizers``; of Keras a copy is
-        returned, which starts anew.
-      name: of the optimizer; by default of the class of ``optimizer``.
+      optimizer: of ``tf.compat.v1.train`` or ``keras.optimizers``; for Keras, a copy is
+        returned, with fresh state.
+      name: of the optimizer; by default, "Distributed" and the class of ``optimizer``.
       use_locking: of ``tf.compat.v1.train.Optimizer``.
       device_dense: changes nothing.
       device_sparse: changes nothing.
-      compression: what gradients travel as.
-      sparse_as_dense: whether sparse gradients become dense before.
-      backward_passes_per_step: how many steps' gradients are added up by each rank
+      compression: of the gradients that are sent.
+      sparse_as_dense: whether sparse gradients are made dense first.
+      backward_passes_per_step: number of steps whose gradients each rank adds up
         before they are reduced and applied.
-      op: Average or Sum; of ``tf.compat.v1.train`` also Min, Max, Product.
-      gradient_predivide_factor: what gradients are divided by before a mean, and times
-        after.
+      op: Average or Sum; for ``tf.compat.v1.train`` also Min, Max, Product.
+      gradient_predivide_factor: divisor applied before the sum of a mean; the result is
+        multiplied by it afterwards.
       average_aggregated_gradients: whether sums over passes are divided by their
         number.
       num_groups: deprecated for ``groups``.
       groups: changes nothing: all gradients travel together.
       process_set: all ranks.
-      scale_local_gradients: whether gradients of variables that ``register_local_var``
-        was told of, which are of each rank alone, are divided by the number of ranks.
+      scale_local_gradients: whether gradients of variables registered with
+        ``register_local_var``, which each rank keeps, are divided by the number of
+        ranks.
 
     Returns:
-      For one of ``tf.compat.v1.train``: its ``compute_gradients`` reduces, its
-      ``apply_gradients`` does not. For one of Keras: ``keras.DistributedOptimizer``.
+      For ``tf.compat.v1.train``, an optimizer whose ``compute_gradients`` reduces and
+      whose ``apply_gradients`` does not. For Keras: ``keras.DistributedOptimizer``.
 
     Raises:
       NotImplementedError: Adasum, another process set.
       ValueError: ``init`` was not called; an argument is out of range.
-      TypeError: no optimizer, or an argument of another type.
+      TypeError: not an optimizer, or an argument has the wrong type.
     """
     if not isinstance(optimizer, v1.train.Optimizer):
         from tw_syncrep.horovod.keras._optimizer import (
@@ -126,7 +127,7 @@ def DistributedOptimizer(
 
 
 class _DistributedOptimizer(v1.train.Optimizer):  # type: ignore[misc,name-defined]
-    """A wrapped optimizer whose ``compute_gradients`` combines those of all ranks."""
+    """A wrapped optimizer whose ``compute_gradients`` reduces over all ranks."""
 
     def __init__(
         self,
@@ -137,7 +138,7 @@ class _DistributedOptimizer(v1.train.Optimizer):  # type: ignore[misc,name-defin
         passes: int,
         share: float,
     ) -> None:
-        """Is made by ``DistributedOptimizer``."""
+        """Wraps ``optimizer``; ``share`` multiplies sums over ``passes``."""
         super().__init__(name=name, use_locking=use_locking)
         self._optimizer, self._reducer = optimizer, reducer
         self._passes, self._share = passes, share
@@ -147,25 +148,11 @@ class _DistributedOptimizer(v1.train.Optimizer):  # type: ignore[misc,name-defin
         )
 
     def register_local_var(self, var: Any) -> None:
-        """Leaves the gradient of a variable to each rank."""
+        """Excludes a variable's gradient from reduction."""
         self._local[id(var)] = var
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Computes gradients as the wrapped optimizer does, and reduces them.
-
-        Args:
-          *args: as the wrapped optimizer takes them.
-          **kwargs: as the wrapped optimizer takes them.
-
-        Returns:
-          Pairs of gradients, None where there are none, and variables. Before the last
-          of several passes those of this rank.
-
-        Raises:
-          ValueError: several passes outside of a session graph, or of sparse gradients
-            that do not become dense.
-          ReplicaTimeoutError: a rank is missing.
-        """
+        """Computes gradients, and reduces them in the last of several passes."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         grads = [grad for grad, _ in pairs]
         variables = [variable for _, variable in pairs]
@@ -178,26 +165,13 @@ class _DistributedOptimizer(v1.train.Optimizer):  # type: ignore[misc,name-defin
     def apply_gradients(
         self, grads_and_vars: Any, global_step: Any = None, name: str | None = None
     ) -> Any:
-        """Applies gradients as the wrapped optimizer does, without reducing them.
-
-        Args:
-          grads_and_vars: pairs, of ``compute_gradients``.
-          global_step: counts every pass.
-          name: of the op.
-
-        Returns:
-          The op. Before the last of several passes it only counts the step.
-
-        Raises:
-          RuntimeError: several passes, and ``compute_gradients`` was not called in this
-            graph.
-        """
+        """Applies gradients in the last of several passes; counts every pass."""
         pairs = list(grads_and_vars)
         leaves = [
             leaf for grad, _ in pairs if grad is not None for leaf in _parts(grad)
         ]
         if self._passes == 1:
-            # Another variable's gradient may have to read one before its update.
+            # A gradient may have to read another variable before its update.
             awaited = map(tf.identity, leaves) if builds_session_graph() else []
             with (
                 tf.control_dependencies(list(awaited)),
@@ -233,15 +207,15 @@ class _DistributedOptimizer(v1.train.Optimizer):  # type: ignore[misc,name-defin
             return tf.cond(is_last, apply, count).op
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns what the wrapped optimizer's ``get_slot`` does."""
+        """Calls the wrapped optimizer's ``get_slot``."""
         return self._optimizer.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns what the wrapped optimizer's ``get_slot_names`` does."""
+        """Calls the wrapped optimizer's ``get_slot_names``."""
         return self._optimizer.get_slot_names(*args, **kwargs)
 
     def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns what the wrapped optimizer's ``variables`` does."""
+        """Calls the wrapped optimizer's ``variables``."""
         return self._optimizer.variables(*args, **kwargs)
 
     @without_autograph

@@ -1,4 +1,4 @@
-"""Horovod's collectives that leave each rank rows of its own; see ``_ops.py``."""
+"""Horovod's collectives that give each rank its own rows; see ``_ops.py``."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -38,23 +38,23 @@ def alltoall(
     """Sends each rank its rows of a tensor.
 
     Args:
-      tensor: [R, ...], first the rows for rank 0; R of each rank's own, any dtype but
-        string.
-      splits: whole numbers [size], how many rows each rank gets, R in all; None for
-        the same number for all, of which R is a multiple.
-      name: as ``allreduce``.
-      ignore_name_scope: as ``allreduce``.
+      tensor: [R, ...], the rows for rank 0 first; R may differ between ranks; any dtype
+        but string.
+      splits: integers [size], the number of rows for each rank, R in total; None for
+        R / size rows each.
+      name: as in ``allreduce``.
+      ignore_name_scope: as in ``allreduce``.
       process_set: all ranks.
 
     Returns:
-      The rows that were sent here, first those of rank 0; with ``splits`` also int32
-      [size], how many are of each rank.
+      The rows sent to this rank, those of rank 0 first; with ``splits``, also int32
+      [size], the number of rows from each rank.
 
     Raises:
       NotImplementedError: another process set.
-      ValueError: as ``allgather``.
-      tf.errors.InvalidArgumentError: R is not what the splits are in all, or no
-        multiple of the number of ranks.
+      ValueError: as in ``allgather``.
+      tf.errors.InvalidArgumentError: R is not the sum of the splits, or not a multiple
+        of the number of ranks.
       ReplicaTimeoutError: a rank is missing.
     """
     check_process_set("alltoall", process_set)
@@ -91,26 +91,25 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """Combines a tensor of all ranks, and leaves each rank a share of the rows.
+    """Reduces a tensor over all ranks, and gives each rank a share of the rows.
 
     Args:
-      tensor: [R, ...], of the same shape and dtype on all ranks; whole numbers or
-        floats.
+      tensor: [R, ...], of the same shape and dtype on all ranks; integers or floats.
       device_dense: changes nothing.
-      compression: of what travels.
+      compression: of the tensors that are sent.
       op: Average or Sum.
-      name: as ``allreduce``.
+      name: as in ``allreduce``.
       process_set: all ranks.
-      ignore_name_scope: as ``allreduce``.
-      prescale_factor: multiplies the tensor before.
+      ignore_name_scope: as in ``allreduce``.
+      prescale_factor: multiplies the tensor first.
       postscale_factor: multiplies the result.
 
     Returns:
-      This rank's rows; the first ``R % size`` ranks have one more than others.
+      This rank's rows; the first ``R % size`` ranks have one more than the rest.
 
     Raises:
       NotImplementedError: another ``op``, another process set.
-      ValueError: as ``allreduce``; shape [].
+      ValueError: as in ``allreduce``; shape [].
       ReplicaTimeoutError: a rank is missing.
     """
     check_process_set("reducescatter", process_set)
@@ -130,24 +129,24 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensors:
-    """Does ``reducescatter`` for each of some tensors.
+    """Applies ``reducescatter`` to each of several tensors.
 
     Args:
       tensors: [N] as ``reducescatter`` takes them.
       device_dense: changes nothing.
-      compression: as ``reducescatter``.
-      op: as ``reducescatter``.
+      compression: as in ``reducescatter``.
+      op: as in ``reducescatter``.
       process_set: all ranks.
-      prescale_factor: as ``reducescatter``.
-      postscale_factor: as ``reducescatter``.
+      prescale_factor: as in ``reducescatter``.
+      postscale_factor: as in ``reducescatter``.
 
     Returns:
       [N] results.
 
     Raises:
-      NotImplementedError: as ``reducescatter``.
-      ValueError: as ``reducescatter``.
-      ReplicaTimeoutError: as ``reducescatter``.
+      NotImplementedError: as in ``reducescatter``.
+      ValueError: as in ``reducescatter``.
+      ReplicaTimeoutError: as in ``reducescatter``.
     """
     caller = "grouped_reducescatter"
     check_process_set(caller, process_set)
@@ -156,7 +155,7 @@ def grouped_reducescatter(
 
 
 def _count_rows(rows: tf.Tensor, splits: Any, group: ProcessGroup) -> tf.Tensor:
-    """Returns how many rows each rank gets, int32 [size]."""
+    """Returns the number of rows for each rank, int32 [size]."""
     own = tf.shape(rows)[0]
     if splits is None:
         counts = tf.fill([group.size], own // group.size)

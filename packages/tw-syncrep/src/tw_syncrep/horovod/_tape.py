@@ -23,28 +23,28 @@ def DistributedGradientTape(
     process_set: Any = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Returns a tape whose ``gradient`` is what comes of those of all ranks.
+    """Returns a tape whose ``gradient`` is reduced over all ranks.
 
     Args:
-      gradtape: recorded already, or to be recorded through the tape returned.
+      gradtape: already recorded, or to be recorded through the returned tape.
       device_dense: changes nothing.
       device_sparse: changes nothing.
-      compression: what gradients travel as.
-      sparse_as_dense: whether sparse gradients become dense before.
+      compression: of the gradients that are sent.
+      sparse_as_dense: whether sparse gradients are made dense first.
       op: Average, Sum, Min, Max or Product.
-      gradient_predivide_factor: what gradients are divided by before a mean, and times
-        after.
+      gradient_predivide_factor: divisor applied before the sum of a mean; the result is
+        multiplied by it afterwards.
       num_groups: deprecated for ``groups``.
       groups: changes nothing: all gradients travel together.
       process_set: all ranks.
-      scale_local_gradients: whether gradients of sources that
-        ``register_local_source`` was told of, which are of each rank alone, are divided
-        by the number of ranks.
+      scale_local_gradients: whether gradients of sources registered with
+        ``register_local_source``, which each rank keeps, are divided by the number of
+        ranks.
 
     Raises:
       NotImplementedError: Adasum, another process set.
       ValueError: ``init`` was not called; an argument is out of range.
-      TypeError: no tape, or an argument of another type.
+      TypeError: not a tape, or an argument has the wrong type.
     """
     caller = "DistributedGradientTape"
     if not isinstance(gradtape, tf.GradientTape):
@@ -78,26 +78,26 @@ def PartialDistributedGradientTape(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Returns a ``DistributedGradientTape`` that leaves some layers to each rank.
+    """Returns a ``DistributedGradientTape`` that keeps some layers local to each rank.
 
     Args:
-      gradtape: as ``DistributedGradientTape``.
+      gradtape: as in ``DistributedGradientTape``.
       device_dense: changes nothing.
       device_sparse: changes nothing.
-      compression: as ``DistributedGradientTape``.
-      sparse_as_dense: as ``DistributedGradientTape``.
-      op: as ``DistributedGradientTape``.
-      gradient_predivide_factor: as ``DistributedGradientTape``.
+      compression: as in ``DistributedGradientTape``.
+      sparse_as_dense: as in ``DistributedGradientTape``.
+      op: as in ``DistributedGradientTape``.
+      gradient_predivide_factor: as in ``DistributedGradientTape``.
       num_groups: deprecated for ``groups``.
       groups: changes nothing.
       process_set: all ranks.
-      local_layers: a Keras layer, built, or several: their variables' gradients are of
-        each rank alone.
-      scale_local_gradients: as ``DistributedGradientTape``.
+      local_layers: one or several built Keras layers; each rank keeps the gradients of
+        their variables.
+      scale_local_gradients: as in ``DistributedGradientTape``.
 
     Raises:
-      NotImplementedError: as ``DistributedGradientTape``.
-      ValueError: as ``DistributedGradientTape``; what is no layer.
+      NotImplementedError: as in ``DistributedGradientTape``.
+      ValueError: as in ``DistributedGradientTape``; an item is not a layer.
     """
     import keras
 
@@ -129,10 +129,10 @@ def PartialDistributedGradientTape(
 
 
 class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
-    """A tape in which another one records; only ``gradient`` does something else."""
+    """A wrapper of the tape that records; only ``gradient`` differs."""
 
     def __init__(self, tape: tf.GradientTape, reducer: GradientReducer) -> None:
-        """Is made by ``DistributedGradientTape``."""
+        """Wraps a tape, recorded already or not."""
         super().__init__()
         self._wrapped, self._reducer = tape, reducer
         self._local: dict[int, Any] = {}
@@ -145,7 +145,7 @@ class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         self._wrapped.__exit__(*error)
 
     def register_local_source(self, source: Any) -> None:
-        """Leaves the gradient of a source to each rank."""
+        """Excludes a source's gradient from reduction."""
         self._local[id(source)] = source
 
     def gradient(
@@ -157,21 +157,7 @@ class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         *,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """Computes gradients as the wrapped tape does, and reduces them.
-
-        Args:
-          target: as ``tf.GradientTape.gradient`` takes it.
-          sources: as it takes them, one or any structure of them.
-          output_gradients: as it takes them.
-          use_generic_names: changes nothing.
-          unconnected_gradients: as it takes them.
-
-        Returns:
-          In the structure of ``sources``; None where there is none.
-
-        Raises:
-          ReplicaTimeoutError: a rank is missing.
-        """
+        """Reduces the wrapped tape's gradients; ``use_generic_names`` has no effect."""
         grads = self._wrapped.gradient(
             target,
             sources,
@@ -190,36 +176,26 @@ class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         output_gradients: Any = None,
         use_generic_names: bool = False,
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """Computes gradients, and tells those of local sources from the others.
-
-        Args:
-          target: as ``gradient``.
-          sources: as ``gradient``, a list.
-          output_gradients: as ``gradient``.
-          use_generic_names: changes nothing.
-
-        Returns:
-          Pairs of sources and gradients: the local ones, and the others.
-        """
+        """Returns (source, gradient) pairs: those of local sources, and the rest."""
         grads = self.gradient(target, sources, output_gradients)
         pairs = list(zip(sources, grads, strict=True))
         local = [pair for pair in pairs if id(pair[0]) in self._local]
         return local, [pair for pair in pairs if id(pair[0]) not in self._local]
 
     def jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """Computes that of this rank."""
+        """Computes this rank's Jacobian."""
         return self._wrapped.jacobian(*args, **kwargs)
 
     def batch_jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """Computes that of this rank."""
+        """Computes this rank's batch Jacobian."""
         return self._wrapped.batch_jacobian(*args, **kwargs)
 
     def watch(self, tensor: Any) -> None:
-        """Has the wrapped tape watch it."""
+        """Makes the wrapped tape watch a tensor."""
         self._wrapped.watch(tensor)
 
     def watched_variables(self) -> Any:
-        """Returns those of the wrapped tape."""
+        """Returns the variables that the wrapped tape watches."""
         return self._wrapped.watched_variables()
 
     def stop_recording(self) -> Any:

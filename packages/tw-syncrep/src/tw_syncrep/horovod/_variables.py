@@ -1,4 +1,4 @@
-"""Variables of one rank for all: at the start, and after a restore."""
+"""Broadcast of one rank's variables, at the start and after a restore."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,25 +22,24 @@ def broadcast_variables(
     process_set: Any = global_process_set,
     inplace: bool = False,
 ) -> tf.Operation | None:
-    """Gives all ranks the values that one rank's variables have.
+    """Gives all ranks the values of one rank's variables.
 
-    Of the random states of Keras layers each rank gets one of its own, derived from the
-    root's.
+    Each rank gets its own random states of Keras layers, derived from the root's.
 
     Args:
-      variables: of TensorFlow, resource or reference, or of Keras; the same on all
-        ranks, in the same order.
+      variables: TensorFlow variables, resource or reference, or Keras variables; the
+        same on all ranks, in the same order.
       root_rank: the rank whose values are taken.
       process_set: all ranks.
       inplace: changes nothing.
 
     Returns:
-      In a session graph the op that does it; else None, when it is done.
+      In a session graph, the op that does it; otherwise None, once it is done.
 
     Raises:
       NotImplementedError: another process set.
-      ValueError: ``init`` was not called; unknown shapes, strings, a root that is no
-        rank, or other variables than another rank's.
+      ValueError: ``init`` was not called; unknown shapes, strings, a root that is not a
+        rank, or variables that differ from another rank's.
       ReplicaTimeoutError: a rank is missing.
     """
     check_process_set("broadcast_variables", process_set)
@@ -55,10 +54,10 @@ def broadcast_(
     name: str | None = None,
     process_set: Any = global_process_set,
 ) -> list[tf.Tensor]:
-    """Gives all ranks the values that one rank's variables have, and returns them.
+    """Gives all ranks the values of one rank's variables, and returns the values.
 
     Args:
-      variables: as ``broadcast_variables`` takes them.
+      variables: as in ``broadcast_variables``.
       root_rank: the rank whose values are taken.
       name: changes nothing.
       process_set: all ranks.
@@ -67,9 +66,9 @@ def broadcast_(
       The values.
 
     Raises:
-      NotImplementedError: as ``broadcast_variables``.
-      ValueError: as ``broadcast_variables``.
-      ReplicaTimeoutError: as ``broadcast_variables``.
+      NotImplementedError: as in ``broadcast_variables``.
+      ValueError: as in ``broadcast_variables``.
+      ReplicaTimeoutError: as in ``broadcast_variables``.
     """
     check_process_set("broadcast_", process_set)
     group = find_group("broadcast_")
@@ -93,7 +92,7 @@ def broadcast_global_variables(root_rank: int) -> tf.Operation:
 
     Raises:
       RuntimeError: no session graph is being built.
-      ValueError: as ``broadcast_variables``.
+      ValueError: as in ``broadcast_variables``.
     """
     if not builds_session_graph():
         raise RuntimeError(
@@ -106,13 +105,13 @@ def broadcast_global_variables(root_rank: int) -> tf.Operation:
 class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):  # type: ignore[misc,name-defined]
     """Gives all ranks the values of one rank's global variables, once initialized.
 
-    For a ``MonitoredTrainingSession``: also where the root has restored a checkpoint.
-    To be listed after hooks that restore in ``after_create_session``, and before those
-    that read the global step there, such as a ``StopAtStepHook`` with ``num_steps``.
+    For a ``MonitoredTrainingSession``, even if the root has restored a checkpoint. List
+    it after hooks that restore in ``after_create_session``, and before those that read
+    the global step there, such as a ``StopAtStepHook`` with ``num_steps``.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
-        """Takes the root.
+        """Sets the root.
 
         Args:
           root_rank: the rank whose values are taken.
@@ -123,7 +122,7 @@ class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):  # type: ignore[mis
         self.bcast_op: tf.Operation | None = None
 
     def begin(self) -> None:
-        """Makes the op, in a new graph anew."""
+        """Makes the op, once per graph."""
         graph = v1.get_default_graph()
         if self.bcast_op is None or self.bcast_op.graph is not graph:
             self.bcast_op = broadcast_global_variables(self.root_rank)

@@ -1,4 +1,4 @@
-"""What gradients travel as."""
+"""Compression of gradients for transfer."""
 
 from typing import Any
 
@@ -6,16 +6,16 @@ import tensorflow as tf
 
 
 class Compressor:
-    """Changes a tensor before it is sent, and what came of it back."""
+    """Compresses a tensor before it is sent, and decompresses the result."""
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Returns what is sent, and what ``decompress`` needs to know."""
+        """Returns the tensor to send, and the context for ``decompress``."""
         raise NotImplementedError("Compressor.compress: to be written by a subclass.")
 
     @staticmethod
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """Returns the result as it would be uncompressed."""
+        """Returns the result as it would be without compression."""
         raise NotImplementedError("Compressor.decompress: to be written by a subclass.")
 
 
@@ -38,26 +38,26 @@ class FP16Compressor(Compressor):
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Returns floats as float16, others as they are, and the dtype."""
+        """Returns floats as float16, other dtypes as they are; and the dtype."""
         return _narrowed(tensor, tf.float16), tensor.dtype
 
     @staticmethod
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """Returns it in the dtype that it had."""
+        """Returns the tensor in its original dtype."""
         return tf.cast(tensor, ctx)
 
 
 class BF16Compressor(Compressor):
-    """Sends floats as bfloat16; they are added in float32. Horovod has none such."""
+    """Sends floats as bfloat16; they are added in float32. Horovod lacks it."""
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Returns floats as bfloat16, others as they are, and the dtype."""
+        """Returns floats as bfloat16, other dtypes as they are; and the dtype."""
         return _narrowed(tensor, tf.bfloat16), tensor.dtype
 
     @staticmethod
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """Returns it in the dtype that it had."""
+        """Returns the tensor in its original dtype."""
         return tf.cast(tensor, ctx)
 
 
@@ -65,7 +65,7 @@ class Compression:
     """The compressors by name.
 
     Attributes:
-      none: as they are.
+      none: tensors as they are.
       fp16: floats as float16.
       bf16: floats as bfloat16.
     """

@@ -1,14 +1,14 @@
 """Horovod's elastic module, which is refused by name.
 
-Nothing of it is here; ``tw_syncrep.SyncReplicasOptimizer(elastic=True)`` trains with
-replicas that come and go.
+None of it is supported; ``tw_syncrep.SyncReplicasOptimizer(elastic=True)`` trains with
+replicas that join and leave.
 """
 
 from typing import NoReturn
 
 
 class _Refused(NotImplementedError, AttributeError):
-    """Says why, and is "there is none" for those who only look."""
+    """States why; also an AttributeError, so that ``hasattr`` returns False."""
 
 
 def __getattr__(name: str) -> NoReturn:

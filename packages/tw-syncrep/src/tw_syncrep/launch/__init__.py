@@ -33,7 +33,7 @@ from tw_syncrep.launch._run import Director, follow, summarize
 
 __all__ = ["main"]
 
-# Options that are the same on every machine of a run.
+# Options that must be the same on every machine of a run.
 _AGREED = (
     "nnodes",
     "ps",
@@ -49,12 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs ``tw-launch``.
 
     Args:
-      arguments: of the command line; by default this process's.
+      arguments: of the command line; by default, this process's.
 
     Returns:
-      The exit status: 0; the status of the first task that failed for good, on
-      whatever machine; 128 plus the number of the signal that ended the run; 1 where a
-      machine was lost, or 2 where nothing could be started.
+      The exit status: 0; the status of the first task that failed for good, on any
+      machine; 128 plus the number of the signal that ended the run; 1 if a machine was
+      lost, or 2 if nothing could be started.
 
     Raises:
       TypeError: ``arguments`` are not strings.
@@ -103,7 +103,7 @@ def _lead(
     inbox: Inbox,
     farewell: contextlib.ExitStack,
 ) -> Over:
-    """Takes node 0's part: of the only machine, or of the first of several."""
+    """Runs as node 0: the only machine, or the first of several."""
     hello = _hello(options, machine)
     if options.nnodes == 1:
         return Director(machine, [Member(hello)], options.rules, inbox).run()
@@ -134,7 +134,7 @@ def _follow(
     inbox: Inbox,
     farewell: contextlib.ExitStack,
 ) -> Over:
-    """Takes the part of another machine than node 0."""
+    """Runs as a machine other than node 0."""
     host, port = options.coordinator
     joined = join(
         host,
@@ -169,12 +169,12 @@ def _hello(options: argparse.Namespace, machine: Machine) -> Hello:
 def _version(distribution: str) -> str:
     try:
         return version(distribution)
-    except PackageNotFoundError:  # as of another build of it
+    except PackageNotFoundError:  # e.g. another build of it
         return "of unknown version"
 
 
 def _share(options: argparse.Namespace) -> Share:
-    """Says what this machine runs, and where its workers are left without GPUs."""
+    """Returns this machine's tasks; announces if its workers are left without GPUs."""
     gpus, workers = find_gpus(), options.workers
     leads = options.node_rank == 0
     if options.gpus_per_task is None and 0 < len(gpus) < workers:
@@ -194,12 +194,12 @@ def _share(options: argparse.Namespace) -> Share:
 
 @contextlib.contextmanager
 def _signals_into(inbox: Inbox) -> Iterator[None]:
-    """Has signals put into the inbox, instead of ending this process."""
+    """Puts signals into the inbox instead of letting them end this process."""
 
     def note(number: int, _: FrameType | None) -> None:
         inbox.put(Signalled(number))
 
-    def is_taken(number: int) -> bool:  # nohup is to go on when its terminal closes.
+    def is_taken(number: int) -> bool:  # Under nohup, go on when the terminal closes.
         return number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
 
     taken = filter(is_taken, SIGNALS)

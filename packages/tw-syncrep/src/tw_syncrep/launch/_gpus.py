@@ -1,7 +1,7 @@
-"""Shares the GPUs of this machine out among the workers of a launch.
+"""Divides the GPUs of this machine among the workers of a launch.
 
 TensorFlow takes nearly all memory of every GPU that a process sees, so no two tasks
-may see the same one. The CUDA driver shows a process what its variable
+may see the same one. The CUDA driver shows a process the GPUs that its variable
 CUDA_VISIBLE_DEVICES lists.
 """
 
@@ -15,22 +15,11 @@ _LISTING_S = 30.0
 
 
 def find_gpus(*, driver: Path = Path("/proc/driver/nvidia/gpus")) -> tuple[str, ...]:
-    """Finds the GPUs that this process may use, without loading CUDA.
-
-    Args:
-      driver: where the driver has a folder for each GPU; it is read where there is
-        no ``nvidia-smi``.
-
-    Returns:
-      What CUDA_VISIBLE_DEVICES lists, in its order, or "0", "1" and so on.
-
-    Raises:
-      ValueError: CUDA_VISIBLE_DEVICES lists a GPU twice.
-    """
+    """Lists usable GPUs, as CUDA_VISIBLE_DEVICES does, without loading CUDA."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return tuple(map(str, range(_count_gpus(driver))))
-    # As CUDA does: what follows an entry that names no device does not count.
+    # As in CUDA, an entry that names no device ends the list.
     entries = (entry.strip() for entry in listed.split(","))
     gpus = tuple(takewhile(_names_device, entries))
     if twice := sorted({gpu for gpu in gpus if gpus.count(gpu) > 1}):
@@ -44,20 +33,7 @@ def find_gpus(*, driver: Path = Path("/proc/driver/nvidia/gpus")) -> tuple[str, 
 def share_gpus(
     gpus: Sequence[str], *, workers: int, per_task: int | None
 ) -> tuple[str | None, ...]:
-    """Gives every worker as many GPUs, in order.
-
-    Args:
-      gpus: as in CUDA_VISIBLE_DEVICES.
-      workers: how many share them.
-      per_task: GPUs of each worker; by default as many as there are for each.
-
-    Returns:
-      Each worker's CUDA_VISIBLE_DEVICES, which is empty for no GPU; None, to leave it
-      as it is, where there is nothing to share and nothing was asked for.
-
-    Raises:
-      ValueError: there are fewer GPUs than that.
-    """
+    """Returns each worker's CUDA_VISIBLE_DEVICES; "" hides all, None leaves it."""
     if per_task is None:
         if not gpus or not workers:
             return (None,) * workers
@@ -78,9 +54,9 @@ def _names_device(entry: str) -> bool:
 
 
 def _count_gpus(driver: Path) -> int:
-    """Counts those that ``nvidia-smi`` lists, or the driver.
+    """Counts the GPUs that ``nvidia-smi`` lists, or else the driver's folders.
 
-    In a container the driver's folder may show GPUs that only others may use.
+    In a container, some of these may be GPUs that this process may not use.
     """
     try:
         listing = subprocess.run(

@@ -1,7 +1,7 @@
 """A connection to the launcher of another machine.
 
-Each side sends a beat five times within the silence that the other puts up with, so one
-that was stopped, or whose network is gone, is noticed like one that has ended.
+Each side sends five heartbeats within the silence that the other tolerates, so a
+launcher that was stopped or cut off is noticed like one that has ended.
 """
 
 import contextlib
@@ -21,25 +21,16 @@ _BEATS = 5
 
 @dataclass(frozen=True)
 class Lost:
-    """The other launcher is gone.
+    """The other launcher is gone."""
 
-    Attributes:
-      why: as a sentence goes on, "its launcher ...".
-    """
-
-    why: str
+    why: str  # continues a sentence: "its launcher ..."
 
 
 class Link:
-    """A connection; messages can be sent from any thread.
-
-    Attributes:
-      host: numeric address of the other end.
-      own_host: of this end.
-    """
+    """A connection to another launcher; any thread may send."""
 
     def __init__(self, connection: socket.socket, *, silence_s: float) -> None:
-        """Takes the connection over; ``silence_s`` ends the reading."""
+        """Takes ownership of the connection, lost after ``silence_s`` of silence."""
         self.host: str = connection.getpeername()[0]
         self.own_host = str(connection.getsockname()[0])
         self._line = LineSocket(connection, max_bytes=MAX_BYTES)
@@ -48,17 +39,12 @@ class Link:
         self._closed = threading.Event()
 
     def send(self, message: Message) -> None:
-        """Sends a message; where the other is gone, its reader notices."""
+        """Sends a message; a lost connection is left for the reader to notice."""
         with contextlib.suppress(OSError):
             self._line.send_line(encode(message), timeout_s=self._silence_s)
 
     def receive(self, within_s: float) -> Message:
-        """Waits for a message.
-
-        Raises:
-          OSError: the connection has ended, or none came in time (TimeoutError).
-          ValueError: what came is no message.
-        """
+        """Waits for a message; OSError if none arrives, ValueError if it is invalid."""
         end = time.monotonic() + within_s
         poll = select.poll()
         poll.register(self._line, select.POLLIN)
@@ -72,21 +58,18 @@ class Link:
         return decode(self._received.popleft())
 
     def attend(self, hear: Callable[["Link", Message | Lost], None]) -> None:
-        """Sends beats from now on, and calls ``hear`` in a thread with all that comes.
-
-        The last that it hears is ``Lost``.
-        """
+        """Sends heartbeats; in a thread, ``hear`` gets all messages, last ``Lost``."""
         for work in (lambda: self._read(hear), self._beat):
             threading.Thread(target=work, daemon=True).start()
 
     def close(self) -> None:
-        """Says that no more will be sent; what the other sends still comes."""
+        """Ends sending; messages from the other launcher still arrive."""
         self._closed.set()
         with contextlib.suppress(OSError):
             self._line.end_sending()
 
     def drop(self) -> None:
-        """Ends the connection at once."""
+        """Closes the connection at once."""
         self._closed.set()
         self._line.close()
 

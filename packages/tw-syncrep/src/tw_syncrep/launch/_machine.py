@@ -1,4 +1,4 @@
-"""The tasks of this machine: they are started and ended as node 0 says."""
+"""The tasks of this machine, which are started and ended on node 0's orders."""
 
 import signal
 import time
@@ -16,11 +16,7 @@ _LAST_LINES_S = 1.0
 
 
 class Machine:
-    """Tasks that run one command.
-
-    Attributes:
-      share: which tasks.
-    """
+    """The tasks of one machine, which all run one command."""
 
     def __init__(
         self,
@@ -31,16 +27,7 @@ class Machine:
         log_dir: Path | None,
         on_end: Callable[[TaskProcess], None],
     ) -> None:
-        """Starts nothing yet.
-
-        Args:
-          share: which tasks.
-          command: that each runs.
-          grace_s: seconds between asking all tasks to end and killing them.
-          log_dir: a folder for log files.
-          on_end: is called in other threads with each process that has ended; it is
-            then due to be passed to ``take``.
-        """
+        """Starts nothing yet; ``on_end`` gets, in a thread, processes to ``take``."""
         self.share = share
         self._command, self._grace_s, self._log_dir = command, grace_s, log_dir
         self._on_end, self._ends, self._keeper = on_end, Ends(), Keeper()
@@ -56,7 +43,7 @@ class Machine:
         return tuple(find_free_ports(self.share.ps + self.share.workers))
 
     def obey(self, order: Start | Restart | Stop) -> None:
-        """Does what node 0 says, without waiting for it to be done."""
+        """Carries out an order of node 0 without waiting for its completion."""
         match order:
             case Start(number, cluster, first, run):
                 plans = plan_tasks(
@@ -78,26 +65,19 @@ class Machine:
                 self.ask_to_end(signal.SIGTERM)
 
     def take(self, process: TaskProcess) -> Ended | None:
-        """Reports the end of a process; None for one that was started again since."""
+        """Reports the end of a process; None if its task was started again since."""
         is_current = self._processes.get(process.plan.name) is process
         return process.report() if is_current else None
 
     def failures(self) -> list[Ended]:
-        """Lists the tasks that failed by themselves since the last start of all."""
+        """Lists the tasks that failed on their own since the last start of all."""
         ended = [p.report() for p in self._processes.values() if p.has_ended.is_set()]
         told = {128 + number for number in (*self._asked, signal.SIGKILL)}
         expected = {0, *(told if self._asked else ())}
         return [one for one in ended if one.status not in expected]
 
     def tick(self) -> Idle | None:
-        """Does what is due; call it ten times a second.
-
-        Returns:
-          The answer to ``Stop``, once.
-
-        Raises:
-          RuntimeError: a task does not even end when it is killed.
-        """
+        """Kills overdue tasks, and answers ``Stop`` once; call ten times a second."""
         running = self._running()
         late_s = 0.0 if self._deadline is None else time.monotonic() - self._deadline
         if running and late_s > 0:
@@ -111,9 +91,9 @@ class Machine:
         return Idle(self.find_ports())
 
     def ask_to_end(self, number: int) -> None:
-        """Sends all tasks a signal; those that do not heed it are killed in ``tick``.
+        """Sends all tasks a signal; ``tick`` kills those that outlive the grace period.
 
-        All share one grace, which begins with the first signal.
+        All share one grace period, which begins with the first signal.
         """
         if self._deadline is None:
             self._deadline = time.monotonic() + self._grace_s
@@ -122,7 +102,7 @@ class Machine:
         self._asked.add(number)
 
     def end(self, number: int) -> None:
-        """Ends all tasks, and waits until they have; none can be started again."""
+        """Ends all tasks and waits until they have; none can be started again."""
         self._owes_idle = False
         self.ask_to_end(number)
         while running := self._running():
@@ -138,7 +118,7 @@ class Machine:
         return [p for p in self._processes.values() if not p.has_ended.is_set()]
 
     def _start(self, plan: TaskPlan) -> None:
-        """Starts a task, unless all are being ended."""
+        """Starts a task, unless all tasks are being ended."""
         if self._asked:
             return
         log = None

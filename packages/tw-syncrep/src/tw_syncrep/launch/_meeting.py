@@ -1,7 +1,8 @@
-"""The machines of a run meet at node 0, which learns who they are.
+"""The machines of a run join at node 0.
 
-Node 0 listens at the coordinator's address. The others connect, say hello, and keep
-the connection; the run begins when all are there and agree on versions and options.
+Node 0 listens at the coordinator's address. The others connect, send ``Hello``, and
+keep the connection; the run begins when all have joined and agree on versions and
+options.
 """
 
 import contextlib
@@ -27,14 +28,14 @@ _GREETED_AT_ONCE = 32
 _ROOM_S = 0.25
 _STRANGERS_SAID = 5
 
-# What happens while a launcher runs: it gets a signal, a process ends, a message or a
-# machine comes. Put in from any thread, taken out by the main thread alone.
+# Events of a launcher: a signal, the end of a process, a message or a new machine. Any
+# thread puts them in; only the main thread takes them out.
 Inbox = SimpleQueue[object]
 
 
 @dataclass(frozen=True)
 class Heard:
-    """A message came, or the other end of the link is lost."""
+    """A message has arrived, or the other end of the link is lost."""
 
     link: Link
     message: Message | Lost
@@ -42,7 +43,7 @@ class Heard:
 
 @dataclass(frozen=True)
 class Arrived:
-    """Somebody connected and said hello."""
+    """A launcher has connected and sent ``Hello``."""
 
     link: Link
     hello: Hello
@@ -57,12 +58,12 @@ class Member:
 
     @property
     def name(self) -> str:
-        """As it is shown."""
+        """Display name."""
         return f"node {self.hello.node} ({self.hello.host})"
 
 
 def next_event(inbox: Inbox, within_s: float) -> object:
-    """Waits for an event; None where none comes in time."""
+    """Waits for an event; returns None on timeout."""
     try:
         return inbox.get(timeout=max(0.0, within_s))
     except Empty:
@@ -70,22 +71,18 @@ def next_event(inbox: Inbox, within_s: float) -> object:
 
 
 def after_signal(number: int, where: str = "") -> Over:
-    """Returns the end of a run that a signal ended; ``where``: on which machine."""
+    """Returns the end of a run that a signal to machine ``where`` ended."""
     said = f"{where} got {Signals(number).name}, passing it on".lstrip()
     return Over(128 + number, said, number)
 
 
 class Reception:
-    """Node 0's open port.
-
-    Attributes:
-      address: "host:port" where it listens.
-    """
+    """Node 0's open port."""
 
     def __init__(
         self, server: socket.socket, *, inbox: Inbox, silence_s: float
     ) -> None:
-        """Takes over who listens; puts each that says hello into ``inbox``."""
+        """Takes over a listening socket; puts ``Arrived`` launchers into ``inbox``."""
         self._server = server
         self.address = join_address(*server.getsockname()[:2])
         self._inbox, self._silence_s = inbox, silence_s
@@ -95,7 +92,7 @@ class Reception:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Listens no more."""
+        """Stops listening."""
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
@@ -103,7 +100,7 @@ class Reception:
     def _accept(self) -> None:
         while self._server.fileno() >= 0:
             if not self._places.acquire(timeout=_ROOM_S):
-                # Who comes to take part says hello at once; others make room.
+                # A launcher sends Hello at once; silent clients make room.
                 for silent in list(self._silent):
                     with contextlib.suppress(OSError):
                         silent.shutdown(socket.SHUT_RDWR)
@@ -134,7 +131,7 @@ class Reception:
             if self._strangers <= _STRANGERS_SAID:
                 announce(f"turned away a client that is no tw-launch: {why}")
             if link is not None:
-                # It may be one, of a version whose hello is another.
+                # It may be a tw-launch of a version with another Hello.
                 said = f"node 0 takes this for no tw-launch of its version: {why}"
                 link.send(Over(CANNOT_START, said))
                 link.drop()
@@ -146,11 +143,7 @@ class Reception:
 def open_port(
     host: str, port: int, *, within_s: float, inbox: Inbox
 ) -> socket.socket | Over:
-    """Listens at node 0's address, which a run that is ending may still hold.
-
-    Raises:
-      OSError: the address is not this machine's, or stays taken.
-    """
+    """Listens at node 0's address, which a run that is ending may still hold."""
     end, has_told = time.monotonic() + within_s, False
     while True:
         try:
@@ -171,10 +164,9 @@ def open_port(
 def gather(
     own: Hello, *, num_nodes: int, within_s: float, inbox: Inbox
 ) -> list[Member] | Over:
-    """Waits, as node 0, until all machines are there.
+    """Waits, as node 0, for all machines; returns them by rank.
 
-    Returns:
-      Them by rank; or why there will be no run, which all that came have been told.
+    If there will be no run, all that have joined have been sent the returned ``Over``.
     """
     members = {0: Member(own)}
     end = time.monotonic() + within_s
@@ -214,18 +206,9 @@ def join(
     silence_s: float,
     inbox: Inbox,
 ) -> tuple[Link, Start] | Over:
-    """Comes, as a node that is not node 0, to the meeting, and waits for the start.
+    """Joins node 0 from another machine, and waits for the start.
 
-    Args:
-      host: of node 0.
-      port: of node 0.
-      hello: an empty host stands for this end's address of the connection.
-      within_s: how long to wait for node 0, and for the start.
-      silence_s: how long node 0 may be silent.
-      inbox: gets what comes afterwards, as ``Heard``.
-
-    Returns:
-      The connection and the start; or why there is none.
+    An empty ``hello.host`` stands for this end's address of the connection.
     """
     end = time.monotonic() + within_s
     link = _connect(host, port, end=end, silence_s=silence_s, inbox=inbox)
@@ -263,7 +246,7 @@ def _await_start(
 
 
 def find_difference(members: Sequence[Member]) -> str:
-    """Says in which versions or options machines differ from node 0; empty if in none.
+    """Describes versions and options that differ from node 0's; empty if none do.
 
     >>> hellos = [Hello(n, f"10.0.0.{n}", 1, (), {"Python": f"3.1{n}"}) for n in (1, 2)]
     >>> find_difference([Member(hello) for hello in hellos])
@@ -288,9 +271,9 @@ def tell(members: Sequence[Member], message: Message) -> None:
 
 
 def part(members: Sequence[Member], inbox: Inbox) -> None:
-    """Waits until the other machines have heard the last message.
+    """Waits until the other machines have received the last message.
 
-    A process that ends with messages of theirs unread would take it back.
+    Ending with unread messages of theirs would reset the connection, and lose it.
     """
     waiting = [member.link for member in members if member.link is not None]
     for link in waiting:
@@ -326,7 +309,7 @@ def _missing(members: Mapping[int, Member], num_nodes: int, within_s: float) -> 
 def _welcome(
     members: dict[int, Member], link: Link, hello: Hello, num_nodes: int, inbox: Inbox
 ) -> None:
-    """Adds who has come to the members, or turns it away."""
+    """Adds a launcher to the members, or turns it away."""
     member = Member(hello, link)
     theirs = hello.settings.get("--nnodes", "none")
     if theirs != str(num_nodes):
@@ -345,7 +328,7 @@ def _welcome(
 
 
 def turn_away(member: Member, why: str) -> None:
-    """Tells somebody who cannot take part so, and the user too."""
+    """Refuses a launcher, and reports why to it and to the user."""
     said = f"{member.name} was turned away: {why}"
     announce(said)
     if member.link is not None:
@@ -361,7 +344,7 @@ def _is_sound(hello: Hello) -> bool:
 def _connect(
     host: str, port: int, *, end: float, silence_s: float, inbox: Inbox
 ) -> Link | Over:
-    """Connects to node 0, which need not be there yet."""
+    """Connects to node 0, which may not be listening yet."""
     retry_s = _FIRST_RETRY_S
     while True:
         try:

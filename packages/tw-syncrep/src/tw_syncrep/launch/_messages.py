@@ -1,6 +1,6 @@
-"""What launchers tell each other: JSON objects, one a line, read into dataclasses.
+"""Messages between launchers: one JSON value per line, read into dataclasses.
 
-They hold text, whole numbers, and lists and tables of these, nothing that is run: each
+They hold strings, integers, and lists and dicts of these, nothing executable: each
 machine runs its own command line.
 """
 
@@ -11,49 +11,34 @@ from typing import get_args
 
 from tw_syncrep.cluster._channel import parse_line, read_as
 
-MAX_BYTES = 1 << 20  # a cluster of 20,000 tasks is smaller
+MAX_BYTES = 1 << 20  # enough for a cluster of 20,000 tasks
 SIGNALS = (SIGINT, SIGTERM, SIGHUP)
 
 
 @dataclass(frozen=True)
 class Hello:
-    """A launcher has come to the meeting.
+    """A launcher joins the run."""
 
-    Attributes:
-      node: its rank.
-      host: where the tasks of other machines reach its own.
-      workers: how many it will run.
-      ports: free ones, one for each of its servers and workers.
-      settings: versions and options by name, which must be the same everywhere.
-    """
-
-    node: int
-    host: str
+    node: int  # its rank
+    host: str  # where other machines reach its tasks
     workers: int
-    ports: tuple[int, ...]
-    settings: dict[str, str]
+    ports: tuple[int, ...]  # free ones for its servers, then its workers
+    settings: dict[str, str]  # versions and options, the same on all machines
 
 
 @dataclass(frozen=True)
 class Start:
-    """Start all tasks.
+    """Orders all tasks to be started."""
 
-    Attributes:
-      number: of this start of all tasks, from 0.
-      cluster: "host:port" of the tasks of each job.
-      first_worker: index of the machine's first worker.
-      run: drawn by node 0, so that tasks of two runs know each other apart.
-    """
-
-    number: int
+    number: int  # of this start of all tasks, from 0
     cluster: dict[str, tuple[str, ...]]
-    first_worker: int
-    run: str
+    first_worker: int  # index of the machine's first worker
+    run: str  # random ID, so that tasks of two runs can be told apart
 
 
 @dataclass(frozen=True)
 class Restart:
-    """Start one task, which has failed, again."""
+    """Orders a failed task to be started again."""
 
     task: str
     said: str
@@ -61,71 +46,55 @@ class Restart:
 
 @dataclass(frozen=True)
 class Stop:
-    """End all tasks and answer with ``Idle``; they will be started again."""
+    """Orders all tasks to be ended, to be started again; the answer is ``Idle``."""
 
     said: str
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A task has ended.
-
-    Attributes:
-      task: its name, as "worker 1".
-      status: as a shell reports it, 0 to 255.
-      signal: name of the one that ended it; empty if none did.
-      lines: the last of its output, where it failed.
-      log: path of its log file; empty if there is none.
-    """
+    """A task has ended."""
 
     task: str
-    status: int
-    signal: str = ""
-    lines: tuple[str, ...] = ()
-    log: str = ""
+    status: int  # as a shell reports it, 0 to 255
+    signal: str = ""  # name of the one that ended it; empty if none did
+    lines: tuple[str, ...] = ()  # the last of its output, if it failed
+    log: str = ""  # path of its log file; empty if there is none
 
     @property
     def how(self) -> str:
-        """As a person wants to read it."""
+        """The signal or exit code, for display."""
         return self.signal or f"exit code {self.status}"
 
 
 @dataclass(frozen=True)
 class Idle:
-    """All tasks have been ended as told; these ports are free for the next start."""
+    """All tasks have been ended as ordered; these ports are free for the next start."""
 
     ports: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Signalled:
-    """A launcher was sent a signal."""
+    """A launcher received a signal."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Over:
-    """The run is over, or there will be none.
+    """The run is over, or will not start."""
 
-    Attributes:
-      status: of all launchers.
-      said: why; empty where the workers have ended well.
-      signal: what the tasks are asked to end with.
-      failed: the first task that failed, where that was why.
-      where: its machine; empty where there is only one.
-    """
-
-    status: int
-    said: str = ""
-    signal: int = SIGTERM
-    failed: Ended | None = None
-    where: str = ""
+    status: int  # exit status of all launchers
+    said: str = ""  # why; empty if the workers ended well
+    signal: int = SIGTERM  # asks the tasks to end
+    failed: Ended | None = None  # the first task that failed, if that was why
+    where: str = ""  # its machine; empty if there is only one
 
 
 @dataclass(frozen=True)
 class Beat:
-    """The launcher is there."""
+    """A heartbeat: the launcher is alive."""
 
 
 Message = Hello | Start | Restart | Stop | Ended | Idle | Signalled | Over | Beat
@@ -133,16 +102,12 @@ _KINDS = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def encode(message: Message) -> bytes:
-    """Writes a message as a line."""
+    """Encodes a message as a line."""
     return json.dumps([type(message).__name__, asdict(message)]).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
-    """Reads a line.
-
-    Raises:
-      ValueError: it is no message, or one with wrong fields.
-    """
+    """Decodes a line; raises ValueError if it is not a message."""
     try:
         kind, fields = parse_line(line)
         message: Message = read_as(_KINDS[kind], fields)

@@ -25,17 +25,9 @@ _COUNTS = (
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Reads the command line, this process's by default.
-
-    Returns:
-      The options; ``command`` is what each task runs, ``coordinator`` is None or host
-      and port, and ``rules`` are those of restarts.
-
-    Raises:
-      SystemExit: it is wrong, and why has been printed.
-    """
+    """Parses the command line, by default this process's; exits if it is wrong."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    # What follows is the tasks', whatever argparse would make of it.
+    # The rest belongs to the tasks, however argparse would read it.
     at = words.index("--") if "--" in words else len(words)
     parser = _parser()
     options = parser.parse_args(words[:at])
@@ -163,9 +155,9 @@ def _add_machines(parser: argparse.ArgumentParser) -> None:
 
 
 def _fault(options: argparse.Namespace) -> str:
-    """Says which options make no sense together; empty if all do."""
+    """Describes the first invalid option or combination; empty if there is none."""
     rank, nodes, workers = options.node_rank, options.nnodes, options.min_workers
-    # Each with what must not be.
+    # Each message with the condition under which it applies.
     faults = {
         "COMMAND is missing; put it after --, or a module after -m": not (
             options.command if options.module is None else options.module

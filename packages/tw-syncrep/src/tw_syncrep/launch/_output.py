@@ -1,4 +1,4 @@
-"""What a launcher and its tasks say: prefixed lines, log files, the last lines."""
+"""Output of a launcher and its tasks: prefixed lines, log files, the last lines."""
 
 import contextlib
 import os
@@ -12,23 +12,16 @@ from typing import IO, TextIO
 
 _LAST_LINES = 20
 _LINE_CHARACTERS = 500
-_LINE_BYTES = 1 << 16  # a longer one, as of a progress bar, is passed on in pieces
+_LINE_BYTES = 1 << 16  # longer ones, as of a progress bar, are passed on in pieces
 
 
 class TaskOutput:
-    """Passes on what a task writes, until it and its children have closed it."""
+    """Passes on a task's output until the task and its children have closed it."""
 
     def __init__(
         self, name: str, out: IO[bytes] | None, err: IO[bytes] | None, log: Path | None
     ) -> None:
-        """Reads both in threads.
-
-        Args:
-          name: of the task, which stands before each line.
-          out: goes to this process's standard output.
-          err: goes to its standard error.
-          log: gets all lines as they are; it is emptied first.
-        """
+        """Copies ``out`` to stdout, ``err`` to stderr, both to ``log``, in threads."""
         self._name = name
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._log = None if log is None else _Log(log, users=2)
@@ -41,11 +34,11 @@ class TaskOutput:
 
     @property
     def last_lines(self) -> tuple[str, ...]:
-        """The last lines of both streams, shortened to what can be read."""
+        """The last lines of both streams, truncated to a readable length."""
         return tuple(line[:_LINE_CHARACTERS] for line in list(self._last))
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until all is passed on; returns whether it is.
+        """Waits until all output is passed on; returns whether it is.
 
         It never is while a process that left the task's group keeps the output open.
         """
@@ -65,10 +58,10 @@ class TaskOutput:
 
 
 class _Log:
-    """A log file of several threads; one that cannot be written costs only itself."""
+    """A log file that threads share; a write error ends the log and nothing else."""
 
     def __init__(self, path: Path, *, users: int) -> None:
-        """Empties the file; when ``users`` have closed it, it is closed."""
+        """Empties the file, which is closed once ``users`` threads have closed it."""
         self._path, self._users = path, users
         self._lock = threading.Lock()
         self._file: IO[bytes] | None = None
@@ -96,11 +89,7 @@ class _Log:
 
 
 def check_log_folder(folder: Path) -> None:
-    """Makes a folder for log files.
-
-    Raises:
-      OSError: nothing can be written there.
-    """
+    """Makes a folder for log files, and checks that it is writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -113,10 +102,10 @@ def check_log_folder(folder: Path) -> None:
 
 
 def say(stream: TextIO | None, text: str) -> None:
-    """Writes what can be written, to a stream that may be closed or not Unicode.
+    """Writes as much as it can to a stream that may be closed or not Unicode.
 
-    Where nobody reads any more, as after ``| head``, the text is lost: a task whose
-    output is not taken would wait forever.
+    If nobody reads any more, as after ``| head``, the text is dropped: a task whose
+    output is not read would block forever.
     """
     if stream is None:  # Python was started without it.
         return
@@ -131,20 +120,20 @@ def say(stream: TextIO | None, text: str) -> None:
 
 
 def announce(text: str) -> None:
-    """Says something of the launcher's own; nothing where the text is empty."""
+    """Prints a message of the launcher itself, unless the text is empty."""
     if text:
         say(sys.stderr, f"[tw-launch] {text}\n")
 
 
 def _lines(stream: IO[bytes] | None) -> Iterator[bytes]:
-    """Reads lines, each with its end, also where the last has none."""
+    """Reads lines, ending each with a newline even if the last has none."""
     while stream is not None and (line := stream.readline(_LINE_BYTES)):
         is_whole = line.endswith(b"\n") or len(line) == _LINE_BYTES
         yield line if is_whole else line + b"\n"
 
 
 def _discard(stream: TextIO) -> None:
-    """Sends a stream to nowhere, or Python would fail on its rest as it ends."""
+    """Redirects a stream to devnull; flushing the rest at exit would fail otherwise."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

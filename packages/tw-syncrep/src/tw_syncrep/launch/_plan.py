@@ -12,73 +12,43 @@ Cluster = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class Node:
-    """A machine, as the others see it.
-
-    Attributes:
-      host: where they reach its tasks.
-      workers: how many it runs.
-      ports: one for each of its parameter servers, then one for each worker.
-    """
+    """A machine as the other machines see it."""
 
     host: str
     workers: int
-    ports: Sequence[int]
+    ports: Sequence[int]  # its parameter servers', then its workers'
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one machine runs.
-
-    Attributes:
-      ps: parameter servers, which are all on the first machine.
-      workers: replicas.
-      evaluators: tasks outside the cluster, on the first machine too.
-      gpus: each worker's CUDA_VISIBLE_DEVICES; None leaves the variable as it is.
-      node: rank of the machine.
-      num_nodes: how many machines there are.
-    """
+    """The tasks of one machine; only the first has servers and evaluators."""
 
     ps: int
     workers: int
     evaluators: int
-    gpus: Sequence[str | None]
+    gpus: Sequence[str | None]  # a worker's CUDA_VISIBLE_DEVICES; None: left as it is
     node: int = 0
     num_nodes: int = 1
 
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """One task.
-
-    Attributes:
-      job: "ps", "worker" or "evaluator".
-      index: within the job, over all machines.
-      variables: what is added to the environment.
-    """
+    """One task."""
 
     job: str
-    index: int
-    variables: Mapping[str, str] = field(default_factory=dict)
+    index: int  # within the job, over all machines
+    variables: Mapping[str, str] = field(default_factory=dict)  # of the environment
 
     @property
     def name(self) -> str:
-        """As it is shown, e.g. "worker 1"."""
+        """Display name, e.g. "worker 1"."""
         return f"{self.job} {self.index}"
 
 
 def lay_out(
     nodes: Sequence[Node], *, ps: int
 ) -> tuple[dict[str, tuple[str, ...]], tuple[int, ...]]:
-    """Lays a cluster out over machines.
-
-    Args:
-      nodes: by rank.
-      ps: parameter servers, on the first.
-
-    Returns:
-      "host:port" of each job's tasks, those of the first machine first; and the index
-      of each machine's first worker.
-    """
+    """Returns each job's addresses, and the index of each machine's first worker."""
     counts = [node.workers for node in nodes]
     listed = [[join_address(node.host, port) for port in node.ports] for node in nodes]
     servers, listed[0] = listed[0][:ps], listed[0][ps:]
@@ -96,18 +66,7 @@ def plan_tasks(
     start: int = 0,
     run: str = "",
 ) -> tuple[TaskPlan, ...]:
-    """Plans the tasks of one machine.
-
-    Args:
-      share: what it runs.
-      cluster: of all machines.
-      first_worker: index of its first worker.
-      start: how often all tasks were started before.
-      run: what tells this run from others.
-
-    Returns:
-      The tasks, parameter servers first. Only workers have GPUs.
-    """
+    """Plans the tasks of one machine; only workers get GPUs."""
     counts = {"ps": share.ps, "worker": share.workers, "evaluator": share.evaluators}
     tasks = []
     for job, count in counts.items():

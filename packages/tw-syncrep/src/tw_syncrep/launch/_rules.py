@@ -1,6 +1,6 @@
-"""What follows from the end of a task: it is restarted, all are, or the run is over.
+"""Decides after the end of a task: restart it, restart all tasks, or end the run.
 
-Pure: what has been so far goes in, and what is now comes out.
+Pure functions from the state before to the state after.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,24 +12,16 @@ _LONGEST_DELAY_S = 30.0
 
 @dataclass(frozen=True)
 class Rules:
-    """What the user wants.
+    """The user's rules for failed tasks."""
 
-    Attributes:
-      restarts_group: whether all tasks are restarted when one has failed.
-      max_restarts: of each task, or of all together.
-      min_workers: with so many left, the run goes on without workers that failed for
-        good; None where it ends with the first.
-      delay_s: before the first restart of all tasks; doubled for each further one.
-    """
-
-    restarts_group: bool = False
-    max_restarts: int = 0
-    min_workers: int | None = None
-    delay_s: float = 1.0
+    restarts_group: bool = False  # whether one failure restarts all tasks
+    max_restarts: int = 0  # of each task, or of all together
+    min_workers: int | None = None  # that must be left; None: the first loss is fatal
+    delay_s: float = 1.0  # before the first restart of all tasks; doubled each time
 
 
 class Action(Enum):
-    """What is to be done."""
+    """The next step of a run."""
 
     GO_ON = "go on"
     RESTART_TASK = "restart the task"
@@ -40,24 +32,17 @@ class Action(Enum):
 
 @dataclass(frozen=True)
 class Standing:
-    """How a run stands.
+    """The state of a run."""
 
-    Attributes:
-      workers: that it still counts on; the others have failed for good.
-      finished: those of them that have ended well.
-      restarts: of each task, or with the key "" of all together.
-      reported: servers of which was said that they have ended.
-    """
-
-    workers: frozenset[str]
-    finished: frozenset[str] = frozenset()
-    restarts: Mapping[str, int] = field(default_factory=dict)
-    reported: frozenset[str] = frozenset()
+    workers: frozenset[str]  # those that have not failed for good
+    finished: frozenset[str] = frozenset()  # workers that ended well
+    restarts: Mapping[str, int] = field(default_factory=dict)  # key "": of all together
+    reported: frozenset[str] = frozenset()  # servers whose end was announced
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is to be done, what is said of it, and how long to wait before."""
+    """The next step, its announcement, and the delay before it."""
 
     action: Action
     said: str = ""
@@ -67,14 +52,7 @@ class Verdict:
 def judge_end(
     standing: Standing, rules: Rules, *, task: str, status: int
 ) -> tuple[Standing, Verdict]:
-    """Judges the end of a task.
-
-    Args:
-      standing: before it.
-      rules: the user's.
-      task: its name, "worker 1".
-      status: as a shell reports it; 0 where it ended well.
-    """
+    """Judges the end of a task."""
     if status == 0:
         return _judge_good_end(standing, task)
     key = "" if rules.restarts_group else task
@@ -98,14 +76,7 @@ def judge_end(
 def judge_loss(
     standing: Standing, rules: Rules, *, tasks: Iterable[str], said: str
 ) -> tuple[Standing, Verdict]:
-    """Judges the loss of tasks for good.
-
-    Args:
-      standing: before it.
-      rules: the user's.
-      tasks: their names; none has ended well.
-      said: what has happened; the verdict says what follows, too.
-    """
+    """Judges the permanent loss of tasks, none of which has ended well."""
     lost = frozenset(tasks)
     left = standing.workers - lost
     is_worker = lost <= standing.workers
@@ -120,7 +91,7 @@ def _judge_good_end(standing: Standing, task: str) -> tuple[Standing, Verdict]:
     if task in standing.workers:
         standing = replace(standing, finished=standing.finished | {task})
         return standing, Verdict(_go_on_or_succeed(standing))
-    # It may be meant, as of a server that waits until the workers are done.
+    # It may be intended, e.g. by a server that waits until the workers are done.
     said = ""
     if task.startswith("ps ") and task not in standing.reported:
         standing = replace(standing, reported=standing.reported | {task})

@@ -1,4 +1,4 @@
-"""A run: node 0 decides what becomes of it, the other machines do what it says."""
+"""A run: node 0 makes the decisions, and the other machines carry them out."""
 
 import secrets
 import time
@@ -45,23 +45,16 @@ _NODE_LOST = 1
 
 
 class Director:
-    """Node 0's part, of one machine or several.
+    """Node 0's side of a run on one machine or several.
 
     The run is in one of three states: tasks run; they are being ended, and machines
-    still owe ``Idle``; all have ended, and the next start is due at a time.
+    still owe ``Idle``; all have ended, and the time of the next start is set.
     """
 
     def __init__(
         self, machine: Machine, members: Sequence[Member], rules: Rules, inbox: Inbox
     ) -> None:
-        """Starts nothing yet.
-
-        Args:
-          machine: node 0's tasks.
-          members: all machines by rank.
-          rules: when to restart.
-          inbox: what happens.
-        """
+        """Starts nothing yet; ``members`` are all machines, by rank."""
         self._machine, self._rules, self._inbox = machine, rules, inbox
         self._members = list(members)
         self._ports = {m.hello.node: m.hello.ports for m in members}
@@ -75,11 +68,7 @@ class Director:
         self._over: Over | None = None
 
     def run(self) -> Over:
-        """Runs all tasks until the run is over, which the other machines are told.
-
-        Raises:
-          RuntimeError: a task does not even end when it is killed.
-        """
+        """Runs all tasks until the run is over, and notifies the other machines."""
         if len(self._standing.workers) < (self._rules.min_workers or 1):
             wanted = f"--min-workers {self._rules.min_workers or 1}"
             said = (
@@ -130,7 +119,7 @@ class Director:
 
     def _note_end(self, member: Member, ended: Ended) -> None:
         if self._owing or self._due is not None:
-            return  # as told
+            return  # as ordered
         self._standing, verdict = judge_end(
             self._standing, self._rules, task=ended.task, status=ended.status
         )
@@ -201,18 +190,7 @@ class Director:
 def follow(
     machine: Machine, link: Link, start: Start, inbox: Inbox, node_0: str
 ) -> Over:
-    """Does what node 0 says until the run is over.
-
-    Args:
-      machine: the tasks.
-      link: to node 0.
-      start: the first.
-      inbox: what happens.
-      node_0: how node 0 is shown.
-
-    Raises:
-      RuntimeError: a task does not even end when it is killed.
-    """
+    """Carries out node 0's orders until the run is over."""
     machine.obey(start)
     while True:
         match next_event(inbox, _TICK_S):
@@ -238,15 +216,7 @@ def follow(
 
 
 def summarize(over: Over, failures: Sequence[Ended]) -> list[str]:
-    """Writes what a user wants to know first of a run that failed.
-
-    Args:
-      over: its end.
-      failures: of this machine.
-
-    Returns:
-      Lines; none where no task was why it ended.
-    """
+    """Returns lines about the task that ended a run; none if no task did."""
     first = over.failed
     if first is None:
         return []

@@ -1,4 +1,4 @@
-"""A task's process, which ends with all its children, and with the launcher."""
+"""A task's process, which ends with the launcher; its children end with it."""
 
 import contextlib
 import ctypes
@@ -21,8 +21,8 @@ _LAST_LINES_S = 0.5
 _POLL_S = 1.0
 
 
-# Reads numbers of process groups, "+N" of one that begins and "-N" of one that
-# ends, and kills those that are left when nobody writes any more.
+# Reads process group numbers, "+N" when one begins and "-N" when one ends, and
+# kills those that are left when its input ends.
 _KEEPER = """
 import os, signal, sys
 groups = set()
@@ -37,13 +37,13 @@ for group in groups:
 
 
 class Keeper:
-    """A process that kills what tasks have started when the launcher is killed.
+    """A process that kills the children of tasks if the launcher is killed.
 
-    The kernel ends a task's own process with the launcher, but not that one's children.
+    The kernel ends a task's own process with the launcher, but not its children.
     """
 
     def __init__(self) -> None:
-        """Starts it, in a session of its own: a signal to the launcher misses it."""
+        """Starts it in its own session: signals to the launcher do not reach it."""
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _KEEPER],
             bufsize=0,
@@ -54,23 +54,23 @@ class Keeper:
         )
 
     def note(self, group: int, *, has_begun: bool) -> None:
-        """Says that a process group has begun, or is about to end."""
+        """Reports that a process group has begun or is about to end."""
         line = b"%c%d\n" % (b"+" if has_begun else b"-", group)
         with contextlib.suppress(OSError):  # It was killed; the run goes on without it.
             os.write(self._process.stdin.fileno(), line)  # type: ignore[union-attr]
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the keeper."""
         self._process.stdin.close()  # type: ignore[union-attr]
         self._process.wait()
 
 
 class Ends:
-    """Notices that child processes have ended, in the order in which they did.
+    """Notices the ends of child processes, in the order in which they ended.
 
-    The kernel queues them in that order, also where this process had no processor at
-    the time. (Linux before 5.3 has no descriptors of processes: there it is the order
-    in which this process came to see them.)
+    The kernel queues them in that order, even if this process had no processor at the
+    time. (Linux before 5.3 has no process descriptors: there it is the order in which
+    this process noticed them.)
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Ends:
         threading.Thread(target=self._read, daemon=True).start()
 
     def watch(self, pid: int, on_end: Callable[[], None]) -> None:
-        """Has a function called when a child has ended that is not waited for yet."""
+        """Calls ``on_end`` once a child has ended; it has not been waited for yet."""
         try:
             descriptor = os.pidfd_open(pid)
         except OSError:
@@ -96,7 +96,7 @@ class Ends:
         self._epoll.register(descriptor, select.EPOLLIN)
 
     def close(self) -> None:
-        """Watches no more."""
+        """Stops watching."""
         self._is_closed = True
 
     def _read(self) -> None:
@@ -110,13 +110,7 @@ class Ends:
 
 
 class TaskProcess:
-    """One start of a task.
-
-    Attributes:
-      plan: which task.
-      log: its log file.
-      has_ended: set once it has.
-    """
+    """One start of a task."""
 
     def __init__(
         self,
@@ -128,7 +122,7 @@ class TaskProcess:
         keeper: Keeper,
         on_end: Callable[["TaskProcess"], None],
     ) -> None:
-        """Starts it; call this from the main thread, whose end ends the task.
+        """Starts the task, from the main thread, whose end would end the task.
 
         ``on_end`` is called in a thread of ``ends`` when the task has ended.
         """
@@ -153,7 +147,7 @@ class TaskProcess:
 
     @property
     def status(self) -> int | None:
-        """How it ended, as a shell reports it; None while it runs."""
+        """Exit status as a shell reports it; None while it runs."""
         code = self._code
         return code if code is None or code >= 0 else 128 - code
 
@@ -165,11 +159,11 @@ class TaskProcess:
                     os.killpg(self._process.pid, number)
 
     def wait_for_output(self, timeout_s: float) -> bool:
-        """Waits until all that it wrote is passed on; returns whether it is."""
+        """Waits until all output is passed on; returns whether it is."""
         return self._output is None or self._output.wait(timeout_s)
 
     def report(self) -> Ended:
-        """Tells how it ended, with its last lines where it failed."""
+        """Reports how it ended, with its last lines if it failed."""
         status = self.status or 0
         killer = _signal_name(-self._code) if self._code and self._code < 0 else ""
         lines: tuple[str, ...] = (self._fault,) if self._fault else ()
@@ -181,7 +175,7 @@ class TaskProcess:
 
     def _end(self, on_end: Callable[["TaskProcess"], None]) -> None:
         with self._signalling:
-            # Until it is waited for, nobody else can have its group's number.
+            # Until it is waited for, no other group can have its number.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._keeper.note(self._process.pid, has_begun=False)
@@ -206,7 +200,7 @@ def _start(
     def end_with_launcher() -> None:
         if sys.platform == "linux":
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != launcher:  # It has ended before this line.
+        if os.getppid() != launcher:  # The launcher ended before this line.
             os._exit(1)
 
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Processes that train together without servers: all-reduce, broadcast, uneven ends.
+"""Processes that train together without servers: all-reduce, broadcast, uneven data.
 
 .. code-block:: python
 

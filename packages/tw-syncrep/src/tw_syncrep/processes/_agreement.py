@@ -1,8 +1,8 @@
 """Descriptions of collectives, which ranks compare before anything is sent.
 
-A collective whose ranks bring unlike tensors does not fail, it hangs or mixes up bytes.
-So every rank describes what it is about to exchange, the first time that it does. Rank
-0 compares the descriptions, and tells all ranks that they agree, or the difference.
+A collective whose ranks pass different tensors does not fail: it hangs or mixes up
+bytes. So every rank describes an exchange before it runs it for the first time. Rank 0
+compares the descriptions, and reports to all ranks that they agree, or how they differ.
 """
 
 from collections.abc import Mapping
@@ -12,29 +12,20 @@ from typing import Any
 GRADIENTS = "the sum of gradients"
 END = "the end of all data"
 FOLLOWED = (GRADIENTS, END)
-"""Kinds of exchange in which a rank that has finished takes part."""
+"""Kinds of exchange in which a rank that has finished still takes part."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a rank says of one tensor.
+    """One tensor, as a rank describes it."""
 
-    Attributes:
-      name: of the variable or tensor, "" where it has none that ranks share.
-      dtype: name of the element type.
-      shape: None for what is not known before the graph runs; as a whole where not
-        even the rank is.
-      indices: name of the element type of the indices, where rows are brought
-        (``tf.IndexedSlices``); "" where they are not.
-    """
-
-    name: str
+    name: str  # "" if it has no name that ranks share.
     dtype: str
-    shape: tuple[int | None, ...] | None
-    indices: str = ""
+    shape: tuple[int | None, ...] | None  # None: unknown before the graph runs.
+    indices: str = ""  # Their dtype for ``tf.IndexedSlices``; "" if dense.
 
     def __str__(self) -> str:
-        """As it is shown in messages, e.g. "dense/kernel float32 [3, 4]"."""
+        """Formats it for messages, e.g. "dense/kernel float32 [3, 4]"."""
         shape = "of unknown shape" if self.shape is None else str(list(self.shape))
         sparse = f", {self.indices} rows of" if self.indices else ""
         return f"{self.name or 'a tensor'}{sparse} {self.dtype} {shape}"
@@ -42,22 +33,15 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One collective, as a rank describes it.
-
-    Attributes:
-      kind: what is done, e.g. "sum".
-      tensors: what is brought, in order.
-      options: everything else that must be the same, as (name, value).
-      name: that the program gave it, "" for none.
-    """
+    """One collective, as a rank describes it."""
 
     kind: str
     tensors: tuple[TensorSpec, ...]
-    options: tuple[tuple[str, str], ...] = ()
-    name: str = ""
+    options: tuple[tuple[str, str], ...] = ()  # All else that must be the same.
+    name: str = ""  # Chosen by the program.
 
     def __str__(self) -> str:
-        """As it is shown in messages, e.g. "'a broadcast' of a tensor float32 [3]"."""
+        """Formats it for messages, e.g. "'a broadcast' of a tensor float32 [3]"."""
         shown = ", ".join(map(str, self.tensors[:2]))
         more = len(self.tensors) - 2
         named = f" {self.name!r}" if self.name else ""
@@ -72,11 +56,7 @@ class Exchange:
 
     @staticmethod
     def from_json(data: Any) -> "Exchange":
-        """Undoes ``as_json``, also after lists have become tuples or the reverse.
-
-        Raises:
-          ValueError: it is nothing that ``as_json`` returns.
-        """
+        """Reverses ``as_json``; accepts lists for tuples and the reverse."""
         try:
             tensors = tuple(
                 TensorSpec(
@@ -94,7 +74,7 @@ class Exchange:
 
 
 def find_difference(described: Mapping[int, Exchange]) -> str:
-    """Returns the first difference from the lowest rank's, "" where there is none."""
+    """Returns the first difference from the lowest rank's description, or ""."""
     one = min(described)
     first = described[one]
     for rank, other in sorted(described.items()):

@@ -1,18 +1,17 @@
-"""Who is missing: what rank 0 concludes from what it has heard of each rank.
+"""Attendance: rank 0 concludes from the ranks' reports which of them are missing.
 
-Rank 0 hears from every rank a few times a second how many collectives it has entered.
-A rank that is not heard has a short deadline: it is missing at once where its
-connection closed without a goodbye, or its program failed, and after ``timeout_s`` of
-silence. A rank that is heard is alive: it may evaluate, save or compile for minutes.
-While it holds the others up they are warned, and it is missing only after
-``stall_timeout_s``. It may stay outside a collective that others have entered, or
-inside one that all have entered: there a connection between ranks can have stopped, but
-a large exchange on a slow network looks the same from here. Ranks that can do nothing
-else meanwhile and are inside different ones are named at once: neither ends.
+A few times a second every rank reports to rank 0 how many collectives it has entered.
+A silent rank has a short deadline: it is missing at once if its connection closed
+without a goodbye or its program failed, otherwise after ``timeout_s`` of silence. A
+rank that still reports is alive: it may evaluate, save or compile for minutes. While it
+holds the others up they are warned, and it is missing only after ``stall_timeout_s``.
+It may be outside a collective that others have entered, or inside one that all have
+entered: a connection between ranks may have stalled there, but a large exchange on a
+slow network looks the same from here. Ranks that wait in different collectives, and can
+do nothing else meanwhile, are named at once: neither collective can end.
 
-A rank that is gone holds others up, some of them inside a collective that the rest has
-completed. So no rank is said to stay behind while it is inside one, or while another is
-gone.
+A rank that is gone holds others up, some of them inside a collective that the rest have
+completed. So no rank counts as behind while it is inside one, or while another is gone.
 """
 
 from collections import Counter
@@ -26,87 +25,53 @@ _MISMATCH_BEATS = 4
 
 @dataclass(frozen=True)
 class Deadlines:
-    """How long ranks wait, in seconds.
+    """How long ranks wait, in seconds."""
 
-    Attributes:
-      timeout_s: for a rank that is silent.
-      first_timeout_s: for one that is heard, with its first collective or with one that
-        it has just traced; for ``stall_timeout_s`` at least.
-      stall_timeout_s: for one that is heard, and keeps the others from going on.
-      warning_s: after which the others are warned of it, again and again.
-    """
-
-    timeout_s: float
-    first_timeout_s: float
-    stall_timeout_s: float = 600.0
-    warning_s: float = 60.0
+    timeout_s: float  # For a silent rank.
+    first_timeout_s: float  # For a reporting rank's first or newly traced collective.
+    stall_timeout_s: float = 600.0  # For a reporting rank that holds others up.
+    warning_s: float = 60.0  # Before each warning about such a rank.
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank says of itself.
+    """How far a rank is, by its own account."""
 
-    Attributes:
-      entered: how many collectives it has entered.
-      completed: how many of them it has got out of.
-      traced: how many it had entered when it last traced one.
-      inside: name of the collective that it traced last.
-      at: the line of the program that its main thread is in.
-      number: of the collective that it is inside of, or waits to agree on; 0 where
-        that is none, or others can begin meanwhile.
-      order: the name with which others cannot begin meanwhile; "" where none can.
-      what: description of the one collective that it is inside of, "" where there are
-        several.
-      needing_all: how many of those that it has entered need all ranks, also such as
-        have finished.
-    """
-
-    entered: int = 0
+    entered: int = 0  # Number of collectives.
     completed: int = 0
-    traced: int = 0
-    inside: str = ""
-    at: str = ""
-    number: int = 0
-    order: str = ""
-    what: str = ""
-    needing_all: int = 0
+    traced: int = 0  # ``entered`` when it last traced a collective.
+    inside: str = ""  # Kind of the collective that it traced last.
+    at: str = ""  # Line of the program that its main thread is in.
+    number: int = 0  # Of what it waits in; 0: none, or it can start other collectives.
+    order: str = ""  # Collectives of this name cannot start meanwhile; "": none can.
+    what: str = ""  # Its current collective, described; "" unless exactly one.
+    needing_all: int = 0  # How many of ``entered`` also need finished ranks.
 
 
 @dataclass
 class Rank:
-    """What rank 0 knows of one rank.
+    """One rank, as far as rank 0 knows."""
 
-    Attributes:
-      heard_s: when it was heard last.
-      report: what it said then.
-      behind_s: since when others have been ahead of it; None while none is.
-      moved_s: when it was heard last to have entered or completed a collective.
-      closed: whether its connection has closed.
-      left: whether it had said goodbye.
-      fault: why it takes part no more, where it said so itself.
-      finished: whether it has no more data, and follows the others.
-    """
-
-    heard_s: float
+    heard_s: float  # Time of the latest report.
     report: Report = field(default_factory=Report)
-    behind_s: float | None = None
-    moved_s: float = 0.0
-    closed: bool = False
-    left: bool = False
-    fault: str = ""
-    finished: bool = False
+    behind_s: float | None = None  # Since when others have been ahead, if they are.
+    moved_s: float = 0.0  # Time of the latest report of progress.
+    closed: bool = False  # Its connection.
+    left: bool = False  # With a goodbye.
+    fault: str = ""  # Why it dropped out, if it reported that itself.
+    finished: bool = False  # Has no more data, and follows the others.
 
 
 class Attendance:
-    """What rank 0 has heard of every rank; times in seconds of one clock."""
+    """Rank 0's record of all ranks; times are seconds of one clock."""
 
     def __init__(self, size: int, deadlines: Deadlines, now_s: float) -> None:
-        """Has heard of each of ``size`` ranks at ``now_s``."""
+        """Counts each of ``size`` ranks as heard at ``now_s``."""
         self.ranks = [Rank(now_s, moved_s=now_s) for _ in range(size)]
         self.deadlines = deadlines
 
     def hear(self, rank: int, report: Report, now_s: float) -> None:
-        """Notes what a rank says of itself."""
+        """Records a rank's report."""
         speaker = self.ranks[rank]
         if report.entered != speaker.report.entered:
             speaker.behind_s = None
@@ -121,25 +86,23 @@ class Attendance:
                 other.behind_s = now_s
 
     def leave(self, rank: int) -> None:
-        """Notes that a rank has said goodbye."""
+        """Records that a rank has said goodbye."""
         self.ranks[rank].left = True
 
     def fail(self, rank: int, fault: str) -> None:
-        """Notes that a rank's program ends, and not in order."""
+        """Records that a rank's program ends abnormally."""
         self.ranks[rank].fault = self.ranks[rank].fault or fault
 
     def close(self, rank: int) -> None:
-        """Notes that a rank's connection has closed."""
+        """Records that a rank's connection has closed."""
         self.ranks[rank].closed = True
 
     def find_missing(
         self, now_s: float, awaited: Collection[int] = ()
     ) -> dict[int, str]:
-        """Returns what is wrong with each rank that is missing, by rank.
+        """Returns the faults of missing ranks, by rank.
 
-        Args:
-          now_s: the time.
-          awaited: ranks that others wait for outside of collectives.
+        Others wait for ``awaited`` outside of collectives.
         """
         gone = {
             number: fault
@@ -161,22 +124,22 @@ class Attendance:
         )
 
     def find_slow(self, now_s: float) -> dict[int, str]:
-        """Returns who is heard and has held the others up for long, by rank."""
+        """Returns faults of ranks that report, but have long held the others up."""
         warning_s = self.deadlines.warning_s
         return self._find_stall(now_s, warning_s, warning_s)
 
     def describe(self, now_s: float) -> dict[int, str]:
-        """Returns what each rank is inside of, by rank."""
+        """Describes where each rank is, by rank."""
         return {number: _tell(rank, now_s) for number, rank in enumerate(self.ranks)}
 
     def find_arrived(self) -> list[int]:
-        """Returns who has entered the last collective that anyone has."""
+        """Returns the ranks that have entered the latest collective."""
         front = max(rank.report.entered for rank in self.ranks)
         here = enumerate(self.ranks)
         return [number for number, rank in here if rank.report.entered == front]
 
     def find_unheard(self, since_s: float) -> list[int]:
-        """Returns who has neither said anything since then, nor goodbye."""
+        """Returns the ranks that have not reported since then, nor said goodbye."""
         return [
             number
             for number, rank in enumerate(self.ranks)
@@ -193,9 +156,9 @@ class Attendance:
         )
 
     def _find_mismatch(self) -> dict[int, str]:
-        """Finds ranks that wait in other collectives than most.
+        """Finds ranks that wait in a different collective from most.
 
-        Each must have said so after all had entered theirs: a report may be old.
+        Each must have reported again after all had entered theirs: reports may be old.
         """
         held = {n: rank for n, rank in enumerate(self.ranks) if rank.report.number}
         for order in sorted({rank.report.order for rank in held.values()}):
@@ -218,7 +181,7 @@ class Attendance:
         return {}
 
     def _find_end(self, rank: Rank, now_s: float, *, is_awaited: bool) -> str:
-        """Tells why a rank does not answer any more."""
+        """Returns why a rank no longer answers, or ""."""
         if rank.fault:
             return rank.fault
         if rank.left:
@@ -231,7 +194,7 @@ class Attendance:
         return f"has been silent for {silent_s:.1f} s" if is_silent else ""
 
     def _find_finished(self, rank: Rank) -> str:
-        """Tells where a rank that has finished is awaited in what needs all ranks."""
+        """Returns why a finished rank is missing where all are needed, or ""."""
         counts = [other.report.needing_all for other in self.ranks]
         if not rank.finished or rank.report.needing_all >= max(counts):
             return ""
@@ -240,7 +203,7 @@ class Attendance:
     def _find_stall(
         self, now_s: float, limit_s: float, first_s: float
     ) -> dict[int, str]:
-        """Finds who is heard, and has held the others up for a time."""
+        """Finds ranks that report, but have held the others up for ``limit_s``."""
         behind = {
             number: fault
             for number, rank in enumerate(self.ranks)
@@ -249,7 +212,7 @@ class Attendance:
         return behind or self._find_stuck(now_s, limit_s)
 
     def _find_stuck(self, now_s: float, limit_s: float) -> dict[int, str]:
-        """Finds who does not get out of a collective that all have entered."""
+        """Finds ranks that are stuck in a collective that all have entered."""
         all_entered = min(rank.report.entered for rank in self.ranks)
         still_s = now_s - max(rank.moved_s for rank in self.ranks)
         if still_s < limit_s:
@@ -274,7 +237,7 @@ class Attendance:
 
 
 def _find_delay(rank: Rank, now_s: float, limit_s: float, first_s: float) -> str:
-    """Tells for how long a rank has not come to a collective."""
+    """Describes by how much a rank is late for a collective; "" if it is not."""
     report = rank.report
     if rank.left or rank.behind_s is None or report.completed < report.entered:
         return ""
@@ -289,7 +252,7 @@ def _find_delay(rank: Rank, now_s: float, limit_s: float, first_s: float) -> str
 
 
 def _tell(rank: Rank, now_s: float) -> str:
-    """Tells what a rank is inside of, and since when."""
+    """Describes where a rank is, and since when."""
     if rank.left:
         return f"has left after {rank.report.completed} collectives"
     since = f"for {now_s - rank.moved_s:.1f} s; heard {now_s - rank.heard_s:.1f} s ago"
@@ -299,7 +262,7 @@ def _tell(rank: Rank, now_s: float) -> str:
 
 
 def describe_report(report: Report) -> str:
-    """Tells what a rank is inside of, by what it says of itself."""
+    """Describes where a rank is, by its own report."""
     traced = f" (traced last: {report.inside!r})" if report.inside else ""
     if report.completed < report.entered:
         return f"is inside collective {report.entered}{traced}"
@@ -307,7 +270,7 @@ def describe_report(report: Report) -> str:
 
 
 def describe_finished(waiting: int, what: str) -> str:
-    """Tells why a rank that has finished does not come to what another waits in."""
+    """Explains why a finished rank will not join the collective another waits in."""
     return (
         "has no more data (finish, hvd.join) and takes part in sums of gradients alone;"
         f" rank {waiting} has come to {what}, which needs all ranks"
@@ -321,13 +284,7 @@ def _progress(report: Report) -> tuple[int, int, int]:
 def describe_missing(
     missing: Mapping[int, str], tasks: Sequence[str], *, own: int
 ) -> str:
-    """Returns one sentence on who is missing, and why.
-
-    Args:
-      missing: what is wrong, by rank.
-      tasks: "host:port, process 123" of every rank.
-      own: the rank that says so.
-    """
+    """Returns a sentence that names the missing ranks and their faults."""
     faults = _list_faults(missing, tasks)
     return f"rank {own} of {len(tasks)} goes on without an answer from others: {faults}"
 
@@ -335,7 +292,7 @@ def describe_missing(
 def describe_slow(
     slow: Mapping[int, str], tasks: Sequence[str], *, own: int, limit_s: float
 ) -> str:
-    """Returns a warning of ranks that are heard, and hold the others up."""
+    """Returns a warning about ranks that report, but hold the others up."""
     return (
         f"rank {own} of {len(tasks)} reports a stall: {_list_faults(slow, tasks)}. A "
         f"rank that answers is waited for up to {limit_s:g} s."

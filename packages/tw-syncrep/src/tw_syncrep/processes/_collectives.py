@@ -1,12 +1,12 @@
-"""Collectives of TensorFlow's eager runtime, run from each of the modes.
+"""Collectives of TensorFlow's eager runtime, run from each mode.
 
-    tf.function      the ops are part of the function; one op before and one after them
+    tf.function      the ops are part of the function; an op before and an op after them
                      count, so that the side channel knows how far this rank is
     eager            the same ops, compiled into a function of their own
     session graph    an op calls such a function through Python: neither a plain local
                      session nor a server's has an eager runtime of its own
 
-What is exchanged is described first, and all ranks agree on it (``agreement.py``). The
+Each exchange is described first, and all ranks agree on it (``_agreement.py``). The
 keys by which TensorFlow matches the ops of different processes follow from that.
 """
 
@@ -32,9 +32,9 @@ GROUP_KEY = 6_144
 """Other users of collectives in a process (``tf.distribute``) count from 1."""
 
 Body = Callable[[list[tf.Tensor], list[int]], list[tf.Tensor]]
-"""Takes what is brought, and the first of the keys for each; returns what comes of it.
+"""Takes this rank's tensors, and the first key of each; returns the results.
 
-A tensor of a known shape has two keys, another KEYS_PER_TENSOR.
+A tensor of known shape has two keys, any other KEYS_PER_TENSOR.
 """
 
 
@@ -48,24 +48,10 @@ def run_collectives(
     exchange: Exchange,
     find_weight: Callable[[list[tf.Tensor]], tf.Tensor] | None = None,
 ) -> list[tf.Tensor]:
-    """Runs collectives, in whichever mode this is called.
+    """Runs collectives in the caller's mode; ``specs`` describe inputs and results.
 
-    Args:
-      body: builds the ops.
-      tensors: what this rank brings.
-      specs: shapes and dtypes of both what ``body`` takes and what it returns.
-      group: the ranks.
-      exchange: the description that all ranks must have in common.
-      find_weight: of exchanges in which a rank whose data has ended takes part with
-        -0.0; returns the weight of all ranks, [1], from the results.
-
-    Returns:
-      What ``body`` returns.
-
-    Raises:
-      ValueError: ranks describe different exchanges; XLA compiles the function.
-      ReplicaTimeoutError: somebody is missing; in a session, an
-        ``tf.errors.UnknownError`` with its message.
+    In exchanges that finished ranks join with -0.0, ``find_weight`` returns the weight
+    of all ranks, [1], from the results.
     """
     graph = None
     if not tf.executing_eagerly():
@@ -96,7 +82,7 @@ def run_collectives(
 
 
 class _Bound:
-    """Collectives with their keys, compiled when they first run by themselves."""
+    """Collectives with their keys, compiled when they are first called from Python."""
 
     def __init__(
         self,
@@ -107,16 +93,16 @@ class _Bound:
         *,
         needs_all: bool,
     ) -> None:
-        """Takes what ``run_collectives`` was given, and a first key per tensor."""
+        """Takes arguments of ``run_collectives``, and the first key of each tensor."""
         self.group = group
         self.specs = list(specs)
         self.key = keys[0]
         self._body, self._keys = body, keys
-        self.needs_all = needs_all  # Also those ranks that have finished.
+        self.needs_all = needs_all  # Including ranks that have finished.
 
     def build(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Builds the ops in the current graph."""
-        # A group has one device of each rank, whichever logical CPU the caller uses.
+        # A group has one device per rank, whichever logical CPU the caller uses.
         has_gpu = bool(tf.config.list_logical_devices("GPU"))
         with contextlib.nullcontext() if has_gpu else tf.device("/cpu:0"):
             return self._body(list(tensors), self._keys)
@@ -137,11 +123,7 @@ class _Bound:
             return list(compiled(*tensors))
 
     def run_with_nothing(self) -> list[tf.Tensor]:
-        """Runs them with -0.0, and with no rows where their number is unknown.
-
-        Raises:
-          ValueError: more is unknown of a shape.
-        """
+        """Runs them on tensors of -0.0; dimensions of unknown size are 0."""
         shapes = [[size or 0 for size in spec.shape.as_list()] for spec in self.specs]
         return self.run(
             [
@@ -155,17 +137,9 @@ class _Bound:
 def add_up(
     tensor: tf.Tensor, group: ProcessGroup, key: Any, op: str, *, divides: bool = False
 ) -> tf.Tensor:
-    """Combines a tensor of every rank.
+    """Combines all ranks' tensors by "Add", "Mul", "Min" or "Max".
 
-    Args:
-      tensor: of one shape on all ranks; float32, float64, int32 or int64.
-      group: the ranks.
-      key: int32, one per op.
-      op: "Add", "Mul", "Min" or "Max".
-      divides: whether the result is divided by the number of ranks.
-
-    Returns:
-      Of the same shape, the same bits on all ranks.
+    Takes 32- and 64-bit floats and integers; all ranks get the same bits.
     """
     return tf.raw_ops.CollectiveReduceV2(
         input=tensor,
@@ -180,29 +154,29 @@ def add_up(
 
 
 def gather(tensor: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
-    """Joins a tensor of every rank, [R, ...], to [size R, ...] in rank order."""
-    if tensor.dtype == tf.bfloat16:  # The op does not take it; bits are bits.
+    """Concatenates all ranks' tensors, [R, ...], to [size R, ...] in rank order."""
+    if tensor.dtype == tf.bfloat16:  # The op does not take it, but only moves bits.
         gathered = gather(tf.bitcast(tensor, tf.float16), group, key)
         return tf.bitcast(gathered, tf.bfloat16)
     return _run_with_elements(tf.raw_ops.CollectiveGatherV2, tensor, group, key)
 
 
 def swap(tensor: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
-    """Sends row r of [size, ...] to rank r; returns [size, ...], a row of each rank."""
+    """Sends row r of [size, ...] to rank r; returns [size, ...], each rank's row."""
     return _run_with_elements(tf.raw_ops.CollectiveAllToAllV2, tensor, group, key)
 
 
 def _run_with_elements(
     op: Callable[..., tf.Tensor], tensor: tf.Tensor, group: ProcessGroup, key: Any
 ) -> tf.Tensor:
-    """Moves rows; those without elements have one on their way.
+    """Moves rows by ``op``; empty rows travel with one element.
 
-    TensorFlow crashes on empty tensors, and ranks are to wait for one another for these
-    as well.
+    TensorFlow crashes on empty tensors, and ranks must wait for each other on these as
+    well.
     """
     known = tensor.shape[1:]
     width: Any = known.num_elements()
-    # One shape per key: as a matrix also where more of the shape is known elsewhere.
+    # One shape per key: a matrix, even where more of the shape is known elsewhere.
     if not width:
         width = tf.reduce_prod(tf.shape(tensor)[1:])
     flat = tf.reshape(tensor, [tf.shape(tensor)[0], width])
@@ -231,8 +205,8 @@ def _run_in_function(
     known = len(graph.get_operations())
     results = bound.build(tensors)
     if not is_ordered:
-        # A function runs collectives in the order of the program, which is another on
-        # each rank where names match them.
+        # A function runs collectives in program order, which differs between ranks
+        # where names match them.
         made = graph.get_operations()[known:]
         _tf_compat.run_independently(
             graph, [op for op in made if op.type.startswith(("Collective", "Assert"))]
@@ -248,10 +222,10 @@ def _run_in_session(
     """Calls the collectives through Python.
 
     A ``tf.numpy_function`` holds one of the session's threads until all ranks have
-    entered. Ranks begin independent collectives in different orders, so with as many
-    of them as threads no rank would get to the one that another rank waits in. One
-    such op in a graph is safe, as nothing that it depends on waits for it, and is the
-    fastest; the others are called from a dataset, which runs on a thread of its own.
+    entered. Ranks start independent collectives in different orders, so with as many
+    of them as threads no rank would reach the one in which another rank waits. One
+    such op per graph is safe, as nothing that it depends on waits for it, and is the
+    fastest; the rest are called from a dataset, which runs on a thread of its own.
     """
 
     def call(*arrays: np.ndarray) -> list[np.ndarray]:
@@ -261,7 +235,7 @@ def _run_in_session(
     dtypes = [spec.dtype for spec in bound.specs]
     shapes = [spec.shape for spec in bound.specs]
     graph = _outermost_graph()
-    # Ranks may build those that have names in unlike order, and hold unlike ones.
+    # Ranks may build named ones in different orders, and would hold different ones.
     if may_hold and graph not in bound.group.holding_threads:
         bound.group.holding_threads.add(graph)
         got = list(tf.numpy_function(call, tensors, dtypes))
@@ -295,7 +269,7 @@ def _run_in_session(
 
 
 def _outermost_graph() -> Any:
-    """Returns the graph of the function that is being traced, not of its branches."""
+    """Returns the graph of the function being traced, not of one of its branches."""
     graph = tf.compat.v1.get_default_graph()
     while getattr(graph, "outer_graph", None) is not None:
         outer = graph.outer_graph
@@ -308,20 +282,20 @@ def _outermost_graph() -> Any:
 BUCKETS = tuple(
     sorted({(8 + m << e) // 8 for e in range(31) for m in range(8)} - {2**31})
 )
-"""Lengths to which tensors are padded whose length changes from step to step.
+"""Padded lengths of tensors whose length changes from step to step.
 
-TensorFlow wants one shape per key. There are eight per power of two, so that at most an
-eighth is padding.
+TensorFlow requires one shape per key. There are eight lengths per power of two, so that
+at most an eighth is padding.
 """
 
 KEYS_PER_LENGTH = len(BUCKETS)
 
 KEYS_PER_TENSOR = 1 + 2 * KEYS_PER_LENGTH
-"""Of one whose length changes: one to compare lengths, then two per bucket."""
+"""For a tensor whose length changes: one to compare lengths, then two per bucket."""
 
 
 def find_bucket(length: tf.Tensor) -> tf.Tensor:
-    """Returns the number of the smallest bucket that holds ``length``, int32 []."""
+    """Returns the index of the smallest bucket that holds ``length``, int32 []."""
     return tf.searchsorted(BUCKETS, [length], side="left")[0]
 
 
@@ -340,18 +314,11 @@ def compare_shapes(
     axis: int = 0,
     skips_empty: bool = False,
 ) -> tf.Tensor:
-    """Fails on all ranks where they bring unlike shapes; for those unknown before.
+    """Fails on all ranks unless their tensors' shapes agree from ``axis`` on.
 
-    Args:
-      tensor: what is brought.
-      group: the ranks.
-      key: int32.
-      to: kind of the exchange, for the message.
-      axis: the first that is compared; above 0 of a known rank.
-      skips_empty: whether a tensor without elements differs from none.
-
-    Returns:
-      The largest number of elements, int32 []; it is there after the comparison.
+    For shapes unknown before the graph runs; an axis above 0 needs a known rank. With
+    ``skips_empty``, empty tensors may have any shape. Returns the largest number of
+    elements, int32 [].
     """
     shape = tf.shape(tensor)
     own = tf.concat([[tf.size(tensor)], tf.shape(shape), shape, [0] * 8], axis=0)
@@ -373,15 +340,10 @@ def compare_shapes(
 def gather_rows(
     tensors: Sequence[tf.Tensor], group: ProcessGroup, key: Any
 ) -> list[tf.Tensor]:
-    """Joins [R, ...] of every rank in rank order, R of each rank's own.
+    """Concatenates [R, ...] of all ranks in rank order; R may differ by rank.
 
-    Args:
-      tensors: of one length R; a dtype that ``gather`` takes.
-      group: the ranks.
-      key: the first of KEYS_PER_LENGTH times the number of tensors, and one.
-
-    Returns:
-      One [sum of R, ...] per tensor, then int32 [size], R of each rank.
+    Returns [sum of R, ...] per tensor, then R of each rank, int32 [size]. Needs
+    1 + KEYS_PER_LENGTH * len(tensors) keys, of which ``key`` is the first.
     """
     own = tf.shape(tensors[0])[:1]
     counts = gather(own, group, key)

@@ -26,29 +26,25 @@ from tw_syncrep.processes._side_channel import (
 
 _log = logging.getLogger(__name__)
 _FIRST_KEY = 1 << 18
-"""Other users of collectives in a process (``tf.distribute``) count from below."""
+"""Other users of collectives in a process (``tf.distribute``) count from 1."""
 
 _TOGETHER_S = 0.1
-"""Ranks of one machine that dies are lost one after the other, but almost at once."""
+"""When a machine dies, its ranks are lost one after another, but almost at once."""
 
 _ANSWER_S = 0.5
-"""After that rank 0 asks all others whether they are there, and waits so long."""
+"""How long rank 0 waits after asking all other ranks to confirm that they are there."""
 
 _GREETING_S = 10.0
 _GREETING_BYTES = 1 << 16
 _LONGEST_TEXT = 1_000
 _MOST_STRANGERS = 128
-"""Connections that have not said hello; the oldest makes room, and may come again."""
+"""Connections without a greeting; the oldest makes room, and may reconnect."""
 
 _STRANGERS_SAID = 5
 
 
 class Coordinator:
-    """Rank 0's end: a thread that answers all ranks.
-
-    Attributes:
-      size: how many ranks there are.
-    """
+    """Rank 0's end: a thread that answers all ranks."""
 
     def __init__(
         self,
@@ -58,13 +54,9 @@ class Coordinator:
         *,
         own: Introduction | None = None,
     ) -> None:
-        """Starts the thread.
+        """Starts the thread, which closes ``listener`` when it ends.
 
-        Args:
-          listener: bound and listening; is closed with the thread.
-          size: how many ranks there are.
-          limits: deadlines.
-          own: rank 0's, with which others must agree; by default the first to come.
+        All ranks must agree with ``own``, rank 0's; by default with the first to join.
         """
         self.size = size
         self._limits = limits
@@ -78,13 +70,13 @@ class Coordinator:
         self._attendance: Attendance | None = None
         self._agreeing: dict[int, dict[int, Exchange | None]] = {}  # None: follows.
         self._agreeing_since: dict[int, float] = {}
-        self._paired: dict[str, dict[int, Exchange]] = {}  # Those that have names.
+        self._paired: dict[str, dict[int, Exchange]] = {}  # Named ones.
         self._keys: dict[int | str, int] = {}
         self._next_key = _FIRST_KEY
         self._missing_since: float | None = None
         self._asked_s: float | None = None
         self._warned_s: float | None = None
-        self._leaving: dict[int, float] = {}  # When they go at the latest.
+        self._leaving: dict[int, float] = {}  # The latest time at which each goes.
         self._ended = threading.Event()
         self._thread = threading.Thread(
             target=self._serve, name="tw-syncrep-coordinator", daemon=True
@@ -92,12 +84,12 @@ class Coordinator:
         self._thread.start()
 
     def stop(self, *, timeout_s: float) -> None:
-        """Stops answering, at the latest after ``timeout_s``."""
+        """Stops the thread, and waits for it for at most ``timeout_s``."""
         self._ended.set()
         self._thread.join(timeout_s)
 
     def close_sockets(self) -> None:
-        """Closes all connections in a forked child; they stay open in this process."""
+        """Closes all connections in a forked child; they stay open in the parent."""
         for line in [*self._sockets.values(), *self._unknown]:
             line.close()
         self._listener.close()
@@ -127,7 +119,7 @@ class Coordinator:
             connection = self._listener.accept()[0]
         except (BlockingIOError, ConnectionError):
             return
-        except OSError:  # This process has no descriptor left, and is asked again.
+        except OSError:  # No file descriptor is left; the connection stays pending.
             self._ended.wait(0.05)
             return
         if len(self._unknown) >= _MOST_STRANGERS:
@@ -141,11 +133,11 @@ class Coordinator:
         try:
             messages = line.receive()
             for message in messages or ():
-                if line.fileno() >= 0:  # A message before may have had it dropped.
+                if line.fileno() >= 0:  # An earlier message may have had it dropped.
                     self._answer(line, message)
             if messages is not None:
                 return
-        except Exception as error:  # Whatever one peer sends, it ends no other's run.
+        except Exception as error:  # No peer's message may end the run of the others.
             is_rank = line in self._sockets.values()
             _log.log(
                 logging.WARNING if is_rank else logging.DEBUG,
@@ -164,7 +156,7 @@ class Coordinator:
                 if self._attendance is not None:
                     self._attendance.close(rank)
                 else:
-                    del self._introductions[rank]  # May come again.
+                    del self._introductions[rank]  # May reconnect.
         line.close()
 
     def _answer(self, line: LineSocket, message: dict[str, Any]) -> None:
@@ -178,7 +170,7 @@ class Coordinator:
             self._attendance.hear(rank, report, now_s)
             self._send(rank, {"do": "beat"})
         if message["do"] == "agree":
-            number = message["number"]  # The name and place of one matched by name.
+            number = message["number"]  # Name and place, if it is matched by name.
             number = read_as(str if isinstance(number, str) else int, number)
             exchange = read_as(Exchange | None, message["exchange"])
             if self._attendance is not None:
@@ -199,17 +191,17 @@ class Coordinator:
         if message["do"] == "bye" and self._attendance is not None:
             self._attendance.leave(rank)
             self._leaving[rank] = now_s + float(message["wait_s"])
-            if self._attendance.has_behind(rank):  # As far as has been heard.
+            if self._attendance.has_behind(rank):  # By the latest reports.
                 self._send_all({"do": "report"})
         if message["do"] == "lost" and self._attendance is not None:
             self._attendance.fail(rank, str(message["why"]))
-            # It has ended by the time at which others would have been asked.
+            # It will have ended before the others could be asked.
             self._missing_since, self._asked_s = now_s - _TOGETHER_S, now_s - _ANSWER_S
-            if rank != 0 and message.get("ends"):  # Rank 0 is to tell all.
+            if rank != 0 and message.get("ends"):  # Rank 0 must inform all first.
                 self._send(rank, {"do": "bye"})
 
     def _greet(self, line: LineSocket, message: dict[str, Any]) -> None:
-        """Takes a rank in, or tells it why not."""
+        """Admits a rank, or replies why not."""
         may_come_again = False
         try:
             comer = _read_introduction(message)
@@ -225,7 +217,7 @@ class Coordinator:
         if self._num_turned_away <= _STRANGERS_SAID:
             _log.warning("Rank 0 turned a connection away: %s.", refusal)
         told = {"do": "refused", "why": refusal, "again": may_come_again}
-        with contextlib.suppress(OSError):  # It is not waited for.
+        with contextlib.suppress(OSError):  # No one waits for it.
             line.send(told, timeout_s=0.0)
         self._drop(line)
 
@@ -246,10 +238,10 @@ class Coordinator:
             self._send(rank, {"do": "welcome", "ranks": ranks})
 
     def _may_come_again(self, comer: Introduction) -> bool:
-        """Whether this group is about to make room for the comer's.
+        """Whether this group is about to make room for the newcomer's.
 
-        It is where the comer is of a later start of the same run, and where it follows
-        a rank that is lost.
+        It is if the newcomer belongs to a later start of the same run, or replaces a
+        lost rank.
         """
         if self._own is not None and comer.run != self._own.run:
             return False
@@ -304,11 +296,11 @@ class Coordinator:
             self._send(rank, told)
 
     def _pair(self, name: str, rank: int, exchange: Exchange) -> None:
-        """Compares a named exchange with what others have described under its name.
+        """Compares a named exchange with other ranks' descriptions under its name.
 
-        Nobody waits: ranks that build named exchanges in unlike order would wait for
-        each other. A rank that has gone on cannot finish an exchange without the ranks
-        that have not described it.
+        No rank waits: ranks that build named exchanges in different orders would wait
+        for each other. A rank that has gone on cannot finish an exchange without the
+        ranks that have not described it.
         """
         described = self._paired.setdefault(name, {})
         described[rank] = exchange
@@ -323,7 +315,7 @@ class Coordinator:
         self._tell_followers()
 
     def _tell_followers(self) -> None:
-        """Hands named exchanges to ranks that follow, and have not described them."""
+        """Hands named exchanges to following ranks that have not described them."""
         for number, brought in self._agreeing.items():
             for rank in set(brought) - set(_find_described(brought)):
                 for described in self._paired.values():
@@ -333,7 +325,7 @@ class Coordinator:
                         self._send(rank, told)
 
     def _look(self) -> None:
-        """Drops who does not say hello, and tells all who is missing."""
+        """Drops connections without a greeting, and reports missing ranks to all."""
         now_s = time.monotonic()
         for line, since_s in list(self._unknown.items()):
             if now_s - since_s > _GREETING_S:
@@ -365,19 +357,19 @@ class Coordinator:
     def _let_go(self, attendance: Attendance, now_s: float) -> None:
         """Answers goodbyes once all others have completed their last exchange.
 
-        What a process has sent in it may still be in its memory.
+        Data that a process has sent in it may still be in that process's memory.
         """
         for rank, until_s in list(self._leaving.items()):
             if now_s < until_s and attendance.has_behind(rank):
                 continue
             del self._leaving[rank]
             self._send(rank, {"do": "bye"})
-            if rank == 0:  # With which this thread is about to end.
+            if rank == 0:  # This thread is about to end with it.
                 entered = attendance.ranks[0].report.entered
                 self._send_all({"do": "over", "entered": entered})
 
     def _warn(self, attendance: Attendance, now_s: float) -> None:
-        """Warns all ranks of those that are heard, and hold the others up."""
+        """Warns all ranks about those that report, but hold the others up."""
         warning_s, limit_s = self._limits.warning_s, self._limits.stall_timeout_s
         slow = attendance.find_slow(now_s)
         if not slow:
@@ -392,7 +384,7 @@ class Coordinator:
             self._send_all({"do": "slow", "slow": told, "limit_s": limit_s})
 
     def _tell(self, missing: dict[int, str]) -> None:
-        """Tells all ranks who is missing, and what every rank is inside of."""
+        """Reports to all ranks which are missing, and where every rank is."""
         if self._attendance is None:
             return
         states = self._attendance.describe(time.monotonic())
@@ -406,10 +398,10 @@ class Coordinator:
         )
 
     def _have_answered(self, missing: dict[int, str], now_s: float) -> bool:
-        """Whether all but the missing have said since that they are there.
+        """Whether all ranks but the missing have reported since they were asked.
 
-        Of ranks that fall silent together each passes the deadline when it does, and a
-        process that is killed keeps its connections until the kernel has ended it.
+        Ranks that fall silent together pass the deadline one after another, and a
+        killed process keeps its connections until the kernel has ended it.
         """
         if self._asked_s is None:
             self._asked_s = now_s
@@ -420,7 +412,7 @@ class Coordinator:
         return set(self._attendance.find_unheard(self._asked_s)) <= set(missing)
 
     def _find_unasked(self, now_s: float, limit_s: float) -> dict[int, str]:
-        """Finds who has not described a collective that others wait to agree on."""
+        """Finds ranks that have not described a collective that others wait for."""
         for number, since_s in self._agreeing_since.items():
             brought = self._agreeing[number]
             kinds = {rank: one.kind for rank, one in _find_described(brought).items()}
@@ -445,7 +437,7 @@ class Coordinator:
             self._send(rank, message)
 
     def _send(self, rank: int, message: dict[str, Any]) -> None:
-        """Sends what the rank must take at once, or counts as lost."""
+        """Sends a message; a rank that does not take it at once is lost."""
         line = self._sockets.get(rank)
         if line is not None:
             try:
@@ -455,12 +447,12 @@ class Coordinator:
 
 
 def _find_described(brought: dict[int, Exchange | None]) -> dict[int, Exchange]:
-    """Returns what ranks have described, without those that follow."""
+    """Returns the descriptions by rank, leaving out ranks that follow."""
     return {rank: one for rank, one in brought.items() if one is not None}
 
 
 def _read_introduction(message: dict[str, Any]) -> Introduction:
-    """Reads a greeting, with which anybody may come; raises ValueError."""
+    """Reads a greeting, which any peer may send; raises ValueError."""
     comer: Introduction = read_as(Introduction, message.get("hello"))
     split_address(comer.address)
     for text in (comer.task, comer.machine, comer.run, *comer.versions.values()):
@@ -470,7 +462,7 @@ def _read_introduction(message: dict[str, Any]) -> Introduction:
 
 
 def _describe_other_run(own: Introduction, comer: Introduction) -> str:
-    """Says why a rank of another run, or of another start of it, is refused."""
+    """Explains why a rank of another run, or of another start of it, is refused."""
     if comer.run == own.run:
         return (
             f"rank {comer.rank} ({comer.task}) is of start {comer.start} of {own.run}, "

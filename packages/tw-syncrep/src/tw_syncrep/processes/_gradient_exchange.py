@@ -1,4 +1,4 @@
-"""One exchange of gradients: what travels in which collective, and the ops."""
+"""One exchange of gradients: the collective that carries each, and the ops."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,37 +28,28 @@ NARROW = ("float16", "bfloat16")
 
 _ALONE_BYTES = 1 << 21
 _GATHERED_BYTES = 1 << 16
-"""Up to so many received, a rank does better to get what all others bring."""
+"""Up to this many received bytes, gathering all tensors is faster than a reduction."""
 
 
 @dataclass(frozen=True)
 class ExchangePlan:
-    """What travels how.
+    """How each gradient travels."""
 
-    Attributes:
-      dense: positions of the dense gradients, in reversed order.
-      sparse: positions of the sparse ones.
-      packs: which of the dense gradients, and of the weight after them, are joined.
-      wire: narrow dtype as which wider floats travel, or None.
-      divides: whether sums are divided by the number of ranks.
-      weighs: whether what travels narrow is weighed where it is added.
-    """
-
-    dense: tuple[int, ...]
-    sparse: tuple[int, ...]
-    packs: PackPlan
-    wire: str | None
-    divides: bool
-    weighs: bool
+    dense: tuple[int, ...]  # Positions of the dense gradients, last first.
+    sparse: tuple[int, ...]  # Likewise.
+    packs: PackPlan  # Of the dense gradients, then the weight.
+    wire: str | None  # Narrow dtype in which wider floats travel.
+    divides: bool  # Sums are divided by the number of ranks.
+    weighs: bool  # Narrow gradients are weighed where they are added.
 
     @property
     def gathers_weights(self) -> bool:
-        """Whether all ranks get the weight of each; else it is in a pack."""
+        """Whether all ranks get the weight of each; otherwise it is in a pack."""
         return self.weighs or self.wire is not None
 
 
 def narrow_dtype(dtype: tf.DType, wire: str | None) -> tf.DType | None:
-    """Returns the narrow dtype as which gradients travel; None for their own."""
+    """Returns the narrow dtype in which gradients travel; None for their own."""
     if dtype.name in NARROW:
         return dtype
     return tf.as_dtype(wire) if wire is not None and dtype.is_floating else None
@@ -79,12 +70,12 @@ def plan_exchange(
 
 
 def weighed(grad: Any, factor: Any) -> Any:
-    """Multiplies a gradient; one that weighs nothing is 0, even if it is NaN."""
+    """Multiplies a gradient by its weight; weight 0 gives 0, even for NaN."""
 
     def multiply(values: tf.Tensor) -> tf.Tensor:
         # In float16 weights above 65504 are infinite.
         dtype = tf.float32 if values.dtype.name in NARROW else values.dtype
-        # A number straight to the dtype: by way of float32, 1/3 is not 1/3 in float64.
+        # Numbers go straight to the dtype: via float32, 1/3 is not float64's 1/3.
         is_tensor = tf.is_tensor(factor)
         own = tf.cast(factor, dtype) if is_tensor else tf.constant(factor, dtype)
         product = tf.math.multiply_no_nan(tf.cast(values, dtype), own)
@@ -94,7 +85,7 @@ def weighed(grad: Any, factor: Any) -> Any:
 
 
 def _pack_key(tensor: tf.Tensor) -> str | None:
-    """Returns what tensors of a pack share; None for one that travels alone."""
+    """Returns the key that a pack's tensors share; None for one that travels alone."""
     elements = tensor.shape.num_elements()
     if not elements or elements * tensor.dtype.size >= _ALONE_BYTES:
         return None
@@ -151,9 +142,9 @@ def exchange_gradients(
 
 
 def _in_units(weights: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
-    """Divides weights by a power of two, the least that is not below their total.
+    """Divides weights by the least power of two that is not below their total.
 
-    No sum is too large then, and none of whole numbers is rounded.
+    Then no sum overflows, and no sum of whole numbers is rounded.
     """
     total = tf.cast(total, tf.float64)
     unit = power_of_two(total)
@@ -196,16 +187,9 @@ def _describe(
 
 
 def follow_exchange(exchange: Exchange, group: ProcessGroup, graph: tf.Graph) -> None:
-    """Has a rank without a training step take part in that of others.
+    """Builds an exchange of other ranks' training step; adds it to ``group.of_step``.
 
-    Args:
-      exchange: what others have described, and this rank has not.
-      group: the ranks; ``group.of_step`` has it afterwards.
-      graph: where it is built, the same one for all that a rank follows.
-
-    Raises:
-      RuntimeError: it is no sum of gradients.
-      ReplicaTimeoutError: a rank is missing.
+    ``graph`` must be the same one for all exchanges that this rank follows.
     """
     if exchange.kind != GRADIENTS:
         raise RuntimeError(
@@ -241,14 +225,14 @@ def _placeholder(spec: TensorSpec) -> Any:
 def _body(
     brought: list[tf.Tensor], keys: list[int], plan: ExchangePlan, group: ProcessGroup
 ) -> list[tf.Tensor]:
-    """Builds the collectives of one exchange; see the module's picture."""
+    """Builds the collectives of one exchange; see the diagram in ``_reducer.py``."""
     count = len(plan.packs.packs) + len(plan.packs.alone)
     dense, rows = brought[:count], brought[count:]
     shares, total = None, []
     if plan.gathers_weights:
         *dense, weight = dense
         weights = gather(weight, group, keys[count - 1])
-        # Not reduce_sum, which begins with 0.0: a rank that is done weighs -0.0.
+        # Not reduce_sum, which starts from 0.0: a rank that is done weighs -0.0.
         total = [tf.add_n(tf.split(weights, group.size))]
         if plan.weighs:
             shares = tf.unstack(_in_units(weights, total[0]), group.size)
@@ -288,7 +272,7 @@ def _sum_dense(
     shares: Sequence[tf.Tensor] | None,
 ) -> tf.Tensor:
     elements = tensor.shape.num_elements()
-    if elements == 0:  # TensorFlow's ring takes no empty tensor.
+    if elements == 0:  # TensorFlow's ring does not take empty tensors.
         return tensor
     if elements is None:
         return _sum_padded(tensor, key, plan, group, shares)
@@ -307,9 +291,9 @@ def _sum_padded(
     group: ProcessGroup,
     shares: Sequence[tf.Tensor] | None,
 ) -> tf.Tensor:
-    """Adds tensors of a length that is not known before, zero on a rank that is done.
+    """Adds tensors of a length not known before, which is zero on a rank that is done.
 
-    All tell theirs, and pad to the bucket of the largest, which has keys of its own.
+    Ranks exchange lengths and pad to the bucket of the largest, which has its own keys.
     """
     flat = tf.reshape(tensor, [-1])
     longest = compare_shapes(tensor, group, key, to=GRADIENTS, skips_empty=True)
@@ -328,7 +312,7 @@ def _sum_padded(
 def _gather_and_add(
     tensor: tf.Tensor, key: Any, plan: ExchangePlan, group: ProcessGroup
 ) -> tf.Tensor:
-    """Adds what every rank gets of all: half as many messages, each of all bytes."""
+    """Adds after gathering: half as many messages, each with a whole tensor."""
     gathered = gather(tensor[tf.newaxis], group, key)
     summed = tf.add_n(tf.unstack(gathered, num=group.size))
     return summed / group.size if plan.divides else summed
@@ -342,10 +326,10 @@ def _sum_narrow(
     wire: tf.DType,
     shares: Sequence[tf.Tensor] | None,
 ) -> tf.Tensor:
-    """Adds in float32 what travels as a narrow type: each rank adds a part.
+    """Adds tensors that travel in a narrow dtype: each rank adds a part in float32.
 
-    Gradients times their weights may be too large for the narrow type, so it is there
-    that they are weighed.
+    Gradients times their weights may overflow the narrow dtype, so the weights are
+    applied in float32, too.
     """
     sent = tf.cast(tf.reshape(tensor, [-1]), wire)
     size = tf.shape(sent)[0]

@@ -1,7 +1,7 @@
 """A process group: the processes that train together, and this one's place among them.
 
 Every process is one rank. TensorFlow's eager runtime becomes a cluster of all ranks,
-over which its collectives run; the side channel knows who is missing.
+over which its collectives run; the side channel knows which ranks are missing.
 """
 
 import atexit
@@ -37,7 +37,7 @@ from tw_syncrep.processes._side_channel import Introduction
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _MAX_COMPILED = 256
-"""Every one holds 0.3 MiB; a program that brings new shapes each step has no end."""
+"""Each takes 0.3 MiB; a program with new shapes in every step never stops adding."""
 
 _VERDICT_S = 2.0
 _AGREEMENT = "agreement on"
@@ -47,18 +47,18 @@ _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib")
 class ProcessGroup:
     """The processes that train together, as one of them sees them.
 
-    Made by ``join``. Of several towers per process, a process is one rank.
+    Made by ``join``. A process is one rank, however many towers it has.
 
     Attributes:
       rank: of this process, from 0.
-      size: how many ranks there are.
+      size: number of ranks.
       local_rank: of this process among those on its machine, from 0.
-      local_size: how many ranks this machine has.
+      local_size: number of ranks on this machine.
       node_rank: of this machine among all, in the order of their first ranks.
-      num_nodes: how many machines there are.
+      num_nodes: number of machines.
       node_ranks: ``node_rank`` of every rank.
-      tasks: "host:port, process 123" of every rank.
-      has_left: whether this process has left it.
+      tasks: "host, process 123" of every rank.
+      has_left: whether this process has left the group.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ProcessGroup:
         limits: Deadlines,
         start_runtime: Callable[[], None] | None = None,
     ) -> None:
-        """Is made by ``join``."""
+        """Called by ``join``."""
         own = introductions[rank].machine
         machines = list(dict.fromkeys(other.machine for other in introductions))
         here = [r for r, other in enumerate(introductions) if other.machine == own]
@@ -91,8 +91,8 @@ class ProcessGroup:
         # Session graphs in which an op holds a thread while it waits.
         self.holding_threads: weakref.WeakSet[Any] = weakref.WeakSet()
         self._entered = self._completed = self._needing_all = 0  # By calls from Python.
-        self._hosted: dict[int, tuple[int, bool]] = {}  # Those that are under way.
-        self._waiting: Exchange | None = None  # Which others are still to describe.
+        self._hosted: dict[int, tuple[int, bool]] = {}  # Such calls in progress.
+        self._waiting: Exchange | None = None  # Not yet described by all ranks.
         self._threads: set[int] = set()
         self._progress: tf.Variable | None = None
         self._uses: weakref.WeakKeyDictionary[Any, dict[Exchange, int]] = (
@@ -112,14 +112,14 @@ class ProcessGroup:
         self._interrupts: InterruptWatch | None = None
 
     def __repr__(self) -> str:
-        """Names the rank."""
+        """Shows the rank and the size."""
         return f"ProcessGroup(rank={self.rank}, size={self.size})"
 
     def bounded(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
-        """Has a function that runs collectives raise errors that name who is missing.
+        """Makes a function that runs collectives raise errors that name missing ranks.
 
-        TensorFlow ends a collective whose peer is lost with an error that names no
-        rank. Wrap what calls it, e.g. the training step::
+        TensorFlow's error for a collective whose peer is lost does not name the rank.
+        Wrap the function that calls collectives, e.g. the training step::
 
             @group.bounded
             @tf.function
@@ -129,7 +129,7 @@ class ProcessGroup:
           function: runs collectives of this group.
 
         Returns:
-          The function, which raises ``ReplicaTimeoutError`` instead.
+          The function, raising ``ReplicaTimeoutError`` instead.
         """
 
         @functools.wraps(function)
@@ -149,13 +149,13 @@ class ProcessGroup:
         return call
 
     def explain(self, message: str) -> str:
-        """Returns an error's message, and who is missing, where somebody is.
+        """Returns an error's message, and the missing ranks, if there are any.
 
-        For programs that do not wrap what runs collectives in ``bounded``.
+        For programs that do not wrap functions that run collectives in ``bounded``.
 
         Args:
-          message: of an ``UnavailableError``, with which a collective ends that loses
-            its peer, or is aborted.
+          message: of the ``UnavailableError`` that a collective raises if it loses its
+            peer or is aborted.
         """
         missing = self._find_missing()
         if missing is None or str(missing) in message:
@@ -163,7 +163,7 @@ class ProcessGroup:
         return "\n".join([message, str(missing), *missing.__notes__])
 
     def leave(self, *, timeout_s: float = 5.0) -> None:
-        """Leaves the group; a process leaves by itself when it ends.
+        """Leaves the group; a process that ends leaves it automatically.
 
         Args:
           timeout_s: how long the others may take to complete the last exchange, and
@@ -183,21 +183,21 @@ class ProcessGroup:
             self._coordinator = None
 
     def note_use(self, exchange: Exchange, graph: Any, num_keys: int) -> int:
-        """Returns the first of the keys of a collective, which all ranks agree on.
+        """Returns the first of a collective's keys, on which all ranks agree.
 
         A collective that is built again, in another graph or after a change of the
-        batch, keeps its keys; the second one of the same kind in one graph has others.
-        Waits for all ranks where it is new, unless it is built under a name: those may
-        come in any order.
+        batch, keeps its keys; a second one of the same kind in one graph gets its own.
+        Waits for all ranks if it is new, unless it is built under a name: named ones
+        may be built in any order.
 
         Args:
-          exchange: what is exchanged.
-          graph: in which it is built; None where it runs at once.
-          num_keys: how many it needs.
+          exchange: description of the collective.
+          graph: where it is built; None if it runs immediately.
+          num_keys: how many keys it needs.
 
         Raises:
           ValueError: ranks are about to exchange different tensors.
-          ReplicaTimeoutError: somebody did not come.
+          ReplicaTimeoutError: a rank is missing.
         """
         self._threads.add(threading.get_ident())
         by_name = graph is not None and bool(exchange.name)
@@ -217,15 +217,15 @@ class ProcessGroup:
     def agree(
         self, exchange: Exchange, num_keys: int = 0, *, by_name: bool = False
     ) -> int:
-        """Waits until all ranks have come to the same; returns the first of its keys.
+        """Waits until all ranks have described one exchange; returns its first key.
 
         Raises:
-          ValueError: they have come to something else.
-          ReplicaTimeoutError: somebody did not come.
+          ValueError: their descriptions differ.
+          ReplicaTimeoutError: a rank is missing.
         """
         if self._member is None:
             return 0
-        # What all agree on may run at once on some, and needs every rank's server.
+        # Once all agree, some ranks may run it at once, which needs all ranks' servers.
         start_runtime, self._start_runtime = self._start_runtime, None
         if start_runtime is not None:
             start_runtime()
@@ -234,7 +234,7 @@ class ProcessGroup:
         self._waiting = None if by_name else exchange
         try:
             key = self._member.agree(exchange, num_keys, by_name=by_name)
-        except TimeoutError:  # Which is what this rank is inside of.
+        except TimeoutError:  # The event stays open: this rank is still in it.
             raise self._as_error(self._member.missing) from None
         except BaseException:
             self._events.ended(self._name, what, self.num_agreed)
@@ -247,7 +247,7 @@ class ProcessGroup:
     def compile(
         self, key: int, trace: Callable[[], Callable[..., Any]]
     ) -> Callable[..., Any]:
-        """Returns the function of these keys; the last few hundred are kept."""
+        """Returns the compiled function of a key; the last few hundred are kept."""
         with self._lock:
             compiled = self._compiled.pop(key, None)
         compiled = trace() if compiled is None else compiled
@@ -258,17 +258,17 @@ class ProcessGroup:
         return compiled
 
     def follow(self, is_over: Callable[[], bool], *, is_idle: bool) -> Exchange | None:
-        """Waits for a collective that others describe, and this rank has not.
+        """Waits for a collective that other ranks describe and this rank has not.
 
         Args:
-          is_over: whether not to wait any more; is asked when ``look_again`` is called.
+          is_over: whether to stop waiting; called again after ``look_again``.
           is_idle: whether this rank takes part in nothing meanwhile.
 
         Returns:
-          Its description; None when it is over, or when all ranks are idle here.
+          Its description; None if ``is_over``, or if all ranks are idle here.
 
         Raises:
-          ReplicaTimeoutError: somebody is missing.
+          ReplicaTimeoutError: a rank is missing.
         """
         if self._member is None:
             return None
@@ -278,22 +278,22 @@ class ProcessGroup:
             raise self._as_error(self._member.missing) from None
 
     def look_again(self) -> None:
-        """Has ``follow`` ask whether it is over."""
+        """Makes ``follow`` call its ``is_over`` again."""
         if self._member is not None:
             self._member.look_again()
 
     @property
     def num_agreed(self) -> int:
-        """How many collectives ranks have agreed on."""
+        """The number of collectives on which ranks have agreed."""
         return len(self._keys)
 
     @property
     def progress(self) -> tf.Variable:
         """int64 [4]: collectives entered and completed, keys, collectives of all ranks.
 
-        Each collective in a function adds to it before and after itself. The keys are
-        those of collectives between; of several that run at once they add up. The last
-        number counts those entered that also need ranks that have finished.
+        Each collective in a function adds to it before and after it runs. The third
+        number is the sum of the keys of those that are running. The last counts those
+        entered that also need ranks that have finished.
         """
         if self._progress is None:
             with tf.init_scope(), tf.device("/cpu:0"):
@@ -307,16 +307,16 @@ class ProcessGroup:
 
     @contextlib.contextmanager
     def host_call(self, key: int, *, blocks: bool, needs_all: bool) -> Iterator[None]:
-        """Scope of collectives that run at once, from Python.
+        """Scope of collectives that run immediately, from Python.
 
         Args:
-          key: the first of theirs.
-          blocks: whether the program waits; others may begin meanwhile in a session,
-            and in ``finish``.
-          needs_all: whether those ranks must come, too, that have finished.
+          key: their first key.
+          blocks: whether the program waits for them; in a session, and in ``finish``,
+            other collectives may start meanwhile.
+          needs_all: whether ranks that have finished must take part, too.
 
         Raises:
-          ReplicaTimeoutError: they end with an error, or not, as somebody is missing.
+          ReplicaTimeoutError: they fail or hang because a rank is missing.
         """
         with self._lock:
             self._entered += 1
@@ -341,10 +341,10 @@ class ProcessGroup:
         self._events.ended(self._name, what)
 
     def start(self) -> None:
-        """Begins to tell the others how far this rank is; ``join`` calls it."""
+        """Starts to report this rank's progress; called by ``join``."""
         if self._member is not None:
             self._member.start(self._read_report, self._abort)
-            # No other way tells a function of ``atexit`` how the program ends.
+            # A function of ``atexit`` cannot find out otherwise how the program ends.
             self._exit, sys.exit = sys.exit, self._note_exit
             give_up = functools.partial(
                 self._member.give_up, "was interrupted (SIGINT)"
@@ -354,19 +354,19 @@ class ProcessGroup:
         atexit.register(self._leave_at_exit, os.getpid())
 
     def _note_exit(self, status: Any = None, /) -> NoReturn:
-        """Stands for ``sys.exit``."""
+        """Notes the status, in place of ``sys.exit``."""
         if threading.current_thread() is threading.main_thread():
             self._exits = status, time.monotonic()
         self._exit(status)
 
     def _leave_at_exit(self, process: int) -> None:
-        """Says goodbye only where the program has ended well."""
+        """Leaves the group; reports a failure first unless the program ended well."""
         if os.getpid() != process:
             return
         error, (status, exited_s) = getattr(sys, "last_value", None), self._exits
-        has_gone_on = self._moved_s > exited_s + 0.5  # What beats see is older.
+        has_gone_on = self._moved_s > exited_s + 0.5  # Beats notice moves late.
         why = ""
-        if error is not None and not hasattr(sys, "ps1"):  # A prompt goes on.
+        if error is not None and not hasattr(sys, "ps1"):  # A prompt survives errors.
             why = f"has ended by an error of its own ({type(error).__name__})"
         elif status not in (None, 0) and not has_gone_on:
             why = "has ended by sys.exit with an error"
@@ -379,10 +379,10 @@ class ProcessGroup:
             self._interrupts.hear()
 
     def _forget(self) -> None:
-        """Has a forked child hold nothing that speaks for this rank, or hides its end.
+        """Makes a forked child drop everything that belongs to this rank.
 
-        It would say goodbye for the rank when it exits, and keep its connections open
-        when the rank is killed.
+        Otherwise it would say goodbye for the rank when it exits, and keep the rank's
+        connections open after the rank is killed.
         """
         atexit.unregister(self._leave_at_exit)
         self.has_left = True
@@ -394,16 +394,12 @@ class ProcessGroup:
         self._member = self._coordinator = None
 
     def _is_inside(self) -> bool:
-        """Tells whether this rank is inside a collective, or one of its has failed."""
+        """Whether this rank is inside a collective, or one of its own has failed."""
         entered, completed, *_ = self._read_progress()
         return entered > completed
 
     def _read_progress(self) -> tuple[int, int, int, int]:
-        """Reads how many collectives were entered and completed, the keys, and more.
-
-        The keys are those of collectives in functions; the last number is of those
-        entered that need all ranks.
-        """
+        """Returns ``progress`` plus the calls from Python, except for their keys."""
         marks = [0, 0, 0, 0]
         if self._progress is not None:
             with _tf_compat.eager_mode():
@@ -419,7 +415,7 @@ class ProcessGroup:
     def _find_inside(self, num_inside: int, keys: int) -> tuple[int, str, str]:
         """Returns a ``Report``'s number, order and what."""
         waiting, hosted = self._waiting, list(self._hosted.values())
-        # Another thread may begin what others wait in.
+        # Another thread may start the collective in which other ranks wait.
         is_alone = len(self._threads) == 1
         if waiting is not None and self._member is not None:
             number = -self._member.num_described
@@ -436,7 +432,7 @@ class ProcessGroup:
         if (
             entered,
             completed,
-        ) != self._reported:  # Inside of steps there is no Python.
+        ) != self._reported:  # No Python runs inside a step.
             self._reported, self._moved_s = (entered, completed), time.monotonic()
             self._events.noted("was seen", self._name, "entered collective", entered)
         inside = self._find_inside(entered - completed, keys)
@@ -448,15 +444,15 @@ class ProcessGroup:
 
     def _abort(self, missing: dict[int, str]) -> None:
         try:
-            # While this rank is inside of what it waits in.
+            # While this rank is still inside the collective.
             text = black_box.report(self._wait(missing), self._events)
-        except Exception:  # It is made again with the error.
+        except Exception:  # The report is made again with the error.
             text = ""
         _tf_compat.abort_collectives(self._describe(missing))
         self._as_error(missing, text)
 
     def _find_missing(self) -> ReplicaTimeoutError | None:
-        """Returns what a collective's error means; None where nobody is missing."""
+        """Returns the error behind a collective's error; None if no rank is missing."""
         if self._member is None:
             return None
         # An error from anything else, such as the end of a dataset, need not wait.
@@ -465,7 +461,7 @@ class ProcessGroup:
         return self._as_error(missing) if missing else None
 
     def _as_error(self, missing: dict[int, str], text: str = "") -> ReplicaTimeoutError:
-        """Returns an error; all threads' have one report, made once."""
+        """Returns an error; those of all threads share one report, made once."""
         present = sorted(set(range(self.size)) - set(missing))
         wait = self._wait(missing)
         error = ReplicaTimeoutError(
@@ -484,7 +480,7 @@ class ProcessGroup:
         return _tf_compat.kept_by_autograph(error)
 
     def _wait(self, missing: dict[int, str]) -> black_box.Wait:
-        """Describes what this rank waits in, and what is known of the others."""
+        """Describes this rank's wait, and what is known about the other ranks."""
         own, member, now_s = self._read_report(), self._member, time.monotonic()
         states = member.states if member is not None else {}
         states = states or {self.rank: describe_report(own)}

@@ -1,4 +1,4 @@
-"""Joining: who this process is, where it listens, and when all have come."""
+"""Joining: finds this process's rank and addresses, and waits for all ranks."""
 
 import contextlib
 import functools
@@ -52,40 +52,40 @@ def join(
 ) -> ProcessGroup:
     """Joins the processes that train together; call it before TensorFlow is used.
 
-    Without arguments the environment variable ``TF_CONFIG`` tells who they are, as
-    ``tw-launch --ps 0 --workers 2`` sets it: its chief and workers are the ranks, in
-    this order. Rank 0 then listens at its address for the other ranks, and its
-    TensorFlow server at a free port. A process for which it is not set is alone: a
-    group of one, in which every sum is what was brought.
+    Without arguments the ranks are read from the environment variable ``TF_CONFIG``, as
+    ``tw-launch --ps 0 --workers 2`` sets it: its chief and workers, in this order. Rank
+    0 then listens at its address for the other ranks, and its TensorFlow server at a
+    free port. If it is not set, the process is alone: a group of one, in which every
+    sum is its own input.
 
     TensorFlow's runtime starts with its first op, or with the first exchange. Until
-    then it takes settings, such as threads, logical devices and visible GPUs.
+    then it accepts settings, such as threads, logical devices and visible GPUs.
 
     Args:
       coordinator: "host:port" at which rank 0 listens, unless ``TW_LISTEN`` has another
-        host; of a rank's own server the host is the one from which it reaches that
-        address, the port a free one.
+        host. A rank's own server listens at a free port of the host from which the rank
+        reaches that address.
       rank: of this process, from 0.
-      size: how many ranks there are.
+      size: number of ranks.
       timeout_s: how long a rank may be silent before the others raise, and how long one
-        that answers may keep them waiting before all warn of it; seconds.
-      first_timeout_s: how long ranks wait for each other to describe a collective that
-        is new; also as ``stall_timeout_s`` for the first one and one just traced.
-      start_timeout_s: how long ranks have to come.
+        that answers may keep them waiting before all warn about it; seconds.
+      first_timeout_s: how long ranks wait for each other to describe a new collective;
+        if longer, also used as ``stall_timeout_s`` for the first and newly traced ones.
+      start_timeout_s: how long ranks have to join.
       stall_timeout_s: how long a rank that answers may keep the others waiting before
-        they raise: a process that evaluates or saves is alive. ``timeout_s`` at least.
+        they raise: a process that evaluates or saves is alive. At least ``timeout_s``.
 
     Returns:
       The group.
 
     Raises:
-      StartTimeoutError: ranks did not come; they are named. Or this rank's port was
-        taken all the time.
-      RuntimeError: this process has joined before, or has used TensorFlow already; or
-        TensorFlow's server cannot start.
-      ValueError: the addresses or numbers make no group, or do not agree with those
-        of other ranks; so do versions. Or another run has the coordinator's address,
-        or its host is not rank 0's.
+      StartTimeoutError: ranks did not join; the error names them. Or this rank's port
+        was in use all the time.
+      RuntimeError: this process has joined or used TensorFlow already, or TensorFlow's
+        server cannot start.
+      ValueError: addresses or numbers do not make a group; they or the versions differ
+        from those of other ranks; another run has the coordinator's address; or its
+        host is not rank 0's.
       TypeError: an argument is of another type.
     """
     return join_prepared(
@@ -112,19 +112,7 @@ def join_prepared(
     stall_timeout_s: float = 600.0,
     warning_s: float | None = None,
 ) -> ProcessGroup:
-    """Joins as ``join`` does, and has something done when all have come.
-
-    Args:
-      prepare: takes the group of several ranks, before TensorFlow's runtime starts.
-      coordinator: as ``join``.
-      rank: as ``join``.
-      size: as ``join``.
-      timeout_s: as ``join``.
-      first_timeout_s: as ``join``.
-      start_timeout_s: as ``join``.
-      stall_timeout_s: as ``join``.
-      warning_s: after how long others are warned; None for ``timeout_s``.
-    """
+    """Joins as ``join`` does; calls ``prepare`` before TensorFlow's runtime starts."""
     global _joined
     check_number("join", above=0.0, timeout_s=timeout_s)
     check_number("join", above=0.0, first_timeout_s=first_timeout_s)
@@ -154,16 +142,13 @@ def join_prepared(
 
 @dataclass(frozen=True)
 class _Seat:
-    """Where this process has its place: who listens where.
-
-    A host that is empty is known once rank 0 is reached, a port that is None is free.
-    """
+    """This process's rank, and the addresses at which rank 0 and it listen."""
 
     rank: int
     size: int
     coordinator: tuple[str, int]
-    host: str
-    port: int | None
+    host: str  # "" until rank 0 is reached.
+    port: int | None  # None for a free one.
 
 
 def _find_seat(coordinator: str | None, rank: int | None, size: int | None) -> _Seat:
@@ -224,7 +209,7 @@ def _join_others(
             listener = _open_port(
                 lambda: listen(*seat.coordinator), seat, address[1], end_s
             )
-            # Others may know it by an address that it does not have itself.
+            # Other ranks may know it by an address that is not one of its own.
             address = listener.getsockname()[:2]
             coordinator = Coordinator(listener, seat.size, limits, own=own)
         member = Member(
@@ -258,8 +243,8 @@ def _join_others(
 def _as_start_error(
     error: AbsentError, seat: _Seat, start_timeout_s: float
 ) -> StartTimeoutError:
-    """Returns the error of a join that not all ranks have come to, with its report."""
-    # Rank 0 alone knows who has come: without it, only this rank is sure of itself.
+    """Returns the error, with its report, for a join without some of the ranks."""
+    # Only rank 0 knows which ranks have joined; without it, a rank knows only itself.
     known = {seat.rank} if 0 in error.ranks else set(range(seat.size))
     arrived = sorted(known - set(error.ranks))
     late = StartTimeoutError(
@@ -328,14 +313,14 @@ def _introduce(seat: _Seat, *, port: int) -> Introduction:
 
 
 def _hold(port: int | None) -> socket.socket:
-    """Keeps a port from other processes until this one's server takes it."""
+    """Reserves a port until this process's server takes it."""
     if port is not None:
         return hold_port(port)
     held = socket.socket()
     try:
         held.bind(("", find_free_ports(1)[0]))
-        # Only now, as nobody else is to choose the port; gRPC sets this option too,
-        # and its server may listen beside a socket that does not.
+        # Only now, so that no other process can choose the port. gRPC sets this option
+        # too, so its server may listen at the port of a socket that does not listen.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     except OSError:
         held.close()
@@ -346,7 +331,7 @@ def _hold(port: int | None) -> socket.socket:
 def _open_port(
     open_: Callable[[], socket.socket], seat: _Seat, port: int | None, end_s: float
 ) -> socket.socket:
-    """Opens a port of this rank, which a process that is ending may still hold."""
+    """Opens a port of this rank, waiting while an ending process still holds it."""
     where = join_address(seat.host or "this machine", port or 0)
     why = f"rank {seat.rank} cannot listen at {where}"
     try:

@@ -25,15 +25,11 @@ from tw_syncrep.processes._side_channel import (
 _log = logging.getLogger(__name__)
 _AGAIN_S = 0.5
 _TOLD_S = 0.3
-"""Rank 0 takes a twentieth of a second to tell all that a rank gives up."""
+"""Rank 0 takes a twentieth of a second to inform all that a rank gives up."""
 
 
 class AbsentError(TimeoutError):
-    """Ranks did not come.
-
-    Attributes:
-      ranks: that did not, as far as they are known.
-    """
+    """Ranks did not join: those in ``ranks``, as far as they are known."""
 
     def __init__(self, message: str, ranks: Sequence[int] = (0,)) -> None:
         super().__init__(message)
@@ -41,15 +37,7 @@ class AbsentError(TimeoutError):
 
 
 class Member:
-    """One rank's end.
-
-    Attributes:
-      introductions: of all ranks, by rank.
-      missing: what is wrong with whom, by rank; empty while all is well.
-      states: what each rank was inside of when somebody was missing, by rank; empty
-        where that is rank 0, which alone knows.
-      arrived: who had entered the last collective that anyone had; empty likewise.
-    """
+    """One rank's end of the side channel."""
 
     def __init__(
         self,
@@ -60,24 +48,11 @@ class Member:
         start_timeout_s: float,
         end_s: float | None = None,
     ) -> None:
-        """Comes, and waits until all have; from then on says that it is there.
-
-        Args:
-          address: host and port of rank 0's end.
-          own: who comes; an empty host in its address stands for this end's of the
-            connection.
-          limits: deadlines once all have come.
-          start_timeout_s: how long others have to come, in seconds.
-          end_s: until when, by ``time.monotonic``; by default counted from now.
-
-        Raises:
-          AbsentError: somebody did not come; the message says who.
-          ValueError: rank 0 refuses this rank; the message says why.
-        """
+        """Joins the group: waits for every rank, then sends heartbeats."""
         self.introductions: tuple[Introduction, ...] = ()
-        self.missing: dict[int, str] = {}
-        self.states: dict[int, str] = {}
-        self.arrived: tuple[int, ...] = ()
+        self.missing: dict[int, str] = {}  # Faults by rank.
+        self.states: dict[int, str] = {}  # Where ranks were then; {} if 0 is missing.
+        self.arrived: tuple[int, ...] = ()  # Ranks that were furthest; () likewise.
         self._own = own
         self._limits = limits
         self._agreed: dict[int | str, tuple[str, int]] = {}
@@ -87,14 +62,14 @@ class Member:
         self._changed = threading.Condition()
         self._heard_s = self._due_s = time.monotonic()
         self._said_bye = False
-        self._over_at: int | None = None  # Collectives that rank 0 had entered.
+        self._over_at: int | None = None  # Collectives rank 0 had entered at its end.
         self._is_agreeing = False
         self._ended = threading.Event()
         self._on_missing: Callable[[dict[int, str]], None] = lambda missing: None
         self._read_report: Callable[[], Report] = Report
         if end_s is None:
             end_s = time.monotonic() + start_timeout_s
-        while not self.introductions:  # Else rank 0 is making room for this one.
+        while not self.introductions:  # Until rank 0 has made room for this one.
             self._line = _connect(address, own, end_s)
             self._await_all(address, end_s, start_timeout_s)
         self._heard_s = self._due_s = time.monotonic()
@@ -108,12 +83,7 @@ class Member:
         read_report: Callable[[], Report],
         on_missing: Callable[[dict[int, str]], None],
     ) -> None:
-        """Begins to say how far this rank is.
-
-        Args:
-          read_report: how far it is; is called in a thread of the side channel.
-          on_missing: is called once, there or here, with what is wrong by rank.
-        """
+        """Starts to report progress; the side channel's thread calls both functions."""
         with self._changed:
             self._read_report, self._on_missing = read_report, on_missing
             missing = self.missing
@@ -122,23 +92,16 @@ class Member:
 
     @property
     def num_described(self) -> int:
-        """How many collectives this rank has described that must come in one order."""
+        """How many collectives matched by order this rank has described."""
         return self._next_number
 
     def agree(
         self, exchange: Exchange, num_keys: int = 0, *, by_name: bool = False
     ) -> int:
-        """Waits until all ranks have described the same collective.
+        """Waits until all ranks have described one collective; returns its first key.
 
-        One that is matched ``by_name`` waits for rank 0 alone, which has compared it
-        with what others have described so far.
-
-        Returns:
-          The first of ``num_keys`` keys, the same on all ranks.
-
-        Raises:
-          ValueError: ranks describe different ones.
-          TimeoutError: somebody is missing; ``missing`` says who.
+        If it is matched ``by_name``, waits for rank 0 alone, which compares it with the
+        descriptions that it has so far.
         """
         number: int | str
         with self._changed:
@@ -164,22 +127,10 @@ class Member:
         return key
 
     def follow(self, is_over: Callable[[], bool], *, is_idle: bool) -> Exchange | None:
-        """Waits for what others describe next, which this rank is then to describe too.
-
-        Args:
-          is_over: whether not to wait any more; is asked when ``look_again`` is called.
-          is_idle: whether this rank waits for nothing else; then it is over when all
-            ranks are here.
-
-        Returns:
-          What they describe; None when it is over.
-
-        Raises:
-          TimeoutError: somebody is missing; ``missing`` says who.
-        """
+        """Waits for the next collective of others; see ``ProcessGroup.follow``."""
         with self._changed:
             number = self._next_number
-        # How far it is: others may be in a collective that it was in, too, just before.
+        # Up to date: others may still be in a collective that it has just left.
         report = asdict(self._read_report())
         told = {"exchange": None, "keys": 0, "report": report}
         self._say({"do": "agree", "number": number, **told})
@@ -201,24 +152,24 @@ class Member:
         return found
 
     def look_again(self) -> None:
-        """Has a thread that follows ask whether it is over."""
+        """Makes a thread in ``follow`` call its ``is_over`` again."""
         with self._changed:
             self._changed.notify_all()
 
     def wait_for_missing(self, timeout_s: float) -> dict[int, str]:
-        """Waits until it is known who is missing; what is wrong, by rank."""
+        """Waits until missing ranks are known; returns their faults, by rank."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self.missing), timeout_s)
             return dict(self.missing)
 
     def give_up(self, why: str) -> None:
-        """Says that this rank takes part no more, and ends what it waits in."""
+        """Reports that this rank drops out, and ends its wait."""
         self._say({"do": "lost", "why": why})
-        self.wait_for_missing(_TOLD_S)  # Which others are told as well.
+        self.wait_for_missing(_TOLD_S)  # Rank 0 informs all ranks, this one included.
         self._lose({self._own.rank: why})
 
     def close_sockets(self) -> None:
-        """Closes the connection in a forked child; it stays open in this process."""
+        """Closes the connection in a forked child; it stays open in the parent."""
         self._line.close()
 
     def leave(self, *, timeout_s: float) -> None:
@@ -229,7 +180,7 @@ class Member:
             message = {"do": "bye", "report": report, "wait_s": timeout_s}
             with contextlib.suppress(OSError):
                 self._line.send(message, timeout_s=timeout_s)
-        if self._over_at is None:  # Else rank 0 answers nobody any more.
+        if self._over_at is None:  # Otherwise rank 0 no longer answers.
             self._ended.wait(timeout_s + 1.0)
         self._ended.set()
         if threading.current_thread() is not self._thread:
@@ -237,16 +188,16 @@ class Member:
         self._line.close()
 
     def fail(self, why: str, *, timeout_s: float) -> None:
-        """Says that this rank ends, and not in order; ``leave`` closes the connection.
+        """Reports that this rank ends abnormally; ``leave`` closes the connection.
 
-        Rank 0's waits until it has told all.
+        On rank 0 it waits until all ranks have been informed.
         """
         self._said_bye = True
         self._say({"do": "lost", "why": why, "ends": True})
         self._ended.wait(timeout_s)
 
     def _await(self, is_there: Callable[[], bool], within_s: float = math.inf) -> None:
-        """Waits, with the lock, until something is there or somebody is missing."""
+        """Waits until ``is_there()`` or a rank is missing; needs ``_changed`` held."""
         end_s = time.monotonic() + within_s
         while not self._changed.wait_for(lambda: is_there() or self.missing, 1.0):
             if self._said_bye or not self._thread.is_alive():
@@ -262,7 +213,7 @@ class Member:
     def _await_all(
         self, address: tuple[str, int], end_s: float, start_timeout_s: float
     ) -> None:
-        """Waits until all are here, or until this rank is to come again."""
+        """Waits until all ranks have joined, or until this one must reconnect."""
         absent: Sequence[int] = ()
         refusal, is_final, is_open = "", False, True
         with selectors.DefaultSelector() as selector:
@@ -343,7 +294,7 @@ class Member:
                         self._lose({0: f"has been silent for {silent_s:.1f} s"})
                 except OSError:
                     with contextlib.suppress(OSError, ValueError):
-                        while messages := self._line.receive():  # What came before.
+                        while messages := self._line.receive():  # Sent before that.
                             self._hear(messages)
                     self._hear(None)
         while self._over_at is not None and not self._ended.wait(interval_s):

@@ -12,9 +12,9 @@ r"""Gradients of all towers of all ranks, summed or averaged.
        /       \                /       \
     tower 0  tower 1          tower 0  tower 1
 
-The fixed cost of a collective is that of some hundred kilobytes, so all small tensors
-travel in one, the gradients of the last layers, which are there first, in front. A
-tensor of two mebibytes or more travels alone: joining and cutting copy it twice.
+The fixed cost of a collective is that of a few hundred kilobytes, so all small tensors
+travel in one, with the gradients of the last layers, which are ready first, in front. A
+tensor of two mebibytes or more travels alone: joining and cutting would copy it twice.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,23 +54,24 @@ def sum_across(
 
     Args:
       grads: [K][N], K of this rank alone; dense or ``tf.IndexedSlices``. N, shapes
-        and dtypes are those of all ranks. Half-precision floats are added in float32.
+        and dtypes are the same on all ranks. Half-precision floats are added in
+        float32.
       group: the ranks.
-      sum_towers: [K][N] -> [K][N], adds those of this rank's towers, e.g. a reducer
-        of tw-reduce; by default each is added where tower 0's lies.
-      wire_dtype: "float16" or "bfloat16", as which wider floats travel; the sum is
-        one of float32, rounded once more on its way back. Of sparse gradients the
-        values travel so, which nothing adds here; their indices stay as they are. None
-        for as they are.
+      sum_towers: [K][N] -> [K][N], adds the gradients of this rank's towers, e.g. a
+        reducer of tw-reduce; by default each is added on the device of tower 0's.
+      wire_dtype: "float16" or "bfloat16", in which wider floats travel; they are summed
+        in float32, and the sum is rounded once more on its way back. Values of sparse
+        gradients travel in it too, but are not added here; indices keep their dtype.
+        None: all gradients travel in their own dtypes.
       names: [N] of the variables, for messages; ranks must agree on them.
 
     Returns:
       [K][N], the same bits for all towers of all ranks. Sparse gradients have the
-      rows of all, those of one index not added up.
+      rows of all; rows of the same index are not added up.
 
     Raises:
-      ValueError: lists of unequal length, dtypes that cannot be added, or other
-        gradients than those of another rank.
+      ValueError: lists of unequal length, dtypes that cannot be added, or gradients
+        that do not match those of another rank.
       TypeError: an argument is of another type.
       ReplicaTimeoutError: a rank is missing (see ``ProcessGroup.bounded``).
     """
@@ -93,11 +94,11 @@ def mean_across(
       grads: as ``sum_across`` takes them, of floats.
       group: the ranks.
       weight: of this rank's mean over its towers, a number or scalar tensor, 0 or more,
-        such as the rows of its batch. None for the same on all ranks, whose number is
-        then divided by, whoever brings nothing.
+        such as the number of rows of its batch. None: equal weights, divided by the
+        number of ranks, including those that contribute nothing.
       weights: [K] of this rank's towers, such as the rows of each; in place of
-        ``weight``, which is then their sum. What weighs 0 counts nothing, even if its
-        gradients are NaN. All ranks bring weights of either kind, or none does.
+        ``weight``, which is then their sum. Gradients of weight 0 are ignored, even if
+        they are NaN. All ranks pass weights of either kind, or none does.
       sum_towers: as for ``sum_across``.
       wire_dtype: as for ``sum_across``.
       names: as for ``sum_across``.
@@ -107,8 +108,8 @@ def mean_across(
 
     Raises:
       ValueError: as ``sum_across``; gradients that are not floats; a weight below 0,
-        another number of weights than of towers, or both arguments.
-      TypeError: as ``sum_across``; no weight.
+        unequal numbers of weights and towers, or both arguments.
+      TypeError: as ``sum_across``; a weight that is not a number or scalar tensor.
       ReplicaTimeoutError: as ``sum_across``.
     """
     return _reduce(
@@ -128,17 +129,17 @@ def mean_of_ranks(
     wire_dtype: Any = None,
     names: Sequence[str] = (),
 ) -> list[list[Any]]:
-    """Adds the gradients of a rank's towers, and averages these sums over the ranks.
+    """Adds the gradients of each rank's towers, and averages these sums over the ranks.
 
-    For whoever takes a reducer that adds, and divides by the number of towers: the
-    builders, and the optimizers of tw-ampopt and tw-rlload, whose steps are then those
-    of all ranks' batches as one.
+    For callers that take a reducer that adds, and divide by the number of towers: the
+    builders, and the optimizers of tw-ampopt and tw-rlload, whose steps then equal
+    those on all ranks' batches as one.
 
     Args:
       grads: as ``sum_across`` takes them, of floats.
       group: the ranks.
       weight: of this rank, as ``mean_across`` takes it: the sum of its towers' weights
-        where ``tw_reduce.mean(reducer, weights=...)`` goes around this reducer.
+        where ``tw_reduce.mean(reducer, weights=...)`` wraps this reducer.
       sum_towers: as for ``sum_across``.
       wire_dtype: as for ``sum_across``.
       names: as for ``sum_across``.
@@ -176,7 +177,7 @@ def _reduce(
     caller = "mean_across" if is_mean else "sum_across"
     wire = _check(caller, grads, sum_towers, wire_dtype, names)
     _check_weights(caller, weight, weights, len(grads))
-    # What travels narrow is weighed where it is added, and is the mean then.
+    # Narrow gradients are weighed where they are added, which yields their mean.
     narrow = [narrow_dtype(values_of(grad).dtype, wire) for grad in grads[0]]
     if weights is not None:
         own = [tf.cast(of_tower, tf.float32) for of_tower in weights]
@@ -203,7 +204,7 @@ def _reduce(
         ]
     weighs = is_mean and weight is not None
     brought = tf.reshape(tf.cast(1.0 if weight is None else weight, tf.float32), [1])
-    brought = tf.abs(brought)  # -0.0 says that a rank is done.
+    brought = tf.abs(brought)  # -0.0 means that a rank is done.
     plan = plan_exchange(local, wire, divides=is_mean and not weighs, weighs=weighs)
     reduced, total = exchange_gradients(local, brought, plan, group, names)
     if weighs:
@@ -265,7 +266,7 @@ def _check_dtypes(caller: str, local: Sequence[Any], known: Sequence[str]) -> No
 
 
 def _add_towers(grads: Grads) -> list[Any]:
-    """Adds tower by tower, each gradient where tower 0's lies."""
+    """Adds gradients over the towers, each on the device of tower 0's."""
     if len(grads) == 1:
         return list(grads[0])
     sums = []

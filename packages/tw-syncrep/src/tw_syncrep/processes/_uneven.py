@@ -1,11 +1,11 @@
-"""Ranks whose data ends before that of others.
+"""Ranks whose data ends before that of other ranks.
 
-Either the rank that is done goes on taking part in the exchanges of each step, with
-zeros, until all are done; or the run ends for all at the first end.
+Either a rank that is done keeps taking part in the exchanges of each step, with zeros,
+until all are done; or the run ends for all ranks when the first one is done.
 
-A batch may weigh nothing, as one does whose rows are all masked. So the weight of a
-rank that is done is -0.0, and that of any other 0.0 or more: their sum is -0.0 where
-all are done, and nowhere else. Nor does adding -0.0 change a bit of any sum.
+A batch may have weight 0, e.g. if all its rows are masked. So the weight of a rank that
+is done is -0.0, and that of any other 0.0 or more: their sum is -0.0 if and only if all
+are done. Adding -0.0 also leaves every bit of any sum as it is.
 """
 
 import math
@@ -26,22 +26,23 @@ _END = Exchange(END, ())
 
 
 def finish(group: ProcessGroup) -> int:
-    """Takes part in the others' steps, with nothing, until all ranks have finished.
+    """Takes part in other ranks' steps, with zeros, until all ranks have finished.
 
-    To be called where this rank's data has ended, instead of more steps, by all ranks;
-    also by one that had no data at all. It takes part in all sums and means that others
-    have traced, each as often as they do it. Means that were given weights are over
-    those that brought something.
+    Every rank calls it when its data has ended, instead of running more steps, even if
+    it had no data at all. It takes part in all sums and means that other ranks have
+    traced, as often as they run them. Means with weights are over the ranks that
+    contribute.
 
     Args:
       group: the ranks.
 
     Returns:
-      How many steps of others this rank took part in.
+      The number of other ranks' steps that this rank took part in.
 
     Raises:
-      RuntimeError: others have begun what a rank without data cannot take part in, such
-        as a broadcast. They get a ``ReplicaTimeoutError`` that says so.
+      RuntimeError: other ranks have started a collective in which a rank without data
+        cannot take part, such as a broadcast. They get a ``ReplicaTimeoutError`` that
+        explains it.
       ReplicaTimeoutError: a rank is missing; or others are in a collective that they
         have run before, in which a rank without data cannot take part.
     """
@@ -62,28 +63,23 @@ def finish(group: ProcessGroup) -> int:
             break
         follow_exchange(found, group, graph)
     if not any(share.error for share in shares.values()):
-        for share in shares.values():  # Others are over, so this one soon is.
+        for share in shares.values():  # All ranks are done, so each ends soon.
             share.join()
     for share in shares.values():
         if share.error is not None:
             raise share.error
-    group.agree(_END)  # What they do next is not of these steps.
+    group.agree(_END)  # Later exchanges do not belong to these steps.
     return max((share.steps for share in shares.values()), default=0)
 
 
 class _Share(threading.Thread):
     """A thread that takes part in one exchange of each step until all are done.
 
-    Others may do the exchanges of a step in any order, so each has a thread.
+    Other ranks may run the exchanges of a step in any order, so each has a thread.
     """
 
     def __init__(self, group: ProcessGroup, key: int) -> None:
-        """Starts the thread.
-
-        Args:
-          group: the ranks.
-          key: of one of ``group.of_step``.
-        """
+        """Starts the thread."""
         super().__init__(name="tw-syncrep-finish", daemon=True)
         self.steps = 0
         self.is_done = False
@@ -92,20 +88,20 @@ class _Share(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Takes part, round after round."""
+        """Takes part in step after step."""
         exchange, find_weight = self._group.of_step[self._key]
         try:
             with _tf_compat.eager_mode():
                 while not _is_end(find_weight(exchange.run_with_nothing())):
                     self.steps += 1
             self.is_done = True
-        except BaseException as error:  # Is raised by who called ``finish``.
+        except BaseException as error:  # ``finish`` raises it in its caller's thread.
             self.error = error
         self._group.look_again()
 
 
 def _is_end(weight: tf.Tensor) -> bool:
-    """Tells -0.0, the weight of ranks that are all done, from 0.0 and NaN."""
+    """Whether the total weight is -0.0: all ranks are done."""
     total = float(weight[0])
     return total == 0.0 and math.copysign(1.0, total) < 0.0
 
@@ -113,10 +109,10 @@ def _is_end(weight: tf.Tensor) -> bool:
 def until_first_end(
     batches: Iterable[_Batch], *, group: ProcessGroup
 ) -> Iterator[_Batch]:
-    """Yields batches until a rank has none left; then it ends for all.
+    """Yields batches until any rank has none left, then ends on all ranks.
 
-    Before each batch ranks tell each other whether they have one, which costs as much
-    as the smallest sum.
+    Before each batch ranks exchange whether they have one, which costs as much as the
+    smallest sum.
 
     Args:
       batches: of this rank.

@@ -1,7 +1,7 @@
-"""Broadcast: one rank's variables, or other tensors, for all; are all ranks' the same?
+"""Broadcasts variables and tensors to all ranks; checks that all have the same values.
 
-Tensors travel as whole numbers of 32 bits, whatever their dtypes are, so that all of
-them make one list and every bit arrives.
+Tensors travel as 32-bit integers, whatever their dtypes are, so that all of them make
+one list and every bit arrives.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from tw_syncrep.processes._collectives import gather, receive, run_collectives, 
 from tw_syncrep.processes._group import ProcessGroup
 
 _PACK_BYTES = 64 << 20
-"""What travels at once: as much memory is needed besides the variables, twice."""
+"""The most sent at once, which needs twice that memory in addition to the variables."""
 
 _SEEDS_APART = 0x9E3779B1
 """Odd, so that all ranks' seeds differ modulo 2**31; large, so that layers' do, too."""
@@ -28,14 +28,14 @@ _SEEDS_APART = 0x9E3779B1
 def broadcast_variables(
     variables: Sequence[Any], *, group: ProcessGroup, root: int = 0
 ) -> tf.Operation | None:
-    """Gives all ranks the values that one rank's variables have.
+    """Gives all ranks the values of one rank's variables.
 
-    To be called after variables were made, and after a restore: then only the root
-    needs to see the checkpoint. All ranks pass the same variables in the same order,
-    e.g. ``[*model.variables, *optimizer.variables]``, of an optimizer that has been
-    built. The random states of Keras layers (``keras.random.SeedGenerator``) are the
-    exception: each rank gets one of its own, derived from the root's, so that dropout
-    differs by rank and can be reproduced.
+    Call it after creating variables, and after a restore, for which only the root then
+    needs the checkpoint. All ranks pass the same variables in the same order, e.g.
+    ``[*model.variables, *optimizer.variables]`` once the optimizer has been built. The
+    random states of Keras layers (``keras.random.SeedGenerator``) are the exception:
+    each rank gets its own, derived from the root's, so that dropout differs by rank and
+    can be reproduced.
 
     Args:
       variables: of TensorFlow, resource or reference, or of Keras; any dtype but
@@ -44,11 +44,11 @@ def broadcast_variables(
       root: the rank whose values are taken.
 
     Returns:
-      In a session graph the op that does it; else None, when it is done.
+      In a session graph the op that broadcasts; otherwise None, once that is done.
 
     Raises:
-      ValueError: unknown shapes, strings, a root that is no rank, or other variables
-        than another rank's.
+      ValueError: unknown shapes, strings, a root that is not a rank, or variables that
+        do not match those of another rank.
       ReplicaTimeoutError: a rank is missing.
     """
     tensors = [_read(variable) for variable in variables]
@@ -67,25 +67,25 @@ def broadcast_variables(
 
 @without_autograph
 def check_same(variables: Sequence[Any], *, group: ProcessGroup) -> tf.Operation | None:
-    """Raises where a variable has not the same bits on all ranks.
+    """Raises if a variable does not have the same bits on all ranks.
 
-    Ranks exchange a checksum of 64 bits per variable (farmhash64 of its bytes), which
-    costs little enough for every hundredth step. All ranks call it at the same step,
-    with the same variables in the same order, and all raise the same.
+    Ranks exchange a 64-bit checksum per variable (farmhash64 of its bytes), which is
+    cheap enough for every hundredth step. All ranks call it at the same step, with the
+    same variables in the same order, and all raise the same error.
 
     Args:
       variables: as ``broadcast_variables`` takes them, such as a model's trainable
-        ones and its optimizer's; not those that each rank has for itself, as of random
-        numbers, or of batch normalization that is not synchronised.
+        ones and its optimizer's; not those that differ by rank, such as random states,
+        or statistics of batch normalization that is not synchronised.
       group: the ranks.
 
     Returns:
-      In a session graph the op that does it; else None.
+      In a session graph the op that checks; otherwise None.
 
     Raises:
       RuntimeError: some differ; ranks and the first variable are named. In a session
         or ``tf.function`` a ``tf.errors.UnknownError`` with the same message.
-      ValueError: other variables than another rank's.
+      ValueError: variables that do not match those of another rank.
       ReplicaTimeoutError: a rank is missing.
     """
     is_graph = builds_session_graph()
@@ -112,7 +112,7 @@ def check_same(variables: Sequence[Any], *, group: ProcessGroup) -> tf.Operation
 
 
 def _refuse_different(sums: np.ndarray, names: Sequence[str]) -> None:
-    """Raises where checksums, [size, N], differ between ranks."""
+    """Raises if checksums, [size, N], differ between ranks."""
     different = np.flatnonzero((sums != sums[0]).any(axis=0))
     if not different.size:
         return
@@ -164,7 +164,7 @@ def broadcast_tensors(
     names: Sequence[str] = (),
     label: str = "",
 ) -> list[tf.Tensor]:
-    """Does what ``broadcast`` does; ranks match it by a ``label``, where it has one."""
+    """Broadcasts as ``broadcast`` does; ranks match it by its ``label``, if any."""
     check_whole_number("broadcast", root=root, at_least=0)
     if root >= group.size:
         raise ValueError(f"broadcast: root must be below {group.size}; got {root}.")
@@ -213,7 +213,7 @@ def _broadcast_pack(
     words = [_to_words(tensor) for tensor in tensors]
     pack = flat_packs.join(words)
     count = pack.shape[0]
-    if not count:  # TensorFlow's broadcast takes no empty tensor.
+    if not count:  # TensorFlow's broadcast does not take empty tensors.
         pack = tf.zeros([1], pack.dtype)
 
     def body(brought: list[tf.Tensor], keys: list[int]) -> list[tf.Tensor]:
@@ -246,7 +246,7 @@ def _describe(
 
 
 def _to_words(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor's bits as int32 [words]; bytes are filled up to words."""
+    """Returns a tensor's bits as int32 [words]; bytes are padded to whole words."""
     if tensor.dtype == tf.bool:
         tensor = tf.cast(tensor, tf.uint8)
     flat = tf.reshape(tensor, [-1])
@@ -261,7 +261,7 @@ def _to_words(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _from_words(words: tf.Tensor, shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
-    """Undoes ``_to_words``."""
+    """Reverses ``_to_words``."""
     if dtype.size >= 4:
         if dtype.size > 4:
             words = tf.reshape(words, [-1, dtype.size // 4])

@@ -1,4 +1,4 @@
-"""Optimizers of Keras that combine the gradients of all ranks."""
+"""Keras optimizers that reduce gradients over all ranks."""
 
 import functools
 from collections.abc import Sequence
@@ -38,32 +38,33 @@ def DistributedOptimizer(
     process_set: Any = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Returns a copy of an optimizer that applies what comes of all ranks' gradients.
+    """Returns a copy of an optimizer that applies gradients reduced over all ranks.
 
-    The copy has the configuration of ``optimizer`` and starts anew. Its class is one of
-    the same name below that of ``optimizer``, so that a model that is saved with it
-    loads where this package is not installed.
+    The copy has the configuration of ``optimizer`` and fresh state. Its class is a
+    subclass of ``optimizer``'s with the same name, so that a model saved with it loads
+    where this package is not installed.
 
     Args:
-      optimizer: of Keras 3; of several that wrap each other the outermost, such as a
-        ``LossScaleOptimizer``.
-      name: of the copy; by default that of ``optimizer``.
+      optimizer: of Keras 3; the outermost, such as a ``LossScaleOptimizer``, if several
+        wrap each other.
+      name: of the copy; by default, that of ``optimizer``.
       device_dense: changes nothing.
       device_sparse: changes nothing.
-      compression: what gradients travel as.
-      sparse_as_dense: whether sparse gradients become dense before.
-      gradient_predivide_factor: what gradients are divided by before a mean, and times
-        after.
+      compression: of the gradients that are sent.
+      sparse_as_dense: whether sparse gradients are made dense first.
+      gradient_predivide_factor: divisor applied before the sum of a mean; the result is
+        multiplied by it afterwards.
       op: Average or Sum.
-      backward_passes_per_step: how many steps' gradients are added up by each rank
+      backward_passes_per_step: number of steps whose gradients each rank adds up
         before they are reduced and applied; ``iterations`` counts all of them.
       average_aggregated_gradients: whether sums over passes are divided by their
         number.
       num_groups: deprecated for ``groups``.
       groups: changes nothing: all gradients travel together.
       process_set: all ranks.
-      scale_local_gradients: whether gradients of variables that ``register_local_var``
-        was told of, which are of each rank alone, are divided by the number of ranks.
+      scale_local_gradients: whether gradients of variables registered with
+        ``register_local_var``, which each rank keeps, are divided by the number of
+        ranks.
 
     Returns:
       The copy. Its ``apply`` and ``apply_gradients`` reduce first.
@@ -72,7 +73,7 @@ def DistributedOptimizer(
       NotImplementedError: another reduction or process set.
       ValueError: ``init`` was not called; an argument is out of range; an optimizer
         that reduces already.
-      TypeError: no optimizer of Keras 3, or an argument of another type.
+      TypeError: not an optimizer of Keras 3, or an argument has the wrong type.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(
@@ -109,23 +110,17 @@ def DistributedOptimizer(
 
 
 class _State:
-    """What a distributed optimizer knows besides; nothing that Keras saves."""
+    """State of a distributed optimizer that Keras does not save."""
 
     def __init__(self, reducer: GradientReducer, passes: int, share: float) -> None:
-        """Has counted no pass.
-
-        Args:
-          reducer: how gradients are combined.
-          passes: how many make a step.
-          share: what sums over passes are multiplied by.
-        """
+        """Starts at pass 0; ``share`` multiplies the sums over ``passes`` of a step."""
         self.reducer, self.passes, self.share = reducer, passes, share
         self.local: dict[int, Any] = {}
         self.count: tf.Variable | None = None
         self.sums: dict[int, tf.Variable] = {}
 
     def make_variables(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Makes the sums over passes, where they are not there yet."""
+        """Makes the sums over passes that do not exist yet."""
         with tf.init_scope():
             if self.count is None:
                 self.count = tf.Variable(0, trainable=False, name="horovod_passes")
@@ -136,14 +131,14 @@ class _State:
 
 
 class _CallableList(list[Any]):
-    """Variables, also for those who call ``optimizer.variables()``."""
+    """A list of variables for both ``optimizer.variables`` and ``.variables()``."""
 
     def __call__(self) -> "_CallableList":
         return self
 
 
 class Distributed:
-    """The part of a distributed optimizer that is not of Keras."""
+    """The part of a distributed optimizer that is not Keras's."""
 
     _horovod: Any = None
     _settings: tuple[GradientReducer, int, float]  # The class's: from_config finds it.
@@ -153,7 +148,7 @@ class Distributed:
         self._horovod = _State(*self._settings)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Returns a copy that starts anew, as Keras does, and reduces too."""
+        """Returns a copy with fresh state, as Keras does, that also reduces."""
         own: Any = self
         made = type(own).from_config(own.get_config())
         made._horovod.local.update(self._horovod.local)
@@ -164,12 +159,12 @@ class Distributed:
 
     @property
     def variables(self) -> _CallableList:
-        """Those of the optimizer."""
+        """The optimizer's variables."""
         return _CallableList(super().variables)  # type: ignore[misc]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # This is how a LossScaleOptimizer takes an optimizer over. It skips steps by
-        # what it sees of this rank's gradients, so others would wait for it.
+        # A LossScaleOptimizer sets this when it wraps an optimizer. It skips steps
+        # according to this rank's gradients alone, so other ranks would wait for it.
         if name == "loss_scale_factor" and value is None and self._horovod is not None:
             raise ValueError(
                 f"{_CALLER}: cannot be inside a LossScaleOptimizer, which Keras puts "
@@ -179,27 +174,18 @@ class Distributed:
         super().__setattr__(name, value)
 
     def register_local_var(self, var: Any) -> None:
-        """Leaves the gradient of a variable to each rank."""
+        """Excludes a variable's gradient from reduction."""
         self._horovod.local[id(var)] = var
 
     @without_autograph
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Reduces gradients, and applies what comes of it.
-
-        Args:
-          grads: [N], None where there is none.
-          trainable_variables: [N]; None for those for which the optimizer was built.
-
-        Raises:
-          ValueError: several passes of sparse gradients that do not become dense.
-          ReplicaTimeoutError: a rank is missing.
-        """
+        """Reduces gradients, [N] with None where there is none, and applies them."""
         base: Any = super()
         own: Any = self
         known = list(grads)
         given = trainable_variables
         variables = list(own._trainable_variables if given is None else given)
-        if len(known) != len(variables):  # For Keras to refuse.
+        if len(known) != len(variables):  # Keras refuses it.
             base.apply(known, trainable_variables)
         elif self._horovod.passes > 1 and any(g is not None for g in known):
             self._add_pass(known, variables, base.apply)

@@ -1,4 +1,4 @@
-"""Collectives of values, run at once, and models that are loaded."""
+"""Collectives that run at once on values, and loading of models."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,16 +22,16 @@ def allreduce(
     op: Any = None,
     compression: Any = Compression.none,
 ) -> Any:
-    """Combines a value of all ranks; see ``tw_syncrep.horovod.allreduce``.
+    """Reduces a value over all ranks; see ``tw_syncrep.horovod.allreduce``.
 
     Args:
-      value: what a tensor can be made of.
-      name: as there.
-      average: as there.
-      prescale_factor: as there.
-      postscale_factor: as there.
-      op: as there.
-      compression: as there.
+      value: convertible to a tensor.
+      name: see there.
+      average: see there.
+      prescale_factor: see there.
+      postscale_factor: see there.
+      op: see there.
+      compression: see there.
 
     Returns:
       A tensor; in graph mode an array.
@@ -53,8 +53,8 @@ def allgather(value: Any, name: str | None = None) -> Any:
     """Joins the rows of all ranks; see ``tw_syncrep.horovod.allgather``.
 
     Args:
-      value: what a tensor can be made of.
-      name: as there.
+      value: convertible to a tensor.
+      name: see there.
 
     Returns:
       A tensor; in graph mode an array.
@@ -66,9 +66,9 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """Returns one rank's value; see ``tw_syncrep.horovod.broadcast``.
 
     Args:
-      value: what a tensor can be made of.
-      root_rank: the rank whose value it is.
-      name: as there.
+      value: convertible to a tensor.
+      root_rank: the rank whose value is sent.
+      name: see there.
 
     Returns:
       A tensor; in graph mode an array.
@@ -77,11 +77,11 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
 
 
 def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any:
-    """Leaves each rank a share; see ``tw_syncrep.horovod.reducescatter``.
+    """Gives each rank a share; see ``tw_syncrep.horovod.reducescatter``.
 
     Args:
-      value: what a tensor can be made of.
-      name: as there.
+      value: convertible to a tensor.
+      name: see there.
       op: Average or Sum.
 
     Returns:
@@ -97,7 +97,7 @@ def broadcast_global_variables(root_rank: int) -> None:
       root_rank: the rank whose values are taken.
 
     Raises:
-      RuntimeError: no session graph, or no default session, in which it is done.
+      RuntimeError: there is no session graph, or no default session.
     """
     done = _variables.broadcast_global_variables(root_rank)
     session = tf.compat.v1.get_default_session()
@@ -121,8 +121,8 @@ def load_model(
     Args:
       filepath: as ``keras.models.load_model`` takes it, e.g. of a ``.keras`` file.
       custom_optimizers: classes that the file may name.
-      custom_objects: what else it may name.
-      compression: what gradients travel as.
+      custom_objects: other objects that it may name.
+      compression: of the gradients that are sent.
       legacy_opts: False.
 
     Returns:

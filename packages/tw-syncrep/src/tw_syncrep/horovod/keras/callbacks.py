@@ -18,24 +18,24 @@ from tw_syncrep.processes import check_same
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Gives all ranks one rank's model and optimizer before the first batch.
 
-    It does so when every callback's ``on_train_begin`` is over, since others restore
-    there; where the model is not built by then, after the first batch. Random states
-    differ by rank, as after ``broadcast_variables``. The model no longer compiles its
-    steps with XLA, whose programs hold no collectives.
+    It does so after every callback's ``on_train_begin``, as other callbacks may restore
+    there; after the first batch if the model is not built by then. Random states differ
+    by rank, as after ``broadcast_variables``. The model no longer compiles its steps
+    with XLA, which does not support these collectives.
     """
 
     def __init__(
         self, root_rank: int, device: str = "", local_variables: Any = None
     ) -> None:
-        """Takes the root.
+        """Sets the root.
 
         Args:
           root_rank: the rank whose values are taken.
           device: changes nothing.
-          local_variables: of the model, one or several that each rank keeps.
+          local_variables: one or several of the model's, which each rank keeps.
 
         Raises:
-          ValueError: ``init`` was not called, or what is no variable.
+          ValueError: ``init`` was not called, or an item is not a variable.
         """
         super().__init__()
         find_group("BroadcastGlobalVariablesCallback")
@@ -50,7 +50,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         """Leaves a variable as it is on each rank.
 
         Raises:
-          ValueError: it is no variable.
+          ValueError: it is not a variable.
         """
         if not isinstance(var, tf.Variable | keras.Variable):
             raise ValueError(
@@ -66,7 +66,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             model.jit_compile = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Forgets an earlier training; warns where no gradient will be reduced."""
+        """Forgets an earlier training; warns if gradients will not be reduced."""
         self.broadcast_done = False
         optimizer = self.model.optimizer
         is_of_keras = type(optimizer).__module__.startswith("keras.")
@@ -82,7 +82,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Broadcasts before the first epoch, unless the model is still to be built."""
+        """Broadcasts before the first epoch, unless the model is not built yet."""
         if self.broadcast_done or not self.model.built:
             return
         if not self.model.optimizer.built:
@@ -90,7 +90,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self._broadcast()
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcasts after the first batch what was not built before."""
+        """Broadcasts after the first batch if the model was not built before."""
         self._broadcast()
 
     def _broadcast(self) -> None:
@@ -103,21 +103,21 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
 
 class CheckWeightsCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Ends ``fit`` where ranks have parted: their weights differ in any bit.
+    """Ends ``fit`` when ranks have diverged: their weights differ in any bit.
 
-    Not of Horovod. It compares checksums of the trainable variables, but for those that
-    the optimizer leaves to each rank.
+    Not in Horovod. It compares checksums of the trainable variables, except those that
+    the optimizer keeps local to each rank.
     """
 
     def __init__(self, every: int = 100) -> None:
-        """Takes how often.
+        """Sets the interval.
 
         Args:
           every: batches between checks, 1 or more; the same on all ranks.
 
         Raises:
           ValueError: ``init`` was not called; ``every`` is below 1.
-          TypeError: ``every`` is no whole number.
+          TypeError: ``every`` is not an integer.
         """
         super().__init__()
         find_group("CheckWeightsCallback")
@@ -125,10 +125,10 @@ class CheckWeightsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._batches = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Checks, where it is time.
+        """Checks the weights if a check is due.
 
         Raises:
-          RuntimeError: ranks have parted; they and the first variable are named.
+          RuntimeError: ranks have diverged; they and the first variable are named.
         """
         self._batches += 1
         if self._batches % self.every == 0:
@@ -141,11 +141,11 @@ class CheckWeightsCallback(keras.callbacks.Callback):  # type: ignore[misc]
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Averages metrics over all ranks at the end of every epoch.
 
-    To be listed before callbacks that look at metrics.
+    List it before callbacks that read metrics.
     """
 
     def __init__(self, device: str = "") -> None:
-        """Takes nothing.
+        """Requires ``init`` to have been called.
 
         Args:
           device: changes nothing.
@@ -180,19 +180,19 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
     ) -> None:
-        """Takes the schedule.
+        """Sets the schedule.
 
         Args:
-          initial_lr: what is multiplied.
-          multiplier: a function of the epoch, or what is taken to the power of the
-            epochs since the first.
+          initial_lr: the rate that is multiplied.
+          multiplier: a function m(epoch), or a base b for
+            m(epoch) = b ** (epoch - start_epoch).
           start_epoch: the first epoch.
           end_epoch: the epoch after the last; None for no last one.
-          staircase: whether the rate changes at the start of every epoch; else of every
-            batch, with a fraction of an epoch.
-          momentum_correction: whether the velocities of SGD and RMSprop, which hold
-            learning rates of the past, are multiplied by the change of the rate.
-          steps_per_epoch: batches; None for what ``fit`` knows.
+          staircase: whether the rate changes at the start of every epoch; otherwise at
+            the start of every batch, with fractional epochs.
+          momentum_correction: whether the velocities of SGD and RMSprop, which contain
+            past learning rates, are multiplied by new rate / old rate.
+          steps_per_epoch: batches per epoch; None for the number that ``fit`` knows.
 
         Raises:
           ValueError: no initial rate.
@@ -211,10 +211,10 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             self.multiplier = lambda epoch: multiplier ** (epoch - start_epoch)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Finds out how many batches make an epoch.
+        """Determines the number of batches per epoch.
 
         Raises:
-          ValueError: ``fit`` does not know.
+          ValueError: ``fit`` does not know it.
         """
         if self.staircase or self.steps_per_epoch:
             return
@@ -252,8 +252,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         optimizer.learning_rate = new
         if not self.momentum_correction or not old or new == old:
             return
-        # Horovod multiplies the momentum by the change for one batch. That of Keras 3
-        # is a number in the traced step; what it multiplies are the velocities.
+        # Horovod multiplies the momentum by new / old for one batch. In Keras 3, the
+        # momentum is a constant of the traced step, so the velocities are multiplied.
         own = getattr(optimizer, "inner_optimizer", optimizer)
         if isinstance(own, keras.optimizers.SGD | keras.optimizers.RMSprop):
             is_sgd = isinstance(own, keras.optimizers.SGD)
@@ -273,14 +273,14 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         steps_per_epoch: int | None = None,
         verbose: int = 0,
     ) -> None:
-        """Takes the rate that is reached.
+        """Sets the target rate.
 
         Args:
           initial_lr: the rate at the end.
-          warmup_epochs: how many epochs it takes.
-          momentum_correction: as ``LearningRateScheduleCallback``.
-          steps_per_epoch: as ``LearningRateScheduleCallback``.
-          verbose: whether rank 0 prints when it is reached.
+          warmup_epochs: number of epochs until then.
+          momentum_correction: as in ``LearningRateScheduleCallback``.
+          steps_per_epoch: as in ``LearningRateScheduleCallback``.
+          verbose: whether rank 0 prints a line when the rate is reached.
 
         Raises:
           ValueError: ``init`` was not called, or no initial rate.
