@@ -245,6 +245,8 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy")
+    tools = {"PYTHONPATH": str(ROOT / "integration_tests")}
+    session.run("python", "-m", "structure.weight", "--docstrings", env=tools)
     for schema, patterns in FORGE_FILES.items():
         files = [str(path) for pattern in patterns for path in ROOT.glob(pattern)]
         session.run("check-jsonschema", "--builtin-schema", schema, *files)
@@ -262,10 +264,10 @@ def layers(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def structure(session: nox.Session) -> None:
-    """Counts modules, floors and lines, and the way that a gradient takes."""
-    session.install(*editable(*PACKAGES), *group("layers"))
+    """Counts modules, floors, lines, refusals, and the way that a gradient takes."""
+    session.install(*editable(*PACKAGES), *group("layers"), *group("api"))
     env = {**ENV, "PYTHONPATH": str(ROOT / "integration_tests")}
-    for module in ("shape", "walks"):
+    for module in ("shape", "walks", "weight"):
         session.run("python", "-m", f"structure.{module}", env=env)
 
 

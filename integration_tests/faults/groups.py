@@ -1,8 +1,8 @@
 """Tests of process groups as drills: what one run of a test need not show.
 
-Each drill runs the tests of one fault of ranks, of Horovod's names or of a server's clock in
-a process of their own. Whether they pass may depend on the order in which ranks begin and
-end, so they are worth many trials, two at a time, on a busy machine.
+Each drill runs the tests of one fault of ranks, of Horovod's names or of a server's
+clock in a process of their own. Whether they pass may depend on the order in which
+ranks begin and end, so they are worth many trials, two at a time, on a busy machine.
 """
 
 import subprocess

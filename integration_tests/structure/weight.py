@@ -1,8 +1,8 @@
 """Weighs the packages: lines, refusals, helpers used once, docstrings.
 
-Run by ``nox -s structure``, which fails where a package has grown beyond its budget in
-the root ``pyproject.toml``, and by ``nox -s lint`` with ``--docstrings``, which fails
-where a name that nobody outside can call is described like the interface.
+Run by ``nox -s structure``, which fails if a package has grown beyond its budget in the
+root ``pyproject.toml``, and by ``nox -s lint`` with ``--docstrings``, which fails if a
+private name has a docstring with sections. ``--list`` prints what was counted.
 """
 
 import ast
