@@ -6,8 +6,7 @@ compares the descriptions, and reports to all ranks that they agree, or how they
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 GRADIENTS = "the sum of gradients"
 END = "the end of all data"
@@ -49,28 +48,6 @@ class Exchange:
         others = f" and {more} more" if more > 0 else ""
         with_ = "".join(f", {name}={value}" for name, value in self.options)
         return f"{self.kind!r}{named}{of}{others}{with_}"
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns it as plain lists, dictionaries and strings."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(data: Any) -> "Exchange":
-        """Reverses ``as_json``; accepts lists for tuples and the reverse."""
-        try:
-            tensors = tuple(
-                TensorSpec(
-                    str(spec["name"]),
-                    str(spec["dtype"]),
-                    None if spec["shape"] is None else tuple(spec["shape"]),
-                    str(spec["indices"]),
-                )
-                for spec in data["tensors"]
-            )
-            options = tuple((str(name), str(value)) for name, value in data["options"])
-            return Exchange(str(data["kind"]), tensors, options, str(data["name"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"Exchange: not a description: {error!r}.") from None
 
 
 def find_difference(described: Mapping[int, Exchange]) -> str:

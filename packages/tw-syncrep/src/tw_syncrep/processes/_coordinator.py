@@ -283,7 +283,7 @@ class Coordinator:
         brought = self._agreeing[number]
         described = _find_described(brought)
         if described or len(brought) == self.size:
-            first = next((e.as_json() for e in described.values()), None)
+            first = next(map(asdict, described.values()), None)
             for rank in set(brought) - set(described):
                 told = {"do": "followed", "number": number, "exchange": first}
                 self._send(rank, told)
@@ -320,7 +320,7 @@ class Coordinator:
             for rank in set(brought) - set(_find_described(brought)):
                 for described in self._paired.values():
                     if rank not in described:
-                        one = next(iter(described.values())).as_json()
+                        one = asdict(next(iter(described.values())))
                         told = {"do": "followed", "number": number, "exchange": one}
                         self._send(rank, told)
 

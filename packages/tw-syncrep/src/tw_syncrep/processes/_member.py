@@ -111,7 +111,7 @@ class Member:
             else:
                 number = self._next_number
                 self._next_number += 1
-        told = {"exchange": exchange.as_json(), "keys": num_keys}
+        told = {"exchange": asdict(exchange), "keys": num_keys}
         self._say({"do": "agree", "number": number, **told})
         with self._changed:
             self._is_agreeing = True
@@ -316,8 +316,7 @@ class Member:
                     self._agreed[message["number"]] = told_
                     self._changed.notify_all()
             if message["do"] == "followed":
-                told = message["exchange"]
-                exchange = None if told is None else Exchange.from_json(told)
+                exchange = read_as(Exchange | None, message["exchange"])
                 with self._changed:
                     self._followed[int(message["number"])] = exchange
                     self._changed.notify_all()
