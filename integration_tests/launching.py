@@ -147,8 +147,8 @@ def _become(words: list[str], stdout: int, stderr: int) -> NoReturn:
 
 
 def _fork_or_exec(command: Sequence[str], **options: Any) -> Any:
-    """Stands for ``subprocess.Popen``: forks where this Python is to be started."""
-    forks = command[0] == sys.executable
+    """Stands for ``subprocess.Popen``: forks where this Python is to be a task."""
+    forks = command[0] == sys.executable and "preexec_fn" in options
     return _Forked(command, **options) if forks else _Popen(command, **options)
 
 
