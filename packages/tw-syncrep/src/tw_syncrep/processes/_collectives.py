@@ -175,12 +175,11 @@ def _run_with_elements(
     well.
     """
     known = tensor.shape[1:]
-    width: Any = known.num_elements()
+    width: Any = known.num_elements() or tf.reduce_prod(tf.shape(tensor)[1:])
+    may_be_empty = tf.is_tensor(width)
     # One shape per key: a matrix, even where more of the shape is known elsewhere.
-    if not width:
-        width = tf.reduce_prod(tf.shape(tensor)[1:])
     flat = tf.reshape(tensor, [tf.shape(tensor)[0], width])
-    if tf.is_tensor(width):
+    if may_be_empty:
         flat = tf.pad(flat, [[0, 0], [0, tf.cast(tf.equal(width, 0), tf.int32)]])
     got = op(
         input=flat,
@@ -190,9 +189,10 @@ def _run_with_elements(
         ordering_token=[],
         communication_hint="auto",
     )
+    if not may_be_empty:
+        return tf.reshape(got, [-1, *known])
     shape = tf.concat([tf.shape(got)[:1], tf.shape(tensor)[1:]], axis=0)
-    got = tf.ensure_shape(tf.reshape(got[:, :width], shape), [None, *known])
-    return got
+    return tf.ensure_shape(tf.reshape(got[:, :width], shape), [None, *known])
 
 
 def _run_in_function(
