@@ -162,6 +162,17 @@ def test_ranks_inside_of_different_collectives_are_told_apart():
     }
 
 
+def test_what_ranks_are_inside_of_counts_more_than_what_they_traced_last():
+    found = attendance(2)
+    for rank, what in enumerate(["a sum of w", "a sum of v"]):
+        found.hear(rank, Report(7, 6, inside="a sum", what=what), 0.0)
+    assert "inside a sum of w, its collective 7" in found.find_slow(5.0)[0]
+    found = attendance(2)
+    for rank, inside in enumerate(["a sum", "a broadcast"]):
+        found.hear(rank, Report(7, 6, inside=inside, what="a sum of w"), 0.0)
+    assert "a connection between ranks is lost or slow" in found.find_slow(5.0)[0]
+
+
 def test_the_last_exchange_is_over_when_all_who_are_left_have_completed_it():
     found = attendance(5)
     all_say(found, 0.0, 3, 3, 3, 2, 3, completed=[3, 2, 2, 2, 2])

@@ -222,13 +222,15 @@ class Attendance:
             for number, rank in enumerate(self.ranks)
             if rank.report.completed < all_entered
         }
-        names = {report.inside for report in stuck.values()}
+        inside = {number: repr(report.inside) for number, report in stuck.items()}
+        if all(report.what for report in stuck.values()):  # Traced last tells less.
+            inside = {number: report.what for number, report in stuck.items()}
         return {
             number: (
-                f"has been inside {report.inside!r}, its collective {report.entered}, "
+                f"has been inside {inside[number]}, its collective {report.entered}, "
                 f"for {still_s:.1f} s, and others inside another one: the programs of "
                 "the ranks differ"
-                if len(names) > 1
+                if len(set(inside.values())) > 1
                 else f"has been inside collective {all_entered} for {still_s:.1f} s, "
                 "which all have entered: a connection between ranks is lost or slow"
             )
