@@ -3,14 +3,7 @@
 import doctest
 import os
 import re
-import sys
 from pathlib import Path
-
-from docutils import nodes
-from docutils.parsers.rst import Directive
-
-sys.path.insert(0, str(Path(__file__).parent))
-from renames import renames
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -90,34 +83,9 @@ html_domain_indices = False
 html_show_sphinx = False
 
 
-class Renames(Directive):
-    """A table of what the package that it names renamed."""
-
-    required_arguments = 1
-
-    def run(self) -> list[nodes.Node]:
-        """Makes the table, or says that nothing was renamed."""
-        rows = renames(self.arguments[0])
-        if not rows:
-            return [nodes.paragraph(text="No public name changed.")]
-        table = nodes.table()
-        group = nodes.tgroup(cols=2)
-        group += [nodes.colspec(colwidth=1), nodes.colspec(colwidth=1)]
-        group += nodes.thead("", _row(nodes.Text("0.1"), nodes.Text("0.2")))
-        body = [_row(*(nodes.literal(text=name) for name in pair)) for pair in rows]
-        table += [group]
-        group += nodes.tbody("", *body)
-        return [table]
-
-
-def _row(*cells: nodes.Node) -> nodes.row:
-    return nodes.row("", *(nodes.entry("", nodes.paragraph("", "", c)) for c in cells))
-
-
 def setup(app):
     app.connect("autodoc-process-docstring", part_plurals)
     app.connect("html-page-context", find_errors)
-    app.add_directive("renames", Renames)
 
 
 def find_errors(app, pagename, templatename, context, doctree):

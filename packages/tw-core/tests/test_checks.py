@@ -4,6 +4,7 @@ import math
 import re
 import subprocess
 import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -111,3 +112,44 @@ def test_a_long_value_is_cut_in_the_message():
 def test_checking_does_not_import_tensorflow():
     probe = "import sys, tw_core.checks; sys.exit('tensorflow' in sys.modules)"
     subprocess.run([sys.executable, "-c", probe], check=True, timeout=60)
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """A module with one name, ``here``, and one that cannot be loaded."""
+    module = ModuleType("toy")
+
+    def answer(name):
+        if name != "here":
+            raise AttributeError(f"No toy attribute {name}")
+        return 1
+
+    module.__dir__ = lambda: ["here", "broken"]
+    module.__getattr__ = checks.refusing_unknown("toy", answer)
+    monkeypatch.setitem(sys.modules, "toy", module)
+    return module
+
+
+def test_an_unknown_name_is_refused_as_python_does_it(toy):
+    assert toy.here == 1
+    with pytest.raises(
+        AttributeError, match=r"^module 'toy' has no attribute 'her'$"
+    ) as got:
+        _ = toy.her
+    assert (got.value.name, got.value.obj) == ("her", toy)
+
+
+def test_a_traceback_suggests_the_name_that_was_meant():
+    # Only the interpreter itself does it; the module traceback learnt it in 3.12.
+    command = [sys.executable, "-c", "import tw_core; tw_core.placemen"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stderr.endswith(
+        "AttributeError: module 'tw_core' has no attribute 'placemen'. "
+        "Did you mean: 'placement'?\n"
+    )
+    assert "lazy_loader" not in done.stderr
+
+
+def test_what_a_public_name_lacks_while_it_is_loaded_is_said(toy):
+    with pytest.raises(AttributeError, match=r"^No toy attribute broken$"):
+        _ = toy.broken

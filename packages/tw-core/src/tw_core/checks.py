@@ -11,6 +11,7 @@ function calls it under ``naming``, and the check asks ``named_caller``.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,6 +27,7 @@ __all__ = [
     "check_whole_number",
     "named_caller",
     "naming",
+    "refusing_unknown",
 ]
 
 _caller: ContextVar[str | None] = ContextVar("caller", default=None)
@@ -231,6 +233,33 @@ def check_list(
             f"{caller}: {name} must hold at least one of {of}; got an empty list."
         )
     return value
+
+
+def refusing_unknown(
+    module: str, getattr_: Callable[[str], object]
+) -> Callable[[str], object]:
+    """Makes a module refuse unknown names as Python does, with "Did you mean".
+
+    Args:
+      module: the module's name.
+      getattr_: returns the objects in the module's ``dir``, and raises
+        ``AttributeError`` for any other name, as lazy_loader's does.
+
+    Returns:
+      The module's new ``__getattr__``.
+    """
+
+    def __getattr__(name: str) -> object:
+        try:
+            return getattr_(name)
+        except AttributeError:
+            package = sys.modules[module]
+            if name in dir(package):  # Something else was missing while it loaded.
+                raise
+            message = f"module {module!r} has no attribute {name!r}"
+            raise AttributeError(message, name=name, obj=package) from None
+
+    return __getattr__
 
 
 def _described(value: Any) -> str:

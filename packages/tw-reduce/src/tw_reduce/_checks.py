@@ -12,7 +12,6 @@ import tensorflow as tf
 from tw_core.checks import named_caller, naming
 from tw_core.devices import check_known_devices, repeated_devices
 from tw_core.gradients import values_of
-from tw_core.renames import takes_caller
 from tw_reduce._reducer import (
     Reducer,
     Tensorlike,
@@ -28,7 +27,6 @@ ADDABLE = (
 )
 
 
-@takes_caller
 def check_tower_tensors(grads: TowerTensors) -> None:
     """Refuses what no reducer can add, naming every tower and position.
 
@@ -57,7 +55,6 @@ def refuse_unaddable(grads: TowerTensors, caller: str) -> None:
     _check_alike(grads, caller)
 
 
-@takes_caller
 def check_reduced(reduced: Sequence[Sequence[Tensorlike]], grads: TowerTensors) -> None:
     """Refuses the result of a reducer that changed the shape of the list.
 

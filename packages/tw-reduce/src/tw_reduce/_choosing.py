@@ -10,8 +10,6 @@ import tensorflow as tf
 
 from tw_core.checks import check_function
 from tw_core.devices import canonical_device
-from tw_core.renames import renamed_arguments
-from tw_reduce import _renamed
 from tw_reduce._checked_towers import CheckedTowers
 from tw_reduce._checks import check_addable, check_devices
 from tw_reduce._combinators.mean import Dealer
@@ -39,7 +37,6 @@ from tw_reduce._sums.rendezvous import CollectiveKeys, check_keys
 from tw_reduce._tensor_info import TensorInfo, describe_columns
 
 
-@renamed_arguments(**_renamed.PACKING)
 def auto(
     devices: Sequence[str],
     *,

@@ -15,8 +15,6 @@ import tensorflow as tf
 
 from tw_core.checks import check_flag
 from tw_core.devices import canonical_device
-from tw_core.renames import renamed_arguments
-from tw_reduce import _renamed
 from tw_reduce._checks import check_device_strings
 from tw_reduce._combinators.packed import check_below_bytes, is_small, packs_of
 from tw_reduce._measured import (
@@ -97,7 +95,6 @@ class AutoPlan:
         return "\n".join([*map(str, self.choices), total])
 
 
-@renamed_arguments(**_renamed.PACKING)
 def plan_auto(
     infos: Sequence[TensorInfo],
     devices: Sequence[str],

@@ -13,7 +13,6 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.checks import check_flag, check_whole_number
-from tw_core.renames import renamed_arguments
 from tw_syncrep._arguments import (
     check_choice,
     check_loss,
@@ -52,7 +51,6 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     variables.
     """
 
-    @renamed_arguments(fuse_below="fuse_below_bytes")
     def __init__(
         self,
         opt: Any,

@@ -10,7 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_ampopt import _renamed
 from tw_ampopt._checks.arguments import check_differentiation, check_name
 from tw_ampopt._checks.gradients import check_step_and_name
 from tw_ampopt._loss_scale import LossScale
@@ -30,7 +29,6 @@ from tw_core import Tower
 from tw_core.checks import check_flag, check_text
 from tw_core.devices import canonical_device
 from tw_core.modes import builds_session_graph, compiles_with_xla, without_autograph
-from tw_core.renames import renamed_arguments
 from tw_core.variables import tf_variable
 from tw_reduce.reducers import check_weights
 
@@ -46,7 +44,6 @@ class TowerOptimizer(
     wherever a v1 optimizer does; the caller then reduces.
     """
 
-    @renamed_arguments(**_renamed.TOWER_OPTIMIZER_ARGUMENTS)
     def __init__(
         self,
         variables: Sequence[Any],

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from tw_core.checks import check_flag, check_whole_number, named_caller
 from tw_core.modes import builds_session_graph, without_autograph
-from tw_core.renames import takes_caller
 
 
 def parse_device(device: str, *, caller: str) -> tf.DeviceSpec:
@@ -158,7 +157,6 @@ def session_config(
     return config
 
 
-@takes_caller
 @without_autograph
 def check_devices(
     devices: Iterable[str],

@@ -12,7 +12,6 @@ from tw_core._variable_kinds import reference_variables_named, tf_variable
 from tw_core.checks import check_flag, named_caller
 from tw_core.gradients._lists import GradList, check_are_pairs
 from tw_core.modes import without_autograph
-from tw_core.renames import takes_caller
 
 
 class _Item(NamedTuple):
@@ -23,7 +22,6 @@ class _Item(NamedTuple):
     plain: tf.Variable  # ``variable``, or the one that a Keras variable holds
 
 
-@takes_caller
 @without_autograph
 def check_grad_list(grad_list: GradList, *, allow_none: bool = False) -> None:
     """Checks that every tower has the same gradients in the same order.

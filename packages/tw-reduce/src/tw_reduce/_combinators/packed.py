@@ -15,18 +15,15 @@ from tw_core import flat_packs
 from tw_core.checks import check_function, check_whole_number
 from tw_core.flat_packs import PackPlan
 from tw_core.gradients import values_of
-from tw_core.renames import renamed_arguments
-from tw_reduce import _renamed
 from tw_reduce._checked_towers import CheckedTowers
 from tw_reduce._checks import reduced_by
 from tw_reduce._combinators.mean import Combinator
 from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, cut, join
 from tw_reduce._tensor_info import TensorInfo, check_infos, describe_columns
 
-_BELOW = _renamed.Elements(4_096)  # from here on a pack costs more than it saves
+_BELOW = 4_096  # elements; from here on a pack costs more than it saves
 
 
-@renamed_arguments(**_renamed.PACKING)
 def plan_packs(
     infos: Sequence[TensorInfo], *, below_bytes: int | None = None
 ) -> PackPlan:
@@ -60,13 +57,11 @@ def check_below_bytes(below_bytes: int | None, *, caller: str) -> None:
 
 def packs_of(infos: Sequence[TensorInfo], below_bytes: int | None) -> PackPlan:
     """As ``plan_packs`` for checked arguments; positions are indices of ``infos``."""
-    below = _BELOW if below_bytes is None else below_bytes
     return flat_packs.plan_packs(
-        [info.dtype if is_small(info, below) else None for info in infos]
+        [info.dtype if is_small(info, below_bytes) else None for info in infos]
     )
 
 
-@renamed_arguments(**_renamed.PACKING)
 def packed(reducer: Reducer, *, below_bytes: int | None = None) -> Reducer:
     """Makes a reducer that joins small gradients before ``reducer`` sees them.
 
@@ -113,9 +108,11 @@ def broadcast(reducer: Reducer) -> Reducer:
     return Combinator("broadcast", reducer, _reduce_and_copy, joins=True)
 
 
-def is_small(info: TensorInfo, below: int) -> bool:
+def is_small(info: TensorInfo, below_bytes: int | None) -> bool:
     """Whether a gradient is packed: dense, of known size, and below the threshold."""
-    size = info.num_elements if isinstance(below, _renamed.Elements) else info.num_bytes
+    size, below = info.num_bytes, below_bytes
+    if below is None:
+        size, below = info.num_elements, _BELOW
     return size is not None and size < below and not info.is_sparse
 
 

@@ -15,8 +15,6 @@ import tensorflow as tf
 from tw_core.checks import check_number
 from tw_core.devices import canonical_device
 from tw_core.modes import builds_session_graph, orders_effects, without_autograph
-from tw_core.renames import renamed_arguments
-from tw_reduce import _renamed
 from tw_reduce._checked_towers import CheckedTowers, checked_towers
 from tw_reduce._checks import (
     check_addable,
@@ -46,7 +44,6 @@ _ALTERNATIVES = (
 )
 
 
-@renamed_arguments(**_renamed.WAITING)
 @without_autograph
 def sum_collective(
     grads: TowerTensors,

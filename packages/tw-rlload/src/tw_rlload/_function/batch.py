@@ -9,8 +9,6 @@ import tensorflow as tf
 
 from tw_core import Tower, check_towers
 from tw_core.checks import naming
-from tw_core.renames import renamed_arguments
-from tw_rlload import _renamed
 from tw_rlload._loading.buffers import Buffers
 from tw_rlload._loading.columns import Columns
 from tw_rlload._loading.plan import LoadReport, Remainder
@@ -30,7 +28,6 @@ class DeviceBatch:
       specs: of the variables: columns, states, and row weights if batches are padded.
     """
 
-    @renamed_arguments(**_renamed.LOADING)
     def __init__(
         self,
         towers: Sequence[Tower],
@@ -132,7 +129,6 @@ class DeviceBatch:
         check_eager("copies rows", caller="load_next")
         self._buffers.load_next(columns, states, self._writer, caller="load_next")
 
-    @renamed_arguments(**_renamed.WAITING)
     def use_next(self, timeout_s: float | None = 300.0) -> LoadReport:
         """Waits for ``load_next`` and makes its batch the current one.
 

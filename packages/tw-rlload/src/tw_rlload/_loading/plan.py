@@ -13,8 +13,6 @@ from string import ascii_uppercase
 from typing import Literal, TypeAlias, get_args
 
 from tw_core.checks import check_whole_number
-from tw_core.renames import renamed_arguments, renamed_attribute
-from tw_rlload import _renamed
 
 Remainder: TypeAlias = Literal["drop", "pad", "error"]
 
@@ -38,8 +36,6 @@ class LoadPlan:
     sequences_per_device_step: int
     steps: int
     remainder: Remainder
-
-    tail = renamed_attribute("remainder")
 
     @property
     def sequences_given(self) -> int:
@@ -136,7 +132,6 @@ class LoadReport(LoadPlan):
     bytes_resident: int
 
 
-@renamed_arguments(**_renamed.PLANNING)
 def plan_load(
     rows: int,
     states: int | None = None,

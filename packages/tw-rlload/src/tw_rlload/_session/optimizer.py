@@ -14,9 +14,7 @@ from tw_core import towers
 from tw_core.checks import check_function, check_list
 from tw_core.modes import builds_session_graph
 from tw_core.optimizers import check_optimizer
-from tw_core.renames import renamed_arguments
 from tw_reduce import Reducer
-from tw_rlload import _renamed
 from tw_rlload._loading.buffers import Buffers
 from tw_rlload._loading.columns import Columns
 from tw_rlload._loading.plan import LoadReport, Remainder, first_sequence
@@ -54,7 +52,6 @@ class LocalSyncParallelOptimizer:
       build_graph: as given.
     """
 
-    @renamed_arguments(**_renamed.LOADING)
     def __init__(
         self,
         optimizer: Any,
@@ -212,7 +209,6 @@ class LocalSyncParallelOptimizer:
         writer = self._bind_writer(sess, caller="load_next")
         self._buffers.load_next(inputs, state_inputs, writer, caller="load_next")
 
-    @renamed_arguments(**_renamed.WAITING)
     def use_next(self, timeout_s: float | None = 300.0) -> int:
         """Waits for ``load_next`` and makes its batch the current one.
 

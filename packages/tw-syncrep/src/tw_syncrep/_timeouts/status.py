@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tw_core.renames import renamed_attribute
 from tw_syncrep._protocol.run_table import RING, ReplicaField, RunField, run_mark
 from tw_syncrep._timeouts.errors import (
     ChiefLostError,
@@ -62,8 +61,6 @@ class Status:
     cut_off: int = 0
     evicted: tuple[int, ...] = ()
     evictions: int = 0
-
-    epoch = renamed_attribute("incarnation")
 
 
 def read_status(parts: Sequence[np.ndarray]) -> Status:

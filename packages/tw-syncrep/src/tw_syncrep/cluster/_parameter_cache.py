@@ -19,7 +19,6 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.checks import check_whole_number
-from tw_core.renames import renamed_arguments
 from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
 from tw_syncrep._transfer.packs import (
     SMALL_BYTES,
@@ -45,7 +44,6 @@ class CachedParameter:
     copy: tf.Variable
 
 
-@renamed_arguments(below="below_bytes")
 def variable_getter(
     task: TaskConfig | str, *, below_bytes: int = SMALL_BYTES
 ) -> Callable[..., tf.Variable]:
@@ -70,7 +68,6 @@ def variable_getter(
     return _make_getter("variable_getter", task, below_bytes)
 
 
-@renamed_arguments(below="below_bytes")
 @contextlib.contextmanager
 def pulled_together(
     task: TaskConfig | str, *, below_bytes: int = SMALL_BYTES
