@@ -1,10 +1,13 @@
 """Checks of arguments: what passes, and how the rest is refused."""
 
+import inspect
 import math
 import re
 import subprocess
 import sys
-from types import ModuleType
+import textwrap
+from threading import Thread
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -112,6 +115,97 @@ def test_a_long_value_is_cut_in_the_message():
 def test_checking_does_not_import_tensorflow():
     probe = "import sys, tw_core.checks; sys.exit('tensorflow' in sys.modules)"
     subprocess.run([sys.executable, "-c", probe], check=True, timeout=60)
+
+
+def written_in(module, source, **names):
+    """Runs source as if it stood in a module of that name; returns what it defines."""
+    space = {"__name__": module, **names}
+    exec(textwrap.dedent(source), space)
+    return SimpleNamespace(**space)
+
+
+OURS = written_in(
+    "tw_reduce._room",
+    """
+    @public
+    def inner(value):
+        return caller()
+
+    @public
+    def outer(value, of_user=None):
+        if of_user:
+            return caller(), of_user(), caller()
+        return inner(value)
+
+    class Trainer:
+        @public
+        def __init__(self):
+            self.made_by = caller()
+
+        @public
+        def step(self):
+            return caller(), inner(1), Trainer().made_by
+
+        @public("Trainer.stop")
+        def end(self):
+            raise ValueError(caller())
+    """,
+    public=checks.public,
+    caller=checks.caller,
+)
+
+
+def test_a_public_function_is_the_caller():
+    assert OURS.inner(1) == "inner"
+    assert OURS.Trainer().made_by == "Trainer"
+
+
+def test_of_public_functions_that_call_one_another_the_outermost_is_the_caller():
+    assert OURS.outer(1) == "outer"
+    assert OURS.Trainer().step() == ("step", "step", "step")
+
+
+def test_a_function_of_the_users_calls_for_itself():
+    assert OURS.outer(1, lambda: OURS.inner(1)) == ("outer", "inner", "outer")
+
+
+def test_a_subclass_of_the_users_is_named_by_its_own_name():
+    class Mine(OURS.Trainer):
+        def __init__(self):
+            super().__init__()
+
+    assert Mine().made_by == "Mine"
+
+
+def test_a_name_of_ones_own_is_taken_and_an_error_ends_it():
+    with pytest.raises(ValueError, match=r"^Trainer\.stop$"):
+        OURS.Trainer().end()
+    assert checks.caller() == "towers"
+    assert OURS.inner(1) == "inner"
+
+
+def test_threads_have_callers_of_their_own():
+    found = []
+
+    def start():
+        thread = Thread(target=lambda: found.append((checks.caller(), OURS.inner(1))))
+        thread.start()
+        thread.join(60)
+
+    OURS.outer(1, start)
+    assert found == [("towers", "inner")]
+
+
+def test_what_is_public_keeps_its_name_signature_and_text():
+    @checks.public
+    def build(average: bool = True) -> bool:
+        """Builds."""
+        return checks.check_flag(average=average)
+
+    assert (build.__name__, build.__doc__) == ("build", "Builds.")
+    assert str(inspect.signature(build)) == "(average: bool = True) -> bool"
+    with pytest.raises(TypeError, match=r"^build: average must be True or False"):
+        build(1)
 
 
 @pytest.fixture

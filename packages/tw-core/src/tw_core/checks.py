@@ -1,24 +1,23 @@
 """Argument checks at the public boundary, with uniform errors for all packages.
 
-Each takes the public name that was called, then the argument by its own name, as in
-``check_whole_number("packed", below=below, at_least=0)``, and returns the value. The
-message names the caller, the value passed and what was expected. Nothing here needs
-TensorFlow.
-
-A public check that other public functions call, such as
-``tw_core.gradients.check_grad_list``, names the function that the user called: that
-function calls it under ``naming``, and the check asks ``named_caller``.
+``public`` on a function makes it the one that errors name: ``caller`` gives the name of
+the function that the user called, however deep the check is. A check takes the argument
+by its own name, as in ``check_whole_number(below=below, at_least=0)``, and returns the
+value. The message names the caller, the value passed and what was expected. Nothing
+here needs TensorFlow.
 """
 
+import functools
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
 __all__ = [
+    "caller",
     "check_flag",
     "check_function",
     "check_list",
@@ -27,49 +26,111 @@ __all__ = [
     "check_whole_number",
     "named_caller",
     "naming",
+    "public",
     "refusing_unknown",
 ]
 
-_caller: ContextVar[str | None] = ContextVar("caller", default=None)
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_PACKAGES = (
+    "tw_ampopt",
+    "tw_builders",
+    "tw_core",
+    "tw_reduce",
+    "tw_rlload",
+    "tw_syncrep",
+)
+# The public function that is running, and the package that it belongs to.
+_called: ContextVar[tuple[str, str] | None] = ContextVar("called", default=None)
+
+
+@overload
+def public(function: Callable[_P, _R], /) -> Callable[_P, _R]: ...
+
+
+@overload
+def public(name: str, /) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
+
+
+def public(function: Any, /) -> Any:
+    """Marks a function as public: errors raised inside name it as the caller.
+
+    Goes above all other decorators. Where public functions of these packages call one
+    another, the outermost is named: the user called it. Code of the user's that it
+    calls, such as a tower's function, is the user again. The body of a generator runs
+    after the call: check arguments before it.
+
+    Args:
+      function: the function or method, or the name to use in its place. Without a name
+        a function has its own, and a constructor or ``__call__`` that of its class.
+
+    >>> @public
+    ... def build(average):
+    ...     return check_flag(average=average)
+    >>> build(1)
+    Traceback (most recent call last):
+    TypeError: build: average must be True or False; got 1 (int).
+    """
+    if isinstance(function, str):
+        return functools.partial(_make_public, name=function)
+    return _make_public(function)
+
+
+def _make_public(
+    function: Callable[_P, _R], name: str | None = None
+) -> Callable[_P, _R]:
+    home = function.__module__.partition(".")[0]
+    own = function.__name__ if name is None else name
+    names_class = own in ("__init__", "__post_init__", "__call__")
+
+    @functools.wraps(function)
+    def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        outer = _called.get()
+        if outer is not None:
+            # Our own code calls on the user's behalf, and a user's function for itself.
+            module = sys._getframe(1).f_globals.get("__name__", "")
+            if module.partition(".")[0] in (*_PACKAGES, outer[1]):
+                return function(*args, **kwargs)
+        token = _called.set((type(args[0]).__name__ if names_class else own, home))
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _called.reset(token)
+
+    return wrapper
+
+
+def caller() -> str:
+    """Returns the name of the public function that the user called.
+
+    ``towers`` outside of any, as in a thread that a function has started.
+    """
+    called = _called.get()
+    return "towers" if called is None else called[0]
 
 
 @contextmanager
-def naming(caller: str) -> Iterator[None]:
-    """Makes checks called inside name ``caller`` in their errors, not themselves.
-
-    When nested, the outermost counts: it is the function that the user called. Do not
-    call user functions inside.
-
-    >>> with naming("build"):
-    ...     named_caller("check_grad_list")
-    'build'
-    """
-    token = _caller.set(named_caller(caller))
+def naming(name: str) -> Iterator[None]:
+    """Makes checks called inside name ``name`` in their errors, not themselves."""
+    token = _called.set(_called.get() or (name, "tw_core"))
     try:
         yield
     finally:
-        _caller.reset(token)
+        _called.reset(token)
 
 
 def named_caller(own: str) -> str:
-    """Returns the name that opens a check's error.
-
-    Args:
-      own: the check's own public name.
-
-    Returns:
-      The name given to the outermost ``naming``; ``own`` outside of any.
-    """
-    return _caller.get() or own
+    """Returns ``caller()``, or ``own`` outside of any public function."""
+    called = _called.get()
+    return own if called is None else called[0]
 
 
 def check_whole_number(
-    caller: str, /, *, at_least: int | None = None, **argument: Any
+    _who: str | None = None, /, *, at_least: int | None = None, **argument: Any
 ) -> int:
     """Refuses anything but a whole number; bools are refused too.
 
     Args:
-      caller: the public name that was called; opens the message.
       at_least: smallest number allowed; None for no bound.
       **argument: the one argument to check, as ``name=value``.
 
@@ -80,21 +141,21 @@ def check_whole_number(
       TypeError: not a whole number, as 2.0 is not.
       ValueError: below ``at_least``.
 
-    >>> check_whole_number("packed", below=4096, at_least=0)
+    >>> check_whole_number(below=4096, at_least=0)
     4096
     """
-    ((name, value),) = argument.items()
+    ((name, value),), who = argument.items(), _who or caller()
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(
-            f"{caller}: {name} must be a whole number; got {_described(value)}."
+            f"{who}: {name} must be a whole number; got {_described(value)}."
         )
     if at_least is not None and value < at_least:
-        raise ValueError(f"{caller}: {name} must be at least {at_least}; got {value}.")
+        raise ValueError(f"{who}: {name} must be at least {at_least}; got {value}.")
     return int(value)
 
 
 def check_number(
-    caller: str,
+    _who: str | None = None,
     /,
     *,
     at_least: float | None = None,
@@ -106,7 +167,6 @@ def check_number(
     """Refuses anything but a real number; NaN and bools are refused too.
 
     Args:
-      caller: the public name that was called; opens the message.
       at_least: smallest number allowed; None for no bound.
       above: exclusive lower bound; None for no bound.
       below: exclusive upper bound; None for no bound.
@@ -120,12 +180,12 @@ def check_number(
       TypeError: not a number.
       ValueError: NaN, infinite where that is refused, or out of bounds.
 
-    >>> check_number("join", timeout_s=0.5, at_least=0)
+    >>> check_number(timeout_s=0.5, at_least=0)
     0.5
     """
-    ((name, value),) = argument.items()
+    ((name, value),), who = argument.items(), _who or caller()
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{caller}: {name} must be a number; got {_described(value)}.")
+        raise TypeError(f"{who}: {name} must be a number; got {_described(value)}.")
     number = float(value)
     bounds = [
         (f"at least {at_least}", at_least is None or number >= at_least),
@@ -136,57 +196,52 @@ def check_number(
     if math.isnan(number) or (finite and math.isinf(number)):
         wanted = ["finite" if finite else "a number"]
     if wanted:
-        raise ValueError(
-            f"{caller}: {name} must be {' and '.join(wanted)}; got {value}."
-        )
+        raise ValueError(f"{who}: {name} must be {' and '.join(wanted)}; got {value}.")
     return number
 
 
-def check_flag(caller: str, /, **argument: Any) -> bool:
+def check_flag(_who: str | None = None, /, **argument: Any) -> bool:
     """Refuses anything but True and False.
 
     Args:
-      caller: the public name that was called; opens the message.
       **argument: the one argument to check, as ``name=value``.
 
     Raises:
       TypeError: not a bool.
 
-    >>> check_flag("build", average=True)
+    >>> check_flag(average=True)
     True
     """
-    ((name, value),) = argument.items()
+    ((name, value),), who = argument.items(), _who or caller()
     # NumPy's bools have their own class, recognised by name to avoid the import.
     if not isinstance(value, bool) and type(value).__name__ not in ("bool", "bool_"):
         raise TypeError(
-            f"{caller}: {name} must be True or False; got {_described(value)}."
+            f"{who}: {name} must be True or False; got {_described(value)}."
         )
     return bool(value)
 
 
-def check_function(caller: str, /, **argument: Any) -> Callable[..., Any]:
+def check_function(_who: str | None = None, /, **argument: Any) -> Callable[..., Any]:
     """Refuses anything that is not callable.
 
     Args:
-      caller: the public name that was called; opens the message.
       **argument: the one argument to check, as ``name=value``.
 
     Raises:
       TypeError: not callable.
     """
-    ((name, value),) = argument.items()
+    ((name, value),), who = argument.items(), _who or caller()
     if not callable(value):
-        raise TypeError(
-            f"{caller}: {name} must be a function; got {_described(value)}."
-        )
+        raise TypeError(f"{who}: {name} must be a function; got {_described(value)}.")
     return value  # type: ignore[no-any-return]
 
 
-def check_text(caller: str, /, *, empty: bool = False, **argument: Any) -> str:
+def check_text(
+    _who: str | None = None, /, *, empty: bool = False, **argument: Any
+) -> str:
     """Refuses anything but a string.
 
     Args:
-      caller: the public name that was called; opens the message.
       empty: whether ``""`` is allowed.
       **argument: the one argument to check, as ``name=value``.
 
@@ -194,24 +249,28 @@ def check_text(caller: str, /, *, empty: bool = False, **argument: Any) -> str:
       TypeError: not a string.
       ValueError: an empty string where that is refused.
 
-    >>> check_text("TowerOptimizer", name="Train")
+    >>> check_text(name="Train")
     'Train'
     """
-    ((name, value),) = argument.items()
+    ((name, value),), who = argument.items(), _who or caller()
     if not isinstance(value, str):
-        raise TypeError(f"{caller}: {name} must be a string; got {_described(value)}.")
+        raise TypeError(f"{who}: {name} must be a string; got {_described(value)}.")
     if not value and not empty:
-        raise ValueError(f"{caller}: {name} must not be empty; got ''.")
+        raise ValueError(f"{who}: {name} must not be empty; got ''.")
     return value
 
 
 def check_list(
-    caller: str, /, *, of: str = "items", empty: bool = False, **argument: Any
+    _who: str | None = None,
+    /,
+    *,
+    of: str = "items",
+    empty: bool = False,
+    **argument: Any,
 ) -> Sequence[Any]:
     """Refuses anything but a sequence; strings are refused too.
 
     Args:
-      caller: the public name that was called; opens the message.
       of: what it holds, for the message.
       empty: whether a sequence without items is allowed.
       **argument: the one argument to check, as ``name=value``.
@@ -220,17 +279,17 @@ def check_list(
       TypeError: not a sequence.
       ValueError: an empty sequence where that is refused.
 
-    >>> check_list("AsyncRunner", steps=[print], of="callables") == [print]
+    >>> check_list(steps=[print], of="callables") == [print]
     True
     """
-    ((name, value),) = argument.items()
+    ((name, value),), who = argument.items(), _who or caller()
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise TypeError(
-            f"{caller}: {name} must be a list of {of}; got {_described(value)}."
+            f"{who}: {name} must be a list of {of}; got {_described(value)}."
         )
     if not value and not empty:
         raise ValueError(
-            f"{caller}: {name} must hold at least one of {of}; got an empty list."
+            f"{who}: {name} must hold at least one of {of}; got an empty list."
         )
     return value
 
