@@ -46,13 +46,6 @@ def test_the_sum_is_divided_by_the_number_of_towers(make_trainer, devices):
     "means", [mean(added), packed(mean(added))], ids=["mean", "packed mean"]
 )
 @pytest.mark.each_choice
-def test_a_reducer_of_means_is_not_divided_again_and_warns(make_trainer, means):
-    wanted = trained(make_trainer, added)
-    message = r"reducer averages, which is deprecated .* pass the reducer of sums"
-    with pytest.warns(DeprecationWarning, match=message) as warned:
-        got = trained(make_trainer, means)
-    np.testing.assert_allclose(got, wanted, rtol=1e-6)
-    # The line that makes the trainer, in a fixture here.
-    assert [warning.filename.rsplit("/", 1)[-1] for warning in warned] == [
-        "conftest.py"
-    ]
+def test_a_reducer_of_means_is_refused(make_trainer, means):
+    with pytest.raises(ValueError, match=r"reducer averages already, and its means"):
+        trained(make_trainer, means)

@@ -13,7 +13,7 @@ from tw_rlload._function.batch import DeviceBatch, buffers_of, check_eager
 from tw_rlload._function.step import FunctionStep
 from tw_rlload._loading.buffers import Loaded
 from tw_rlload._loading.plan import first_sequence
-from tw_rlload._training.gradients import ApplyFn, averaging, check_clipping
+from tw_rlload._training.gradients import ApplyFn, check_clipping, reducer_of_sums
 from tw_rlload._training.loop import (
     LOOP_SPECS,
     LoopFeeds,
@@ -78,8 +78,8 @@ class EpochFunction:
 
         Raises:
           ValueError: a wrong number of models or optimizers, no variables,
-            variables that two models share, or, with ``apply_fn``, a Keras optimizer
-            that has not been built.
+            variables that two models share, a reducer that averages, or, with
+            ``apply_fn``, a Keras optimizer that has not been built.
           TypeError: an argument of another kind than described above.
           RuntimeError: in a graph or a ``tf.function``.
         """
@@ -91,7 +91,7 @@ class EpochFunction:
         check_function(_NAME, loss_fn=loss_fn)
         self._step = FunctionStep(
             *(batch.towers, batch.specs, loss_fn, models, optimizers),
-            make_mean=averaging(reducer, batch.towers, caller=_NAME, stacklevel=3),
+            reducer=reducer_of_sums(reducer, batch.towers, caller=_NAME),
             grad_norm_clipping=check_clipping(grad_norm_clipping, caller=_NAME),
             apply_fn=apply_fn,
         )

@@ -14,10 +14,10 @@ from tw_core import Tower, map_towers
 from tw_core.checks import check_function, check_list
 from tw_core.optimizers import check_optimizer, create_slots
 from tw_core.variables import is_variable, shared_variables, tf_variable
+from tw_reduce import Reducer
 from tw_rlload._loading.specs import WEIGHTS, ColumnSpec
 from tw_rlload._training.gradients import (
     ApplyFn,
-    MakeMean,
     Pairs,
     apply_once,
     combine_gradients,
@@ -46,7 +46,7 @@ class FunctionStep:
         models: Sequence[Any],
         optimizers: Sequence[Any],
         *,
-        make_mean: MakeMean,
+        reducer: Reducer,
         grad_norm_clipping: float | None,
         apply_fn: ApplyFn | None,
     ) -> None:
@@ -59,7 +59,7 @@ class FunctionStep:
         for optimizer in optimizers:
             check_optimizer(_NAME, optimizer)
         self._towers, self._specs, self._loss_fn = towers, specs, loss_fn
-        self._make_mean, self._clip = make_mean, grad_norm_clipping
+        self._reducer, self._clip = reducer, grad_norm_clipping
         self._models = list(models) * (len(towers) // len(models))
         self._optimizers, self._apply_fn = list(optimizers), apply_fn
         self._variables = [_trainable(model) for model in self._models]
@@ -79,7 +79,7 @@ class FunctionStep:
         pairs = combine_gradients(
             [output.pairs for output in outputs],
             weights or None,
-            make_mean=self._make_mean,
+            reducer=self._reducer,
             grad_norm_clipping=self._scaled_bound(),
             caller=_NAME,
         )

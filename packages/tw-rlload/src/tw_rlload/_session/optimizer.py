@@ -25,9 +25,9 @@ from tw_rlload._session.step import SessionStep, StepInputs
 from tw_rlload._tf_compat import inside_branch_or_loop
 from tw_rlload._training.gradients import (
     ApplyFn,
-    averaging,
     check_clipping,
     combine_gradients,
+    reducer_of_sums,
 )
 from tw_rlload._training.loop import make_picks
 from tw_rlload._training.order import (
@@ -102,8 +102,8 @@ class LocalSyncParallelOptimizer:
         Raises:
           RuntimeError: outside a session graph.
           ValueError, TypeError: devices repeated or unknown, placeholders of
-            unknown rank, an optimizer of Keras, bad options, or towers that do not
-            match.
+            unknown rank, an optimizer of Keras, a reducer that averages, bad
+            options, or towers that do not match.
         """
         _check_session_graph()
         check_list(_NAME, devices=devices, of="ints and device strings")
@@ -117,7 +117,7 @@ class LocalSyncParallelOptimizer:
             check_function(_NAME, apply_fn=apply_fn)
         combine = partial(
             combine_gradients,
-            make_mean=averaging(reducer, made, caller=_NAME, stacklevel=4),
+            reducer=reducer_of_sums(reducer, made, caller=_NAME),
             grad_norm_clipping=check_clipping(grad_norm_clipping, caller=_NAME),
             caller=_NAME,
         )

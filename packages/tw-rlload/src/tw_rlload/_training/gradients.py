@@ -4,9 +4,7 @@ The same in both modes. Towers may share variables or have their own; the caller
 applies tower 0's result, or every tower's.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from numbers import Real
 from typing import Any, TypeAlias
 
@@ -20,7 +18,6 @@ from tw_core.gradients import (
     ensure_gradient_shapes,
     map_values,
     merge_grad_list,
-    scale,
     split_grad_list,
     values_of,
     with_unique_rows,
@@ -29,8 +26,6 @@ from tw_core.variables import tf_variable
 from tw_reduce import Reducer, all_reduce, mean
 
 Pairs: TypeAlias = "list[tuple[Any, tf.Variable]]"
-MakeMean: TypeAlias = Callable[["Sequence[tf.Tensor] | None"], Reducer]
-"""Makes a reducer of means, weighted by [K] scalars or, for None, plain ones."""
 Combine: TypeAlias = Callable[..., list[Pairs]]
 """``combine_gradients`` with its options bound."""
 ApplyFn: TypeAlias = Callable[
@@ -44,25 +39,19 @@ the op that does so.
 """
 
 
-def averaging(
-    reducer: Reducer | None, towers: Sequence[Tower], *, caller: str, stacklevel: int
-) -> MakeMean:
-    """Returns a function that makes a reducer of means from weights or None.
-
-    A reducer that averages already, as those of 0.1 did, is accepted with a warning.
-    """
+def reducer_of_sums(
+    reducer: Reducer | None, towers: Sequence[Tower], *, caller: str
+) -> Reducer:
+    """Returns the given reducer, or the towers' all-reduce; refuses one of means."""
     if reducer is None:
-        reducer = all_reduce([tower.device for tower in towers])
+        return all_reduce([tower.device for tower in towers])
     check_function(caller, reducer=reducer)
-    if not getattr(reducer, "averages", False):
-        return partial(_mean, reducer)
-    warnings.warn(
-        f"{caller}: reducer averages, which is deprecated and will be divided a "
-        "second time in 0.4; pass the reducer of sums that tw_reduce.mean was given.",
-        DeprecationWarning,
-        stacklevel=stacklevel,
-    )
-    return partial(_mean_of_means, reducer)
+    if getattr(reducer, "averages", False):
+        raise ValueError(
+            f"{caller}: reducer averages already, and its means would be divided "
+            "again; pass the reducer without tw_reduce.mean."
+        )
+    return reducer
 
 
 def check_clipping(bound: float | None, *, caller: str) -> float | None:
@@ -99,7 +88,7 @@ def combine_gradients(
     grad_list: Sequence[Pairs],
     tower_weights: Sequence[tf.Tensor] | None,
     *,
-    make_mean: MakeMean,
+    reducer: Reducer,
     grad_norm_clipping: tf.Tensor | float | None,
     caller: str,
 ) -> list[Pairs]:
@@ -113,7 +102,7 @@ def combine_gradients(
     with naming(caller):
         check_grad_list(kept)
     grads, variables = split_grad_list(ensure_gradient_shapes(kept))
-    means = make_mean(tower_weights)(grads)
+    means = mean(reducer, weights=tower_weights)(grads)
     # Reducers that add in one place return the same tensors for all towers: clip once.
     clipped = {tuple(map(id, tower)): tower for tower in means}
     clipped = {key: _clipped(own, grad_norm_clipping) for key, own in clipped.items()}
@@ -147,21 +136,6 @@ def _without_missing(grad_list: Sequence[Pairs], caller: str) -> list[Pairs]:
         )
     used = [n for n, missing in towers_of.items() if not missing]
     return [[tower[n] for n in used] for tower in grad_list]
-
-
-def _mean(reducer: Reducer, weights: Sequence[tf.Tensor] | None) -> Reducer:
-    return mean(reducer, weights=weights)
-
-
-def _mean_of_means(reducer: Reducer, weights: Sequence[tf.Tensor] | None) -> Reducer:
-    """Weights with a reducer that averages, by turning its means into sums again."""
-    if weights is None:
-        return reducer
-
-    def add(grads: Any) -> list[list[Any]]:
-        return [[scale(g, len(grads)) for g in tower] for tower in reducer(grads)]
-
-    return mean(add, weights=weights)
 
 
 def _clipped(grads: Sequence[Any], bound: tf.Tensor | float | None) -> list[Any]:
