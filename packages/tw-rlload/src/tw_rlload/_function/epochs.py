@@ -16,23 +16,21 @@ from tw_rlload._loading.plan import first_sequence
 from tw_rlload._training.gradients import ApplyFn, check_clipping, reducer_of_sums
 from tw_rlload._training.loop import (
     LOOP_SPECS,
+    EpochResult,
     LoopFeeds,
+    Packed,
+    ScalarLayout,
+    lay_out,
     loop_feeds,
     loop_over_steps,
     make_picks,
+    make_result,
 )
 from tw_rlload._training.order import (
     EpochOrder,
     Shuffle,
     draw_order,
     run_with_progress,
-)
-from tw_rlload._training.result import (
-    EpochResult,
-    Packed,
-    ScalarLayout,
-    lay_out,
-    make_result,
 )
 
 _NAME = "EpochFunction"

@@ -15,13 +15,16 @@ from tw_rlload._session.step import SessionStep, loss_of
 from tw_rlload._tf_compat import capture
 from tw_rlload._training.loop import (
     LOOP_SPECS,
+    EpochResult,
     LoopFeeds,
+    Packed,
     Pick,
+    lay_out,
     loop_feeds,
     loop_over_steps,
+    make_result,
 )
 from tw_rlload._training.order import EpochOrder
-from tw_rlload._training.result import EpochResult, Packed, lay_out, make_result
 
 
 class SessionEpochs:

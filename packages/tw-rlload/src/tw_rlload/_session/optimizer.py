@@ -29,14 +29,13 @@ from tw_rlload._training.gradients import (
     combine_gradients,
     reducer_of_sums,
 )
-from tw_rlload._training.loop import make_picks
+from tw_rlload._training.loop import EpochResult, Packed, make_picks
 from tw_rlload._training.order import (
     EpochOrder,
     Shuffle,
     draw_order,
     run_with_progress,
 )
-from tw_rlload._training.result import EpochResult, Packed
 
 _NAME = "LocalSyncParallelOptimizer"
 

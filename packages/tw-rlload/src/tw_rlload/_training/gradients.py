@@ -22,6 +22,7 @@ from tw_core.gradients import (
     values_of,
     with_unique_rows,
 )
+from tw_core.modes import without_autograph
 from tw_core.variables import tf_variable
 from tw_reduce import Reducer, all_reduce, mean
 
@@ -37,6 +38,43 @@ It takes K towers, their [K][N] combined gradients (None for a variable in all o
 or in none), their [K][N] variables and the one optimizer. In a session graph it returns
 the op that does so.
 """
+
+
+@without_autograph
+def weighted_mean(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """Averages values by weights; 0 where no weight is above 0.
+
+    A tower's loss under ``remainder="pad"`` is such a mean, so that pads do not count
+    and a tower with only pads returns 0 rather than NaN.
+
+    Args:
+      values: [N], floating.
+      weights: [N], 1 for rows of the batch and 0 for pads; of any dtype.
+
+    Returns:
+      A scalar of the dtype of ``values``: sum(values * weights) / sum(weights).
+
+    Raises:
+      TypeError: not tensors of numbers, or values that are not floating.
+      ValueError: shapes that differ, or whose rank is not 1.
+    """
+    values, weights = _numbers("values", values), _numbers("weights", weights)
+    if not values.dtype.is_floating:
+        raise TypeError(
+            f"weighted_mean: values must be floating; got {values.dtype.name}."
+        )
+    shape = values.shape
+    if not (
+        shape.is_compatible_with([None]) and shape.is_compatible_with(weights.shape)
+    ):
+        raise ValueError(
+            "weighted_mean: values and weights must both have shape [rows]; got "
+            f"{shape} and {weights.shape}. Average over other axes first."
+        )
+    with tf.name_scope("weighted_mean"):
+        weights = tf.cast(weights, values.dtype)
+        total = tf.reduce_sum(values * weights)
+        return tf.math.divide_no_nan(total, tf.reduce_sum(weights))
 
 
 def reducer_of_sums(
@@ -108,6 +146,23 @@ def combine_gradients(
     clipped = {key: _clipped(own, grad_norm_clipping) for key, own in clipped.items()}
     averaged = [clipped[tuple(map(id, tower))] for tower in means]
     return merge_grad_list(averaged, variables)
+
+
+def _numbers(name: str, value: object) -> tf.Tensor:
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"weighted_mean: {name} must be a tensor; got {value!r:.80} "
+            f"({type(value).__name__})."
+        ) from error
+    if not (
+        tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool
+    ):
+        raise TypeError(
+            f"weighted_mean: {name} must be numbers; got {tensor.dtype.name}."
+        )
+    return tensor
 
 
 def _without_missing(grad_list: Sequence[Pairs], caller: str) -> list[Pairs]:
