@@ -11,6 +11,7 @@ import pytest
 
 from tw_core import towers
 from tw_core.black_box import DeadlineError
+from tw_core.checks import public
 from tw_core.testing import CPUS
 from tw_rlload._loading.buffers import Buffers
 from tw_rlload._loading.specs import ColumnSpec
@@ -37,6 +38,7 @@ class FakeWriter:
         self.calls.append(("write", buffer, tower, rows.tolist()))
 
 
+@public("Owner")
 def make(num_buffers=1):
     return Buffers(
         *(towers(list(CPUS[:2])), [SPEC]),
@@ -44,21 +46,21 @@ def make(num_buffers=1):
         remainder="drop",
         check_finite=False,
         num_buffers=num_buffers,
-        owner="Owner",
     )
 
 
+@public
 def load(buffers, rows=ROWS, writer=None, *, timeout_s=30.0):
     return buffers.load(
         *([rows], [], lambda: writer or FakeWriter()),
-        caller="load",
         timeout_s=timeout_s,
     )
 
 
+@public("optimize")
 def current(buffers):
     """What a call would train on now."""
-    with buffers.training(object(), caller="optimize") as loaded:
+    with buffers.training(object()) as loaded:
         return loaded
 
 
@@ -97,7 +99,7 @@ def test_a_writer_that_cannot_be_had_leaves_nothing_to_train_on():
         raise ValueError("the session lacks a device")
 
     with pytest.raises(ValueError, match="the session lacks a device"):
-        buffers.load([ROWS], [], bind, caller="load", timeout_s=30.0)
+        buffers.load([ROWS], [], bind, timeout_s=30.0)
     with pytest.raises(RuntimeError, match="the last load was refused"):
         current(buffers)
 
@@ -127,12 +129,12 @@ def test_the_next_batch_is_written_beside_the_current_one():
     buffers, writer = make(2), FakeWriter()
     load(buffers, writer=writer)
     writer.calls.clear()
-    buffers.load_next([ROWS[:4]], [], writer, caller="load_next")
+    buffers.load_next([ROWS[:4]], [], writer)
     assert current(buffers).report.rows_given == 8
     assert buffers.use_next(30).rows_given == 4
     assert current(buffers).buffer == 1
     assert {call[1] for call in writer.calls} == {1}
-    buffers.load_next([ROWS], [], writer, caller="load_next")
+    buffers.load_next([ROWS], [], writer)
     buffers.use_next(30)
     assert current(buffers).buffer == 0
 
@@ -141,14 +143,14 @@ def test_waiting_for_the_next_batch_ends_in_time_and_the_current_one_stays():
     buffers, writer = make(2), FakeWriter()
     load(buffers)
     writer.may_write.clear()
-    buffers.load_next([ROWS[:4]], [], writer, caller="load_next")
-    with pytest.raises(TimeoutError, match=r"use_next: .* still loading after 0.01 s"):
+    buffers.load_next([ROWS[:4]], [], writer)
+    with pytest.raises(TimeoutError, match=r" still loading after 0.01 s"):
         buffers.use_next(0.01)
     assert current(buffers).report.rows_given == 8
     with pytest.raises(RuntimeError, match="a load is under way"):
         load(buffers)
     with pytest.raises(RuntimeError, match="a load is under way"):
-        buffers.load_next([ROWS], [], FakeWriter(), caller="load_next")
+        buffers.load_next([ROWS], [], FakeWriter())
     writer.may_write.set()
     assert buffers.use_next(30).rows_given == 4
 
@@ -202,7 +204,7 @@ def test_a_tower_that_is_filled_has_arrived_and_a_slow_check_is_told():
         return FakeWriter()
 
     with pytest.raises(DeadlineError, match="all towers inside checking of the batch"):
-        buffers.load([ROWS], [], bind, caller="load", timeout_s=0.1)
+        buffers.load([ROWS], [], bind, timeout_s=0.1)
     may_bind.set()
     assert buffers.use_next(30).rows_given == 8
 
@@ -223,8 +225,8 @@ def test_a_load_without_a_bound_is_made_in_the_callers_thread():
 def test_a_batch_refused_in_advance_leaves_the_current_one():
     buffers = make(2)
     load(buffers)
-    with pytest.raises(ValueError, match="load_next: batch rejected"):
-        buffers.load_next([ROWS.astype(object)], [], FakeWriter(), caller="load_next")
+    with pytest.raises(ValueError, match="batch rejected"):
+        buffers.load_next([ROWS.astype(object)], [], FakeWriter())
     assert current(buffers).report.rows_given == 8
     with pytest.raises(RuntimeError, match="no load is under way"):
         buffers.use_next(1)
@@ -233,8 +235,8 @@ def test_a_batch_refused_in_advance_leaves_the_current_one():
 def test_a_failure_in_the_background_is_raised_and_leaves_nothing_to_train_on():
     buffers = make(2)
     load(buffers)
-    buffers.load_next([ROWS], [], FakeWriter(fails_at=1), caller="load_next")
-    with pytest.raises(RuntimeError, match=r"use_next: .*failed: the device is gone"):
+    buffers.load_next([ROWS], [], FakeWriter(fails_at=1))
+    with pytest.raises(RuntimeError, match=r"failed: the device is gone"):
         buffers.use_next(30)
     with pytest.raises(RuntimeError, match="background failed: the device is gone"):
         current(buffers)
@@ -244,7 +246,7 @@ def test_a_failure_in_the_background_is_raised_and_leaves_nothing_to_train_on():
 
 def test_one_buffer_cannot_load_in_the_background():
     with pytest.raises(RuntimeError, match="make the Owner with num_buffers=2"):
-        make().load_next([ROWS], [], FakeWriter(), caller="load_next")
+        make().load_next([ROWS], [], FakeWriter())
 
 
 @pytest.mark.parametrize("number", [0, 3])
@@ -266,7 +268,7 @@ def test_dropped_rows_are_said_once(caplog):
 def test_the_memory_of_two_buffers_is_said_and_reported(caplog):
     buffers = make(2)
     with caplog.at_level(logging.INFO):
-        buffers.load_next([ROWS], [], FakeWriter(), caller="load_next")
+        buffers.load_next([ROWS], [], FakeWriter())
     report = buffers.use_next(30)
     assert (report.bytes_loaded, report.bytes_resident) == (32, 64)
     assert "two buffers hold up to" in caplog.text

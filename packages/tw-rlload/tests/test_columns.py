@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tw_core.checks import public
 from tw_rlload._loading.columns import check_lengths, read_columns
 from tw_rlload._loading.specs import make_spec
 
 
 def specs_of(**columns):
     return [
-        make_spec(name, dtype, shape, is_state=False, caller="test")
+        make_spec(name, dtype, shape, is_state=False)
         for name, (dtype, shape) in columns.items()
     ]
 
@@ -22,8 +23,9 @@ SPECS = specs_of(x=(tf.float32, [None, 3]), n=(tf.int32, [None]))
 X, N = np.zeros((4, 3), np.float32), np.arange(4, dtype=np.int32)
 
 
+@public("load")
 def read(given, specs=SPECS, *, check_finite=False):
-    return read_columns(specs, given, caller="load", check_finite=check_finite)
+    return read_columns(specs, given, check_finite=check_finite)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +127,8 @@ def test_what_is_no_collection_of_columns_is_refused(given):
 
 def test_columns_of_unequal_length_are_refused_with_all_lengths():
     columns = read([X, N[:3]])
-    with pytest.raises(ValueError, match=r"load: all columns .*\{'x': 4, 'n': 3\}"):
-        check_lengths(columns, caller="load", what="columns")
+    with pytest.raises(ValueError, match=r"all columns .*\{'x': 4, 'n': 3\}"):
+        check_lengths(columns, what="columns")
 
 
 @pytest.mark.parametrize(

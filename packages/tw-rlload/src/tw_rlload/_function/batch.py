@@ -8,14 +8,12 @@ import numpy as np
 import tensorflow as tf
 
 from tw_core import Tower, check_towers
-from tw_core.checks import naming
+from tw_core.checks import caller, public
 from tw_rlload._loading.buffers import Buffers
 from tw_rlload._loading.columns import Columns
 from tw_rlload._loading.plan import LoadReport, Remainder
 from tw_rlload._loading.specs import Array, DataVariables, specs_of_mappings
 from tw_rlload._loading.staging import Writer, no_rows
-
-_NAME = "DeviceBatch"
 
 
 class DeviceBatch:
@@ -28,6 +26,7 @@ class DeviceBatch:
       specs: of the variables: columns, states, and row weights if batches are padded.
     """
 
+    @public
     def __init__(
         self,
         towers: Sequence[Tower],
@@ -56,19 +55,15 @@ class DeviceBatch:
           ValueError, TypeError: no towers, devices repeated or unknown, no column,
             or bad options.
         """
-        check_eager("makes variables", caller=_NAME)
-        with naming(_NAME):
-            check_towers(towers)
-        specs = specs_of_mappings(
-            columns, {} if states is None else states, caller=_NAME
-        )
+        check_eager("makes variables")
+        check_towers(towers)
+        specs = specs_of_mappings(columns, {} if states is None else states)
         self._buffers = Buffers(
             *(towers, specs),
             max_per_device_batch_size=max_per_device_batch_size,
             remainder=remainder,
             check_finite=check_finite,
             num_buffers=num_buffers,
-            owner=_NAME,
         )
         self.towers, self.specs = tuple(towers), self._buffers.specs
         self._writer = _eager_writer(self._buffers.variables)
@@ -78,6 +73,7 @@ class DeviceBatch:
         """The report of the last load; None where nothing is loaded."""
         return self._buffers.report
 
+    @public
     def load(
         self,
         columns: Columns,
@@ -105,11 +101,12 @@ class DeviceBatch:
           RuntimeError: another thread is loading, or trains on the current batch, which
             stays; or in a graph or a ``tf.function``.
         """
-        check_eager("copies rows", caller="load")
+        check_eager("copies rows")
         return self._buffers.load(
-            *(columns, states, lambda: self._writer), caller="load", timeout_s=timeout_s
+            *(columns, states, lambda: self._writer), timeout_s=timeout_s
         )
 
+    @public
     def load_next(self, columns: Columns, states: Columns = ()) -> None:
         """Loads the next batch in a thread while the current one trains.
 
@@ -126,9 +123,10 @@ class DeviceBatch:
             or a ``tf.function``.
           ValueError, TypeError: the batch was refused; the current one stays.
         """
-        check_eager("copies rows", caller="load_next")
-        self._buffers.load_next(columns, states, self._writer, caller="load_next")
+        check_eager("copies rows")
+        self._buffers.load_next(columns, states, self._writer)
 
+    @public
     def use_next(self, timeout_s: float | None = 300.0) -> LoadReport:
         """Waits for ``load_next`` and makes its batch the current one.
 
@@ -150,12 +148,12 @@ def buffers_of(batch: DeviceBatch) -> Buffers:
     return batch._buffers
 
 
-def check_eager(what: str, *, caller: str) -> None:
+def check_eager(what: str) -> None:
     """Refuses graphs and ``tf.function`` bodies, where ``what`` is not possible."""
     if not tf.executing_eagerly():
         raise RuntimeError(
-            f"{caller}: {what}; do so outside of graphs and tf.function. In a session "
-            "graph use tw_rlload.LocalSyncParallelOptimizer."
+            f"{caller()}: {what}; do so outside of graphs and tf.function. In a "
+            "session graph use tw_rlload.LocalSyncParallelOptimizer."
         )
 
 

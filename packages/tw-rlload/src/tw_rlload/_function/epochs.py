@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tw_core.checks import check_function
+from tw_core.checks import caller, check_function, public
 from tw_reduce import Reducer
 from tw_rlload._function.batch import DeviceBatch, buffers_of, check_eager
 from tw_rlload._function.step import FunctionStep
@@ -29,16 +29,15 @@ from tw_rlload._training.loop import (
 from tw_rlload._training.order import (
     EpochOrder,
     Shuffle,
-    draw_order,
+    epoch_order,
     run_with_progress,
 )
-
-_NAME = "EpochFunction"
 
 
 class EpochFunction:
     """Trains models on a ``DeviceBatch``: a step per call, or whole epochs."""
 
+    @public
     def __init__(
         self,
         batch: DeviceBatch,
@@ -81,16 +80,16 @@ class EpochFunction:
           TypeError: an argument of another kind than described above.
           RuntimeError: in a graph or a ``tf.function``.
         """
-        check_eager("makes the optimizers' variables", caller=_NAME)
+        check_eager("makes the optimizers' variables")
         if not isinstance(batch, DeviceBatch):
             raise TypeError(
-                f"{_NAME}: batch must be a DeviceBatch; got {type(batch).__name__}."
+                f"{caller()}: batch must be a DeviceBatch; got {type(batch).__name__}."
             )
-        check_function(_NAME, loss_fn=loss_fn)
+        check_function(loss_fn=loss_fn)
         self._step = FunctionStep(
             *(batch.towers, batch.specs, loss_fn, models, optimizers),
-            reducer=reducer_of_sums(reducer, batch.towers, caller=_NAME),
-            grad_norm_clipping=check_clipping(grad_norm_clipping, caller=_NAME),
+            reducer=reducer_of_sums(reducer, batch.towers),
+            grad_norm_clipping=check_clipping(grad_norm_clipping),
             apply_fn=apply_fn,
         )
         self._buffers = buffers_of(batch)
@@ -99,6 +98,7 @@ class EpochFunction:
         # The loop over steps, and the layout of its scalars; traced at the first call.
         self._traced: tuple[Callable[..., tf.Tensor], ScalarLayout] | None = None
 
+    @public
     def optimize(self, batch_index: int) -> dict[str, Any]:
         """Trains on one minibatch.
 
@@ -115,8 +115,8 @@ class EpochFunction:
             graph or a ``tf.function``.
           IndexError: ``batch_index`` is not one of those.
         """
-        check_eager("gives arrays", caller="optimize")
-        with self._buffers.training(self, caller="optimize") as loaded:
+        check_eager("gives arrays")
+        with self._buffers.training(self) as loaded:
             first = first_sequence(loaded.report, batch_index)
             step = first // loaded.report.sequences_per_device_step
             order = EpochOrder(None, None, np.full((1, 1), step, np.int32), None)
@@ -130,6 +130,7 @@ class EpochFunction:
         ]
         return {**towers[-1], "loss": result.losses[0, 0], "towers": towers}
 
+    @public
     def run_epochs(
         self,
         num_epochs: int,
@@ -156,11 +157,9 @@ class EpochFunction:
             graph or a ``tf.function``.
           ValueError: a bad argument.
         """
-        check_eager("gives arrays", caller="run_epochs")
-        with self._buffers.training(self, caller="run_epochs") as loaded:
-            order = draw_order(
-                loaded.report, num_epochs, shuffle, seed, caller="run_epochs"
-            )
+        check_eager("gives arrays")
+        with self._buffers.training(self) as loaded:
+            order = epoch_order(loaded.report, num_epochs, shuffle, seed=seed)
             loop, layout = self._loop()
             run = partial(_run, loop, loaded)
             packed = run_with_progress(run, order, progress=progress)

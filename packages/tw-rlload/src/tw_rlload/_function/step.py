@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tw_core import Tower, map_towers
-from tw_core.checks import check_function, check_list
+from tw_core.checks import caller, check_function, check_list
 from tw_core.optimizers import check_optimizer, create_slots
 from tw_core.variables import is_variable, shared_variables, tf_variable
 from tw_reduce import Reducer
@@ -22,8 +22,6 @@ from tw_rlload._training.gradients import (
     apply_once,
     combine_gradients,
 )
-
-_NAME = "EpochFunction"
 
 
 class TowerOutput(NamedTuple):
@@ -51,13 +49,13 @@ class FunctionStep:
         apply_fn: ApplyFn | None,
     ) -> None:
         """Checks the models, and makes the optimizers' variables."""
-        check_list(_NAME, models=models, of="models", empty=True)
-        check_list(_NAME, optimizers=optimizers, of="optimizers", empty=True)
+        check_list(models=models, of="models", empty=True)
+        check_list(optimizers=optimizers, of="optimizers", empty=True)
         if apply_fn is not None:
-            check_function(_NAME, apply_fn=apply_fn)
+            check_function(apply_fn=apply_fn)
         _check_counts(len(towers), models, optimizers, has_apply=apply_fn is not None)
         for optimizer in optimizers:
-            check_optimizer(_NAME, optimizer)
+            check_optimizer(caller(), optimizer)
         self._towers, self._specs, self._loss_fn = towers, specs, loss_fn
         self._reducer, self._clip = reducer, grad_norm_clipping
         self._models = list(models) * (len(towers) // len(models))
@@ -81,7 +79,6 @@ class FunctionStep:
             weights or None,
             reducer=self._reducer,
             grad_norm_clipping=self._scaled_bound(),
-            caller=_NAME,
         )
         if self._apply_fn is not None:
             [optimizer] = self._optimizers
@@ -144,22 +141,22 @@ def _check_counts(
 ) -> None:
     if has_apply and (len(models), len(optimizers)) != (num_towers, 1):
         raise ValueError(
-            f"{_NAME}: with apply_fn pass one model per tower ({num_towers}) and the "
-            f"one optimizer that it applies with; got {len(models)} models and "
+            f"{caller()}: with apply_fn pass one model per tower ({num_towers}) and "
+            f"the one optimizer that it applies with; got {len(models)} models and "
             f"{len(optimizers)} optimizers."
         )
     alike = has_apply or len(models) == len(optimizers)
     if not alike or len(models) not in (1, num_towers):
         raise ValueError(
-            f"{_NAME}: pass one model and one optimizer per tower ({num_towers} of "
+            f"{caller()}: pass one model and one optimizer per tower ({num_towers} of "
             f"each), or one of each for all; got {len(models)} models and "
             f"{len(optimizers)} optimizers. tw_core.replicate makes the copies."
         )
     own = {id(item) for items in (models, optimizers) for item in items}
     if len(own) < len(models) + len(optimizers):
         raise ValueError(
-            f"{_NAME}: a model or an optimizer is given twice; every tower needs its "
-            "own, or pass a single one of each for all towers."
+            f"{caller()}: a model or an optimizer is given twice; every tower needs "
+            "its own, or pass a single one of each for all towers."
         )
 
 
@@ -167,8 +164,8 @@ def _check_built(optimizer: Any) -> None:
     # In the loop of epochs a Keras optimizer cannot make its state.
     if not getattr(optimizer, "built", True):
         raise ValueError(
-            f"{_NAME}: {type(optimizer).__name__} must be built before apply_fn uses "
-            "it; make it with tw_builders.make_sharded_optimizer, or call "
+            f"{caller()}: {type(optimizer).__name__} must be built before apply_fn "
+            "uses it; make it with tw_builders.make_sharded_optimizer, or call "
             "optimizer.build(variables) with those that apply_fn updates."
         )
 
@@ -181,7 +178,7 @@ def _check_own(variables: Sequence[Sequence[Any]]) -> None:
     ]
     if shared:
         raise ValueError(
-            f"{_NAME}: every tower's optimizer would update a variable that models "
+            f"{caller()}: every tower's optimizer would update a variable that models "
             f"share: {'; '.join(shared)}. Make each model's own, as tw_core.replicate "
             "does, or pass a single model and optimizer for all towers."
         )
@@ -190,19 +187,19 @@ def _check_own(variables: Sequence[Sequence[Any]]) -> None:
 def _trainable(model: Any) -> list[Any]:
     if not hasattr(model, "trainable_variables"):
         raise TypeError(
-            f"{_NAME}: models must hold objects with trainable_variables, as Keras's "
-            f"and tf.Module's are; got {model!r:.80} ({type(model).__name__})."
+            f"{caller()}: models must hold objects with trainable_variables, as "
+            f"Keras's and tf.Module's are; got {model!r:.80} ({type(model).__name__})."
         )
     variables = list(model.trainable_variables)
     others = [v for v in variables if not _is_eager(v)]
     if others:
         raise TypeError(
-            f"{_NAME}: {type(model).__name__}.trainable_variables must hold variables "
-            f"made outside of graphs; got {others!r:.200}."
+            f"{caller()}: {type(model).__name__}.trainable_variables must hold "
+            f"variables made outside of graphs; got {others!r:.200}."
         )
     if not variables:
         raise ValueError(
-            f"{_NAME}: {type(model).__name__} has no trainable variables; build it "
+            f"{caller()}: {type(model).__name__} has no trainable variables; build it "
             "first (a Keras model: model.build(input_shape))."
         )
     return variables
@@ -218,7 +215,7 @@ def _loss_and_others(returned: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     }
     if shapes:
         raise ValueError(
-            f"{_NAME}: loss_fn must return a scalar loss, or (loss, dictionary of "
+            f"{caller()}: loss_fn must return a scalar loss, or (loss, dictionary of "
             f"scalars); got {shapes}. Average over rows, with remainder='pad' by "
             "tw_rlload.weighted_mean."
         )

@@ -16,13 +16,14 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple
 
 from tw_core import Tower
 from tw_core.black_box import DeadlineError, Recorder, Wait, add_report
-from tw_core.checks import check_flag, check_number, check_whole_number
+from tw_core.checks import caller, check_flag, check_number, check_whole_number
 from tw_core.devices import repeated_devices
 from tw_rlload._loading.columns import Columns, PreparedLoad, prepare
 from tw_rlload._loading.plan import LoadReport, Remainder, check_options, cut_batch
@@ -69,23 +70,22 @@ class Buffers:
         remainder: Remainder,
         check_finite: bool,
         num_buffers: int,
-        owner: str,
     ) -> None:
         """Checks the options, and makes the variables, with no rows yet."""
-        check_options(len(towers), max_per_device_batch_size, remainder, caller=owner)
+        check_options(len(towers), max_per_device_batch_size, remainder)
         devices = [tower.device for tower in towers]
         if twice := repeated_devices(devices):
             raise ValueError(
-                f"{owner}: every tower needs a device of its own; given twice: "
+                f"{caller()}: every tower needs a device of its own; given twice: "
                 f"{twice}, in {devices}."
             )
-        check_flag(owner, check_finite=check_finite)
-        if check_whole_number(owner, num_buffers=num_buffers) not in (1, 2):
+        check_flag(check_finite=check_finite)
+        if check_whole_number(num_buffers=num_buffers) not in (1, 2):
             raise ValueError(
-                f"{owner}: num_buffers must be 1, or 2 to load the next batch while "
+                f"{caller()}: num_buffers must be 1, or 2 to load the next batch while "
                 f"the current one trains; got {num_buffers}."
             )
-        self._owner = owner
+        self._owner = caller()
         cut = partial(
             cut_batch,
             num_devices=len(towers),
@@ -101,7 +101,7 @@ class Buffers:
         self._pending: Future[Loaded] | None = None
         self._queue: SimpleQueue[_Work | None] | None = None
         self._towers = tuple(f"tower {k}" for k in range(len(towers)))
-        self._events = Recorder(f"{owner} of {len(towers)} towers")
+        self._events = Recorder(f"{self._owner} of {len(towers)} towers")
         self._loading: str | None = None
         self._runs: list[_Run] = []
         # Guards which batch is current, loading or trained on; never held while rows
@@ -116,26 +116,27 @@ class Buffers:
         return loaded.report if loaded else None
 
     @contextmanager
-    def training(self, trainer: object, *, caller: str) -> Iterator[Loaded]:
+    def training(self, trainer: object) -> Iterator[Loaded]:
         """Keeps the current batch from being replaced while it is trained on.
 
         ``trainer`` owns the variables that change, so it makes one call at a time.
         """
+        method = caller()
         with self._lock:
-            loaded = self._require(caller)
+            loaded = self._require()
             mine = [run.method for run in self._runs if run.trainer is trainer]
             if mine:
                 raise RuntimeError(
-                    f"{caller}: {mine[0]} has not returned yet, and each call trains "
+                    f"{method}: {mine[0]} has not returned yet, and each call trains "
                     "on the variables that the last one left. Make one call at a time."
                 )
-            run = _Run(caller, loaded.buffer, trainer)
+            run = _Run(method, loaded.buffer, trainer)
             self._runs.append(run)
-        self._events.began(caller, "training on buffer", loaded.buffer)
+        self._events.began(method, "training on buffer", loaded.buffer)
         try:
             yield loaded
         finally:
-            self._events.ended(caller, "training on buffer", loaded.buffer)
+            self._events.ended(method, "training on buffer", loaded.buffer)
             with self._lock:
                 self._runs.remove(run)
 
@@ -145,7 +146,6 @@ class Buffers:
         states: Columns,
         bind: Callable[[], Writer],
         *,
-        caller: str,
         timeout_s: float | None,
     ) -> LoadReport:
         """Replaces the current batch; returns when the new one is loaded.
@@ -154,17 +154,17 @@ class Buffers:
         continues in the background. ``DeviceBatch.load`` documents the errors.
         """
         if timeout_s is not None:
-            timeout_s = check_number(caller, timeout_s=timeout_s, at_least=0)
+            timeout_s = check_number(timeout_s=timeout_s, at_least=0)
 
         def work(buffer: int) -> Loaded:
             with self._events.during(ALL_TOWERS, "checking of the batch"):
                 writer = bind()
-                prepared = self._prepare(inputs, states, caller=caller)
+                prepared = self._prepare(inputs, states)
             self._forget("the last load failed half-way")
             self._fill(prepared, writer, buffer)
             return self._describe(prepared, buffer)
 
-        with self._one_load(caller, in_background=False) as buffer:
+        with self._one_load(in_background=False) as buffer:
             if timeout_s is None:
                 return self._make_current(work(buffer))
             future = self._start(partial(work, buffer))
@@ -177,23 +177,21 @@ class Buffers:
                 self._forget("the last load takes too long; use_next waits for it")
                 self._pending = future
                 told = "call use_next to wait longer. There is no batch to train on."
-                raise self._too_late(caller, timeout_s, told)
+                raise self._too_late(timeout_s, told)
             return self._make_current(future.result())
 
-    def load_next(
-        self, inputs: Columns, states: Columns, writer: Writer, *, caller: str
-    ) -> None:
+    def load_next(self, inputs: Columns, states: Columns, writer: Writer) -> None:
         """Checks a batch, then loads it in a thread; the current one stays.
 
         ``DeviceBatch.load_next`` documents the errors.
         """
         if len(self._staging) == 1:
             raise RuntimeError(
-                f"{caller}: needs a second buffer for the next batch; make the "
+                f"{caller()}: needs a second buffer for the next batch; make the "
                 f"{self._owner} with num_buffers=2 (twice the memory)."
             )
-        with self._one_load(caller, in_background=True) as buffer:
-            prepared = self._prepare(inputs, states, caller=caller)
+        with self._one_load(in_background=True) as buffer:
+            prepared = self._prepare(inputs, states)
             loaded = self._describe(prepared, buffer)
             self._say_once(
                 *("memory", logging.INFO),
@@ -214,9 +212,9 @@ class Buffers:
         errors.
         """
         if timeout_s is not None:
-            timeout_s = check_number("use_next", timeout_s=timeout_s, at_least=0)
+            timeout_s = check_number(timeout_s=timeout_s, at_least=0)
         with self._lock:
-            self._refuse_second_load("use_next")
+            self._refuse_second_load()
             pending = self._pending
         if pending is None:
             raise RuntimeError("use_next: no load is under way; call load_next first.")
@@ -224,7 +222,7 @@ class Buffers:
             told = "call again to wait longer. The current batch can be trained on."
             if self._loaded is None:
                 told = "call again to wait longer. There is no batch to train on."
-            raise self._too_late("use_next", timeout_s, told)
+            raise self._too_late(timeout_s, told)
         try:
             loaded = pending.result()
         except Exception as error:
@@ -237,19 +235,19 @@ class Buffers:
             return self._make_current(loaded)
 
     @contextmanager
-    def _one_load(self, caller: str, *, in_background: bool) -> Iterator[int]:
+    def _one_load(self, *, in_background: bool) -> Iterator[int]:
         """Yields the buffer to load into, and refuses other loads meanwhile."""
         with self._lock:
-            self._refuse_second_load(caller)
+            self._refuse_second_load()
             if self._pending is not None:
                 raise RuntimeError(
-                    f"{caller}: a load is under way in the background; call use_next "
+                    f"{caller()}: a load is under way in the background; call use_next "
                     "first."
                 )
             current = self._loaded.buffer if self._loaded else int(in_background)
             buffer = 1 - current if in_background else current
-            self._refuse_under_training(buffer, caller)
-            self._loading = caller
+            self._refuse_under_training(buffer)
+            self._loading = caller()
             if not in_background:
                 self._forget("the last load was refused")
         try:
@@ -277,10 +275,11 @@ class Buffers:
             ).start()
             weakref.finalize(self, self._queue.put, None)
         future: Future[Loaded] = Future()
-        self._queue.put((work, future))
+        # In the caller's context, for the name in errors.
+        self._queue.put((partial(copy_context().run, work), future))
         return future
 
-    def _too_late(self, caller: str, timeout_s: float, told: str) -> DeadlineError:
+    def _too_late(self, timeout_s: float, told: str) -> DeadlineError:
         """Returns the error of a load that takes too long, naming what it writes."""
         now = time.monotonic()
         inside = {
@@ -292,12 +291,12 @@ class Buffers:
         begun = here[0] if here else 0  # Towers are filled one after the other.
         named = "; ".join(f"{who} inside {what}" for who, what in inside.items())
         error = DeadlineError(
-            f"{caller}: the batch is still loading after {timeout_s} s "
+            f"{caller()}: the batch is still loading after {timeout_s} s "
             f"({named or 'between two columns'}); {told}"
         )
         missing = {name: "not begun" for name in self._towers[begun:]}
         late = Wait(
-            who=caller,
+            who=caller(),
             what="the load of a batch",
             waited_s=timeout_s,
             deadline_s=timeout_s,
@@ -345,32 +344,33 @@ class Buffers:
     def _forget(self, reason: str) -> None:
         self._loaded, self._reason = None, reason
 
-    def _require(self, caller: str) -> Loaded:
+    def _require(self) -> Loaded:
         # Read before _loaded: a load that ends in between has set the batch by then.
         loading = self._loading
         if self._loaded is not None:
             return self._loaded
         if loading is not None:
             raise RuntimeError(
-                f"{caller}: {loading} is replacing the batch and has not returned "
+                f"{caller()}: {loading} is replacing the batch and has not returned "
                 "yet; wait until it does."
             )
         raise RuntimeError(
-            f"{caller}: there is no batch to train on: {self._reason}. Load one first."
+            f"{caller()}: there is no batch to train on: {self._reason}. Load one "
+            "first."
         )
 
-    def _refuse_second_load(self, caller: str) -> None:
+    def _refuse_second_load(self) -> None:
         if self._loading is not None:
             raise RuntimeError(
-                f"{caller}: {self._loading} has not returned yet, and one batch loads "
-                "at a time; wait until it does."
+                f"{caller()}: {self._loading} has not returned yet, and one batch "
+                "loads at a time; wait until it does."
             )
 
-    def _refuse_under_training(self, buffer: int, caller: str) -> None:
+    def _refuse_under_training(self, buffer: int) -> None:
         methods = sorted({run.method for run in self._runs if run.buffer == buffer})
         if methods:
             raise RuntimeError(
-                f"{caller}: {' and '.join(methods)} has not returned yet, and still "
+                f"{caller()}: {' and '.join(methods)} has not returned yet, and still "
                 "trains on the rows that this load would replace; nothing was "
                 "touched. Wait until it returns, or load into another buffer: "
                 "num_buffers=2 and load_next."

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from tw_core.checks import caller
 from tw_rlload._loading.plan import LoadPlan
 from tw_rlload._loading.specs import Array, ColumnSpec, DType, cast_fault
 
@@ -73,7 +74,6 @@ def prepare(
     cut: Callable[..., LoadPlan],
     *,
     check_finite: bool,
-    caller: str,
 ) -> PreparedLoad:
     """Reads, checks and plans a batch, without copying or writing rows.
 
@@ -83,24 +83,23 @@ def prepare(
         read_columns(
             [spec for spec in specs if spec.is_state == is_state],
             given,
-            caller=caller,
             check_finite=check_finite,
         )
         for is_state, given in ((False, inputs), (True, states))
     ]
-    rows = check_lengths(read[0], caller=caller, what="columns")
-    sequences = check_lengths(read[1], caller=caller, what="states")
-    plan = cut(rows, sequences if read[1] else None, caller=caller)
+    rows = check_lengths(read[0], what="columns")
+    sequences = check_lengths(read[1], what="states")
+    plan = cut(rows, sequences if read[1] else None)
     return PreparedLoad(plan, (*read[0], *read[1]))
 
 
 def read_columns(
-    specs: Sequence[ColumnSpec], given: Columns, *, caller: str, check_finite: bool
+    specs: Sequence[ColumnSpec], given: Columns, *, check_finite: bool
 ) -> list[Column]:
     """Reads columns in the order of their specs, and checks them."""
-    values = _in_order(specs, given, caller)
+    values = _in_order(specs, given)
     columns = [
-        Column(spec, _fragments(spec.name, value, caller))
+        Column(spec, _fragments(spec.name, value))
         for spec, value in zip(specs, values, strict=True)
     ]
     problems = [
@@ -110,48 +109,48 @@ def read_columns(
     ]
     if problems:
         listed = "\n".join(problems)
-        raise ValueError(f"{caller}: batch rejected; invalid columns:\n{listed}")
+        raise ValueError(f"{caller()}: batch rejected; invalid columns:\n{listed}")
     return columns
 
 
-def check_lengths(columns: Sequence[Column], *, caller: str, what: str) -> int:
+def check_lengths(columns: Sequence[Column], *, what: str) -> int:
     """Returns the common number of rows."""
     lengths = {column.spec.name: column.rows for column in columns}
     if len(set(lengths.values())) > 1:
         raise ValueError(
-            f"{caller}: all {what} must have the same number of rows; got {lengths}."
+            f"{caller()}: all {what} must have the same number of rows; got {lengths}."
         )
     return next(iter(lengths.values()), 0)
 
 
-def _in_order(specs: Sequence[ColumnSpec], given: Columns, caller: str) -> list[Any]:
+def _in_order(specs: Sequence[ColumnSpec], given: Columns) -> list[Any]:
     names = [spec.name for spec in specs]
     if isinstance(given, Mapping):
         missing = [name for name in names if name not in given]
         unknown = [name for name in given if name not in names]
         if missing or unknown:
             raise ValueError(
-                f"{caller}: columns must be {names}; missing: {missing}, unknown: "
+                f"{caller()}: columns must be {names}; missing: {missing}, unknown: "
                 f"{unknown}."
             )
         return [given[name] for name in names]
     if isinstance(given, np.ndarray | str | bytes) or not isinstance(given, Sequence):
         raise TypeError(
-            f"{caller}: columns must be a list or a dictionary; got "
+            f"{caller()}: columns must be a list or a dictionary; got "
             f"{type(given).__name__}. Pass {names}."
         )
     if len(given) != len(specs):
         raise ValueError(
-            f"{caller}: pass {len(specs)} columns {names}; got {len(given)}."
+            f"{caller()}: pass {len(specs)} columns {names}; got {len(given)}."
         )
     return list(given)
 
 
-def _fragments(name: str, value: Any, caller: str) -> tuple[Array, ...]:
+def _fragments(name: str, value: Any) -> tuple[Array, ...]:
     is_list = isinstance(value, list | tuple)
     if is_list and value and all(_is_fragment(item) for item in value):
-        return tuple(_as_array(name, item, caller) for item in value)
-    return (_as_array(name, value, caller),)
+        return tuple(_as_array(name, item) for item in value)
+    return (_as_array(name, value),)
 
 
 def _is_fragment(value: Any) -> bool:
@@ -159,17 +158,17 @@ def _is_fragment(value: Any) -> bool:
     return bool(is_array and len(value.shape) > 0)
 
 
-def _as_array(name: str, value: Any, caller: str) -> Array:
+def _as_array(name: str, value: Any) -> Array:
     if tf.is_tensor(value) and not hasattr(value, "numpy"):
         raise TypeError(
-            f"{caller}: column {name!r} is a symbolic tensor, {value}; only arrays "
+            f"{caller()}: column {name!r} is a symbolic tensor, {value}; only arrays "
             "and eager tensors have rows to copy. Run it in a session first."
         )
     try:
         return np.asarray(value)
     except ValueError as error:
         raise ValueError(
-            f"{caller}: column {name!r} is not a rectangular array: {error}. Pad its "
+            f"{caller()}: column {name!r} is not a rectangular array: {error}. Pad its "
             "rows to one length."
         ) from error
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from string import ascii_uppercase
 from typing import Literal, TypeAlias, get_args
 
-from tw_core.checks import check_whole_number
+from tw_core.checks import caller, check_whole_number, public
 
 Remainder: TypeAlias = Literal["drop", "pad", "error"]
 
@@ -132,6 +132,7 @@ class LoadReport(LoadPlan):
     bytes_resident: int
 
 
+@public
 def plan_load(
     rows: int,
     states: int | None = None,
@@ -167,44 +168,34 @@ def plan_load(
     >>> plan_load(40_000, num_devices=2, max_per_device_batch_size=625).steps
     32
     """
-    caller = "plan_load"
-    check_options(num_devices, max_per_device_batch_size, remainder, caller=caller)
-    rows = check_whole_number(caller, rows=rows)
+    check_options(num_devices, max_per_device_batch_size, remainder)
+    rows = check_whole_number(rows=rows)
     if states is not None:
-        states = check_whole_number(caller, states=states)
-    return cut_batch(
-        *(rows, states, num_devices, max_per_device_batch_size, remainder),
-        caller=caller,
-    )
+        states = check_whole_number(states=states)
+    return cut_batch(rows, states, num_devices, max_per_device_batch_size, remainder)
 
 
 def check_options(
-    num_devices: int, max_per_device_batch_size: int, remainder: str, *, caller: str
+    num_devices: int, max_per_device_batch_size: int, remainder: str
 ) -> None:
     """Refuses options with which no batch could be cut."""
-    check_whole_number(caller, num_devices=num_devices, at_least=1)
+    check_whole_number(num_devices=num_devices, at_least=1)
     maximum = max_per_device_batch_size
-    check_whole_number(caller, max_per_device_batch_size=maximum, at_least=1)
+    check_whole_number(max_per_device_batch_size=maximum, at_least=1)
     if not isinstance(remainder, str) or remainder not in get_args(Remainder):
         raise ValueError(
-            f"{caller}: remainder must be one of {list(get_args(Remainder))}; got "
+            f"{caller()}: remainder must be one of {list(get_args(Remainder))}; got "
             f"{remainder!r}."
         )
 
 
 def cut_batch(
-    rows: int,
-    states: int | None,
-    num_devices: int,
-    maximum: int,
-    remainder: Remainder,
-    *,
-    caller: str,
+    rows: int, states: int | None, num_devices: int, maximum: int, remainder: Remainder
 ) -> LoadPlan:
     """Does the work of ``plan_load``, with checked options."""
-    length = _sequence_length(rows, states, caller)
+    length = _sequence_length(rows, states)
     sequences = rows // length
-    _check_fits(sequences, length, num_devices, maximum, caller)
+    _check_fits(sequences, length, num_devices, maximum)
     pads = remainder == "pad"
     shortest = -(-sequences // num_devices) if pads else sequences // num_devices
     size = min(maximum // length, shortest)
@@ -213,7 +204,7 @@ def cut_batch(
     plan = LoadPlan(rows, num_devices, length, size, steps, remainder)
     if remainder == "error" and plan.rows_dropped:
         raise ValueError(
-            f"{caller}: {rows} rows ({sequences} sequences of {length}) leave "
+            f"{caller()}: {rows} rows ({sequences} sequences of {length}) leave "
             f"{plan.rows_dropped} rows over in steps of {size * length} rows on each "
             f"of {num_devices} devices, and remainder is 'error'; pass a multiple of "
             f"{per_step * length} rows, or remainder='drop' or 'pad'."
@@ -224,43 +215,41 @@ def cut_batch(
 def first_sequence(report: LoadReport, batch_index: int) -> int:
     """Returns the first sequence of the step that starts at row ``batch_index``."""
     offsets = report.batch_offsets
-    first = check_whole_number("optimize", batch_index=batch_index)
+    first = check_whole_number(batch_index=batch_index)
     if first not in offsets:
         raise IndexError(
-            f"optimize: batch_index must be one of report.batch_offsets, "
+            f"{caller()}: batch_index must be one of report.batch_offsets, "
             f"{list(offsets)}; got {batch_index}."
         )
     return first // report.sequence_length
 
 
-def _sequence_length(rows: int, states: int | None, caller: str) -> int:
+def _sequence_length(rows: int, states: int | None) -> int:
     if rows < 1 or (states is not None and states < 1):
         given = f"{rows} rows" if states is None else f"{rows} rows, {states} states"
         raise ValueError(
-            f"{caller}: there is nothing to load: got {given}; pass at least one row."
+            f"{caller()}: there is nothing to load: got {given}; pass at least one row."
         )
     if states is None:
         return 1
     if rows % states:
         raise ValueError(
-            f"{caller}: {rows} rows cannot be divided among {states} states; every "
+            f"{caller()}: {rows} rows cannot be divided among {states} states; every "
             "state stands for one sequence, and all sequences have the same number "
             "of rows: pad the shorter ones."
         )
     return rows // states
 
 
-def _check_fits(
-    sequences: int, length: int, num_devices: int, maximum: int, caller: str
-) -> None:
+def _check_fits(sequences: int, length: int, num_devices: int, maximum: int) -> None:
     if maximum < length:
         raise ValueError(
-            f"{caller}: max_per_device_batch_size is {maximum} rows, and one sequence "
-            f"has {length}; pass at least {length}, or cut shorter sequences."
+            f"{caller()}: max_per_device_batch_size is {maximum} rows, and one "
+            f"sequence has {length}; pass at least {length}, or cut shorter sequences."
         )
     if sequences < num_devices:
         raise ValueError(
-            f"{caller}: every device needs at least one sequence; got {sequences} "
+            f"{caller()}: every device needs at least one sequence; got {sequences} "
             f"sequences of {length} rows for {num_devices} devices. Pass at least "
             f"{num_devices * length} rows, or fewer devices."
         )

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tw_core.checks import check_list
+from tw_core.checks import caller, check_list
 
 Array = npt.NDArray[np.generic]
 DType = np.dtype[np.generic]
@@ -36,40 +36,40 @@ DataVariables: TypeAlias = "list[list[list[tf.Variable]]]"
 """[buffers][K][C], C columns on K devices."""
 
 
-def make_spec(
-    name: str, dtype: Any, shape: Any, *, is_state: bool, caller: str
-) -> ColumnSpec:
+def make_spec(name: str, dtype: Any, shape: Any, *, is_state: bool) -> ColumnSpec:
     """Makes the spec of a placeholder or a ``tf.TensorSpec``."""
     shape, tf_dtype = tf.TensorShape(shape), tf.as_dtype(dtype).base_dtype
     if not (tf_dtype.is_floating or tf_dtype.is_integer or tf_dtype.is_bool):
         raise ValueError(
-            f"{caller}: column {name!r} has dtype {tf_dtype.name}; only floats, "
+            f"{caller()}: column {name!r} has dtype {tf_dtype.name}; only floats, "
             "integers and bools can be loaded. Encode it as numbers."
         )
     if not shape.rank:
         raise ValueError(
-            f"{caller}: column {name!r} has shape {shape}; rows are cut along axis 0, "
-            "so the rank must be known and at least 1, as in [None, 17]."
+            f"{caller()}: column {name!r} has shape {shape}; rows are cut along axis "
+            "0, so the rank must be known and at least 1, as in [None, 17]."
         )
     np_dtype = np.dtype(tf_dtype.as_numpy_dtype)
     return ColumnSpec(name, np_dtype, tuple(shape.as_list()[1:]), is_state)
 
 
 def specs_of_placeholders(
-    inputs: Sequence[tf.Tensor], states: Sequence[tf.Tensor], *, caller: str
+    inputs: Sequence[tf.Tensor], states: Sequence[tf.Tensor]
 ) -> tuple[ColumnSpec, ...]:
     """Returns the specs of placeholders, states last."""
     for name, given in (("input_placeholders", inputs), ("rnn_inputs", states)):
-        check_list(caller, empty=True, of="placeholders", **{name: given})
-        _check_placeholders(given, name, caller)
+        check_list(empty=True, of="placeholders", **{name: given})
+        _check_placeholders(given, name)
     if not inputs:
-        raise ValueError(f"{caller}: input_placeholders is empty; pass at least one.")
+        raise ValueError(f"{caller()}: input_placeholders is empty; pass at least one.")
     names = [tensor.op.name for tensor in (*inputs, *states)]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"{caller}: columns need names of their own; twice: {twice}.")
+        raise ValueError(
+            f"{caller()}: columns need names of their own; twice: {twice}."
+        )
     return tuple(
-        make_spec(t.op.name, t.dtype, t.shape, is_state=is_state, caller=caller)
+        make_spec(t.op.name, t.dtype, t.shape, is_state=is_state)
         for is_state, tensors in ((False, inputs), (True, states))
         for t in tensors
     )
@@ -78,20 +78,18 @@ def specs_of_placeholders(
 def specs_of_mappings(
     columns: Mapping[str, tf.TensorSpec],
     states: Mapping[str, tf.TensorSpec],
-    *,
-    caller: str,
 ) -> tuple[ColumnSpec, ...]:
     """Returns the specs of named ``tf.TensorSpec``, states last."""
-    _check_specs(columns, "columns", caller)
-    _check_specs(states, "states", caller)
+    _check_specs(columns, "columns")
+    _check_specs(states, "states")
     if not columns or columns.keys() & states.keys():
         raise ValueError(
-            f"{caller}: pass at least one column, and names that are either a "
+            f"{caller()}: pass at least one column, and names that are either a "
             f"column's or a state's; got columns {sorted(columns)} and states "
             f"{sorted(states)}."
         )
     return tuple(
-        make_spec(name, spec.dtype, spec.shape, is_state=is_state, caller=caller)
+        make_spec(name, spec.dtype, spec.shape, is_state=is_state)
         for is_state, specs in ((False, columns), (True, states))
         for name, spec in specs.items()
     )
@@ -117,26 +115,26 @@ def cast_fault(array: Array, wanted: DType) -> str | None:
     return f"{given.name} does not become {wanted.name} without loss"
 
 
-def _check_placeholders(given: Sequence[Any], name: str, caller: str) -> None:
+def _check_placeholders(given: Sequence[Any], name: str) -> None:
     others = [type(one).__name__ for one in given if not tf.is_symbolic_tensor(one)]
     if others:
         raise TypeError(
-            f"{caller}: {name} must hold placeholders, or other tensors of the graph; "
-            f"got {others}. Arrays are for load_data."
+            f"{caller()}: {name} must hold placeholders, or other tensors of the "
+            f"graph; got {others}. Arrays are for load_data."
         )
     graph = tf.compat.v1.get_default_graph()
     foreign = [tensor.name for tensor in given if tensor.graph is not graph]
     if foreign:
         raise ValueError(
-            f"{caller}: {name} must be of the default graph; got tensors of another: "
+            f"{caller()}: {name} must be of the default graph; got tensors of another: "
             f"{foreign}."
         )
 
 
-def _check_specs(given: Mapping[str, tf.TensorSpec], what: str, caller: str) -> None:
+def _check_specs(given: Mapping[str, tf.TensorSpec], what: str) -> None:
     if not isinstance(given, Mapping):
         raise TypeError(
-            f"{caller}: {what} must be a dictionary of tf.TensorSpec by name; got "
+            f"{caller()}: {what} must be a dictionary of tf.TensorSpec by name; got "
             f"{given!r:.80} ({type(given).__name__})."
         )
     others = {
@@ -146,7 +144,7 @@ def _check_specs(given: Mapping[str, tf.TensorSpec], what: str, caller: str) -> 
     }
     if others:
         raise TypeError(
-            f"{caller}: {what} must map names to tf.TensorSpec; got {others}. Write "
+            f"{caller()}: {what} must map names to tf.TensorSpec; got {others}. Write "
             "e.g. {'x': tf.TensorSpec([None, 17])}."
         )
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tw_core import Tower, map_towers
-from tw_core.checks import naming
+from tw_core.checks import caller
 from tw_core.devices import check_devices
 from tw_rlload._loading.specs import Array, DataVariables
 from tw_rlload._loading.staging import Writer, no_rows
@@ -27,18 +27,18 @@ class SessionCalls:
         self._graph = graph
         self._cache: tuple[Any, dict[Any, Any]] = (None, {})
 
-    def check_session(self, sess: Any, *, caller: str) -> None:
+    def check_session(self, sess: Any) -> None:
         """Refuses anything but a session of the graph."""
         if not callable(getattr(sess, "run", None)):
             raise TypeError(
-                f"{caller}: sess must be a session, as tf.compat.v1.Session is; got "
+                f"{caller()}: sess must be a session, as tf.compat.v1.Session is; got "
                 f"{sess!r:.80} ({type(sess).__name__})."
             )
         graph = getattr(sess, "graph", None)
         if graph is not None and graph is not self._graph:
             raise ValueError(
-                f"{caller}: sess is a session of another graph than the optimizer was "
-                "made in; make it with Session(graph=...), or inside `with "
+                f"{caller()}: sess is a session of another graph than the optimizer "
+                "was made in; make it with Session(graph=...), or inside `with "
                 "graph.as_default():`."
             )
 
@@ -72,7 +72,7 @@ def session_writer(
 ) -> Callable[..., Writer]:
     """Builds the operations that free and fill each variable.
 
-    Returns ``bind(sess, caller=...)``, which checks a session and returns its writer.
+    Returns ``bind(sess)``, which checks a session and returns its writer.
     """
 
     def assign_each(_: Tower, column: list[tf.Variable]) -> list[Any]:
@@ -90,12 +90,11 @@ def session_writer(
         empties.append(tf.group(*map_towers(empty_each, towers, buffer)))
     checked: Any = None
 
-    def bind(sess: Any, *, caller: str) -> Writer:
+    def bind(sess: Any) -> Writer:
         nonlocal checked
-        calls.check_session(sess, caller=caller)
+        calls.check_session(sess)
         if isinstance(sess, tf.compat.v1.Session) and sess is not checked:
-            with naming(caller):
-                check_devices([tower.device for tower in towers], session=sess)
+            check_devices([tower.device for tower in towers], session=sess)
             checked = sess
 
         def empty(buffer: int) -> None:
@@ -136,7 +135,7 @@ def _as_fed(tensor: tf.Tensor, value: Any) -> Any:
     array = np.asarray(value, tensor.dtype.as_numpy_dtype)
     if not tensor.shape.is_compatible_with(array.shape):
         raise ValueError(
-            f"optimize: {tensor.name} takes values of shape {tensor.shape}; got one of "
-            f"shape {array.shape} from extra_compute_grad_feed_dict()."
+            f"{caller()}: {tensor.name} takes values of shape {tensor.shape}; got one "
+            f"of shape {array.shape} from extra_compute_grad_feed_dict()."
         )
     return array

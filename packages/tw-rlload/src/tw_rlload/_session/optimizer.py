@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import towers
-from tw_core.checks import check_function, check_list
+from tw_core.checks import caller, check_function, check_list, public
 from tw_core.modes import builds_session_graph
 from tw_core.optimizers import check_optimizer
 from tw_reduce import Reducer
@@ -33,11 +33,9 @@ from tw_rlload._training.loop import EpochResult, Packed, make_picks
 from tw_rlload._training.order import (
     EpochOrder,
     Shuffle,
-    draw_order,
+    epoch_order,
     run_with_progress,
 )
-
-_NAME = "LocalSyncParallelOptimizer"
 
 
 class LocalSyncParallelOptimizer:
@@ -51,6 +49,7 @@ class LocalSyncParallelOptimizer:
       build_graph: as given.
     """
 
+    @public
     def __init__(
         self,
         optimizer: Any,
@@ -105,29 +104,27 @@ class LocalSyncParallelOptimizer:
             options, or towers that do not match.
         """
         _check_session_graph()
-        check_list(_NAME, devices=devices, of="ints and device strings")
+        check_list(devices=devices, of="ints and device strings")
         try:
             made = towers(devices)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{_NAME}: devices: {error}") from error
-        check_optimizer(_NAME, optimizer)
-        check_function(_NAME, build_graph=build_graph)
+            raise type(error)(f"{caller()}: devices: {error}") from error
+        check_optimizer(caller(), optimizer)
+        check_function(build_graph=build_graph)
         if apply_fn is not None:
-            check_function(_NAME, apply_fn=apply_fn)
+            check_function(apply_fn=apply_fn)
         combine = partial(
             combine_gradients,
-            reducer=reducer_of_sums(reducer, made, caller=_NAME),
-            grad_norm_clipping=check_clipping(grad_norm_clipping, caller=_NAME),
-            caller=_NAME,
+            reducer=reducer_of_sums(reducer, made),
+            grad_norm_clipping=check_clipping(grad_norm_clipping),
         )
-        specs = specs_of_placeholders(input_placeholders, rnn_inputs, caller=_NAME)
+        specs = specs_of_placeholders(input_placeholders, rnn_inputs)
         self._buffers = Buffers(
             *(made, specs),
             max_per_device_batch_size=max_per_device_batch_size,
             remainder=remainder,
             check_finite=check_finite,
             num_buffers=num_buffers,
-            owner=_NAME,
         )
         self.optimizer, self.devices = optimizer, devices
         self.max_per_device_batch_size = max_per_device_batch_size
@@ -154,6 +151,7 @@ class LocalSyncParallelOptimizer:
         report = self.report
         return report.rows_per_device * report.num_devices if report else 0
 
+    @public
     def load_data(
         self,
         sess: Any,
@@ -183,12 +181,11 @@ class LocalSyncParallelOptimizer:
           RuntimeError: another thread is loading, or trains on the current batch, which
             stays.
         """
-        bind = partial(self._bind_writer, sess, caller="load_data")
-        report = self._buffers.load(
-            *(inputs, state_inputs, bind), caller="load_data", timeout_s=timeout_s
-        )
+        bind = partial(self._bind_writer, sess)
+        report = self._buffers.load(*(inputs, state_inputs, bind), timeout_s=timeout_s)
         return report.rows_per_device
 
+    @public
     def load_next(self, sess: Any, inputs: Columns, state_inputs: Columns) -> None:
         """Loads the next batch in a thread while the current one trains.
 
@@ -205,9 +202,10 @@ class LocalSyncParallelOptimizer:
             another thread still trains on the batch before the current one.
           ValueError, TypeError: the batch was refused; the current one stays.
         """
-        writer = self._bind_writer(sess, caller="load_next")
-        self._buffers.load_next(inputs, state_inputs, writer, caller="load_next")
+        writer = self._bind_writer(sess)
+        self._buffers.load_next(inputs, state_inputs, writer)
 
+    @public
     def use_next(self, timeout_s: float | None = 300.0) -> int:
         """Waits for ``load_next`` and makes its batch the current one.
 
@@ -223,6 +221,7 @@ class LocalSyncParallelOptimizer:
         """
         return self._buffers.use_next(timeout_s).rows_per_device
 
+    @public
     def optimize(self, sess: Any, batch_index: int) -> dict[str, Any]:
         """Trains on one minibatch.
 
@@ -241,13 +240,14 @@ class LocalSyncParallelOptimizer:
           TypeError, ValueError: ``batch_index`` is not a whole number, or ``sess``
             not a session of the graph.
         """
-        self._calls.check_session(sess, caller="optimize")
-        with self._buffers.training(self, caller="optimize") as loaded:
+        self._calls.check_session(sess)
+        with self._buffers.training(self) as loaded:
             first = first_sequence(loaded.report, batch_index)
             request = self._step.request(loaded.report, loaded.buffer, first)
             fetched: dict[str, Any] = self._calls.run(sess, "step", *request)
         return fetched
 
+    @public
     def run_epochs(
         self,
         sess: Any,
@@ -276,13 +276,13 @@ class LocalSyncParallelOptimizer:
             call has not returned.
           ValueError, TypeError: a bad argument.
         """
-        self._calls.check_session(sess, caller="run_epochs")
-        with self._buffers.training(self, caller="run_epochs") as loaded:
+        self._calls.check_session(sess)
+        with self._buffers.training(self) as loaded:
             plan, epochs = loaded.report, self._epochs
-            order = draw_order(plan, num_epochs, shuffle, seed, caller="run_epochs")
+            order = epoch_order(plan, num_epochs, shuffle, seed=seed)
             if epochs is None:
                 raise RuntimeError(
-                    "run_epochs: the objects that build_graph returns must have a "
+                    f"{caller()}: the objects that build_graph returns must have a "
                     "scalar tensor `loss` (or `_loss`), to report; they have none."
                 )
 
@@ -306,13 +306,13 @@ class LocalSyncParallelOptimizer:
 def _check_session_graph() -> None:
     if not builds_session_graph():
         raise RuntimeError(
-            f"{_NAME}: builds a session graph; make it inside `with "
+            f"{caller()}: builds a session graph; make it inside `with "
             "tf.Graph().as_default():`. In TensorFlow 2 use tw_rlload.DeviceBatch and "
             "tw_rlload.EpochFunction."
         )
     if inside_branch_or_loop():
         raise RuntimeError(
-            f"{_NAME}: builds what a session runs by itself; make it outside of "
+            f"{caller()}: builds what a session runs by itself; make it outside of "
             "tf.cond, tf.while_loop and tf.function, and choose in Python which step "
             "to run."
         )

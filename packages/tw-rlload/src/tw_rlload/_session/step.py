@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import Tower, map_towers
+from tw_core.checks import caller
 from tw_core.optimizers import apply_pairs
 from tw_core.variables import (
     Replicated,
@@ -26,7 +27,6 @@ from tw_rlload._loading.specs import WEIGHTS, ColumnSpec, DataVariables
 from tw_rlload._training.gradients import ApplyFn, Combine, Pairs, apply_once
 from tw_rlload._training.loop import MinibatchSlice, slice_rows
 
-_NAME = "LocalSyncParallelOptimizer"
 v1 = tf.compat.v1
 
 
@@ -139,9 +139,9 @@ def _check_own(variables: Sequence[Sequence[Any]]) -> None:
     ]
     if shared:
         raise ValueError(
-            f"{_NAME}: with apply_fn every tower must have variables of its own; got "
-            f"one for {'; '.join(shared)}. Make them with tf.compat.v1.get_variable "
-            "in build_graph."
+            f"{caller()}: with apply_fn every tower must have variables of its own; "
+            f"got one for {'; '.join(shared)}. Make them with "
+            "tf.compat.v1.get_variable in build_graph."
         )
 
 
@@ -151,7 +151,7 @@ def _check_made_once(made: set[int], variables: Sequence[Any]) -> None:
     names = [str(variable.name) for variable in variables if id(variable) in new]
     if names:
         raise ValueError(
-            f"{_NAME}: build_graph must find tower 0's variables again, as it is "
+            f"{caller()}: build_graph must find tower 0's variables again, as it is "
             f"called for all rows first; got new ones: {names}. Make them with "
             "tf.compat.v1.get_variable."
         )
@@ -160,7 +160,7 @@ def _check_made_once(made: set[int], variables: Sequence[Any]) -> None:
 def _checked_op(returned: Any) -> Any:
     if not isinstance(returned, tf.Operation | tf.Tensor):
         raise TypeError(
-            f"{_NAME}: apply_fn must return the op that applies; got "
+            f"{caller()}: apply_fn must return the op that applies; got "
             f"{returned!r:.80} ({type(returned).__name__})."
         )
     return returned
@@ -177,7 +177,7 @@ def _check_shared(towers: Sequence[Sequence[Any]]) -> None:
     ]
     if own:
         raise ValueError(
-            f"{_NAME}: all towers must share their variables; got different ones: "
+            f"{caller()}: all towers must share their variables; got different ones: "
             f"{own}. Make them with tf.compat.v1.get_variable, or once, outside of "
             "build_graph."
         )
@@ -218,7 +218,7 @@ def _build_losses(
     def build(tower: Tower, inputs: Sequence[tf.Tensor]) -> tuple[Any, Pairs]:
         with scope_of(tower):
             loss = build_loss(list(inputs))
-        pairs = _gradients_of(loss, optimizer, caller=_NAME)
+        pairs = _gradients_of(loss, optimizer)
         return loss, _without_other_towers(tower, pairs) if own_variables else pairs
 
     with (
@@ -247,16 +247,16 @@ def _without_other_towers(tower: Tower, pairs: Pairs) -> Pairs:
     return [(g, v) for g, v in pairs if g is not None or not is_others(v)]
 
 
-def _gradients_of(tower_loss: Any, optimizer: Any, *, caller: str) -> Pairs:
+def _gradients_of(tower_loss: Any, optimizer: Any) -> Pairs:
     """Returns a tower's gradients, from its ``gradients`` method."""
     kind = type(tower_loss).__name__
     gradients = getattr(tower_loss, "gradients", None)
     if not callable(gradients):
         raise TypeError(
-            f"{caller}: build_graph must return an object with gradients(optimizer); "
+            f"{caller()}: build_graph must return an object with gradients(optimizer); "
             f"got {kind}."
         )
-    who = f"{caller}: {kind}.gradients"
+    who = f"{caller()}: {kind}.gradients"
     if not _takes_loss(gradients):
         return _pairs(gradients(optimizer), who)
     loss = loss_of(tower_loss)

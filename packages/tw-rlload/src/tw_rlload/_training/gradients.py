@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tw_core import Tower
-from tw_core.checks import check_function, check_number, naming
+from tw_core.checks import caller, check_function, check_number, public
 from tw_core.gradients import (
     check_any_gradient,
     check_grad_list,
@@ -40,6 +40,7 @@ the op that does so.
 """
 
 
+@public
 @without_autograph
 def weighted_mean(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     """Averages values by weights; 0 where no weight is above 0.
@@ -61,14 +62,14 @@ def weighted_mean(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     values, weights = _numbers("values", values), _numbers("weights", weights)
     if not values.dtype.is_floating:
         raise TypeError(
-            f"weighted_mean: values must be floating; got {values.dtype.name}."
+            f"{caller()}: values must be floating; got {values.dtype.name}."
         )
     shape = values.shape
     if not (
         shape.is_compatible_with([None]) and shape.is_compatible_with(weights.shape)
     ):
         raise ValueError(
-            "weighted_mean: values and weights must both have shape [rows]; got "
+            f"{caller()}: values and weights must both have shape [rows]; got "
             f"{shape} and {weights.shape}. Average over other axes first."
         )
     with tf.name_scope("weighted_mean"):
@@ -77,30 +78,28 @@ def weighted_mean(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         return tf.math.divide_no_nan(total, tf.reduce_sum(weights))
 
 
-def reducer_of_sums(
-    reducer: Reducer | None, towers: Sequence[Tower], *, caller: str
-) -> Reducer:
+def reducer_of_sums(reducer: Reducer | None, towers: Sequence[Tower]) -> Reducer:
     """Returns the given reducer, or the towers' all-reduce; refuses one of means."""
     if reducer is None:
         return all_reduce([tower.device for tower in towers])
-    check_function(caller, reducer=reducer)
+    check_function(reducer=reducer)
     if getattr(reducer, "averages", False):
         raise ValueError(
-            f"{caller}: reducer averages already, and its means would be divided "
+            f"{caller()}: reducer averages already, and its means would be divided "
             "again; pass the reducer without tw_reduce.mean."
         )
     return reducer
 
 
-def check_clipping(bound: float | None, *, caller: str) -> float | None:
+def check_clipping(bound: float | None) -> float | None:
     """Checks the bound of the gradients' norm; returns None if it is None or 0."""
     if bound is None:
         return None
     if isinstance(bound, Real) and not bound >= 0:
         raise ValueError(
-            f"{caller}: grad_norm_clipping must be above 0, or None; got {bound}."
+            f"{caller()}: grad_norm_clipping must be above 0, or None; got {bound}."
         )
-    return check_number(caller, grad_norm_clipping=bound) or None
+    return check_number(grad_norm_clipping=bound) or None
 
 
 def apply_once(
@@ -128,7 +127,6 @@ def combine_gradients(
     *,
     reducer: Reducer,
     grad_norm_clipping: tf.Tensor | float | None,
-    caller: str,
 ) -> list[Pairs]:
     """Averages the towers' gradients and clips them by their global norm.
 
@@ -136,9 +134,8 @@ def combine_gradients(
     does not count, even if its gradients are NaN. Shapes that are not known yet are
     checked by ops such as ``check_gradient_shape/tower0/w``.
     """
-    kept = _without_missing(grad_list, caller)
-    with naming(caller):
-        check_grad_list(kept)
+    kept = _without_missing(grad_list)
+    check_grad_list(kept)
     grads, variables = split_grad_list(ensure_gradient_shapes(kept))
     means = mean(reducer, weights=tower_weights)(grads)
     # Reducers that add in one place return the same tensors for all towers: clip once.
@@ -153,26 +150,23 @@ def _numbers(name: str, value: object) -> tf.Tensor:
         tensor = tf.convert_to_tensor(value)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"weighted_mean: {name} must be a tensor; got {value!r:.80} "
+            f"{caller()}: {name} must be a tensor; got {value!r:.80} "
             f"({type(value).__name__})."
         ) from error
     if not (
         tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool
     ):
-        raise TypeError(
-            f"weighted_mean: {name} must be numbers; got {tensor.dtype.name}."
-        )
+        raise TypeError(f"{caller()}: {name} must be numbers; got {tensor.dtype.name}.")
     return tensor
 
 
-def _without_missing(grad_list: Sequence[Pairs], caller: str) -> list[Pairs]:
+def _without_missing(grad_list: Sequence[Pairs]) -> list[Pairs]:
     """Leaves out the variables for which every tower has None."""
     counts = [len(tower) for tower in grad_list]
     if len(set(counts)) > 1 or not all(counts):
-        with naming(caller):
-            check_grad_list(grad_list, allow_none=True)
+        check_grad_list(grad_list, allow_none=True)
     grads, variables = split_grad_list(grad_list)
-    check_any_gradient(caller, [g for tower in grads for g in tower], variables[0])
+    check_any_gradient(caller(), [g for tower in grads for g in tower], variables[0])
     towers_of = {
         n: [k for k, grad in enumerate(column) if grad is None]
         for n, column in enumerate(zip(*grads, strict=True))
@@ -185,7 +179,7 @@ def _without_missing(grad_list: Sequence[Pairs], caller: str) -> list[Pairs]:
     ]
     if partly:
         raise ValueError(
-            f"{caller}: a variable has a gradient in every tower or in none; got:\n"
+            f"{caller()}: a variable has a gradient in every tower or in none; got:\n"
             + "\n".join(partly)
             + "\nBuild the same loss in every tower."
         )

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from tw_core.checks import check_flag, check_whole_number
+from tw_core.checks import caller, check_flag, check_whole_number, public
 from tw_rlload._loading.plan import LoadPlan
 
 Shuffle: TypeAlias = Literal["minibatches", "rows"]
@@ -38,6 +38,7 @@ class EpochOrder:
     sequences: npt.NDArray[np.int32] | None
 
 
+@public
 def epoch_order(
     plan: LoadPlan,
     num_epochs: int,
@@ -65,29 +66,17 @@ def epoch_order(
     """
     if not isinstance(plan, LoadPlan):
         raise TypeError(
-            "epoch_order: plan must be a LoadPlan, as plan_load returns it; got "
+            f"{caller()}: plan must be a LoadPlan, as plan_load returns it; got "
             f"{type(plan).__name__}."
         )
-    return draw_order(plan, num_epochs, shuffle, seed, caller="epoch_order")
-
-
-def draw_order(
-    plan: LoadPlan,
-    num_epochs: int,
-    shuffle: Shuffle | None,
-    seed: int | None,
-    *,
-    caller: str,
-) -> EpochOrder:
-    """Does the work of ``epoch_order``, with ``caller`` in messages."""
-    check_whole_number(caller, num_epochs=num_epochs, at_least=1)
+    check_whole_number(num_epochs=num_epochs, at_least=1)
     if shuffle is not None and shuffle not in get_args(Shuffle):
         raise ValueError(
-            f"{caller}: shuffle must be None or one of {list(get_args(Shuffle))}; "
+            f"{caller()}: shuffle must be None or one of {list(get_args(Shuffle))}; "
             f"got {shuffle!r}."
         )
     if seed is not None:
-        check_whole_number(caller, seed=seed, at_least=0)
+        check_whole_number(seed=seed, at_least=0)
     steps = np.tile(np.arange(plan.steps, dtype=np.int32), (num_epochs, 1))
     if shuffle is None:
         return EpochOrder(None, None, steps, None)
@@ -110,7 +99,7 @@ def run_with_progress(
     progress: bool,
 ) -> npt.NDArray[np.float64]:
     """Runs an order in one call, or with a progress bar in one call per epoch."""
-    if not check_flag("run_epochs", progress=progress):
+    if not check_flag(progress=progress):
         return run(order)
     epochs = _bar(len(order.steps))
     return np.concatenate([run(_one_epoch(order, e)) for e in epochs])
@@ -126,7 +115,7 @@ def _bar(num_epochs: int) -> Iterator[int]:
         tqdm = import_module("tqdm.auto").tqdm
     except ImportError as error:
         raise ImportError(
-            "run_epochs: progress=True needs tqdm; install it with pip install "
+            f"{caller()}: progress=True needs tqdm; install it with pip install "
             "'tqdm>=4.66', or pass progress=False."
         ) from error
     bar: Any = tqdm(range(num_epochs), desc="epochs", unit="epoch")
