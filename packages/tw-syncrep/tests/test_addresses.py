@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tw_syncrep import cluster
-from tw_syncrep._timeouts.server_monitor import find_fault
+from tw_syncrep._replicas.timeouts.server_monitor import find_fault
 from tw_syncrep.cluster import _servers
 from tw_syncrep.cluster._addresses import (
     hold_port,

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tw_syncrep import SyncReplicasOptimizer, cluster
-from tw_syncrep._protocol.run_table import (
+from tw_syncrep._replicas.protocol.run_table import (
     ReplicaField,
     make_run_table,
     replica_keys,

@@ -14,7 +14,7 @@ from syncrep_tasks import eventually
 from syncrep_threads import new_container, run_replicas, start_by_hand
 
 from tw_syncrep import cluster
-from tw_syncrep._protocol.queues import WakeReason
+from tw_syncrep._replicas.protocol.queues import WakeReason
 
 v1 = tf.compat.v1
 

@@ -9,7 +9,10 @@ import pytest
 import tensorflow as tf
 
 from tw_syncrep import ServerLostError, StartTimeoutError, cluster, training_session
-from tw_syncrep._session.creators import HeldSessionCreator, ReadySessionCreator
+from tw_syncrep._replicas.session.creators import (
+    HeldSessionCreator,
+    ReadySessionCreator,
+)
 from tw_syncrep.cluster._network_exposure import find_free_ports
 
 v1 = tf.compat.v1

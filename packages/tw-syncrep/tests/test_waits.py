@@ -23,11 +23,15 @@ from tw_syncrep import (
     ServerLostError,
     StartTimeoutError,
 )
-from tw_syncrep._protocol.run_table import RING, ReplicaField, RunField
-from tw_syncrep._session.bounded_session import AbandonedError, CallThread
-from tw_syncrep._timeouts.reports import report_run
-from tw_syncrep._timeouts.server_monitor import ServerMonitor, find_fault, find_faults
-from tw_syncrep._timeouts.status import (
+from tw_syncrep._replicas.protocol.run_table import RING, ReplicaField, RunField
+from tw_syncrep._replicas.session.bounded_session import AbandonedError, CallThread
+from tw_syncrep._replicas.timeouts.reports import report_run
+from tw_syncrep._replicas.timeouts.server_monitor import (
+    ServerMonitor,
+    find_fault,
+    find_faults,
+)
+from tw_syncrep._replicas.timeouts.status import (
     Remedy,
     find_remedy,
     format_status,
@@ -39,7 +43,7 @@ from tw_syncrep._timeouts.status import (
     overdue_s,
     read_status,
 )
-from tw_syncrep._timeouts.watchdog import Watchdog, heartbeat_interval
+from tw_syncrep._replicas.timeouts.watchdog import Watchdog, heartbeat_interval
 
 NOW = 1_000_000_000
 INCARNATION = NOW - 60_000_000

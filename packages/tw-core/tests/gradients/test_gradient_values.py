@@ -8,6 +8,7 @@ import tensorflow as tf
 from tw_core.gradients import (
     check_any_gradient,
     map_values,
+    power_of_two,
     scale,
     values_of,
     with_unique_rows,
@@ -111,3 +112,10 @@ def test_one_gradient_is_enough():
     says = r"^train: no gradient for any variable; got \['a:0', 'b'\]\. Does the loss"
     with pytest.raises(ValueError, match=says):
         check_any_gradient("train", [None, None], variables)
+
+
+@each_mode
+def test_the_power_of_two_of_a_number_is_its_exponent(run):
+    numbers = np.array([0, 0.3, 1, 1.5, 2, 3, 1e300, 2.0**-1000])
+    wanted = np.append(0, 2.0 ** np.floor(np.log2(numbers[1:])))
+    np.testing.assert_array_equal(run(power_of_two, numbers), wanted)

@@ -20,6 +20,7 @@ from tw_core.gradients._lists import (
 )
 from tw_core.gradients._values import (
     map_values,
+    power_of_two,
     scale,
     sum_duplicate_rows,
     values_of,
@@ -37,6 +38,7 @@ __all__ = [
     "ensure_gradient_shapes",
     "map_values",
     "merge_grad_list",
+    "power_of_two",
     "scale",
     "split_grad_list",
     "sum_duplicate_rows",

@@ -68,6 +68,20 @@ def scale(grad: Any, factor: float | tf.Tensor | None) -> Any:
     return map_values(lambda values: values * own, grad)
 
 
+def power_of_two(number: tf.Tensor) -> tf.Tensor:
+    """Returns the largest power of two that is not above a number.
+
+    Args:
+      number: float64 of any shape, 0 or more and finite.
+
+    Returns:
+      float64 of its shape; 0 for 0.
+    """
+    exponent = tf.constant(0x7FF << 52, tf.int64)  # masks a float64's mantissa
+    bits = tf.bitwise.bitwise_and(tf.bitcast(number, tf.int64), exponent)
+    return tf.bitcast(bits, tf.float64)
+
+
 @without_autograph
 def sum_duplicate_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """Adds rows with the same index, so that each index occurs once.

@@ -12,8 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.checks import check_list
-
-_EXPONENT = 0x7FF << 52  # of a float64
+from tw_core.gradients import power_of_two
 
 
 def check_weights(
@@ -94,10 +93,8 @@ def unit_of(weights: Sequence[tf.Tensor]) -> tf.Tensor:
     """
     joined = tf.stack(list(weights))
     largest = tf.reduce_max(joined)
-    exponent = tf.constant(_EXPONENT, tf.int64)
-    bits = tf.bitwise.bitwise_and(tf.bitcast(largest, tf.int64), exponent)
     are_equal = tf.equal(tf.reduce_min(joined), largest)
-    return tf.where(are_equal, largest, tf.bitcast(bits, tf.float64))
+    return tf.where(are_equal, largest, power_of_two(largest))
 
 
 def _is_weight(weight: Any) -> bool:

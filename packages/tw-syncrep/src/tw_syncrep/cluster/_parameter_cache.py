@@ -19,8 +19,8 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.checks import check_whole_number
-from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
-from tw_syncrep._transfer.packs import (
+from tw_syncrep.cluster._exact_device_scope import detached_scope, exact_device_scope
+from tw_syncrep.cluster._packs import (
     SMALL_BYTES,
     Pack,
     is_small,

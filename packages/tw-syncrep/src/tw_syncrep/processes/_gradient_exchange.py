@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from tw_core import flat_packs
 from tw_core.flat_packs import PackPlan
-from tw_core.gradients import map_values, values_of
-from tw_syncrep._transfer.payload import power_of_two
+from tw_core.gradients import map_values, power_of_two, values_of
 from tw_syncrep.processes._agreement import GRADIENTS, Exchange, TensorSpec
 from tw_syncrep.processes._collectives import (
     add_up,

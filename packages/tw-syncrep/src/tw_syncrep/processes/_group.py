@@ -21,8 +21,7 @@ import tensorflow as tf
 
 from tw_core import black_box
 from tw_syncrep import _tf_compat
-from tw_syncrep._timeouts.errors import ReplicaTimeoutError
-from tw_syncrep._timeouts.interrupts import InterruptWatch
+from tw_syncrep._errors import ReplicaTimeoutError
 from tw_syncrep.processes._agreement import Exchange
 from tw_syncrep.processes._attendance import (
     Deadlines,
@@ -31,6 +30,7 @@ from tw_syncrep.processes._attendance import (
     describe_report,
 )
 from tw_syncrep.processes._coordinator import Coordinator
+from tw_syncrep.processes._interrupts import InterruptWatch
 from tw_syncrep.processes._member import Member
 from tw_syncrep.processes._side_channel import Introduction
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tw_core.black_box import Recorder, Wait, add_report
 from tw_core.checks import check_number, check_text, check_whole_number
 from tw_syncrep import _tf_compat
-from tw_syncrep._timeouts.errors import StartTimeoutError
+from tw_syncrep._errors import StartTimeoutError
 from tw_syncrep.cluster._addresses import (
     hold_port,
     join_address,

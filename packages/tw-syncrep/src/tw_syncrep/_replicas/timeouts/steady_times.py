@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tw_syncrep._protocol.run_table import ReplicaField, RunField
+from tw_syncrep._replicas.protocol.run_table import ReplicaField, RunField
 
 _SECOND = 1e6
 _REPLICA_TIMES = [ReplicaField.HEARD, ReplicaField.ARRIVED_AT]

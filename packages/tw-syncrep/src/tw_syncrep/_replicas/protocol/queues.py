@@ -12,8 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_syncrep._exact_device_scope import exact_device_scope
-from tw_syncrep._protocol.run_table import (
+from tw_syncrep._replicas.protocol.run_table import (
     TICKET_SIZE,
     ReplicaField,
     RunField,
@@ -21,7 +20,8 @@ from tw_syncrep._protocol.run_table import (
     replica_key,
     weight_of,
 )
-from tw_syncrep._transfer.payload import Payload
+from tw_syncrep._replicas.transfer.payload import Payload
+from tw_syncrep.cluster._exact_device_scope import exact_device_scope
 
 # Places in the rows that a replica reads from the table, as in _watched_keys.
 _CURRENT, _FIRST, _CLOSED, _INITIAL, _SESSION = slice(0, 3), slice(3, 6), 6, 7, 8

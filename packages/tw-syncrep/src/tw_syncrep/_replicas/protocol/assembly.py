@@ -8,31 +8,36 @@ import tensorflow as tf
 
 from tw_core.flat_variables import slots_like_parts
 from tw_core.gradients import with_unique_rows
-from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
-from tw_syncrep._protocol.chief import build_claim, build_open, build_take_over
-from tw_syncrep._protocol.graph import (
+from tw_syncrep._replicas.protocol.chief import build_claim, build_open, build_take_over
+from tw_syncrep._replicas.protocol.graph import (
     LifecycleOps,
     SyncGraph,
     SyncState,
     make_state,
 )
-from tw_syncrep._protocol.membership import (
+from tw_syncrep._replicas.protocol.membership import (
     build_close,
     build_evict,
     build_heartbeat,
     build_leave,
 )
-from tw_syncrep._protocol.replica import Replica, build_join, build_step, make_replica
-from tw_syncrep._protocol.round import Apply, build_round
-from tw_syncrep._protocol.run_table import (
+from tw_syncrep._replicas.protocol.replica import (
+    Replica,
+    build_join,
+    build_step,
+    make_replica,
+)
+from tw_syncrep._replicas.protocol.round import Apply, build_round
+from tw_syncrep._replicas.protocol.run_table import (
     ReplicaField,
     RunField,
     draw_life,
     replica_keys,
     ring_keys,
 )
-from tw_syncrep._protocol.saving import build_hold
-from tw_syncrep._transfer.payload import SyncOptions
+from tw_syncrep._replicas.protocol.saving import build_hold
+from tw_syncrep._replicas.transfer.payload import SyncOptions
+from tw_syncrep.cluster._exact_device_scope import detached_scope, exact_device_scope
 
 _NAMES = "tw_syncrep_optimizers"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_syncrep._protocol.saving import HoldOps
+from tw_syncrep._replicas.protocol.saving import HoldOps
 
 _log = logging.getLogger("tw_syncrep")
 

@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from tw_core.black_box import Recorder
-from tw_syncrep._timeouts.errors import (
+from tw_syncrep._errors import (
     ServerLostError,
     StartTimeoutError,
     SyncTimeoutError,
 )
-from tw_syncrep._timeouts.reports import report_servers
+from tw_syncrep._replicas.timeouts.reports import report_servers
 from tw_syncrep.cluster._addresses import split_address
 
 CHECK_EVERY_S = 0.5

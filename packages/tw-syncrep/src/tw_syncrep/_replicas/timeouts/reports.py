@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from tw_core.black_box import Recorder, Wait, add_report
-from tw_syncrep._timeouts.errors import ChiefLostError, SyncTimeoutError
-from tw_syncrep._timeouts.status import Status
+from tw_syncrep._errors import ChiefLostError, SyncTimeoutError
+from tw_syncrep._replicas.timeouts.status import Status
 
 _E = TypeVar("_E", bound=SyncTimeoutError)
 

@@ -5,7 +5,7 @@ and when each was last heard from. It is a hash table and not a variable, so tha
 nothing needs to be initialized, nothing gets into a checkpoint, and a replica that
 starts late changes only its own rows. Its clock is the server's, which may be set back
 or forward: numbers that must grow are drawn ``above`` the last, and each process times
-its own waits (``_timeouts/steady_times.py``).
+its own waits (``timeouts/steady_times.py``).
 
 A *round* is one step of the optimizer. An *incarnation* begins when a chief starts or
 restores: gradients computed in an older one are not accepted. A *run* has incarnations

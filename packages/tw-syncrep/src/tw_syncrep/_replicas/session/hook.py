@@ -11,24 +11,24 @@ import tensorflow as tf
 from tw_core.black_box import Recorder
 from tw_core.checks import check_flag, check_whole_number
 from tw_syncrep._checks import check_methods, check_session
-from tw_syncrep._protocol.graph import SyncGraph, share_initial_tokens
-from tw_syncrep._protocol.queues import WakeReason
-from tw_syncrep._protocol.round import SUPERSEDED
-from tw_syncrep._protocol.saving import HoldOps
-from tw_syncrep._session.holding import HoldRounds
-from tw_syncrep._session.rounds import BatchStamps, ChiefRole
-from tw_syncrep._timeouts.errors import ReplicaReplacedError, SyncTimeoutError
-from tw_syncrep._timeouts.reports import report_replies
-from tw_syncrep._timeouts.start_barrier import StartBarrier
-from tw_syncrep._timeouts.status import (
+from tw_syncrep._errors import ReplicaReplacedError, SyncTimeoutError
+from tw_syncrep._replicas.protocol.graph import SyncGraph, share_initial_tokens
+from tw_syncrep._replicas.protocol.queues import WakeReason
+from tw_syncrep._replicas.protocol.round import SUPERSEDED
+from tw_syncrep._replicas.protocol.saving import HoldOps
+from tw_syncrep._replicas.session.holding import HoldRounds
+from tw_syncrep._replicas.session.rounds import BatchStamps, ChiefRole
+from tw_syncrep._replicas.timeouts.reports import report_replies
+from tw_syncrep._replicas.timeouts.start_barrier import StartBarrier
+from tw_syncrep._replicas.timeouts.status import (
     is_held_by_others,
     is_replaced,
     judge_absence,
     judge_wait,
     read_status,
 )
-from tw_syncrep._timeouts.steady_times import SteadyTimes
-from tw_syncrep._timeouts.watchdog import Watchdog
+from tw_syncrep._replicas.timeouts.steady_times import SteadyTimes
+from tw_syncrep._replicas.timeouts.watchdog import Watchdog
 
 _log = logging.getLogger("tw_syncrep")
 

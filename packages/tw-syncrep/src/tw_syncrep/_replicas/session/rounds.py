@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_syncrep._protocol.graph import SyncGraph
-from tw_syncrep._timeouts.errors import SyncTimeoutError
-from tw_syncrep._timeouts.status import (
+from tw_syncrep._errors import SyncTimeoutError
+from tw_syncrep._replicas.protocol.graph import SyncGraph
+from tw_syncrep._replicas.timeouts.status import (
     Status,
     find_remedy,
     is_acting,
@@ -17,7 +17,7 @@ from tw_syncrep._timeouts.status import (
     name_replicas,
     read_status,
 )
-from tw_syncrep._timeouts.steady_times import SteadyTimes
+from tw_syncrep._replicas.timeouts.steady_times import SteadyTimes
 
 _log = logging.getLogger("tw_syncrep")
 

@@ -5,11 +5,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tw_syncrep._protocol.run_table import RING, ReplicaField, RunField, run_mark
-from tw_syncrep._timeouts.errors import (
+from tw_syncrep._errors import (
     ChiefLostError,
     ReplicaTimeoutError,
     SyncTimeoutError,
+)
+from tw_syncrep._replicas.protocol.run_table import (
+    RING,
+    ReplicaField,
+    RunField,
+    run_mark,
 )
 
 _MICROSECOND_S = 1e-6

@@ -19,17 +19,17 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.black_box import Recorder
-from tw_syncrep._protocol.graph import LifecycleOps
-from tw_syncrep._timeouts.errors import SyncTimeoutError
-from tw_syncrep._timeouts.reports import report_run
-from tw_syncrep._timeouts.status import (
+from tw_syncrep._errors import SyncTimeoutError
+from tw_syncrep._replicas.protocol.graph import LifecycleOps
+from tw_syncrep._replicas.timeouts.reports import report_run
+from tw_syncrep._replicas.timeouts.status import (
     Status,
     format_status,
     longest_pause_s,
     overdue_s,
     read_status,
 )
-from tw_syncrep._timeouts.steady_times import SteadyTimes
+from tw_syncrep._replicas.timeouts.steady_times import SteadyTimes
 
 _log = logging.getLogger("tw_syncrep")
 

@@ -5,9 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
-from tw_syncrep._protocol.graph import Publish, SyncState, share_initial_tokens
-from tw_syncrep._protocol.run_table import (
+from tw_syncrep._replicas.protocol.graph import Publish, SyncState, share_initial_tokens
+from tw_syncrep._replicas.protocol.run_table import (
     ReplicaField,
     RunField,
     has_number,
@@ -15,7 +14,8 @@ from tw_syncrep._protocol.run_table import (
     replica_keys,
     take_number,
 )
-from tw_syncrep._protocol.saving import release_holds
+from tw_syncrep._replicas.protocol.saving import release_holds
+from tw_syncrep.cluster._exact_device_scope import detached_scope, exact_device_scope
 
 
 def build_open(

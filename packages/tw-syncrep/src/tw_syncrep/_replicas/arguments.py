@@ -10,8 +10,8 @@ import tensorflow as tf
 from tw_core.checks import check_flag, check_text, check_whole_number
 from tw_core.modes import builds_session_graph
 from tw_syncrep._checks import check_methods, check_timeouts
-from tw_syncrep._transfer.payload import SyncOptions
-from tw_syncrep._transfer.rows import SPARSE_MEANS
+from tw_syncrep._replicas.transfer.payload import SyncOptions
+from tw_syncrep._replicas.transfer.rows import SPARSE_MEANS
 from tw_syncrep.cluster._tf_config import find_tf_config
 
 _CLASS = "SyncReplicasOptimizer"

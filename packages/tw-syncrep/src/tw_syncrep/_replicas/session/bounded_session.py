@@ -18,7 +18,7 @@ import tensorflow as tf
 from tw_core.black_box import Recorder
 from tw_core.checks import check_function
 from tw_syncrep._checks import check_kind, check_timeouts
-from tw_syncrep._timeouts.server_monitor import CHECK_EVERY_S, ServerMonitor
+from tw_syncrep._replicas.timeouts.server_monitor import CHECK_EVERY_S, ServerMonitor
 
 T = TypeVar("T")
 _Answer = tuple[Any, BaseException | None]

@@ -10,22 +10,22 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_syncrep._exact_device_scope import detached_scope
-from tw_syncrep._protocol.queues import (
+from tw_syncrep._replicas.protocol.queues import (
     GradientQueue,
     WakeQueues,
     make_gradient_queue,
     make_wake_queues,
 )
-from tw_syncrep._protocol.run_table import (
+from tw_syncrep._replicas.protocol.run_table import (
     TICKET_SIZE,
     RunField,
     RunTable,
     make_notice,
     make_run_table,
 )
-from tw_syncrep._protocol.saving import HoldOps
-from tw_syncrep._transfer.payload import Payload, SyncOptions, make_payloads
+from tw_syncrep._replicas.protocol.saving import HoldOps
+from tw_syncrep._replicas.transfer.payload import Payload, SyncOptions, make_payloads
+from tw_syncrep.cluster._exact_device_scope import detached_scope
 
 Publish = Callable[[tf.Operation], tf.Operation]
 """Takes an op that changes parameters; returns one that publishes them afterwards."""

@@ -13,7 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.checks import check_flag, check_whole_number
-from tw_syncrep._arguments import (
+from tw_syncrep._checks import check_session
+from tw_syncrep._replicas.arguments import (
     check_choice,
     check_loss,
     check_scope_name,
@@ -24,19 +25,21 @@ from tw_syncrep._arguments import (
     read_options,
     read_timeouts,
 )
-from tw_syncrep._checks import check_session
-from tw_syncrep._gradient_pairs import (
+from tw_syncrep._replicas.gradient_pairs import (
     check_graph_of,
     check_own_weight,
     fitting_gradients,
     read_pairs,
 )
-from tw_syncrep._protocol.assembly import apply_with, build_sync_graph
-from tw_syncrep._protocol.chief import build_initial_tokens_op, make_queue_runner
-from tw_syncrep._protocol.graph import SyncGraph
-from tw_syncrep._session.hook import SyncReplicasHook
-from tw_syncrep._timeouts.status import Status, format_status, read_status
-from tw_syncrep._transfer.packs import SMALL_BYTES
+from tw_syncrep._replicas.protocol.assembly import apply_with, build_sync_graph
+from tw_syncrep._replicas.protocol.chief import (
+    build_initial_tokens_op,
+    make_queue_runner,
+)
+from tw_syncrep._replicas.protocol.graph import SyncGraph
+from tw_syncrep._replicas.session.hook import SyncReplicasHook
+from tw_syncrep._replicas.timeouts.status import Status, format_status, read_status
+from tw_syncrep.cluster._packs import SMALL_BYTES
 from tw_syncrep.cluster._parameter_cache import copies_for, with_masters
 
 _CLASS = "SyncReplicasOptimizer"

@@ -18,9 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
-from tw_syncrep._protocol.graph import Publish, SyncState
-from tw_syncrep._protocol.run_table import (
+from tw_syncrep._replicas.protocol.graph import Publish, SyncState
+from tw_syncrep._replicas.protocol.run_table import (
     NOTICE,
     TICKET_SIZE,
     ReplicaField,
@@ -31,6 +30,7 @@ from tw_syncrep._protocol.run_table import (
     run_mark,
     weight_of,
 )
+from tw_syncrep.cluster._exact_device_scope import detached_scope, exact_device_scope
 
 Apply = Callable[[dict[int, Any]], Any]
 """Takes mean gradients by index; returns the op that has applied them."""

@@ -5,8 +5,8 @@ The table records the replicas of a run: a round waits for those that have not l
 
 import tensorflow as tf
 
-from tw_syncrep._protocol.graph import SyncState
-from tw_syncrep._protocol.run_table import (
+from tw_syncrep._replicas.protocol.graph import SyncState
+from tw_syncrep._replicas.protocol.run_table import (
     ReplicaField,
     RunField,
     mark_evicted,

@@ -11,9 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_syncrep._exact_device_scope import detached_scope, exact_device_scope
-from tw_syncrep._protocol.graph import SyncState
-from tw_syncrep._protocol.run_table import (
+from tw_syncrep._replicas.protocol.graph import SyncState
+from tw_syncrep._replicas.protocol.run_table import (
     REFUSED,
     ReplicaField,
     RunField,
@@ -24,7 +23,8 @@ from tw_syncrep._protocol.run_table import (
     run_mark,
     take_number,
 )
-from tw_syncrep._transfer.packs import plan_packs
+from tw_syncrep.cluster._exact_device_scope import detached_scope, exact_device_scope
+from tw_syncrep.cluster._packs import plan_packs
 from tw_syncrep.cluster._parameter_cache import Pulling, cached_parameters
 
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_syncrep._transfer.packs import Pack, holds_bytes, plan_packs, with_head
-from tw_syncrep._transfer.rows import RowSums, make_row_sums, sum_dtype_of
+from tw_core.gradients import power_of_two
+from tw_syncrep._replicas.transfer.rows import RowSums, make_row_sums, sum_dtype_of
+from tw_syncrep.cluster._packs import Pack, holds_bytes, plan_packs, with_head
 
 
 @dataclass(frozen=True)
@@ -215,13 +216,6 @@ def _add_weight(
     before = tf.where(is_other, unit / new, tf.ones_like(unit))
     share = tf.math.divide_no_nan(weight, new)
     return tf.stack([total * before + share, new]), before, share
-
-
-def power_of_two(number: tf.Tensor) -> tf.Tensor:
-    """Returns the largest power of two that is not above a float64: its exponent."""
-    exponent = tf.constant(0x7FF << 52, tf.int64)
-    bits = tf.bitwise.bitwise_and(tf.bitcast(number, tf.int64), exponent)
-    return tf.bitcast(bits, tf.float64)
 
 
 def _weighed(tensor: tf.Tensor, factor: tf.Tensor | None) -> tf.Tensor:

@@ -8,11 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.black_box import Recorder
-from tw_syncrep._protocol.graph import SyncGraph
-from tw_syncrep._protocol.run_table import REFUSED
-from tw_syncrep._timeouts.errors import ReplicaReplacedError, StartTimeoutError
-from tw_syncrep._timeouts.reports import report_run
-from tw_syncrep._timeouts.status import (
+from tw_syncrep._errors import ReplicaReplacedError, StartTimeoutError
+from tw_syncrep._replicas.protocol.graph import SyncGraph
+from tw_syncrep._replicas.protocol.run_table import REFUSED
+from tw_syncrep._replicas.timeouts.reports import report_run
+from tw_syncrep._replicas.timeouts.status import (
     Status,
     longest_pause_s,
     name_replicas,

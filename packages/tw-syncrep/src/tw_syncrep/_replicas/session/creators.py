@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_syncrep._session.known_calls import KnowingSession
-from tw_syncrep._timeouts.errors import StartTimeoutError
+from tw_syncrep._errors import StartTimeoutError
+from tw_syncrep._replicas.session.known_calls import KnowingSession
 
 _POLL_S = 1
 

@@ -14,10 +14,13 @@ from tw_syncrep._checks import (
     check_methods,
     check_timeouts,
 )
-from tw_syncrep._session.bounded_session import AbandonedCalls, TrainingSession
-from tw_syncrep._session.creators import HeldSessionCreator, ReadySessionCreator
-from tw_syncrep._session.holding import WhileActing
-from tw_syncrep._session.hook import SyncReplicasHook
+from tw_syncrep._replicas.session.bounded_session import AbandonedCalls, TrainingSession
+from tw_syncrep._replicas.session.creators import (
+    HeldSessionCreator,
+    ReadySessionCreator,
+)
+from tw_syncrep._replicas.session.holding import WhileActing
+from tw_syncrep._replicas.session.hook import SyncReplicasHook
 from tw_syncrep.cluster._servers import with_device_filters
 from tw_syncrep.cluster._tf_config import TaskConfig, find_tf_config
 
