@@ -204,7 +204,8 @@ def test_variables_that_towers_share_are_refused(graph):
         return policy
 
     with pytest.raises(
-        ValueError, match=r"variables of its own; got one for 'shared.*' in towers 0, 1"
+        ValueError,
+        match=r"variables of its own, .* got one for 'shared.*' in towers 0, 1",
     ):
         in_session_graph(build_graph)
 

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tw_core.checks import public
-from tw_rlload._loading.columns import check_lengths, read_columns
+from tw_rlload import plan_load
+from tw_rlload._loading.columns import prepare, read_columns
 from tw_rlload._loading.specs import make_spec
 
 
@@ -126,9 +127,8 @@ def test_what_is_no_collection_of_columns_is_refused(given):
 
 
 def test_columns_of_unequal_length_are_refused_with_all_lengths():
-    columns = read([X, N[:3]])
     with pytest.raises(ValueError, match=r"all columns .*\{'x': 4, 'n': 3\}"):
-        check_lengths(columns, what="columns")
+        prepare(SPECS, [X, N[:3]], [], plan_load, check_finite=False)
 
 
 @pytest.mark.parametrize(

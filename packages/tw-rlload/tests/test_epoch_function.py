@@ -325,7 +325,7 @@ def test_models_that_share_a_variable_are_refused():
     common = tf.Variable(1.0, name="common")
     models = [Sharing(common) for _ in range(2)]
     optimizers = [keras.optimizers.SGD(0.1) for _ in range(2)]
-    with pytest.raises(ValueError, match=r"'common:0' is in the models of towers 0, 1"):
+    with pytest.raises(ValueError, match=r"'common:0' in towers 0, 1"):
         EpochFunction(batch, squared, models, optimizers)
 
 

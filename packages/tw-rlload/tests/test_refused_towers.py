@@ -139,7 +139,7 @@ def test_bad_devices_are_refused(devices, error, message):
 @pytest.mark.parametrize(
     ("placeholders", "rnn", "message"),
     [
-        ([], [], "input_placeholders is empty"),
+        ([], [], "input_placeholders must hold at least one"),
         ([("x", None)], [], "has shape <unknown>"),
         ([("x", [])], [], r"has shape \(\)"),
         ([("x", [None])], [("h", None)], "column 'h' has shape <unknown>"),

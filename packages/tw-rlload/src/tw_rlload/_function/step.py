@@ -13,13 +13,14 @@ import tensorflow as tf
 from tw_core import Tower, map_towers
 from tw_core.checks import caller, check_function, check_list
 from tw_core.optimizers import check_optimizer, create_slots
-from tw_core.variables import is_variable, shared_variables, tf_variable
+from tw_core.variables import is_variable, tf_variable
 from tw_reduce import Reducer
 from tw_rlload._loading.specs import WEIGHTS, ColumnSpec
 from tw_rlload._training.gradients import (
     ApplyFn,
     Pairs,
     apply_once,
+    check_own,
     combine_gradients,
 )
 
@@ -62,7 +63,7 @@ class FunctionStep:
         self._optimizers, self._apply_fn = list(optimizers), apply_fn
         self._variables = [_trainable(model) for model in self._models]
         if len(models) > 1:
-            _check_own(self._variables)
+            check_own(self._variables)
         if apply_fn is not None:
             _check_built(optimizers[0])
             return
@@ -170,20 +171,6 @@ def _check_built(optimizer: Any) -> None:
         )
 
 
-def _check_own(variables: Sequence[Sequence[Any]]) -> None:
-    """Refuses a variable in two towers' models: each would update it."""
-    shared = [
-        f"{name!r} is in the models of towers {', '.join(map(str, towers))}"
-        for name, towers in shared_variables(variables)
-    ]
-    if shared:
-        raise ValueError(
-            f"{caller()}: every tower's optimizer would update a variable that models "
-            f"share: {'; '.join(shared)}. Make each model's own, as tw_core.replicate "
-            "does, or pass a single model and optimizer for all towers."
-        )
-
-
 def _trainable(model: Any) -> list[Any]:
     if not hasattr(model, "trainable_variables"):
         raise TypeError(
@@ -191,7 +178,12 @@ def _trainable(model: Any) -> list[Any]:
             f"Keras's and tf.Module's are; got {model!r:.80} ({type(model).__name__})."
         )
     variables = list(model.trainable_variables)
-    others = [v for v in variables if not _is_eager(v)]
+    others = [
+        variable
+        for variable in variables
+        if not is_variable(variable)
+        or tf.is_symbolic_tensor(tf_variable(variable).handle)
+    ]
     if others:
         raise TypeError(
             f"{caller()}: {type(model).__name__}.trainable_variables must hold "
@@ -220,12 +212,6 @@ def _loss_and_others(returned: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             "tw_rlload.weighted_mean."
         )
     return loss, dict(others)
-
-
-def _is_eager(variable: Any) -> bool:
-    return is_variable(variable) and not tf.is_symbolic_tensor(
-        tf_variable(variable).handle
-    )
 
 
 def _scaled(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:

@@ -79,28 +79,29 @@ def prepare(
 
     ``cut`` is ``cut_batch`` with its options bound.
     """
-    read = [
-        read_columns(
-            [spec for spec in specs if spec.is_state == is_state],
-            given,
-            check_finite=check_finite,
-        )
-        for is_state, given in ((False, inputs), (True, states))
-    ]
-    rows = check_lengths(read[0], what="columns")
-    sequences = check_lengths(read[1], what="states")
-    plan = cut(rows, sequences if read[1] else None)
-    return PreparedLoad(plan, (*read[0], *read[1]))
+    columns: list[Column] = []
+    lengths: list[int | None] = []
+    for given, is_state in ((inputs, False), (states, True)):
+        own = [spec for spec in specs if spec.is_state == is_state]
+        read = read_columns(own, given, check_finite=check_finite)
+        rows = {column.spec.name: column.rows for column in read}
+        if len(set(rows.values())) > 1:
+            raise ValueError(
+                f"{caller()}: all {'states' if is_state else 'columns'} must have the "
+                f"same number of rows; got {rows}."
+            )
+        columns += read
+        lengths.append(next(iter(rows.values()), None))
+    return PreparedLoad(cut(*lengths), tuple(columns))
 
 
 def read_columns(
     specs: Sequence[ColumnSpec], given: Columns, *, check_finite: bool
 ) -> list[Column]:
     """Reads columns in the order of their specs, and checks them."""
-    values = _in_order(specs, given)
     columns = [
         Column(spec, _fragments(spec.name, value))
-        for spec, value in zip(specs, values, strict=True)
+        for spec, value in zip(specs, _in_order(specs, given), strict=True)
     ]
     problems = [
         f"  - {fault}"
@@ -111,16 +112,6 @@ def read_columns(
         listed = "\n".join(problems)
         raise ValueError(f"{caller()}: batch rejected; invalid columns:\n{listed}")
     return columns
-
-
-def check_lengths(columns: Sequence[Column], *, what: str) -> int:
-    """Returns the common number of rows."""
-    lengths = {column.spec.name: column.rows for column in columns}
-    if len(set(lengths.values())) > 1:
-        raise ValueError(
-            f"{caller()}: all {what} must have the same number of rows; got {lengths}."
-        )
-    return next(iter(lengths.values()), 0)
 
 
 def _in_order(specs: Sequence[ColumnSpec], given: Columns) -> list[Any]:
@@ -147,15 +138,12 @@ def _in_order(specs: Sequence[ColumnSpec], given: Columns) -> list[Any]:
 
 
 def _fragments(name: str, value: Any) -> tuple[Array, ...]:
-    is_list = isinstance(value, list | tuple)
-    if is_list and value and all(_is_fragment(item) for item in value):
-        return tuple(_as_array(name, item) for item in value)
-    return (_as_array(name, value),)
-
-
-def _is_fragment(value: Any) -> bool:
-    is_array = isinstance(value, np.ndarray) or tf.is_tensor(value)
-    return bool(is_array and len(value.shape) > 0)
+    are_fragments = isinstance(value, list | tuple) and all(
+        (isinstance(item, np.ndarray) or tf.is_tensor(item)) and len(item.shape) > 0
+        for item in value
+    )
+    fragments = value if are_fragments and value else [value]
+    return tuple(_as_array(name, fragment) for fragment in fragments)
 
 
 def _as_array(name: str, value: Any) -> Array:
@@ -179,38 +167,25 @@ def _faults(column: Column, *, check_finite: bool) -> Iterator[str]:
         who = repr(spec.name)
         if len(column.fragments) > 1:
             who += f" fragment {i}"
-        fault = _shape_fault(fragment, spec) or _inner_fault(fragment, column)
         if fragment.dtype.kind in "OSU":
             yield f"{who} is an array of {fragment.dtype}; must be {spec.dtype.name}"
-        elif fault:
+        elif fault := _shape_fault(fragment, column):
             yield f"{who} {fault}"
         else:
-            yield from (
-                f"{who}: {fault}"
-                for fault in _value_faults(
-                    fragment, spec.dtype, check_finite=check_finite
-                )
-            )
+            faults = _value_faults(fragment, spec.dtype, check_finite=check_finite)
+            yield from (f"{who}: {fault}" for fault in faults)
 
 
-def _shape_fault(fragment: Array, spec: ColumnSpec) -> str | None:
-    wanted = (None, *spec.inner_shape)
-    if fragment.ndim != len(wanted):
-        shown = list(fragment.shape)
-        return f"has rank {fragment.ndim} (shape {shown}); must be {list(wanted)}"
-    pairs = zip(fragment.shape, wanted, strict=True)
-    if any(w is not None and g != w for g, w in pairs):
-        return f"has shape {list(fragment.shape)}; must be {list(wanted)}"
+def _shape_fault(fragment: Array, column: Column) -> str | None:
+    shape, wanted = list(fragment.shape), [None, *column.spec.inner_shape]
+    if len(shape) != len(wanted):
+        return f"has rank {fragment.ndim} (shape {shape}); must be {wanted}"
+    if any(w not in (None, g) for g, w in zip(shape, wanted, strict=True)):
+        return f"has shape {shape}; must be {wanted}"
+    first = list(column.row_shape)
+    if shape[1:] != first:
+        return f"has rows of shape {shape[1:]}, fragment 0 of {first}"
     return None
-
-
-def _inner_fault(fragment: Array, column: Column) -> str | None:
-    if fragment.shape[1:] == column.row_shape:
-        return None
-    return (
-        f"has rows of shape {list(fragment.shape[1:])}, fragment 0 of "
-        f"{list(column.row_shape)}"
-    )
 
 
 def _value_faults(

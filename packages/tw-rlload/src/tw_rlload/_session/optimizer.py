@@ -21,7 +21,7 @@ from tw_rlload._loading.plan import LoadReport, Remainder, first_sequence
 from tw_rlload._loading.specs import specs_of_placeholders
 from tw_rlload._session.calls import SessionCalls, session_writer
 from tw_rlload._session.epochs import build_epochs
-from tw_rlload._session.step import SessionStep, StepInputs
+from tw_rlload._session.step import SessionStep
 from tw_rlload._tf_compat import inside_branch_or_loop
 from tw_rlload._training.gradients import (
     ApplyFn,
@@ -105,10 +105,7 @@ class LocalSyncParallelOptimizer:
         """
         _check_session_graph()
         check_list(devices=devices, of="ints and device strings")
-        try:
-            made = towers(devices)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{caller()}: devices: {error}") from error
+        made = towers(devices)
         check_optimizer(caller(), optimizer)
         check_function(build_graph=build_graph)
         if apply_fn is not None:
@@ -134,8 +131,7 @@ class LocalSyncParallelOptimizer:
         rows = (made, self._buffers.specs, self._buffers.variables)
         self._bind_writer = session_writer(made, self._buffers.variables, self._calls)
         self._step = SessionStep(
-            *(made, StepInputs(*rows), self.loss_inputs),
-            *(build_graph, optimizer, combine),
+            *(*rows, self.loss_inputs, build_graph, optimizer, combine),
             apply_fn=apply_fn,
         )
         self._epochs = build_epochs(self._step, make_picks(*rows))

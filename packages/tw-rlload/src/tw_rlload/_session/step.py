@@ -18,51 +18,21 @@ from tw_core.checks import caller
 from tw_core.optimizers import apply_pairs
 from tw_core.variables import (
     Replicated,
-    shared_variables,
     tower_build,
     variable_origin,
 )
 from tw_rlload._loading.plan import LoadPlan
 from tw_rlload._loading.specs import WEIGHTS, ColumnSpec, DataVariables
-from tw_rlload._training.gradients import ApplyFn, Combine, Pairs, apply_once
+from tw_rlload._training.gradients import (
+    ApplyFn,
+    Combine,
+    Pairs,
+    apply_once,
+    check_own,
+)
 from tw_rlload._training.loop import MinibatchSlice, slice_rows
 
 v1 = tf.compat.v1
-
-
-class StepInputs:
-    """The towers' rows of one step, [K][C] tensors sliced by fed positions."""
-
-    def __init__(
-        self,
-        towers: Sequence[Tower],
-        specs: Sequence[ColumnSpec],
-        variables: DataVariables,
-    ) -> None:
-        """Slices [buffers][K][C] variables of K towers and C specs."""
-        self.has_weights = specs[-1] is WEIGHTS
-        with tf.device("/cpu:0"):
-            # One feed for four numbers, as every feed takes time.
-            self._fed = v1.placeholder(tf.int32, [4], "cut")
-            first, count, length, buffer = tf.unstack(self._fed)
-        which = MinibatchSlice(first, count, length)
-
-        def pick(tower: Tower) -> list[tf.Tensor]:
-            branches = [
-                partial(slice_rows, columns[tower.index], specs, which)
-                for columns in variables
-            ]
-            if len(branches) == 1:
-                return branches[0]()
-            picked: list[tf.Tensor] = tf.switch_case(buffer, branches)
-            return picked
-
-        self.tensors = map_towers(pick, towers)
-
-    def feeds(self, plan: LoadPlan, buffer: int, first: int) -> dict[tf.Tensor, Any]:
-        """Returns the feeds for the step that starts at sequence ``first``."""
-        count, length = plan.sequences_per_device_step, plan.sequence_length
-        return {self._fed: (first, count, length, buffer)}
 
 
 class SessionStep:
@@ -71,7 +41,8 @@ class SessionStep:
     def __init__(
         self,
         towers: Sequence[Tower],
-        inputs: StepInputs,
+        specs: Sequence[ColumnSpec],
+        variables: DataVariables,
         placeholders: Sequence[tf.Tensor],
         build_graph: Callable[..., Any],
         optimizer: Any,
@@ -80,10 +51,16 @@ class SessionStep:
         apply_fn: ApplyFn | None,
     ) -> None:
         """Builds losses and update. Without ``apply_fn`` towers share variables."""
-        self._inputs, self.inputs = inputs, inputs.tensors
-        whole, build_loss = list(placeholders), build_graph
-        if inputs.has_weights:
-            build_loss = _with_weights(build_graph)
+        has_weights = specs[-1] is WEIGHTS
+        self._fed, self.inputs = _slice_step(towers, specs, variables)
+
+        def build_loss(tensors: list[tf.Tensor]) -> Any:
+            if has_weights:
+                return build_graph(tensors[:-1], tensors[-1])
+            return build_graph(tensors)
+
+        whole = list(placeholders)
+        if has_weights:
             whole.append(tf.ones(tf.shape(whole[0])[:1]))
         self.common_loss, built, updates = _build_losses(
             *(towers, whole, self.inputs, build_loss, optimizer),
@@ -91,15 +68,15 @@ class SessionStep:
         )
         self.losses, grad_list = [loss for loss, _ in built], [p for _, p in built]
         self.weights = None  # else [K], numbers of rows that are not pads
-        if inputs.has_weights:
+        if has_weights:
             self.weights = map_towers(
                 lambda _, rows: tf.reduce_sum(rows[-1]), towers, self.inputs
             )
-        variables = [[v for _, v in own] for own in grad_list]
+        owned = [[v for _, v in own] for own in grad_list]
         if apply_fn is None:
-            _check_shared(variables)
+            _check_shared(owned)
         else:
-            _check_own(variables)
+            check_own(owned)
         pairs = combine(grad_list, self.weights)
         # Reported losses are read before the update, whichever run fetches them.
         awaited = [*updates, *filter(tf.is_tensor, map(loss_of, self.losses))]
@@ -111,7 +88,7 @@ class SessionStep:
                 self.train_op = apply_pairs(optimizer, pairs[0])
             else:
                 self.train_op = _checked_op(
-                    apply_once(apply_fn, towers, pairs, variables, optimizer)
+                    apply_once(apply_fn, towers, pairs, owned, optimizer)
                 )
         self.fetches = [_fetches_of(loss) for loss in self.losses]
 
@@ -120,8 +97,8 @@ class SessionStep:
     ) -> tuple[dict[str, Any], dict[Any, Any]]:
         """Returns the fetches and feeds to train on the step at sequence ``first``."""
         fetches = {**self.fetches[-1], "train": self.train_op, "towers": self.fetches}
-        feeds = {**self.own_feeds(), **self._inputs.feeds(plan, buffer, first)}
-        return fetches, feeds
+        count, length = plan.sequences_per_device_step, plan.sequence_length
+        return fetches, {**self.own_feeds(), self._fed: (first, count, length, buffer)}
 
     def own_feeds(self) -> dict[Any, Any]:
         """Returns the losses' own placeholders and their current values."""
@@ -131,18 +108,31 @@ class SessionStep:
         return feeds
 
 
-def _check_own(variables: Sequence[Sequence[Any]]) -> None:
-    """Refuses [K][N] variables if towers share any of them."""
-    shared = [
-        f"{name!r} in towers {', '.join(map(str, towers))}"
-        for name, towers in shared_variables(variables)
-    ]
-    if shared:
-        raise ValueError(
-            f"{caller()}: with apply_fn every tower must have variables of its own; "
-            f"got one for {'; '.join(shared)}. Make them with "
-            "tf.compat.v1.get_variable in build_graph."
-        )
+def _slice_step(
+    towers: Sequence[Tower], specs: Sequence[ColumnSpec], variables: DataVariables
+) -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
+    """Slices the rows of a step out of [buffers][K][C] variables.
+
+    Returns the placeholder of first sequence, their number, rows per sequence, and
+    buffer, and [K][C] rows.
+    """
+    with tf.device("/cpu:0"):
+        # One feed for four numbers, as every feed takes time.
+        fed = v1.placeholder(tf.int32, [4], "cut")
+        first, count, length, buffer = tf.unstack(fed)
+    which = MinibatchSlice(first, count, length)
+
+    def pick(tower: Tower) -> list[tf.Tensor]:
+        branches = [
+            partial(slice_rows, columns[tower.index], specs, which)
+            for columns in variables
+        ]
+        if len(branches) == 1:
+            return branches[0]()
+        picked: list[tf.Tensor] = tf.switch_case(buffer, branches)
+        return picked
+
+    return fed, map_towers(pick, towers)
 
 
 def _check_made_once(made: set[int], variables: Sequence[Any]) -> None:
@@ -190,11 +180,6 @@ def loss_of(tower_loss: Any) -> tf.Tensor | None:
         if tf.is_tensor(loss) and loss.shape.rank == 0:
             return loss
     return None
-
-
-def _with_weights(build_graph: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes ``build_graph(inputs, weights)`` take the weights as its last input."""
-    return lambda tensors: build_graph(tensors[:-1], tensors[-1])
 
 
 def _build_losses(

@@ -23,7 +23,7 @@ from tw_core.gradients import (
     with_unique_rows,
 )
 from tw_core.modes import without_autograph
-from tw_core.variables import tf_variable
+from tw_core.variables import shared_variables, tf_variable
 from tw_reduce import Reducer, all_reduce, mean
 
 Pairs: TypeAlias = "list[tuple[Any, tf.Variable]]"
@@ -100,6 +100,20 @@ def check_clipping(bound: float | None) -> float | None:
             f"{caller()}: grad_norm_clipping must be above 0, or None; got {bound}."
         )
     return check_number(grad_norm_clipping=bound) or None
+
+
+def check_own(variables: Sequence[Sequence[Any]]) -> None:
+    """Refuses [K][N] variables if towers share any: each tower would update it."""
+    shared = [
+        f"{name!r} in towers {', '.join(map(str, towers))}"
+        for name, towers in shared_variables(variables)
+    ]
+    if shared:
+        raise ValueError(
+            f"{caller()}: every tower must have variables of its own, as each updates "
+            f"them; got one for {'; '.join(shared)}. Make them with "
+            "tf.compat.v1.get_variable in build_graph, or models by tw_core.replicate."
+        )
 
 
 def apply_once(
