@@ -5,7 +5,7 @@ a copy of the operations between its inputs and its update; placeholders and res
 handles (variables, tables, ...) stay the outer ones and are captured.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -34,10 +34,20 @@ class SessionEpochs:
         self, step: SessionStep, losses: list[tf.Tensor], picks: list[Pick]
     ) -> None:
         """Copies the step into a loop."""
-        others = [_scalars_of(fetches) for fetches in step.fetches]
+        others = [
+            {name: value for name, value in _leaves(fetches) if _is_number(value)}
+            for fetches in step.fetches
+        ]
         self._layout, scalars = lay_out(losses, step.weights, others)
-        operations = [op for fetches in step.fetches for op in _operations_of(fetches)]
+        operations = [
+            value
+            for fetches in step.fetches
+            for _, value in _leaves(fetches)
+            if isinstance(value, tf.Operation)
+        ]
+        operations = [step.train_op, *operations]
         self._step = step
+        replaced = [tensor for tower in step.inputs for tensor in tower]
         with tf.device("/cpu:0"), tf.name_scope("epochs"):
             placeholder = tf.compat.v1.placeholder
             self._placeholders = LoopFeeds(
@@ -46,7 +56,13 @@ class SessionEpochs:
                     for name, spec in LOOP_SPECS._asdict().items()
                 )
             )
-            self._fetch = self._loop([step.train_op, *operations], scalars, picks)
+            copy = _make_copier(replaced, [*operations, *scalars])
+
+            def copied(rows: list[list[tf.Tensor]]) -> tuple[list[Any], list[Any]]:
+                copies = copy([tensor for tower in rows for tensor in tower])
+                return copies[: len(operations)], copies[len(operations) :]
+
+            self._fetch = loop_over_steps(self._placeholders, picks, copied)
 
     def request(
         self, plan: LoadPlan, buffer: int, order: EpochOrder
@@ -59,21 +75,6 @@ class SessionEpochs:
     def result(self, packed: Packed, order: EpochOrder) -> EpochResult:
         """Unpacks the scalars of all steps."""
         return make_result(packed, self._layout, order)
-
-    def _loop(
-        self,
-        operations: list[tf.Operation],
-        scalars: list[tf.Tensor],
-        picks: list[Pick],
-    ) -> tf.Tensor:
-        replaced = [tensor for tower in self._step.inputs for tensor in tower]
-        copy = _make_copier(replaced, [*operations, *scalars])
-
-        def step(rows: list[list[tf.Tensor]]) -> tuple[list[Any], list[Any]]:
-            copies = copy([tensor for tower in rows for tensor in tower])
-            return copies[: len(operations)], copies[len(operations) :]
-
-        return loop_over_steps(self._placeholders, picks, step)
 
 
 def build_epochs(step: SessionStep, picks: list[Pick]) -> SessionEpochs | None:
@@ -91,10 +92,12 @@ def _make_copier(
     It copies into the default graph, a function body; it takes that graph's tensors for
     ``inputs``, and returns those for ``targets``.
     """
-    operations = _ancestors({t.op for t in inputs}, [_op(t) for t in targets])
+    ends = [t if isinstance(t, tf.Operation) else t.op for t in targets]
+    operations = _ancestors({t.op for t in inputs}, ends)
     outside = {op for op in operations if _stays_outside(op)}
     part = _graph_def(inputs[0].graph, {op.name for op in operations - outside})
     outer = sorted((t for op in outside for t in op.outputs), key=lambda t: str(t.name))
+    read = {name.removesuffix(":0") for node in part.node for name in node.input}
 
     def copy(replacements: Sequence[tf.Tensor]) -> list[tf.Tensor | tf.Operation]:
         body = tf.compat.v1.get_default_graph()
@@ -103,7 +106,8 @@ def _make_copier(
         inside.update({tensor.name: new for tensor, new in pairs})
         copied = tf.graph_util.import_graph_def(
             part,
-            input_map=_used(part, inside),
+            # Importing rejects replacements for tensors that no node reads.
+            input_map={n: t for n, t in inside.items() if n.removesuffix(":0") in read},
             return_elements=[t.name for t in targets if t.name not in inside],
             name="step",
         )
@@ -113,32 +117,20 @@ def _make_copier(
     return copy
 
 
-def _scalars_of(fetches: Mapping[str, Any], prefix: str = "") -> dict[str, tf.Tensor]:
-    """Returns the numeric scalars among fetches; joins nested names with ``/``."""
-    found: dict[str, tf.Tensor] = {}
+def _leaves(fetches: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields what nested dictionaries of fetches hold; joins names with ``/``."""
     for name, value in fetches.items():
         if isinstance(value, Mapping):
-            found |= _scalars_of(value, f"{prefix}{name}/")
-        elif tf.is_tensor(value) and _is_number(value):
-            found[f"{prefix}{name}"] = value
-    return found
-
-
-def _operations_of(fetches: Mapping[str, Any]) -> list[tf.Operation]:
-    """Returns the operations among fetches, including nested dictionaries."""
-    found: list[tf.Operation] = []
-    for value in fetches.values():
-        if isinstance(value, Mapping):
-            found += _operations_of(value)
-        elif isinstance(value, tf.Operation):
-            found.append(value)
-    return found
+            yield from _leaves(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _is_number(value: Any) -> bool:
+    if not tf.is_tensor(value) or value.shape.rank != 0:
+        return False
     dtype = value.dtype
-    numeric = dtype.is_floating or dtype.is_integer or dtype.is_bool
-    return bool(numeric and value.shape.rank == 0)
+    return bool(dtype.is_floating or dtype.is_integer or dtype.is_bool)
 
 
 def _ancestors(
@@ -186,19 +178,3 @@ def _forget_others(node: tf.compat.v1.NodeDef, names: set[str]) -> None:
         node.attr["_class"].list.s.extend(near)
         if not near:
             del node.attr["_class"]
-
-
-def _used(
-    graph_def: tf.compat.v1.GraphDef, inside: Mapping[str, tf.Tensor]
-) -> dict[str, tf.Tensor]:
-    # Importing rejects replacements for tensors that no node reads.
-    read = {name for node in graph_def.node for name in node.input}
-    return {
-        name: tensor
-        for name, tensor in inside.items()
-        if name in read or name.removesuffix(":0") in read
-    }
-
-
-def _op(target: tf.Tensor | tf.Operation) -> tf.Operation:
-    return target if isinstance(target, tf.Operation) else target.op
