@@ -47,6 +47,28 @@ class LocalSyncParallelOptimizer:
       max_per_device_batch_size: as given.
       loss_inputs: all placeholders, states last.
       build_graph: as given.
+
+    >>> import numpy as np
+    >>> import tensorflow as tf
+    >>> v1 = tf.compat.v1
+    >>> class Policy:
+    ...     def __init__(self, inputs):
+    ...         w = v1.get_variable("w", initializer=tf.zeros([2]))
+    ...         self.loss = tf.reduce_mean(tf.square(inputs[0] - w))
+    ...
+    ...     def gradients(self, optimizer):
+    ...         return optimizer.compute_gradients(self.loss)
+    >>> with tf.Graph().as_default(), v1.Session() as sess:
+    ...     x = v1.placeholder(tf.float32, [None, 2], "x")
+    ...     descent = v1.train.GradientDescentOptimizer(1.0)
+    ...     trainer = LocalSyncParallelOptimizer(
+    ...         descent, ["/cpu:0"], [x], [], 4, Policy
+    ...     )
+    ...     sess.run(v1.global_variables_initializer())
+    ...     rows = trainer.load_data(sess, [np.ones([8, 2], np.float32)], [])
+    ...     print(trainer.run_epochs(sess, 2).losses)
+    [[1. 0.]
+     [0. 0.]]
     """
 
     @public
