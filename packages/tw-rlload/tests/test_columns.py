@@ -15,7 +15,7 @@ from tw_rlload._loading.specs import make_spec
 
 def specs_of(**columns):
     return [
-        make_spec(name, dtype, shape, is_state=False)
+        make_spec(name, tf.TensorSpec(shape, dtype), is_state=False)
         for name, (dtype, shape) in columns.items()
     ]
 

@@ -29,7 +29,12 @@ def test_a_batch_is_made_outside_of_graphs_and_functions():
         (["/cpu:0", "/device:CPU:0"], SPECS, {}, "DeviceBatch: .* given twice"),
         (["/cpu:0", "/gpu:7"], SPECS, {}, "unknown devices.*/gpu:7"),
         (["/cpu:0"], {}, {}, "at least one column"),
-        (["/cpu:0"], SPECS, {"x": tf.TensorSpec([None])}, "either a column's or a"),
+        (
+            ["/cpu:0"],
+            SPECS,
+            {"x": tf.TensorSpec([None])},
+            "names of their own; twice: .*x",
+        ),
         (["/cpu:0"], {"x": tf.TensorSpec([])}, {}, "column 'x' has shape"),
     ],
 )

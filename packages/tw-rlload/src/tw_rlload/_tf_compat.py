@@ -7,14 +7,6 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 
-def capture(graph: tf.Graph, tensor: tf.Tensor) -> tf.Tensor:
-    """Captures an outer graph's tensor or resource handle in a function body's graph.
-
-    Returns the same tensor each time.
-    """
-    return graph.capture(tensor)
-
-
 def inside_branch_or_loop() -> bool:
     """Returns whether new ops are inside a branch, a loop or a function.
 

@@ -36,12 +36,72 @@ DataVariables: TypeAlias = "list[list[list[tf.Variable]]]"
 """[buffers][K][C], C columns on K devices."""
 
 
-def make_spec(name: str, dtype: Any, shape: Any, *, is_state: bool) -> ColumnSpec:
-    """Makes the spec of a placeholder or a ``tf.TensorSpec``."""
-    shape, tf_dtype = tf.TensorShape(shape), tf.as_dtype(dtype).base_dtype
-    if not (tf_dtype.is_floating or tf_dtype.is_integer or tf_dtype.is_bool):
+def specs_of_placeholders(
+    inputs: Sequence[tf.Tensor], states: Sequence[tf.Tensor]
+) -> tuple[ColumnSpec, ...]:
+    """Returns the specs of placeholders, states last."""
+    graph = tf.compat.v1.get_default_graph()
+    for name, given in (("input_placeholders", inputs), ("rnn_inputs", states)):
+        check_list(empty=name == "rnn_inputs", of="placeholders", **{name: given})
+        others = [type(one).__name__ for one in given if not tf.is_symbolic_tensor(one)]
+        if others:
+            raise TypeError(
+                f"{caller()}: {name} must hold placeholders, or other tensors of the "
+                f"graph; got {others}. Arrays are for load_data."
+            )
+        foreign = [tensor.name for tensor in given if tensor.graph is not graph]
+        if foreign:
+            raise ValueError(
+                f"{caller()}: {name} must be of the default graph; got tensors of "
+                f"another: {foreign}."
+            )
+    return _specs([(t.op.name, t) for t in inputs], [(t.op.name, t) for t in states])
+
+
+def specs_of_mappings(
+    columns: Mapping[str, tf.TensorSpec], states: Mapping[str, tf.TensorSpec]
+) -> tuple[ColumnSpec, ...]:
+    """Returns the specs of named ``tf.TensorSpec``, states last."""
+    for what, given in (("columns", columns), ("states", states)):
+        if not isinstance(given, Mapping):
+            raise TypeError(
+                f"{caller()}: {what} must be a dictionary of tf.TensorSpec by name; "
+                f"got {given!r:.80} ({type(given).__name__})."
+            )
+        others = {
+            name: type(spec).__name__
+            for name, spec in given.items()
+            if not (isinstance(name, str) and isinstance(spec, tf.TensorSpec))
+        }
+        if others:
+            raise TypeError(
+                f"{caller()}: {what} must map names to tf.TensorSpec; got {others}. "
+                "Write e.g. {'x': tf.TensorSpec([None, 17])}."
+            )
+    if not columns:
+        raise ValueError(f"{caller()}: columns is empty; pass at least one column.")
+    return _specs(list(columns.items()), list(states.items()))
+
+
+def _specs(
+    columns: Sequence[tuple[str, Any]], states: Sequence[tuple[str, Any]]
+) -> tuple[ColumnSpec, ...]:
+    names = [name for name, _ in (*columns, *states)]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
         raise ValueError(
-            f"{caller()}: column {name!r} has dtype {tf_dtype.name}; only floats, "
+            f"{caller()}: columns and states need names of their own; twice: {twice}."
+        )
+    own = [make_spec(name, given, is_state=False) for name, given in columns]
+    return (*own, *(make_spec(name, given, is_state=True) for name, given in states))
+
+
+def make_spec(name: str, given: Any, *, is_state: bool) -> ColumnSpec:
+    """Makes the spec of a placeholder or a ``tf.TensorSpec``."""
+    shape, dtype = given.shape, given.dtype.base_dtype
+    if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
+        raise ValueError(
+            f"{caller()}: column {name!r} has dtype {dtype.name}; only floats, "
             "integers and bools can be loaded. Encode it as numbers."
         )
     if not shape.rank:
@@ -49,48 +109,8 @@ def make_spec(name: str, dtype: Any, shape: Any, *, is_state: bool) -> ColumnSpe
             f"{caller()}: column {name!r} has shape {shape}; rows are cut along axis "
             "0, so the rank must be known and at least 1, as in [None, 17]."
         )
-    np_dtype = np.dtype(tf_dtype.as_numpy_dtype)
+    np_dtype = np.dtype(dtype.as_numpy_dtype)
     return ColumnSpec(name, np_dtype, tuple(shape.as_list()[1:]), is_state)
-
-
-def specs_of_placeholders(
-    inputs: Sequence[tf.Tensor], states: Sequence[tf.Tensor]
-) -> tuple[ColumnSpec, ...]:
-    """Returns the specs of placeholders, states last."""
-    for name, given in (("input_placeholders", inputs), ("rnn_inputs", states)):
-        check_list(empty=name == "rnn_inputs", of="placeholders", **{name: given})
-        _check_placeholders(given, name)
-    names = [tensor.op.name for tensor in (*inputs, *states)]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(
-            f"{caller()}: columns need names of their own; twice: {twice}."
-        )
-    return tuple(
-        make_spec(t.op.name, t.dtype, t.shape, is_state=is_state)
-        for is_state, tensors in ((False, inputs), (True, states))
-        for t in tensors
-    )
-
-
-def specs_of_mappings(
-    columns: Mapping[str, tf.TensorSpec],
-    states: Mapping[str, tf.TensorSpec],
-) -> tuple[ColumnSpec, ...]:
-    """Returns the specs of named ``tf.TensorSpec``, states last."""
-    _check_specs(columns, "columns")
-    _check_specs(states, "states")
-    if not columns or columns.keys() & states.keys():
-        raise ValueError(
-            f"{caller()}: pass at least one column, and names that are either a "
-            f"column's or a state's; got columns {sorted(columns)} and states "
-            f"{sorted(states)}."
-        )
-    return tuple(
-        make_spec(name, spec.dtype, spec.shape, is_state=is_state)
-        for is_state, specs in ((False, columns), (True, states))
-        for name, spec in specs.items()
-    )
 
 
 def cast_fault(array: Array, wanted: DType) -> str | None:
@@ -109,40 +129,6 @@ def cast_fault(array: Array, wanted: DType) -> str | None:
     if np.can_cast(given, wanted, "safe"):
         return None
     return f"{given.name} does not become {wanted.name} without loss"
-
-
-def _check_placeholders(given: Sequence[Any], name: str) -> None:
-    others = [type(one).__name__ for one in given if not tf.is_symbolic_tensor(one)]
-    if others:
-        raise TypeError(
-            f"{caller()}: {name} must hold placeholders, or other tensors of the "
-            f"graph; got {others}. Arrays are for load_data."
-        )
-    graph = tf.compat.v1.get_default_graph()
-    foreign = [tensor.name for tensor in given if tensor.graph is not graph]
-    if foreign:
-        raise ValueError(
-            f"{caller()}: {name} must be of the default graph; got tensors of another: "
-            f"{foreign}."
-        )
-
-
-def _check_specs(given: Mapping[str, tf.TensorSpec], what: str) -> None:
-    if not isinstance(given, Mapping):
-        raise TypeError(
-            f"{caller()}: {what} must be a dictionary of tf.TensorSpec by name; got "
-            f"{given!r:.80} ({type(given).__name__})."
-        )
-    others = {
-        name: type(spec).__name__
-        for name, spec in given.items()
-        if not (isinstance(name, str) and isinstance(spec, tf.TensorSpec))
-    }
-    if others:
-        raise TypeError(
-            f"{caller()}: {what} must map names to tf.TensorSpec; got {others}. Write "
-            "e.g. {'x': tf.TensorSpec([None, 17])}."
-        )
 
 
 def _kind(dtype: DType) -> str:

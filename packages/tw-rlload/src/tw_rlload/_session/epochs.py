@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from tw_rlload._loading.plan import LoadPlan
 from tw_rlload._session.step import SessionStep, loss_of
-from tw_rlload._tf_compat import capture
 from tw_rlload._training.loop import (
     LOOP_SPECS,
     EpochResult,
@@ -100,8 +99,8 @@ def _make_copier(
     read = {name.removesuffix(":0") for node in part.node for name in node.input}
 
     def copy(replacements: Sequence[tf.Tensor]) -> list[tf.Tensor | tf.Operation]:
-        body = tf.compat.v1.get_default_graph()
-        inside: dict[str, tf.Tensor] = {t.name: capture(body, t) for t in outer}
+        body = tf.compat.v1.get_default_graph()  # of a function: it captures
+        inside: dict[str, tf.Tensor] = {t.name: body.capture(t) for t in outer}
         pairs = zip(inputs, replacements, strict=True)
         inside.update({tensor.name: new for tensor, new in pairs})
         copied = tf.graph_util.import_graph_def(

@@ -5,10 +5,10 @@ epochs: with the same ones a run can be repeated. A whole order runs in one call
 with a progress bar in one call per epoch.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -101,16 +101,6 @@ def run_with_progress(
     """Runs an order in one call, or with a progress bar in one call per epoch."""
     if not check_flag(progress=progress):
         return run(order)
-    epochs = _bar(len(order.steps))
-    return np.concatenate([run(_one_epoch(order, e)) for e in epochs])
-
-
-def _one_epoch(order: EpochOrder, e: int) -> EpochOrder:
-    sequences = None if order.sequences is None else order.sequences[e : e + 1]
-    return replace(order, steps=order.steps[e : e + 1], sequences=sequences)
-
-
-def _bar(num_epochs: int) -> Iterator[int]:
     try:
         tqdm = import_module("tqdm.auto").tqdm
     except ImportError as error:
@@ -118,5 +108,9 @@ def _bar(num_epochs: int) -> Iterator[int]:
             f"{caller()}: progress=True needs tqdm; install it with pip install "
             "'tqdm>=4.66', or pass progress=False."
         ) from error
-    bar: Any = tqdm(range(num_epochs), desc="epochs", unit="epoch")
-    return iter(bar)
+    parts = []
+    for e in tqdm(range(len(order.steps)), desc="epochs", unit="epoch"):
+        sequences = None if order.sequences is None else order.sequences[e : e + 1]
+        epoch = replace(order, steps=order.steps[e : e + 1], sequences=sequences)
+        parts.append(run(epoch))
+    return np.concatenate(parts)
