@@ -293,49 +293,6 @@ def test_batch_norm_statistics_are_updated_in_the_loop():
     np.testing.assert_allclose(moving, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("count", [(1, 2), (2, 1), (3, 3), (0, 0)])
-def test_another_number_of_models_or_optimizers_is_refused(count):
-    batch = DeviceBatch(towers(list(CPUS[:2])), SPECS, max_per_device_batch_size=4)
-    models = [Linear() for _ in range(count[0])]
-    optimizers = [keras.optimizers.SGD(0.1) for _ in range(count[1])]
-    message = f"got {count[0]} models and {count[1]} optimizers"
-    with pytest.raises(ValueError, match=message):
-        EpochFunction(batch, squared, models, optimizers)
-
-
-def test_one_model_or_optimizer_for_two_towers_is_refused():
-    batch = DeviceBatch(towers(list(CPUS[:2])), SPECS, max_per_device_batch_size=4)
-    model, optimizer = Linear(), keras.optimizers.SGD(0.1)
-    other, another = Linear(), keras.optimizers.SGD(0.1)
-    for models, optimizers in (
-        ([model, model], [optimizer, another]),
-        ([model, other], [optimizer, optimizer]),
-    ):
-        with pytest.raises(ValueError, match="is given twice"):
-            EpochFunction(batch, squared, models, optimizers)
-
-
-def test_models_that_share_a_variable_are_refused():
-    class Sharing(Linear):
-        def __init__(self, common):
-            super().__init__()
-            self.common = common
-
-    batch = DeviceBatch(towers(list(CPUS[:2])), SPECS, max_per_device_batch_size=4)
-    common = tf.Variable(1.0, name="common")
-    models = [Sharing(common) for _ in range(2)]
-    optimizers = [keras.optimizers.SGD(0.1) for _ in range(2)]
-    with pytest.raises(ValueError, match=r"'common:0' in towers 0, 1"):
-        EpochFunction(batch, squared, models, optimizers)
-
-
-def test_a_model_without_variables_is_refused():
-    batch = DeviceBatch(towers(list(CPUS[:1])), SPECS, max_per_device_batch_size=4)
-    unbuilt = keras.Sequential([keras.layers.Dense(1)])
-    with pytest.raises(ValueError, match="Sequential has no trainable variables"):
-        EpochFunction(batch, squared, [unbuilt], [keras.optimizers.SGD(0.1)])
-
-
 @pytest.mark.parametrize(
     ("returned", "message"),
     [

@@ -72,16 +72,3 @@ def test_without_shuffling_the_order_is_that_of_loading():
     order = epoch_order(big_plan(), 2)
     np.testing.assert_array_equal(order.steps, [range(32)] * 2)
     assert (order.shuffle, order.seed, order.sequences) == (None, None, None)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "seed", "message"),
-    [
-        ((0,), None, "num_epochs must be at least 1; got 0"),
-        ((1, "row"), None, r"one of \['minibatches', 'rows'\]; got 'row'"),
-        ((1, "rows"), -1, "seed must be at least 0; got -1"),
-    ],
-)
-def test_bad_arguments_are_refused(arguments, seed, message):
-    with pytest.raises(ValueError, match=f"epoch_order: .*{message}"):
-        epoch_order(big_plan(), *arguments, seed=seed)

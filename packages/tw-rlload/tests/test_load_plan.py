@@ -142,23 +142,3 @@ def test_a_drawing_shows_rows_without_states_and_single_ones():
         "device 0  |---|      3 rows, 3 steps of 1",
         "device 1        |-|  2 rows, 3 steps of 1",
     ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
-        ((0,), {}, "nothing to load: got 0 rows"),
-        ((6, 0), {}, "nothing to load: got 6 rows, 0 states"),
-        ((7, 2), {}, "7 rows cannot be divided among 2 states"),
-        ((1,), {}, "got 1 sequences of 1 rows for 2 devices. Pass at least 2 rows"),
-        ((9, 3), {"max_per_device_batch_size": 2}, "is 2 rows, and one sequence has 3"),
-        ((8,), {"max_per_device_batch_size": 0}, "must be at least 1; got 0"),
-        ((8,), {"num_devices": 0}, "num_devices must be at least 1; got 0"),
-        ((8,), {"remainder": "cut"}, r"one of \['drop', 'pad', 'error'\]; got 'cut'"),
-        ((9,), {"remainder": "error"}, "9 rows .9 sequences of 1. leave 1 rows over"),
-    ],
-)
-def test_what_cannot_be_cut_is_refused_with_its_counts(arguments, options, message):
-    given_options = {"num_devices": 2, "max_per_device_batch_size": 4, **options}
-    with pytest.raises(ValueError, match=f"plan_load: .*{message}"):
-        plan_load(*arguments, **given_options)

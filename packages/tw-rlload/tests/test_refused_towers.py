@@ -121,62 +121,6 @@ def test_gradients_that_are_no_pairs_are_refused(returned):
         make(NoPairs)
 
 
-@pytest.mark.parametrize(
-    ("devices", "error", "message"),
-    [
-        (["/cpu:0", "/cpu:1", "/device:CPU:0"], ValueError, "given twice"),
-        ([], ValueError, "devices must hold at least one of"),
-        (["/cpu:zero"], ValueError, "is not a TensorFlow device string"),
-        ("/cpu:0", TypeError, "list of ints and device strings"),
-    ],
-)
-def test_bad_devices_are_refused(devices, error, message):
-    x = v1.placeholder(tf.float32, [None, 2])
-    with pytest.raises(error, match=message):
-        LocalSyncParallelOptimizer(descent(), devices, [x], [], 4, Loss)
-
-
-@pytest.mark.parametrize(
-    ("placeholders", "rnn", "message"),
-    [
-        ([], [], "input_placeholders must hold at least one"),
-        ([("x", None)], [], "has shape <unknown>"),
-        ([("x", [])], [], r"has shape \(\)"),
-        ([("x", [None])], [("h", None)], "column 'h' has shape <unknown>"),
-    ],
-)
-def test_placeholders_that_cannot_be_cut_are_refused(placeholders, rnn, message):
-    def made(given):
-        return [v1.placeholder(tf.float32, shape, name) for name, shape in given]
-
-    with pytest.raises(ValueError, match=f"LocalSyncParallelOptimizer: .*{message}"):
-        LocalSyncParallelOptimizer(
-            descent(), ["/cpu:0"], made(placeholders), made(rnn), 4, Loss
-        )
-
-
-def test_a_placeholder_given_twice_is_refused():
-    x = v1.placeholder(tf.float32, [None, 2], "x")
-    with pytest.raises(ValueError, match=r"names of their own; twice: \['x'\]"):
-        LocalSyncParallelOptimizer(descent(), ["/cpu:0"], [x, x], [], 4, Loss)
-
-
-@pytest.mark.parametrize(
-    ("maximum", "options", "message"),
-    [
-        (0, {}, "max_per_device_batch_size must be at least 1"),
-        (4, {"remainder": "keep"}, "remainder must be one of"),
-        (4, {"num_buffers": 3}, "num_buffers must be 1, or 2"),
-    ],
-)
-def test_bad_options_are_refused_when_it_is_made(maximum, options, message):
-    x = v1.placeholder(tf.float32, [None, 2], "x")
-    with pytest.raises(ValueError, match=message):
-        LocalSyncParallelOptimizer(
-            descent(), ["/cpu:0"], [x], [], maximum, Loss, **options
-        )
-
-
 def in_cond(build):
     tf.cond(tf.constant(True), build, lambda: 1.0)
 

@@ -56,6 +56,17 @@ def loss_fn(model, inputs):
     return tf.reduce_mean(tf.square(inputs["x"] - model.w))
 
 
+def replicas_that_share():
+    models, common = [Model(), Model()], tf.Variable(1.0, name="common")
+    for model in models:
+        model.common = common
+    return models
+
+
+def unbuilt():
+    return keras.Sequential([keras.layers.Dense(1)])
+
+
 def sgd():
     return keras.optimizers.SGD(0.1)
 
@@ -92,14 +103,14 @@ def in_graph(call):
         return call()
 
 
-def session_optimizer(**changes):
+def session_optimizer(shape=(None, 2), state_shapes=(), copies=1, **changes):
     """The class in a graph of its own, with some arguments changed."""
     with tf.Graph().as_default():
         arguments = {
             "optimizer": v1.train.GradientDescentOptimizer(0.1),
             "devices": list(CPUS[:2]),
-            "input_placeholders": [v1.placeholder(tf.float32, [None, 2], "x")],
-            "rnn_inputs": [],
+            "input_placeholders": [v1.placeholder(tf.float32, shape, "x")] * copies,
+            "rnn_inputs": [v1.placeholder(tf.float32, s, "h") for s in state_shapes],
             "max_per_device_batch_size": 2,
             "build_graph": Loss,
             **changes,
@@ -172,8 +183,19 @@ PLANS = [
         ("num_devices", 0, ValueError, "at least 1; got 0"),
         ("max_per_device_batch_size", 2.5, TypeError, f"batch_size {WHOLE} 2.5"),
         ("max_per_device_batch_size", None, TypeError, f"batch_size {WHOLE} None"),
-        ("remainder", "keep", ValueError, "got 'keep'"),
+        ("max_per_device_batch_size", 0, ValueError, "must be at least 1; got 0"),
+        ("remainder", "keep", ValueError, "['drop', 'pad', 'error']; got 'keep'"),
         ("remainder", None, ValueError, "got None"),
+        ("rows", 0, ValueError, "nothing to load: got 0 rows"),
+        ("rows", 1, ValueError, "got 1 sequences of 1 rows for 2 devices. Pass at l"),
+    ),
+    *rows(
+        "plan_load",
+        (lambda: plan(9, 3), ValueError, "is 2 rows, and one sequence has 3"),
+        (
+            lambda: plan(9, remainder="error"),
+            *(ValueError, "9 rows (9 sequences of 1) leave 1 rows over"),
+        ),
     ),
     *rows(
         "epoch_order",
@@ -224,7 +246,11 @@ BATCHES = [
         ("num_buffers", "2", TypeError, f"num_buffers {WHOLE}"),
         ("check_finite", "no", TypeError, "check_finite must be True or False; got"),
     ),
-    *rows("DeviceBatch", (lambda: in_graph(batch), RuntimeError, "outside of graphs")),
+    *rows(
+        "DeviceBatch",
+        (lambda: in_graph(batch), RuntimeError, "use tw_rlload.LocalSyncParallel"),
+        (tf.function(batch, autograph=False), RuntimeError, "makes variables; do so"),
+    ),
     *rows(
         "DeviceBatch.load",
         (lambda: batch().load([X], timeout_s=-1), ValueError, "timeout_s must be at l"),
@@ -269,6 +295,13 @@ FUNCTIONS = [
         ("models", [Strange(), Strange()], TypeError, "Strange.trainable_variables m"),
         ("models", [in_graph(Model), in_graph(Model)], TypeError, "outside of graphs"),
         ("models", [], ValueError, "got 0 models"),
+        ("models", [Model()], ValueError, "got 1 models and 2 optimizers"),
+        ("models", [Model() for _ in range(3)], ValueError, "got 3 models and 2"),
+        ("models", [Model()] * 2, ValueError, "is given twice"),
+        ("models", replicas_that_share(), ValueError, "'common:0' in towers 0, 1"),
+        ("models", [unbuilt(), unbuilt()], ValueError, "has no trainable variables"),
+        ("optimizers", [sgd()], ValueError, "got 2 models and 1 optimizers"),
+        ("optimizers", [sgd()] * 2, ValueError, "is given twice"),
         ("optimizers", "ab", TypeError, "'ab'"),
         ("optimizers", sgd(), TypeError, "a list"),
         ("optimizers", [None, sgd()], TypeError, "with apply_gradients(pairs)"),
@@ -336,12 +369,17 @@ CONSTRUCTED = arguments(
     ("devices", [], ValueError, "devices must hold at least one of"),
     ("devices", [None], TypeError, "a device is an int"),
     ("devices", [-1], ValueError, "-1"),
-    ("devices", ["/cpu:0"] * 2, ValueError, "given twice"),
+    ("devices", ["/cpu:zero"], ValueError, "is not a TensorFlow device string"),
+    ("devices", ["/cpu:0", "/cpu:1", "/device:CPU:0"], ValueError, "given twice"),
     ("input_placeholders", None, TypeError, "input_placeholders must be a list"),
     ("input_placeholders", [], ValueError, "input_placeholders must hold"),
     ("input_placeholders", [X], TypeError, "got ['ndarray']"),
     ("input_placeholders", ["x"], TypeError, "got ['str']"),
     ("input_placeholders", [of_another_graph()], ValueError, "other:0"),
+    ("shape", None, ValueError, "has shape <unknown>"),
+    ("shape", [], ValueError, "has shape ()"),
+    ("state_shapes", [None], ValueError, "column 'h' has shape <unknown>"),
+    ("copies", 2, ValueError, "names of their own; twice: ['x']"),
     ("rnn_inputs", None, TypeError, "rnn_inputs must be a list"),
     ("rnn_inputs", [X], TypeError, "rnn_inputs must hold placeholders"),
     ("max_per_device_batch_size", "2", TypeError, WHOLE),
