@@ -17,7 +17,7 @@ MODULES = {
     "tw-doctor": ["packages/tw-reduce/src/tw_reduce/doctor/*.py"],
     "train": ["docs/examples/train_digits.py"],
     "train-rl": ["docs/examples/ppo/train.py"],
-    "bench": ["integration_tests/benchmarks/run.py"],
+    "bench": ["integration_tests/benchmarks/*.py"],
     "faults": ["integration_tests/faults/run.py"],
     "api": ["integration_tests/interfaces/api.py"],
 }

@@ -10,7 +10,6 @@ DistributedDataParallel over gloo, where ``--torch`` names a Python that has it,
 this package's parameter server.
 """
 
-import argparse
 import contextlib
 import json
 import multiprocessing
@@ -33,11 +32,13 @@ from allreduce_works import (
     Work,
     parameter_after,
 )
-from harness import Contender, Report, paired_ratio, race
+from harness import Contender, Report, race
 from syncrep_works import PULLED
 from syncrep_works import Work as ServerWork
 
 from tw_syncrep.cluster._network_exposure import find_free_ports
+
+OPTIONS = {"works": "allreduce_works.WORKS", "rounds": 21, "workers": 2, "torch": None}
 
 BLOCK_S = 0.25
 WAIT_S = 120.0
@@ -46,15 +47,8 @@ Block = Callable[[int], float]
 """Runs a number of steps on all ranks, and returns the slowest one's seconds."""
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(options: Any, report: Report) -> None:
     """Runs the works and writes ``out/bench/allreduce.json``."""
-    parser = argparse.ArgumentParser(prog="allreduce")
-    parser.add_argument("--works", nargs="+", choices=list(WORKS), default=list(WORKS))
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--torch", help="a Python that has PyTorch")
-    options = parser.parse_args(arguments)
-    report = Report("allreduce")
     for work in (WORKS[name] for name in options.works):
         with contextlib.ExitStack() as stack:
             blocks = stack.enter_context(ours_and_peers(work, options.workers))
@@ -74,9 +68,7 @@ def main(arguments: Sequence[str]) -> None:
         report.add(timings, PEER)
         for name, peer, most in work.targets:
             if {name, peer} <= set(blocks):
-                measured = paired_ratio(timings, name, peer)
-                report.target(f"{work.name}: {name} / {peer}", measured, most)
-    report.write()
+                report.compare(timings, name, peer, most)
 
 
 def _count_steps(block: Block) -> int:

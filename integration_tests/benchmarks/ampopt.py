@@ -5,9 +5,9 @@ is timed is the optimizer. Before anything is timed, each makes a few updates an
 must reach the same variables as the plain optimizer.
 """
 
-import argparse
 import time
 from itertools import product
+from typing import Any
 
 import numpy as np
 from ampopt_contenders import (
@@ -27,6 +27,14 @@ from ampopt_contenders import (
 from harness import Report, Timing, race, ratio
 
 import tw_core
+
+OPTIONS = {
+    "rounds": 21,
+    "sizes": "ampopt_contenders.SIZES",
+    "towers": [1, 4],
+    "groups": [1, 8],
+    "only": {"choices": ("graph", "function", "count", "weights")},
+}
 
 GROUP = 8
 CHECKED_UPDATES = 2
@@ -97,23 +105,9 @@ def _race(work: str, made: list[Made], peer: str, rounds: int) -> list[Timing]:
     return race(work, [m.contender for m in made], peer=peer, rounds=rounds)
 
 
-def main(arguments: list[str]) -> None:
+def main(options: Any, report: Report) -> None:
     """Races every cell, or those that the options name."""
-    parser = argparse.ArgumentParser(prog="run.py ampopt", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=21, help="at most")
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--towers", nargs="+", type=int, default=[1, 4])
-    parser.add_argument(
-        "--groups",
-        nargs="+",
-        type=int,
-        default=[1, GROUP],
-        help="micro-batches in an update; 1 is no accumulation",
-    )
-    parser.add_argument("--only", choices=["graph", "function", "count", "weights"])
-    options = parser.parse_args(arguments)
     tw_core.use_logical_cpus(max(options.towers))
-    report = Report("ampopt")
     multipliers = [None if count == 1 else count for count in options.groups]
     if options.only in (None, "count"):
         _report_counts(report)
@@ -127,8 +121,6 @@ def main(arguments: list[str]) -> None:
                 report.add(work, OURS)
         if options.only in (None, "function"):
             _report_function(report, SIZES[name], multiplier, options.rounds)
-    if report.rows:  # counts alone give nothing to draw
-        report.write()
 
 
 def _report_graph(

@@ -4,15 +4,16 @@ Each round makes new objects, so that nothing is cached between rounds; making
 the variables is not timed.
 """
 
-import argparse
 import time
 from functools import partial
 from typing import Any
 
 import step
-from harness import Contender, Report, Timing, in_own_process, race, ratio
+from harness import Contender, Report, Timing, race
 
 import tw_core
+
+OPTIONS = {"rounds": 9, "towers": [2, 4, 8]}
 
 PEER = "MirroredStrategy"
 TARGETS = {"replicated": 0.4, "sharded": 0.5, "flat": 0.35}
@@ -63,17 +64,9 @@ def _timer(firsts: dict[str, FirstStep]) -> Any:
     return timed
 
 
-def main(arguments: list[str]) -> None:
+def main(options: Any, report: Report) -> None:
     """Races tracing and the first step of a tf.function."""
-    parser = argparse.ArgumentParser(prog="build", description=main.__doc__)
-    parser.add_argument("--rounds", type=int, default=9, help="turns (%(default)s)")
-    parser.add_argument("--towers", type=int, nargs="*", default=[2, 4, 8])
-    options = parser.parse_args(arguments)
-    report = Report("build")
     for towers in options.towers:
-        timings = in_own_process(run_cell, towers, options.rounds)
-        report.add(timings, PEER)
+        timings = report.race(PEER, run_cell, towers, options.rounds)
         for ours, at_most in TARGETS.items():
-            title = f"{timings[0].work}: {ours} / {PEER}"
-            report.target(title, ratio(timings, ours), at_most)
-    report.write()
+            report.compare(timings, ours, PEER, at_most)

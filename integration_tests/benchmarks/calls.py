@@ -6,7 +6,6 @@ run table's server is read before and after the same steps. What the chief's rou
 takes of it is measured apart, with the tickets of many replicas already there.
 """
 
-import argparse
 import itertools
 import json
 import os
@@ -21,20 +20,21 @@ from typing import Any
 import numpy as np
 from harness import OUT, machine
 
+OPTIONS = {
+    "workers": [2, 4, 8, 16],
+    "servers": [1, 2, 3],
+    "tickets": [10, 100, 300, 1000],
+    "timed_steps": 200,
+}
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages" / "tw-syncrep" / "tests"))
 STEPS = 20
 LIMIT_S = 3600
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(options: Any, _: object) -> None:
     """Counts and times, and writes ``out/bench/calls.json``."""
-    parser = argparse.ArgumentParser(prog="calls")
-    parser.add_argument("--workers", type=int, nargs="*", default=[2, 4, 8, 16])
-    parser.add_argument("--servers", type=int, nargs="*", default=[1, 2, 3])
-    parser.add_argument("--tickets", type=int, nargs="*", default=[10, 100, 300, 1000])
-    parser.add_argument("--timed-steps", type=int, default=200)
-    options = parser.parse_args(arguments)
     found = {
         "calls": count_all(options.workers, options.servers, options.timed_steps),
         "rounds": time_rounds(options.tickets, options.servers),

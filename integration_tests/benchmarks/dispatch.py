@@ -1,16 +1,17 @@
 """What calling a step costs: a replicated step over scalars, called in every way."""
 
-import argparse
 from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from harness import Contender, Report, Timing, in_own_process, race
+from harness import Contender, Report, Timing, race
 
 import tw_builders
 import tw_core
 import tw_reduce
+
+OPTIONS = {"rounds": 31}
 
 v1 = tf.compat.v1
 PEER = "Session.make_callable"
@@ -91,11 +92,6 @@ def run_cell(rounds: int) -> list[Timing]:
     return race("a step of two scalar towers", contenders, peer=PEER, rounds=rounds)
 
 
-def main(arguments: list[str]) -> None:
+def main(options: Any, report: Report) -> None:
     """Races the ways of calling a step."""
-    parser = argparse.ArgumentParser(prog="dispatch", description=main.__doc__)
-    parser.add_argument("--rounds", type=int, default=31, help="turns (%(default)s)")
-    options = parser.parse_args(arguments)
-    report = Report("dispatch")
-    report.add(in_own_process(run_cell, options.rounds), PEER)
-    report.write()
+    report.race(PEER, run_cell, options.rounds)

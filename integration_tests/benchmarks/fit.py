@@ -4,7 +4,6 @@ An epoch is timed, and what ``fit`` adds to the steps alone. Results come first:
 contenders must have the same losses.
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +11,13 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from harness import Contender, Report, Timing, in_own_process, paired_ratio, race, ratio
+from harness import Contender, Report, Timing, race
 
 import tw_core
 from tw_builders import TowerModel
 from tw_reduce import all_reduce, mean
+
+OPTIONS = {"rounds": 9, "towers": [2, 4], "works": "fit.WORKS"}
 
 PEER = "MirroredStrategy"
 AT_MOST = 0.33
@@ -204,28 +205,18 @@ def _overheads(timings: list[Timing]) -> tuple[float, float]:
     )
 
 
-def main(arguments: list[str]) -> None:
+def main(options: Any, report: Report) -> None:
     """Races epochs of Keras's fit, and steps with weights."""
-    parser = argparse.ArgumentParser(prog="fit", description=main.__doc__)
-    parser.add_argument("--rounds", type=int, default=9, help="turns (%(default)s)")
-    parser.add_argument("--towers", type=int, nargs="*", default=[2, 4])
-    parser.add_argument("--works", nargs="*", choices=WORKS, default=list(WORKS))
-    options = parser.parse_args(arguments)
-    report = Report("fit")
     for work in options.works:
         for towers in options.towers:
-            timings = in_own_process(run_cell, work, towers, options.rounds)
-            report.add(timings, PEER)
+            timings = report.race(PEER, run_cell, work, towers, options.rounds)
             title = timings[0].work
             for ours in ("replicated", "sharded"):
-                report.target(f"{title}: {ours}", ratio(timings, ours), AT_MOST)
+                report.compare(timings, ours, PEER, AT_MOST)
             ten = "replicated, 10 steps per execution"
-            gained = paired_ratio(timings, ten, "replicated")
-            report.target(f"{title}: ten steps per execution / one", gained, 1.0)
+            report.compare(timings, ten, "replicated", 1.0)
             added, keras_adds = _overheads(timings)
             report.target(f"{title}: fit adds, ms per step", added, keras_adds)
-            weights = in_own_process(run_weights, work, towers, options.rounds * 5)
-            report.add(weights, "equal weights")
-            cost = ratio(weights, "weighed by rows")
-            report.target(f"{weights[0].work}: weighed / equal", cost, 1.02)
-    report.write()
+            equal, rounds = "equal weights", options.rounds * 5
+            weights = report.race(equal, run_weights, work, towers, rounds)
+            report.compare(weights, "weighed by rows", equal, 1.02)

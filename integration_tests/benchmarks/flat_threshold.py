@@ -4,16 +4,17 @@ Each table trains a chain of 24 square kernels of one size, alone and as one fla
 variable, replicated and sharded; the ratio crosses 1 where flat variables stop to pay.
 """
 
-import argparse
+from typing import Any
 
 import step
-from harness import Report, Timing, in_own_process, race
+from harness import Report, Timing, race
 
 import tw_core
 
+OPTIONS = {"rounds": 15, "towers": [2, 4], "widths": [16, 32, 64, 90, 128, 181, 256]}
+
 ALONE = "replicated"
 KERNELS = 24
-WIDTHS = [16, 32, 64, 90, 128, 181, 256]
 KINDS = (ALONE, "flat", "sharded", "flat sharded")
 
 
@@ -34,17 +35,9 @@ def run_cell(towers: int, width: int, mode: str, rounds: int) -> list[Timing]:
     return race(f"{title}, {mode}, K = {towers}", found, peer=ALONE, rounds=rounds)
 
 
-def main(arguments: list[str]) -> None:
+def main(options: Any, report: Report) -> None:
     """Sweeps the size of variables, flat and alone."""
-    parser = argparse.ArgumentParser(prog="flat_threshold", description=main.__doc__)
-    parser.add_argument("--rounds", type=int, default=15, help="turns (%(default)s)")
-    parser.add_argument("--towers", type=int, nargs="*", default=[2, 4])
-    parser.add_argument("--widths", type=int, nargs="*", default=WIDTHS)
-    options = parser.parse_args(arguments)
-    report = Report("flat_threshold")
     for mode in ("session", "tf.function"):
         for towers in options.towers:
             for width in options.widths:
-                cell = in_own_process(run_cell, towers, width, mode, options.rounds)
-                report.add(cell, ALONE)
-    report.write()
+                report.race(ALONE, run_cell, towers, width, mode, options.rounds)

@@ -76,6 +76,19 @@ class Report:
         print_table(timings, peer)
         self.rows += [asdict(timing) | {"peer": peer} for timing in timings]
 
+    def race(self, peer: str, cell: Callable[..., list[Timing]], *args: Any) -> Any:
+        """Calls ``cell``, which races, in its own process, and keeps its rows."""
+        timings = in_own_process(cell, *args)
+        self.add(timings, peer)
+        return timings
+
+    def compare(
+        self, timings: Sequence[Timing], ours: str, theirs: str, at_most: float
+    ) -> None:
+        """Notes a target of (time of ours / time of theirs)."""
+        measured = paired_ratio(timings, ours, theirs)
+        self.target(f"{timings[0].work}: {ours} / {theirs}", measured, at_most)
+
     def target(self, work: str, measured: float, at_most: float) -> None:
         """Notes whether a target was met; nothing fails when it was not."""
         verdict = "met" if measured <= at_most else "MISSED"

@@ -8,7 +8,6 @@ new iterator on. Before anything is timed, an epoch must leave each contender wi
 variables that one device reaches.
 """
 
-import argparse
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,6 +21,8 @@ import tw_builders
 import tw_core
 import tw_reduce
 from tw_builders.tensorpack import StagingInput
+
+OPTIONS = {"rounds": 21, "towers": [2, 4], "models": "input.SHAPES"}
 
 v1 = tf.compat.v1
 STRATEGY = "MirroredStrategy, distributed dataset"
@@ -260,17 +261,10 @@ def run_cell(model: str, towers: int, rounds: int) -> list[list[Timing]]:
     ]
 
 
-def main(arguments: list[str]) -> None:
+def main(options: Any, report: Report) -> None:
     """Races epochs over a dataset whose map takes time."""
-    parser = argparse.ArgumentParser(prog="input", description=main.__doc__)
-    parser.add_argument("--rounds", type=int, default=21, help="turns (%(default)s)")
-    parser.add_argument("--towers", type=int, nargs="*", default=[2, 4])
-    parser.add_argument("--models", nargs="*", choices=SHAPES, default=list(SHAPES))
-    options = parser.parse_args(arguments)
-    report = Report("input")
     for model in options.models:
         for towers in options.towers:
             cell = in_own_process(run_cell, model, towers, options.rounds)
             for timings, peer in zip(cell, (STRATEGY, FEEDING), strict=True):
                 report.add(timings, peer)
-    report.write()

@@ -4,7 +4,6 @@
 what it chose races with every reducer, alone and packed, whatever the doctor found.
 """
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,8 @@ from tw_reduce._choosing import reducers_on
 from tw_reduce.doctor._profiles import PROFILES as DOCTORS
 from tw_reduce.doctor._profiles import THRESHOLDS
 from tw_reduce.reducers import CollectiveKeys
+
+OPTIONS = {"rounds": 31, "towers": [2, 4, 8], "lists": [""], "keep": None}
 
 MEASURED, PLAIN = "measured", "without measurements"
 OURS = (MEASURED, PLAIN)
@@ -109,17 +110,10 @@ def _seconds(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def main(arguments: list[str]) -> None:
+def main(options: Any, report: Report) -> None:
     """Races what measurements choose with every reducer."""
-    parser = argparse.ArgumentParser(prog="measured", description=main.__doc__)
-    parser.add_argument("--rounds", type=int, default=31, help="turns (%(default)s)")
-    parser.add_argument("--towers", type=int, nargs="*", default=[2, 4, 8])
-    parser.add_argument("--lists", nargs="*", default=[""], help="parts of names")
-    parser.add_argument("--keep", type=Path, help="folder for the doctor's files")
-    options = parser.parse_args(arguments)
-    report = Report("measured")
     with tempfile.TemporaryDirectory() as own:
-        folder = options.keep or Path(own)
+        folder = Path(options.keep or own)
         for towers in options.towers:
             file = folder / f"towers-{towers}.json"
             if not (options.keep and file.exists()):
@@ -129,7 +123,6 @@ def main(arguments: list[str]) -> None:
                     for copies in (False, True):
                         cell = Cell(profile, copies, towers, options.rounds, file)
                         _note(report, cell, *in_own_process(run_cell, cell))
-    report.write()
 
 
 def _note(report: Report, cell: Cell, timings: list[Timing], why: str) -> None:

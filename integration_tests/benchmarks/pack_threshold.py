@@ -4,12 +4,12 @@ Each table adds 64 tensors of one size, alone and as one pack; the ratio crosses
 1 where packing stops to pay. That is later where every tower gets a copy.
 """
 
-import argparse
 import itertools
 from functools import partial
+from typing import Any
 
 import tensorflow as tf
-from harness import Report, Timing, in_own_process, race
+from harness import Report, Timing, race
 from profiles import Profile
 from reduce import SessionRace
 from reduce_inputs import Arrays
@@ -17,10 +17,15 @@ from reduce_inputs import Arrays
 import tw_core
 import tw_reduce
 
+OPTIONS = {
+    "rounds": 31,
+    "towers": [2, 4, 8],
+    "sizes": [1_024, 2_048, 4_096, 8_192, 16_384, 65_536],
+}
+
 v1 = tf.compat.v1
 ALONE = "each alone"
 TENSORS = 64
-SIZES = [1_024, 2_048, 4_096, 8_192, 16_384, 65_536]
 KINDS = ["on one device", "balanced", "on one device, copied to all"]
 
 
@@ -46,16 +51,8 @@ def run_cell(towers: int, size: int, kind: str, rounds: int) -> list[Timing]:
     return race(title, contenders, peer=ALONE, rounds=rounds)
 
 
-def main(arguments: list[str]) -> None:
+def main(options: Any, report: Report) -> None:
     """Sweeps the size of tensors, packed and alone."""
-    parser = argparse.ArgumentParser(prog="pack_threshold", description=main.__doc__)
-    parser.add_argument("--rounds", type=int, default=31, help="turns (%(default)s)")
-    parser.add_argument("--towers", type=int, nargs="*", default=[2, 4, 8])
-    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES)
-    options = parser.parse_args(arguments)
-    report = Report("pack_threshold")
     for towers in options.towers:
         for size, kind in itertools.product(options.sizes, KINDS):
-            cell = in_own_process(run_cell, towers, size, kind, options.rounds)
-            report.add(cell, ALONE)
-    report.write()
+            report.race(ALONE, run_cell, towers, size, kind, options.rounds)

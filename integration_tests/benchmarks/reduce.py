@@ -5,7 +5,6 @@ fetching a group of operations would let TensorFlow leave the work out. Every
 element is compared with NumPy before anything is timed.
 """
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from harness import Contender, Report, Timing, in_own_process, paired_ratio, race
+from harness import Contender, Report, Timing, paired_ratio, race
 from profiles import PROFILES
 from reduce_inputs import Arrays, Fetched, Lists, Variables
 from reduce_peers import cross_device_ops, tensorpack_reducers
@@ -21,6 +20,13 @@ from reduce_peers import cross_device_ops, tensorpack_reducers
 import tw_core
 import tw_reduce
 from tw_reduce.reducers import CollectiveKeys
+
+OPTIONS = {
+    "rounds": 31,
+    "towers": [2, 4, 8],
+    "profiles": "profiles.PROFILES",
+    "only": [],
+}
 
 v1 = tf.compat.v1
 OURS = "auto"
@@ -228,8 +234,7 @@ def note_targets(report: Report, cell: Cell, timings: list[Timing]) -> None:
         report.target(f"{cell.title()}: {OURS} / best ({best})", measured, 1.05)
     for ours, theirs, at_most in targets(cell):
         if {ours, theirs} <= names:
-            measured = paired_ratio(timings, ours, theirs)
-            report.target(f"{cell.title()}: {ours} / {theirs}", measured, at_most)
+            report.compare(timings, ours, theirs, at_most)
 
 
 def targets(cell: Cell) -> list[tuple[str, str, float]]:
@@ -251,24 +256,12 @@ def targets(cell: Cell) -> list[tuple[str, str, float]]:
     return found
 
 
-def main(arguments: list[str]) -> None:
+def main(options: Any, report: Report) -> None:
     """Races all-reduces over whole gradient lists."""
-    parser = argparse.ArgumentParser(prog="reduce", description=main.__doc__)
-    parser.add_argument("--rounds", type=int, default=31, help="turns (%(default)s)")
-    parser.add_argument("--towers", type=int, nargs="*", default=[2, 4, 8])
-    parser.add_argument(
-        "--profiles", nargs="*", choices=PROFILES, default=list(PROFILES)
-    )
-    parser.add_argument("--only", nargs="*", default=[], help="parts of names")
-    options = parser.parse_args(arguments)
-    report = Report("reduce")
     for profile in options.profiles:
         for towers in options.towers:
             cell = Cell(profile, towers, options.rounds, tuple(options.only))
-            timings = in_own_process(run_cell, cell)
-            report.add(timings, OURS)
-            note_targets(report, cell, timings)
-    report.write()
+            note_targets(report, cell, report.race(OURS, run_cell, cell))
 
 
 def _asked(name: str, only: tuple[str, ...]) -> bool:

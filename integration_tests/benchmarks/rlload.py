@@ -5,8 +5,8 @@ contender takes the same 32 steps of gradient descent from the same weights, on
 the same rows, and must reach the same weights before anything is timed.
 """
 
-import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from harness import Contender, Report, Timing, in_own_process, race, ratio
@@ -16,6 +16,8 @@ from rlload_towers import TwoTowers
 from rlload_works import WORKS, check, reference, reference_of_towers
 
 import tw_core
+
+OPTIONS = {"works": "rlload_works.WORKS", "rounds": 31}
 
 
 def race_epochs(name: str, rounds: int) -> list[Timing]:
@@ -94,8 +96,7 @@ def note_targets(report: Report, name: str, epochs: list[Timing]) -> None:
 
 def note_loads(report: Report, name: str, rounds: int) -> None:
     """Times loads, and compares them and their memory with what was aimed at."""
-    loads = in_own_process(race_loads, name, rounds)
-    report.add(loads, "memory copy")
+    loads = report.race("memory copy", race_loads, name, rounds)
     copied = ratio(loads, "load_data")
     report.target("load, time to a warm memory copy", copied, 1.5)
     theirs = in_own_process(extra_memory, name, "load_original")
@@ -104,13 +105,8 @@ def note_loads(report: Report, name: str, rounds: int) -> None:
     report.target("load, extra memory in batches", ours, 0.1)
 
 
-def main(arguments: list[str]) -> None:
+def main(options: Any, report: Report) -> None:
     """Runs the benchmark."""
-    parser = argparse.ArgumentParser(prog="rlload", description=__doc__)
-    parser.add_argument("--works", nargs="+", default=[*WORKS], choices=[*WORKS])
-    parser.add_argument("--rounds", type=int, default=31)
-    options = parser.parse_args(arguments)
-    report = Report("rlload")
     for name in options.works:
         epochs = in_own_process(race_epochs, name, options.rounds)
         report.add(epochs, epochs[0].name)
@@ -123,4 +119,3 @@ def main(arguments: list[str]) -> None:
             report.target(work, towers[0].ratio, 1)
     if "images" in options.works:
         note_loads(report, "images", options.rounds)
-    report.write()

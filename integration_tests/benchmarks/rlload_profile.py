@@ -5,13 +5,21 @@ nothing else. Tracing slows the calls down and the kernels hardly, so only kerne
 are told: their times added up, though on several cores some run side by side.
 """
 
-import argparse
 from collections import Counter
 from typing import Any
 
 import tensorflow as tf
 from rlload_session import Session
 from rlload_works import MINIBATCHES, WORKS
+
+OPTIONS = {
+    "works": {
+        "choices": "rlload_works.WORKS",
+        "nargs": "*",
+        "default": ["vectors-mlp"],
+    },
+    "epochs": 20,
+}
 
 v1 = tf.compat.v1
 WARM_UP = 3
@@ -71,11 +79,7 @@ def show(name: str, looped: TracedSession, fed: TracedSession, epochs: int) -> N
     print(f"  {'all':28}{sums[0]:12.1f}{sums[1]:12.1f}")
 
 
-def main(arguments: list[str]) -> None:
+def main(options: Any, _: object) -> None:
     """Runs the profile."""
-    parser = argparse.ArgumentParser(prog="rlload_profile", description=__doc__)
-    parser.add_argument("--works", nargs="+", default=["vectors-mlp"], choices=WORKS)
-    parser.add_argument("--epochs", type=int, default=20)
-    options = parser.parse_args(arguments)
     for name in options.works:
         show(name, *trace(name, options.epochs), options.epochs)

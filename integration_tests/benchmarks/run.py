@@ -1,25 +1,114 @@
-"""Runs a benchmark by name: python run.py NAME [options]; NAME --help lists them."""
+"""Runs a benchmark by name: python run.py NAME [options]; NAME --help lists them.
 
+A benchmark is a file with ``OPTIONS`` and ``main(options, report)``. The options are
+read from its source, and its module is imported when they are known to be right: help
+and a wrong option answer at once, without TensorFlow. ``OPTIONS`` maps each name to a
+literal: its default; a tuple of names to choose from, all by default; the path of a
+dictionary whose keys are such names, as ``"profiles.PROFILES"``; or a dictionary of
+arguments of ``add_argument``.
+"""
+
+import argparse
+import ast
 import importlib
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 HERE = Path(__file__).parent
-NAMES = sorted(
-    path.stem
-    for path in HERE.glob("*.py")
-    if "def main(" in path.read_text() and path.stem != "run"
-)
+HELP = {
+    "blocks": "of steps in a launch",
+    "cycles": "launches of every number of processes",
+    "epochs": "to trace",
+    "groups": "of contenders, or numbers of micro-batches in an update",
+    "keep": "folder for the doctor's files",
+    "lists": "parts of names of gradient lists",
+    "models": "to train",
+    "only": "this group, or contenders with these parts in their names",
+    "processes": "numbers of them; none for no launch",
+    "profiles": "lists of gradients",
+    "rounds": "turns of each contender, at most",
+    "servers": "numbers of parameter servers",
+    "sizes": "of variables or tensors",
+    "tickets": "waiting when the chief's round begins",
+    "timed_steps": "of which the server's time is read",
+    "torch": "a Python that has PyTorch",
+    "towers": "numbers of towers",
+    "widths": "of square kernels",
+    "workers": "numbers of them",
+    "works": "what to run",
+}
+
+
+def names() -> list[str]:
+    """Lists the benchmarks."""
+    return sorted(path.stem for path in HERE.glob("*.py") if "OPTIONS" in _read(path))
+
+
+def parse(name: str, arguments: list[str]) -> argparse.Namespace:
+    """Reads the options of a benchmark, without importing it."""
+    constants = _read(HERE / f"{name}.py")
+    parser = argparse.ArgumentParser(
+        prog=f"run.py {name}",
+        description=constants["__doc__"],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    for option, given in ast.literal_eval(constants["OPTIONS"]).items():
+        flag = f"--{option.replace('_', '-')}"
+        parser.add_argument(flag, help=HELP[option], **_keywords(given))
+    return parser.parse_args(arguments)
 
 
 def main(arguments: list[str]) -> None:
-    """Imports the benchmark's module and calls its ``main``."""
-    if not arguments or arguments[0] not in NAMES:
-        sys.exit(f"run.py: name a benchmark, one of {NAMES}; got {arguments[:1]}.")
+    """Imports the benchmark's module, calls its ``main``, and writes its report."""
+    known = names()
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(f"{__doc__}\nBenchmarks: {', '.join(known)}.")
+        return
+    if not arguments or arguments[0] not in known:
+        sys.exit(f"run.py: name a benchmark, one of {known}; got {arguments[:1]}.")
+    options = parse(arguments[0], arguments[1:])
     sys.path.insert(0, str(HERE))
-    importlib.import_module(arguments[0]).main(arguments[1:])
+    report = importlib.import_module("harness").Report(arguments[0])
+    importlib.import_module(arguments[0]).main(options, report)
+    if report.rows:  # Counts alone give nothing to draw.
+        report.write()
+
+
+def _keywords(given: Any) -> dict[str, Any]:
+    if isinstance(given, dict):
+        keywords = dict(given)
+        keywords["choices"] = _choices(given["choices"])
+        return keywords
+    if isinstance(given, str | tuple):
+        choices = _choices(given)
+        return {"nargs": "*", "choices": choices, "default": choices}
+    if isinstance(given, list):
+        kind = int if given and isinstance(given[0], int) else str
+        return {"nargs": "*", "type": kind, "default": given}
+    return {"type": int if isinstance(given, int) else str, "default": given}
+
+
+def _choices(given: str | tuple[str, ...]) -> list[str]:
+    """Returns the names, or the keys of the dictionary at ``module.NAME``."""
+    if isinstance(given, tuple):
+        return list(given)
+    module, _, name = given.partition(".")
+    keys = _read(HERE / f"{module}.py")[name].keys
+    return [ast.literal_eval(key) for key in keys]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Returns a module's docstring and the expressions of its constants, not run."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found: dict[str, Any] = {"__doc__": ast.get_docstring(tree)}
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            found[ast.unparse(target)] = node.value
+    return found
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ run as many that do not reduce: cores and memory allow no more, whatever the red
 costs. What the reduction costs is the distance to that bound.
 """
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -20,6 +19,14 @@ from harness import OUT, Contender, Timing, in_own_process, machine, race, turn_
 import tw_core
 import tw_reduce
 from tw_reduce.doctor._scaling import CPU_SIZE, training_step
+
+OPTIONS = {
+    "towers": [1, 2, 4, 8],
+    "processes": [1, 2, 4],
+    "rounds": 31,
+    "cycles": 3,
+    "blocks": 9,
+}
 
 HERE = Path(__file__).parent
 STEPS = 8  # of a block between processes
@@ -195,27 +202,22 @@ def draw(rows: list[Row], cores: int, path: Path) -> None:
     plt.close(figure)
 
 
-def main(arguments: list[str]) -> None:
+def main(options: Any, _: object) -> None:
     """Measures how training scales over towers and over processes."""
-    parser = argparse.ArgumentParser(prog="scaling", description=main.__doc__)
-    parser.add_argument("--towers", type=int, nargs="*", default=[1, 2, 4, 8])
-    parser.add_argument("--processes", type=int, nargs="*", default=[1, 2, 4])
-    parser.add_argument(
-        "--rounds", type=int, default=31, help="of towers (%(default)s)"
-    )
-    parser.add_argument("--cycles", type=int, default=3, help="launches (%(default)s)")
-    parser.add_argument("--blocks", type=int, default=9, help="a launch (%(default)s)")
-    options = parser.parse_args(arguments)
-    for name in ("towers", "processes"):
-        if (counts := getattr(options, name)) and counts[0] != 1:
-            parser.error(f"--{name} must begin with 1, to which all is compared")
     rows: list[Row] = []
     if options.towers:
-        rows += tower_rows(options.towers, options.rounds)
+        rows += tower_rows(_from_one(options.towers), options.rounds)
     if options.processes:
-        rows += process_rows(options.processes, options.cycles, options.blocks)
+        rows += process_rows(
+            _from_one(options.processes), options.cycles, options.blocks
+        )
     print_rows(rows)
     write(rows, machine())
+
+
+def _from_one(counts: list[int]) -> list[int]:
+    """Puts 1 first, to which all is compared."""
+    return [1, *(count for count in counts if count != 1)]
 
 
 def write(rows: list[Row], described: dict[str, Any]) -> None:

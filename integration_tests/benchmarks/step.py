@@ -5,7 +5,6 @@ held in memory. Before anything is timed, each takes three steps and must have
 the variables that one device reaches on the whole batch.
 """
 
-import argparse
 from collections.abc import Callable
 from functools import cache, partial
 from itertools import pairwise
@@ -19,16 +18,19 @@ from harness import (
     Contender,
     Report,
     Timing,
-    in_own_process,
-    paired_ratio,
     race,
-    ratio,
 )
 
 import tw_builders
 import tw_core
 import tw_reduce
 from tw_core.flat_variables import DEFAULT_BELOW_BYTES, flatten
+
+OPTIONS = {
+    "rounds": 31,
+    "towers": [2, 4],
+    "groups": ("graph", "function", "keras", "adam", "small", "apply", "models"),
+}
 
 v1 = tf.compat.v1
 CHECKED_STEPS = 3
@@ -439,40 +441,25 @@ AGAINST = {
 }
 
 
-def main(arguments: list[str]) -> None:
+def main(options: Any, report: Report) -> None:
     """Races training steps."""
-    parser = argparse.ArgumentParser(prog="step", description=main.__doc__)
-    parser.add_argument("--rounds", type=int, default=31, help="turns (%(default)s)")
-    parser.add_argument("--towers", type=int, nargs="*", default=[2, 4])
-    parser.add_argument("--groups", nargs="*", default=[*TARGETS, *AGAINST, "models"])
-    options = parser.parse_args(arguments)
-    report = Report("step")
     for group in (group for group in options.groups if group in TARGETS):
         for towers in [4] if group == "graph" else options.towers:
-            timings = in_own_process(run_cell, group, towers, options.rounds)
-            report.add(timings, PEER)
-            work = timings[0].work
+            timings = report.race(PEER, run_cell, group, towers, options.rounds)
             for name, at_most in TARGETS[group].items():
                 if (group, name, towers) == ("function", "flat", 2):
                     at_most = FLAT_OF_TWO
-                report.target(f"{work}: {name} / {PEER}", ratio(timings, name), at_most)
+                report.compare(timings, name, PEER, at_most)
             if group == "graph":
-                against = paired_ratio(timings, "replicated", ALONE)
-                report.target(f"{work}: replicated / {ALONE}", against, 1.25)
+                report.compare(timings, "replicated", ALONE, 1.25)
     for group in (group for group in options.groups if group in AGAINST):
         run, cells, peer, name = AGAINST[group]
         for towers, at_most in cells.items():
-            timings = in_own_process(run, towers, options.rounds)
-            report.add(timings, peer)
-            title = f"{timings[0].work}: {name} / {peer}"
-            report.target(title, ratio(timings, name), at_most)
+            timings = report.race(peer, run, towers, options.rounds)
+            report.compare(timings, name, peer, at_most)
     for title in step_models.MODELS if "models" in options.groups else ():
         rounds = min(options.rounds, 15)
-        timings = in_own_process(step_models.run_model, title, 2, rounds)
-        report.add(timings, PEER)
+        timings = report.race(PEER, step_models.run_model, title, 2, rounds)
         for name in ("flat", "flat sharded"):
-            work = timings[0].work
-            report.target(f"{work}: {name} / {PEER}", ratio(timings, name), 0.9)
-            against = paired_ratio(timings, name, REPLICATED)
-            report.target(f"{work}: {name} / {REPLICATED}", against, 1.0)
-    report.write()
+            report.compare(timings, name, PEER, 0.9)
+            report.compare(timings, name, REPLICATED, 1.0)

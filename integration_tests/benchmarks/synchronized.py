@@ -9,7 +9,6 @@ first call, which traces, is told as well.
 ``tw_core.synchronized`` was measured against.
 """
 
-import argparse
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,12 +19,14 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from harness import Contender, Report, Timing, in_own_process, paired_ratio, race
+from harness import Contender, Report, Timing, paired_ratio, race
 
 import tw_builders
 import tw_core
 import tw_reduce
 from tw_core.synchronized import synchronized_layers
+
+OPTIONS = {"rounds": 31, "towers": [2, 4]}
 
 PEER = "MirroredStrategy, synchronised"
 OWN_ROWS = "towers, own rows"
@@ -203,16 +204,9 @@ def run_cell(towers: int, rounds: int) -> list[Timing]:
     return race(work, contenders, peer=PEER, rounds=rounds)
 
 
-def main(arguments: list[str]) -> None:
+def main(options: Any, report: Report) -> None:
     """Races synchronised steps."""
-    parser = argparse.ArgumentParser(prog="synchronized", description=main.__doc__)
-    parser.add_argument("--rounds", type=int, default=31, help="turns (%(default)s)")
-    parser.add_argument("--towers", type=int, nargs="*", default=[2, 4])
-    options = parser.parse_args(arguments)
-    report = Report("synchronized")
     for towers in options.towers:
-        timings = in_own_process(run_cell, towers, options.rounds)
-        report.add(timings, PEER)
+        timings = report.race(PEER, run_cell, towers, options.rounds)
         for other in (OWN_ROWS, COLLECTIVES):
             print(f"  {OURS} / {other}: {paired_ratio(timings, OURS, other):.3f}")
-    report.write()

@@ -7,7 +7,6 @@ has the contenders take turns. Before anything is timed, all synchronous ones mu
 have the parameters that gradient descent on the mean gradient has.
 """
 
-import argparse
 import contextlib
 import multiprocessing
 from collections.abc import Iterator, Sequence
@@ -29,16 +28,13 @@ from syncrep_works import (
 
 from tw_syncrep.cluster._network_exposure import find_free_ports
 
+OPTIONS = {"works": "syncrep_works.WORKS", "rounds": 21}
+
 BLOCK_S = 0.25
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(options: Any, report: Report) -> None:
     """Runs the works and writes ``out/bench/syncrep.json``."""
-    parser = argparse.ArgumentParser(prog="syncrep")
-    parser.add_argument("--works", nargs="+", choices=list(WORKS), default=list(WORKS))
-    parser.add_argument("--rounds", type=int, default=21)
-    options = parser.parse_args(arguments)
-    report = Report("syncrep")
     for work in (WORKS[name] for name in options.works):
         with processes(work) as crew:
             crew.check()
@@ -55,7 +51,6 @@ def main(arguments: Sequence[str]) -> None:
             # Time for time: at most 1 / (times as fast).
             measured = paired_ratio(timings, name, peer_of(work, name))
             report.target(f"{work.name}: {name}", measured, round(1 / speed, 4))
-    report.write()
 
 
 class Crew:

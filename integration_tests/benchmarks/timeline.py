@@ -5,7 +5,6 @@ inside a recorder are only timed. Steps are over 20 ms on two cores, where recor
 may add 5 %.
 """
 
-import argparse
 from collections.abc import Callable
 from functools import partial
 from statistics import median
@@ -19,6 +18,8 @@ import tw_builders
 import tw_core
 import tw_reduce
 from tw_core.timeline import explained
+
+OPTIONS = {"rounds": 11, "works": "timeline.WORKS"}
 
 v1 = tf.compat.v1
 WIDTH, LAYERS, ROWS = 1024, 6, 128
@@ -134,12 +135,8 @@ def measure(name: str, rounds: int) -> tuple[float, float, float]:
     return median(lengths), median(costs), min(shares)
 
 
-def main(arguments: list[str]) -> None:
+def main(options: Any, _: object) -> None:
     """Prints a row for each work."""
-    parser = argparse.ArgumentParser(prog="timeline", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--works", nargs="*", choices=list(WORKS), default=list(WORKS))
-    options = parser.parse_args(arguments)
     print("| work | step, ms | recording adds | explained, at least |")
     print("|---|---|---|---|")
     for name in options.works:

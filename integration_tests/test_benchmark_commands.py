@@ -1,0 +1,59 @@
+"""Every benchmark answers help and wrong options without importing TensorFlow."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+PATH = Path(__file__).parent / "benchmarks" / "run.py"
+spec = importlib.util.spec_from_file_location("benchmarks_run", PATH)
+run = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(run)
+
+
+@pytest.fixture(autouse=True)
+def without_tensorflow(monkeypatch):
+    for name in ("tensorflow", "keras", "numpy", "tw_core"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+@pytest.mark.parametrize("name", run.names())
+def test_a_benchmark_lists_its_options(name, capsys):
+    with pytest.raises(SystemExit, match=r"^0$"):
+        run.main([name, "--help"])
+    shown = capsys.readouterr().out
+    assert all(
+        f"--{option.replace('_', '-')} " in shown
+        for option in run.parse(name, []).__dict__
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["step", "--groups", "nobody"], "invalid choice: 'nobody'"),
+        (["fit", "--works", "nothing"], "choose from 'small', 'wide', 'convolutional'"),
+        (["rlload_profile", "--works", "nothing"], "'vectors', 'vectors-mlp'"),
+        (["reduce", "--towers", "two"], "invalid int value: 'two'"),
+        (["build", "--only", "graph"], "unrecognized arguments: --only"),
+    ],
+)
+def test_a_wrong_option_is_refused(arguments, says, capsys):
+    with pytest.raises(SystemExit, match=r"^2$"):
+        run.main(arguments)
+    assert says in capsys.readouterr().err
+
+
+def test_a_benchmark_that_there_is_not_is_refused_with_those_that_there_are(capsys):
+    with pytest.raises(SystemExit, match=r"name a benchmark, one of .*'allreduce'"):
+        run.main(["nothing"])
+    run.main(["--help"])
+    assert "timeline" in capsys.readouterr().out
+
+
+def test_choices_are_the_names_of_the_works_and_the_first_default():
+    assert run.parse("fit", []).works == ["small", "wide", "convolutional"]
+    assert run.parse("rlload_profile", []).works == ["vectors-mlp"]
+    assert run.parse("calls", ["--workers", "--timed-steps", "3"]).timed_steps == 3
+    assert run.parse("calls", ["--workers"]).workers == []
