@@ -313,13 +313,18 @@ FUNCTIONS = [
         ("grad_norm_clipping", -1, ValueError, "got -1"),
         ("grad_norm_clipping", float("inf"), ValueError, "must be finite; got inf"),
         ("apply_fn", "apply", TypeError, "apply_fn must be a function; got 'apply'"),
-        ("apply_fn", print, ValueError, "it applies with; got 2 models and 2 opt"),
+        (
+            "apply_fn",
+            print,
+            ValueError,
+            "applies with; got 2 models and 2 opt",
+        ),
     ),
     *rows(
         "EpochFunction",
         (
             lambda: function(models=[Model()], **ONE_OPTIMIZER),
-            *(ValueError, "with apply_fn pass one model per tower (2)"),
+            *(ValueError, "must be one model per tower, and the one optimizer"),
         ),
         (
             lambda: function(models=[Model()] * 2, **ONE_OPTIMIZER),

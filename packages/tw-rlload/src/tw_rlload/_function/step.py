@@ -140,18 +140,16 @@ def _check_counts(
     *,
     has_apply: bool,
 ) -> None:
-    if has_apply and (len(models), len(optimizers)) != (num_towers, 1):
+    wanted = "one of each per tower, or one of each for all"
+    counts = [(1, 1), (num_towers, num_towers)]
+    if has_apply:
+        wanted = "one model per tower, and the one optimizer that apply_fn applies with"
+        counts = [(num_towers, 1)]
+    if (len(models), len(optimizers)) not in counts:
         raise ValueError(
-            f"{caller()}: with apply_fn pass one model per tower ({num_towers}) and "
-            f"the one optimizer that it applies with; got {len(models)} models and "
-            f"{len(optimizers)} optimizers."
-        )
-    alike = has_apply or len(models) == len(optimizers)
-    if not alike or len(models) not in (1, num_towers):
-        raise ValueError(
-            f"{caller()}: pass one model and one optimizer per tower ({num_towers} of "
-            f"each), or one of each for all; got {len(models)} models and "
-            f"{len(optimizers)} optimizers. tw_core.replicate makes the copies."
+            f"{caller()}: models and optimizers must be {wanted}; got {len(models)} "
+            f"models and {len(optimizers)} optimizers for {num_towers} towers. "
+            "tw_core.replicate makes the copies."
         )
     own = {id(item) for items in (models, optimizers) for item in items}
     if len(own) < len(models) + len(optimizers):

@@ -246,7 +246,14 @@ class Buffers:
                 )
             current = self._loaded.buffer if self._loaded else int(in_background)
             buffer = 1 - current if in_background else current
-            self._refuse_under_training(buffer)
+            runs = sorted({run.method for run in self._runs if run.buffer == buffer})
+            if runs:
+                raise RuntimeError(
+                    f"{caller()}: {' and '.join(runs)} has not returned yet, and still "
+                    "trains on the rows that this load would replace; nothing was "
+                    "touched. Wait until it returns, or load into another buffer: "
+                    "num_buffers=2 and load_next."
+                )
             self._loading = caller()
             if not in_background:
                 self._forget("the last load was refused")
@@ -364,16 +371,6 @@ class Buffers:
             raise RuntimeError(
                 f"{caller()}: {self._loading} has not returned yet, and one batch "
                 "loads at a time; wait until it does."
-            )
-
-    def _refuse_under_training(self, buffer: int) -> None:
-        methods = sorted({run.method for run in self._runs if run.buffer == buffer})
-        if methods:
-            raise RuntimeError(
-                f"{caller()}: {' and '.join(methods)} has not returned yet, and still "
-                "trains on the rows that this load would replace; nothing was "
-                "touched. Wait until it returns, or load into another buffer: "
-                "num_buffers=2 and load_next."
             )
 
 

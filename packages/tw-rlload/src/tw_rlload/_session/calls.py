@@ -49,7 +49,11 @@ class SessionCalls:
         plain = isinstance(sess, tf.compat.v1.Session)
         if not plain or not all(isinstance(tensor, tf.Tensor) for tensor in feeds):
             return sess.run(fetches, feeds)
-        callables = self._callables_of(sess)
+        session, callables = self._cache
+        if session is not sess:
+            callables = {}
+            # In one assignment, as a loading thread calls too.
+            self._cache = (sess, callables)
         names = tuple(tensor.name for tensor in feeds)
         if (key, names) not in callables:
             callables[key, names] = _make(sess, fetches, list(feeds))
@@ -57,14 +61,6 @@ class SessionCalls:
         if call is None:
             return sess.run(fetches, feeds)
         return call(*(_as_fed(tensor, value) for tensor, value in feeds.items()))
-
-    def _callables_of(self, sess: Any) -> dict[Any, Any]:
-        session, callables = self._cache
-        if session is not sess:
-            callables = {}
-            # In one assignment, as a loading thread calls too.
-            self._cache = (sess, callables)
-        return callables
 
 
 def session_writer(

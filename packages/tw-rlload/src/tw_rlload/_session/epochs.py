@@ -14,14 +14,11 @@ from tw_rlload._loading.plan import LoadPlan
 from tw_rlload._session.step import SessionStep, loss_of
 from tw_rlload._training.loop import (
     LOOP_SPECS,
-    EpochResult,
     LoopFeeds,
-    Packed,
     Pick,
     lay_out,
     loop_feeds,
     loop_over_steps,
-    make_result,
 )
 from tw_rlload._training.order import EpochOrder
 
@@ -37,7 +34,7 @@ class SessionEpochs:
             {name: value for name, value in _leaves(fetches) if _is_number(value)}
             for fetches in step.fetches
         ]
-        self._layout, scalars = lay_out(losses, step.weights, others)
+        self.layout, scalars = lay_out(losses, step.weights, others)
         operations = [
             value
             for fetches in step.fetches
@@ -70,10 +67,6 @@ class SessionEpochs:
         arrays = loop_feeds(plan, order, buffer)
         own = dict(zip(self._placeholders, arrays, strict=True))
         return self._fetch, {**self._step.own_feeds(), **own}
-
-    def result(self, packed: Packed, order: EpochOrder) -> EpochResult:
-        """Unpacks the scalars of all steps."""
-        return make_result(packed, self._layout, order)
 
 
 def build_epochs(step: SessionStep, picks: list[Pick]) -> SessionEpochs | None:

@@ -29,7 +29,7 @@ from tw_rlload._training.gradients import (
     combine_gradients,
     reducer_of_sums,
 )
-from tw_rlload._training.loop import EpochResult, Packed, make_picks
+from tw_rlload._training.loop import EpochResult, Packed, make_picks, make_result
 from tw_rlload._training.order import (
     EpochOrder,
     Shuffle,
@@ -310,7 +310,7 @@ class LocalSyncParallelOptimizer:
                 return packed
 
             packed = run_with_progress(run, order, progress=progress)
-        return epochs.result(packed, order)
+        return make_result(packed, epochs.layout, order)
 
     def get_common_loss(self) -> Any:
         """Returns the result of ``build_graph`` for the whole placeholders."""

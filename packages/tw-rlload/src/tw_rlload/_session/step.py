@@ -6,7 +6,7 @@ versions with this optimizer and in later ones (up to 2.9.3, the last one checke
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -104,7 +104,8 @@ class SessionStep:
         """Returns the losses' own placeholders and their current values."""
         feeds: dict[Any, Any] = {}
         for loss in self.losses:
-            feeds.update(_feeds_of(loss))
+            own = getattr(loss, "extra_compute_grad_feed_dict", None) or dict
+            feeds.update(own() or {})
         return feeds
 
 
@@ -251,12 +252,6 @@ def _gradients_of(tower_loss: Any, optimizer: Any) -> Pairs:
             "tensor `loss` (or `_loss`) to give it."
         )
     return _pairs(gradients(optimizer, loss), who)
-
-
-def _feeds_of(tower_loss: Any) -> Mapping[Any, Any]:
-    """Returns a tower's own placeholders and their current values."""
-    feeds = getattr(tower_loss, "extra_compute_grad_feed_dict", None)
-    return feeds() or {} if feeds else {}
 
 
 def _fetches_of(tower_loss: Any) -> dict[str, Any]:

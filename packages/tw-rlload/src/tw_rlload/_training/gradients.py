@@ -148,6 +148,8 @@ def combine_gradients(
     does not count, even if its gradients are NaN. Shapes that are not known yet are
     checked by ops such as ``check_gradient_shape/tower0/w``.
     """
+    found = [grad for tower in grad_list for grad, _ in tower]
+    check_any_gradient(caller(), found, [variable for _, variable in grad_list[0]])
     kept = _without_missing(grad_list)
     check_grad_list(kept)
     grads, variables = split_grad_list(ensure_gradient_shapes(kept))
@@ -176,29 +178,11 @@ def _numbers(name: str, value: object) -> tf.Tensor:
 
 def _without_missing(grad_list: Sequence[Pairs]) -> list[Pairs]:
     """Leaves out the variables for which every tower has None."""
-    counts = [len(tower) for tower in grad_list]
-    if len(set(counts)) > 1 or not all(counts):
-        check_grad_list(grad_list, allow_none=True)
-    grads, variables = split_grad_list(grad_list)
-    check_any_gradient(caller(), [g for tower in grads for g in tower], variables[0])
-    towers_of = {
-        n: [k for k, grad in enumerate(column) if grad is None]
-        for n, column in enumerate(zip(*grads, strict=True))
-    }
-    num_towers = len(grads)
-    partly = [
-        f"  - {variables[0][n].name} has None in towers {missing} of {num_towers}"
-        for n, missing in towers_of.items()
-        if 0 < len(missing) < num_towers
-    ]
-    if partly:
-        raise ValueError(
-            f"{caller()}: a variable has a gradient in every tower or in none; got:\n"
-            + "\n".join(partly)
-            + "\nBuild the same loss in every tower."
-        )
-    used = [n for n, missing in towers_of.items() if not missing]
-    return [[tower[n] for n in used] for tower in grad_list]
+    if len({len(tower) for tower in grad_list}) > 1:
+        return list(grad_list)  # for check_grad_list to refuse
+    columns = zip(*grad_list, strict=True)
+    used = [own for own in columns if any(grad is not None for grad, _ in own)]
+    return [list(tower) for tower in zip(*used, strict=True)]
 
 
 def _clipped(grads: Sequence[Any], bound: tf.Tensor | float | None) -> list[Any]:
