@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from contextlib import contextmanager
 from threading import Thread
 from types import ModuleType, SimpleNamespace
 
@@ -146,12 +147,18 @@ OURS = written_in(
         def step(self):
             return caller(), inner(1), Trainer().made_by
 
-        @public("Trainer.stop")
+        @public
+        @contextmanager
+        def scope(self):
+            yield caller()
+
+        @public("stop")
         def end(self):
             raise ValueError(caller())
     """,
     public=checks.public,
     caller=checks.caller,
+    contextmanager=contextmanager,
 )
 
 
@@ -162,11 +169,16 @@ def test_a_public_function_is_the_caller():
 
 def test_of_public_functions_that_call_one_another_the_outermost_is_the_caller():
     assert OURS.outer(1) == "outer"
-    assert OURS.Trainer().step() == ("step", "step", "step")
+    assert OURS.Trainer().step() == ("Trainer.step",) * 3
 
 
 def test_a_function_of_the_users_calls_for_itself():
     assert OURS.outer(1, lambda: OURS.inner(1)) == ("outer", "inner", "outer")
+
+
+def test_a_context_manager_is_entered_under_its_name_and_used_under_none():
+    with OURS.Trainer().scope() as name:
+        assert (name, checks.caller()) == ("Trainer.scope", "towers")
 
 
 def test_a_subclass_of_the_users_is_named_by_its_own_name():
@@ -175,10 +187,11 @@ def test_a_subclass_of_the_users_is_named_by_its_own_name():
             super().__init__()
 
     assert Mine().made_by == "Mine"
+    assert Mine().step()[0] == "Mine.step"
 
 
 def test_a_name_of_ones_own_is_taken_and_an_error_ends_it():
-    with pytest.raises(ValueError, match=r"^Trainer\.stop$"):
+    with pytest.raises(ValueError, match=r"^stop$"):
         OURS.Trainer().end()
     assert checks.caller() == "towers"
     assert OURS.inner(1) == "inner"

@@ -437,22 +437,35 @@ def test_slots_that_a_session_graph_cannot_name_are_explained():
 def test_every_optimizer_is_accepted_where_effects_are_ordered(name):
     optimizer = OPTIMIZERS[name]()
     for run in (run_eagerly, run_in_function):
-        assert run(lambda: check_optimizer("train", optimizer)) is None
+        assert run(lambda: check_optimizer(optimizer)) is None
 
 
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (keras.optimizers.Adam, "train: Adam, a Keras 3 optimizer, does not work in a"),
-        (tf_keras.optimizers.SGD, "train: SGD, an optimizer of tf_keras, updates noth"),
-        (lambda: v1.AdamOptimizer, "train: optimizer must.*got the class AdamOptimiz"),
-        (lambda: None, "train: optimizer must.*got NoneType"),
-        (dict, "train: optimizer must be an object with apply_gradients.*got dict"),
+        (
+            keras.optimizers.Adam,
+            "Adam, a Keras 3 optimizer, does not work in a",
+        ),
+        (
+            tf_keras.optimizers.SGD,
+            "SGD, an optimizer of tf_keras, updates noth",
+        ),
+        (
+            lambda: v1.AdamOptimizer,
+            "optimizer must.*got the class AdamOptimiz",
+        ),
+        (lambda: None, "check_optimizer: optimizer must.*got NoneType"),
+        (
+            dict,
+            "check_optimizer: optimizer must be an object with apply_gradients.*got "
+            "dict",
+        ),
     ],
 )
 def test_what_a_session_graph_cannot_use_is_refused(make, says, graph):
     with pytest.raises(TypeError, match=says):
-        check_optimizer("train", make())
+        check_optimizer(make())
 
 
 @pytest.mark.parametrize("scales", [False, True], ids=["plain", "scales the loss"])

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tw_core import Tower, map_towers, towers
-from tw_core.checks import naming
+from tw_core.checks import public
 from tw_core.devices import canonical_device
 from tw_core.testing import run_eagerly, run_in_function, run_in_graph
 
@@ -192,8 +192,5 @@ def test_towers_among_devices_are_refused():
 
 
 def test_a_caller_may_lend_its_name():
-    with (
-        naming("Trainer"),
-        pytest.raises(ValueError, match=r"^Trainer: devices is empt"),
-    ):
-        towers([])
+    with pytest.raises(ValueError, match=r"^Trainer: devices is empt"):
+        public("Trainer")(towers)([])

@@ -31,7 +31,7 @@ def test_todays_variables_are_accepted_in_a_graph(graph):
         assert is_variable(variable)
         assert not is_reference_variable(variable)
         assert isinstance(tf_variable(variable), tf.Variable)
-    refuse_reference_variables(make_variables_only(), caller="me")
+    refuse_reference_variables(make_variables_only())
 
 
 def make_variables_only():
@@ -59,9 +59,9 @@ def test_reference_variables_are_refused_each_by_name(graph, reference_variables
     made = make_all()
     assert [is_reference_variable(v) for v in made] == [True, True, False, False]
     with pytest.raises(ValueError) as error:
-        refuse_reference_variables([*made, *made], caller="me")
+        refuse_reference_variables([*made, *made])
     message = str(error.value)
-    assert message.startswith("me: got:0 is a reference variable; only resource")
+    assert message.startswith("towers: got:0 is a reference variable; only resource")
     assert message.count("old:0 is a reference variable") == 1
     assert "tf.compat.v1.enable_resource_variables()" in message
     assert "new" not in message

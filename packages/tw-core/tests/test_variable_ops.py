@@ -46,6 +46,6 @@ def test_an_op_that_hands_a_variable_to_a_body_does_not_use_it(graph):
 
 def test_the_op_of_a_reference_variable_is_refused(graph, reference_variables):
     old, new = v1.get_variable("old", [1]), tf.Variable(1.0)
-    with pytest.raises(ValueError, match="me: old is a reference variable; only resou"):
-        refuse_reference_op(old.op, caller="me")
-    refuse_reference_op(new.op, caller="me")
+    with pytest.raises(ValueError, match="old is a reference variable; only resou"):
+        refuse_reference_op(old.op)
+    refuse_reference_op(new.op)

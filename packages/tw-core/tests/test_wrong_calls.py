@@ -594,13 +594,13 @@ OF_GRADIENT_VALUES = [
     ),
     *rows(
         "check_any_gradient",
-        partial(gradients.check_any_gradient, "check_any_gradient"),
+        gradients.check_any_gradient,
         (([None], [v1.get_variable("a", [])]), ValueError, "any variable; got ['a"),
         (([], []), ValueError, "got []"),
     ),
     *rows(
         "check_weight",
-        partial(gradients.check_weight, "check_weight"),
+        gradients.check_weight,
         ((True,), TypeError, "must be a real number or a scalar tensor"),
         (("1",), TypeError, "such as the number of rows; got '1'"),
         ((tf.ones([2]),), TypeError, "got <tf.Tensor"),
@@ -624,6 +624,8 @@ OF_VARIABLES_EXEMPT = {
     "shared_variables",
 }
 OF_GRADIENT_VALUES_EXEMPT = {
+    # Takes any float64.
+    "power_of_two",
     # Called for each gradient: what is no tensor goes through, or fails in TensorFlow.
     "map_values",
     "values_of",
@@ -700,7 +702,7 @@ OF_FLAT_VARIABLES_EXEMPT = {
 
 OF_OPTIMIZERS = rows(
     "check_optimizer",
-    lambda optimizer: optimizers.check_optimizer("check_optimizer", optimizer),
+    optimizers.check_optimizer,
     ((None,), TypeError, "got NoneType"),
     ((v1.train.AdamOptimizer,), TypeError, "got the class AdamOptimizer"),
     (("adam",), TypeError, "with apply_gradients(pairs)"),

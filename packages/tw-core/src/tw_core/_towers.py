@@ -15,11 +15,11 @@ import tensorflow as tf
 
 from tw_core._records.origins import record_scope
 from tw_core.checks import (
+    caller,
     check_function,
     check_list,
     check_whole_number,
-    named_caller,
-    naming,
+    public,
 )
 from tw_core.devices._logical import canonical_device, check_known_devices, parse_device
 from tw_core.modes import without_autograph
@@ -48,10 +48,11 @@ class Tower:
     device: str
     total: int
 
+    @public
     def __post_init__(self) -> None:
-        check_whole_number("Tower", index=self.index)
-        check_whole_number("Tower", total=self.total)
-        parse_device(self.device, caller=named_caller("Tower"))
+        check_whole_number(index=self.index)
+        check_whole_number(total=self.total)
+        parse_device(self.device)
         if not 0 <= self.index < self.total:
             raise ValueError(
                 f"Tower: index must be 0 or more and below total; got index="
@@ -84,6 +85,7 @@ class Tower:
             yield self
 
 
+@public
 def towers(devices: Sequence[int | str | Tower]) -> tuple[Tower, ...]:
     """Makes one tower per device, in the order given.
 
@@ -104,22 +106,20 @@ def towers(devices: Sequence[int | str | Tower]) -> tuple[Tower, ...]:
     >>> towers([0, "/cpu:0"])[0]
     Tower(index=0, device='/gpu:0', total=2)
     """
-    caller = named_caller("towers")
     if isinstance(devices, str) or not isinstance(devices, Sequence):
         raise TypeError(
-            f"{caller}: devices must be a list of ints and device strings; got "
+            f"{caller()}: devices must be a list of ints and device strings; got "
             f"{devices!r}. Write e.g. [0, 1] or ['/cpu:0', '/cpu:1']."
         )
     if not devices:
         raise ValueError(
-            f"{caller}: devices is empty; at least one tower is needed, e.g. "
+            f"{caller()}: devices is empty; at least one tower is needed, e.g. "
             "['/cpu:0'] or tw_core.devices.available_devices()."
         )
     if any(isinstance(device, Tower) for device in devices):
-        return _whole(devices, caller)
-    names = [_device_name(device, caller) for device in devices]
-    with naming(caller):
-        made = tuple(Tower(k, name, len(names)) for k, name in enumerate(names))
+        return _whole(devices)
+    names = [_device_name(device) for device in devices]
+    made = tuple(Tower(k, name, len(names)) for k, name in enumerate(names))
     counts = Counter(canonical_device(name) for name in names)
     shared = [f"{device} ({n} towers)" for device, n in counts.items() if n > 1]
     if shared:
@@ -127,6 +127,7 @@ def towers(devices: Sequence[int | str | Tower]) -> tuple[Tower, ...]:
     return made
 
 
+@public
 def map_towers(
     fn: Callable[..., _T], towers: Sequence[Tower], *per_tower: Sequence[Any]
 ) -> list[_T]:
@@ -150,8 +151,7 @@ def map_towers(
         or an item of ``per_tower`` is not a sequence.
     """
     # Not marked without_autograph: fn may need it.
-    with naming("map_towers"):
-        check_towers(towers)
+    check_towers(towers)
     _check_calls(fn, towers, per_tower)
     results = []
     with joined_towers(len(towers)) as joined:
@@ -161,6 +161,7 @@ def map_towers(
     return results
 
 
+@public
 @contextmanager
 def record_variables(tower: Tower) -> Iterator[None]:
     """Records the variables made inside as ``tower``'s own.
@@ -174,12 +175,13 @@ def record_variables(tower: Tower) -> Iterator[None]:
     Raises:
       TypeError: ``tower`` is not a ``Tower``.
     """
-    check_tower("record_variables", tower)
+    check_tower(tower)
     scope = "" if tower.is_main else tower.name
     with record_scope(tower.index, ns_name=scope, vs_name=scope):
         yield
 
 
+@public
 @without_autograph
 def check_towers(towers: Sequence[Tower]) -> None:
     """Refuses anything but a list of towers, and devices that are known not to exist.
@@ -192,27 +194,25 @@ def check_towers(towers: Sequence[Tower]) -> None:
       ValueError: an empty list; or, in eager mode, in ``tf.function`` and where the
         graph has a default session, a device this process does not have.
     """
-    caller = named_caller("check_towers")
-    check_list(caller, towers=towers, of="tw_core.Tower", empty=True)
+    check_list(towers=towers, of="tw_core.Tower", empty=True)
     if not towers:
         raise ValueError(
-            f"{caller}: towers is empty; make some with tw_core.towers(devices)."
+            f"{caller()}: towers is empty; make some with tw_core.towers(devices)."
         )
     others = [tower for tower in towers if not isinstance(tower, Tower)]
     if others:
         raise TypeError(
-            f"{caller}: towers must hold tw_core.Tower; got {others}. Make them "
+            f"{caller()}: towers must hold tw_core.Tower; got {others}. Make them "
             "with tw_core.towers(devices)."
         )
-    with naming(caller):
-        check_known_devices([tower.device for tower in towers])
+    check_known_devices([tower.device for tower in towers])
 
 
 @without_autograph
 def _check_calls(
     fn: object, towers: Sequence[Tower], per_tower: Sequence[Sequence[Any]]
 ) -> None:
-    check_function("map_towers", fn=fn)
+    check_function(fn=fn)
     others = [items for items in per_tower if not _has_items(items)]
     if others:
         raise TypeError(
@@ -232,39 +232,40 @@ def _has_items(items: object) -> bool:
     return rank != 0 and hasattr(items, "__len__") and not isinstance(items, str)
 
 
-def check_tower(caller: str, tower: object) -> None:
+def check_tower(tower: object) -> None:
     """Refuses anything but a ``Tower``."""
     if not isinstance(tower, Tower):
         raise TypeError(
-            f"{caller}: tower must be a tw_core.Tower; got {tower!r}. Make them with "
+            f"{caller()}: tower must be a tw_core.Tower; got {tower!r}. Make them with "
             "tw_core.towers(devices)."
         )
 
 
-def _whole(towers: Sequence[Any], caller: str) -> tuple[Tower, ...]:
+def _whole(towers: Sequence[Any]) -> tuple[Tower, ...]:
     """Returns an earlier call's towers, which must be complete and in order."""
     if not all(isinstance(tower, Tower) for tower in towers):
         raise TypeError(
-            f"{caller}: devices must hold ints and device strings, or only towers; got "
+            f"{caller()}: devices must hold ints and device strings, or only towers; "
+            "got "
             f"{list(towers)}."
         )
     if [(t.index, t.total) for t in towers] != [
         (k, len(towers)) for k in range(len(towers))
     ]:
         raise ValueError(
-            f"{caller}: towers must be all that one call of tw_core.towers made, in "
+            f"{caller()}: towers must be all that one call of tw_core.towers made, in "
             f"their order; got {list(towers)}."
         )
     return tuple(towers)
 
 
-def _device_name(device: int | str | Tower, caller: str) -> str:
+def _device_name(device: int | str | Tower) -> str:
     if isinstance(device, bool) or not isinstance(device, Integral | str):
         raise TypeError(
-            f"{caller}: a device is an int (GPU number) or a string; got {device!r}."
+            f"{caller()}: a device is an int (GPU number) or a string; got {device!r}."
         )
     if isinstance(device, str):
         return device
     if device < 0:
-        raise ValueError(f"{caller}: a GPU number is 0 or more; got {device}.")
+        raise ValueError(f"{caller()}: a GPU number is 0 or more; got {device}.")
     return f"/gpu:{int(device)}"

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import named_caller
+from tw_core.checks import caller, public
 
 REFERENCE_ADVICE = (
     "only resource variables are supported: call "
@@ -48,6 +48,7 @@ def is_variable(value: object) -> bool:
     return isinstance(value, tf.Variable) or isinstance(held, tf.Variable)
 
 
+@public
 def tf_variable(variable: Any) -> tf.Variable:
     """Returns ``variable`` itself, or the TensorFlow variable that a Keras one holds.
 
@@ -59,7 +60,7 @@ def tf_variable(variable: Any) -> tf.Variable:
     held = getattr(variable, "value", None)
     if not isinstance(held, tf.Variable):
         raise TypeError(
-            f"{named_caller('tf_variable')}: variable must be a TensorFlow or Keras "
+            f"{caller()}: variable must be a TensorFlow or Keras "
             f"variable; got {variable!r}."
         )
     return held
@@ -76,11 +77,11 @@ def reference_variables_named(variables: Iterable[Any]) -> list[str]:
     return [f"{name} is a reference variable; {REFERENCE_ADVICE}" for name in names]
 
 
-def refuse_reference_variables(variables: Iterable[Any], *, caller: str) -> None:
+def refuse_reference_variables(variables: Iterable[Any]) -> None:
     """Refuses reference variables, naming every one."""
     found = reference_variables_named(variables)
     if found:
-        raise ValueError(f"{caller}: {'; '.join(found)}.")
+        raise ValueError(f"{caller()}: {'; '.join(found)}.")
 
 
 def hands_on(op: tf.Operation) -> bool:
@@ -96,15 +97,15 @@ def device_of_variable(op: tf.Operation) -> str:
     return str(handles[0].device) if handles else ""
 
 
-def check_operation(caller: str, op: object) -> None:
+def check_operation(op: object) -> None:
     """Refuses anything but an operation; for device functions."""
     if not isinstance(op, tf.Operation):
-        raise TypeError(f"{caller}: op must be a tf.Operation; got {op!r}.")
+        raise TypeError(f"{caller()}: op must be a tf.Operation; got {op!r}.")
 
 
-def refuse_reference_op(op: tf.Operation, *, caller: str) -> None:
+def refuse_reference_op(op: tf.Operation) -> None:
     """Refuses an op that makes a reference variable; for device functions."""
     if op.type in ("Variable", "VariableV2"):
         raise ValueError(
-            f"{caller}: {op.name} is a reference variable; {REFERENCE_ADVICE}."
+            f"{caller()}: {op.name} is a reference variable; {REFERENCE_ADVICE}."
         )

@@ -39,7 +39,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, TypeVar
 
-from tw_core.checks import check_text
+from tw_core.checks import check_text, public
 
 __all__ = [
     "KEPT",
@@ -130,6 +130,7 @@ class Recorder:
     (['began', 'ended'], [])
     """
 
+    @public
     def __init__(
         self,
         task: str,
@@ -148,7 +149,7 @@ class Recorder:
           TypeError: ``task`` is not a string.
           ValueError: it is empty.
         """
-        self.task = check_text("Recorder", task=task)
+        self.task = check_text(task=task)
         self.facts = dict(facts or {})
         self._clock = clock
         # Each operation on them is one call in C: no thread sees half of it.

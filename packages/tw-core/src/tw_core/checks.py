@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Integral, Real
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast, overload
 
 __all__ = [
     "caller",
@@ -40,8 +40,28 @@ _PACKAGES = (
     "tw_rlload",
     "tw_syncrep",
 )
-# The public function that is running, and the package that it belongs to.
-_called: ContextVar[tuple[str, str] | None] = ContextVar("called", default=None)
+
+
+class _Called(NamedTuple):
+    """The public function that is running."""
+
+    own: str  # its name, with that of its class if it is a method
+    home: str  # the package that it belongs to
+    owner: Any = None  # the object whose method it is
+
+    def __str__(self) -> str:
+        """Names a method by the class of its object, a constructor by that alone."""
+        if self.owner is None:
+            return self.own
+        above, _, method = self.own.rpartition(".")
+        kind = type(self.owner)
+        if any(base.__name__ == above for base in kind.__mro__):
+            above = kind.__name__
+        constructors = ("__init__", "__new__", "__post_init__", "__call__")
+        return above if method in constructors else f"{above}.{method}"
+
+
+_called: ContextVar[_Called | None] = ContextVar("called", default=None)
 
 
 @overload
@@ -57,12 +77,13 @@ def public(function: Any, /) -> Any:
 
     Goes above all other decorators. Where public functions of these packages call one
     another, the outermost is named: the user called it. Code of the user's that it
-    calls, such as a tower's function, is the user again. The body of a generator runs
-    after the call: check arguments before it.
+    calls, such as a tower's function, is the user again. Context managers are entered
+    and left under the name; the body of another generator runs after the call.
 
     Args:
-      function: the function or method, or the name to use in its place. Without a name
-        a function has its own, and a constructor or ``__call__`` that of its class.
+      function: the function or method, or the name to use in its place. Without one a
+        function has its own name, a method that of its object's class before it, and
+        a constructor or ``__call__`` that of the class alone.
 
     >>> @public
     ... def build(average):
@@ -80,8 +101,10 @@ def _make_public(
     function: Callable[_P, _R], name: str | None = None
 ) -> Callable[_P, _R]:
     home = function.__module__.partition(".")[0]
-    own = function.__name__ if name is None else name
-    names_class = own in ("__init__", "__post_init__", "__call__")
+    qualified = function.__qualname__.rpartition("<locals>.")[2]
+    own, is_method = name or qualified, name is None and "." in qualified
+    inner = getattr(getattr(function, "__wrapped__", None), "__code__", None)
+    is_generator = inner is not None and inner.co_flags & 0x20  # inspect.CO_GENERATOR
 
     @functools.wraps(function)
     def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -89,15 +112,38 @@ def _make_public(
         if outer is not None:
             # Our own code calls on the user's behalf, and a user's function for itself.
             module = sys._getframe(1).f_globals.get("__name__", "")
-            if module.partition(".")[0] in (*_PACKAGES, outer[1]):
+            if module.partition(".")[0] in (*_PACKAGES, outer.home):
                 return function(*args, **kwargs)
-        token = _called.set((type(args[0]).__name__ if names_class else own, home))
+        called = _Called(own, home, args[0] if is_method and args else None)
+        token = _called.set(called)
         try:
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+        finally:
+            _called.reset(token)
+        return cast(_R, _Entered(result, called)) if is_generator else result
+
+    return wrapper
+
+
+class _Entered:
+    """A context manager that is entered and left, but not used, under a name."""
+
+    def __init__(self, manager: Any, called: _Called) -> None:
+        self._manager, self._called = manager, called
+
+    def __enter__(self) -> Any:
+        token = _called.set(self._called)
+        try:
+            return self._manager.__enter__()
         finally:
             _called.reset(token)
 
-    return wrapper
+    def __exit__(self, *error: Any) -> Any:
+        token = _called.set(self._called)
+        try:
+            return self._manager.__exit__(*error)
+        finally:
+            _called.reset(token)
 
 
 def caller() -> str:
@@ -105,14 +151,13 @@ def caller() -> str:
 
     ``towers`` outside of any, as in a thread that a function has started.
     """
-    called = _called.get()
-    return "towers" if called is None else called[0]
+    return str(_called.get() or "towers")
 
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
     """Makes checks called inside name ``name`` in their errors, not themselves."""
-    token = _called.set(_called.get() or (name, "tw_core"))
+    token = _called.set(_called.get() or _Called(name, "tw_core"))
     try:
         yield
     finally:
@@ -121,8 +166,7 @@ def naming(name: str) -> Iterator[None]:
 
 def named_caller(own: str) -> str:
     """Returns ``caller()``, or ``own`` outside of any public function."""
-    called = _called.get()
-    return own if called is None else called[0]
+    return str(_called.get() or own)
 
 
 def check_whole_number(

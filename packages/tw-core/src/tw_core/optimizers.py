@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import tensorflow as tf
 
 from tw_core._variable_kinds import tf_variable
+from tw_core.checks import caller, public
 from tw_core.flat_variables import flat_variable_of, slots_like_parts
 from tw_core.gradients._values import with_unique_rows
 from tw_core.modes import orders_effects, without_autograph
@@ -140,11 +141,11 @@ _WITHOUT_OP = {
 }
 
 
-def check_optimizer(caller: str, optimizer: Any) -> None:
+@public
+def check_optimizer(optimizer: Any) -> None:
     """Refuses non-optimizers, and optimizers that a session graph cannot use.
 
     Args:
-      caller: the public name that was called; opens the message.
       optimizer: the argument to check.
 
     Raises:
@@ -158,14 +159,15 @@ def check_optimizer(caller: str, optimizer: Any) -> None:
             f"the class {optimizer.__name__}" if is_class else type(optimizer).__name__
         )
         raise TypeError(
-            f"{caller}: optimizer must be an object with apply_gradients(pairs), as "
+            f"{caller()}: optimizer must be an object with apply_gradients(pairs), as "
             f"tf.compat.v1.train.AdamOptimizer() is; got {got}."
         )
     # A function that a session graph calls orders effects; a branch of it does not.
     if not orders_effects() and (advice := _WITHOUT_OP.get(kind_of(optimizer))):
-        raise TypeError(f"{caller}: {type(optimizer).__name__}, {advice}")
+        raise TypeError(f"{caller()}: {type(optimizer).__name__}, {advice}")
 
 
+@public
 @without_autograph
 def create_slots(optimizer: Any, variables: Sequence[Any]) -> None:
     """Makes an optimizer's state before its first update.
@@ -185,7 +187,7 @@ def create_slots(optimizer: Any, variables: Sequence[Any]) -> None:
         flat variable for an optimizer that treats each variable as a whole.
     """
     kind = kind_of(optimizer)
-    check_elementwise("create_slots", optimizer, variables)
+    check_elementwise(optimizer, variables)
     with tf.init_scope(), slots_like_parts(variables):
         if kind in (OptimizerKind.KERAS_3, OptimizerKind.TF_KERAS):
             _build_keras(optimizer, variables, kind)
@@ -233,6 +235,7 @@ def _trace_unused_update(optimizer: Any, variables: Sequence[Any]) -> None:
     tf.function(update, autograph=False).get_concrete_function()
 
 
+@public
 @without_autograph
 def apply_pairs(
     optimizer: Any, pairs: Sequence[tuple[Any, Any]], *, name: str | None = None
@@ -260,7 +263,7 @@ def apply_pairs(
     """
     kind = kind_of(optimizer)
     variables = [variable for _, variable in pairs]
-    check_elementwise("apply_gradients", optimizer, variables)
+    check_elementwise(optimizer, variables)
     if kind is OptimizerKind.KERAS_3:
         with _once_known([grad for grad, _ in pairs]):
             return _apply_keras_3(optimizer, pairs)
@@ -329,11 +332,11 @@ def keep_repeated_rows() -> Iterator[None]:
         _keeps_rows.reset(token)
 
 
-def check_elementwise(caller: str, optimizer: Any, variables: Sequence[Any]) -> None:
+@public
+def check_elementwise(optimizer: Any, variables: Sequence[Any]) -> None:
     """Refuses flat variables for an optimizer that treats each variable as a whole.
 
     Args:
-      caller: the public name that was called; opens the message.
       optimizer: of any kind; an optimizer that it wraps is checked too.
       variables: the variables that it will update.
 
@@ -349,7 +352,8 @@ def check_elementwise(caller: str, optimizer: Any, variables: Sequence[Any]) -> 
         reason = _why_not_elementwise(one)
         if reason is not None:
             raise ValueError(
-                f"{caller}: {type(one).__name__} {reason}, and {', '.join(flat)} holds "
+                f"{caller()}: {type(one).__name__} {reason}, and {', '.join(flat)} "
+                "holds "
                 "several; leave them alone (below_bytes=0 or group=...)."
             )
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tw_core import towers, use_logical_cpus
-from tw_core.checks import naming
+from tw_core.checks import public
 from tw_core.devices import (
     _logical,
     available_devices,
@@ -72,7 +72,7 @@ def test_what_tensorflow_cannot_read_is_refused_by_name(device):
     with pytest.raises(
         ValueError, match=f"asker: {device!r} is not a TensorFlow device"
     ):
-        parse_device(device, caller="asker")
+        public("asker")(parse_device)(device)
     with pytest.raises(ValueError, match=r"^canonical_device: .*write e.g. '/gpu:0'"):
         canonical_device(device)
 
@@ -149,8 +149,8 @@ def test_known_devices_and_devices_with_a_job_pass(device):
 
 
 def test_every_unknown_device_is_named_once_with_the_known_ones():
-    with pytest.raises(ValueError) as error, naming("asker"):
-        check_devices(["/cpu:9", "/cpu:0", "/gpu:99", "/cpu:9"])
+    with pytest.raises(ValueError) as error:
+        public("asker")(check_devices)(["/cpu:9", "/cpu:0", "/gpu:99", "/cpu:9"])
     message = str(error.value)
     assert message.startswith("asker: unknown devices ['/cpu:9', '/gpu:99']; known are")
     assert all(f"'/device:CPU:{i}'" in message for i in range(NUM_CPUS))
@@ -182,8 +182,8 @@ def test_a_session_on_a_server_knows_that_servers_devices(graph):
 
 def test_what_is_no_device_string_is_refused_by_the_caller():
     want = "asker: 'nonsense' is not a TensorFlow device"
-    with pytest.raises(ValueError, match=want), naming("asker"):
-        check_devices(["nonsense"])
+    with pytest.raises(ValueError, match=want):
+        public("asker")(check_devices)(["nonsense"])
 
 
 def test_devices_with_several_towers_are_said_in_the_log(caplog):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_core.checks import naming
+from tw_core.checks import public
 from tw_core.gradients import (
     check_grad_list,
     check_replicated_grad_list,
@@ -413,5 +413,5 @@ def test_no_gradient_at_all_is_refused(grad_list):
 
 @pytest.mark.parametrize("grad_list", [3, [[3]], [], [[(None, tf.Variable(0.0))]]])
 def test_the_caller_opens_every_message(grad_list):
-    with pytest.raises((TypeError, ValueError), match=r"^me: "), naming("me"):
-        check_grad_list(grad_list)
+    with pytest.raises((TypeError, ValueError), match=r"^me: "):
+        public("me")(check_grad_list)(grad_list)

@@ -107,11 +107,11 @@ def test_only_sparse_gradients_have_rows_to_add(run):
 
 def test_one_gradient_is_enough():
     variables = [tf.Variable(0.0, name="a"), keras.Variable(0.0, name="b")]
-    check_any_gradient("train", [None, tf.constant(0.0)], variables)
-    check_any_gradient("train", [None, tf.IndexedSlices([1.0], [0])], variables)
-    says = r"^train: no gradient for any variable; got \['a:0', 'b'\]\. Does the loss"
+    check_any_gradient([None, tf.constant(0.0)], variables)
+    check_any_gradient([None, tf.IndexedSlices([1.0], [0])], variables)
+    says = r"^check_any_gradient: no gradient .*; got \['a:0', 'b'\]\. Does the loss"
     with pytest.raises(ValueError, match=says):
-        check_any_gradient("train", [None, None], variables)
+        check_any_gradient([None, None], variables)
 
 
 @each_mode

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag
+from tw_core.checks import check_flag, public
 
 _KEYS = tf.compat.v1.GraphKeys
 _FROZEN = "tw_core/frozen_collections"
@@ -72,6 +72,7 @@ def frozen_keys(graph: tf.Graph | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(keys))
 
 
+@public
 @contextmanager
 def leave_no_summaries(enable: bool = True) -> Iterator[None]:
     """Removes the items that are added inside to the graph's frozen collections.
@@ -85,7 +86,7 @@ def leave_no_summaries(enable: bool = True) -> Iterator[None]:
     Raises:
       TypeError: ``enable`` is not a bool.
     """
-    check_flag("leave_no_summaries", enable=enable)
+    check_flag(enable=enable)
     if not enable or tf.executing_eagerly():
         yield
         return

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tw_core._records.collections import TowerCollections
 from tw_core._variable_kinds import refuse_reference_variables
-from tw_core.checks import check_text
+from tw_core.checks import check_text, public
 from tw_core.modes import without_autograph
 
 _SCOPE = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
@@ -63,6 +63,7 @@ class BaseTowerContext(ABC):
 
     is_training = False
 
+    @public
     def __init__(self, ns_name: str, vs_name: str = "") -> None:
         """Names the tower; nothing is built before it is entered.
 
@@ -76,8 +77,8 @@ class BaseTowerContext(ABC):
             in ``/``.
           TypeError: a name that is not a string.
         """
-        check_text(type(self).__name__, ns_name=ns_name, empty=True)
-        check_text(type(self).__name__, vs_name=vs_name, empty=True)
+        check_text(ns_name=ns_name, empty=True)
+        check_text(vs_name=vs_name, empty=True)
         self._name = ns_name
         self._vs_name = vs_name
         self._graph: tf.Graph | None = None
@@ -122,6 +123,7 @@ class BaseTowerContext(ABC):
             raise RuntimeError(f"{self}: enter the tower first: with {self}: ...")
         return self._graph
 
+    @public
     def get_collection_in_tower(self, key: str) -> list[Any]:
         """Lists this tower's additions to a collection, frozen collections included.
 
@@ -132,7 +134,7 @@ class BaseTowerContext(ABC):
           RuntimeError: the tower has not been entered yet.
           TypeError: ``key`` is not a string.
         """
-        check_text(f"{type(self).__name__}.get_collection_in_tower", key=key)
+        check_text(key=key)
         if self._collections is None:
             raise RuntimeError(f"{self}: enter the tower first: with {self}: ...")
         return self._collections.added(key)
@@ -240,7 +242,7 @@ class BaseTowerContext(ABC):
     ) -> tf.Variable:
         # A creator, since a tf.function has no collections to read afterwards.
         variable = next_creator(**kwargs)
-        refuse_reference_variables([variable], caller=repr(self))
+        public(repr(self))(refuse_reference_variables)([variable])
         if variable.trainable:
             self._new_trainable.append(variable.name)
         return variable

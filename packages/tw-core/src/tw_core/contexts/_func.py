@@ -7,7 +7,7 @@ several towers, its handles find the tensors and variables of each.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tw_core.checks import check_list
+from tw_core.checks import check_list, public
 from tw_core.contexts._base import get_current_tower_context
 from tw_core.contexts._handles import TowerHandle, TowerHandles
 
@@ -22,6 +22,7 @@ class TowerFunc:
     _input_signature: tuple[Any, ...]
     _handles: list[TowerHandle]
 
+    @public
     def __new__(
         cls, tower_fn: "Callable[..., Any] | TowerFunc", input_signature: Sequence[Any]
     ) -> "TowerFunc":
@@ -45,7 +46,7 @@ class TowerFunc:
                 f"TowerFunc: tower_fn must be a function that builds a tower from its "
                 f"inputs; got {tower_fn!r}."
             )
-        check_list("TowerFunc", input_signature=input_signature, of="specs", empty=True)
+        check_list(input_signature=input_signature, of="specs", empty=True)
         _check_input_names([getattr(spec, "name", None) for spec in input_signature])
         self = super().__new__(cls)
         self._tower_fn = tower_fn

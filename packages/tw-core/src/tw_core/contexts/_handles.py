@@ -10,13 +10,14 @@ from typing import Any, overload
 
 import tensorflow as tf
 
-from tw_core.checks import check_list, check_text
+from tw_core.checks import check_list, check_text, public
 from tw_core.contexts._base import BaseTowerContext
 
 
 class TowerHandle:
     """One built tower: finds its tensors, variables and collection items."""
 
+    @public
     def __init__(
         self,
         context: BaseTowerContext,
@@ -40,10 +41,10 @@ class TowerHandle:
             raise TypeError(
                 f"TowerHandle: context must be a tower context; got {context!r}."
             )
-        check_list("TowerHandle", inputs=inputs, of="inputs", empty=True)
-        check_list("TowerHandle", input_names=input_names, of="names", empty=True)
+        check_list(inputs=inputs, of="inputs", empty=True)
+        check_list(input_names=input_names, of="names", empty=True)
         for name in input_names:
-            check_text("TowerHandle", input_names=name)
+            check_text(input_names=name)
         self._context = context
         self._inputs = list(inputs)
         self._outputs = outputs
@@ -74,6 +75,7 @@ class TowerHandle:
         """Whether it is a training tower."""
         return self._context.is_training
 
+    @public
     def get_tensor(self, name: str) -> tf.Tensor:
         """Finds an input, or a tensor by its name inside the tower.
 
@@ -86,7 +88,7 @@ class TowerHandle:
           KeyError: the tower has no such tensor.
           TypeError: ``name`` is not a string.
         """
-        check_text("TowerHandle.get_tensor", name=name)
+        check_text(name=name)
         if name.removesuffix(":0") in self._by_input_name:
             return self._by_input_name[name.removesuffix(":0")]
         full_name = _join(self.ns_name, _with_output(name))
@@ -98,11 +100,13 @@ class TowerHandle:
                 f"{sorted(self._by_input_name)}."
             ) from error
 
+    @public
     def get_tensors(self, names: Sequence[str]) -> list[tf.Tensor]:
         """Finds several tensors; see ``get_tensor``."""
-        check_list("TowerHandle.get_tensors", names=names, of="names", empty=True)
+        check_list(names=names, of="names", empty=True)
         return [self.get_tensor(name) for name in names]
 
+    @public
     def get_variable(self, name: str) -> tf.Variable:
         """Finds a variable that the tower made or reuses.
 
@@ -117,7 +121,7 @@ class TowerHandle:
             built models outside of session graphs.
           TypeError: ``name`` is not a string.
         """
-        check_text("TowerHandle.get_variable", name=name)
+        check_text(name=name)
         full_name = _join(self.vs_name, _with_output(name))
         variables = _variables(self._context.graph)
         found = [v for v in variables if v.name == full_name]
@@ -129,9 +133,10 @@ class TowerHandle:
             )
         return found[0]
 
+    @public
     def get_variables(self, names: Sequence[str]) -> list[tf.Variable]:
         """Finds several variables; see ``get_variable``."""
-        check_list("TowerHandle.get_variables", names=names, of="names", empty=True)
+        check_list(names=names, of="names", empty=True)
         return [self.get_variable(name) for name in names]
 
     def __getitem__(self, name: str) -> Any:
@@ -141,6 +146,7 @@ class TowerHandle:
         except KeyError:
             return self.get_variable(name)
 
+    @public
     def get_collection(
         self, key: str | None = None, name: str | None = None
     ) -> list[Any]:
@@ -170,13 +176,14 @@ class TowerHandle:
 class TowerHandles(Sequence[TowerHandle]):
     """Handles in the order in which the towers were built."""
 
+    @public
     def __init__(self, handles: Sequence[TowerHandle] = ()) -> None:
         """Holds ``handles``.
 
         Raises:
           TypeError: something that is not a ``TowerHandle``.
         """
-        check_list("TowerHandles", handles=handles, of="TowerHandle", empty=True)
+        check_list(handles=handles, of="TowerHandle", empty=True)
         others = [h for h in handles if not isinstance(h, TowerHandle)]
         if others:
             raise TypeError(f"TowerHandles: must hold TowerHandle; got {others}.")

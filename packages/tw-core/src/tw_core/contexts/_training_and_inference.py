@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tw_core._records.collections import frozen_keys
 from tw_core._records.origins import record_scope
-from tw_core.checks import check_flag, check_whole_number
+from tw_core.checks import check_flag, check_whole_number, public
 from tw_core.contexts._base import BaseTowerContext
 
 
@@ -31,6 +31,7 @@ class TrainTowerContext(BaseTowerContext):
 
     is_training = True
 
+    @public
     def __init__(
         self, ns_name: str, vs_name: str = "", index: int = 0, total: int = 1
     ) -> None:
@@ -48,8 +49,8 @@ class TrainTowerContext(BaseTowerContext):
           TypeError: a name is not a string, or index or total is not a whole number.
         """
         super().__init__(ns_name, vs_name)
-        check_whole_number("TrainTowerContext", index=index)
-        check_whole_number("TrainTowerContext", total=total)
+        check_whole_number(index=index)
+        check_whole_number(total=total)
         if not 0 <= index < total:
             raise ValueError(
                 f"{self}: index must be 0 or more and below total; got index={index}, "
@@ -136,6 +137,7 @@ class PredictTowerContext(BaseTowerContext):
         return [*frozen_keys(graph), tf.compat.v1.GraphKeys.UPDATE_OPS]
 
 
+@public
 def TowerContext(
     tower_name: str, is_training: bool, vs_name: str = ""
 ) -> BaseTowerContext:
@@ -149,7 +151,7 @@ def TowerContext(
     Raises:
       TypeError: ``is_training`` is not a bool; otherwise as for the two.
     """
-    check_flag("TowerContext", is_training=is_training)
+    check_flag(is_training=is_training)
     if is_training:
         return TrainTowerContext(tower_name, vs_name=vs_name)
     return PredictTowerContext(tower_name, vs_name=vs_name)

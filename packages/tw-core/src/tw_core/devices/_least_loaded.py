@@ -19,7 +19,7 @@ from tw_core._variable_kinds import (
     device_of_variable,
     refuse_reference_op,
 )
-from tw_core.checks import check_function
+from tw_core.checks import caller, check_function, public
 from tw_core.devices._logical import canonical_device, parse_device
 
 _log = logging.getLogger("tw_core")
@@ -37,6 +37,7 @@ class LeastLoadedDeviceSetter:
       ps_devices: where variables go.
     """
 
+    @public
     def __init__(self, worker_device: str, ps_devices: Sequence[str]) -> None:
         """Starts with nothing on any device.
 
@@ -54,7 +55,7 @@ class LeastLoadedDeviceSetter:
                 f"device; got {ps_devices!r}. Pass e.g. ['/gpu:0', '/gpu:1']."
             )
         for device in (worker_device, *ps_devices):
-            parse_device(device, caller="LeastLoadedDeviceSetter")
+            parse_device(device)
         self.worker_device = canonical_device(worker_device)
         self.ps_devices = [canonical_device(device) for device in ps_devices]
         self._loads = ByteLoads(len(ps_devices), self._place_of)
@@ -69,6 +70,7 @@ class LeastLoadedDeviceSetter:
         """The same as ``bytes_on``, under tensorpack's name, which counted elements."""
         return self.bytes_on
 
+    @public
     def place_with_balance(self, op: tf.Operation) -> str:
         """Chooses the least loaded device for something as large as ``op``.
 
@@ -85,25 +87,25 @@ class LeastLoadedDeviceSetter:
           ValueError: ``op`` is a reference variable.
           TypeError: ``op`` is not an operation, or has no outputs.
         """
-        caller = "LeastLoadedDeviceSetter.place_with_balance"
         if not isinstance(op, tf.Operation) or not op.outputs:
             raise TypeError(
-                f"{caller}: wants an operation with an output; got {op!r}. Pass e.g. "
+                f"{caller()}: wants an operation with an output; got {op!r}. Pass e.g. "
                 "variable.op."
             )
-        refuse_reference_op(op, caller=caller)
+        refuse_reference_op(op)
         device = self._least_loaded()
         self._loads.add(device, _bytes_of_op(op))
         return device
 
+    @public
     def __call__(self, op: tf.Operation) -> str:
         """Returns the device of ``op``; an op that has one keeps it.
 
         Raises:
           ValueError: ``op`` is a reference variable.
         """
-        check_operation("LeastLoadedDeviceSetter", op)
-        refuse_reference_op(op, caller="LeastLoadedDeviceSetter")
+        check_operation(op)
+        refuse_reference_op(op)
         is_variable = op.type == "VarHandleOp"
         device = str(op.device)
         if not device:
@@ -112,6 +114,7 @@ class LeastLoadedDeviceSetter:
             self._loads.note(op)
         return device
 
+    @public
     def create(
         self, next_creator: Callable[..., tf.Variable], **kwargs: Any
     ) -> tf.Variable:
@@ -120,7 +123,7 @@ class LeastLoadedDeviceSetter:
         For ``with tf.variable_creator_scope(setter.create): model = Model()``,
         outside of session graphs.
         """
-        check_function("LeastLoadedDeviceSetter.create", next_creator=next_creator)
+        check_function(next_creator=next_creator)
         with tf.device(self._least_loaded()):
             variable = next_creator(**kwargs)
         num_bytes = bytes_of(variable.name, variable.shape, variable.dtype)

@@ -14,24 +14,25 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, check_whole_number, named_caller
+from tw_core.checks import caller, check_flag, check_whole_number, public
 from tw_core.modes import builds_session_graph, without_autograph
 
 
-def parse_device(device: str, *, caller: str) -> tf.DeviceSpec:
+def parse_device(device: str) -> tf.DeviceSpec:
     """Parses a device string, refusing negative device numbers."""
     if not isinstance(device, str):
-        raise ValueError(_no_device(device, caller))
+        raise ValueError(_no_device(device))
     try:
         spec = tf.DeviceSpec.from_string(device)
         negative = spec.device_index is not None and spec.device_index < 0
     except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(_no_device(device, caller)) from error
+        raise ValueError(_no_device(device)) from error
     if negative:
-        raise ValueError(_no_device(device, caller))
+        raise ValueError(_no_device(device))
     return spec
 
 
+@public
 def canonical_device(device: str) -> str:
     """Spells a device canonically, so that two strings can be compared.
 
@@ -51,11 +52,11 @@ def canonical_device(device: str) -> str:
     >>> canonical_device("/job:ps/task:1/cpu:0")
     '/job:ps/task:1/device:CPU:0'
     """
-    return _canonical(device, named_caller("canonical_device"))
+    return _canonical(device)
 
 
-def _canonical(device: str, caller: str) -> str:
-    spec = parse_device(device, caller=caller)
+def _canonical(device: str) -> str:
+    spec = parse_device(device)
     if _is_of_this_process(spec):
         spec = tf.DeviceSpec(
             device_type=spec.device_type, device_index=spec.device_index
@@ -63,6 +64,7 @@ def _canonical(device: str, caller: str) -> str:
     return str(spec.to_string())
 
 
+@public
 def host_of(device: str | None) -> str:
     """Names the first CPU of the task that a device belongs to.
 
@@ -74,17 +76,18 @@ def host_of(device: str | None) -> str:
     >>> host_of("")
     '/device:CPU:0'
     """
-    spec = parse_device(device or "", caller="host_of")
+    spec = parse_device(device or "")
     return str(spec.replace(device_type="CPU", device_index=0).to_string())
 
 
+@public
 def repeated_devices(devices: Iterable[str]) -> list[str]:
     """Returns the devices that occur more than once, spelt canonically and sorted.
 
     >>> repeated_devices(["/gpu:1", "/cpu:0", "/device:GPU:1"])
     ['/device:GPU:1']
     """
-    counts = Counter(_canonical(device, "repeated_devices") for device in devices)
+    counts = Counter(_canonical(device) for device in devices)
     return sorted(device for device, count in counts.items() if count > 1)
 
 
@@ -101,6 +104,7 @@ def available_devices() -> list[str]:
     return [f"/cpu:{i}" for i in range(count_logical_devices("CPU"))]
 
 
+@public
 def use_logical_cpus(count: int) -> list[str]:
     """Splits the CPU into ``count`` logical devices, for towers without GPUs.
 
@@ -118,12 +122,13 @@ def use_logical_cpus(count: int) -> list[str]:
       ValueError: ``count`` is below 1.
       RuntimeError: TensorFlow has already started with another number.
     """
-    check_whole_number("use_logical_cpus", count=count, at_least=1)
+    check_whole_number(count=count, at_least=1)
     if count_logical_devices("CPU") != count:
         _configure_cpus(count)
     return [f"/cpu:{i}" for i in range(count)]
 
 
+@public
 def session_config(
     *, num_cpus: int | None = None, soft_placement: bool = True
 ) -> tf.compat.v1.ConfigProto:
@@ -147,8 +152,8 @@ def session_config(
       TypeError: ``num_cpus`` is not a whole number, or ``soft_placement`` not a bool.
     """
     if num_cpus is not None:
-        check_whole_number("session_config", num_cpus=num_cpus, at_least=1)
-    check_flag("session_config", soft_placement=soft_placement)
+        check_whole_number(num_cpus=num_cpus, at_least=1)
+    check_flag(soft_placement=soft_placement)
     config = tf.compat.v1.ConfigProto(allow_soft_placement=soft_placement)
     config.gpu_options.allow_growth = True
     rewrites = config.graph_options.rewrite_options
@@ -157,6 +162,7 @@ def session_config(
     return config
 
 
+@public
 @without_autograph
 def check_devices(
     devices: Iterable[str],
@@ -178,13 +184,13 @@ def check_devices(
         the string.
       TypeError: ``devices`` is not a list, or ``session`` is not a session.
     """
-    caller = named_caller("check_devices")
-    specs = _specs(devices, caller)
+    specs = _specs(devices)
     if session is not None and not callable(getattr(session, "list_devices", None)):
-        raise TypeError(f"{caller}: session must be a session; got {session!r}.")
-    _check_known(specs, session, caller)
+        raise TypeError(f"{caller()}: session must be a session; got {session!r}.")
+    _check_known(specs, session)
 
 
+@public
 @without_autograph
 def check_known_devices(devices: Iterable[str]) -> None:
     """Refuses unknown devices as ``check_devices`` does, where they can be known.
@@ -199,12 +205,11 @@ def check_known_devices(devices: Iterable[str]) -> None:
       ValueError: one or more devices are unknown, or TensorFlow cannot read
         the string.
     """
-    caller = named_caller("check_known_devices")
-    specs = _specs(devices, caller)
+    specs = _specs(devices)
     if not builds_session_graph():
-        _check_known(specs, None, caller)
+        _check_known(specs, None)
     elif session := _session_at_hand():
-        _check_known(specs, session, caller)
+        _check_known(specs, session)
 
 
 def count_logical_devices(device_type: str) -> int:
@@ -224,9 +229,10 @@ def _is_of_this_process(spec: tf.DeviceSpec) -> bool:
     )
 
 
-def _no_device(device: object, caller: str) -> str:
+def _no_device(device: object) -> str:
     return (
-        f"{caller}: {device!r} is not a TensorFlow device string; write e.g. '/gpu:0', "
+        f"{caller()}: {device!r} is not a TensorFlow device string; write e.g. "
+        "'/gpu:0', "
         "'/cpu:1' or '/job:worker/task:0/gpu:0'."
     )
 
@@ -244,24 +250,22 @@ def _configure_cpus(count: int) -> None:
         ) from error
 
 
-def _specs(devices: Iterable[str], caller: str) -> dict[str, tf.DeviceSpec]:
+def _specs(devices: Iterable[str]) -> dict[str, tf.DeviceSpec]:
     if isinstance(devices, str) or not isinstance(devices, Iterable):
         raise TypeError(
-            f"{caller}: devices must be a list of device strings; got {devices!r}."
+            f"{caller()}: devices must be a list of device strings; got {devices!r}."
         )
-    return {device: parse_device(device, caller=caller) for device in devices}
+    return {device: parse_device(device) for device in devices}
 
 
 def _check_known(
-    specs: dict[str, tf.DeviceSpec],
-    session: tf.compat.v1.Session | None,
-    caller: str,
+    specs: dict[str, tf.DeviceSpec], session: tf.compat.v1.Session | None
 ) -> None:
     known = _configured_devices() if session is None else _session_devices(session)
     unknown = [device for device, spec in specs.items() if not _is_known(spec, known)]
     if unknown:
         raise ValueError(
-            f"{caller}: unknown devices {unknown}; known are {known}. Name known "
+            f"{caller()}: unknown devices {unknown}; known are {known}. Name known "
             "ones, or call tw_core.use_logical_cpus(n) before TensorFlow starts "
             "to have n logical CPUs."
         )

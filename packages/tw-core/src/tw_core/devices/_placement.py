@@ -19,7 +19,7 @@ from tw_core._variable_kinds import (
     is_variable,
     tf_variable,
 )
-from tw_core.checks import check_list
+from tw_core.checks import check_list, public
 from tw_core.devices._logical import canonical_device
 
 _NO_WORK = ("Const", "NoOp", "Placeholder", "VarHandleOp")
@@ -72,6 +72,7 @@ class _Handle(NamedTuple):
     num_bytes: int
 
 
+@public
 def placement(
     graph: tf.Graph,
     *,
@@ -104,7 +105,7 @@ def placement(
             "tf.function, pass function.get_concrete_function(...).graph."
         )
     _check_fetches(graph, fetches)
-    check_list("placement", variables=variables, of="variables", empty=True)
+    check_list(variables=variables, of="variables", empty=True)
     others = [v for v in variables if not is_variable(v)]
     if others:
         raise TypeError(f"placement: variables must hold variables; got {others}.")
@@ -120,7 +121,7 @@ def placement(
 
 
 def _check_fetches(graph: tf.Graph, fetches: Sequence[Any]) -> None:
-    check_list("placement", fetches=fetches, of="tensors and operations", empty=True)
+    check_list(fetches=fetches, of="tensors and operations", empty=True)
     ops = [getattr(fetch, "op", fetch) for fetch in fetches]
     others = [op for op in ops if not isinstance(op, tf.Operation)]
     if others:

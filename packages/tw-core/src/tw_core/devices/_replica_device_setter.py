@@ -17,11 +17,16 @@ from tw_core._variable_kinds import (
     device_of_variable,
     refuse_reference_op,
 )
-from tw_core.checks import check_flag, check_list, check_text, check_whole_number
+from tw_core.checks import (
+    caller,
+    check_flag,
+    check_list,
+    check_text,
+    check_whole_number,
+    public,
+)
 from tw_core.devices._least_loaded import ByteLoads
 from tw_core.devices._logical import parse_device
-
-_CALLER = "replica_device_setter"
 
 # Types of ops whose state the replicas share: variables, tables, accumulators.
 _PS_OPS = (
@@ -40,6 +45,7 @@ _PS_OPS = (
 )
 
 
+@public
 def replica_device_setter(
     ps_tasks: int = 0,
     ps_device: str = "/job:ps",
@@ -78,19 +84,17 @@ def replica_device_setter(
       ValueError: a device string TensorFlow cannot read, or ``ps_tasks`` below 0.
     """
     if cluster is None:
-        check_whole_number(_CALLER, ps_tasks=ps_tasks, at_least=0)
-    check_flag(_CALLER, merge_devices=merge_devices)
+        check_whole_number(ps_tasks=ps_tasks, at_least=0)
+    check_flag(merge_devices=merge_devices)
     for op_type in () if ps_ops is None else _listed_types(ps_ops):
-        check_text(_CALLER, ps_ops=op_type)
+        check_text(ps_ops=op_type)
     if ps_strategy is not None and not callable(ps_strategy):
         raise TypeError(
-            f"{_CALLER}: ps_strategy must be a function from an op to a task number; "
+            f"{caller()}: ps_strategy must be a function from an op to a task number; "
             f"got {ps_strategy!r}."
         )
-    ps = parse_device("" if ps_device is None else ps_device, caller=_CALLER)
-    worker = parse_device(
-        "" if worker_device is None else worker_device, caller=_CALLER
-    )
+    ps = parse_device("" if ps_device is None else ps_device)
+    worker = parse_device("" if worker_device is None else worker_device)
     if cluster is not None:
         ps_tasks = _count_tasks(cluster, ps.job)
     if ps_tasks == 0:
@@ -112,9 +116,10 @@ class _Placer:
     merges_devices: bool
     choose_task: Callable[[tf.Operation], int]
 
+    @public("replica_device_setter")
     def place(self, op: tf.Operation) -> str:
         """Returns the device of ``op``."""
-        refuse_reference_op(op, caller=_CALLER)
+        refuse_reference_op(op)
         if op.device and not self.merges_devices:
             return str(op.device)
         own = tf.DeviceSpec.from_string(op.device or "")
@@ -137,6 +142,7 @@ class _Placer:
 class LeastLoadedTask:
     """A ``ps_strategy``: each variable to the task with the fewest bytes so far."""
 
+    @public
     def __init__(self, ps_tasks: int) -> None:
         """Starts with nothing on any task.
 
@@ -144,7 +150,7 @@ class LeastLoadedTask:
           ValueError: ``ps_tasks`` is below 1.
           TypeError: it is not a whole number.
         """
-        check_whole_number("LeastLoadedTask", ps_tasks=ps_tasks, at_least=1)
+        check_whole_number(ps_tasks=ps_tasks, at_least=1)
         self._tasks = ps_tasks
         self._loads = ByteLoads(ps_tasks, self._task_of)
 
@@ -153,9 +159,10 @@ class LeastLoadedTask:
         """Bytes of variables on each task."""
         return self._loads.bytes
 
+    @public
     def __call__(self, op: tf.Operation) -> int:
         """Returns the number of a task; only variables count as load."""
-        check_operation("LeastLoadedTask", op)
+        check_operation(op)
         task = self._loads.least()
         if op.type == "VarHandleOp":
             self._loads.note(op)
@@ -181,13 +188,13 @@ class _TakeTurns:
 def _listed_types(ps_ops: Sequence[str]) -> Sequence[str]:
     # TensorFlow documents a list; sets of types are also in use.
     types = list(ps_ops) if isinstance(ps_ops, set | frozenset) else ps_ops
-    return check_list(_CALLER, ps_ops=types, of="op types", empty=True)
+    return check_list(ps_ops=types, of="op types", empty=True)
 
 
 def _count_tasks(cluster: Any, job: str | None) -> int:
     if not isinstance(cluster, tf.train.ClusterSpec | tf.train.ClusterDef | dict):
         raise TypeError(
-            f"{_CALLER}: cluster must be a tf.train.ClusterSpec, a ClusterDef or a "
+            f"{caller()}: cluster must be a tf.train.ClusterSpec, a ClusterDef or a "
             f"dictionary; got {type(cluster).__name__}."
         )
     return len(tf.train.ClusterSpec(cluster).as_dict().get(job, ()))

@@ -17,7 +17,7 @@ from tw_core._variable_kinds import (
     is_reference_variable,
     tf_variable,
 )
-from tw_core.checks import check_function, check_whole_number
+from tw_core.checks import check_function, check_whole_number, public
 from tw_core.flat_packs import join
 from tw_core.flat_variables._flat_variable import FlatVariable
 from tw_core.flat_variables._layout import (
@@ -42,6 +42,7 @@ class FlatVariables:
     variables themselves.
     """
 
+    @public
     def __init__(
         self,
         below_bytes: int = DEFAULT_BELOW_BYTES,
@@ -60,11 +61,9 @@ class FlatVariables:
           TypeError, ValueError: ``below_bytes`` is not a whole number, or is negative;
             ``group`` is not a function.
         """
-        self._below_bytes = check_whole_number(
-            "FlatVariables", below_bytes=below_bytes, at_least=0
-        )
+        self._below_bytes = check_whole_number(below_bytes=below_bytes, at_least=0)
         if group is not None:
-            check_function("FlatVariables", group=group)
+            check_function(group=group)
         self._group = group
         self._open: dict[Hashable, _Open] | None = None
         self._flat: list[FlatVariable] = []

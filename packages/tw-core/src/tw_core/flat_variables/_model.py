@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 import tensorflow as tf
 
-from tw_core.checks import check_function
+from tw_core.checks import check_function, public
 from tw_core.flat_variables._flat_variables import FlatVariables, view_of
 from tw_core.flat_variables._layout import DEFAULT_BELOW_BYTES, Group
 from tw_core.modes import builds_session_graph, traces_function
@@ -77,6 +77,7 @@ class FlatModel(Generic[_Model]):
         ]
 
 
+@public
 def flatten(
     make_model: Callable[[], _Model],
     *,
@@ -99,7 +100,7 @@ def flatten(
         variable has a constraint, which would apply to a whole flat variable.
       TypeError: the model has no ``trainable_variables``.
     """
-    check_function("flatten", make_model=make_model)
+    check_function(make_model=make_model)
     if traces_function() or builds_session_graph():
         raise RuntimeError(
             "flatten: makes variables, and so must be called outside of tf.function; "

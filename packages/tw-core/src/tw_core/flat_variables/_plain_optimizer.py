@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tw_core._variable_kinds import tf_variable
-from tw_core.checks import check_function
+from tw_core.checks import check_function, public
 from tw_core.flat_variables._flat_variable import FlatVariable
 from tw_core.flat_variables._flat_variables import flat_variable_of, view_of
 from tw_core.flat_variables._model import FlatModel
@@ -21,6 +21,7 @@ _T = TypeVar("_T")
 _Place = tuple[int, int | None]
 
 
+@public
 def plain_optimizer(
     optimizer: _T, get_opt_fn: Callable[[], _T], model: FlatModel[Any]
 ) -> _T:
@@ -40,7 +41,7 @@ def plain_optimizer(
       TypeError: an optimizer of another kind, or ``get_opt_fn`` returns another class.
       ValueError: the optimizer has no state yet.
     """
-    check_function("plain_optimizer", get_opt_fn=get_opt_fn)
+    check_function(get_opt_fn=get_opt_fn)
     if not isinstance(model, FlatModel):
         raise TypeError(
             f"plain_optimizer: model must be what flatten returned; got {model!r}."

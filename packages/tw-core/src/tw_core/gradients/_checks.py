@@ -9,7 +9,7 @@ import tensorflow as tf
 from tw_core._records.matching import shared_variables, variable_mismatches
 from tw_core._records.origins import base_name
 from tw_core._variable_kinds import reference_variables_named, tf_variable
-from tw_core.checks import check_flag, named_caller
+from tw_core.checks import caller, check_flag, public
 from tw_core.gradients._lists import GradList, check_are_pairs
 from tw_core.modes import without_autograph
 
@@ -22,6 +22,7 @@ class _Item(NamedTuple):
     plain: tf.Variable  # ``variable``, or the one that a Keras variable holds
 
 
+@public
 @without_autograph
 def check_grad_list(grad_list: GradList, *, allow_none: bool = False) -> None:
     """Checks that every tower has the same gradients in the same order.
@@ -41,9 +42,10 @@ def check_grad_list(grad_list: GradList, *, allow_none: bool = False) -> None:
         Every offender is named.
       TypeError: something that is not a list of lists of pairs.
     """
-    _check(grad_list, "check_grad_list", allow_none=allow_none)
+    _check(grad_list, allow_none=allow_none)
 
 
+@public
 @without_autograph
 def check_replicated_grad_list(grad_list: GradList) -> None:
     """Checks like ``check_grad_list``, and that every tower has its own variables.
@@ -57,9 +59,10 @@ def check_replicated_grad_list(grad_list: GradList) -> None:
       ValueError: as ``check_grad_list``; or a variable that towers share.
       TypeError: something that is not a list of lists of pairs.
     """
-    _check(grad_list, "check_replicated_grad_list", ownership="own")
+    _check(grad_list, ownership="own")
 
 
+@public
 @without_autograph
 def check_shared_grad_list(grad_list: GradList) -> None:
     """Checks like ``check_grad_list``, and that all towers use the same variables.
@@ -71,16 +74,14 @@ def check_shared_grad_list(grad_list: GradList) -> None:
       ValueError: as ``check_grad_list``; or a variable that is not tower 0's.
       TypeError: something that is not a list of lists of pairs.
     """
-    _check(grad_list, "check_shared_grad_list", ownership="shared")
+    _check(grad_list, ownership="shared")
 
 
-def check_any_gradient(
-    caller: str, grads: Iterable[Any], variables: Iterable[Any]
-) -> None:
+@public
+def check_any_gradient(grads: Iterable[Any], variables: Iterable[Any]) -> None:
     """Refuses gradients that are all None.
 
     Args:
-      caller: the public name that was called; opens the message.
       grads: the gradients of one tower or of several.
       variables: named in the message.
 
@@ -90,16 +91,16 @@ def check_any_gradient(
     if all(grad is None for grad in grads):
         names = [getattr(v, "path", None) or v.name for v in variables]
         raise ValueError(
-            f"{caller}: no gradient for any variable; got {names}. Does the loss "
+            f"{caller()}: no gradient for any variable; got {names}. Does the loss "
             "depend on them?"
         )
 
 
-def check_weight(caller: str, weight: Any) -> None:
+@public
+def check_weight(weight: Any) -> None:
     """Refuses anything that cannot weight gradients in a mean.
 
     Args:
-      caller: the public name that was called; opens the message.
       weight: such as a number of rows; the values of tensors are not checked.
 
     Raises:
@@ -113,31 +114,29 @@ def check_weight(caller: str, weight: Any) -> None:
         is_weight = isinstance(weight, Real) and not isinstance(weight, bool)
     if not is_weight:
         raise TypeError(
-            f"{caller}: weight must be a real number or a scalar tensor, such as the "
+            f"{caller()}: weight must be a real number or a scalar tensor, such as the "
             f"number of rows; got {weight!r:.80}."
         )
     if isinstance(weight, Real) and not 0 <= float(weight) < float("inf"):
         raise ValueError(
-            f"{caller}: weight must be finite and 0 or more; got {weight}."
+            f"{caller()}: weight must be finite and 0 or more; got {weight}."
         )
 
 
 def _check(
     grad_list: GradList,
-    own_name: str,
     *,
     allow_none: bool = False,
     ownership: Literal["own", "shared"] | None = None,
 ) -> None:
-    caller = named_caller(own_name)
-    check_flag(caller, allow_none=allow_none)
-    check_are_pairs(grad_list, caller)
-    _check_is_not_empty(grad_list, caller)
+    check_flag(allow_none=allow_none)
+    check_are_pairs(grad_list)
+    _check_is_not_empty(grad_list)
     problems = list(_problems(grad_list, allow_none=allow_none, ownership=ownership))
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems)
         raise ValueError(
-            f"{caller}: every tower must bring one gradient per variable, with the "
+            f"{caller()}: every tower must bring one gradient per variable, with the "
             f"same variables, shapes and dtypes in the same order; got:\n{listed}"
         )
 
@@ -183,10 +182,10 @@ def _not_shared(items: Sequence[Sequence[_Item]]) -> Iterator[str]:
             )
 
 
-def _check_is_not_empty(grad_list: GradList, caller: str) -> None:
+def _check_is_not_empty(grad_list: GradList) -> None:
     if not any(grad_list):
         raise ValueError(
-            f"{caller}: no gradient at all, from {len(grad_list)} towers; a tower "
+            f"{caller()}: no gradient at all, from {len(grad_list)} towers; a tower "
             "function returns (gradient, variable) pairs."
         )
 

@@ -11,13 +11,14 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tw_core._variable_kinds import is_variable, tf_variable
-from tw_core.checks import check_list, named_caller
+from tw_core.checks import caller, check_list, public
 from tw_core.modes import without_autograph
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 GradList: TypeAlias = "Sequence[Sequence[tuple[Gradient, tf.Variable]]]"
 
 
+@public
 @without_autograph
 def split_grad_list(
     grad_list: GradList,
@@ -36,7 +37,7 @@ def split_grad_list(
     >>> split_grad_list([[("g0", "v0"), ("g1", "v1")]])
     ([['g0', 'g1']], [['v0', 'v1']])
     """
-    for k, tower in enumerate(_lists("split_grad_list", grad_list=grad_list)):
+    for k, tower in enumerate(_lists(grad_list=grad_list)):
         for n, pair in enumerate(tower):
             if not _has_two(pair):
                 raise TypeError(
@@ -48,6 +49,7 @@ def split_grad_list(
     return grads, variables
 
 
+@public
 @without_autograph
 def merge_grad_list(
     all_grads: Sequence[Sequence[Gradient]],
@@ -69,13 +71,12 @@ def merge_grad_list(
     >>> merge_grad_list([["g0", "g1"]], [["v0", "v1"]])
     [[('g0', 'v0'), ('g1', 'v1')]]
     """
-    caller = named_caller("merge_grad_list")
-    _lists(caller, all_grads=all_grads)
-    _lists(caller, all_vars=all_vars)
+    _lists(all_grads=all_grads)
+    _lists(all_vars=all_vars)
     grads, variables = [len(g) for g in all_grads], [len(v) for v in all_vars]
     if grads != variables:
         raise ValueError(
-            f"{caller}: gradients and variables must have the same lengths; "
+            f"{caller()}: gradients and variables must have the same lengths; "
             f"got {grads} gradients and {variables} variables per tower."
         )
     return [
@@ -84,6 +85,7 @@ def merge_grad_list(
     ]
 
 
+@public
 @without_autograph
 def ensure_gradient_shapes(grad_list: GradList) -> list[list[tuple[Any, Any]]]:
     """Gives every gradient the shape of its variable, checked when it is computed.
@@ -106,7 +108,7 @@ def ensure_gradient_shapes(grad_list: GradList) -> list[list[tuple[Any, Any]]]:
     Raises:
       TypeError: something that is not a list of lists of pairs.
     """
-    check_are_pairs(grad_list, "ensure_gradient_shapes")
+    check_are_pairs(grad_list)
     return [
         [(_ensured(grad, variable, tower=k), variable) for grad, variable in pairs]
         for k, pairs in enumerate(grad_list)
@@ -135,13 +137,14 @@ def _with_shape(tensor: tf.Tensor, shape: tf.TensorShape, name: str) -> tf.Tenso
         )
 
 
-def check_are_pairs(grad_list: GradList, caller: str) -> None:
+def check_are_pairs(grad_list: GradList) -> None:
     """Refuses anything but a list of lists of (gradient, variable) pairs."""
     if not isinstance(grad_list, Sequence) or not all(
         isinstance(tower, Sequence) for tower in grad_list
     ):
         raise TypeError(
-            f"{caller}: grad_list must be [K][N] (gradient, variable) pairs, one list "
+            f"{caller()}: grad_list must be [K][N] (gradient, variable) pairs, one "
+            "list "
             f"per tower; got {type(grad_list).__name__}: {str(grad_list)[:80]}. One "
             "tower is a list in a list."
         )
@@ -153,7 +156,8 @@ def check_are_pairs(grad_list: GradList, caller: str) -> None:
     ]
     if others:
         raise TypeError(
-            f"{caller}: grad_list must hold pairs of a gradient (tensor, IndexedSlices "
+            f"{caller()}: grad_list must hold pairs of a gradient (tensor, "
+            "IndexedSlices "
             f"or None) and its variable; got something else at {', '.join(others)}."
         )
 
@@ -171,10 +175,10 @@ def _is_pair(pair: Any) -> bool:
     return is_grad and is_variable(variable)
 
 
-def _lists(caller: str, /, **argument: Any) -> Sequence[Sequence[Any]]:
+def _lists(**argument: Any) -> Sequence[Sequence[Any]]:
     ((name, towers),) = argument.items()
-    check_list(caller, of="lists, one per tower", empty=True, **argument)
+    check_list(of="lists, one per tower", empty=True, **argument)
     for k, tower in enumerate(towers):
         own = {f"{name}[{k}]": tower}
-        check_list(caller, of="one tower's items", empty=True, **own)
+        check_list(of="one tower's items", empty=True, **own)
     return towers  # type: ignore[no-any-return]

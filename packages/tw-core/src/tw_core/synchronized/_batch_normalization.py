@@ -10,11 +10,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, check_number, check_whole_number
+from tw_core.checks import caller, check_flag, check_number, check_whole_number, public
 from tw_core.modes import orders_effects, without_autograph
 from tw_core.synchronized._sums import current_place, sum_over_towers
 
 
+@public
 @without_autograph
 def moments_over_towers(
     x: tf.Tensor, axes: int | Sequence[int], *, keepdims: bool = False
@@ -38,13 +39,14 @@ def moments_over_towers(
       RuntimeError: as ``sum_over_towers``.
     """
     x = tf.convert_to_tensor(x)
-    check_flag("moments_over_towers", keepdims=keepdims)
-    reduced = _checked_axes("moments_over_towers", x, axes)
+    check_flag(keepdims=keepdims)
+    reduced = _checked_axes(x, axes)
     with tf.name_scope("moments_over_towers"):
         mean, variance = _moments(_at_least_float32(x), reduced, keepdims)
         return tf.cast(mean, x.dtype), tf.cast(variance, x.dtype)
 
 
+@public
 @without_autograph
 def batch_normalization(
     inputs: tf.Tensor,
@@ -105,16 +107,15 @@ def batch_normalization(
         bounds.
       RuntimeError: as ``sum_over_towers``.
     """
-    caller = "batch_normalization"
-    check_number(caller, momentum=momentum, at_least=0, below=1)
-    check_number(caller, epsilon=epsilon, at_least=0)
-    check_flag(caller, training=training)
+    check_number(momentum=momentum, at_least=0, below=1)
+    check_number(epsilon=epsilon, at_least=0)
+    check_flag(training=training)
     inputs = tf.convert_to_tensor(inputs)
-    (channels,) = _checked_axes(caller, inputs, check_whole_number(caller, axis=axis))
+    (channels,) = _checked_axes(inputs, check_whole_number(axis=axis))
     length = inputs.shape[channels]
     if length is None:
         raise ValueError(
-            f"{caller}: the length of axis {axis} must be known; got {inputs.shape}."
+            f"{caller()}: the length of axis {axis} must be known; got {inputs.shape}."
         )
     x = _at_least_float32(inputs)
     v1 = tf.compat.v1
@@ -171,7 +172,7 @@ def _moments(
 
 
 def _update(moving: tf.Variable, value: tf.Tensor, momentum: float) -> None:
-    place = current_place("batch_normalization")
+    place = current_place()
     if place is not None and not place.joined.updates(moving, place.index):
         return
     moved = moving * momentum + tf.stop_gradient(value) * (1 - momentum)
@@ -184,15 +185,15 @@ def _at_least_float32(x: tf.Tensor) -> tf.Tensor:
     return tf.cast(x, tf.float32) if x.dtype.size < 4 else x
 
 
-def _checked_axes(caller: str, x: tf.Tensor, axes: int | Sequence[int]) -> list[int]:
+def _checked_axes(x: tf.Tensor, axes: int | Sequence[int]) -> list[int]:
     if not x.dtype.is_floating:
-        raise TypeError(f"{caller}: wants floating point; got {x.dtype.name}.")
+        raise TypeError(f"{caller()}: wants floating point; got {x.dtype.name}.")
     if x.shape.rank is None:
-        raise ValueError(f"{caller}: the rank of the tensor must be known.")
+        raise ValueError(f"{caller()}: the rank of the tensor must be known.")
     several = axes if isinstance(axes, list | tuple) else [axes]
-    whole = [check_whole_number(caller, axes=axis) for axis in several]
+    whole = [check_whole_number(axes=axis) for axis in several]
     if any(not -x.shape.rank <= axis < x.shape.rank for axis in whole):
         raise ValueError(
-            f"{caller}: axes must be within the rank {x.shape.rank}; got {axes}."
+            f"{caller()}: axes must be within the rank {x.shape.rank}; got {axes}."
         )
     return sorted({axis % x.shape.rank for axis in whole})

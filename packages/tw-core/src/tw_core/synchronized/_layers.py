@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core.checks import public
 from tw_core.synchronized._sums import around_towers, current_place, sum_over_towers
 
 
@@ -47,6 +48,7 @@ class _TowerReplicaContext(tf.distribute.ReplicaContext):  # type: ignore[misc]
         )
 
 
+@public
 @contextmanager
 def synchronized_layers() -> Iterator[None]:
     """Synchronises layers written for ``tf.distribute`` over towers.
@@ -71,14 +73,14 @@ def synchronized_layers() -> Iterator[None]:
       RuntimeError: as ``sum_over_towers``; or, in a tower, under a strategy of
         ``tf.distribute``, which has contexts of its own.
     """
-    place = current_place("synchronized_layers")
+    place = current_place()
     with _in_tower() if place is not None else around_towers(_in_tower):
         yield
 
 
 @contextmanager
 def _in_tower() -> Iterator[None]:
-    place = current_place("synchronized_layers")
+    place = current_place()
     if place is None or place.joined.total == 1:
         yield
         return

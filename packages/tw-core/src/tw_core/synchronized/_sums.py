@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tw_core._records.origins import open_tower_scope, without_numbers
 from tw_core._tf_compat import control_flow_context, set_input, with_gradient
-from tw_core.checks import check_whole_number
+from tw_core.checks import caller, check_whole_number, public
 from tw_core.modes import compiles_with_xla, without_autograph
 from tw_core.synchronized._cycles import check_order_of_effects
 
@@ -37,6 +37,7 @@ class _Entered(threading.local):
 _entered = _Entered()
 
 
+@public
 @without_autograph
 def sum_over_towers(tensors: _T) -> _T:
     """Sums tensors over all towers of a build, in the function that builds a tower.
@@ -61,7 +62,7 @@ def sum_over_towers(tensors: _T) -> _T:
         that a tower builds; or in a tower that neither ``map_towers`` nor a builder
         builds.
     """
-    place = current_place("sum_over_towers")
+    place = current_place()
     if place is None or place.joined.total == 1:
         return tensors
     flat = [tf.convert_to_tensor(tensor) for tensor in tf.nest.flatten(tensors)]
@@ -70,6 +71,7 @@ def sum_over_towers(tensors: _T) -> _T:
     return cast(_T, tf.nest.pack_sequence_as(tensors, sums))
 
 
+@public
 @contextmanager
 def joined_towers(total: int) -> Iterator["JoinedTowers"]:
     """Joins the towers that are built inside, for ``sum_over_towers``.
@@ -89,7 +91,7 @@ def joined_towers(total: int) -> Iterator["JoinedTowers"]:
       TypeError: ``total`` is not a whole number.
       ValueError: ``total`` is below 1.
     """
-    joined = JoinedTowers(check_whole_number("joined_towers", total=total, at_least=1))
+    joined = JoinedTowers(check_whole_number(total=total, at_least=1))
     yield joined
     joined.close()
 
@@ -107,10 +109,11 @@ class JoinedTowers:
         self._updated_by: dict[Any, int] = {}
         self._first_op = 0
 
+    @public("joined_towers")
     @contextmanager
     def tower(self, index: int) -> Iterator[None]:
         """Marks tower ``index``, built inside; enter every index once, in order."""
-        check_whole_number("joined_towers", index=index, at_least=0)
+        check_whole_number(index=index, at_least=0)
         if index >= self.total:
             raise ValueError(
                 f"joined_towers: index must be below total={self.total}; got {index}."
@@ -187,7 +190,7 @@ def around_towers(make: Callable[[], AbstractContextManager[None]]) -> Iterator[
         _entered.around = outer
 
 
-def current_place(caller: str) -> Place | None:
+def current_place() -> Place | None:
     """Returns the tower being built in this thread and graph; None outside towers."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     for place in reversed(_entered.places):
@@ -195,23 +198,24 @@ def current_place(caller: str) -> Place | None:
             return place
         if place.joined.graph is None:
             raise RuntimeError(
-                f"{caller}: towers are built one after the other, which eager mode "
+                f"{caller()}: towers are built one after the other, which eager mode "
                 "computes at once; call map_towers inside a tf.function. A tf.function "
                 "for each tower does not do."
             )
         if graph is place.joined.graph:
-            _check_context(caller, place.joined)
+            _check_context(place.joined)
             return place
         if _is_around(place.joined.graph, graph):
             raise RuntimeError(
-                f"{caller}: was called in the body of a tf.cond, a loop or a function "
+                f"{caller()}: was called in the body of a tf.cond, a loop or a "
+                "function "
                 f"inside tower{place.index}, which other towers cannot reach; call it "
                 "in the tower itself."
             )
     scope = open_tower_scope()
     if scope is not None and scope.total > 1 and not _entered.places:
         raise RuntimeError(
-            f"{caller}: tower{scope.index} is built by neither map_towers nor a "
+            f"{caller()}: tower{scope.index} is built by neither map_towers nor a "
             "builder, so that other towers cannot be found; build all of them in "
             "tw_core.synchronized.joined_towers."
         )
@@ -306,7 +310,7 @@ class _Sum:
                 "taken in another graph, such as the body of a tf.cond, which other "
                 "towers cannot reach; take it where the tower is built."
             )
-        _check_context("sum_over_towers", self.joined)
+        _check_context(self.joined)
         n = self.counts[index]
         self.counts[index] += 1
         if n == len(self.gradients):
@@ -332,10 +336,11 @@ def _has_gradient(tensor: tf.Tensor) -> bool:
     return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
-def _check_context(caller: str, joined: JoinedTowers) -> None:
+def _check_context(joined: JoinedTowers) -> None:
     if control_flow_context(joined.graph) is not joined.context:
         raise RuntimeError(
-            f"{caller}: was called in a branch or loop of a tower, which other towers "
+            f"{caller()}: was called in a branch or loop of a tower, which other "
+            "towers "
             "cannot reach; call it in the tower itself."
         )
 

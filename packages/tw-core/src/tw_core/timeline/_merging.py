@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tw_core.checks import check_list
+from tw_core.checks import check_list, public
 from tw_core.timeline._clocks import Before, align_clocks
 from tw_core.timeline._trace import write_trace
 
@@ -14,6 +14,7 @@ _MICRO = 1e-6
 _PIDS = 1000  # processes of a trace file, at most
 
 
+@public
 def merge_traces(paths: Sequence[str | Path], path: str | Path) -> dict[str, float]:
     """Joins the trace files of processes that took steps together.
 
@@ -35,7 +36,7 @@ def merge_traces(paths: Sequence[str | Path], path: str | Path) -> dict[str, flo
         task.
       OSError: a file cannot be read or written.
     """
-    check_list("merge_traces", paths=paths, of="paths")
+    check_list(paths=paths, of="paths")
     traces = {}
     for each in map(Path, paths):
         trace = _read(each)
@@ -70,7 +71,7 @@ def merge_traces(paths: Sequence[str | Path], path: str | Path) -> dict[str, flo
             events.append(own)
     about = {"task": "", "epoch": zero, "shifts": shifts}
     merged = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
-    write_trace(merged, path, caller="merge_traces")
+    write_trace(merged, path)
     return shifts
 
 

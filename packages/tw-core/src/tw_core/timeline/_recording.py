@@ -12,7 +12,7 @@ from typing import Any, Self
 import tensorflow as tf
 
 from tw_core._tf_compat import read_profile
-from tw_core.checks import check_text, check_whole_number
+from tw_core.checks import caller, check_text, check_whole_number, public
 from tw_core.timeline._intervals import RecordedStep
 from tw_core.timeline._pace import Pace
 from tw_core.timeline._step_stats import step_of_stats
@@ -24,6 +24,7 @@ v1 = tf.compat.v1
 _SETTLE_SECONDS = 0.02
 
 
+@public
 def record_steps(
     num_steps: int = 10, *, graph: tf.Graph | None = None
 ) -> "StepRecorder":
@@ -61,7 +62,7 @@ def record_steps(
       TypeError: ``num_steps`` is not a whole number, ``graph`` not a graph.
       ValueError: ``num_steps`` is less than 1.
     """
-    check_whole_number("record_steps", num_steps=num_steps, at_least=1)
+    check_whole_number(num_steps=num_steps, at_least=1)
     if graph is not None and not isinstance(graph, tf.Graph):
         raise TypeError(
             f"record_steps: graph must be a tf.Graph; got {type(graph).__name__}."
@@ -129,6 +130,7 @@ class StepRecorder:
         """The recorded steps, in order."""
         return tuple(self._steps)
 
+    @public
     @contextmanager
     def step(self) -> Iterator[None]:
         """Marks the calls inside as one step of training.
@@ -137,7 +139,7 @@ class StepRecorder:
           RuntimeError: outside of the recorder's ``with`` block, or inside another
             step; TensorFlow's profiler is in use, or was ended since it was started.
         """
-        is_recorded = self._next_is_recorded("step")
+        is_recorded = self._next_is_recorded()
         if is_recorded and not self._profiler.is_on:
             self._owing(self._profiler.start)
         start, number = time.perf_counter(), self._number
@@ -154,6 +156,7 @@ class StepRecorder:
         if self._profiler.is_on and self._pace.ends_window():
             self._owing(self._read_profiler)
 
+    @public
     def run(
         self,
         session: Any,
@@ -173,7 +176,7 @@ class StepRecorder:
         Raises:
           RuntimeError: outside of the recorder's ``with`` block, or inside ``step()``.
         """
-        is_recorded = self._next_is_recorded("run")
+        is_recorded = self._next_is_recorded()
         metadata = v1.RunMetadata()
         start = time.perf_counter()
         if is_recorded:
@@ -218,6 +221,7 @@ class StepRecorder:
 
         return RecordSteps()
 
+    @public
     def summary(self) -> Summary:
         """Returns a summary of where the time of the recorded steps went.
 
@@ -236,8 +240,9 @@ class StepRecorder:
                 f"Steps of {self._pace.plain_ms:.1f} ms without recording are sampled: "
                 f"{len(self._steps)} of {self._pace.seen} steps, in {windows}."
             )
-        return summarize(self._recorded("summary"), cost=self._pace.cost, note=note)
+        return summarize(self._recorded(), cost=self._pace.cost, note=note)
 
+    @public
     def write(self, path: str | Path, *, task: str = "") -> None:
         """Writes the recorded steps as a trace file.
 
@@ -251,11 +256,12 @@ class StepRecorder:
           TypeError: ``task`` is not a string.
           OSError: the file cannot be written.
         """
-        check_text("write", task=task, empty=True)
-        steps = self._recorded("write")
+        check_text(task=task, empty=True)
+        steps = self._recorded()
         trace = trace_of(steps, task=task, epoch=self._epoch)
-        write_trace(trace, path, caller="write")
+        write_trace(trace, path)
 
+    @public
     def draw(self, path: str | Path, *, step: int | None = None) -> None:
         """Draws one step as a picture: a band per device, with its waits.
 
@@ -271,42 +277,44 @@ class StepRecorder:
         """
         from tw_core.timeline._drawing import draw_step
 
-        steps = self._recorded("draw")
+        steps = self._recorded()
         if step is None:
             by_length = sorted(steps, key=lambda own: own.seconds)
             chosen = by_length[len(by_length) // 2]
         else:
-            index = check_whole_number("draw", step=step)
+            index = check_whole_number(step=step)
             if not -len(steps) <= index < len(steps):
                 raise IndexError(f"draw: there are {len(steps)} steps; got {index}.")
             chosen = steps[index]
         draw_step(chosen, path)
 
-    def _recorded(self, caller: str) -> list[RecordedStep]:
+    def _recorded(self) -> list[RecordedStep]:
         if self._is_open:
-            raise RuntimeError(f"{caller}: call it after the block of record_steps.")
+            raise RuntimeError(f"{caller()}: call it after the block of record_steps.")
         if self._steps:
             return self._steps
         if self._has_marks:
             raise RuntimeError(
-                f"{caller}: {self._pace.seen} steps were marked and none recorded. The "
+                f"{caller()}: {self._pace.seen} steps were marked and none recorded. "
+                "The "
                 "first three are only timed: let more of them run inside the block."
             )
         raise RuntimeError(
-            f"{caller}: no step was recorded. Call a tf.function or a session inside "
+            f"{caller()}: no step was recorded. Call a tf.function or a session inside "
             "the block, or mark steps with `with steps.step():`."
         )
 
-    def _next_is_recorded(self, caller: str) -> bool:
+    def _next_is_recorded(self) -> bool:
         if not self._is_open:
             raise RuntimeError(
-                f"{caller}: steps are recorded inside of a block "
+                f"{caller()}: steps are recorded inside of a block "
                 "`with record_steps() as steps:`."
             )
         self._batch = None  # Closes one that failed, which Keras does not report.
         if self._in_step:
             raise RuntimeError(
-                f"{caller}: is inside a step that is marked already; steps follow one "
+                f"{caller()}: is inside a step that is marked already; steps follow "
+                "one "
                 "another. Mark either the outer or the inner one."
             )
         if not self._has_marks:
@@ -373,7 +381,7 @@ class _RecordingHook(v1.train.SessionRunHook):  # type: ignore[misc,name-defined
         self._is_recorded = False
 
     def before_run(self, run_context: Any) -> Any:
-        self._is_recorded = self._recorder._next_is_recorded("hook")
+        self._is_recorded = self._recorder._next_is_recorded()
         self._start = time.perf_counter()
         options = _trace_of(run_context.session) if self._is_recorded else None
         return v1.train.SessionRunArgs(fetches=None, options=options)

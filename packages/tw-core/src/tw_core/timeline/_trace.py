@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tw_core.checks import caller
 from tw_core.timeline._intervals import Interval, RecordedStep
 from tw_core.timeline._waits import waits
 
@@ -36,12 +37,13 @@ def trace_of(
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
 
-def write_trace(trace: dict[str, Any], path: str | Path, *, caller: str) -> None:
+def write_trace(trace: dict[str, Any], path: str | Path) -> None:
     """Writes a trace file, whole or not at all."""
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(
-            f"{caller}: path must be a file's; {path} is a folder. Name a file in it, "
+            f"{caller()}: path must be a file's; {path} is a folder. Name a file in "
+            "it, "
             f"such as {path / 'trace.json'}."
         )
     unfinished = path.with_name(f".{path.name}.unfinished")

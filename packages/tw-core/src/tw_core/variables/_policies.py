@@ -20,7 +20,7 @@ import tensorflow as tf
 from tw_core._records.origins import owning_tower, record_scope
 from tw_core._towers import Tower, check_tower
 from tw_core._variable_kinds import refuse_reference_variables
-from tw_core.checks import check_flag, check_list
+from tw_core.checks import check_flag, check_list, public
 from tw_core.devices._least_loaded import LeastLoadedDeviceSetter
 from tw_core.devices._logical import parse_device
 
@@ -42,16 +42,18 @@ class Shared:
 
     devices: tuple[str, ...] = ()
 
+    @public
     def __post_init__(self) -> None:
         if isinstance(self.devices, str):
             raise TypeError(
                 f"Shared: devices must be a tuple of device strings; got "
                 f"{self.devices!r}. Write ({self.devices!r},)."
             )
-        check_list("Shared", devices=self.devices, of="device strings", empty=True)
+        check_list(devices=self.devices, of="device strings", empty=True)
         for device in self.devices:
-            parse_device(device, caller="Shared")
+            parse_device(device)
 
+    @public
     @contextmanager
     def scope(self, tower: Tower) -> Iterator[None]:
         """Builds ``get_variable`` code of ``tower`` under this policy.
@@ -60,7 +62,7 @@ class Shared:
           RuntimeError: in eager mode.
           TypeError: ``tower`` is not a ``Tower``.
         """
-        check_tower("Shared.scope", tower)
+        check_tower(tower)
         _check_builds_a_graph(self)
         v1 = tf.compat.v1
         setter = LeastLoadedDeviceSetter(tower.device, self.devices or [""])
@@ -74,9 +76,10 @@ class Shared:
         ):
             yield
 
+    @public
     def trainable_variables(self, tower: Tower) -> list[tf.Variable]:
         """Lists the graph's trainable variables, which all towers share."""
-        check_tower("Shared.trainable_variables", tower)
+        check_tower(tower)
         return list(tf.compat.v1.trainable_variables())
 
 
@@ -89,6 +92,7 @@ class Replicated:
     independently: run the op of ``copy_to_replicas`` after the initialisers.
     """
 
+    @public
     @contextmanager
     def scope(self, tower: Tower) -> Iterator[None]:
         """Builds ``get_variable`` code of ``tower`` under this policy.
@@ -97,7 +101,7 @@ class Replicated:
           RuntimeError: in eager mode.
           TypeError: ``tower`` is not a ``Tower``.
         """
-        check_tower("Replicated.scope", tower)
+        check_tower(tower)
         _check_builds_a_graph(self)
         if tower.is_main:
             with record_scope(0, ns_name=_name_scope_of(tower), vs_name=""):
@@ -113,13 +117,14 @@ class Replicated:
         ):
             yield
 
+    @public
     def trainable_variables(self, tower: Tower) -> list[tf.Variable]:
         """Lists the graph's trainable variables that are ``tower``'s own.
 
         Those made outside of towers are tower 0's. In an imported graph, which has
         no record, local ones belong to the ``tower<k>`` in their name.
         """
-        check_tower("Replicated.trainable_variables", tower)
+        check_tower(tower)
         variables = tf.compat.v1.trainable_variables()
         return [v for v in variables if owning_tower(v) == tower.index]
 
@@ -140,6 +145,7 @@ def _check_builds_a_graph(policy: Shared | Replicated) -> None:
         )
 
 
+@public
 @contextmanager
 def override_to_local_variable(enable: bool = True) -> Iterator[None]:
     """Puts variables made inside into LOCAL_VARIABLES instead of GLOBAL_VARIABLES.
@@ -156,7 +162,7 @@ def override_to_local_variable(enable: bool = True) -> Iterator[None]:
       ValueError: a reference variable is made inside.
       TypeError: ``enable`` is not a bool.
     """
-    check_flag("override_to_local_variable", enable=enable)
+    check_flag(enable=enable)
     if not enable:
         yield
         return
@@ -164,9 +170,10 @@ def override_to_local_variable(enable: bool = True) -> Iterator[None]:
         yield
 
 
+@public("override_to_local_variable")
 def _make_local(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
     variable = next_creator(**kwargs)
-    refuse_reference_variables([variable], caller="override_to_local_variable")
+    refuse_reference_variables([variable])
     graph = getattr(variable, "graph", None)
     if graph is None:
         return variable

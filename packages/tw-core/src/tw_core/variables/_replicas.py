@@ -14,13 +14,14 @@ from tw_core._variable_kinds import (
     refuse_reference_variables,
     tf_variable,
 )
-from tw_core.checks import check_function, check_list, naming
+from tw_core.checks import caller, check_function, check_list, public
 from tw_core.modes import builds_session_graph, traces_function, without_autograph
 from tw_core.variables._policies import Replicated
 
 _T = TypeVar("_T")
 
 
+@public
 def replicate(towers: Sequence[Tower], factory: Callable[[Tower], _T]) -> list[_T]:
     """Makes one copy of a model per tower, each on its tower's device.
 
@@ -44,9 +45,8 @@ def replicate(towers: Sequence[Tower], factory: Callable[[Tower], _T]) -> list[_
       TypeError: ``factory`` is not a function, or returns something without
         ``variables``.
     """
-    with naming("replicate"):
-        check_towers(towers)
-    check_function("replicate", factory=factory)
+    check_towers(towers)
+    check_function(factory=factory)
     if traces_function():
         raise RuntimeError(
             "replicate: makes variables, and so must be called outside of the "
@@ -55,7 +55,7 @@ def replicate(towers: Sequence[Tower], factory: Callable[[Tower], _T]) -> list[_
     with tower_build():
         replicas = [_make_replica(tower, factory) for tower in towers]
     variable_lists = [_variables_to_copy(replica) for replica in replicas]
-    _check_replicas(variable_lists, caller="replicate")
+    _check_replicas(variable_lists)
     if not builds_session_graph():
         _copy(variable_lists)
     return replicas
@@ -104,6 +104,7 @@ def _is_random_state(variable: Any) -> bool:
     return "seed_generator_state" in str(getattr(variable, "name", ""))
 
 
+@public
 @without_autograph
 def copy_to_replicas(
     variable_lists: Sequence[Sequence[tf.Variable]],
@@ -123,7 +124,7 @@ def copy_to_replicas(
         variable in two towers, or a reference variable.
       TypeError: something that is not a variable.
     """
-    _check_replicas(variable_lists, caller="copy_to_replicas")
+    _check_replicas(variable_lists)
     return _copy(variable_lists)
 
 
@@ -142,16 +143,16 @@ def _copy(variable_lists: Sequence[Sequence[Any]]) -> tf.Operation | None:
     return tf.group(*assigns, name="copy_to_replicas")
 
 
-def _check_replicas(variable_lists: Sequence[Sequence[Any]], *, caller: str) -> None:
+def _check_replicas(variable_lists: Sequence[Sequence[Any]]) -> None:
     """Refuses lists that are not [K][M] copies of each other; names every offender."""
-    check_list(caller, variable_lists=variable_lists, of="lists", empty=True)
+    check_list(variable_lists=variable_lists, of="lists", empty=True)
     if not variable_lists:
         raise ValueError(
-            f"{caller}: no tower's variables were given; pass [K][M] variables, one "
+            f"{caller()}: no tower's variables were given; pass [K][M] variables, one "
             "list per tower."
         )
     for variables in variable_lists:
-        check_list(caller, variables_of_a_tower=variables, of="variables", empty=True)
+        check_list(variables_of_a_tower=variables, of="variables", empty=True)
     others = [
         f"tower {k} number {m}: {type(v).__name__}"
         for k, variables in enumerate(variable_lists)
@@ -160,40 +161,38 @@ def _check_replicas(variable_lists: Sequence[Sequence[Any]], *, caller: str) -> 
     ]
     if others:
         raise TypeError(
-            f"{caller}: variable_lists must be [K][M] TensorFlow or Keras variables; "
+            f"{caller()}: variable_lists must be [K][M] TensorFlow or Keras variables; "
             f"got {', '.join(others)}."
         )
-    refuse_reference_variables((v for vs in variable_lists for v in vs), caller=caller)
-    _check_counts(variable_lists, caller)
-    _check_none_is_shared(variable_lists, caller)
-    _check_shapes_and_dtypes(variable_lists, caller)
+    refuse_reference_variables(v for vs in variable_lists for v in vs)
+    _check_counts(variable_lists)
+    _check_none_is_shared(variable_lists)
+    _check_shapes_and_dtypes(variable_lists)
 
 
-def _check_counts(variable_lists: Sequence[Sequence[Any]], caller: str) -> None:
+def _check_counts(variable_lists: Sequence[Sequence[Any]]) -> None:
     counts = [len(variables) for variables in variable_lists]
     if len(set(counts)) > 1:
         names = [[v.name for v in variables] for variables in variable_lists]
         raise ValueError(
-            f"{caller}: every tower must have the same variables; got {counts} of "
+            f"{caller()}: every tower must have the same variables; got {counts} of "
             f"them in towers 0..{len(counts) - 1}: {names}."
         )
 
 
-def _check_none_is_shared(variable_lists: Sequence[Sequence[Any]], caller: str) -> None:
+def _check_none_is_shared(variable_lists: Sequence[Sequence[Any]]) -> None:
     shared = [
         f"{name} in towers {towers}"
         for name, towers in shared_variables(variable_lists)
     ]
     if shared:
         raise ValueError(
-            f"{caller}: every tower must have variables of its own; got the same one "
+            f"{caller()}: every tower must have variables of its own; got the same one "
             f"for {', '.join(shared)}. Make a new model for each tower."
         )
 
 
-def _check_shapes_and_dtypes(
-    variable_lists: Sequence[Sequence[Any]], caller: str
-) -> None:
+def _check_shapes_and_dtypes(variable_lists: Sequence[Sequence[Any]]) -> None:
     columns = zip(*[[tf_variable(v) for v in vs] for vs in variable_lists], strict=True)
     different = [
         f"number {m}: {[(v.name, str(v.shape), v.dtype.name) for v in column]}"
@@ -202,6 +201,6 @@ def _check_shapes_and_dtypes(
     ]
     if different:
         raise ValueError(
-            f"{caller}: the towers' variables must agree in shape and dtype; got "
+            f"{caller()}: the towers' variables must agree in shape and dtype; got "
             f"{'; '.join(different)}."
         )

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tw_core._records.initial_values import InitialValue, initial_value, regularize
 from tw_core._tf_compat import outermost_function_graph
 from tw_core._towers import Tower, check_tower
-from tw_core.checks import naming
+from tw_core.checks import public
 from tw_core.devices._least_loaded import LeastLoadedDeviceSetter
 from tw_core.devices._logical import check_devices
 from tw_core.modes import traces_function
@@ -58,6 +58,7 @@ class VariableStore:
         self._setter = LeastLoadedDeviceSetter("", devices) if devices else None
         self._served: WeakKeyDictionary[tf.Graph, set[_Key]] = WeakKeyDictionary()
 
+    @public
     @contextmanager
     def scope(self, tower: Tower) -> Iterator[None]:
         """Serves ``get_variable`` calls of ``tower`` made inside.
@@ -70,15 +71,14 @@ class VariableStore:
           ValueError: a device this process does not have.
           TypeError: ``tower`` is not a ``Tower``.
         """
-        check_tower("VariableStore.scope", tower)
+        check_tower(tower)
         if not traces_function():
             raise RuntimeError(
                 "VariableStore.scope: serves get_variable inside a tf.function only; "
                 "a session graph keeps its variables itself: use Shared().scope or "
                 "Replicated().scope there."
             )
-        with naming("VariableStore.scope"):
-            check_devices([tower.device, *self._devices])
+        check_devices([tower.device, *self._devices])
         v1 = tf.compat.v1
         shares = isinstance(self._policy, Shared)
         with v1.variable_scope(
@@ -90,14 +90,16 @@ class VariableStore:
         ):
             yield
 
+    @public
     def variables(self, tower: Tower) -> list[tf.Variable]:
         """Lists the variables that ``tower`` uses, in order of creation."""
-        check_tower("VariableStore.variables", tower)
+        check_tower(tower)
         return self._variables_of(tower)
 
+    @public
     def trainable_variables(self, tower: Tower) -> list[tf.Variable]:
         """Lists the trainable ones among ``variables(tower)``."""
-        check_tower("VariableStore.trainable_variables", tower)
+        check_tower(tower)
         return [v for v in self._variables_of(tower) if v.trainable]
 
     def _variables_of(self, tower: Tower) -> list[tf.Variable]:
