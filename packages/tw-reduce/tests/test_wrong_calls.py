@@ -364,7 +364,7 @@ REDUCERS = [
     ),
     *rows(
         "check_weights",
-        lambda weights: check_weights("check_weights", weights, num_towers=2),
+        lambda weights: check_weights(weights, num_towers=2),
         ((3,), TypeError, "weights must be a list"),
         (([1, "2"],), TypeError, "got tower 1: '2'"),
         (([1, -2],), ValueError, "finite and 0 or more; got tower 1: -2"),

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tw_core import Tower, check_towers
-from tw_core.checks import check_flag, check_function, check_list, naming
+from tw_core.checks import check_flag, check_function, check_list, naming, public
 from tw_core.contexts import leave_no_summaries
 from tw_core.flat_variables import pack_gradients
 from tw_core.gradients import (
@@ -117,11 +117,11 @@ def apply_shared_gradients(
         graph; integer gradients with ``average``; weights as ``tw_reduce.mean``.
     """
     check_flag("apply_shared_gradients", average=average)
-    check_optimizer("apply_shared_gradients", optimizer)
+    public("apply_shared_gradients")(check_optimizer)(optimizer)
     with naming("apply_shared_gradients"):
         check_shared_grad_list(grad_list)
-    check_weights(
-        "apply_shared_gradients", weights, num_towers=len(grad_list), average=average
+    public("apply_shared_gradients")(check_weights)(
+        weights, num_towers=len(grad_list), average=average
     )
     packed = ensure_and_pack(grad_list)
     shared = [variable for _, variable in packed[0]]
@@ -293,7 +293,7 @@ def _name_scope_of(tower: Tower) -> AbstractContextManager[Any]:
 
 def _check_optimizers(optimizers: Sequence[Any], *, caller: str) -> None:
     for k, optimizer in enumerate(optimizers):
-        check_optimizer(caller, optimizer)
+        public(caller)(check_optimizer)(optimizer)
         same = [j for j in range(k) if optimizers[j] is optimizer]
         if same:
             raise ValueError(

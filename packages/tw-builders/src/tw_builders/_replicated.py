@@ -18,7 +18,7 @@ from tw_builders._base import (
 )
 from tw_builders._sync_variables import build_sync_op
 from tw_core import Tower
-from tw_core.checks import check_flag, check_function, naming
+from tw_core.checks import check_flag, check_function, naming, public
 from tw_core.gradients import (
     GradList,
     check_replicated_grad_list,
@@ -153,8 +153,8 @@ class SyncMultiGPUReplicatedBuilder(DataParallelBuilder):
         with naming(caller):
             check_replicated_grad_list(grad_list)
         check_function(caller, get_opt_fn=get_opt_fn)
-        check_weights(
-            caller, weights, num_towers=len(self.towers), average=self._average
+        public(caller)(check_weights)(
+            weights, num_towers=len(self.towers), average=self._average
         )
         all_grads, all_vars = split_grad_list(ensure_and_pack(grad_list))
         with prefixed(caller):

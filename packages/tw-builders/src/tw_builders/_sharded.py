@@ -33,7 +33,7 @@ from tw_builders._owners import (
 from tw_builders._sharded_optimizer import for_owners, own_variables
 from tw_builders._sync_variables import build_sync_op
 from tw_core import Tower
-from tw_core.checks import check_flag, check_function, check_list, naming
+from tw_core.checks import check_flag, check_function, check_list, naming, public
 from tw_core.gradients import (
     GradList,
     check_any_gradient,
@@ -147,8 +147,8 @@ class SyncMultiGPUShardedBuilder(DataParallelBuilder):
         _, variables = split_grad_list(packed)
         check_homes(self._towers, variables, caller=caller)
         check_function(caller, get_opt_fn=get_opt_fn)
-        check_weights(
-            caller, weights, num_towers=len(self.towers), average=self._average
+        public(caller)(check_weights)(
+            weights, num_towers=len(self.towers), average=self._average
         )
         main = self._towers[:1]
         [optimizer] = one_optimizer_per_tower(main, get_opt_fn, caller=caller)
@@ -210,8 +210,8 @@ def apply_sharded_gradients(
     caller = "apply_sharded_gradients"
     check_counts(caller, towers, grads=grads, replicas=replicas)
     check_flag(caller, average=average)
-    check_weights(caller, weights, num_towers=len(towers), average=average)
-    check_optimizer(caller, optimizer)
+    public(caller)(check_weights)(weights, num_towers=len(towers), average=average)
+    public(caller)(check_optimizer)(optimizer)
     packed = ensure_and_pack(replicated_pairs(grads, replicas, caller=caller))
     _, variables = split_grad_list(packed)
     check_homes(towers, variables, caller=caller)
@@ -251,7 +251,7 @@ def apply_at_owners(
     """
     caller = "apply_at_owners"
     check_counts(caller, towers, grads=grads, replicas=replicas)
-    check_optimizer(caller, optimizer)
+    public(caller)(check_optimizer)(optimizer)
     packed = ensure_and_pack(_reduced_pairs(towers, grads, replicas, caller=caller))
     _, variables = split_grad_list(packed)
     grad_of = {id(variable): grad for own in packed for grad, variable in own}
@@ -283,7 +283,7 @@ def _reduced_pairs(
     with naming(caller):
         grad_list = merge_grad_list(grads, variables)
         check_grad_list(grad_list, allow_none=True)
-    check_any_gradient(caller, [g for own in grads for g in own], variables[0])
+    public(caller)(check_any_gradient)([g for own in grads for g in own], variables[0])
     partly = [
         variable.name
         for variable, *column in zip(variables[0], *grads, strict=True)

@@ -22,7 +22,7 @@ from tw_builders._base import (
     check_tower_count,
 )
 from tw_core import Tower
-from tw_core.checks import check_flag, check_function, naming
+from tw_core.checks import check_flag, check_function, naming, public
 from tw_core.devices import LeastLoadedDeviceSetter, replica_device_setter
 from tw_core.gradients import (
     GradList,
@@ -129,14 +129,14 @@ class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
         with naming(caller):
             check_shared_grad_list(grad_list)
         check_function(caller, get_opt_fn=get_opt_fn)
-        check_weights(caller, weights, num_towers=len(self.towers))
+        public(caller)(check_weights)(weights, num_towers=len(self.towers))
         packed = ensure_and_pack(grad_list)
         shared = [variable for _, variable in packed[0]]
         self.grads = reduce_onto(
             shared, packed, average=True, weights=weights, caller=caller
         )
         optimizer = get_opt_fn()
-        check_optimizer(caller, optimizer)
+        public(caller)(check_optimizer)(optimizer)
         with tf.device("/cpu:0" if self.ps_device == "cpu" else None):
             return apply_pairs(optimizer, self.grads, name="train_op")
 
@@ -217,7 +217,7 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
         scaled = self._prepare(grad_list, caller="AsyncMultiGPUBuilder.build")
         check_function("AsyncMultiGPUBuilder.build", get_opt_fn=get_opt_fn)
         optimizer = get_opt_fn()
-        check_optimizer("AsyncMultiGPUBuilder.build", optimizer)
+        public("AsyncMultiGPUBuilder.build")(check_optimizer)(optimizer)
         previous: list[tf.Operation] = []
         for k, pairs in enumerate(scaled):
             with tf.control_dependencies(previous):
@@ -264,7 +264,7 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
                 )
             ]
         optimizer = get_opt_fn()
-        check_optimizer(caller, optimizer)
+        public(caller)(check_optimizer)(optimizer)
         section = tf.CriticalSection(name="shared_optimizer")
         return [
             _apply_in_section(section, optimizer, pairs, name=f"apply_grad_{k}")

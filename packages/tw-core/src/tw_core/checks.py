@@ -17,6 +17,7 @@ from numbers import Integral, Real
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast, overload
 
 __all__ = [
+    "as_user",
     "caller",
     "check_flag",
     "check_function",
@@ -144,6 +145,22 @@ class _Entered:
             return self._manager.__exit__(*error)
         finally:
             _called.reset(token)
+
+
+def as_user(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Makes calls of a function that the user passed in calls of the user's.
+
+    A reducer inside of another then opens its errors with its own name.
+    """
+
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        token = _called.set(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _called.reset(token)
+
+    return call
 
 
 def caller() -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tw_core.checks import caller
 from tw_core.devices import host_of
 from tw_core.gradients import values_of
 from tw_core.modes import compiles_with_xla
@@ -38,19 +39,19 @@ class CheckedTowers(list[list[Tensorlike]]):
         self.tests = tuple(tests)  # comparisons in the run, which fail the step
 
 
-def checked_towers(grads: TowerTensors, *, caller: str) -> CheckedTowers:
+def checked_towers(grads: TowerTensors) -> CheckedTowers:
     """Refuses what no reducer can add, and compares unknown shapes in the run.
 
     Gradients that another reducer has checked are returned as they are.
     """
     if isinstance(grads, CheckedTowers):
         return grads
-    refuse_unaddable(grads, caller)
-    return compared_towers(grads, caller=caller)
+    refuse_unaddable(grads)
+    return compared_towers(grads)
 
 
 def compared_towers(
-    grads: TowerTensors, *, caller: str, names: Sequence[str] | None = None
+    grads: TowerTensors, *, names: Sequence[str] | None = None
 ) -> CheckedTowers:
     """Compares unknown shapes in the run; ``refuse_unaddable`` must have passed.
 
@@ -61,16 +62,16 @@ def compared_towers(
     for n, column in enumerate(by_variable):
         if len(grads) > 1 and not all(map(_is_known, column)):
             name = "" if names is None else f" ({names[n]})"
-            by_variable[n] = _compared(column, f"{caller}: position {n}{name}", tests)
+            by_variable[n] = _compared(column, f"{caller()}: position {n}{name}", tests)
     return CheckedTowers(rows(by_variable, len(grads)), tests)
 
 
 def addable_towers(
-    grads: TowerTensors, *, caller: str, dtypes: Sequence[str] = ADDABLE
+    grads: TowerTensors, *, dtypes: Sequence[str] = ADDABLE
 ) -> CheckedTowers:
     """As ``checked_towers``; also refuses dtypes that cannot be added."""
-    checked = checked_towers(grads, caller=caller)
-    check_addable(checked, caller=caller, dtypes=dtypes)
+    checked = checked_towers(grads)
+    check_addable(checked, dtypes=dtypes)
     return checked
 
 

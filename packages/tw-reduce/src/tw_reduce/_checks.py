@@ -9,7 +9,7 @@ from typing import cast
 
 import tensorflow as tf
 
-from tw_core.checks import named_caller, naming
+from tw_core.checks import as_user, caller, public
 from tw_core.devices import check_known_devices, repeated_devices
 from tw_core.gradients import values_of
 from tw_reduce._reducer import (
@@ -27,6 +27,7 @@ ADDABLE = (
 )
 
 
+@public
 def check_tower_tensors(grads: TowerTensors) -> None:
     """Refuses what no reducer can add, naming every tower and position.
 
@@ -43,18 +44,19 @@ def check_tower_tensors(grads: TowerTensors) -> None:
       TypeError: something that is neither a tensor nor an ``IndexedSlices``, or not
         a list of lists.
     """
-    refuse_unaddable(grads, named_caller("check_tower_tensors"))
+    refuse_unaddable(grads)
 
 
-def refuse_unaddable(grads: TowerTensors, caller: str) -> None:
+def refuse_unaddable(grads: TowerTensors) -> None:
     """As ``check_tower_tensors``, which lists the errors."""
-    _check_rectangular(grads, caller)
-    _check_present(grads, caller)
-    _check_kinds(grads, caller)
-    _check_graphs(grads, caller)
-    _check_alike(grads, caller)
+    _check_rectangular(grads)
+    _check_present(grads)
+    _check_kinds(grads)
+    _check_graphs(grads)
+    _check_alike(grads)
 
 
+@public
 def check_reduced(reduced: Sequence[Sequence[Tensorlike]], grads: TowerTensors) -> None:
     """Refuses the result of a reducer that changed the shape of the list.
 
@@ -68,27 +70,23 @@ def check_reduced(reduced: Sequence[Sequence[Tensorlike]], grads: TowerTensors) 
       ValueError: ``reduced`` is not [K][N].
       TypeError: ``grads`` is not a list of lists.
     """
-    caller = named_caller("check_reduced")
-    check_nested(grads, caller)
-    _check_lengths(reduced, grads, caller)
+    check_nested(grads)
+    _check_lengths(reduced, grads)
 
 
-def reduced_by(
-    reducer: Reducer, grads: TowerTensors, *, caller: str
-) -> list[list[Tensorlike]]:
+def reduced_by(reducer: Reducer, grads: TowerTensors) -> list[list[Tensorlike]]:
     """Calls an inner reducer, and refuses a result that is not [K][N]."""
-    reduced = reducer(grads)
-    _check_lengths(reduced, grads, caller)
+    reduced = as_user(reducer)(grads)
+    _check_lengths(reduced, grads)
     return reduced
 
 
-def check_addable(
-    grads: TowerTensors, *, caller: str, dtypes: Sequence[str] = ADDABLE
-) -> None:
+def check_addable(grads: TowerTensors, *, dtypes: Sequence[str] = ADDABLE) -> None:
     """Refuses dtypes that cannot be added, naming their positions."""
     if unfit := positions_of(grads, lambda dtype: dtype.name not in dtypes):
         raise TypeError(
-            f"{caller}: only {', '.join(dtypes)} can be added; got others at positions "
+            f"{caller()}: only {', '.join(dtypes)} can be added; got others at "
+            "positions "
             f"{unfit}. Cast them, or leave them out."
         )
 
@@ -102,9 +100,9 @@ def positions_of(grads: TowerTensors, is_unfit: Callable[[tf.DType], bool]) -> s
     )
 
 
-def check_nested(grads: object, caller: str, *, of: str = "tensors") -> None:
+def check_nested(grads: object, *, of: str = "tensors") -> None:
     """Refuses anything but a list with one list per tower."""
-    wanted = f"{caller}: grads must be a list with one list of {of} per tower; got"
+    wanted = f"{caller()}: grads must be a list with one list of {of} per tower; got"
     if not _is_list(grads):
         raise TypeError(f"{wanted} {type(grads).__name__}.")
     others = [
@@ -119,42 +117,40 @@ def check_nested(grads: object, caller: str, *, of: str = "tensors") -> None:
         )
 
 
-def check_devices(
-    devices: Sequence[str], *, caller: str, num_towers: int | None = None
-) -> None:
+def check_devices(devices: Sequence[str], *, num_towers: int | None = None) -> None:
     """Refuses an empty list and, where devices can be known, unknown ones.
 
     In a graph only a session knows its devices; without a default session they
     are not checked there. With ``num_towers`` there must be that many.
     """
-    check_device_strings(devices, caller=caller)
-    with naming(caller):
-        check_known_devices(devices)
+    check_device_strings(devices)
+    check_known_devices(devices)
     if num_towers is not None and len(devices) != num_towers:
         raise ValueError(
-            f"{caller}: devices must hold one device per tower; got {len(devices)} for "
+            f"{caller()}: devices must hold one device per tower; got {len(devices)} "
+            "for "
             f"{num_towers} towers. Pass the towers' devices, tower 0 first."
         )
 
 
-def check_device_strings(devices: Sequence[str], *, caller: str) -> None:
+def check_device_strings(devices: Sequence[str]) -> None:
     """Refuses an empty list, and anything but a list of strings."""
     listed = isinstance(devices, Sequence) and not isinstance(devices, str)
     if not listed or not all(isinstance(device, str) for device in devices):
         raise TypeError(
-            f"{caller}: devices must be a list of device strings; got {devices!r}. "
+            f"{caller()}: devices must be a list of device strings; got {devices!r}. "
             "Write e.g. ['/cpu:0']."
         )
     if not devices:
-        raise ValueError(f"{caller}: devices is empty; pass e.g. ['/cpu:0'].")
+        raise ValueError(f"{caller()}: devices is empty; pass e.g. ['/cpu:0'].")
 
 
-def check_distinct(devices: Sequence[str], *, caller: str) -> None:
+def check_distinct(devices: Sequence[str]) -> None:
     """Refuses two towers on one device, for reducers in which devices communicate."""
     shared = repeated_devices(devices)
     if shared:
         raise ValueError(
-            f"{caller}: every tower needs a device of its own; several are on "
+            f"{caller()}: every tower needs a device of its own; several are on "
             f"{shared}. Use sum_balanced, which adds wherever the towers are."
         )
 
@@ -164,7 +160,7 @@ def _is_list(value: object) -> bool:
 
 
 def _check_lengths(
-    reduced: Sequence[Sequence[Tensorlike]], grads: TowerTensors, caller: str
+    reduced: Sequence[Sequence[Tensorlike]], grads: TowerTensors
 ) -> None:
     expected = [len(tower) for tower in grads]
     try:
@@ -174,28 +170,28 @@ def _check_lengths(
     if got != expected:
         found = type(reduced).__name__ if got is None else f"lists of lengths {got}"
         raise ValueError(
-            f"{caller}: the reducer must return a list per tower, as long as the one "
+            f"{caller()}: the reducer must return a list per tower, as long as the one "
             f"that it was given, of lengths {expected}; got {found}. A reducer is "
             "[K][N] -> [K][N] tensors."
         )
 
 
-def _check_rectangular(grads: TowerTensors, caller: str) -> None:
-    check_nested(grads, caller)
+def _check_rectangular(grads: TowerTensors) -> None:
+    check_nested(grads)
     if not grads:
         raise ValueError(
-            f"{caller}: grads is empty; it must hold one list of tensors per tower."
+            f"{caller()}: grads is empty; it must hold one list of tensors per tower."
         )
     lengths = [len(tower) for tower in grads]
     if len(set(lengths)) > 1:
         raise ValueError(
-            f"{caller}: every tower must bring the same number of gradients; got "
+            f"{caller()}: every tower must bring the same number of gradients; got "
             f"{lengths} from towers 0..{len(grads) - 1}. A tower falls short when a "
             "variable's gradient is None: drop it, or fill it with zeros, everywhere."
         )
 
 
-def _check_present(grads: TowerTensors, caller: str) -> None:
+def _check_present(grads: TowerTensors) -> None:
     missing = {
         k: [n for n, tensor in enumerate(tower) if tensor is None]
         for k, tower in enumerate(grads)
@@ -203,13 +199,13 @@ def _check_present(grads: TowerTensors, caller: str) -> None:
     places = [f"tower {k} at {where}" for k, where in missing.items() if where]
     if places:
         raise ValueError(
-            f"{caller}: a gradient is None for {'; '.join(places)} (positions in the "
+            f"{caller()}: a gradient is None for {'; '.join(places)} (positions in the "
             "tower's list). Nothing can be added to None: drop the variable from every "
             "tower, or fill it with zeros."
         )
 
 
-def _check_kinds(grads: TowerTensors, caller: str) -> None:
+def _check_kinds(grads: TowerTensors) -> None:
     others = [
         f"grads[{k}][{n}] is {type(tensor).__name__}"
         for k, tower in enumerate(grads)
@@ -218,12 +214,12 @@ def _check_kinds(grads: TowerTensors, caller: str) -> None:
     ]
     if others:
         raise TypeError(
-            f"{caller}: every gradient must be a tf.Tensor or tf.IndexedSlices; "
+            f"{caller()}: every gradient must be a tf.Tensor or tf.IndexedSlices; "
             f"{', '.join(others)}. Convert it with tf.convert_to_tensor."
         )
 
 
-def _check_graphs(grads: TowerTensors, caller: str) -> None:
+def _check_graphs(grads: TowerTensors) -> None:
     here = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     if hasattr(here, "outer_graph"):  # a function captures tensors from outside
         return
@@ -235,13 +231,13 @@ def _check_graphs(grads: TowerTensors, caller: str) -> None:
     ]
     if others:
         raise ValueError(
-            f"{caller}: gradients must belong to the current graph, or be eager "
+            f"{caller()}: gradients must belong to the current graph, or be eager "
             f"outside of graphs; {', '.join(others)} do not. Call it where they were "
             "made."
         )
 
 
-def _check_alike(grads: TowerTensors, caller: str) -> None:
+def _check_alike(grads: TowerTensors) -> None:
     problems = [
         f"position {n} has {problem}"
         for n, column in enumerate(columns(grads))
@@ -249,7 +245,8 @@ def _check_alike(grads: TowerTensors, caller: str) -> None:
     ]
     if problems:
         raise ValueError(
-            f"{caller}: a variable's gradients must have one dtype and one shape over "
+            f"{caller()}: a variable's gradients must have one dtype and one shape "
+            "over "
             f"all towers; {'; '.join(problems)} (tower 0 first). Check that every "
             "tower lists its variables in the same order."
         )

@@ -8,7 +8,7 @@ from functools import partial
 
 import tensorflow as tf
 
-from tw_core.checks import check_function
+from tw_core.checks import check_function, public
 from tw_core.devices import canonical_device
 from tw_reduce._checked_towers import CheckedTowers
 from tw_reduce._checks import check_addable, check_devices
@@ -37,6 +37,7 @@ from tw_reduce._sums.rendezvous import CollectiveKeys, check_keys
 from tw_reduce._tensor_info import TensorInfo, describe_columns
 
 
+@public
 def auto(
     devices: Sequence[str],
     *,
@@ -75,6 +76,7 @@ def auto(
     return _chosen(KEPT, devices, below_bytes, measured, keys, explain)
 
 
+@public
 def all_reduce(
     devices: Sequence[str],
     *,
@@ -107,6 +109,7 @@ def all_reduce(
     return _chosen(COPIED, devices, below_bytes, measured, keys, explain)
 
 
+@public
 def reducer_for_mode(
     mode: str, devices: Sequence[str], *, keys: CollectiveKeys | None = None
 ) -> Reducer:
@@ -129,7 +132,7 @@ def reducer_for_mode(
         GPU for each of several towers.
     """
     if keys is not None:
-        check_keys(keys, caller="reducer_for_mode")
+        check_keys(keys)
     makers: dict[str, Callable[[Sequence[str], CollectiveKeys], Reducer]] = {
         "collective": lambda own, keys: partial(sum_collective, devices=own, keys=keys),
         "cpu": lambda own, keys: partial(sum_on_device, device="/cpu:0"),
@@ -142,12 +145,12 @@ def reducer_for_mode(
             f"reducer_for_mode: unknown mode {mode!r}; known are {sorted(makers)}. "
             "Or pass a reducer, such as auto(devices)."
         )
-    check_devices(devices, caller=f"reducer_for_mode: mode {mode!r}")
+    check_devices(devices)
     return makers[mode](tuple(devices), keys or CollectiveKeys())
 
 
 def _chosen(
-    caller: str,
+    name: str,
     devices: Sequence[str],
     below_bytes: int | None,
     measured: Measured | None,
@@ -155,39 +158,39 @@ def _chosen(
     explain: Callable[[AutoPlan], object] | None,
 ) -> Reducer:
     """Makes ``auto``, or ``all_reduce``, which copies the sums to all towers."""
-    check_devices(devices, caller=caller)
-    check_below_bytes(below_bytes, caller=caller)
+    check_devices(devices)
+    check_below_bytes(below_bytes)
     if keys is not None:
-        check_keys(keys, caller=caller)
+        check_keys(keys)
     if explain is not None:
-        check_function(caller, explain=explain)
+        check_function(explain=explain)
     settled = tuple(devices)
     reducers = _unmeasured(settled, keys or CollectiveKeys())
     thresholds: list[int | None] = [below_bytes]
-    own = None
+    times = None
     if measured is not None:
-        own = _measured_here(measured, devices, caller)
+        times = _measured_here(measured, devices)
         reducers = reducers_on(settled, keys or CollectiveKeys())
-        thresholds = [*own.thresholds] if below_bytes is None else thresholds
-    copies = caller == COPIED
+        thresholds = [*times.thresholds] if below_bytes is None else thresholds
+    copies = name == COPIED
     packing = {
-        name if len(thresholds) == 1 else _route(name, below): packed(
+        own if len(thresholds) == 1 else _route(own, below): packed(
             broadcast(reducer) if copies else reducer, below_bytes=below
         )
-        for name, reducer in reducers.items()
+        for own, reducer in reducers.items()
         for below in thresholds
     }
     plan = partial(
         make_plan,
         devices=settled,
         below_bytes=below_bytes,
-        measured=own,
+        measured=times,
         copies=copies,
         # Logical GPUs. Where no GPU is visible, the graph is for another machine.
         share_gpus=0 < len(tf.config.get_visible_devices("GPU")) < len(settled),
     )
-    reduce = partial(_reduce_by_plan, caller, plan, settled, explain)
-    return Dealer(caller, packing, reduce)
+    reduce = partial(_reduce_by_plan, name, plan, settled, explain)
+    return Dealer(name, packing, reduce)
 
 
 def reducers_on(devices: Sequence[str], keys: CollectiveKeys) -> dict[str, Reducer]:
@@ -214,16 +217,14 @@ def two_groups(num_towers: int) -> Groups:
     return tuple(group for group in (towers[:middle], towers[middle:]) if group)
 
 
-def _measured_here(
-    measured: Measured, devices: Sequence[str], caller: str
-) -> Measurements:
+def _measured_here(measured: Measured, devices: Sequence[str]) -> Measurements:
     """Reads measurements and checks that they are of these devices and this machine."""
-    own = as_measurements(measured, caller=caller)
+    own = as_measurements(measured)
     gpus = tf.config.list_physical_devices("GPU")
     details = map(tf.config.experimental.get_device_details, gpus)
     names = [detail.get("device_name", "GPU") for detail in details]
     here = described_here(tf.__version__, names)
-    check_made_for(own, list(map(canonical_device, devices)), here, caller=caller)
+    check_made_for(own, list(map(canonical_device, devices)), here)
     return own
 
 
@@ -233,22 +234,22 @@ def _route(algorithm: str, below_bytes: int | None) -> str:
 
 
 def _reduce_by_plan(
-    caller: str,
+    name: str,
     plan_for: Callable[[Sequence[TensorInfo]], AutoPlan],
     devices: Sequence[str],
     explain: Callable[[AutoPlan], object] | None,
     reducers: Mapping[str, Reducer],
     grads: CheckedTowers,
 ) -> list[list[Tensorlike]]:
-    check_addable(grads, caller=caller)
-    check_devices(devices, caller=caller, num_towers=len(grads))
+    check_addable(grads)
+    check_devices(devices, num_towers=len(grads))
     plan = plan_for(describe_columns(grads))
     if explain is not None:
         explain(plan)
     routes = [own.algorithm for own in plan.choices]
     if not reducers.keys() >= set(routes):
         routes = [_route(name, plan.below_bytes) for name in routes]
-    with tf.name_scope(caller):
+    with tf.name_scope(name):
         return deal_out(routes, reducers, grads)
 
 

@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tw_core.checks import check_text, check_whole_number
+from tw_core.checks import caller, check_text, check_whole_number, public
 
 FORMAT = 1
 ALGORITHMS = (
@@ -47,6 +47,7 @@ class Strategy:
     large: str
     below_bytes: int
 
+    @public
     def __post_init__(self) -> None:
         """Refuses unknown algorithms.
 
@@ -55,13 +56,13 @@ class Strategy:
           ValueError: an unknown algorithm, or ``below_bytes`` is negative.
         """
         for algorithm in (self.small, self.large):
-            check_text("Strategy", algorithm=algorithm)
+            check_text(algorithm=algorithm)
             if algorithm not in ALGORITHMS:
                 raise ValueError(
                     f"Strategy: unknown algorithm {algorithm!r}; known are "
                     f"{', '.join(ALGORITHMS)}."
                 )
-        check_whole_number("Strategy", below_bytes=self.below_bytes, at_least=0)
+        check_whole_number(below_bytes=self.below_bytes, at_least=0)
 
     def __str__(self) -> str:
         """The strategy as code, such as ``packed(sum_on_device, 16384)``."""
@@ -137,6 +138,7 @@ Measured: TypeAlias = Measurements | Mapping[str, Any] | str | os.PathLike[str]
 """Measurements, the content of a file of ``tw-doctor --json``, or the file's path."""
 
 
+@public
 def read_measurements(measured: Measured) -> Measurements:
     """Reads the file that ``tw-doctor --json FILE`` wrote.
 
@@ -152,28 +154,30 @@ def read_measurements(measured: Measured) -> Measurements:
       ValueError: not such a file, one of another format, or one without times.
       OSError: the file cannot be read.
     """
-    return as_measurements(measured, caller="read_measurements")
+    return as_measurements(measured)
 
 
-def as_measurements(measured: Measured, *, caller: str) -> Measurements:
+def as_measurements(measured: Measured) -> Measurements:
     """As ``read_measurements``, for another public function."""
     if isinstance(measured, Measurements):
         return measured
     if isinstance(measured, Mapping):
-        return _parse(measured, f"{caller}: measured")
+        return _parse(measured, f"{caller()}: measured")
     if not isinstance(measured, str | os.PathLike):
         raise TypeError(
-            f"{caller}: measured must be a path, or what tw-doctor wrote there; got "
+            f"{caller()}: measured must be a path, or what tw-doctor wrote there; got "
             f"{type(measured).__name__}."
         )
     path = Path(measured)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (RecursionError, ValueError) as error:
-        raise ValueError(f"{caller}: {path} is not JSON ({error}). {_AGAIN}.") from None
+        raise ValueError(
+            f"{caller()}: {path} is not JSON ({error}). {_AGAIN}."
+        ) from None
     if not isinstance(content, Mapping):
-        raise ValueError(f"{caller}: {path} holds no JSON object. {_AGAIN}.")
-    return _parse(content, f"{caller}: {path}")
+        raise ValueError(f"{caller()}: {path} holds no JSON object. {_AGAIN}.")
+    return _parse(content, f"{caller()}: {path}")
 
 
 def choose_strategy(
@@ -227,13 +231,11 @@ def check_made_for(
     measured: Measurements,
     devices: Sequence[str],  # canonically spelt
     here: Mapping[str, str],
-    *,
-    caller: str,
 ) -> None:
     """Refuses measurements of other devices; warns of those from another machine."""
     if measured.devices != tuple(devices):
         raise ValueError(
-            f"{caller}: measured was taken on devices {list(measured.devices)}; got "
+            f"{caller()}: measured was taken on devices {list(measured.devices)}; got "
             f"{list(devices)}. Pass those, or measure these with `tw-doctor --towers "
             f"{len(devices)} --json FILE`."
         )
@@ -244,9 +246,10 @@ def check_made_for(
     ]
     if others:
         warnings.warn(
-            f"{caller}: measured was taken elsewhere: {'; '.join(others)}. The choice "
+            f"{caller()}: measured was taken elsewhere: {'; '.join(others)}. The "
+            "choice "
             f"may not be the fastest here. {_AGAIN}.",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

@@ -13,7 +13,7 @@ from functools import partial
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag
+from tw_core.checks import check_flag, public
 from tw_core.devices import canonical_device
 from tw_reduce._checks import check_device_strings
 from tw_reduce._combinators.packed import check_below_bytes, is_small, packs_of
@@ -95,6 +95,7 @@ class AutoPlan:
         return "\n".join([*map(str, self.choices), total])
 
 
+@public
 def plan_auto(
     infos: Sequence[TensorInfo],
     devices: Sequence[str],
@@ -122,14 +123,14 @@ def plan_auto(
       ValueError: no device, or ``below_bytes`` is negative; ``measured`` is damaged or
         of other devices.
     """
-    check_device_strings(devices, caller="plan_auto")
-    check_below_bytes(below_bytes, caller="plan_auto")
-    check_infos(infos, caller="plan_auto")
-    check_flag("plan_auto", copies=copies)
-    own = None if measured is None else as_measurements(measured, caller="plan_auto")
+    check_device_strings(devices)
+    check_below_bytes(below_bytes)
+    check_infos(infos)
+    check_flag(copies=copies)
+    own = None if measured is None else as_measurements(measured)
     if own is not None:
         own_devices = [canonical_device(device) for device in devices]
-        check_made_for(own, own_devices, {}, caller="plan_auto")
+        check_made_for(own, own_devices, {})
     return make_plan(infos, devices, below_bytes, own, copies=copies)
 
 

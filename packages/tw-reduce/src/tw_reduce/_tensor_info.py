@@ -6,7 +6,14 @@ from math import prod
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, check_list, check_text, check_whole_number
+from tw_core.checks import (
+    caller,
+    check_flag,
+    check_list,
+    check_text,
+    check_whole_number,
+    public,
+)
 from tw_core.gradients import values_of
 from tw_reduce._checks import refuse_unaddable
 from tw_reduce._reducer import Tensorlike, TowerTensors, columns
@@ -35,12 +42,13 @@ class TensorInfo:
     itemsize: int
     is_sparse: bool = False
 
+    @public
     def __post_init__(self) -> None:
         """Refuses values that no planner can use."""
-        check_whole_number("TensorInfo", index=self.index, at_least=0)
-        check_whole_number("TensorInfo", itemsize=self.itemsize, at_least=0)
-        check_text("TensorInfo", dtype=self.dtype)
-        check_flag("TensorInfo", is_sparse=self.is_sparse)
+        check_whole_number(index=self.index, at_least=0)
+        check_whole_number(itemsize=self.itemsize, at_least=0)
+        check_text(dtype=self.dtype)
+        check_flag(is_sparse=self.is_sparse)
         if self.shape is not None and not isinstance(self.shape, tuple):
             raise TypeError(
                 f"TensorInfo: shape must be a tuple of sizes or None; got "
@@ -48,7 +56,7 @@ class TensorInfo:
             )
         for size in self.shape or ():
             if size is not None:
-                check_whole_number("TensorInfo", shape=size, at_least=0)
+                check_whole_number(shape=size, at_least=0)
 
     @property
     def num_elements(self) -> int | None:
@@ -65,6 +73,7 @@ class TensorInfo:
         return None if count is None else count * self.itemsize
 
 
+@public
 def describe(tensors: Sequence[Tensorlike]) -> tuple[TensorInfo, ...]:
     """Describes one tower's N tensors for planners.
 
@@ -72,7 +81,7 @@ def describe(tensors: Sequence[Tensorlike]) -> tuple[TensorInfo, ...]:
       ValueError: a tensor is None.
       TypeError: something that is not a tensor.
     """
-    refuse_unaddable([tensors], "describe")
+    refuse_unaddable([tensors])
     return tuple(_describe(n, tensor) for n, tensor in enumerate(tensors))
 
 
@@ -93,9 +102,9 @@ def num_bytes_of_columns(grads: TowerTensors) -> list[int | None]:
     ]
 
 
-def check_infos(infos: Sequence[TensorInfo], *, caller: str) -> None:
+def check_infos(infos: Sequence[TensorInfo]) -> None:
     """Refuses anything but a list of ``TensorInfo``."""
-    check_list(caller, infos=infos, of="TensorInfo", empty=True)
+    check_list(infos=infos, of="TensorInfo", empty=True)
     others = [
         f"{n} ({type(info).__name__})"
         for n, info in enumerate(infos)
@@ -103,7 +112,7 @@ def check_infos(infos: Sequence[TensorInfo], *, caller: str) -> None:
     ]
     if others:
         raise TypeError(
-            f"{caller}: infos must hold TensorInfo, as describe returns them; got "
+            f"{caller()}: infos must hold TensorInfo, as describe returns them; got "
             f"others at {', '.join(others)}."
         )
 

@@ -7,63 +7,60 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core.checks import caller
 
-def check_timeouts(caller: str, **given: Any) -> None:
+
+def check_timeouts(**given: Any) -> None:
     """Refuses timeouts that are neither None nor finite seconds above 0."""
     wrong = {name: s for name, s in given.items() if s is not None and not _is_time(s)}
     if not wrong:
         return
     kind = ValueError if all(map(_is_number, wrong.values())) else TypeError
     raise kind(
-        f"{caller}: timeouts must be seconds above 0, or None to wait forever; got "
+        f"{caller()}: timeouts must be seconds above 0, or None to wait forever; got "
         f"{', '.join(f'{name}={s!r}' for name, s in wrong.items())}."
     )
 
 
-def check_kind(
-    caller: str, kind: type | tuple[type, ...], wanted: str, **given: Any
-) -> None:
+def check_kind(kind: type | tuple[type, ...], wanted: str, **given: Any) -> None:
     """Refuses an argument that is neither None nor of a ``kind``, named ``wanted``."""
     for name, value in given.items():
         if value is not None and not isinstance(value, kind):
             raise TypeError(
-                f"{caller}: {name} must be {wanted}; got {value!r} "
+                f"{caller()}: {name} must be {wanted}; got {value!r} "
                 f"({type(value).__name__})."
             )
 
 
-def check_methods(
-    caller: str, methods: Iterable[str], wanted: str, **given: Any
-) -> None:
+def check_methods(methods: Iterable[str], wanted: str, **given: Any) -> None:
     """Refuses an argument that lacks some of the methods, or is a class."""
     for name, value in given.items():
         lacking = [m for m in methods if not callable(getattr(value, m, None))]
         if isinstance(value, type):
             raise TypeError(
-                f"{caller}: {name} must be {wanted}; got the class {value.__name__}. "
+                f"{caller()}: {name} must be {wanted}; got the class {value.__name__}. "
                 "Make an object of it."
             )
         if lacking:
             raise TypeError(
-                f"{caller}: {name} must be {wanted}; got {value!r}, which has no "
+                f"{caller()}: {name} must be {wanted}; got {value!r}, which has no "
                 f"{', '.join(lacking)}."
             )
 
 
-def check_config(caller: str, config: Any) -> None:
+def check_config(config: Any) -> None:
     """Refuses anything but None or a configuration of sessions or servers."""
-    check_kind(
-        caller, tf.compat.v1.ConfigProto, "a tf.compat.v1.ConfigProto", config=config
-    )
+    check_kind(tf.compat.v1.ConfigProto, "a tf.compat.v1.ConfigProto", config=config)
 
 
-def check_session(caller: str, session: Any, graph: tf.Graph) -> None:
+def check_session(session: Any, graph: tf.Graph) -> None:
     """Refuses anything that cannot run ops of a graph."""
-    check_methods(caller, ["run"], "a session", session=session)
+    check_methods(["run"], "a session", session=session)
     launched = getattr(session, "graph", None)
     if launched is not None and launched is not graph:
         raise ValueError(
-            f"{caller}: session must be one of the graph in which apply_gradients was "
+            f"{caller()}: session must be one of the graph in which apply_gradients "
+            "was "
             "called; got one of another graph."
         )
 

@@ -19,6 +19,7 @@ from tw_ampopt._checks.arguments import (
     name_of,
 )
 from tw_ampopt._variables import host_of
+from tw_core.checks import public
 from tw_core.gradients import check_any_gradient
 from tw_core.modes import compiles_with_xla
 from tw_core.variables import repeated_variables
@@ -106,7 +107,7 @@ def check_pairs(pairs: Sequence[Any], *, caller: str) -> list[tuple[Any, Any]]:
             f"{wrong!r}."
         )
     variables = check_variables((variable for _, variable in pairs), caller=caller)
-    check_any_gradient(caller, [grad for grad, _ in pairs], variables)
+    public(caller)(check_any_gradient)([grad for grad, _ in pairs], variables)
     twice = sorted(map(name_of, repeated_variables(variables)))
     if twice:
         raise ValueError(

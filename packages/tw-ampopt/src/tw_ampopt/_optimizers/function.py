@@ -26,7 +26,7 @@ from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
 from tw_ampopt._wrapped.factory import LearningRateLike, OptimizerFactory
 from tw_core import Tower
-from tw_core.checks import check_flag, check_text
+from tw_core.checks import check_flag, check_text, public
 from tw_core.devices import canonical_device
 from tw_core.modes import builds_session_graph, compiles_with_xla, without_autograph
 from tw_core.variables import tf_variable
@@ -179,9 +179,8 @@ class TowerOptimizer(
             under XLA.
         """
         raw = self._raw(grads, "apply")
-        check_weights(
-            f"{self._settings.caller}.apply", weights, num_towers=len(self.devices)
-        )
+        named = public(f"{self._settings.caller}.apply")
+        named(check_weights)(weights, num_towers=len(self.devices))
         return self._updater.step(raw, are_scaled=True, weights=weights)
 
     @without_autograph

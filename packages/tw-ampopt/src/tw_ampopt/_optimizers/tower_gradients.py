@@ -21,7 +21,7 @@ from tw_ampopt._update.buffers import Buffer, RawGradients
 from tw_ampopt._update.weights import as_tensors, mean_of_calls
 from tw_ampopt._variables import common_device, host_of, identity
 from tw_core import Tower, check_towers, towers
-from tw_core.checks import naming
+from tw_core.checks import naming, public
 from tw_core.devices import canonical_device
 from tw_core.gradients import check_any_gradient, check_grad_list, check_weight
 from tw_core.variables import repeated_variables, tf_variable
@@ -150,7 +150,7 @@ class Registered:
 
     def _check_weight(self, weight: Any, caller: str) -> None:
         if weight is not None:
-            check_weight(caller, weight)
+            public(caller)(check_weight)(weight)
             check_weights_usable([weight], caller=caller)
         if self._by_device and self.weigh != (weight is not None):
             came, before = ("one", "none") if weight is not None else ("none", "some")
@@ -221,7 +221,9 @@ def gradients_by_tower(
             f"{caller}: grads must hold one gradient (or None) per variable from each "
             f"of {total} towers, {expected} of them; got {counts}."
         )
-    check_any_gradient(caller, [g for tower in by_tower for g in tower], lists[0])
+    public(caller)(check_any_gradient)(
+        [g for tower in by_tower for g in tower], lists[0]
+    )
     return _checked(by_tower, lists, caller)
 
 

@@ -10,13 +10,14 @@ from functools import partial
 
 import tensorflow as tf
 
-from tw_core.checks import check_function
+from tw_core.checks import caller, check_function, public
 from tw_reduce._checked_towers import CheckedTowers
 from tw_reduce._checks import reduced_by
 from tw_reduce._combinators.mean import Combinator
 from tw_reduce._reducer import HALF_DTYPES, Reducer, Tensorlike, map_dense, map_results
 
 
+@public
 def compress(reducer: Reducer, dtype: tf.DType) -> Reducer:
     """Makes a reducer whose gradients travel as ``dtype`` and are added in their own.
 
@@ -41,11 +42,12 @@ def compress(reducer: Reducer, dtype: tf.DType) -> Reducer:
       ValueError: ``dtype`` is not a floating dtype; when called, ``reducer``
         returns a list of another shape.
     """
-    check_function("compress", reducer=reducer)
-    wire = _floating(dtype, caller="compress")
+    check_function(reducer=reducer)
+    wire = _floating(dtype)
     return Combinator("compress", reducer, partial(_reduce_rounded, wire))
 
 
+@public
 def accumulate_as(reducer: Reducer, dtype: tf.DType) -> Reducer:
     """Makes a reducer that adds in ``dtype`` and returns the gradients' own dtypes.
 
@@ -62,8 +64,8 @@ def accumulate_as(reducer: Reducer, dtype: tf.DType) -> Reducer:
       ValueError: ``dtype`` is not a floating dtype; when called, ``reducer``
         returns a list of another shape.
     """
-    check_function("accumulate_as", reducer=reducer)
-    wide = _floating(dtype, caller="accumulate_as")
+    check_function(reducer=reducer)
+    wide = _floating(dtype)
     move = partial(_reduce_cast, wide, lambda tensor, _: tensor)
     if wide != tf.float16:
         return Combinator("accumulate_as", reducer, move, commutes=False)
@@ -84,7 +86,7 @@ def _reduce_cast(
             [_cast_float(prepare(tensor, len(grads)), dtype) for tensor in tower]
             for tower in grads
         ]
-    sums = reduced_by(reducer, CheckedTowers(cast, grads.tests), caller="accumulate_as")
+    sums = reduced_by(reducer, CheckedTowers(cast, grads.tests))
     with tf.name_scope("reduce_as"):
         return map_results(lambda own, like: _cast_float(own, like.dtype), sums, grads)
 
@@ -94,7 +96,7 @@ def _reduce_rounded(
 ) -> list[list[Tensorlike]]:
     with tf.name_scope("cast_during"):
         rounded = [[_round(tensor, wire) for tensor in tower] for tower in grads]
-    return reduced_by(reducer, CheckedTowers(rounded, grads.tests), caller="compress")
+    return reduced_by(reducer, CheckedTowers(rounded, grads.tests))
 
 
 def _round(tensor: Tensorlike, wire: tf.DType) -> Tensorlike:
@@ -117,16 +119,17 @@ def _cast_float(tensor: Tensorlike, dtype: tf.DType) -> Tensorlike:
     return map_dense(lambda dense: tf.cast(dense, dtype), tensor)
 
 
-def _floating(dtype: tf.DType, *, caller: str) -> tf.DType:
+def _floating(dtype: tf.DType) -> tf.DType:
     try:
         floating = tf.as_dtype(dtype)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"{caller}: dtype must be a tf.DType; got {dtype!r}. Pass e.g. tf.bfloat16."
+            f"{caller()}: dtype must be a tf.DType; got {dtype!r}. Pass e.g. "
+            "tf.bfloat16."
         ) from error
     if not floating.is_floating:
         raise ValueError(
-            f"{caller}: dtype must be floating; got {floating.name}. Pass e.g. "
+            f"{caller()}: dtype must be floating; got {floating.name}. Pass e.g. "
             "tf.bfloat16."
         )
     return floating

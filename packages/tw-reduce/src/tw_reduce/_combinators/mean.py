@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tw_core.checks import check_function
+from tw_core.checks import caller, check_function, public
 from tw_core.devices import host_of
 from tw_core.gradients import values_of
 from tw_core.modes import without_autograph
@@ -62,7 +62,10 @@ class Combinator:
     @without_autograph
     def __call__(self, grads: TowerTensors) -> list[list[Tensorlike]]:
         """Reduces [K][N] gradients."""
-        return self.move(self.inner, checked_towers(grads, caller=self.name))
+        return public(self.name)(self._reduce)(grads)
+
+    def _reduce(self, grads: TowerTensors) -> list[list[Tensorlike]]:
+        return self.move(self.inner, checked_towers(grads))
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,9 +84,13 @@ class Dealer:
     @without_autograph
     def __call__(self, grads: TowerTensors) -> list[list[Tensorlike]]:
         """Reduces [K][N] gradients."""
-        return self.deal(self.reducers, checked_towers(grads, caller=self.name))
+        return public(self.name)(self._reduce)(grads)
+
+    def _reduce(self, grads: TowerTensors) -> list[list[Tensorlike]]:
+        return self.deal(self.reducers, checked_towers(grads))
 
 
+@public
 def mean(reducer: Reducer, *, weights: Sequence[Any] | None = None) -> Reducer:
     """Makes a reducer of sums into one of means over towers.
 
@@ -122,32 +129,32 @@ def mean(reducer: Reducer, *, weights: Sequence[Any] | None = None) -> Reducer:
       ValueError: a number among the weights is negative; when called, ``reducer``
         returns a list of another shape, or there is not one weight per tower.
     """
-    check_function("mean", reducer=reducer)
+    check_function(reducer=reducer)
     if weights is None:
         return Combinator("mean", _of_means(reducer), _move_divisible)
-    check_weights("mean", weights)
+    check_weights(weights)
     return Combinator("mean", reducer, partial(_move_weighted, tuple(weights)))
 
 
-def check_divisible(grads: TowerTensors, *, caller: str) -> None:
+def check_divisible(grads: TowerTensors) -> None:
     """Refuses integer gradients, naming their positions and dtypes."""
     if whole := positions_of(grads, lambda t: not (t.is_floating or t.is_complex)):
         raise TypeError(
-            f"{caller}: gradients must be floating; got others at positions {whole}. "
+            f"{caller()}: gradients must be floating; got others at positions {whole}. "
             "Reduce them without the mean, or cast them first."
         )
 
 
 def _move_divisible(reducer: Reducer, grads: CheckedTowers) -> list[list[Tensorlike]]:
-    check_divisible(grads, caller="mean")  # where positions are the caller's
+    check_divisible(grads)  # where positions are the caller's
     return reducer(grads)
 
 
 def _move_weighted(
     weights: Sequence[Any], reducer: Reducer, grads: CheckedTowers
 ) -> list[list[Tensorlike]]:
-    check_divisible(grads, caller="mean")
-    check_weights("mean", weights, num_towers=len(grads))
+    check_divisible(grads)
+    check_weights(weights, num_towers=len(grads))
     if not any(grads):
         return reducer(grads)
     with tf.name_scope("weights"), tf.device(host_of(values_of(grads[0][0]).device)):
@@ -183,7 +190,7 @@ def _reduce_weighted(
             [_weigh(tensor, share) for tensor in tower]
             for tower, share in zip(grads, shares, strict=True)
         ]
-    means = reduced_by(reducer, CheckedTowers(weighed, grads.tests), caller="mean")
+    means = reduced_by(reducer, CheckedTowers(weighed, grads.tests))
     return map_results(_narrow_again, means, grads)
 
 
@@ -222,7 +229,7 @@ def _reduce_to_means(
             name: _of_means(inner, factor) for name, inner in reducer.reducers.items()
         }
         return replace(reducer, reducers=means)(grads)
-    sums = reduced_by(reducer, _widened(grads) if halves else grads, caller="mean")
+    sums = reduced_by(reducer, _widened(grads) if halves else grads)
     if len(grads) == 1 and factor is None:
         return sums
     with tf.name_scope("mean"):

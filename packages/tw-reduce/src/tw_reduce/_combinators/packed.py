@@ -12,7 +12,7 @@ from functools import partial
 import tensorflow as tf
 
 from tw_core import flat_packs
-from tw_core.checks import check_function, check_whole_number
+from tw_core.checks import check_function, check_whole_number, public
 from tw_core.flat_packs import PackPlan
 from tw_core.gradients import values_of
 from tw_reduce._checked_towers import CheckedTowers
@@ -24,6 +24,7 @@ from tw_reduce._tensor_info import TensorInfo, check_infos, describe_columns
 _BELOW = 4_096  # elements; from here on a pack costs more than it saves
 
 
+@public
 def plan_packs(
     infos: Sequence[TensorInfo], *, below_bytes: int | None = None
 ) -> PackPlan:
@@ -41,18 +42,18 @@ def plan_packs(
       TypeError: ``below_bytes`` is not a whole number, or an info not a ``TensorInfo``.
       ValueError: ``below_bytes`` is negative.
     """
-    check_below_bytes(below_bytes, caller="plan_packs")
-    check_infos(infos, caller="plan_packs")
+    check_below_bytes(below_bytes)
+    check_infos(infos)
     plan = packs_of(infos, below_bytes)
     index_of = [info.index for info in infos]
     packs = tuple(tuple(index_of[n] for n in pack) for pack in plan.packs)
     return PackPlan(packs, tuple(index_of[n] for n in plan.alone))
 
 
-def check_below_bytes(below_bytes: int | None, *, caller: str) -> None:
+def check_below_bytes(below_bytes: int | None) -> None:
     """Refuses a threshold that is neither None nor a number of bytes."""
     if below_bytes is not None:
-        check_whole_number(caller, below_bytes=below_bytes, at_least=0)
+        check_whole_number(below_bytes=below_bytes, at_least=0)
 
 
 def packs_of(infos: Sequence[TensorInfo], below_bytes: int | None) -> PackPlan:
@@ -62,6 +63,7 @@ def packs_of(infos: Sequence[TensorInfo], below_bytes: int | None) -> PackPlan:
     )
 
 
+@public
 def packed(reducer: Reducer, *, below_bytes: int | None = None) -> Reducer:
     """Makes a reducer that joins small gradients before ``reducer`` sees them.
 
@@ -81,12 +83,13 @@ def packed(reducer: Reducer, *, below_bytes: int | None = None) -> Reducer:
       ValueError: ``below_bytes`` is negative; when called, ``reducer`` returns
         a list of another shape.
     """
-    check_function("packed", reducer=reducer)
-    check_below_bytes(below_bytes, caller="packed")
+    check_function(reducer=reducer)
+    check_below_bytes(below_bytes)
     move = partial(_reduce_packed, below_bytes)
     return Combinator("packed", reducer, move, joins=True)
 
 
+@public
 def broadcast(reducer: Reducer) -> Reducer:
     """Makes a reducer that copies the results to each tower's own device.
 
@@ -104,7 +107,7 @@ def broadcast(reducer: Reducer) -> Reducer:
       TypeError: ``reducer`` is not a function.
       ValueError: when called, ``reducer`` returns a list of another shape.
     """
-    check_function("broadcast", reducer=reducer)
+    check_function(reducer=reducer)
     return Combinator("broadcast", reducer, _reduce_and_copy, joins=True)
 
 
@@ -121,10 +124,10 @@ def _reduce_packed(
 ) -> list[list[Tensorlike]]:
     plan = packs_of(describe_columns(grads), below_bytes)
     if len(grads) == 1 or not plan.packs:
-        return reduced_by(reducer, grads, caller="packed")
+        return reduced_by(reducer, grads)
     with tf.name_scope("pack"):
         joined = [_pack(tower, plan) for tower in grads]
-    reduced = reduced_by(reducer, CheckedTowers(joined, grads.tests), caller="packed")
+    reduced = reduced_by(reducer, CheckedTowers(joined, grads.tests))
     with tf.name_scope("unpack"):
         return _unpack_towers(reduced, grads, plan)
 
@@ -155,7 +158,7 @@ def _unpack_towers(
 
 
 def _reduce_and_copy(reducer: Reducer, grads: CheckedTowers) -> list[list[Tensorlike]]:
-    reduced = reduced_by(reducer, grads, caller="broadcast")
+    reduced = reduced_by(reducer, grads)
     copies: dict[tuple[int, str], Tensorlike] = {}
     with tf.name_scope("spread"):  # graphs keep the combinator's original name
         return [

@@ -6,7 +6,7 @@ from functools import partial
 
 import tensorflow as tf
 
-from tw_core.checks import check_function
+from tw_core.checks import check_function, public
 from tw_reduce._checked_towers import CheckedTowers
 from tw_reduce._checks import reduced_by
 from tw_reduce._combinators.mean import Dealer
@@ -16,6 +16,7 @@ from tw_reduce._tensor_info import TensorInfo, describe_columns
 _SCOPE = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")
 
 
+@public
 def partition(
     route: Callable[[TensorInfo], str], reducers: Mapping[str, Reducer]
 ) -> Reducer:
@@ -43,7 +44,7 @@ def partition(
         when called, ``route`` returns an unknown name, or a reducer a list of another
         shape.
     """
-    check_function("partition", route=route)
+    check_function(route=route)
     _check_reducers(reducers)
     return Dealer("partition", dict(reducers), partial(_reduce_partition, route))
 
@@ -59,9 +60,7 @@ def deal_out(
             continue
         part = [[tower[n] for n in positions] for tower in grads]
         with tf.name_scope(name):
-            reduced = reduced_by(
-                reducer, CheckedTowers(part, grads.tests), caller=f"partition: {name}"
-            )
+            reduced = reduced_by(reducer, CheckedTowers(part, grads.tests))
         for row, tower in zip(results, reduced, strict=True):
             row.update(zip(positions, tower, strict=True))
     return [[row[n] for n in range(len(names))] for row in results]
@@ -96,7 +95,7 @@ def _check_reducers(reducers: Mapping[str, Reducer]) -> None:
             f"scopes of the graph; got {unfit}."
         )
     for reducer in reducers.values():
-        check_function("partition", reducer=reducer)
+        check_function(reducer=reducer)
 
 
 def _check_names(names: list[str], reducers: Mapping[str, Reducer]) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_list
+from tw_core.checks import caller, check_list, public
 from tw_core.gradients import power_of_two
 
 
+@public
 def check_weights(
-    caller: str,
     weights: Sequence[Any] | None,
     *,
     num_towers: int | None = None,
@@ -25,7 +25,6 @@ def check_weights(
     """Refuses anything but towers' weights.
 
     Args:
-      caller: the public name; opens messages.
       weights: what the user passed; None is accepted.
       num_towers: how many there must be; None if that is not known yet.
       average: whether a mean is taken, in which they are used.
@@ -39,10 +38,11 @@ def check_weights(
         return
     if not average:
         raise ValueError(
-            f"{caller}: weights are those of a mean; pass average=True, or leave them "
+            f"{caller()}: weights are those of a mean; pass average=True, or leave "
+            "them "
             "out for a sum."
         )
-    check_list(caller, weights=weights, of="numbers or scalar tensors, one per tower")
+    check_list(weights=weights, of="numbers or scalar tensors, one per tower")
     others = [
         f"tower {k}: {weight!r:.80}"
         for k, weight in enumerate(weights)
@@ -50,7 +50,7 @@ def check_weights(
     ]
     if others:
         raise TypeError(
-            f"{caller}: weights must hold real numbers or scalar tensors, one per "
+            f"{caller()}: weights must hold real numbers or scalar tensors, one per "
             f"tower; got {', '.join(others)}. Pass e.g. the number of its rows."
         )
     low = [
@@ -60,11 +60,11 @@ def check_weights(
     ]
     if low:
         raise ValueError(
-            f"{caller}: weights must be finite and 0 or more; got {', '.join(low)}."
+            f"{caller()}: weights must be finite and 0 or more; got {', '.join(low)}."
         )
     if num_towers is not None and len(weights) != num_towers:
         raise ValueError(
-            f"{caller}: weights must be one per tower ({num_towers}); got "
+            f"{caller()}: weights must be one per tower ({num_towers}); got "
             f"{len(weights)}."
         )
 

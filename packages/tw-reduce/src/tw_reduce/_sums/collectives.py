@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tw_core.checks import check_number
+from tw_core.checks import check_number, public
 from tw_core.devices import canonical_device
 from tw_core.modes import builds_session_graph, orders_effects, without_autograph
 from tw_reduce._checked_towers import CheckedTowers, checked_towers
@@ -44,6 +44,7 @@ _ALTERNATIVES = (
 )
 
 
+@public
 @without_autograph
 def sum_collective(
     grads: TowerTensors,
@@ -87,19 +88,19 @@ def sum_collective(
       RuntimeError: called eagerly, in a ``jit_compile=True`` function, or in a
         ``tf.function`` that a session graph calls.
     """
-    grads = checked_towers(grads, caller="sum_collective")
-    check_keys(keys, caller="sum_collective")
+    grads = checked_towers(grads)
+    check_keys(keys)
     if timeout_s is not None:
-        check_number("sum_collective", timeout_s=timeout_s, above=0)
+        check_number(timeout_s=timeout_s, above=0)
     if len(grads) == 1:
         return [list(grads[0])]
-    check_traced(caller="sum_collective")
-    check_addable(grads, caller="sum_collective", dtypes=COLLECTIVE_DTYPES)
+    check_traced()
+    check_addable(grads, dtypes=COLLECTIVE_DTYPES)
     _check_reachable()
-    check_devices(devices, caller="sum_collective", num_towers=len(grads))
-    check_distinct(devices, caller="sum_collective")
+    check_devices(devices, num_towers=len(grads))
+    check_distinct(devices)
     with tf.name_scope("sum_collective"):
-        dense = _dense_columns(grads, devices, caller="sum_collective")
+        dense = _dense_columns(grads, devices)
         # An empty sum is known already; sending it crashes TensorFlow.
         sent = [n for n, own in enumerate(dense) if own[0].shape.num_elements() != 0]
         sums = _reduce_in_turn([dense[n] for n in sent], devices, keys, timeout_s or 0)
@@ -107,6 +108,7 @@ def sum_collective(
     return rows([results[n] for n in range(len(dense))], len(grads))
 
 
+@public
 @without_autograph
 def sum_nccl(
     grads: TowerTensors, *, devices: Sequence[str], keys: CollectiveKeys
@@ -134,16 +136,16 @@ def sum_nccl(
       TypeError: something that is not a tensor.
       RuntimeError: called eagerly, or in a ``jit_compile=True`` function.
     """
-    grads = checked_towers(grads, caller="sum_nccl")
-    check_keys(keys, caller="sum_nccl")
+    grads = checked_towers(grads)
+    check_keys(keys)
     if len(grads) == 1:
         return [list(grads[0])]
-    check_traced(caller="sum_nccl")
+    check_traced()
     check_one_gpu_per_tower(devices, len(grads))
     _check_nccl_dtypes(grads)
     with tf.name_scope("sum_nccl"):
         # TensorFlow matches them by shared name and by the number of the run.
-        dense = _dense_columns(grads, devices, caller="sum_nccl")
+        dense = _dense_columns(grads, devices)
         sums = [
             _reduce_by_nccl(column, devices, f"tw_reduce_{keys.instance()}")
             for column in dense
@@ -162,7 +164,7 @@ def check_one_gpu_per_tower(devices: Sequence[str], num_towers: int) -> None:
 
     Devices of another job are assumed to exist.
     """
-    check_device_strings(devices, caller="sum_nccl")
+    check_device_strings(devices)
     specs = [tf.DeviceSpec.from_string(canonical_device(device)) for device in devices]
     others = [
         device
@@ -178,8 +180,8 @@ def check_one_gpu_per_tower(devices: Sequence[str], num_towers: int) -> None:
         raise ValueError(
             f"sum_nccl: this process has no GPU; got {list(devices)}. {_ALTERNATIVES}"
         )
-    check_devices(devices, caller="sum_nccl", num_towers=num_towers)
-    check_distinct(devices, caller="sum_nccl")
+    check_devices(devices, num_towers=num_towers)
+    check_distinct(devices)
 
 
 def _check_nccl_dtypes(grads: TowerTensors) -> None:
@@ -202,9 +204,9 @@ def _check_reachable() -> None:
 
 
 def _dense_columns(
-    grads: CheckedTowers, devices: Sequence[str], *, caller: str
+    grads: CheckedTowers, devices: Sequence[str]
 ) -> list[list[tf.Tensor]]:
-    dense = [densify_column(column, caller=caller) for column in columns(grads)]
+    dense = [densify_column(column) for column in columns(grads)]
     if not grads.tests:
         return dense
     # A step that fails midway takes TensorFlow's collectives down with it.

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from tw_core.checks import check_list, check_whole_number
+from tw_core.checks import check_list, check_whole_number, public
 from tw_core.gradients import values_of
 from tw_core.modes import without_autograph
 from tw_reduce._checked_towers import addable_towers
@@ -45,6 +45,7 @@ class HierarchyPlan:
     root: int
 
 
+@public
 def plan_hierarchy(groups: Groups, index: int) -> HierarchyPlan:
     """Rotates the groups for the variable at position ``index``.
 
@@ -63,8 +64,8 @@ def plan_hierarchy(groups: Groups, index: int) -> HierarchyPlan:
     >>> plan_hierarchy(((0, 1), (2, 3)), 3)
     HierarchyPlan(mains=(3, 1), members=((2, 3), (0, 1)), root=1)
     """
-    _check_nested(groups, "plan_hierarchy")
-    check_whole_number("plan_hierarchy", index=index, at_least=0)
+    _check_nested(groups)
+    check_whole_number(index=index, at_least=0)
     if not groups or not all(groups):
         raise ValueError(
             f"plan_hierarchy: groups must hold towers, none be empty; got {groups}. "
@@ -83,6 +84,7 @@ def _plan(groups: Groups, index: int) -> HierarchyPlan:
     return HierarchyPlan(mains, members, root=mains[1 % len(mains)])
 
 
+@public
 def hierarchical(
     groups: Sequence[Sequence[int]], *, devices: Sequence[str] | None = None
 ) -> Reducer:
@@ -102,22 +104,23 @@ def hierarchical(
       ValueError: a group is empty, or a tower occurs twice; when called, groups
         that do not hold each tower once.
     """
-    _check_nested(groups, "hierarchical")
+    _check_nested(groups)
     settled = tuple(tuple(group) for group in groups)
     if devices is None:
         num_towers = sum(len(group) for group in settled)
         _check_groups(settled, num_towers, by="their own size")
     else:
-        check_devices(devices, caller="hierarchical")
+        check_devices(devices)
         _check_groups(settled, len(devices), by="the devices")
     return partial(_sum_hierarchical, settled, devices)
 
 
+@public("hierarchical")
 @without_autograph
 def _sum_hierarchical(
     groups: Groups, devices: Sequence[str] | None, grads: TowerTensors
 ) -> list[list[Tensorlike]]:
-    grads = addable_towers(grads, caller="hierarchical")
+    grads = addable_towers(grads)
     _check_groups(groups, len(grads), by="the gradient lists")
     places = [
         [values_of(tensor).device for tensor in column]
@@ -164,12 +167,12 @@ def _copy_to(device: str, tensor: Tensorlike) -> Tensorlike:
         return tf.identity(tensor)
 
 
-def _check_nested(groups: Sequence[Sequence[int]], caller: str) -> None:
-    check_list(caller, groups=groups, of="groups of towers", empty=True)
+def _check_nested(groups: Sequence[Sequence[int]]) -> None:
+    check_list(groups=groups, of="groups of towers", empty=True)
     for group in groups:
-        check_list(caller, group=group, of="towers' indices", empty=True)
+        check_list(group=group, of="towers' indices", empty=True)
         for index in group:
-            check_whole_number(caller, index=index)
+            check_whole_number(index=index)
 
 
 def _check_groups(groups: Groups, num_towers: int, *, by: str) -> None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from tw_core.checks import check_list, check_text, check_whole_number
+from tw_core.checks import caller, check_list, check_text, check_whole_number, public
 from tw_core.devices import host_of
 from tw_core.gradients import values_of
 from tw_core.modes import compiles_with_xla, without_autograph
@@ -49,6 +49,7 @@ class BalancePlan:
     loads: tuple[int, ...]
 
 
+@public
 def plan_balanced(
     num_bytes: Sequence[int | None], devices: Sequence[str]
 ) -> BalancePlan:
@@ -69,11 +70,11 @@ def plan_balanced(
     >>> plan_balanced([10, 40, 30, 10], ["/cpu:0", "/cpu:1"]).device_of
     (1, 0, 1, 0)
     """
-    check_list("plan_balanced", num_bytes=num_bytes, of="whole numbers", empty=True)
-    check_device_strings(devices, caller="plan_balanced")
+    check_list(num_bytes=num_bytes, of="whole numbers", empty=True)
+    check_device_strings(devices)
     for size in num_bytes:
         if size is not None:
-            check_whole_number("plan_balanced", num_bytes=size, at_least=0)
+            check_whole_number(num_bytes=size, at_least=0)
     return balanced(num_bytes, devices)
 
 
@@ -91,6 +92,7 @@ def balanced(num_bytes: Sequence[int | None], devices: Sequence[str]) -> Balance
     return BalancePlan(tuple(devices), tuple(device_of), tuple(loads))
 
 
+@public
 @without_autograph
 def sum_on_device(grads: TowerTensors, *, device: str) -> list[list[Tensorlike]]:
     """Adds the gradients of all towers on ``device``.
@@ -108,12 +110,13 @@ def sum_on_device(grads: TowerTensors, *, device: str) -> list[list[Tensorlike]]
         shapes, an unknown device.
       TypeError: something that is not a tensor.
     """
-    grads = addable_towers(grads, caller="sum_on_device")
-    check_text("sum_on_device", device=device)
-    check_devices([device], caller="sum_on_device")
+    grads = addable_towers(grads)
+    check_text(device=device)
+    check_devices([device])
     return _add(grads, [device] * len(grads[0]), "sum_on_device")
 
 
+@public
 @without_autograph
 def sum_round_robin(
     grads: TowerTensors, *, devices: Sequence[str]
@@ -132,12 +135,13 @@ def sum_round_robin(
       ValueError: as ``sum_on_device``; no device.
       TypeError: something that is not a tensor.
     """
-    grads = addable_towers(grads, caller="sum_round_robin")
-    check_devices(devices, caller="sum_round_robin")
+    grads = addable_towers(grads)
+    check_devices(devices)
     turns = [devices[n % len(devices)] for n in range(len(grads[0]))]
     return _add(grads, turns, "sum_round_robin")
 
 
+@public
 @without_autograph
 def sum_balanced(
     grads: TowerTensors, *, devices: Sequence[str]
@@ -156,8 +160,8 @@ def sum_balanced(
       ValueError: as ``sum_on_device``; no device.
       TypeError: something that is not a tensor.
     """
-    grads = addable_towers(grads, caller="sum_balanced")
-    check_devices(devices, caller="sum_balanced")
+    grads = addable_towers(grads)
+    check_devices(devices)
     plan = balanced(num_bytes_of_columns(grads), devices)
     return _add(grads, [devices[index] for index in plan.device_of], "sum_balanced")
 
@@ -184,11 +188,11 @@ def add_columns(
     return sums
 
 
-def densify_column(column: Sequence[Tensorlike], *, caller: str) -> list[tf.Tensor]:
+def densify_column(column: Sequence[Tensorlike]) -> list[tf.Tensor]:
     """Makes the sparse tensors of a column dense, each on its own device."""
     if not any(isinstance(tensor, tf.IndexedSlices) for tensor in column):
         return list(column)
-    num_rows = _num_dense_rows(column, caller=caller)
+    num_rows = _num_dense_rows(column)
     dense = []
     for tensor in column:
         with tf.device(values_of(tensor).device):
@@ -222,7 +226,7 @@ def _add_column(
         return _add_rows(sparse)
     dense = list(column)
     if sparse:
-        num_rows = _num_dense_rows(column, caller="add_columns")
+        num_rows = _num_dense_rows(column)
         dense = [_to_dense(tensor, num_rows=num_rows) for tensor in column]
     if flat_shape is None:
         return tf.add_n(dense)
@@ -265,7 +269,7 @@ def _to_dense(tensor: Tensorlike, *, num_rows: int | tf.Tensor) -> tf.Tensor:
     return tf.math.unsorted_segment_sum(tensor.values, tensor.indices, num_rows)
 
 
-def _num_dense_rows(column: Sequence[Tensorlike], *, caller: str) -> int | tf.Tensor:
+def _num_dense_rows(column: Sequence[Tensorlike]) -> int | tf.Tensor:
     for tensor in column:
         if tensor.shape.rank is not None and tensor.shape[0] is not None:
             return int(tensor.shape[0])
@@ -275,7 +279,7 @@ def _num_dense_rows(column: Sequence[Tensorlike], *, caller: str) -> int | tf.Te
         if tensor.dense_shape is not None:
             return tensor.dense_shape[0]
     raise ValueError(
-        f"{caller}: an IndexedSlices must become dense here, but no tower's has a "
+        f"{caller()}: an IndexedSlices must become dense here, but no tower's has a "
         "dense_shape. Give it one, or take a reducer that keeps it sparse, such as "
         "sum_balanced."
     )

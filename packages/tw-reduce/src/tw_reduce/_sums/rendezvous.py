@@ -20,10 +20,12 @@ from typing import Any, ParamSpec, TypeVar
 import tensorflow as tf
 
 from tw_core.checks import (
+    caller,
     check_flag,
     check_function,
     check_number,
     check_whole_number,
+    public,
 )
 from tw_core.devices import canonical_device, host_of
 from tw_core.modes import compiles_with_xla
@@ -61,13 +63,14 @@ class CollectiveKeys:
       ValueError: ``start`` is not between 1 and 2**30.
     """
 
+    @public
     def __init__(
         self, start: int | None = None, *, note_arrivals: bool = False
     ) -> None:
-        self._notes = check_flag("CollectiveKeys", note_arrivals=note_arrivals)
+        self._notes = check_flag(note_arrivals=note_arrivals)
         if start is None:
             start = random.SystemRandom().randrange(_LOWEST, _HIGHEST)
-        check_whole_number("CollectiveKeys", start=start)
+        check_whole_number(start=start)
         if not 1 <= start <= _HIGHEST:
             raise ValueError(
                 f"CollectiveKeys: start must be between 1 and 2**30; got {start}. "
@@ -83,6 +86,7 @@ class CollectiveKeys:
         with self._lock:
             return self._take()
 
+    @public("CollectiveKeys.group")
     def group(self, devices: Sequence[str]) -> int:
         """Returns the key of a set of devices; the same for the same devices.
 
@@ -93,13 +97,14 @@ class CollectiveKeys:
           TypeError: not a list of strings.
           ValueError: no device.
         """
-        check_device_strings(devices, caller="CollectiveKeys.group")
+        check_device_strings(devices)
         members = tuple(sorted(canonical_device(d) for d in devices))
         with self._lock:
             if members not in self._groups:
                 self._groups[members] = self._take()
             return self._groups[members]
 
+    @public("CollectiveKeys.bounded")
     def bounded(
         self,
         function: Callable[_P, _R],
@@ -134,8 +139,8 @@ class CollectiveKeys:
           TypeError: ``function`` is not a function, or ``timeout_s`` not a number.
           ValueError: ``timeout_s`` is 0 or less.
         """
-        check_function("CollectiveKeys.bounded", function=function)
-        check_number("CollectiveKeys.bounded", timeout_s=timeout_s, above=0)
+        check_function(function=function)
+        check_number(timeout_s=timeout_s, above=0)
         self._notes = True
         calls = BoundedCalls(
             function,
@@ -162,11 +167,11 @@ def plan_reduction(
     return found
 
 
-def check_keys(keys: CollectiveKeys, *, caller: str) -> None:
+def check_keys(keys: CollectiveKeys) -> None:
     """Refuses anything but a ``CollectiveKeys``."""
     if not isinstance(keys, CollectiveKeys):
         raise TypeError(
-            f"{caller}: keys must be a CollectiveKeys; got {keys!r}. Make one "
+            f"{caller()}: keys must be a CollectiveKeys; got {keys!r}. Make one "
             "CollectiveKeys() for all reducers of the process."
         )
 
@@ -219,16 +224,17 @@ def after(
     return tied
 
 
-def check_traced(*, caller: str) -> None:
+def check_traced() -> None:
     """Refuses modes in which the towers cannot wait for each other: eager, and XLA."""
     if tf.executing_eagerly():
         raise RuntimeError(
-            f"{caller}: called eagerly, where towers run one after the other and the "
+            f"{caller()}: called eagerly, where towers run one after the other and the "
             "first would wait forever. Call it in a tf.function, or use sum_balanced."
         )
     if compiles_with_xla():
         raise RuntimeError(
-            f"{caller}: called in a function with jit_compile=True, which XLA compiles "
+            f"{caller()}: called in a function with jit_compile=True, which XLA "
+            "compiles "
             "for one device, without the ops that join several. Leave jit_compile out "
             "of the function that reduces (the towers' own may have it), or use "
             "sum_balanced."

@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import IO, Any, NoReturn, cast
 
-from tw_core.checks import check_list, check_text
+from tw_core.checks import check_list, check_text, public
 from tw_reduce._measured import FORMAT
 from tw_reduce.doctor._options import parse
 from tw_reduce.doctor._page import Page
@@ -156,6 +156,7 @@ class Examination:
         return max(0.3, min(0.99, done / _USED))
 
 
+@public
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs ``tw-doctor``.
 
@@ -170,8 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
       SystemExit: the command line is wrong (2), or SIGTERM arrived (143).
     """
     if arguments is not None:
-        for argument in check_list("main", arguments=arguments, empty=True):
-            check_text("main", argument=argument, empty=True)
+        for argument in check_list(arguments=arguments, empty=True):
+            check_text(argument=argument, empty=True)
     options = parse(arguments)
     page = Page()
     examination = Examination(options, page)

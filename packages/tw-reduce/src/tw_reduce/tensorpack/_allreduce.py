@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag
+from tw_core.checks import check_flag, public
 from tw_core.gradients import values_of
 from tw_core.modes import without_autograph
 from tw_reduce._checked_towers import addable_towers, checked_towers, compared_towers
@@ -32,6 +32,7 @@ from tw_reduce._sums.one_device import add_columns
 from tw_reduce._sums.rendezvous import CollectiveKeys, check_keys
 
 
+@public
 @without_autograph
 def allreduce_grads(
     all_grads: TowerTensors,
@@ -57,15 +58,15 @@ def allreduce_grads(
       TypeError: something that is not a tensor; integers with ``average``.
     """
     reducers = {"nccl": sum_nccl, "collective": sum_collective}
-    check_flag("allreduce_grads", average=average)
+    check_flag(average=average)
     if keys is not None:
-        check_keys(keys, caller="allreduce_grads")
+        check_keys(keys)
     if mode not in list(reducers):
         raise ValueError(
             f"allreduce_grads: mode must be one of {sorted(reducers)}; got {mode!r}. "
             "For other ways take a reducer, such as sum_balanced."
         )
-    all_grads = checked_towers(all_grads, caller="allreduce_grads")
+    all_grads = checked_towers(all_grads)
     if len(all_grads) == 1 or not all_grads[0]:
         return [list(tower) for tower in all_grads]
     reducer = partial(
@@ -74,6 +75,7 @@ def allreduce_grads(
     return _averaged(reducer, average)(all_grads)
 
 
+@public
 @without_autograph
 def allreduce_grads_hierarchical(
     all_grads: TowerTensors, devices: Sequence[str], average: bool = False
@@ -92,9 +94,9 @@ def allreduce_grads_hierarchical(
       ValueError: other than eight towers or devices.
       TypeError: something that is not a tensor; integers with ``average``.
     """
-    check_flag("allreduce_grads_hierarchical", average=average)
-    check_device_strings(devices, caller="allreduce_grads_hierarchical")
-    all_grads = checked_towers(all_grads, caller="allreduce_grads_hierarchical")
+    check_flag(average=average)
+    check_device_strings(devices)
+    all_grads = checked_towers(all_grads)
     if len(devices) != 8 or len(all_grads) != 8:
         raise ValueError(
             f"allreduce_grads_hierarchical: eight devices and towers are needed; got "
@@ -105,6 +107,7 @@ def allreduce_grads_hierarchical(
     return _averaged(reducer, average)(all_grads)
 
 
+@public
 @without_autograph
 def allreduce_grads_naive(
     all_grads: TowerTensors,
@@ -126,10 +129,10 @@ def allreduce_grads_naive(
       ValueError: a bad list of gradients; no device or an unknown one.
       TypeError: something that is not a tensor; integers with ``average``.
     """
-    all_grads = addable_towers(all_grads, caller="allreduce_grads_naive")
-    check_flag("allreduce_grads_naive", average=average)
+    all_grads = addable_towers(all_grads)
+    check_flag(average=average)
     if devices is not None:
-        check_devices(devices, caller="allreduce_grads_naive")
+        check_devices(devices)
     if len(all_grads) == 1:
         return list(all_grads[0])
     turns: Sequence[str | None] = devices or [None]
@@ -139,6 +142,7 @@ def allreduce_grads_naive(
         return _averaged(partial(_sum_at, places=places), average)(all_grads)[0]
 
 
+@public
 @without_autograph
 def aggregate_grads_colocate(
     all_grads: Sequence[Sequence[tuple[Tensorlike, Any]]],
@@ -165,16 +169,11 @@ def aggregate_grads_colocate(
       TypeError: something other than pairs of a gradient and its variable; dtypes that
         cannot be added; integers with ``average``; weights as for ``mean``.
     """
-    check_flag("aggregate_grads_colocate", average=average)
+    check_flag(average=average)
     _check_pairs(all_grads)
-    check_weights(
-        "aggregate_grads_colocate",
-        weights,
-        num_towers=len(all_grads),
-        average=average,
-    )
+    check_weights(weights, num_towers=len(all_grads), average=average)
     grads = [[grad for grad, _ in tower] for tower in all_grads]
-    refuse_unaddable(grads, "aggregate_grads_colocate")
+    refuse_unaddable(grads)
     variables = [variable for _, variable in all_grads[0]]
     if not variables:
         raise ValueError(
@@ -183,14 +182,12 @@ def aggregate_grads_colocate(
         )
     _check_shared(all_grads)
     checked = compared_towers(
-        grads,
-        caller="aggregate_grads_colocate",
-        names=[str(variable.name) for variable in variables],
+        grads, names=[str(variable.name) for variable in variables]
     )
-    check_addable(checked, caller="aggregate_grads_colocate")
+    check_addable(checked)
     homes = [_home(variable) for variable in variables]
     if average:
-        check_divisible(checked, caller="aggregate_grads_colocate")
+        check_divisible(checked)
     names = {home: f"device{i}" for i, home in enumerate(dict.fromkeys(homes))}
     # A pack per tower and device travels faster than each small gradient alone.
     reducers = {
@@ -239,7 +236,7 @@ def _home(variable: Any) -> str:
 
 
 def _check_pairs(all_grads: Sequence[Sequence[tuple[Tensorlike, Any]]]) -> None:
-    check_nested(all_grads, "aggregate_grads_colocate", of="(gradient, variable) pairs")
+    check_nested(all_grads, of="(gradient, variable) pairs")
     others = [
         f"tower {k} at {n} ({type(pair).__name__})"
         for k, tower in enumerate(all_grads)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tw_core.checks import check_list, check_whole_number
+from tw_core.checks import caller, check_list, check_whole_number, public
 from tw_reduce._checked_towers import with_shape
 from tw_reduce._checks import check_devices, refuse_unaddable
 from tw_reduce._reducer import Tensorlike, TowerTensors, cut, join
@@ -41,6 +41,7 @@ class SplitPlan:
     sizes: tuple[int, ...]
 
 
+@public
 def plan_splits(
     infos: Sequence[TensorInfo], *, num_split: int
 ) -> tuple[SplitPlan, ...]:
@@ -58,8 +59,8 @@ def plan_splits(
       TypeError: ``num_split`` is not a whole number, or an info not a ``TensorInfo``.
       ValueError: ``num_split`` below 1.
     """
-    check_infos(infos, caller="plan_splits")
-    check_whole_number("plan_splits", num_split=num_split, at_least=1)
+    check_infos(infos)
+    check_whole_number(num_split=num_split, at_least=1)
     return _plan(infos, num_split)
 
 
@@ -74,12 +75,14 @@ class GradientPacker:
       ValueError: ``num_split`` below 1.
     """
 
+    @public
     def __init__(self, num_split: int = 8) -> None:
-        check_whole_number("GradientPacker", num_split=num_split, at_least=1)
+        check_whole_number(num_split=num_split, at_least=1)
         self._num_split = num_split
         self._specs: list[_Spec] | None = None
         self._plans: tuple[SplitPlan, ...] = ()
 
+    @public
     def compute_strategy(self, grads: Sequence[Tensorlike]) -> bool:
         """Decides how to pack; to be called once, before packing.
 
@@ -101,7 +104,7 @@ class GradientPacker:
                 "GradientPacker.compute_strategy: called a second time; make another "
                 "GradientPacker for other gradients."
             )
-        refuse_unaddable([grads], "GradientPacker.compute_strategy")
+        refuse_unaddable([grads])
         infos = describe_columns([grads])
         self._specs = [(tensor.shape, tensor.dtype) for tensor in grads]
         unfit = [i.index for i in infos if i.is_sparse or i.num_elements is None]
@@ -115,6 +118,7 @@ class GradientPacker:
             )
         return bool(self._plans)
 
+    @public
     def pack(self, grads: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Joins and cuts one tower's gradients.
 
@@ -138,6 +142,7 @@ class GradientPacker:
                 pieces.extend(tf.split(flat, plan.sizes))
         return pieces
 
+    @public
     def unpack(self, grad_packs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Restores the gradients from their pieces.
 
@@ -167,6 +172,7 @@ class GradientPacker:
                 grads.update(zip(plan.positions, parts, strict=True))
         return [grads[n] for n in range(len(specs))]
 
+    @public
     def pack_all(
         self, all_grads: TowerTensors, devices: Sequence[str]
     ) -> list[list[tf.Tensor]]:
@@ -176,8 +182,9 @@ class GradientPacker:
           all_grads: [K][N].
           devices: [K].
         """
-        return _on_devices("pack_all", self.pack, all_grads, devices)
+        return _on_devices(self.pack, all_grads, devices)
 
+    @public
     def unpack_all(
         self, all_packed: Sequence[Sequence[tf.Tensor]], devices: Sequence[str]
     ) -> list[list[tf.Tensor]]:
@@ -187,12 +194,12 @@ class GradientPacker:
           all_packed: K lists of pieces.
           devices: [K].
         """
-        return _on_devices("unpack_all", self.unpack, all_packed, devices)
+        return _on_devices(self.unpack, all_packed, devices)
 
     def _check_ready(self, method: str) -> list[_Spec]:
         if self._specs is None or not self._plans:
             raise RuntimeError(
-                f"GradientPacker.{method}: there is no plan to pack by. Call "
+                f"{caller()}: there is no plan to pack by. Call "
                 "compute_strategy first, and pack only if it returns True."
             )
         return self._specs
@@ -224,7 +231,7 @@ def _settled(
     method: str, tensors: Sequence[tf.Tensor], specs: Sequence[_Spec]
 ) -> list[tf.Tensor]:
     """Refuses tensors other than planned; unknown dimensions, in the run."""
-    _check_dense(method, tensors)
+    _check_dense(tensors)
     problems = [
         f"{n} is {tensor.dtype.name} {tensor.shape} instead of {dtype.name} {shape}"
         for n, (tensor, (shape, dtype)) in enumerate(zip(tensors, specs, strict=False))
@@ -234,22 +241,21 @@ def _settled(
         problems.insert(0, f"there are {len(tensors)} instead of {len(specs)}")
     if problems:
         raise ValueError(
-            f"GradientPacker.{method}: tensors must be {_SOURCES[method]}; "
-            f"{', '.join(problems)}."
+            f"{caller()}: tensors must be {_SOURCES[method]}; {', '.join(problems)}."
         )
     return [
         with_shape(
             tensor,
             shape,
-            refusal=f"GradientPacker.{method}: position {n} is "
+            refusal=f"{caller()}: position {n} is "
             f"not one of {_SOURCES[method]}; the shapes are",
         )
         for n, (tensor, (shape, _)) in enumerate(zip(tensors, specs, strict=True))
     ]
 
 
-def _check_dense(method: str, tensors: Sequence[tf.Tensor]) -> None:
-    check_list(f"GradientPacker.{method}", tensors=tensors, of="dense tensors")
+def _check_dense(tensors: Sequence[tf.Tensor]) -> None:
+    check_list(tensors=tensors, of="dense tensors")
     others = [
         f"{n} ({type(tensor).__name__})"
         for n, tensor in enumerate(tensors)
@@ -257,23 +263,21 @@ def _check_dense(method: str, tensors: Sequence[tf.Tensor]) -> None:
     ]
     if others:
         raise TypeError(
-            f"GradientPacker.{method}: tensors must be dense; got others at positions "
+            f"{caller()}: tensors must be dense; got others at positions "
             f"{', '.join(others)}."
         )
 
 
 def _on_devices(
-    method: str,
     change: Callable[[Any], list[tf.Tensor]],
     lists: Sequence[Sequence[Tensorlike]],
     devices: Sequence[str],
 ) -> list[list[tf.Tensor]]:
-    caller = f"GradientPacker.{method}"
-    check_list(caller, towers=lists, of="lists of tensors")
-    check_devices(devices, caller=caller)
+    check_list(towers=lists, of="lists of tensors")
+    check_devices(devices)
     if len(lists) != len(devices):
         raise ValueError(
-            f"{caller}: one device per tower is needed; got "
+            f"{caller()}: one device per tower is needed; got "
             f"{len(devices)} devices for {len(lists)} towers."
         )
     changed = []

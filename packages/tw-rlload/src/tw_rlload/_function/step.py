@@ -56,7 +56,7 @@ class FunctionStep:
             check_function(apply_fn=apply_fn)
         _check_counts(len(towers), models, optimizers, has_apply=apply_fn is not None)
         for optimizer in optimizers:
-            check_optimizer(caller(), optimizer)
+            check_optimizer(optimizer)
         self._towers, self._specs, self._loss_fn = towers, specs, loss_fn
         self._reducer, self._clip = reducer, grad_norm_clipping
         self._models = list(models) * (len(towers) // len(models))

@@ -128,7 +128,7 @@ class LocalSyncParallelOptimizer:
         _check_session_graph()
         check_list(devices=devices, of="ints and device strings")
         made = towers(devices)
-        check_optimizer(caller(), optimizer)
+        check_optimizer(optimizer)
         check_function(build_graph=build_graph)
         if apply_fn is not None:
             check_function(apply_fn=apply_fn)

@@ -149,7 +149,7 @@ def combine_gradients(
     checked by ops such as ``check_gradient_shape/tower0/w``.
     """
     found = [grad for tower in grad_list for grad, _ in tower]
-    check_any_gradient(caller(), found, [variable for _, variable in grad_list[0]])
+    check_any_gradient(found, [variable for _, variable in grad_list[0]])
     kept = _without_missing(grad_list)
     check_grad_list(kept)
     grads, variables = split_grad_list(ensure_gradient_shapes(kept))

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, check_text, check_whole_number
+from tw_core.checks import caller, check_flag, check_text, check_whole_number
 from tw_core.modes import builds_session_graph
 from tw_syncrep._checks import check_methods, check_timeouts
 from tw_syncrep._replicas.transfer.payload import SyncOptions
@@ -42,8 +42,8 @@ def read_options(
             f"{', '.join(wrong)}."
         )
     check_choice("sparse_mean", sparse_mean, SPARSE_MEANS)
-    check_flag(_CLASS, elastic=elastic)
-    if check_whole_number(_CLASS, min_replicas=min_replicas, at_least=1) > total:
+    check_flag(elastic=elastic)
+    if check_whole_number(min_replicas=min_replicas, at_least=1) > total:
         raise ValueError(
             f"{_CLASS}: min_replicas={min_replicas} is more than there are replicas "
             f"({total})."
@@ -51,9 +51,7 @@ def read_options(
     return SyncOptions(
         aggregate=int(aggregate),
         total=int(total),
-        below_bytes=check_whole_number(
-            _CLASS, fuse_below_bytes=fuse_below_bytes, at_least=0
-        ),
+        below_bytes=check_whole_number(fuse_below_bytes=fuse_below_bytes, at_least=0),
         wire_dtype=_wire_dtype(compression),
         sparse_mean=sparse_mean,
         is_elastic=elastic,
@@ -88,7 +86,7 @@ def read_timeouts(
 ) -> tuple[float | None, float | None]:
     """Returns the longest waits for a step and for others to start, in seconds."""
     start = wait_timeout_s if start_timeout_s is None else start_timeout_s
-    check_timeouts(_CLASS, wait_timeout_s=wait_timeout_s, start_timeout_s=start)
+    check_timeouts(wait_timeout_s=wait_timeout_s, start_timeout_s=start)
     return wait_timeout_s, start
 
 
@@ -97,7 +95,6 @@ def check_wrapped(
 ) -> None:
     """Checks the wrapped optimizer, and the arguments that go with it."""
     check_methods(
-        _CLASS,
         ["compute_gradients", "apply_gradients"],
         "an optimizer such as those of tf.compat.v1.train; tw_ampopt.Optimizer makes "
         "one of a Keras optimizer",
@@ -105,36 +102,35 @@ def check_wrapped(
     )
     if variable_averages is not None:
         check_methods(
-            _CLASS,
             ["apply"],
             "a tf.train.ExponentialMovingAverage",
             variable_averages=variable_averages,
         )
     if variables_to_average is not None:
-        _check_variables(_CLASS, variables_to_average=variables_to_average)
-    check_flag(_CLASS, use_locking=use_locking)
+        _check_variables(variables_to_average=variables_to_average)
+    check_flag(use_locking=use_locking)
 
 
-def check_scope_name(caller: str, name: Any) -> None:
+def check_scope_name(name: Any) -> None:
     """Refuses a name that TensorFlow does not accept for ops."""
-    check_text(caller, name=name)
+    check_text(name=name)
     if not _SCOPE_NAME.fullmatch(name):
         raise ValueError(
-            f"{caller}: name must have letters, digits and ./_- only, and begin with a "
+            f"{caller()}: name must have letters, digits and ./_- only, and begin with "
+            "a "
             f"letter, a digit or a dot; got {name!r}."
         )
 
 
 def check_loss(loss: Any, var_list: Any) -> None:
     """Checks the loss and the variables of ``compute_gradients``."""
-    caller = f"{_CLASS}.compute_gradients"
     if not (tf.is_tensor(loss) or callable(loss)):
         raise TypeError(
-            f"{caller}: loss must be a tensor, or a function that returns one; got "
+            f"{caller()}: loss must be a tensor, or a function that returns one; got "
             f"{loss!r}."
         )
     if var_list is not None:
-        _check_variables(caller, var_list=var_list)
+        _check_variables(var_list=var_list)
 
 
 def check_slot(args: Sequence[Any], given: Mapping[str, Any]) -> None:
@@ -147,13 +143,13 @@ def check_slot(args: Sequence[Any], given: Mapping[str, Any]) -> None:
         )
 
 
-def _check_variables(caller: str, **given: Any) -> None:
+def _check_variables(**given: Any) -> None:
     """Refuses anything but a variable or a list of them."""
     ((name, value),) = given.items()
     others = [v for v in tf.nest.flatten(value) if not isinstance(v, tf.Variable)]
     if others:
         raise TypeError(
-            f"{caller}: {name} must be a list of variables; got "
+            f"{caller()}: {name} must be a list of variables; got "
             f"{', '.join(map(repr, others))}."
         )
 

@@ -77,7 +77,7 @@ def check_own_weight(weight: Any, *, sparse_mean: str) -> None:
     """Checks the weight of this replica's gradients; accepts None."""
     if weight is None:
         return
-    check_weight(_CALLER, weight)
+    check_weight(weight)
     graph = tf.compat.v1.get_default_graph()
     if tf.is_tensor(weight) and getattr(weight, "graph", None) is not graph:
         raise ValueError(

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, check_whole_number
+from tw_core.checks import check_flag, check_whole_number, public
 from tw_syncrep._checks import check_session
 from tw_syncrep._replicas.arguments import (
     check_choice,
@@ -54,6 +54,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     variables.
     """
 
+    @public
     def __init__(
         self,
         opt: Any,
@@ -113,9 +114,9 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             variables_to_average=variables_to_average,
             use_locking=use_locking,
         )
-        check_scope_name(_CLASS, name)
+        check_scope_name(name)
         if replica_index is not None:
-            check_whole_number(_CLASS, replica_index=replica_index, at_least=0)
+            check_whole_number(replica_index=replica_index, at_least=0)
         super().__init__(use_locking, name)
         self._options = read_options(
             replicas_to_aggregate,
@@ -178,6 +179,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         """Names of uninitialized global variables, string [*]."""
         return self._graph.uninitialized
 
+    @public
     def compute_gradients(
         self,
         loss: Any,
@@ -207,6 +209,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         wanted = copies_for(var_list)
         return with_masters(self._opt.compute_gradients(loss, wanted, *args, **kwargs))
 
+    @public
     def apply_gradients(
         self,
         grads_and_vars: Any,
@@ -244,7 +247,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         """
         check_session_graph()
         if name is not None:
-            check_scope_name(f"{_CLASS}.apply_gradients", name)
+            check_scope_name(name)
         pairs = with_masters(read_pairs(grads_and_vars))
         if global_step is None:
             global_step = tf.compat.v1.train.get_global_step()
@@ -268,6 +271,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         self._runner = None
         return self._built.train_op
 
+    @public
     def get_chief_queue_runner(self) -> Any:
         """Returns the ``QueueRunner`` that runs the chief's rounds.
 
@@ -282,6 +286,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             self._runner = make_queue_runner(graph.state, graph.round_op)
         return self._runner
 
+    @public
     def get_init_tokens_op(self, num_tokens: int = -1) -> tf.Operation:
         """Returns the op that lets replicas continue before the first step is over.
 
@@ -294,9 +299,10 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
           TypeError: not a whole number.
         """
         state = self._graph.state
-        check_whole_number(f"{_CLASS}.get_init_tokens_op", num_tokens=num_tokens)
+        check_whole_number(num_tokens=num_tokens)
         return build_initial_tokens_op(state, int(num_tokens))
 
+    @public
     def make_session_run_hook(
         self, is_chief: bool, num_tokens: int = -1
     ) -> SyncReplicasHook:
@@ -309,15 +315,15 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         Raises:
           TypeError: not True or False, or not a whole number.
         """
-        caller = f"{_CLASS}.make_session_run_hook"
-        check_flag(caller, is_chief=is_chief)
-        check_whole_number(caller, num_tokens=num_tokens)
+        check_flag(is_chief=is_chief)
+        check_whole_number(num_tokens=num_tokens)
         return SyncReplicasHook(
             *(self, is_chief, num_tokens),
             ends_all=self._ends_all,
             min_replicas=self._min_replicas,
         )
 
+    @public
     def status(self, session: Any) -> Status:
         """Reads the state of the run, in any replica's session.
 
@@ -326,13 +332,15 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
           ValueError: it is one of another graph, or ``apply_gradients`` was not called.
         """
         graph = self._graph
-        check_session(f"{_CLASS}.status", session, graph.train_op.graph)
+        check_session(session, graph.train_op.graph)
         return read_status(session.run(graph.ops.status))
 
+    @public
     def status_line(self, session: Any) -> str:
         """Reads the state of the run as one line of text."""
         return format_status(self.status(session))
 
+    @public
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
         """Returns a slot of the wrapped optimizer.
 
@@ -342,6 +350,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         check_slot(args, kwargs)
         return self._opt.get_slot(*args, **kwargs)
 
+    @public
     def get_slot_names(self, *args: Any, **kwargs: Any) -> list[str]:
         """Returns the names of the wrapped optimizer's slots."""
         return list(self._opt.get_slot_names(*args, **kwargs))

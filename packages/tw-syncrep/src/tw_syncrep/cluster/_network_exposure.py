@@ -14,7 +14,7 @@ import struct
 import warnings
 from pathlib import Path
 
-from tw_core.checks import check_whole_number
+from tw_core.checks import check_whole_number, public
 
 _LISTEN = "0A"
 _LOWEST_PORT = 10_000
@@ -38,6 +38,7 @@ class ExposedServerWarning(UserWarning):
     """Other machines can reach a server, or the system does not show if they can."""
 
 
+@public
 def is_exposed(port: int, *, proc: Path = Path("/proc/net")) -> bool:
     """Returns whether other machines can reach a listener on ``port``.
 
@@ -54,7 +55,7 @@ def is_exposed(port: int, *, proc: Path = Path("/proc/net")) -> bool:
       TypeError: ``port`` is not a whole number, or ``proc`` not a path.
       ValueError: ``port`` is not 1 to 65535.
     """
-    check_whole_number("is_exposed", port=port)
+    check_whole_number(port=port)
     if not 0 < port < 65536:
         raise ValueError(f"is_exposed: port must be 1 to 65535; got {port}.")
     if not isinstance(proc, Path):

@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_whole_number
+from tw_core.checks import caller, check_whole_number, public
 from tw_syncrep.cluster._exact_device_scope import detached_scope, exact_device_scope
 from tw_syncrep.cluster._packs import (
     SMALL_BYTES,
@@ -44,6 +44,7 @@ class CachedParameter:
     copy: tf.Variable
 
 
+@public
 def variable_getter(
     task: TaskConfig | str, *, below_bytes: int = SMALL_BYTES
 ) -> Callable[..., tf.Variable]:
@@ -65,15 +66,16 @@ def variable_getter(
       TypeError: ``task`` is neither, or ``below_bytes`` is not a whole number.
       ValueError: ``task`` is not a device string, or ``below_bytes`` negative.
     """
-    return _make_getter("variable_getter", task, below_bytes)
+    return _make_getter(task, below_bytes)
 
 
+@public
 @contextlib.contextmanager
 def pulled_together(
     task: TaskConfig | str, *, below_bytes: int = SMALL_BYTES
 ) -> Iterator[None]:
     """Pulls the variables of a model in packs; see ``variable_getter``."""
-    getter = _make_getter("pulled_together", task, below_bytes)
+    getter = _make_getter(task, below_bytes)
     scope = tf.compat.v1.get_variable_scope()
     with tf.compat.v1.variable_scope(scope, custom_getter=getter):
         yield
@@ -243,17 +245,17 @@ def _changes_on(server: str, after: tf.Operation) -> list[tf.Operation]:
 
 
 def _make_getter(
-    caller: str, task: TaskConfig | str, below_bytes: int
+    task: TaskConfig | str, below_bytes: int
 ) -> Callable[..., tf.Variable]:
-    below_bytes = check_whole_number(caller, below_bytes=below_bytes, at_least=0)
+    below_bytes = check_whole_number(below_bytes=below_bytes, at_least=0)
     if not isinstance(task, str):
-        check_task(caller, task)
+        check_task(task)
         task = f"/job:{task.job}/task:{task.index}"
     try:
         tf.DeviceSpec.from_string(task)
     except ValueError as error:
         raise ValueError(
-            f"{caller}: task {task!r} is not a device string such as "
+            f"{caller()}: task {task!r} is not a device string such as "
             "'/job:worker/task:1'."
         ) from error
 

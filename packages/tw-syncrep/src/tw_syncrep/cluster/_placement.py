@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import tensorflow as tf
 
 from tw_core import replica_device_setter
-from tw_core.checks import check_list, check_number
+from tw_core.checks import check_list, check_number, public
 from tw_core.devices import LeastLoadedTask
 from tw_syncrep.cluster._servers import cluster_spec
 from tw_syncrep.cluster._tf_config import TaskConfig, check_task
@@ -21,6 +21,7 @@ _CALLER = "device_setter"
 _NAMED = ("bytes", "round_robin")
 
 
+@public
 def device_setter(
     task: TaskConfig,
     *,
@@ -48,7 +49,7 @@ def device_setter(
         for each server, or are given with a strategy other than "bytes". The device
         function raises it if ``strategy`` does not return the index of a server.
     """
-    check_task(_CALLER, task)
+    check_task(task)
     return replica_device_setter(
         worker_device=f"/job:{task.job}/task:{task.index}",
         cluster=cluster_spec(task),
@@ -83,13 +84,13 @@ def _make_strategy(
 
 
 def _check_capacities(capacities: Sequence[float], servers: int) -> list[float]:
-    listed = check_list(_CALLER, capacities=capacities, of="numbers", empty=True)
+    listed = check_list(capacities=capacities, of="numbers", empty=True)
     if len(listed) != servers:
         raise ValueError(
             f"{_CALLER}: capacities must have one number for each parameter server; "
             f"got {len(listed)} for {servers}."
         )
-    return [check_number(_CALLER, capacities=size, above=0) for size in listed]
+    return [check_number(capacities=size, above=0) for size in listed]
 
 
 def _fewest_bytes(capacities: Sequence[float]) -> _Strategy:

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, check_whole_number
+from tw_core.checks import check_flag, check_whole_number, public
 from tw_syncrep._checks import check_config
 from tw_syncrep.cluster._addresses import hold_port, split_address, wait_for_port
 from tw_syncrep.cluster._network_exposure import find_free_ports, warn_if_exposed
@@ -24,16 +24,18 @@ _HEAP_BYTES = 64 << 20
 _PORT_S = 10.0
 
 
+@public
 def cluster_spec(task: TaskConfig) -> tf.train.ClusterSpec:
     """Returns the cluster as a ``tf.train.ClusterSpec``.
 
     Raises:
       TypeError: ``task`` is not a ``TaskConfig``.
     """
-    check_task("cluster_spec", task)
+    check_task(task)
     return tf.train.ClusterSpec({job: list(a) for job, a in task.addresses.items()})
 
 
+@public
 def start_server(
     task: TaskConfig, *, config: Any = None, keep_memory: bool = True
 ) -> tf.distribute.Server:
@@ -51,9 +53,9 @@ def start_server(
       ValueError: the task is an evaluator outside the cluster.
       OSError: something else is listening on its port, and still is after 10 s.
     """
-    check_task("start_server", task)
-    check_config("start_server", config)
-    check_flag("start_server", keep_memory=keep_memory)
+    check_task(task)
+    check_config(config)
+    check_flag(keep_memory=keep_memory)
     if task.address is None:
         raise ValueError(
             f"start_server: {task.job} {task.index} is no part of the cluster "
@@ -80,6 +82,7 @@ def start_server(
     return server
 
 
+@public
 def with_device_filters(config: Any, cluster: TaskConfig | None) -> Any:
     """Returns a session config with which a task sees only itself and the servers.
 
@@ -93,9 +96,9 @@ def with_device_filters(config: Any, cluster: TaskConfig | None) -> Any:
     Raises:
       TypeError: an argument has the wrong type.
     """
-    check_config("with_device_filters", config)
+    check_config(config)
     if cluster is not None:
-        check_task("with_device_filters", cluster)
+        check_task(cluster)
     if cluster is None or (config is not None and config.device_filters):
         return config
     filtered = tf.compat.v1.ConfigProto()
@@ -146,6 +149,7 @@ class LocalCluster:
             )
 
 
+@public
 def start_local(*, ps: int = 1, workers: int = 2, config: Any = None) -> LocalCluster:
     """Starts a cluster's servers in this process, on free ports.
 
@@ -158,9 +162,9 @@ def start_local(*, ps: int = 1, workers: int = 2, config: Any = None) -> LocalCl
       TypeError: a count is not a whole number, or ``config`` not a configuration.
       ValueError: a count is negative, or there is no worker.
     """
-    check_whole_number("start_local", ps=ps)
-    check_whole_number("start_local", workers=workers)
-    check_config("start_local", config)
+    check_whole_number(ps=ps)
+    check_whole_number(workers=workers)
+    check_config(config)
     if ps < 0 or workers < 1:
         raise ValueError(
             f"start_local: needs ps >= 0 and workers >= 1; got {ps} and {workers}."

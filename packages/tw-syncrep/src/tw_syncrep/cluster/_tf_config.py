@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tw_core.checks import check_text, check_whole_number
+from tw_core.checks import caller, check_text, check_whole_number, public
 from tw_syncrep.cluster._addresses import split_address
 
 JOBS = ("chief", "worker", "ps", "evaluator")
@@ -32,6 +32,7 @@ class TaskConfig:
     job: str
     index: int
 
+    @public
     def __post_init__(self) -> None:
         """Checks that this is a task of a cluster.
 
@@ -39,8 +40,8 @@ class TaskConfig:
           TypeError: an attribute has the wrong type.
           ValueError: the addresses or the task are wrong; every fault is named.
         """
-        check_text("TaskConfig", job=self.job)
-        check_whole_number("TaskConfig", index=self.index)
+        check_text(job=self.job)
+        check_whole_number(index=self.index)
         if not _are_addresses(self.addresses):
             raise TypeError(
                 "TaskConfig: addresses must map jobs to lists of 'host:port'; got "
@@ -84,6 +85,7 @@ class TaskConfig:
         return f"/job:{self.job}/replica:0/task:{self.index}"
 
 
+@public
 def read_tf_config(text: str | None = None) -> TaskConfig:
     """Reads and checks TF_CONFIG.
 
@@ -98,7 +100,7 @@ def read_tf_config(text: str | None = None) -> TaskConfig:
       ValueError: it is missing, not JSON, or wrong; every fault is named.
     """
     if text is not None:
-        check_text("read_tf_config", text=text, empty=True)
+        check_text(text=text, empty=True)
     if text is None:
         text = os.environ.get("TF_CONFIG")
     if not text:
@@ -124,11 +126,12 @@ def find_tf_config() -> TaskConfig | None:
     return read_tf_config(text)
 
 
-def check_task(caller: str, task: Any) -> None:
+def check_task(task: Any) -> None:
     """Refuses anything but a ``TaskConfig``."""
     if not isinstance(task, TaskConfig):
         raise TypeError(
-            f"{caller}: task must be a cluster.TaskConfig, as cluster.read_tf_config() "
+            f"{caller()}: task must be a cluster.TaskConfig, as "
+            "cluster.read_tf_config() "
             f"returns; got {task!r}."
         )
 

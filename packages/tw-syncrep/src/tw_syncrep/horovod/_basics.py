@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from tw_core.checks import check_number
+from tw_core.checks import caller, check_number, public
 from tw_syncrep import _tf_compat
 from tw_syncrep.processes._group import ProcessGroup
 from tw_syncrep.processes._joining import join_prepared
@@ -40,13 +40,14 @@ class ProcessSet:
 
     process_set_id: int | None = None
 
+    @public
     def __init__(self, ranks_or_comm: Any) -> None:
         """Refuses, as there are no other sets.
 
         Raises:
           NotImplementedError: always.
         """
-        _refuse("ProcessSet", f"collectives are of all ranks; got {ranks_or_comm!r}")
+        _refuse(f"collectives are of all ranks; got {ranks_or_comm!r}")
 
     @property
     def ranks(self) -> list[int]:
@@ -74,6 +75,7 @@ global_process_set = ProcessSet.__new__(ProcessSet)
 global_process_set.process_set_id = 0
 
 
+@public
 def init(
     comm: Any = None, process_sets: Any = None, *, stall_timeout_s: float | None = None
 ) -> None:
@@ -102,13 +104,11 @@ def init(
     """
     global _group
     if comm is not None and comm != []:
-        _refuse(
-            "init", f"comm: all processes that were started are one group; {comm!r}"
-        )
+        _refuse(f"comm: all processes that were started are one group; {comm!r}")
     if process_sets is not None and process_sets != []:
-        _refuse("init", f"process_sets: collectives are of all ranks; {process_sets!r}")
+        _refuse(f"process_sets: collectives are of all ranks; {process_sets!r}")
     if stall_timeout_s is not None:
-        check_number("init", above=0.0, stall_timeout_s=stall_timeout_s)
+        check_number(above=0.0, stall_timeout_s=stall_timeout_s)
     if _group is None:
         if stall_timeout_s is None:
             stall_timeout_s = _read_seconds("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
@@ -169,82 +169,95 @@ def is_initialized() -> bool:
     return _group is not None
 
 
-def find_group(caller: str) -> ProcessGroup:
+def find_group() -> ProcessGroup:
     """Returns the group that ``init`` joined; errors name ``caller``."""
     if _group is None:
         raise ValueError(
-            f"{caller}: hvd.init() has not been called; call it once, before anything "
+            f"{caller()}: hvd.init() has not been called; call it once, before "
+            "anything "
             "else uses TensorFlow."
         )
     return _group
 
 
+@public
 def size() -> int:
     """Returns the number of processes."""
-    return find_group("size").size
+    return find_group().size
 
 
+@public
 def rank() -> int:
     """Returns this process's index among all, from 0."""
-    return find_group("rank").rank
+    return find_group().rank
 
 
+@public
 def local_size() -> int:
     """Returns the number of processes on this machine."""
-    return find_group("local_size").local_size
+    return find_group().local_size
 
 
+@public
 def local_rank() -> int:
     """Returns this process's index among those of its machine, from 0."""
-    return find_group("local_rank").local_rank
+    return find_group().local_rank
 
 
+@public
 def cross_size() -> int:
     """Returns the number of machines that have a process of this local rank."""
-    return len(_find_peers("cross_size"))
+    return len(_find_peers())
 
 
+@public
 def cross_rank() -> int:
     """Returns this machine's index among those that ``cross_size`` counts, from 0."""
-    group = find_group("cross_rank")
-    return _find_peers("cross_rank").index(group.node_ranks[group.rank])
+    group = find_group()
+    return _find_peers().index(group.node_ranks[group.rank])
 
 
+@public
 def is_homogeneous() -> bool:
     """Returns whether every machine has the same number of processes."""
-    counts = Counter(find_group("is_homogeneous").node_ranks)
+    counts = Counter(find_group().node_ranks)
     return len(set(counts.values())) == 1
 
 
+@public
 def rank_op(name: str | None = None) -> tf.Tensor:
     """Returns ``rank()`` as an int32 tensor of shape []."""
-    return tf.constant(find_group("rank_op").rank, tf.int32, name=name or "rank")
+    return tf.constant(find_group().rank, tf.int32, name=name or "rank")
 
 
+@public
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """Returns ``local_rank()`` as an int32 tensor of shape []."""
-    own = find_group("local_rank_op").local_rank
+    own = find_group().local_rank
     return tf.constant(own, tf.int32, name=name or "local_rank")
 
 
+@public
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Returns ``size()`` as an int32 tensor of shape []."""
-    _check_set_id("size_op", process_set_id)
-    return tf.constant(find_group("size_op").size, tf.int32, name=name or "size")
+    _check_set_id(process_set_id)
+    return tf.constant(find_group().size, tf.int32, name=name or "size")
 
 
+@public
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """Returns ``local_size()`` as an int32 tensor of shape []."""
-    own = find_group("local_size_op").local_size
+    own = find_group().local_size
     return tf.constant(own, tf.int32, name=name or "local_size")
 
 
+@public
 def process_set_included_op(
     process_set_id: int = 0, name: str | None = None
 ) -> tf.Tensor:
     """Returns 1, int32 []: every process belongs to the global process set."""
-    _check_set_id("process_set_included_op", process_set_id)
-    find_group("process_set_included_op")
+    _check_set_id(process_set_id)
+    find_group()
     return tf.constant(1, tf.int32, name=name or "process_set_included")
 
 
@@ -298,73 +311,79 @@ def rocm_built() -> bool:
     return False
 
 
+@public
 def add_process_set(process_set: Any) -> NoReturn:
     """Refuses: collectives always involve all ranks.
 
     Raises:
       NotImplementedError: always.
     """
-    _refuse("add_process_set", f"collectives are of all ranks; got {process_set!r}")
+    _refuse(f"collectives are of all ranks; got {process_set!r}")
 
 
+@public
 def remove_process_set(process_set: Any) -> NoReturn:
     """Refuses: there are no process sets to remove.
 
     Raises:
       NotImplementedError: always.
     """
-    _refuse("remove_process_set", f"collectives are of all ranks; got {process_set!r}")
+    _refuse(f"collectives are of all ranks; got {process_set!r}")
 
 
+@public
 def start_timeline(file_path: str, mark_cycles: bool = False) -> NoReturn:
     """Refuses: ``tf.profiler.experimental.start`` records collectives too.
 
     Raises:
       NotImplementedError: always.
     """
-    _refuse("start_timeline", "use tf.profiler.experimental.start(logdir)")
+    _refuse("use tf.profiler.experimental.start(logdir)")
 
 
+@public
 def stop_timeline() -> NoReturn:
     """Refuses: ``tf.profiler.experimental.stop`` ends a recording of collectives too.
 
     Raises:
       NotImplementedError: always.
     """
-    _refuse("stop_timeline", "use tf.profiler.experimental.stop()")
+    _refuse("use tf.profiler.experimental.stop()")
 
 
-def check_process_set(caller: str, process_set: Any) -> None:
+def check_process_set(process_set: Any) -> None:
     """Refuses every process set but the global one."""
     if process_set is not global_process_set:
-        _refuse(caller, f"process_set must be global_process_set; got {process_set!r}")
+        _refuse(f"process_set must be global_process_set; got {process_set!r}")
 
 
-def check_op(caller: str, op: Any, among: Sequence[ReduceOp]) -> ReduceOp:
+def check_op(op: Any, among: Sequence[ReduceOp]) -> ReduceOp:
     """Returns ``op`` as a reduction, which must be in ``among``."""
     known = ", ".join(member.name for member in among)
     try:
         found = ReduceOp(op)
     except ValueError:
-        raise ValueError(f"{caller}: op must be one of {known}; got {op!r}.") from None
+        raise ValueError(
+            f"{caller()}: op must be one of {known}; got {op!r}."
+        ) from None
     if found not in among:
-        _refuse(caller, f"op must be one of {known}; got {found.name}")
+        _refuse(f"op must be one of {known}; got {found.name}")
     return found
 
 
-def choose_op(caller: str, op: Any, average: bool | None) -> ReduceOp:
+def choose_op(op: Any, average: bool | None) -> ReduceOp:
     """Returns the reduction given by ``op``, or by Horovod's older ``average``."""
     if average is None:
-        return check_op(caller, Average if op is None else op, ALL_OPS)
+        return check_op(Average if op is None else op, ALL_OPS)
     if op is not None:
         raise ValueError(
-            f"{caller}: op and average say the same; got op={op!r} and "
+            f"{caller()}: op and average say the same; got op={op!r} and "
             f"average={average!r}, pass op alone."
         )
     warnings.warn(
-        f"{caller}: average is deprecated; pass op=hvd.Average or op=hvd.Sum.",
+        f"{caller()}: average is deprecated; pass op=hvd.Average or op=hvd.Sum.",
         DeprecationWarning,
-        stacklevel=4,
+        stacklevel=5,
     )
     return Average if average else Sum
 
@@ -372,17 +391,19 @@ def choose_op(caller: str, op: Any, average: bool | None) -> ReduceOp:
 ALL_OPS = (Average, Sum, Min, Max, Product)
 
 
-def _find_peers(caller: str) -> list[int]:
+def _find_peers() -> list[int]:
     """Returns the machines that have a process of this local rank."""
-    group = find_group(caller)
+    group = find_group()
     counts = Counter(group.node_ranks)
     return sorted(node for node, n in counts.items() if n > group.local_rank)
 
 
-def _check_set_id(caller: str, process_set_id: int) -> None:
+def _check_set_id(process_set_id: int) -> None:
     if process_set_id != 0:
-        _refuse(caller, f"process_set_id must be 0; got {process_set_id!r}")
+        _refuse(f"process_set_id must be 0; got {process_set_id!r}")
 
 
-def _refuse(caller: str, why: str) -> NoReturn:
-    raise NotImplementedError(f"{caller}: not supported by tw_syncrep.horovod: {why}.")
+def _refuse(why: str) -> NoReturn:
+    raise NotImplementedError(
+        f"{caller()}: not supported by tw_syncrep.horovod: {why}."
+    )

@@ -34,7 +34,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
         mean, variance = super()._moments(inputs, mask)
-        if find_group("SyncBatchNormalization").size == 1:
+        if find_group().size == 1:
             return mean, variance
         # Var[x] = E[(x - a)^2] - E[x - a]^2 for any a that all ranks share; one near
         # the mean loses the fewest digits.

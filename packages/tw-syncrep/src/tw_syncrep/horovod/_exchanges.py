@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import flat_packs
+from tw_core.checks import caller
 from tw_syncrep.horovod._basics import Average, Max, Min, Product, ReduceOp, Sum
 from tw_syncrep.processes._agreement import Exchange, TensorSpec
 from tw_syncrep.processes._collectives import (
@@ -43,7 +44,6 @@ _MOVED = ("int32", "int64", "float32", "float64", *_NARROW, *_AS_VALUES, *_AS_BI
 
 
 def reduce(
-    caller: str,
     tensors: Sequence[tf.Tensor],
     op: ReduceOp,
     *,
@@ -56,7 +56,7 @@ def reduce(
     ``scales`` multiply before and after. Means of integers are rounded towards zero.
     Ranks match the exchange by ``name``; by program order if it is "".
     """
-    _check_dtypes(caller, tensors, _REDUCED)
+    _check_dtypes(tensors, _REDUCED)
     wide = [scaled(_widened(t), scales[0]) for t in tensors]
     if group.size > 1:
         options = (("op", op.name), *_describe_scales(scales))
@@ -71,10 +71,10 @@ def reduce(
 
 
 def gather_all(
-    caller: str, tensors: Sequence[tf.Tensor], *, group: ProcessGroup, name: str = ""
+    tensors: Sequence[tf.Tensor], *, group: ProcessGroup, name: str = ""
 ) -> list[tf.Tensor]:
     """Joins [R, ...] of every rank in rank order; R may differ by tensor and rank."""
-    _check_rows(caller, tensors)
+    _check_rows(tensors)
     if group.size == 1 or not tensors:
         return list(tensors)
     carried = [_carried(tensor) for tensor in tensors]
@@ -96,18 +96,13 @@ def gather_all(
 
 
 def deal(
-    caller: str,
-    rows: tf.Tensor,
-    counts: tf.Tensor,
-    *,
-    group: ProcessGroup,
-    name: str = "",
+    rows: tf.Tensor, counts: tf.Tensor, *, group: ProcessGroup, name: str = ""
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Sends each rank its rows, those for rank 0 first; ``counts`` is int32 [size].
 
     Returns the rows sent to this rank, those of rank 0 first, and their counts.
     """
-    _check_rows(caller, [rows])
+    _check_rows([rows])
     if group.size == 1:
         return rows, counts
     carried = _carried(rows)
@@ -134,7 +129,6 @@ def deal(
 
 
 def reduce_shares(
-    caller: str,
     tensor: tf.Tensor,
     op: ReduceOp,
     *,
@@ -143,8 +137,8 @@ def reduce_shares(
     name: str = "",
 ) -> tf.Tensor:
     """Reduces [R, ...] to row shares; the first ``R % size`` ranks get one more row."""
-    _check_dtypes(caller, [tensor], _REDUCED)
-    _check_rows(caller, [tensor])
+    _check_dtypes([tensor], _REDUCED)
+    _check_rows([tensor])
     wide = scaled(_widened(tensor), scales[0])
     if group.size == 1:
         return _finished(wide, op, scales[1], group, tensor.dtype)
@@ -345,9 +339,7 @@ def _describe_rows(tensor: tf.Tensor) -> TensorSpec:
     return TensorSpec("", tensor.dtype.name, (None, *tensor.shape.as_list()[1:]))
 
 
-def _check_dtypes(
-    caller: str, tensors: Sequence[tf.Tensor], known: Sequence[str]
-) -> None:
+def _check_dtypes(tensors: Sequence[tf.Tensor], known: Sequence[str]) -> None:
     others = [
         f"{n} is {t.dtype.name}"
         for n, t in enumerate(tensors)
@@ -355,16 +347,16 @@ def _check_dtypes(
     ]
     if others:
         raise ValueError(
-            f"{caller}: tensors must be {', '.join(known)}; of those given, "
+            f"{caller()}: tensors must be {', '.join(known)}; of those given, "
             f"{', '.join(others)}."
         )
 
 
-def _check_rows(caller: str, tensors: Sequence[tf.Tensor]) -> None:
-    _check_dtypes(caller, tensors, _MOVED)
+def _check_rows(tensors: Sequence[tf.Tensor]) -> None:
+    _check_dtypes(tensors, _MOVED)
     others = [f"{n} is {t.shape}" for n, t in enumerate(tensors) if not t.shape.rank]
     if others:
         raise ValueError(
-            f"{caller}: tensors must have rows, a shape of known rank above zero; of "
+            f"{caller()}: tensors must have rows, a shape of known rank above zero; of "
             f"those given, {', '.join(others)}."
         )

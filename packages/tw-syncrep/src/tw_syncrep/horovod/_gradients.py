@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, check_number
+from tw_core.checks import caller, check_flag, check_number
 from tw_core.modes import without_autograph
 from tw_syncrep.horovod import _ops
 from tw_syncrep.horovod._basics import (
@@ -36,7 +36,6 @@ _WIRES = {
 class GradientReducer:
     """Reduces the gradients of a step over all ranks."""
 
-    caller: str
     op: ReduceOp
     compression: Any
     sparse_as_dense: bool
@@ -51,7 +50,7 @@ class GradientReducer:
 
         Ranks must agree on the variables' names.
         """
-        group = find_group(self.caller)
+        group = find_group()
         results = self.densify(grads)
         if group.size == 1:
             return results
@@ -77,7 +76,7 @@ class GradientReducer:
         ]
 
     def _reduce_shared(self, grads: list[Any], names: list[str]) -> list[Any]:
-        group = find_group(self.caller)
+        group = find_group()
         if self.op not in (Average, Sum):
             compression = self.compression
             return _ops.grouped_allreduce(grads, op=self.op, compression=compression)
@@ -102,7 +101,6 @@ class GradientReducer:
 
 
 def make_reducer(
-    caller: str,
     among: Sequence[ReduceOp],
     *,
     op: Any,
@@ -118,42 +116,43 @@ def make_reducer(
 
     ``groups`` is checked but changes nothing, as all gradients travel together.
     """
-    check_process_set(caller, process_set)
-    known = check_op(caller, op, among)
+    check_process_set(process_set)
+    known = check_op(op, among)
     factor = gradient_predivide_factor
-    check_number(caller, above=0.0, gradient_predivide_factor=factor)
-    check_flag(caller, sparse_as_dense=sparse_as_dense)
-    check_flag(caller, scale_local_gradients=scale_local_gradients)
+    check_number(above=0.0, gradient_predivide_factor=factor)
+    check_flag(sparse_as_dense=sparse_as_dense)
+    check_flag(scale_local_gradients=scale_local_gradients)
     if factor != 1.0 and known is not Average:
         raise ValueError(
-            f"{caller}: gradient_predivide_factor is for op Average; got {factor} with "
+            f"{caller()}: gradient_predivide_factor is for op Average; got {factor} "
+            "with "
             f"{known.name}."
         )
     if num_groups:
         warnings.warn(
-            f"{caller}: num_groups is deprecated; pass groups.",
+            f"{caller()}: num_groups is deprecated; pass groups.",
             DeprecationWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
         groups = num_groups if groups is None else groups
     is_number = isinstance(groups, int) and groups > 0
     if not (groups is None or isinstance(groups, list) or is_number):
         raise ValueError(
-            f"{caller}: groups must be a positive number or a list of lists of "
+            f"{caller()}: groups must be a positive number or a list of lists of "
             f"variables; got {groups!r}."
         )
-    find_group(caller)
+    find_group()
     return GradientReducer(
-        caller, known, compression, sparse_as_dense, factor, scale_local_gradients
+        known, compression, sparse_as_dense, factor, scale_local_gradients
     )
 
 
-def check_dense(caller: str, grads: Grads) -> None:
+def check_dense(grads: Grads) -> None:
     """Refuses sparse gradients, which cannot be added up over several passes."""
     sparse = [n for n, g in enumerate(grads) if isinstance(g, tf.IndexedSlices)]
     if sparse:
         raise ValueError(
-            f"{caller}: backward_passes_per_step above 1 adds dense gradients; at "
+            f"{caller()}: backward_passes_per_step above 1 adds dense gradients; at "
             f"positions {sparse} are tf.IndexedSlices: pass sparse_as_dense=True."
         )
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tw_core.checks import public
 from tw_core.modes import without_autograph
 from tw_syncrep import _tf_compat
 from tw_syncrep.horovod import _exchanges
@@ -24,6 +25,7 @@ from tw_syncrep.processes._variables import broadcast
 _WORD_BYTES = 4
 
 
+@public
 def broadcast_object(
     obj: Any,
     root_rank: int = 0,
@@ -48,8 +50,8 @@ def broadcast_object(
       ValueError: ``init`` was not called, or the root is not a rank.
       ReplicaTimeoutError: a rank is missing.
     """
-    check_process_set("broadcast_object", process_set)
-    group = find_group("broadcast_object")
+    check_process_set(process_set)
+    group = find_group()
     is_root = group.rank == root_rank
     words = _to_words(obj) if is_root else np.zeros([0], np.int32)
     with _tf_compat.eager_mode():
@@ -67,6 +69,7 @@ def broadcast_object(
     return obj if is_root else _to_object(received.numpy())
 
 
+@public
 def broadcast_object_fn(
     root_rank: int = 0,
     session: Any = None,
@@ -81,11 +84,12 @@ def broadcast_object_fn(
       name: ranks must agree on it.
       process_set: all ranks.
     """
-    check_process_set("broadcast_object_fn", process_set)
-    find_group("broadcast_object_fn")
+    check_process_set(process_set)
+    find_group()
     return lambda obj: broadcast_object(obj, root_rank, name=name)
 
 
+@public
 def allgather_object(
     obj: Any,
     session: Any = None,
@@ -108,18 +112,17 @@ def allgather_object(
       ValueError: ``init`` was not called.
       ReplicaTimeoutError: a rank is missing.
     """
-    check_process_set("allgather_object", process_set)
-    group = find_group("allgather_object")
+    check_process_set(process_set)
+    group = find_group()
     words = _to_words(obj)
     with _tf_compat.eager_mode():
         own = [tf.constant(words), tf.constant([len(words)])]
-        got, counts = _exchanges.gather_all(
-            "allgather_object", own, group=group, name=name or ""
-        )
+        got, counts = _exchanges.gather_all(own, group=group, name=name or "")
         parts = np.split(got.numpy(), np.cumsum(counts.numpy())[:-1])
     return [_to_object(part) for part in parts]
 
 
+@public
 def barrier(process_set: Any = global_process_set) -> None:
     """Waits until all ranks have called it; runs at once, in graph mode too.
 
@@ -131,12 +134,13 @@ def barrier(process_set: Any = global_process_set) -> None:
       ValueError: ``init`` was not called.
       ReplicaTimeoutError: a rank is missing.
     """
-    check_process_set("barrier", process_set)
-    group = find_group("barrier")
+    check_process_set(process_set)
+    group = find_group()
     with _tf_compat.eager_mode():
-        _exchanges.reduce("barrier", [tf.zeros([1], tf.int32)], Max, group=group)
+        _exchanges.reduce([tf.zeros([1], tf.int32)], Max, group=group)
 
 
+@public
 @without_autograph
 def join() -> tf.Tensor:
     """Reports that this rank's data has ended, and waits until all ranks' data has.
@@ -155,7 +159,7 @@ def join() -> tf.Tensor:
         all ranks.
       ReplicaTimeoutError: a rank is missing.
     """
-    group = find_group("join")
+    group = find_group()
     if tf.executing_eagerly():
         return tf.constant(_join(group), tf.int32)
     last = tf.numpy_function(lambda: np.int32(_join(group)), [], tf.int32)
@@ -167,7 +171,7 @@ def _join(group: ProcessGroup) -> int:
     waited = finish(group)
     with _tf_compat.eager_mode():
         own = tf.constant([waited], tf.int32)
-        [all_waited] = _exchanges.gather_all("join", [own], group=group)
+        [all_waited] = _exchanges.gather_all([own], group=group)
         steps = all_waited.numpy()
     return int(np.flatnonzero(steps == steps.min())[-1])
 

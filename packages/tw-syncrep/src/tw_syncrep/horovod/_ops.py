@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core.checks import caller, public
 from tw_core.gradients import with_gradient
 from tw_core.modes import without_autograph
 from tw_syncrep.horovod import _exchanges
@@ -28,6 +29,7 @@ from tw_syncrep.processes._variables import broadcast_tensors
 Tensors = list[tf.Tensor]
 
 
+@public
 @without_autograph
 def allreduce(
     tensor: Any,
@@ -71,18 +73,18 @@ def allreduce(
         dtype that cannot be added; a tensor that differs from another rank's.
       ReplicaTimeoutError: a rank is missing.
     """
-    check_process_set("allreduce", process_set)
+    check_process_set(process_set)
     [result] = _allreduce(
-        "allreduce",
         [tensor],
         compression,
-        choose_op("allreduce", op, average),
+        choose_op(op, average),
         (prescale_factor, postscale_factor),
         full_name(name, ignore_name_scope),
     )
     return named(result, name)
 
 
+@public
 @without_autograph
 def grouped_allreduce(
     tensors: Sequence[Any],
@@ -120,14 +122,14 @@ def grouped_allreduce(
       ValueError: as in ``allreduce``.
       ReplicaTimeoutError: as in ``allreduce``.
     """
-    caller = "grouped_allreduce"
-    check_process_set(caller, process_set)
+    check_process_set(process_set)
     scales = (prescale_factor, postscale_factor)
-    chosen = choose_op(caller, op, average)
+    chosen = choose_op(op, average)
     label = full_name(name, ignore_name_scope)
-    return _allreduce(caller, tensors, compression, chosen, scales, label)
+    return _allreduce(tensors, compression, chosen, scales, label)
 
 
+@public
 @without_autograph
 def allgather(
     tensor: Any,
@@ -152,12 +154,13 @@ def allgather(
         another rank's.
       ReplicaTimeoutError: a rank is missing.
     """
-    check_process_set("allgather", process_set)
+    check_process_set(process_set)
     label = full_name(name, ignore_name_scope)
-    [result] = gather_rows("allgather", [tensor], label)
+    [result] = gather_rows([tensor], label)
     return named(result, name)
 
 
+@public
 @without_autograph
 def grouped_allgather(
     tensors: Sequence[Any],
@@ -181,11 +184,12 @@ def grouped_allgather(
       ValueError: as in ``allgather``.
       ReplicaTimeoutError: as in ``allgather``.
     """
-    check_process_set("grouped_allgather", process_set)
+    check_process_set(process_set)
     label = full_name(name, ignore_name_scope)
-    return gather_rows("grouped_allgather", tensors, label)
+    return gather_rows(tensors, label)
 
 
+@public
 @without_autograph
 def broadcast(
     tensor: Any,
@@ -212,8 +216,8 @@ def broadcast(
         or dtype that differs from another rank's.
       ReplicaTimeoutError: a rank is missing.
     """
-    check_process_set("broadcast", process_set)
-    group = find_group("broadcast")
+    check_process_set(process_set)
+    group = find_group()
     label = full_name(name, ignore_name_scope)
 
     def forward(given: Tensors) -> Tensors:
@@ -221,7 +225,7 @@ def broadcast(
 
     def backward(grads: Tensors) -> Tensors:
         above = of_gradient(label)
-        reduced = _reduced("broadcast", grads, Average, (1.0, 1.0), above)
+        reduced = _reduced(grads, Average, (1.0, 1.0), above)
         return reduced if group.rank == root_rank else [reduced[0] * 0]
 
     [result] = differentiable(forward, backward, [tf.convert_to_tensor(tensor)])
@@ -232,30 +236,30 @@ def reduce_rows(
     slices: tf.IndexedSlices, op: ReduceOp, name: str = ""
 ) -> tf.IndexedSlices:
     """Joins the rows of all ranks, divided by the group's size if ``op`` is Average."""
-    size = find_group("allreduce").size
-    values, indices = gather_rows("allreduce", [slices.values, slices.indices], name)
+    size = find_group().size
+    values, indices = gather_rows([slices.values, slices.indices], name)
     if op is Average:
         values = values / tf.cast(size, values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def gather_rows(caller: str, tensors: Sequence[Any], name: str = "") -> Tensors:
+def gather_rows(tensors: Sequence[Any], name: str = "") -> Tensors:
     """Joins the rows of all ranks for each of several tensors, with gradients."""
-    group = find_group(caller)
+    group = find_group()
     known = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if not known:
         return []
 
     def backward(grads: Tensors) -> Tensors:
         above = of_gradient(name)
-        means = _reduced(caller, grads, Average, (1.0, 1.0), above)
+        means = _reduced(grads, Average, (1.0, 1.0), above)
         rows = tf.stack([tf.shape(tensor)[0] for tensor in known])
-        [counts] = _exchanges.gather_all(caller, [rows[None]], group=group, name=above)
+        [counts] = _exchanges.gather_all([rows[None]], group=group, name=above)
         before = tf.reduce_sum(counts[: group.rank], axis=0)
         return [mean[before[n] :][: rows[n]] for n, mean in enumerate(means)]
 
     def forward(given: Tensors) -> Tensors:
-        return _exchanges.gather_all(caller, given, group=group, name=name)
+        return _exchanges.gather_all(given, group=group, name=name)
 
     return differentiable(forward, backward, known)
 
@@ -308,44 +312,39 @@ def of_gradient(name: str) -> str:
 
 
 def _allreduce(
-    caller: str,
     tensors: Sequence[Any],
     compression: Any,
     op: ReduceOp,
     scales: tuple[float, float],
     name: str,
 ) -> list[Any]:
-    find_group(caller)
+    find_group()
     sparse = {n: t for n, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)}
     if sparse and (op not in (Average, Sum) or scales != (1.0, 1.0)):
         raise NotImplementedError(
-            f"{caller}: takes tf.IndexedSlices with op Average or Sum and without "
+            f"{caller()}: takes tf.IndexedSlices with op Average or Sum and without "
             f"factors; got {op.name} and factors {scales}."
         )
     results: dict[int, Any] = {n: reduce_rows(t, op, name) for n, t in sparse.items()}
     dense = [n for n in range(len(tensors)) if n not in sparse]
     sent = [compression.compress(tf.convert_to_tensor(tensors[n])) for n in dense]
-    reduced = _reduced(caller, [tensor for tensor, _ in sent], op, scales, name)
+    reduced = _reduced([tensor for tensor, _ in sent], op, scales, name)
     for n, tensor, (_, context) in zip(dense, reduced, sent, strict=True):
         results[n] = compression.decompress(tensor, context)
     return [results[n] for n in range(len(tensors))]
 
 
 def _reduced(
-    caller: str,
-    tensors: Tensors,
-    op: ReduceOp,
-    scales: tuple[float, float],
-    name: str = "",
+    tensors: Tensors, op: ReduceOp, scales: tuple[float, float], name: str = ""
 ) -> Tensors:
     if not tensors:
         return []
-    group = find_group(caller)
+    group = find_group()
     return differentiable(
         lambda given: _exchanges.reduce(
-            caller, given, op, group=group, scales=scales, name=name
+            given, op, group=group, scales=scales, name=name
         ),
-        lambda grads: _reduced(caller, grads, op, scales, of_gradient(name)),
+        lambda grads: _reduced(grads, op, scales, of_gradient(name)),
         tensors,
     )
 
@@ -357,5 +356,5 @@ def _broadcast(
         return broadcast_tensors([tensor], group=group, root=root, label=name)[0]
     flat = tf.reshape(tensor, [-1])
     own = flat if group.rank == root else flat[:0]
-    [received] = _exchanges.gather_all("broadcast", [own], group=group, name=name)
+    [received] = _exchanges.gather_all([own], group=group, name=name)
     return tf.ensure_shape(tf.reshape(received, tf.shape(tensor)), tensor.shape)

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, check_whole_number
+from tw_core.checks import check_flag, check_whole_number, public
 from tw_core.flat_variables import slots_like_parts
 from tw_core.modes import builds_session_graph, without_autograph
 from tw_syncrep.horovod._basics import ALL_OPS, Average, global_process_set
@@ -26,6 +26,7 @@ from tw_syncrep.horovod.compression import Compression
 v1 = tf.compat.v1
 
 
+@public
 def DistributedOptimizer(
     optimizer: Any,
     name: str | None = None,
@@ -96,13 +97,9 @@ def DistributedOptimizer(
             process_set=process_set,
             scale_local_gradients=scale_local_gradients,
         )
-    caller = "DistributedOptimizer"
-    check_whole_number(
-        caller, backward_passes_per_step=backward_passes_per_step, at_least=1
-    )
-    check_flag(caller, average_aggregated_gradients=average_aggregated_gradients)
+    check_whole_number(backward_passes_per_step=backward_passes_per_step, at_least=1)
+    check_flag(average_aggregated_gradients=average_aggregated_gradients)
     reducer = make_reducer(
-        caller,
         ALL_OPS,
         op=op,
         compression=compression,
@@ -226,7 +223,7 @@ class _DistributedOptimizer(v1.train.Optimizer):  # type: ignore[misc,name-defin
                 "graphs with this optimizer; use one of keras.optimizers."
             )
         dense = self._reducer.densify(grads)
-        check_dense("DistributedOptimizer", dense)
+        check_dense(dense)
         places = [n for n, grad in enumerate(dense) if grad is not None]
         own = [dense[n] for n in places]
         with v1.variable_scope(None, default_name="tw_syncrep_passes"):

@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core.checks import public
 from tw_core.modes import without_autograph
 from tw_syncrep.horovod import _exchanges
 from tw_syncrep.horovod._basics import (
@@ -27,6 +28,7 @@ from tw_syncrep.horovod.compression import Compression
 from tw_syncrep.processes._group import ProcessGroup
 
 
+@public
 @without_autograph
 def alltoall(
     tensor: Any,
@@ -57,28 +59,27 @@ def alltoall(
         of the number of ranks.
       ReplicaTimeoutError: a rank is missing.
     """
-    check_process_set("alltoall", process_set)
-    group = find_group("alltoall")
+    check_process_set(process_set)
+    group = find_group()
     rows = tf.convert_to_tensor(tensor)
     counts = _count_rows(rows, splits, group)
     label, received = full_name(name, ignore_name_scope), Tensors()
 
     def forward(given: Tensors) -> Tensors:
-        got, own = _exchanges.deal(
-            "alltoall", given[0], counts, group=group, name=label
-        )
+        got, own = _exchanges.deal(given[0], counts, group=group, name=label)
         received.append(own)
         return [got, own]
 
     def backward(grads: Tensors) -> Tensors:
         own = received[-1]
         above = of_gradient(label)
-        return [_exchanges.deal("alltoall", grads[0], own, group=group, name=above)[0]]
+        return [_exchanges.deal(grads[0], own, group=group, name=above)[0]]
 
     got, own = differentiable(forward, backward, [rows])
     return named(got, name) if splits is None else (named(got, name), own)
 
 
+@public
 @without_autograph
 def reducescatter(
     tensor: Any,
@@ -112,13 +113,14 @@ def reducescatter(
       ValueError: as in ``allreduce``; shape [].
       ReplicaTimeoutError: a rank is missing.
     """
-    check_process_set("reducescatter", process_set)
+    check_process_set(process_set)
     scales = (prescale_factor, postscale_factor)
     label = full_name(name, ignore_name_scope)
-    [result] = _reducescatter("reducescatter", [tensor], compression, op, scales, label)
+    [result] = _reducescatter([tensor], compression, op, scales, label)
     return named(result, name)
 
 
+@public
 @without_autograph
 def grouped_reducescatter(
     tensors: Sequence[Any],
@@ -148,10 +150,9 @@ def grouped_reducescatter(
       ValueError: as in ``reducescatter``.
       ReplicaTimeoutError: as in ``reducescatter``.
     """
-    caller = "grouped_reducescatter"
-    check_process_set(caller, process_set)
+    check_process_set(process_set)
     scales = (prescale_factor, postscale_factor)
-    return _reducescatter(caller, tensors, compression, op, scales)
+    return _reducescatter(tensors, compression, op, scales)
 
 
 def _count_rows(rows: tf.Tensor, splits: Any, group: ProcessGroup) -> tf.Tensor:
@@ -171,27 +172,26 @@ def _count_rows(rows: tf.Tensor, splits: Any, group: ProcessGroup) -> tf.Tensor:
 
 
 def _reducescatter(
-    caller: str,
     tensors: Sequence[Any],
     compression: Any,
     op: Any,
     scales: tuple[float, float],
     name: str = "",
 ) -> Tensors:
-    group = find_group(caller)
-    known = check_op(caller, op, (Average, Sum))
+    group = find_group()
+    known = check_op(op, (Average, Sum))
     factor = scales[0] * scales[1] * (group.size if known is Sum else 1)
 
     def forward(given: Tensors) -> Tensors:
         return [
             _exchanges.reduce_shares(
-                caller, given[0], known, group=group, scales=scales, name=name
+                given[0], known, group=group, scales=scales, name=name
             )
         ]
 
     def backward(grads: Tensors) -> Tensors:
         scaled = _exchanges.scaled(grads[0], factor)
-        return gather_rows(caller, [scaled], of_gradient(name))
+        return gather_rows([scaled], of_gradient(name))
 
     results = []
     for tensor in tensors:

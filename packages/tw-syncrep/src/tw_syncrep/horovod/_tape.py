@@ -5,11 +5,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core.checks import caller, public
 from tw_syncrep.horovod._basics import ALL_OPS, Average, global_process_set
 from tw_syncrep.horovod._gradients import GradientReducer, make_reducer
 from tw_syncrep.horovod.compression import Compression
 
 
+@public
 def DistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",
@@ -46,11 +48,9 @@ def DistributedGradientTape(
       ValueError: ``init`` was not called; an argument is out of range.
       TypeError: not a tape, or an argument has the wrong type.
     """
-    caller = "DistributedGradientTape"
     if not isinstance(gradtape, tf.GradientTape):
-        raise TypeError(f"{caller}: needs a tf.GradientTape; got {gradtape!r}.")
+        raise TypeError(f"{caller()}: needs a tf.GradientTape; got {gradtape!r}.")
     reducer = make_reducer(
-        caller,
         ALL_OPS,
         op=op,
         compression=compression,

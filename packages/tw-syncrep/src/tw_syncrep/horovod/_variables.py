@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core.checks import public
 from tw_core.modes import builds_session_graph, without_autograph
 from tw_syncrep import processes
 from tw_syncrep.horovod._basics import (
@@ -16,6 +17,7 @@ from tw_syncrep.horovod._basics import (
 v1 = tf.compat.v1
 
 
+@public
 def broadcast_variables(
     variables: Sequence[Any],
     root_rank: int,
@@ -42,11 +44,12 @@ def broadcast_variables(
         rank, or variables that differ from another rank's.
       ReplicaTimeoutError: a rank is missing.
     """
-    check_process_set("broadcast_variables", process_set)
-    group = find_group("broadcast_variables")
+    check_process_set(process_set)
+    group = find_group()
     return processes.broadcast_variables(list(variables), group=group, root=root_rank)
 
 
+@public
 @without_autograph
 def broadcast_(
     variables: Sequence[Any],
@@ -70,8 +73,8 @@ def broadcast_(
       ValueError: as in ``broadcast_variables``.
       ReplicaTimeoutError: as in ``broadcast_variables``.
     """
-    check_process_set("broadcast_", process_set)
-    group = find_group("broadcast_")
+    check_process_set(process_set)
+    group = find_group()
     own = list(variables)
     done = processes.broadcast_variables(own, group=group, root=root_rank)
     with tf.control_dependencies([] if done is None else [done]):

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from queue import SimpleQueue
 from types import FrameType
 
-from tw_core.checks import check_list, check_text
+from tw_core.checks import check_list, check_text, public
 from tw_syncrep.cluster._network_exposure import isolate
 from tw_syncrep.launch._gpus import find_gpus, share_gpus
 from tw_syncrep.launch._machine import Machine
@@ -45,6 +45,7 @@ _AGREED = (
 )
 
 
+@public
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs ``tw-launch``.
 
@@ -60,8 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
       TypeError: ``arguments`` are not strings.
     """
     if arguments is not None:
-        for argument in check_list("main", arguments=arguments, empty=True):
-            check_text("main", argument=argument, empty=True)
+        for argument in check_list(arguments=arguments, empty=True):
+            check_text(argument=argument, empty=True)
     options = parse(arguments)
     try:
         if options.isolate:

@@ -114,10 +114,10 @@ def join_prepared(
 ) -> ProcessGroup:
     """Joins as ``join`` does; calls ``prepare`` before TensorFlow's runtime starts."""
     global _joined
-    check_number("join", above=0.0, timeout_s=timeout_s)
-    check_number("join", above=0.0, first_timeout_s=first_timeout_s)
-    check_number("join", above=0.0, start_timeout_s=start_timeout_s)
-    check_number("join", above=0.0, stall_timeout_s=stall_timeout_s)
+    check_number(above=0.0, timeout_s=timeout_s)
+    check_number(above=0.0, first_timeout_s=first_timeout_s)
+    check_number(above=0.0, start_timeout_s=start_timeout_s)
+    check_number(above=0.0, stall_timeout_s=stall_timeout_s)
     before = None if _joined is None else _joined()
     if before is not None and not before.has_left:
         raise RuntimeError(
@@ -156,9 +156,9 @@ def _find_seat(coordinator: str | None, rank: int | None, size: int | None) -> _
         if rank is not None or size is not None:
             raise ValueError("join: rank and size are given with coordinator only.")
         return _seat_from_tf_config()
-    check_text("join", coordinator=coordinator)
-    count = check_whole_number("join", size=size, at_least=1)
-    own = check_whole_number("join", rank=rank, at_least=0)
+    check_text(coordinator=coordinator)
+    count = check_whole_number(size=size, at_least=1)
+    own = check_whole_number(rank=rank, at_least=0)
     try:
         address = split_address(coordinator)
     except ValueError:

@@ -22,7 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_function, check_list
+from tw_core.checks import caller, check_function, check_list
 from tw_core.gradients import check_weight, map_values, values_of
 from tw_core.modes import without_autograph
 from tw_syncrep.processes._gradient_exchange import (
@@ -174,9 +174,8 @@ def _reduce(
     divides_towers: bool = True,
 ) -> tuple[list[list[Any]], tf.Tensor]:
     """Returns the sums or means, and the total weight of all ranks."""
-    caller = "mean_across" if is_mean else "sum_across"
-    wire = _check(caller, grads, sum_towers, wire_dtype, names)
-    _check_weights(caller, weight, weights, len(grads))
+    wire = _check(grads, sum_towers, wire_dtype, names)
+    _check_weights(weight, weights, len(grads))
     # Narrow gradients are weighed where they are added, which yields their mean.
     narrow = [narrow_dtype(values_of(grad).dtype, wire) for grad in grads[0]]
     if weights is not None:
@@ -191,7 +190,7 @@ def _reduce(
             for tower, *factors in zip(grads, shares, own, strict=True)
         ]
     local = _add_towers(grads) if sum_towers is None else list(sum_towers(grads)[0])
-    _check_dtypes(caller, local, (*_FLOATS, *(() if is_mean else _WHOLE)))
+    _check_dtypes(local, (*_FLOATS, *(() if is_mean else _WHOLE)))
     if is_mean and weights is None:
         part = 1.0 / len(grads) if divides_towers else 1.0
         share: Any = part
@@ -220,7 +219,6 @@ def _reduce(
 
 
 def _check(
-    caller: str,
     grads: Grads,
     sum_towers: Callable[[Any], Any] | None,
     wire_dtype: Any,
@@ -229,30 +227,32 @@ def _check(
     lengths = [len(tower) for tower in grads]
     if not lengths or len(set(lengths)) > 1 or not lengths[0]:
         raise ValueError(
-            f"{caller}: every tower must bring the same number of gradients, at least "
+            f"{caller()}: every tower must bring the same number of gradients, at "
+            "least "
             f"one; got {lengths}."
         )
     absent = [n for n, g in enumerate(grads[0]) if g is None]
     if absent:
         raise ValueError(
-            f"{caller}: there is no gradient (None) at positions {absent}; leave these "
+            f"{caller()}: there is no gradient (None) at positions {absent}; leave "
+            "these "
             "variables out, on all ranks."
         )
     if sum_towers is not None:
-        check_function(caller, sum_towers=sum_towers)
+        check_function(sum_towers=sum_towers)
     if names and len(names) != lengths[0]:
         raise ValueError(
-            f"{caller}: needs a name per gradient; got {len(names)} for {lengths[0]}."
+            f"{caller()}: needs a name per gradient; got {len(names)} for {lengths[0]}."
         )
     wire = None if wire_dtype is None else tf.as_dtype(wire_dtype).name
     if wire not in _WIRE_DTYPES:
         raise ValueError(
-            f"{caller}: wire_dtype must be one of {_WIRE_DTYPES}; got {wire_dtype!r}."
+            f"{caller()}: wire_dtype must be one of {_WIRE_DTYPES}; got {wire_dtype!r}."
         )
     return wire
 
 
-def _check_dtypes(caller: str, local: Sequence[Any], known: Sequence[str]) -> None:
+def _check_dtypes(local: Sequence[Any], known: Sequence[str]) -> None:
     others = [
         f"{n} ({values_of(grad).dtype.name})"
         for n, grad in enumerate(local)
@@ -260,7 +260,7 @@ def _check_dtypes(caller: str, local: Sequence[Any], known: Sequence[str]) -> No
     ]
     if others:
         raise ValueError(
-            f"{caller}: takes {', '.join(known)}; got others at positions "
+            f"{caller()}: takes {', '.join(known)}; got others at positions "
             f"{', '.join(others)}."
         )
 
@@ -287,21 +287,22 @@ def _join_rows(column: Sequence[Any]) -> tf.IndexedSlices:
     )
 
 
-def _check_weights(caller: str, weight: Any, weights: Any, num_towers: int) -> None:
+def _check_weights(weight: Any, weights: Any, num_towers: int) -> None:
     if weight is not None:
-        check_weight(caller, weight)
+        check_weight(weight)
     if weights is None:
         return
     if weight is not None:
         raise ValueError(
-            f"{caller}: weights of towers make the weight of this rank, which is their "
+            f"{caller()}: weights of towers make the weight of this rank, which is "
+            "their "
             "sum; pass one of both."
         )
-    check_list(caller, weights=weights, of="numbers or scalar tensors, one per tower")
+    check_list(weights=weights, of="numbers or scalar tensors, one per tower")
     for own in weights:
-        check_weight(caller, own)
+        check_weight(own)
     if len(weights) != num_towers:
         raise ValueError(
-            f"{caller}: weights must be one per tower ({num_towers}); got "
+            f"{caller()}: weights must be one per tower ({num_towers}); got "
             f"{len(weights)}."
         )

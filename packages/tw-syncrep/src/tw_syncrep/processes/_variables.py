@@ -165,7 +165,7 @@ def broadcast_tensors(
     label: str = "",
 ) -> list[tf.Tensor]:
     """Broadcasts as ``broadcast`` does; ranks match it by its ``label``, if any."""
-    check_whole_number("broadcast", root=root, at_least=0)
+    check_whole_number(root=root, at_least=0)
     if root >= group.size:
         raise ValueError(f"broadcast: root must be below {group.size}; got {root}.")
     known = [tf.convert_to_tensor(tensor) for tensor in tensors]

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tw_core.black_box import Recorder
-from tw_core.checks import check_function
+from tw_core.checks import check_function, public
 from tw_syncrep._checks import check_kind, check_timeouts
 from tw_syncrep._replicas.timeouts.server_monitor import CHECK_EVERY_S, ServerMonitor
 
@@ -142,6 +142,7 @@ def _answer(call: Callable[[], Any]) -> _Answer:
 class TrainingSession:
     """The session of ``training_session``; used like a ``MonitoredSession``."""
 
+    @public
     def __init__(
         self,
         create: Callable[[], Any],
@@ -170,16 +171,12 @@ class TrainingSession:
           ValueError: a timeout is not above 0.
           SyncTimeoutError: it could not be created in time.
         """
-        check_function("TrainingSession", create=create)
-        check_function("TrainingSession", unanswered=unanswered)
-        check_function("TrainingSession", failure=failure)
-        check_function("TrainingSession", release=release)
-        check_kind("TrainingSession", Mapping, "addresses by task", servers=servers)
-        check_timeouts(
-            "TrainingSession",
-            wait_timeout_s=wait_timeout_s,
-            start_timeout_s=start_timeout_s,
-        )
+        check_function(create=create)
+        check_function(unanswered=unanswered)
+        check_function(failure=failure)
+        check_function(release=release)
+        check_kind(Mapping, "addresses by task", servers=servers)
+        check_timeouts(wait_timeout_s=wait_timeout_s, start_timeout_s=start_timeout_s)
         self._servers = servers
         self._wait_timeout_s = wait_timeout_s
         self._unanswered = unanswered
@@ -225,6 +222,7 @@ class TrainingSession:
             lambda: self._session.run(fetches, feed_dict, options, run_metadata),
         )
 
+    @public("TrainingSession.run_step_fn")
     def run_step_fn(self, step_fn: Callable[[Any], Any]) -> Any:
         """Runs a function of a step context, as ``MonitoredSession.run_step_fn``.
 
@@ -232,7 +230,7 @@ class TrainingSession:
           TypeError: ``step_fn`` is not a function.
           SyncTimeoutError: a wait took too long.
         """
-        check_function("TrainingSession.run_step_fn", step_fn=step_fn)
+        check_function(step_fn=step_fn)
         return self._call("a step", lambda: self._session.run_step_fn(step_fn))
 
     def should_stop(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.black_box import Recorder
-from tw_core.checks import check_flag, check_whole_number
+from tw_core.checks import check_flag, check_whole_number, public
 from tw_syncrep._checks import check_methods, check_session
 from tw_syncrep._errors import ReplicaReplacedError, SyncTimeoutError
 from tw_syncrep._replicas.protocol.graph import SyncGraph, share_initial_tokens
@@ -43,6 +43,7 @@ _MOST_REPLACED = 2
 class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """Made by ``SyncReplicasOptimizer.make_session_run_hook``."""
 
+    @public
     def __init__(
         self,
         optimizer: Any,
@@ -70,11 +71,11 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
                 "SyncReplicasHook: optimizer must be a SyncReplicasOptimizer; got "
                 f"{optimizer!r}."
             )
-        check_flag("SyncReplicasHook", is_chief=is_chief)
-        check_whole_number("SyncReplicasHook", num_tokens=num_tokens)
-        check_flag("SyncReplicasHook", ends_all=ends_all)
+        check_flag(is_chief=is_chief)
+        check_whole_number(num_tokens=num_tokens)
+        check_flag(ends_all=ends_all)
         if min_replicas is not None:
-            check_whole_number("SyncReplicasHook", min_replicas=min_replicas)
+            check_whole_number(min_replicas=min_replicas)
         self._optimizer = optimizer
         self._is_chief = is_chief
         self._num_tokens = num_tokens
@@ -135,6 +136,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._holds.append(HoldRounds(self._find_holding))
         return self._holds[-1]
 
+    @public("SyncReplicasHook.release")
     def release(self, *, is_left: bool) -> None:
         """Ends the threads of a session that has ended.
 
@@ -145,7 +147,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         Raises:
           TypeError: ``is_left`` is not a bool.
         """
-        check_flag("SyncReplicasHook.release", is_left=is_left)
+        check_flag(is_left=is_left)
         self._stop_threads()
         session, self._session = self._session, None
         if is_left and session is not None:
@@ -185,6 +187,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             on_failure=self._end_rounds,
         )
 
+    @public("SyncReplicasHook.is_under_way")
     def is_under_way(self, session: tf.compat.v1.Session, *, is_again: bool) -> bool:
         """Returns whether the servers hold a run that this chief is to continue.
 
@@ -204,9 +207,8 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
           ReplicaReplacedError: another process has this replica's number.
         """
         graph = self._graph
-        caller = "SyncReplicasHook.is_under_way"
-        check_session(caller, session, graph.train_op.graph)
-        check_flag(caller, is_again=is_again)
+        check_session(session, graph.train_op.graph)
+        check_flag(is_again=is_again)
         if not self._is_chief:
             return False
         is_held = self._finds_run(session, is_again=is_again)
@@ -219,6 +221,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
                 raise ReplicaReplacedError(graph.replica)
         return is_held
 
+    @public("SyncReplicasHook.after_create_session")
     def after_create_session(
         self, session: tf.compat.v1.Session, coord: tf.train.Coordinator
     ) -> None:
@@ -230,9 +233,8 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
           TypeError: ``session`` is not a session, or ``coord`` not a coordinator.
           ValueError: the session belongs to another graph.
         """
-        caller = "SyncReplicasHook.after_create_session"
-        check_session(caller, session, self._graph.train_op.graph)
-        check_methods(caller, ["request_stop"], "a tf.train.Coordinator", coord=coord)
+        check_session(session, self._graph.train_op.graph)
+        check_methods(["request_stop"], "a tf.train.Coordinator", coord=coord)
         if self._watchdog is not None:
             self._watchdog.stop()
         self._failure = None
@@ -335,6 +337,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if reason == _CLOSED:
             run_context.request_stop()
 
+    @public("SyncReplicasHook.end")
     def end(self, session: tf.compat.v1.Session) -> None:
         """Leaves the run in order; the chief ends it for all.
 
@@ -344,7 +347,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
           ValueError: it belongs to another graph.
         """
         self._check_started("end")
-        check_session("SyncReplicasHook.end", session, self._graph.train_op.graph)
+        check_session(session, self._graph.train_op.graph)
         ops, ends_run = self._graph.ops, self._ends_all or self._chief_role.ends_run
         self._stop_threads()
         farewell = [ops.close] if ends_run else [ops.leave]

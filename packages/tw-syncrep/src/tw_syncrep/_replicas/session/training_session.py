@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, check_number, check_text
+from tw_core.checks import check_flag, check_number, check_text, public
 from tw_syncrep._checks import (
     check_config,
     check_kind,
@@ -41,6 +41,7 @@ _NUMBERS = (
 )
 
 
+@public
 def training_session(
     master: str = "",
     is_chief: bool = True,
@@ -104,11 +105,9 @@ def training_session(
       StartTimeoutError: it could not be created in time.
       ServerLostError: parameter servers did not answer in time.
     """
-    check_flag(_CALLER, is_chief=is_chief)
-    check_kind(_CALLER, TaskConfig, "a cluster.TaskConfig, or None", cluster=cluster)
-    check_timeouts(
-        _CALLER, wait_timeout_s=wait_timeout_s, start_timeout_s=start_timeout_s
-    )
+    check_flag(is_chief=is_chief)
+    check_kind(TaskConfig, "a cluster.TaskConfig, or None", cluster=cluster)
+    check_timeouts(wait_timeout_s=wait_timeout_s, start_timeout_s=start_timeout_s)
     arguments = {
         "master": master,
         "checkpoint_dir": _read_folder(checkpoint_dir=checkpoint_dir),
@@ -148,7 +147,7 @@ def training_session(
 def _read_folder(**given: Any) -> str | None:
     """Returns the path of a folder, if there is one, as TensorFlow takes it."""
     ((_, folder),) = given.items()
-    check_kind(_CALLER, (str, os.PathLike), "the path of a folder", **given)
+    check_kind((str, os.PathLike), "the path of a folder", **given)
     return None if folder is None else os.fspath(folder)
 
 
@@ -162,7 +161,6 @@ def _read_hooks(**given: Any) -> list[Any]:
     found = list(hooks)
     for hook in found:
         check_methods(
-            _CALLER,
             ["begin", "after_create_session", "before_run", "after_run", "end"],
             "hooks such as tf.compat.v1.train.SessionRunHook",
             **{name: hook},
@@ -172,20 +170,19 @@ def _read_hooks(**given: Any) -> list[Any]:
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:
     """Refuses arguments with which TensorFlow's session would fail later."""
-    check_text(_CALLER, master=arguments["master"], empty=True)
-    check_config(_CALLER, arguments["config"])
+    check_text(master=arguments["master"], empty=True)
+    check_config(arguments["config"])
     check_kind(
-        _CALLER,
         tf.compat.v1.train.Scaffold,
         "a tf.compat.v1.train.Scaffold",
         scaffold=arguments["scaffold"],
     )
     for name in _NUMBERS:
         if arguments[name] not in (None, _AS_TENSORFLOW):
-            check_number(_CALLER, finite=False, **{name: arguments[name]})
+            check_number(finite=False, **{name: arguments[name]})
     for name in ("stop_grace_period_secs", "max_wait_secs"):
-        check_number(_CALLER, at_least=0, finite=False, **{name: arguments[name]})
-    check_flag(_CALLER, save_graph_def=arguments["save_graph_def"])
+        check_number(at_least=0, finite=False, **{name: arguments[name]})
+    check_flag(save_graph_def=arguments["save_graph_def"])
 
 
 def _our_hooks(arguments: Mapping[str, Any]) -> list[SyncReplicasHook]:

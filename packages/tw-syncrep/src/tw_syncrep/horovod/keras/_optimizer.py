@@ -82,12 +82,9 @@ def DistributedOptimizer(
         )
     if isinstance(optimizer, Distributed):
         raise ValueError(f"{_CALLER}: {optimizer!r} reduces gradients already.")
-    check_whole_number(
-        _CALLER, backward_passes_per_step=backward_passes_per_step, at_least=1
-    )
-    check_flag(_CALLER, average_aggregated_gradients=average_aggregated_gradients)
+    check_whole_number(backward_passes_per_step=backward_passes_per_step, at_least=1)
+    check_flag(average_aggregated_gradients=average_aggregated_gradients)
     reducer = make_reducer(
-        _CALLER,
         (Average, Sum),
         op=op,
         compression=compression,
@@ -198,7 +195,7 @@ class Distributed:
         state = self._horovod
         own: Any = self
         dense = state.reducer.densify(grads)
-        check_dense(_CALLER, dense)
+        check_dense(dense)
         if not own.built:
             own.build(variables)
         state.make_variables(dense, variables)

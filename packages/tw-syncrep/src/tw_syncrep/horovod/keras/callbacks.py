@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tw_core.checks import check_whole_number
+from tw_core.checks import check_whole_number, public
 from tw_syncrep.horovod import _ops
 from tw_syncrep.horovod._basics import find_group, rank, size
 from tw_syncrep.horovod._variables import broadcast_variables
@@ -24,6 +24,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     with XLA, which does not support these collectives.
     """
 
+    @public
     def __init__(
         self, root_rank: int, device: str = "", local_variables: Any = None
     ) -> None:
@@ -38,7 +39,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
           ValueError: ``init`` was not called, or an item is not a variable.
         """
         super().__init__()
-        find_group("BroadcastGlobalVariablesCallback")
+        find_group()
         self.root_rank, self.device = root_rank, device
         self.broadcast_done = False
         self._local: dict[int, Any] = {}
@@ -59,10 +60,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             )
         self._local[id(var)] = var
 
+    @public("BroadcastGlobalVariablesCallback")
     def set_model(self, model: Any) -> None:
         """Takes the model, before its steps are traced."""
         super().set_model(model)
-        if find_group("BroadcastGlobalVariablesCallback").size > 1:
+        if find_group().size > 1:
             model.jit_compile = False
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -109,6 +111,7 @@ class CheckWeightsCallback(keras.callbacks.Callback):  # type: ignore[misc]
     the optimizer keeps local to each rank.
     """
 
+    @public
     def __init__(self, every: int = 100) -> None:
         """Sets the interval.
 
@@ -120,10 +123,11 @@ class CheckWeightsCallback(keras.callbacks.Callback):  # type: ignore[misc]
           TypeError: ``every`` is not an integer.
         """
         super().__init__()
-        find_group("CheckWeightsCallback")
-        self.every = check_whole_number("CheckWeightsCallback", every=every, at_least=1)
+        find_group()
+        self.every = check_whole_number(every=every, at_least=1)
         self._batches = 0
 
+    @public("CheckWeightsCallback")
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Checks the weights if a check is due.
 
@@ -135,7 +139,7 @@ class CheckWeightsCallback(keras.callbacks.Callback):  # type: ignore[misc]
             state = getattr(self.model.optimizer, "_horovod", None)
             local = {} if state is None else state.local
             shared = [v for v in self.model.trainable_variables if id(v) not in local]
-            check_same(shared, group=find_group("CheckWeightsCallback"))
+            check_same(shared, group=find_group())
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -144,6 +148,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
     List it before callbacks that read metrics.
     """
 
+    @public
     def __init__(self, device: str = "") -> None:
         """Requires ``init`` to have been called.
 
@@ -154,7 +159,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
           ValueError: ``init`` was not called.
         """
         super().__init__()
-        find_group("MetricAverageCallback")
+        find_group()
         self.device = device
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
