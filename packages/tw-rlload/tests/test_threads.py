@@ -89,7 +89,7 @@ def test_a_load_is_refused_while_epochs_run_and_they_finish_on_their_rows(
     with meanwhile(gate, trainer.run_epochs, 2) as epochs:
         with pytest.raises(
             RuntimeError,
-            match=r"load\w*: \w+.run_epochs has not returned yet, and still",
+            match=r"load\w*: \w+\.run_epochs has not returned yet, and",
         ):
             trainer.load(rows(2))
         gate.opened.set()
@@ -106,7 +106,7 @@ def test_training_is_refused_while_another_thread_loads(make_trainer, held_write
     with meanwhile(held_writes, trainer.load, rows(1)) as load:
         for train in (lambda: trainer.optimize(0), lambda: trainer.run_epochs(1)):
             with pytest.raises(
-                RuntimeError, match=r": \w+.load\w* is replacing the batch and has not"
+                RuntimeError, match=r": \w+\.load\w* is replacing the batch and has not"
             ):
                 train()
         with pytest.raises(RuntimeError, match="one batch loads at a time"):
@@ -126,7 +126,8 @@ def test_one_trainer_makes_one_call_at_a_time(make_trainer):
             ("run_epochs", lambda: trainer.run_epochs(1)),
         ):
             with pytest.raises(
-                RuntimeError, match=f"{name}: optimize has not returned yet, and each"
+                RuntimeError,
+                match=rf"{name}: \w+\.optimize has not returned yet, and each",
             ):
                 train()
         gate.opened.set()
@@ -143,7 +144,7 @@ def test_the_next_batch_does_not_go_where_epochs_still_run(make_trainer):
         trainer.use_next()
         with pytest.raises(
             RuntimeError,
-            match="load_next: \w+.run_epochs has not returned yet, and still",
+            match=r"load_next: \w+\.run_epochs has not returned yet, and",
         ):
             trainer.load_next(rows(3))
         gate.opened.set()
