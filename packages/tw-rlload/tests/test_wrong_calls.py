@@ -56,11 +56,12 @@ def loss_fn(model, inputs):
     return tf.reduce_mean(tf.square(inputs["x"] - model.w))
 
 
-def replicas_that_share():
-    models, common = [Model(), Model()], tf.Variable(1.0, name="common")
-    for model in models:
-        model.common = common
-    return models
+def trained_on_shared():
+    """Two models that hold one variable, which trains nowhere."""
+    models, rows = [Model(), Model()], batch()
+    models[1].w = models[0].w
+    rows.load([X])
+    return function(rows, models=models).run_epochs(1)
 
 
 def unbuilt():
@@ -298,7 +299,6 @@ FUNCTIONS = [
         ("models", [Model()], ValueError, "got 1 models and 2 optimizers"),
         ("models", [Model() for _ in range(3)], ValueError, "got 3 models and 2"),
         ("models", [Model()] * 2, ValueError, "is given twice"),
-        ("models", replicas_that_share(), ValueError, "'common:0' in towers 0, 1"),
         ("models", [unbuilt(), unbuilt()], ValueError, "has no trainable variables"),
         ("optimizers", [sgd()], ValueError, "got 2 models and 1 optimizers"),
         ("optimizers", [sgd()] * 2, ValueError, "is given twice"),
@@ -350,6 +350,11 @@ FUNCTIONS = [
     *rows(
         "EpochFunction.run_epochs",
         (lambda: loaded()[1].run_epochs("1"), TypeError, f"num_epochs {WHOLE} '1'"),
+        (
+            trained_on_shared,
+            ValueError,
+            "w:0 is one variable in towers [0, 1]",
+        ),
         (lambda: loaded()[1].run_epochs(None), TypeError, WHOLE),
         (lambda: loaded()[1].run_epochs(0), ValueError, "at least 1; got 0"),
         (lambda: loaded()[1].run_epochs(1, "all"), ValueError, "got 'all'"),

@@ -74,9 +74,9 @@ class EpochFunction:
             optimizer applies to its model.
 
         Raises:
-          ValueError: a wrong number of models or optimizers, no variables,
-            variables that two models share, a reducer that averages, or, with
-            ``apply_fn``, a Keras optimizer that has not been built.
+          ValueError: a wrong number of models or optimizers, no variables, a reducer
+            that averages, or, with ``apply_fn``, a Keras optimizer that has not been
+            built. Variables that two models share are refused at the first call.
           TypeError: an argument of another kind than described above.
           RuntimeError: in a graph or a ``tf.function``.
         """

@@ -20,7 +20,6 @@ from tw_rlload._training.gradients import (
     ApplyFn,
     Pairs,
     apply_once,
-    check_own,
     combine_gradients,
 )
 
@@ -62,8 +61,6 @@ class FunctionStep:
         self._models = list(models) * (len(towers) // len(models))
         self._optimizers, self._apply_fn = list(optimizers), apply_fn
         self._variables = [_trainable(model) for model in self._models]
-        if len(models) > 1:
-            check_own(self._variables)
         if apply_fn is not None:
             _check_built(optimizers[0])
             return
@@ -80,6 +77,7 @@ class FunctionStep:
             weights or None,
             reducer=self._reducer,
             grad_norm_clipping=self._scaled_bound(),
+            own_variables=len({id(model) for model in self._models}) > 1,
         )
         if self._apply_fn is not None:
             [optimizer] = self._optimizers

@@ -28,7 +28,6 @@ from tw_rlload._training.gradients import (
     Combine,
     Pairs,
     apply_once,
-    check_own,
 )
 from tw_rlload._training.loop import MinibatchSlice, slice_rows
 
@@ -75,9 +74,7 @@ class SessionStep:
         owned = [[v for _, v in own] for own in grad_list]
         if apply_fn is None:
             _check_shared(owned)
-        else:
-            check_own(owned)
-        pairs = combine(grad_list, self.weights)
+        pairs = combine(grad_list, self.weights, own_variables=apply_fn is not None)
         # Reported losses are read before the update, whichever run fetches them.
         awaited = [*updates, *filter(tf.is_tensor, map(loss_of, self.losses))]
         if apply_fn is not None:  # it may not wait for all gradients by itself

@@ -15,6 +15,7 @@ from tw_core.checks import caller, check_function, check_number, public
 from tw_core.gradients import (
     check_any_gradient,
     check_grad_list,
+    check_replicated_grad_list,
     ensure_gradient_shapes,
     map_values,
     merge_grad_list,
@@ -23,7 +24,7 @@ from tw_core.gradients import (
     with_unique_rows,
 )
 from tw_core.modes import without_autograph
-from tw_core.variables import shared_variables, tf_variable
+from tw_core.variables import tf_variable
 from tw_reduce import Reducer, all_reduce, mean
 
 Pairs: TypeAlias = "list[tuple[Any, tf.Variable]]"
@@ -102,20 +103,6 @@ def check_clipping(bound: float | None) -> float | None:
     return check_number(grad_norm_clipping=bound) or None
 
 
-def check_own(variables: Sequence[Sequence[Any]]) -> None:
-    """Refuses [K][N] variables if towers share any: each tower would update it."""
-    shared = [
-        f"{name!r} in towers {', '.join(map(str, towers))}"
-        for name, towers in shared_variables(variables)
-    ]
-    if shared:
-        raise ValueError(
-            f"{caller()}: every tower must have variables of its own, as each updates "
-            f"them; got one for {'; '.join(shared)}. Make them with "
-            "tf.compat.v1.get_variable in build_graph, or models by tw_core.replicate."
-        )
-
-
 def apply_once(
     apply_fn: ApplyFn,
     towers: Sequence[Tower],
@@ -141,6 +128,7 @@ def combine_gradients(
     *,
     reducer: Reducer,
     grad_norm_clipping: tf.Tensor | float | None,
+    own_variables: bool,
 ) -> list[Pairs]:
     """Averages the towers' gradients and clips them by their global norm.
 
@@ -151,7 +139,8 @@ def combine_gradients(
     found = [grad for tower in grad_list for grad, _ in tower]
     check_any_gradient(found, [variable for _, variable in grad_list[0]])
     kept = _without_missing(grad_list)
-    check_grad_list(kept)
+    check = check_replicated_grad_list if own_variables else check_grad_list
+    check(kept)
     grads, variables = split_grad_list(ensure_gradient_shapes(kept))
     means = mean(reducer, weights=tower_weights)(grads)
     # Reducers that add in one place return the same tensors for all towers: clip once.
@@ -179,7 +168,7 @@ def _numbers(name: str, value: object) -> tf.Tensor:
 def _without_missing(grad_list: Sequence[Pairs]) -> list[Pairs]:
     """Leaves out the variables for which every tower has None."""
     if len({len(tower) for tower in grad_list}) > 1:
-        return list(grad_list)  # for check_grad_list to refuse
+        check_grad_list(grad_list, allow_none=True)
     columns = zip(*grad_list, strict=True)
     used = [own for own in columns if any(grad is not None for grad, _ in own)]
     return [list(tower) for tower in zip(*used, strict=True)]
