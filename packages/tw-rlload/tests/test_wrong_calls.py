@@ -214,7 +214,7 @@ PLANS = [
 MEANS = rows(
     "weighted_mean",
     (lambda: weighted_mean(None, [1.0]), TypeError, "got None"),
-    (lambda: weighted_mean(["a"], [1.0]), TypeError, "string"),
+    (lambda: weighted_mean(["a"], [1.0]), TypeError, "of numbers; got"),
     (lambda: weighted_mean([1.0], None), TypeError, "weights"),
     (lambda: weighted_mean([1], [1]), TypeError, "floating"),
     (lambda: weighted_mean([1.0, 2.0], [1.0] * 3), ValueError, "got (2,) and (3,)"),

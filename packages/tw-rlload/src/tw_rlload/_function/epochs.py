@@ -1,7 +1,7 @@
 """Trains whole epochs of a ``DeviceBatch`` in one call of a ``tf.function``."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -95,8 +95,6 @@ class EpochFunction:
         self._buffers = buffers_of(batch)
         variables = self._buffers.variables
         self._picks = make_picks(batch.towers, batch.specs, variables)
-        # The loop over steps, and the layout of its scalars; traced at the first call.
-        self._traced: tuple[Callable[..., tf.Tensor], ScalarLayout] | None = None
 
     @public
     def optimize(self, batch_index: int) -> dict[str, Any]:
@@ -120,7 +118,7 @@ class EpochFunction:
             first = first_sequence(loaded.report, batch_index)
             step = first // loaded.report.sequences_per_device_step
             order = EpochOrder(None, None, np.full((1, 1), step, np.int32), None)
-            loop, layout = self._loop()
+            loop, layout = self._traced
             result = make_result(_run(loop, loaded, order), layout, order)
         towers = [
             {"loss": loss, **{name: value[0, 0] for name, value in others.items()}}
@@ -160,17 +158,14 @@ class EpochFunction:
         check_eager("gives arrays")
         with self._buffers.training(self) as loaded:
             order = epoch_order(loaded.report, num_epochs, shuffle, seed=seed)
-            loop, layout = self._loop()
+            loop, layout = self._traced
             run = partial(_run, loop, loaded)
             packed = run_with_progress(run, order, progress=progress)
         return make_result(packed, layout, order)
 
-    def _loop(self) -> tuple[Callable[..., tf.Tensor], ScalarLayout]:
-        if self._traced is None:
-            self._traced = self._trace()
-        return self._traced
-
-    def _trace(self) -> tuple[Callable[..., tf.Tensor], ScalarLayout]:
+    @cached_property
+    def _traced(self) -> tuple[Callable[..., tf.Tensor], ScalarLayout]:
+        """The loop over steps and the layout of its scalars, made at the first call."""
         layouts, picks = [], self._picks
 
         def _train(rows: list[list[tf.Tensor]]) -> list[tf.Tensor]:

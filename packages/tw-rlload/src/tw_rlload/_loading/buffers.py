@@ -56,10 +56,7 @@ _Work = tuple[Callable[[], Loaded], "Future[Loaded]"]
 
 
 class Buffers:
-    """The batches on the devices, one per buffer; see ``DeviceBatch`` for options.
-
-    ``specs`` has weights after columns and states if batches are padded.
-    """
+    """Batches on the devices, one per buffer; ``specs`` has weights, if any, last."""
 
     def __init__(
         self,
@@ -117,10 +114,7 @@ class Buffers:
 
     @contextmanager
     def training(self, trainer: object) -> Iterator[Loaded]:
-        """Keeps the current batch from being replaced while it is trained on.
-
-        ``trainer`` owns the variables that change, so it makes one call at a time.
-        """
+        """Keeps the current batch from being replaced while it is trained on."""
         method = caller()
         with self._lock:
             loaded = self._require()
@@ -148,11 +142,7 @@ class Buffers:
         *,
         timeout_s: float | None,
     ) -> LoadReport:
-        """Replaces the current batch; returns when the new one is loaded.
-
-        ``bind`` returns the writer of the mode, or raises. After ``timeout_s`` the load
-        continues in the background. ``DeviceBatch.load`` documents the errors.
-        """
+        """Replaces the current batch; after ``timeout_s`` loads in the background."""
         if timeout_s is not None:
             timeout_s = check_number(timeout_s=timeout_s, at_least=0)
 
@@ -181,10 +171,7 @@ class Buffers:
             return self._make_current(future.result())
 
     def load_next(self, inputs: Columns, states: Columns, writer: Writer) -> None:
-        """Checks a batch, then loads it in a thread; the current one stays.
-
-        ``DeviceBatch.load_next`` documents the errors.
-        """
+        """Checks a batch, then loads it in a thread; the current one stays."""
         if len(self._staging) == 1:
             raise RuntimeError(
                 f"{caller()}: needs a second buffer for the next batch; make the "
@@ -206,11 +193,7 @@ class Buffers:
             self._pending = self._start(work)
 
     def use_next(self, timeout_s: float | None) -> LoadReport:
-        """Waits for the load in the background and makes its batch the current one.
-
-        If that load failed, nothing is loaded. ``DeviceBatch.use_next`` documents the
-        errors.
-        """
+        """Waits for the load in the background and makes its batch the current one."""
         if timeout_s is not None:
             timeout_s = check_number(timeout_s=timeout_s, at_least=0)
         with self._lock:
@@ -301,14 +284,13 @@ class Buffers:
             f"{caller()}: the batch is still loading after {timeout_s} s "
             f"({named or 'between two columns'}); {told}"
         )
-        missing = {name: "not begun" for name in self._towers[begun:]}
         late = Wait(
             who=caller(),
             what="the load of a batch",
             waited_s=timeout_s,
             deadline_s=timeout_s,
             arrived=self._towers[:begun],
-            missing={**inside, **{k: v for k, v in missing.items() if k not in inside}},
+            missing=dict.fromkeys(self._towers[begun:], "not begun") | inside,
         )
         return add_report(error, late, self._events)
 

@@ -75,10 +75,7 @@ def prepare(
     *,
     check_finite: bool,
 ) -> PreparedLoad:
-    """Reads, checks and plans a batch, without copying or writing rows.
-
-    ``cut`` is ``cut_batch`` with its options bound.
-    """
+    """Reads, checks and plans a batch by ``cut``, without copying or writing rows."""
     columns: list[Column] = []
     lengths: list[int | None] = []
     for given, is_state in ((inputs, False), (states, True)):

@@ -99,7 +99,7 @@ def _specs(
 def make_spec(name: str, given: Any, *, is_state: bool) -> ColumnSpec:
     """Makes the spec of a placeholder or a ``tf.TensorSpec``."""
     shape, dtype = given.shape, given.dtype.base_dtype
-    if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
+    if not is_numeric(dtype):
         raise ValueError(
             f"{caller()}: column {name!r} has dtype {dtype.name}; only floats, "
             "integers and bools can be loaded. Encode it as numbers."
@@ -111,6 +111,11 @@ def make_spec(name: str, given: Any, *, is_state: bool) -> ColumnSpec:
         )
     np_dtype = np.dtype(dtype.as_numpy_dtype)
     return ColumnSpec(name, np_dtype, tuple(shape.as_list()[1:]), is_state)
+
+
+def is_numeric(dtype: tf.DType) -> bool:
+    """Returns whether values of a dtype can be loaded, fetched and averaged."""
+    return bool(dtype.is_floating or dtype.is_integer or dtype.is_bool)
 
 
 def cast_fault(array: Array, wanted: DType) -> str | None:

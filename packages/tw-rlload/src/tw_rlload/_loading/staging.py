@@ -32,10 +32,7 @@ ALL_TOWERS = "all towers"
 def make_data_variables(
     towers: Sequence[Tower], specs: Sequence[ColumnSpec], num_buffers: int
 ) -> DataVariables:
-    """Makes a variable per buffer, tower and column, on the tower's device.
-
-    They have no rows yet, or are uninitialised in a graph.
-    """
+    """Makes variables of no rows, per buffer, tower and column, on towers' devices."""
     return [
         map_towers(lambda _: [_variable(spec) for spec in specs], towers)
         for _ in range(num_buffers)
@@ -79,11 +76,6 @@ class StagingPool:
     def __init__(self) -> None:
         """Starts empty."""
         self._blocks: list[_Block] = []
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all blocks."""
-        return sum(block.size for block in self._blocks)
 
     def keep_fitting(self, sizes: Sequence[int]) -> None:
         """Releases free blocks that a load of these sizes, in bytes, could not use."""

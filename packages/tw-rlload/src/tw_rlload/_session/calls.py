@@ -66,10 +66,7 @@ class SessionCalls:
 def session_writer(
     towers: Sequence[Tower], variables: DataVariables, calls: SessionCalls
 ) -> Callable[..., Writer]:
-    """Builds the operations that free and fill each variable.
-
-    Returns ``bind(sess)``, which checks a session and returns its writer.
-    """
+    """Builds the ops that free and fill variables; returns what binds a session."""
 
     def assign_each(_: Tower, column: list[tf.Variable]) -> list[Any]:
         pairs = zip(column, fed, strict=True)

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_rlload._loading.plan import LoadPlan
+from tw_rlload._loading.specs import is_numeric
 from tw_rlload._session.step import SessionStep, loss_of
 from tw_rlload._training.loop import (
     LOOP_SPECS,
@@ -31,7 +32,13 @@ class SessionEpochs:
     ) -> None:
         """Copies the step into a loop."""
         others = [
-            {name: value for name, value in _leaves(fetches) if _is_number(value)}
+            {
+                name: value
+                for name, value in _leaves(fetches)
+                if tf.is_tensor(value)
+                and value.shape.rank == 0
+                and is_numeric(value.dtype)
+            }
             for fetches in step.fetches
         ]
         self.layout, scalars = lay_out(losses, step.weights, others)
@@ -79,11 +86,7 @@ def build_epochs(step: SessionStep, picks: list[Pick]) -> SessionEpochs | None:
 def _make_copier(
     inputs: Sequence[tf.Tensor], targets: Sequence[tf.Tensor | tf.Operation]
 ) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor | tf.Operation]]:
-    """Returns a function that copies the ops from ``inputs`` to ``targets``.
-
-    It copies into the default graph, a function body; it takes that graph's tensors for
-    ``inputs``, and returns those for ``targets``.
-    """
+    """Returns what copies the ops from ``inputs`` to ``targets`` into a body."""
     ends = [t if isinstance(t, tf.Operation) else t.op for t in targets]
     operations = _ancestors({t.op for t in inputs}, ends)
     outside = {op for op in operations if _stays_outside(op)}
@@ -116,13 +119,6 @@ def _leaves(fetches: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield from _leaves(value, f"{prefix}{name}/")
         else:
             yield f"{prefix}{name}", value
-
-
-def _is_number(value: Any) -> bool:
-    if not tf.is_tensor(value) or value.shape.rank != 0:
-        return False
-    dtype = value.dtype
-    return bool(dtype.is_floating or dtype.is_integer or dtype.is_bool)
 
 
 def _ancestors(

@@ -26,7 +26,6 @@ from tw_rlload._tf_compat import inside_branch_or_loop
 from tw_rlload._training.gradients import (
     ApplyFn,
     check_clipping,
-    combine_gradients,
     reducer_of_sums,
 )
 from tw_rlload._training.loop import EpochResult, Packed, make_picks, make_result
@@ -132,11 +131,8 @@ class LocalSyncParallelOptimizer:
         check_function(build_graph=build_graph)
         if apply_fn is not None:
             check_function(apply_fn=apply_fn)
-        combine = partial(
-            combine_gradients,
-            reducer=reducer_of_sums(reducer, made),
-            grad_norm_clipping=check_clipping(grad_norm_clipping),
-        )
+        reducer = reducer_of_sums(reducer, made)
+        bound = check_clipping(grad_norm_clipping)
         specs = specs_of_placeholders(input_placeholders, rnn_inputs)
         self._buffers = Buffers(
             *(made, specs),
@@ -153,7 +149,9 @@ class LocalSyncParallelOptimizer:
         rows = (made, self._buffers.specs, self._buffers.variables)
         self._bind_writer = session_writer(made, self._buffers.variables, self._calls)
         self._step = SessionStep(
-            *(*rows, self.loss_inputs, build_graph, optimizer, combine),
+            *(*rows, self.loss_inputs, build_graph, optimizer),
+            reducer=reducer,
+            grad_norm_clipping=bound,
             apply_fn=apply_fn,
         )
         self._epochs = build_epochs(self._step, make_picks(*rows))

@@ -21,13 +21,14 @@ from tw_core.variables import (
     tower_build,
     variable_origin,
 )
+from tw_reduce import Reducer
 from tw_rlload._loading.plan import LoadPlan
 from tw_rlload._loading.specs import WEIGHTS, ColumnSpec, DataVariables
 from tw_rlload._training.gradients import (
     ApplyFn,
-    Combine,
     Pairs,
     apply_once,
+    combine_gradients,
 )
 from tw_rlload._training.loop import MinibatchSlice, slice_rows
 
@@ -45,8 +46,9 @@ class SessionStep:
         placeholders: Sequence[tf.Tensor],
         build_graph: Callable[..., Any],
         optimizer: Any,
-        combine: Combine,
         *,
+        reducer: Reducer,
+        grad_norm_clipping: float | None,
         apply_fn: ApplyFn | None,
     ) -> None:
         """Builds losses and update. Without ``apply_fn`` towers share variables."""
@@ -74,7 +76,12 @@ class SessionStep:
         owned = [[v for _, v in own] for own in grad_list]
         if apply_fn is None:
             _check_shared(owned)
-        pairs = combine(grad_list, self.weights, own_variables=apply_fn is not None)
+        pairs = combine_gradients(
+            *(grad_list, self.weights),
+            reducer=reducer,
+            grad_norm_clipping=grad_norm_clipping,
+            own_variables=apply_fn is not None,
+        )
         # Reported losses are read before the update, whichever run fetches them.
         awaited = [*updates, *filter(tf.is_tensor, map(loss_of, self.losses))]
         if apply_fn is not None:  # it may not wait for all gradients by itself
@@ -109,11 +116,7 @@ class SessionStep:
 def _slice_step(
     towers: Sequence[Tower], specs: Sequence[ColumnSpec], variables: DataVariables
 ) -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
-    """Slices the rows of a step out of [buffers][K][C] variables.
-
-    Returns the placeholder of first sequence, their number, rows per sequence, and
-    buffer, and [K][C] rows.
-    """
+    """Slices a step's [K][C] rows, by a placeholder of four numbers, out of buffers."""
     with tf.device("/cpu:0"):
         # One feed for four numbers, as every feed takes time.
         fed = v1.placeholder(tf.int32, [4], "cut")

@@ -5,7 +5,6 @@ applies tower 0's result, or every tower's.
 """
 
 from collections.abc import Callable, Sequence
-from numbers import Real
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -26,10 +25,9 @@ from tw_core.gradients import (
 from tw_core.modes import without_autograph
 from tw_core.variables import tf_variable
 from tw_reduce import Reducer, all_reduce, mean
+from tw_rlload._loading.specs import is_numeric
 
 Pairs: TypeAlias = "list[tuple[Any, tf.Variable]]"
-Combine: TypeAlias = Callable[..., list[Pairs]]
-"""``combine_gradients`` with its options bound."""
 ApplyFn: TypeAlias = Callable[
     [Sequence[Tower], list[list[Any]], list[list[Any]], Any], Any
 ]
@@ -96,11 +94,7 @@ def check_clipping(bound: float | None) -> float | None:
     """Checks the bound of the gradients' norm; returns None if it is None or 0."""
     if bound is None:
         return None
-    if isinstance(bound, Real) and not bound >= 0:
-        raise ValueError(
-            f"{caller()}: grad_norm_clipping must be above 0, or None; got {bound}."
-        )
-    return check_number(grad_norm_clipping=bound) or None
+    return check_number(grad_norm_clipping=bound, at_least=0) or None
 
 
 def apply_once(
@@ -153,15 +147,13 @@ def combine_gradients(
 def _numbers(name: str, value: object) -> tf.Tensor:
     try:
         tensor = tf.convert_to_tensor(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError):
+        tensor = None
+    if tensor is None or not is_numeric(tensor.dtype):
         raise TypeError(
-            f"{caller()}: {name} must be a tensor; got {value!r:.80} "
+            f"{caller()}: {name} must be a tensor of numbers; got {value!r:.80} "
             f"({type(value).__name__})."
-        ) from error
-    if not (
-        tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool
-    ):
-        raise TypeError(f"{caller()}: {name} must be numbers; got {tensor.dtype.name}.")
+        )
     return tensor
 
 
