@@ -200,7 +200,9 @@ class Buffers:
             self._refuse_second_load()
             pending = self._pending
         if pending is None:
-            raise RuntimeError("use_next: no load is under way; call load_next first.")
+            raise RuntimeError(
+                f"{caller()}: no load is under way; call load_next first."
+            )
         if timeout_s is not None and not wait([pending], timeout_s).done:
             told = "call again to wait longer. The current batch can be trained on."
             if self._loaded is None:
@@ -212,7 +214,7 @@ class Buffers:
             with self._settled(pending):
                 self._forget(f"the load in the background failed: {error}")
             raise RuntimeError(
-                f"use_next: the load in the background failed: {error}"
+                f"{caller()}: the load in the background failed: {error}"
             ) from error
         with self._settled(pending):
             return self._make_current(loaded)
@@ -250,7 +252,7 @@ class Buffers:
         with self._lock:
             if self._pending is not pending:
                 raise RuntimeError(
-                    "use_next: another thread's use_next has taken this batch; call "
+                    f"{caller()}: another thread's use_next has taken this batch; call "
                     "it once for each load_next."
                 )
             self._pending = None
