@@ -13,6 +13,7 @@ copyright = author  # the name that Sphinx wants
 language = "en"
 
 extensions = [
+    "error_pages",
     "myst_parser",
     "notebooks",
     "sphinx.ext.autodoc",

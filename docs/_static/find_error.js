@@ -46,7 +46,7 @@
     const text = message.value;
     const likely = await find(text);
     if (text !== message.value) return; // more has been typed since
-    const none = "No message that says what to do has these words.";
+    const none = "No message has these words.";
     found.replaceChildren(
       ...likely.map(({ title, address }) => {
         const [item, link] = [document.createElement("li"), document.createElement("a")];

@@ -1,0 +1,194 @@
+"""Pages of errors: a heading for each message of a package, read from its source.
+
+A message is a heading, so that the site's search finds its words. ``causes.toml`` has
+the cause, where the message cannot say it; a message and a cause meet by the words that
+they share, so that a message may be reworded.
+"""
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CAUSES = ROOT / "docs" / "errors" / "causes.toml"
+HOLE = "…"  # stands for what differs: a name, a number
+MIN_WORDS = 4
+MIN_SHARED = 0.6  # of a cause's words, or no message is left that it explains
+_VERBS = (
+    "add answer ask build call cast change check compile compose compute convert "
+    "correct cut do drop encode end enter evaluate export fill freeze give have hand "
+    "install join keep leave let load look lower make name open pad pass put raise "
+    "reduce register restart return run save set start take tell trace train use wait "
+    "wrap write"
+).replace(" ", "|")
+_REMEDY = re.compile(rf"[;:.,] (?:then |or |and |else )?(?:{_VERBS}) [\w'`(…-]", re.I)
+_RAISES = re.compile(r"(?:Error|Warning)$")
+_WARNS = re.compile(r"(?:^|\.)(?:warn|warning|error)$")
+_FORMAT = re.compile(r"%(?:\(\w+\))?[.\d]*[sdrf]")
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message of a package.
+
+    Attributes:
+      kind: the class that is raised with it; ``logged`` or ``warned``; empty where
+        the source does not say, as for a part of a message.
+      text: on one line, with ``…`` for what is filled in.
+      path: of its file in the package's folder of modules.
+    """
+
+    kind: str
+    text: str
+    path: Path
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether it is a message, or a part that says what to do."""
+        return bool(self.kind or _REMEDY.search(self.text))
+
+    @property
+    def room(self) -> str:
+        """Names the folder or module that refuses, as a heading."""
+        name = Path(self.path.parts[0]).stem.strip("_")
+        return "The package" if name == "init" else name.replace("_", " ").capitalize()
+
+    @property
+    def words(self) -> set[str]:
+        return _words(self.text)
+
+
+def find_messages(package: Path) -> list[Message]:
+    """Lists the messages of a package's folder, each once, in order."""
+    found = {}
+    modules = next(package.glob("src/*"))
+    for path in sorted(modules.rglob("*.py")):
+        for kind, text in _strings(ast.parse(path.read_text("utf-8")), ""):
+            line = " ".join(text.split())
+            if len(text.split()) >= MIN_WORDS:
+                found.setdefault(line, Message(kind, line, path.relative_to(modules)))
+    return [message for message in found.values() if message.is_shown]
+
+
+def find_causes(package: str, messages: list[Message]) -> dict[str, str]:
+    """Finds the message of each cause: its text -> the cause.
+
+    Raises:
+      ValueError: causes that no message is left for.
+    """
+    causes = tomllib.loads(CAUSES.read_text("utf-8"))[package.removeprefix("tw-")]
+    found, lost = {}, []
+    for title, cause in causes.items():
+        wanted = _words(title)
+        shared = {m.text: len(wanted & m.words) / len(wanted) for m in messages}
+        best = max(shared, key=lambda text: (shared[text], -len(text)))
+        if shared[best] < MIN_SHARED or best in found:
+            lost.append(title)
+        else:
+            found[best] = cause
+    if lost:
+        raise ValueError(
+            f"{CAUSES}: no message of {package} has the words of {lost}. Where one was "
+            "rewritten, write its new words there; where it is gone, drop the cause."
+        )
+    return found
+
+
+def render(package: Path) -> str:
+    """Returns the sections of a package's page: for each message, kind and cause."""
+    messages = find_messages(package)
+    causes = find_causes(package.name, messages)
+    rooms = {}
+    titles = set()
+    for message in messages:
+        title = _title(message.text)
+        title = message.text if title in titles else title
+        titles.add(title)
+        kind = message.kind[:1].upper() + message.kind[1:] or "Part of a message"
+        entry = [f"### {_code(title)}", f"**{kind}:** {_code(message.text)}"]
+        if message.text in causes:
+            entry.append(causes[message.text].strip())
+        rooms.setdefault(message.room, []).extend(entry)
+    parts = [part for room, of in rooms.items() for part in (f"## {room}", *of)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _title(text: str) -> str:
+    """Returns the statement of a message, without who refuses and what to do."""
+    statement = re.split(r"; |(?<!e\.g)\. ", text.split(": ", 1)[-1])[0]
+    return statement if re.search(r"\w{3}", statement) else text
+
+
+def _code(text: str) -> str:
+    return f"`` {text} ``" if "`" in text else f"`{text}`"
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w{2,}|--[\w-]+", text.lower()))
+
+
+def add_messages(app, docname, source):
+    """Adds the messages to the page of a package."""
+    package = ROOT / "packages" / f"tw-{docname.removeprefix('errors/')}"
+    if docname.startswith("errors/") and package.is_dir():
+        for path in (CAUSES, *package.rglob("src/**/*.py")):
+            app.env.note_dependency(str(path))
+        source[0] += "\n" + render(package)
+
+
+def setup(app):
+    """Writes the pages as Sphinx reads them."""
+    app.connect("source-read", add_messages)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def find_classes(root: Path) -> dict[str, str]:
+    """Lists the public classes of errors and warnings, and where they are public."""
+    interfaces = sorted(root.glob("packages/*/api.txt"))
+    lines = [line for path in interfaces for line in path.read_text().splitlines()]
+    named = re.compile(r"class ([\w.]+)\.(\w+(?:Error|Warning|Exception))\b")
+    return {match[2]: match[1] for line in lines if (match := named.match(line))}
+
+
+def _strings(node: ast.AST, kind: str) -> Iterator[tuple[str, str]]:
+    """Finds the strings below ``node`` that are not docstrings: kind and text."""
+    text = _text(node)
+    if text is not None:
+        yield kind, _FORMAT.sub(HOLE, text)
+        return
+    if isinstance(node, ast.Call):
+        kind = _kind(ast.unparse(node.func)) or kind
+    for child in ast.iter_child_nodes(node):
+        is_docstring = isinstance(child, ast.Expr) and isinstance(
+            child.value, ast.Constant
+        )
+        if not is_docstring:
+            yield from _strings(child, kind)
+
+
+def _kind(function: str) -> str:
+    """Returns the kind of a message that is passed to a function."""
+    if _WARNS.search(function):
+        return "warned" if function.endswith("warn") else "logged"
+    if _RAISES.search(function):
+        *_, name = re.split(r"[. ]", function)
+        return name
+    return "NotImplementedError" if function.endswith("refuse") else ""
+
+
+def _text(node: ast.AST) -> str | None:
+    """Returns a string with holes; None for anything else."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(value) or HOLE for value in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+        return _text(node.left)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        left, right = _text(node.left), _text(node.right)
+        if left is not None or right is not None:
+            return (left or HOLE) + (right or HOLE)
+    return None
