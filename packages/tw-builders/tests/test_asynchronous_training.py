@@ -418,13 +418,7 @@ def test_ctrl_c_ends_a_join_without_a_bound(monkeypatch):
     assert runner.join(WAIT_S) == [1]
 
 
-def test_the_runner_refuses_wrong_arguments_and_orders():
-    with pytest.raises(ValueError, match="steps is empty"):
-        AsyncRunner([])
-    with pytest.raises(TypeError, match="must be callables"):
-        AsyncRunner([3])
-    with pytest.raises(ValueError, match="max_steps must be 0 or more; got -1"):
-        AsyncRunner([print], max_steps=-1)
+def test_the_runner_refuses_a_wrong_order_of_calls():
     runner = AsyncRunner([lambda: None], max_steps=0)
     with pytest.raises(RuntimeError, match="was not started"):
         runner.join()

@@ -156,7 +156,7 @@ def of_builder(name, make, method="build"):
         "gradients of dtypes ['complex128', 'complex128']": lambda: tf.constant(
             [1j, 2j]
         ),
-        "has gradient None": lambda: None,
+        "w has gradient None in towers [0, 1]": lambda: None,
     }
     return [
         *rows(name, make, *no_devices()),
@@ -215,7 +215,7 @@ CALLS = [
         "devices",
         ((3,), TypeError, "devices must be a list"),
         (("ab",), TypeError, "got 'ab'"),
-        ((TWO[:1],), ValueError, "one item per tower, 2; got {'devices': 1}"),
+        ((TWO[:1],), ValueError, "got {'devices': 1} for 2 towers"),
         (([3, None],), TypeError, "device strings and functions; got [3, None]"),
         ((["cpu zero", None],), ValueError, "is not a TensorFlow device string"),
     ),
@@ -539,6 +539,12 @@ FUNCTIONS = [
         (([],), ValueError, "no gradient at all"),
         (([[("g", "w")]],), TypeError, "something else at tower 0 item 0"),
     ),
+    WrongCall(
+        "apply_shared_gradients",
+        lambda: apply_shared_gradients([[(None, tf.Variable(1.0))]], descend()),
+        ValueError,
+        "has gradient None in towers [0]",
+    ),
     *rows(
         "apply_shared_gradients",
         shared,
@@ -568,8 +574,8 @@ FUNCTIONS = [
     *rows(
         "make_optimizers",
         partial(make_optimizers, OURS, descend),
-        ((3,), TypeError, "replicas must be a list of models; got 3"),
-        (([[]],), ValueError, "one model per tower; got 1 for 2 towers"),
+        ((3,), TypeError, "replicas must be a list of one item per tower; got 3"),
+        (([[]],), ValueError, "got {'replicas': 1} for 2 towers"),
         (([None, None],), TypeError, "or have trainable_variables; got NoneType"),
         (([["w"], ["w"]],), TypeError, "must hold variables; got ['w']"),
     ),
@@ -585,7 +591,7 @@ FUNCTIONS = [
         AsyncRunner,
         ((None,), TypeError, "steps must be a list of callables; got None"),
         (("ab",), TypeError, "got 'ab'"),
-        (([],), ValueError, "steps is empty"),
+        (([],), ValueError, "must hold at least one of callables"),
         (([3],), TypeError, "must be callables; got [3]"),
     ),
     *rows(
@@ -593,7 +599,7 @@ FUNCTIONS = [
         lambda max_steps: AsyncRunner([print], max_steps=max_steps),
         ((1.5,), TypeError, "max_steps must be a whole number; got 1.5"),
         (("2",), TypeError, "got '2'"),
-        ((-1,), ValueError, "0 or more; got -1"),
+        ((-1,), ValueError, "at least 0; got -1"),
     ),
     *rows(
         "AsyncRunner.join",

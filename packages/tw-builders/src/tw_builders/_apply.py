@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tw_core import Tower, check_towers
-from tw_core.checks import check_flag, check_function, check_list, naming, public
+from tw_core.checks import caller, check_flag, check_function, check_list, public
 from tw_core.contexts import leave_no_summaries
 from tw_core.flat_variables import pack_gradients
 from tw_core.gradients import (
@@ -55,6 +55,7 @@ MADE_EARLY = (
 )
 
 
+@public
 @without_autograph
 def apply_gradients(
     towers: Sequence[Tower],
@@ -83,13 +84,13 @@ def apply_gradients(
       TypeError: something that is not an optimizer, or a Keras 3 one in a session
         graph; something that is not a tower, gradient, replica or list of them.
     """
-    caller = "apply_gradients"
-    check_counts(caller, towers, grads=grads, replicas=replicas, optimizers=optimizers)
-    _check_optimizers(optimizers, caller=caller)
-    grad_list = replicated_pairs(grads, replicas, caller=caller)
+    check_one_per_tower(towers, grads=grads, replicas=replicas, optimizers=optimizers)
+    _check_optimizers(optimizers)
+    grad_list = replicated_pairs(grads, replicas)
     return apply_to_replicas(towers, ensure_and_pack(grad_list), optimizers)
 
 
+@public
 @without_autograph
 def apply_shared_gradients(
     grad_list: GradList,
@@ -116,26 +117,18 @@ def apply_shared_gradients(
       TypeError: something that is not an optimizer, or a Keras 3 one in a session
         graph; integer gradients with ``average``; weights as ``tw_reduce.mean``.
     """
-    check_flag("apply_shared_gradients", average=average)
-    public("apply_shared_gradients")(check_optimizer)(optimizer)
-    with naming("apply_shared_gradients"):
-        check_shared_grad_list(grad_list)
-    public("apply_shared_gradients")(check_weights)(
-        weights, num_towers=len(grad_list), average=average
-    )
+    check_flag(average=average)
+    check_optimizer(optimizer)
+    check_shared_grad_list(grad_list)
+    check_weights(weights, num_towers=len(grad_list), average=average)
     packed = ensure_and_pack(grad_list)
     shared = [variable for _, variable in packed[0]]
-    pairs = reduce_onto(
-        shared,
-        packed,
-        average=average,
-        weights=weights,
-        caller="apply_shared_gradients",
-    )
+    pairs = reduce_onto(shared, packed, average=average, weights=weights)
     op = apply_pairs(optimizer, pairs, name="train_op")
     return None if orders_effects() else op
 
 
+@public
 def make_optimizers(
     towers: Sequence[Tower],
     get_opt_fn: Callable[[], _T],
@@ -163,11 +156,13 @@ def make_optimizers(
       TypeError: a call did not return an optimizer, or in a session graph a Keras 3
         optimizer; something that is not a tower, function or replica.
     """
-    with naming("make_optimizers"):
+    if replicas is None:
         check_towers(towers)
-    check_function("make_optimizers", get_opt_fn=get_opt_fn)
-    variables = _variables_of(replicas, len(towers))
-    optimizers = one_optimizer_per_tower(towers, get_opt_fn, caller="make_optimizers")
+    else:
+        check_one_per_tower(towers, replicas=replicas)
+    check_function(get_opt_fn=get_opt_fn)
+    variables = [trainable_variables(replica) for replica in replicas or ()]
+    optimizers = one_optimizer_per_tower(towers, get_opt_fn)
     if tf.executing_eagerly():
         for tower, optimizer, own in zip(towers, optimizers, variables, strict=False):
             if kind_of(optimizer) in MADE_EARLY:
@@ -177,26 +172,31 @@ def make_optimizers(
 
 
 def one_optimizer_per_tower(
-    towers: Sequence[Tower], get_opt_fn: Callable[[], _T], *, caller: str
+    towers: Sequence[Tower], get_opt_fn: Callable[[], _T]
 ) -> list[_T]:
     """Does the work of ``make_optimizers``, but creates no state."""
     with tower_build():
         optimizers = [_make(tower, get_opt_fn) for tower in towers]
-    _check_optimizers(optimizers, caller=caller)
+    _check_optimizers(optimizers)
     return optimizers
 
 
 def replicated_pairs(
-    grads: Sequence[Sequence[Any]], replicas: Sequence[Any], *, caller: str
-) -> list[list[tuple[Any, Any]]]:
+    grads: Sequence[Sequence[Any]], replicas: Sequence[Any]
+) -> list[Pairs]:
     """Makes [K][N] checked pairs of gradients and the variables of K replicas."""
-    variables = [trainable_variables(r, caller=caller) for r in replicas]
-    for own in grads:
-        check_list(caller, grads_of_a_tower=own, of="gradients", empty=True)
-    with naming(caller):
-        grad_list = merge_grad_list(grads, variables)
-        check_replicated_grad_list(grad_list)
+    grad_list = paired(grads, [trainable_variables(replica) for replica in replicas])
+    check_replicated_grad_list(grad_list)
     return grad_list
+
+
+def paired(
+    grads: Sequence[Sequence[Any]], variables: Sequence[Sequence[Any]]
+) -> list[Pairs]:
+    """Pairs [K] lists of gradients, which the user passed, with [K][N] variables."""
+    for own in grads:
+        check_list(grads_of_a_tower=own, of="gradients", empty=True)
+    return list(merge_grad_list(grads, variables))
 
 
 def apply_to_replicas(
@@ -219,7 +219,6 @@ def reduce_onto(
     *,
     average: bool,
     weights: Sequence[Any] | None,
-    caller: str,
 ) -> list[tuple[Any, Any]]:
     """Adds the gradients of [K][N] pairs on the devices of ``variables``, [N].
 
@@ -230,26 +229,29 @@ def reduce_onto(
         [(grad, tf_variable(v)) for (grad, _), v in zip(pairs, variables, strict=True)]
         for pairs in packed
     ]
-    with prefixed(caller):
+    with prefixed():
         reduced = aggregate_grads_colocate(plain, average=average, weights=weights)
     return [(grad, v) for (grad, _), v in zip(reduced, variables, strict=True)]
 
 
-def ensure_and_pack(grad_list: GradList) -> list[list[tuple[Any, Any]]]:
+def ensure_and_pack(grad_list: GradList) -> list[Pairs]:
     """Sets the shapes of [K][N] checked pairs, and packs those of flat variables."""
     return [pack_gradients(pairs) for pairs in ensure_gradient_shapes(grad_list)]
 
 
 @contextmanager
-def prefixed(caller: str) -> Iterator[None]:
+def prefixed(source: str = "") -> Iterator[None]:
     """Prefixes TypeErrors and ValueErrors of reducers, which name themselves."""
     try:
         yield
     except (TypeError, ValueError) as error:
+        who, text = caller(), str(error)
         # A subclass may take arguments other than a message.
-        if type(error) not in (TypeError, ValueError) or str(error).startswith(caller):
+        is_plain = type(error) in (TypeError, ValueError)
+        if not is_plain or (text.startswith(who) and not source):
             raise
-        raise type(error)(f"{caller}: {error}") from error
+        said = text.removeprefix(f"{who}: ")
+        raise type(error)(f"{who}: {source}{said}") from error
 
 
 def _apply_in_tower(tower: Tower, optimizer: Any, pairs: Pairs) -> Any:
@@ -291,61 +293,47 @@ def _name_scope_of(tower: Tower) -> AbstractContextManager[Any]:
     return nullcontext() if tower.is_main else tf.name_scope(f"{tower.name}/")
 
 
-def _check_optimizers(optimizers: Sequence[Any], *, caller: str) -> None:
+def _check_optimizers(optimizers: Sequence[Any]) -> None:
     for k, optimizer in enumerate(optimizers):
-        public(caller)(check_optimizer)(optimizer)
+        check_optimizer(optimizer)
         same = [j for j in range(k) if optimizers[j] is optimizer]
         if same:
             raise ValueError(
-                f"{caller}: towers {same[0]} and {k} got the same "
+                f"{caller()}: towers {same[0]} and {k} got the same "
                 f"{type(optimizer).__name__} object; every tower needs an optimizer "
                 "of its own, or the replicas drift apart. Make a new one in each "
                 "call of get_opt_fn."
             )
 
 
-def _variables_of(replicas: Sequence[Any] | None, total: int) -> list[list[Any]]:
-    if replicas is None:
-        return []
-    check_list("make_optimizers", replicas=replicas, of="models", empty=True)
-    if len(replicas) != total:
-        raise ValueError(
-            f"make_optimizers: replicas must hold one model per tower; got "
-            f"{len(replicas)} for {total} towers."
-        )
-    return [trainable_variables(r, caller="make_optimizers") for r in replicas]
-
-
-def trainable_variables(replica: Any, *, caller: str) -> list[Any]:
+def trainable_variables(replica: Any) -> list[Any]:
     """Lists a replica's trainable variables, as they are (Keras's or TensorFlow's)."""
     is_list = isinstance(replica, Sequence) and not isinstance(replica, str)
     variables = replica if is_list else getattr(replica, "trainable_variables", None)
     if not isinstance(variables, Sequence):
         raise TypeError(
-            f"{caller}: a replica must be a list of variables, or have "
+            f"{caller()}: a replica must be a list of variables, or have "
             f"trainable_variables; got {type(replica).__name__}."
         )
     others = [v for v in variables if not is_variable(v)]
     if others:
-        raise TypeError(f"{caller}: a replica must hold variables; got {others}.")
+        raise TypeError(f"{caller()}: a replica must hold variables; got {others}.")
     return list(variables)
 
 
-def check_counts(
-    caller: str, towers: Sequence[Tower], **per_tower: Sequence[Any]
+def check_one_per_tower(
+    towers: Sequence[Tower], **per_tower: Sequence[Any] | None
 ) -> None:
     """Refuses anything but a list of towers, and lists of any other length."""
-    check_list(caller, towers=towers, of="tw_core.Tower", empty=True)
+    check_list(towers=towers, of="tw_core.Tower", empty=True)
     for name, items in per_tower.items():
-        one = {name: items}
-        check_list(caller, of="one item per tower", empty=True, **one)
-    counts = {name: len(items) for name, items in per_tower.items()}
+        check_list(of="one item per tower", empty=True, **{name: items})
+    counts = {name: len(items or ()) for name, items in per_tower.items()}
     if not towers or any(count != len(towers) for count in counts.values()):
         *first, last = per_tower
         names = f"{', '.join(first)} and {last}" if first else last
         raise ValueError(
-            f"{caller}: {names} must hold one item per tower; got {counts} for "
+            f"{caller()}: {names} must hold one item per tower; got {counts} for "
             f"{len(towers)} towers."
         )
-    with naming(caller):
-        check_towers(towers)
+    check_towers(towers)

@@ -1,92 +1,47 @@
-"""Building one model function on every device, each under its tower context.
+"""Building one model function on every device, and the step that trains it.
 
 Names and arguments are those of tensorpack's ``DataParallelBuilder``
-(``tensorpack/graph_builder/training.py``).
-
-The contexts treat tensorpack's collection of moving averages as summaries.
-``add_moving_summary`` of tensorpack 0.11 puts the ops that maintain the averages
-in a collection of their own, from which a callback runs them in every training
-step. An inference tower's op would then need that tower's inputs in every step.
+(``tensorpack/graph_builder/training.py``). ``build`` reads the towers' gradients,
+reduces and applies them, and synchronises the variables; a subclass says where
+variables are and who applies.
 """
 
 import itertools
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
-import tw_core.contexts
+from tw_builders._apply import Pairs, check_one_per_tower, ensure_and_pack
+from tw_builders._sync_variables import build_sync_op
 from tw_core import Tower
 from tw_core import towers as make_towers
 from tw_core.checks import (
+    caller,
     check_flag,
     check_function,
     check_list,
     check_whole_number,
-    naming,
+    public,
 )
+from tw_core.contexts import TrainTowerContext
 from tw_core.devices import canonical_device, check_known_devices
 from tw_core.flat_variables import FlatVariables
+from tw_core.gradients import (
+    GradList,
+    check_replicated_grad_list,
+    check_shared_grad_list,
+)
 from tw_core.modes import builds_session_graph
 from tw_core.synchronized import joined_towers
 from tw_core.variables import override_to_local_variable, tower_build
+from tw_reduce.reducers import check_weights
 
 _T = TypeVar("_T")
 _log = logging.getLogger("tw_builders")
 
-MOVING_SUMMARY_OPS_KEY = "MOVING_SUMMARY_OPS"
-
 Device = str | Callable[[tf.Operation], str | None]
-
-
-class TrainTowerContext(tw_core.contexts.TrainTowerContext):
-    """A training tower; only the main one adds to ``MOVING_SUMMARY_OPS``.
-
-    Otherwise as ``tw_core.contexts.TrainTowerContext``. Entering it freezes that
-    collection in the graph, for all later towers.
-    """
-
-    def __init__(
-        self, ns_name: str, vs_name: str = "", index: int = 0, total: int = 1
-    ) -> None:
-        super().__init__(ns_name, vs_name=vs_name, index=index, total=total)
-
-    def __enter__(self) -> Self:
-        """Enters the tower; raises as its base class does."""
-        _freeze_moving_summaries()
-        return super().__enter__()
-
-
-class PredictTowerContext(tw_core.contexts.PredictTowerContext):
-    """An inference tower, which adds nothing to ``MOVING_SUMMARY_OPS``.
-
-    Otherwise as ``tw_core.contexts.PredictTowerContext``. Entering it freezes that
-    collection in the graph, for all later towers.
-    """
-
-    def __init__(self, ns_name: str, vs_name: str = "") -> None:
-        super().__init__(ns_name, vs_name=vs_name)
-
-    def __enter__(self) -> Self:
-        """Enters the tower; raises as its base class does."""
-        _freeze_moving_summaries()
-        return super().__enter__()
-
-
-def TowerContext(
-    tower_name: str, is_training: bool, vs_name: str = ""
-) -> tw_core.contexts.BaseTowerContext:
-    """Makes a single training tower, or an inference tower.
-
-    Args:
-      tower_name: name scope; may be empty.
-      is_training: True for the training tower.
-      vs_name: as in ``tw_core.contexts.TrainTowerContext`` and ``PredictTowerContext``.
-    """
-    kind = TrainTowerContext if is_training else PredictTowerContext
-    return kind(tower_name, vs_name=vs_name)
 
 
 class DataParallelBuilder:
@@ -96,6 +51,7 @@ class DataParallelBuilder:
       towers: the ints (GPU numbers) and device strings given.
     """
 
+    @public
     def __init__(
         self,
         towers: Sequence[int | str | Tower],
@@ -122,32 +78,19 @@ class DataParallelBuilder:
             a ``flat_group`` without ``flat_below_bytes``.
           TypeError: something of another type.
         """
-        with naming(type(self).__name__):
-            self._towers = make_towers(towers)
+        self._towers = make_towers(towers)
         self.towers = list(towers)
         self._flat_below_bytes = check_whole_number(
-            type(self).__name__, flat_below_bytes=flat_below_bytes, at_least=0
+            flat_below_bytes=flat_below_bytes, at_least=0
         )
         if flat_group is not None:
-            check_function(type(self).__name__, flat_group=flat_group)
+            check_function(flat_group=flat_group)
             if not flat_below_bytes:
                 raise ValueError(
-                    f"{type(self).__name__}: flat_group chooses among variables of "
+                    f"{caller()}: flat_group chooses among variables of "
                     "fewer than flat_below_bytes bytes, which is 0; give both."
                 )
         self._flat_group = flat_group
-
-    def _in_flat(self, tower_fn: Callable[[], _T]) -> Callable[[], _T]:
-        """Wraps ``tower_fn`` to pack the tower's small variables into flat ones."""
-        if not self._flat_below_bytes:
-            return tower_fn
-
-        def build() -> _T:
-            flat = FlatVariables(self._flat_below_bytes, group=self._flat_group)
-            with flat.scope():
-                return tower_fn()
-
-        return build
 
     @property
     def devices(self) -> list[str]:
@@ -155,6 +98,7 @@ class DataParallelBuilder:
         return [tower.device for tower in self._towers]
 
     @staticmethod
+    @public
     def call_for_each_tower(
         towers: Sequence[int | str | Tower],
         func: Callable[[], _T],
@@ -188,17 +132,17 @@ class DataParallelBuilder:
             strings and functions, or ``use_vs`` anything but bools.
           RuntimeError: in eager mode or a ``tf.function``.
         """
-        caller = "DataParallelBuilder.call_for_each_tower"
-        with naming(caller):
-            built = make_towers(towers)
-        check_function(caller, func=func)
-        _check_lengths(len(built), devices=devices, use_vs=use_vs)
+        built = make_towers(towers)
+        check_function(func=func)
+        given = {"devices": devices, "use_vs": use_vs}
+        check_one_per_tower(
+            built, **{name: own for name, own in given.items() if own is not None}
+        )
         _check_devices(devices or ())
         for flag in use_vs or ():
-            check_flag(caller, use_vs=flag)
-        check_session_graph(caller)
-        with naming(caller):
-            check_known_devices([tower.device for tower in built])
+            check_flag(use_vs=flag)
+        check_session_graph()
+        check_known_devices([tower.device for tower in built])
         results = []
         names = _free_names(len(built))
         with tower_build(undo_on_error=True), joined_towers(len(built)) as joined:
@@ -206,9 +150,10 @@ class DataParallelBuilder:
                 device = tower.device if devices is None else devices[k]
                 own_variables = bool(use_vs[k]) if use_vs is not None else False
                 _log.info("Building %s on %s", tower.name, device)
+                vs_name = tower.name if own_variables else ""
                 with (
                     tf.compat.v1.device(device),
-                    _tower_context(tower, names[k], own_variables),
+                    TrainTowerContext(names[k], vs_name, k, len(built)),
                     override_to_local_variable(enable=own_variables),
                     joined.tower(k),
                 ):
@@ -216,6 +161,7 @@ class DataParallelBuilder:
         return results
 
     @staticmethod
+    @public
     def build_on_towers(
         towers: Sequence[int | str | Tower],
         func: Callable[[], _T],
@@ -226,40 +172,134 @@ class DataParallelBuilder:
         return DataParallelBuilder.call_for_each_tower(towers, func, devices, use_vs)
 
 
-def check_session_graph(caller: str) -> None:
+class TowersBuilder(DataParallelBuilder):
+    """Builds one step from the gradients of all towers; base of the public builders."""
+
+    @public
+    def call_for_each_tower(  # type: ignore[override]
+        self, tower_fn: Callable[[], _T]
+    ) -> list[_T]:
+        """Calls ``tower_fn()`` in every tower.
+
+        Where towers have variables of their own, those of towers 1 and up are local
+        and trainable, and are under ``tower<k>/``; else the variables are tower 0's.
+
+        Args:
+          tower_fn: builds one tower; usually returns (gradient, variable) pairs.
+
+        Returns:
+          The K results.
+        """
+        check_function(tower_fn=tower_fn)
+
+        def in_flat() -> _T:
+            flat = FlatVariables(self._flat_below_bytes, group=self._flat_group)
+            with flat.scope():
+                return tower_fn()
+
+        return DataParallelBuilder.call_for_each_tower(
+            self.towers,
+            in_flat if self._flat_below_bytes else tower_fn,
+            devices=self._variable_devices(),
+            use_vs=self._own_variables(),
+        )
+
+    def _variable_devices(self) -> Sequence[Device] | None:
+        return None
+
+    def _own_variables(self) -> Sequence[bool] | None:
+        return None
+
+    def _read(
+        self,
+        grad_list: GradList,
+        get_opt_fn: Callable[[], Any],
+        *,
+        weights: Sequence[Any] | None = None,
+        average: bool = True,
+    ) -> list[Pairs]:
+        """Checks what ``build`` was given; returns [K][N] packed pairs."""
+        total = len(self._towers)
+        check_session_graph()
+        check_list(grad_list=grad_list, of="lists of pairs", empty=True)
+        if len(grad_list) != total:
+            raise ValueError(
+                f"{caller()}: grad_list must hold one list per tower; got "
+                f"{len(grad_list)} lists for {total} towers."
+            )
+        if self._own_variables() is None:
+            check_shared_grad_list(grad_list)
+        else:
+            check_replicated_grad_list(grad_list)
+        check_function(get_opt_fn=get_opt_fn)
+        check_weights(weights, num_towers=total, average=average)
+        return ensure_and_pack(grad_list)
+
+
+class CopiesBuilder(TowersBuilder):
+    """Every tower has all variables; base of the builders that make such copies."""
+
+    _average: bool
+
+    @public
+    def build(
+        self,
+        grad_list: GradList,
+        get_opt_fn: Callable[[], Any],
+        *,
+        weights: Sequence[Any] | None = None,
+    ) -> tuple[tf.Operation, tf.Operation | None]:
+        """Builds reduction, updates and copies from the towers' gradients.
+
+        Args:
+          grad_list: [K][N] (gradient, variable) pairs.
+          get_opt_fn: returns a new optimizer; called once per tower that applies.
+            Variables that it makes with ``get_variable`` are shared between the calls.
+          weights: [K] weight of each tower's gradients in the mean, such as its
+            rows; see ``tw_reduce.mean``. None for equal weights.
+
+        Returns:
+          The training op; and the op that copies every variable of tower 0,
+          optimizer state included, to the other towers (None for one tower). Run the
+          copy after the initialisers and after restoring, or use
+          ``SyncVariablesHook``.
+
+        Raises:
+          ValueError: towers with different gradients, or with None; a variable
+            that several towers share; a function that returns the same optimizer
+            twice; weights without ``average``, or as ``tw_reduce.mean``.
+          TypeError: something that is not an optimizer, or a Keras 3 one; weights as
+            ``tw_reduce.mean``.
+          RuntimeError: in eager mode or a ``tf.function``.
+        """
+        packed = self._read(
+            grad_list, get_opt_fn, weights=weights, average=self._average
+        )
+        variables = [[variable for _, variable in pairs] for pairs in packed]
+        train_op = self._train_op(packed, variables, get_opt_fn, weights)
+        return train_op, build_sync_op(variables) if len(packed) > 1 else None
+
+    def _own_variables(self) -> Sequence[bool] | None:
+        return [not tower.is_main for tower in self._towers]
+
+    def _train_op(
+        self,
+        packed: Sequence[Pairs],
+        variables: Sequence[Sequence[Any]],
+        get_opt_fn: Callable[[], Any],
+        weights: Sequence[Any] | None,
+    ) -> Any:
+        raise NotImplementedError
+
+
+def check_session_graph() -> None:
     """Refuses eager mode and ``tf.function``, which builders do not support."""
     if not builds_session_graph():
         raise RuntimeError(
-            f"{caller}: builds a session graph; got eager mode or a tf.function. Call "
-            "it under tf.Graph().as_default(), or compose tw_core.map_towers, a "
+            f"{caller()}: builds a session graph; got eager mode or a tf.function. "
+            "Call it under tf.Graph().as_default(), or compose tw_core.map_towers, a "
             "reducer and tw_builders.apply_gradients in the tf.function."
         )
-
-
-def check_tower_count(grad_list: Sequence[Any], total: int, *, caller: str) -> None:
-    """Refuses a gradient list whose length is not the number of towers built."""
-    check_list(caller, grad_list=grad_list, of="lists of pairs", empty=True)
-    if len(grad_list) != total:
-        raise ValueError(
-            f"{caller}: grad_list must hold one list per tower; got {len(grad_list)} "
-            f"lists for {total} towers."
-        )
-
-
-def _freeze_moving_summaries() -> None:
-    if not tf.executing_eagerly():  # in eager mode the base class raises
-        tw_core.contexts.freeze_collections(MOVING_SUMMARY_OPS_KEY)
-
-
-def _tower_context(
-    tower: Tower, ns_name: str, own_variables: bool
-) -> AbstractContextManager[Any]:
-    return TrainTowerContext(
-        ns_name,
-        vs_name=tower.name if own_variables else "",
-        index=tower.index,
-        total=tower.total,
-    )
 
 
 def _free_names(total: int) -> list[str]:
@@ -281,29 +321,11 @@ def _free_names(total: int) -> list[str]:
 
 
 def _check_devices(devices: Sequence[Any]) -> None:
-    caller = "DataParallelBuilder.call_for_each_tower"
     names = [device for device in devices if isinstance(device, str)]
     others = [d for d in devices if not isinstance(d, str) and not callable(d)]
     if any(device is not None for device in others):
         raise TypeError(
-            f"{caller}: devices must hold device strings and functions; got {others}."
+            f"{caller()}: devices must hold device strings and functions; got {others}."
         )
-    with naming(caller):
-        for name in names:
-            canonical_device(name)
-
-
-def _check_lengths(total: int, **per_tower: Sequence[Any] | None) -> None:
-    for name, items in per_tower.items():
-        if items is not None:
-            one = {name: items}
-            check_list("call_for_each_tower", of="items", empty=True, **one)
-    wrong = {
-        name: len(items)
-        for name, items in per_tower.items()
-        if items is not None and len(items) != total
-    }
-    if wrong:
-        raise ValueError(
-            f"call_for_each_tower: wanted one item per tower, {total}; got {wrong}."
-        )
+    for name in names:
+        canonical_device(name)

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import Tower
+from tw_core.checks import caller
 from tw_core.devices import canonical_device
 from tw_core.modes import orders_effects
 from tw_core.variables import tf_variable
@@ -55,9 +56,7 @@ def owned(columns: Sequence[Sequence[Any]]) -> list[Any]:
     return [columns[owner][n] for n, owner in enumerate(owners)]
 
 
-def check_homes(
-    towers: Sequence[Tower], columns: Sequence[Sequence[Any]], *, caller: str
-) -> None:
+def check_homes(towers: Sequence[Tower], columns: Sequence[Sequence[Any]]) -> None:
     """Refuses variables that are not on the device of their tower.
 
     Otherwise an owner might not hold the variable that it owns.
@@ -71,7 +70,7 @@ def check_homes(
     ]
     if elsewhere:
         raise ValueError(
-            f"{caller}: every tower's variables must be on its device, here "
+            f"{caller()}: every tower's variables must be on its device, here "
             f"{[tower.device for tower in towers]}; got {', '.join(elsewhere)}. Make "
             "them under no tf.device of their own, or share them as with a parameter "
             "server."

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import Tower
-from tw_core.checks import named_caller
+from tw_core.checks import caller
 
 Sizes = Sequence[int] | Sequence[tf.Tensor]
 
@@ -24,26 +24,25 @@ def plan_sizes(rows: int, num_parts: int) -> list[int]:
 
 def check_batch(spec: Any) -> None:
     """Refuses the ``element_spec`` of a batch that cannot be cut."""
-    caller = named_caller("check_batch")
     none = type(tf.type_spec_from_value(None))
     leaves = [leaf for leaf in tf.nest.flatten(spec) if not isinstance(leaf, none)]
     others = [leaf for leaf in leaves if not isinstance(leaf, _KINDS)]
     if others:
         raise TypeError(
-            f"{caller}: a batch must hold dense, ragged and sparse tensors; got "
+            f"{caller()}: a batch must hold dense, ragged and sparse tensors; got "
             f"{others}."
         )
     scalars = [leaf for leaf in leaves if leaf.shape.rank == 0]
     if scalars:
         raise ValueError(
-            f"{caller}: everything in a batch must have rows, which the towers share; "
-            f"got {len(scalars)} scalar(s). Call batch() on the dataset, and repeat "
-            "what is the same for all rows."
+            f"{caller()}: everything in a batch must have rows, which the towers "
+            f"share; got {len(scalars)} scalar(s). Call batch() on the dataset, and "
+            "repeat what is the same for all rows."
         )
     if len({int(leaf.shape[0]) for leaf in leaves if _has_known_rows(leaf)}) > 1:
         raise ValueError(
-            f"{caller}: all tensors of a batch must have the same number of rows; got "
-            f"{[str(leaf.shape) for leaf in leaves]}."
+            f"{caller()}: all tensors of a batch must have the same number of rows; "
+            f"got {[str(leaf.shape) for leaf in leaves]}."
         )
 
 

@@ -13,13 +13,14 @@ import tensorflow as tf
 
 from tw_builders._parts import check_batch, cut, on_devices, part_sizes
 from tw_core import Tower, check_towers
-from tw_core.checks import check_function, check_whole_number, named_caller, naming
+from tw_core.checks import caller, check_function, check_whole_number, public
 from tw_core.modes import builds_session_graph, without_autograph
 
 _T = TypeVar("_T")
 
 
 @without_autograph
+@public
 def per_tower(
     dataset: tf.data.Dataset, towers: Sequence[Tower], *, prefetch: int = 2
 ) -> tf.distribute.DistributedDataset:
@@ -55,10 +56,9 @@ def per_tower(
     In a session graph, and in a ``tf.function`` without AutoGraph, ``for`` raises a
     RuntimeError. Errors of the dataset are raised after the batches before them.
     """
-    with naming("per_tower"):
-        check_towers(towers)
-        ahead = check_whole_number("per_tower", prefetch=prefetch, at_least=1)
-        return TowerInput(cut_batches(dataset, len(towers), ahead - 1), towers)
+    check_towers(towers)
+    ahead = check_whole_number(prefetch=prefetch, at_least=1)
+    return TowerInput(cut_batches(dataset, len(towers), ahead - 1), towers)
 
 
 def cut_batches(
@@ -67,8 +67,7 @@ def cut_batches(
     """Cuts each batch into a tuple of parts; prefetches ``buffer_size`` on the host."""
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
-            f"{named_caller('per_tower')}: dataset must be a tf.data.Dataset; got "
-            f"{dataset!r}."
+            f"{caller()}: dataset must be a tf.data.Dataset; got {dataset!r}."
         )
     check_batch(dataset.element_spec)
     is_tuple = type(dataset.element_spec) is tuple
@@ -130,10 +129,11 @@ class TowerInput(tf.distribute.DistributedDataset):  # type: ignore[misc]
         if not isinstance(item, StopIteration):
             raise item
 
+    @public("per_tower.reduce")
     def reduce(self, initial_state: _T, reduce_func: Callable[[_T, Any], _T]) -> _T:
         """Calls ``reduce_func(state, item)`` for each item."""
         # Not marked without_autograph: reduce_func may need it.
-        check_function("per_tower.reduce", reduce_func=reduce_func)
+        check_function(reduce_func=reduce_func)
         if not tf.executing_eagerly() and not builds_session_graph():
             return self._reduce_in_function(initial_state, reduce_func)
         state = initial_state

@@ -19,6 +19,7 @@ from tw_core.checks import (
     check_list,
     check_number,
     check_whole_number,
+    public,
 )
 
 _SECONDS_AFTER_CTRL_C = 5.0
@@ -49,6 +50,7 @@ class AsyncRunner:
       steps_done: finished steps of each tower, so far.
     """
 
+    @public
     def __init__(
         self, steps: Sequence[Callable[[], Any]], *, max_steps: int | None = None
     ) -> None:
@@ -65,19 +67,11 @@ class AsyncRunner:
           TypeError: an item that cannot be called, ``steps`` that are not a list, or
             ``max_steps`` that is not a whole number.
         """
-        check_list("AsyncRunner", steps=steps, of="callables", empty=True)
-        if not steps:
-            raise ValueError(
-                "AsyncRunner: steps is empty; pass one callable per tower."
-            )
+        check_list(steps=steps, of="callables, one per tower")
         if not all(callable(step) for step in steps):
             raise TypeError(f"AsyncRunner: steps must be callables; got {list(steps)}.")
         if max_steps is not None:
-            check_whole_number("AsyncRunner", max_steps=max_steps)
-            if max_steps < 0:
-                raise ValueError(
-                    f"AsyncRunner: max_steps must be 0 or more; got {max_steps}."
-                )
+            check_whole_number(max_steps=max_steps, at_least=0)
         self._steps = list(steps)
         self._max_steps = max_steps
         self.steps_done = [0] * len(steps)
@@ -115,6 +109,7 @@ class AsyncRunner:
         """Asks every tower to end after its current step; does not wait."""
         self._stopping.set()
 
+    @public
     def join(self, timeout_s: float | None = 60.0) -> list[int]:
         """Waits until every tower has ended.
 
@@ -138,7 +133,7 @@ class AsyncRunner:
           ValueError: ``timeout_s`` is below 0, infinite or NaN.
         """
         if timeout_s is not None:
-            check_number("AsyncRunner.join", timeout_s=timeout_s, at_least=0)
+            check_number(timeout_s=timeout_s, at_least=0)
         if not self._ended:
             raise RuntimeError("AsyncRunner.join: was not started; call start() first.")
         try:
@@ -240,6 +235,7 @@ class AsyncRunner:
         return self._max_steps is None or self.steps_done[k] < self._max_steps
 
 
+@public
 def locked_step(
     compute: Callable[[], Any], apply: Callable[[Any], Any], lock: threading.Lock
 ) -> Callable[[], None]:
@@ -256,8 +252,8 @@ def locked_step(
     Raises:
       TypeError: something that is not a function or a lock.
     """
-    check_function("locked_step", compute=compute)
-    check_function("locked_step", apply=apply)
+    check_function(compute=compute)
+    check_function(apply=apply)
     if not hasattr(lock, "__enter__"):
         raise TypeError(f"locked_step: lock must be a threading.Lock(); got {lock!r}.")
 

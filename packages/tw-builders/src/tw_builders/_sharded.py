@@ -7,22 +7,20 @@ a gate) have them all, and state that exists once per optimizer exists once.
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import tensorflow as tf
 
 from tw_builders._apply import (
-    check_counts,
+    Pairs,
+    check_one_per_tower,
     ensure_and_pack,
     one_optimizer_per_tower,
+    paired,
     reduce_onto,
     replicated_pairs,
 )
-from tw_builders._base import (
-    DataParallelBuilder,
-    check_session_graph,
-    check_tower_count,
-)
+from tw_builders._base import CopiesBuilder
 from tw_builders._owners import (
     UpdateWatch,
     check_homes,
@@ -31,32 +29,23 @@ from tw_builders._owners import (
     state_as_of,
 )
 from tw_builders._sharded_optimizer import for_owners, own_variables
-from tw_builders._sync_variables import build_sync_op
 from tw_core import Tower
-from tw_core.checks import check_flag, check_function, check_list, naming, public
-from tw_core.gradients import (
-    GradList,
-    check_any_gradient,
-    check_grad_list,
-    check_replicated_grad_list,
-    merge_grad_list,
-    split_grad_list,
-)
+from tw_core.checks import caller, check_flag, public
+from tw_core.gradients import GradList, check_any_gradient, check_grad_list
 from tw_core.modes import orders_effects, without_autograph
 from tw_core.optimizers import apply_pairs, check_optimizer
 from tw_core.variables import record_variables, tf_variable, tower_build
 from tw_reduce.reducers import check_weights
 
-_T = TypeVar("_T")
 
-
-class SyncMultiGPUShardedBuilder(DataParallelBuilder):
+class SyncMultiGPUShardedBuilder(CopiesBuilder):
     """Every tower has all variables; one tower updates each, and the rest copy it.
 
     Attributes:
       grads: after ``build``, [N] pairs of a reduced gradient and its owner's variable.
     """
 
+    @public
     def __init__(
         self,
         towers: Sequence[int | str | Tower],
@@ -82,90 +71,27 @@ class SyncMultiGPUShardedBuilder(DataParallelBuilder):
         super().__init__(
             towers, flat_below_bytes=flat_below_bytes, flat_group=flat_group
         )
-        check_flag("SyncMultiGPUShardedBuilder", average=average)
+        check_flag(average=average)
         self._average = average
         self.grads: list[tuple[Any, tf.Variable]] | None = None
 
-    def call_for_each_tower(  # type: ignore[override]
-        self, tower_fn: Callable[[], _T]
-    ) -> list[_T]:
-        """Calls ``tower_fn()`` in every tower.
-
-        The variables of towers 1 and up are local and trainable, and are under
-        ``tower<k>/``, as with ``SyncMultiGPUReplicatedBuilder``.
-
-        Args:
-          tower_fn: builds one tower; usually returns (gradient, variable) pairs.
-
-        Returns:
-          The K results.
-        """
-        check_function(
-            "SyncMultiGPUShardedBuilder.call_for_each_tower", tower_fn=tower_fn
-        )
-        return DataParallelBuilder.build_on_towers(
-            self.towers,
-            self._in_flat(tower_fn),
-            use_vs=[not tower.is_main for tower in self._towers],
-        )
-
-    def build(
+    def _train_op(
         self,
-        grad_list: GradList,
+        packed: Sequence[Pairs],
+        variables: Sequence[Sequence[Any]],
         get_opt_fn: Callable[[], Any],
-        *,
-        weights: Sequence[Any] | None = None,
-    ) -> tuple[tf.Operation, tf.Operation | None]:
-        """Builds reduction, updates and copies from the towers' gradients.
-
-        Args:
-          grad_list: [K][N] (gradient, variable) pairs.
-          get_opt_fn: returns the optimizer; called once.
-          weights: [K] weight of each tower's gradients in the mean, such as its
-            rows; see ``tw_reduce.mean``. None for equal weights.
-
-        Returns:
-          The training op; and the op that copies every variable of tower 0 to the
-          other towers (None for one tower). Run the copy after the initialisers and
-          after restoring, or use ``SyncVariablesHook``. The optimizer's state exists
-          once, under the names that it has for tower 0's variables.
-
-        Raises:
-          ValueError: towers with different gradients, or with None; a variable
-            that several towers share, or that is not on its tower's device; weights
-            without ``average``, or as ``tw_reduce.mean``.
-          TypeError: something that is not an optimizer, or a Keras 3 one; weights as
-            ``tw_reduce.mean``.
-          RuntimeError: in eager mode or a ``tf.function``.
-        """
-        caller = "SyncMultiGPUShardedBuilder.build"
-        check_session_graph(caller)
-        check_tower_count(grad_list, len(self.towers), caller=caller)
-        with naming(caller):
-            check_replicated_grad_list(grad_list)
-        packed = ensure_and_pack(grad_list)
-        _, variables = split_grad_list(packed)
-        check_homes(self._towers, variables, caller=caller)
-        check_function(caller, get_opt_fn=get_opt_fn)
-        public(caller)(check_weights)(
-            weights, num_towers=len(self.towers), average=self._average
-        )
-        main = self._towers[:1]
-        [optimizer] = one_optimizer_per_tower(main, get_opt_fn, caller=caller)
+        weights: Sequence[Any] | None,
+    ) -> Any:
+        check_homes(self._towers, variables)
+        main = self._towers[0]
+        [optimizer] = one_optimizer_per_tower([main], get_opt_fn)
         self.grads = reduce_onto(
-            owned(variables),
-            packed,
-            average=self._average,
-            weights=weights,
-            caller=caller,
+            owned(variables), packed, average=self._average, weights=weights
         )
-        train_op = _apply_and_copy(
-            main[0], self.grads, variables, optimizer, caller=caller
-        )
-        post_init_op = build_sync_op(variables) if len(self.towers) > 1 else None
-        return train_op, post_init_op
+        return _apply_and_copy(main, self.grads, variables, optimizer)
 
 
+@public
 @without_autograph
 def apply_sharded_gradients(
     towers: Sequence[Tower],
@@ -207,21 +133,18 @@ def apply_sharded_gradients(
         graph; something that is not a tower, gradient, replica or list of them;
         integer gradients with ``average``; weights as ``tw_reduce.mean``.
     """
-    caller = "apply_sharded_gradients"
-    check_counts(caller, towers, grads=grads, replicas=replicas)
-    check_flag(caller, average=average)
-    public(caller)(check_weights)(weights, num_towers=len(towers), average=average)
-    public(caller)(check_optimizer)(optimizer)
-    packed = ensure_and_pack(replicated_pairs(grads, replicas, caller=caller))
-    _, variables = split_grad_list(packed)
-    check_homes(towers, variables, caller=caller)
-    owners = owned(variables)
-    reduced = reduce_onto(
-        owners, packed, average=average, weights=weights, caller=caller
-    )
-    return _apply_and_copy(towers[0], reduced, variables, optimizer, caller=caller)
+    check_one_per_tower(towers, grads=grads, replicas=replicas)
+    check_flag(average=average)
+    check_weights(weights, num_towers=len(towers), average=average)
+    check_optimizer(optimizer)
+    packed = ensure_and_pack(replicated_pairs(grads, replicas))
+    variables = [[variable for _, variable in pairs] for pairs in packed]
+    check_homes(towers, variables)
+    reduced = reduce_onto(owned(variables), packed, average=average, weights=weights)
+    return _apply_and_copy(towers[0], reduced, variables, optimizer)
 
 
+@public
 @without_autograph
 def apply_at_owners(
     towers: Sequence[Tower],
@@ -249,11 +172,10 @@ def apply_at_owners(
         allowed; no gradient at all.
       TypeError: as ``apply_sharded_gradients``.
     """
-    caller = "apply_at_owners"
-    check_counts(caller, towers, grads=grads, replicas=replicas)
-    public(caller)(check_optimizer)(optimizer)
-    packed = ensure_and_pack(_reduced_pairs(towers, grads, replicas, caller=caller))
-    _, variables = split_grad_list(packed)
+    check_one_per_tower(towers, grads=grads, replicas=replicas)
+    check_optimizer(optimizer)
+    packed = ensure_and_pack(_reduced_pairs(towers, grads, replicas))
+    variables = [[variable for _, variable in pairs] for pairs in packed]
     grad_of = {id(variable): grad for own in packed for grad, variable in own}
     pairs = [(grad_of[id(variable)], variable) for variable in owned(variables)]
     # An optimizer that computes gradients may need every variable that it was made for,
@@ -265,25 +187,17 @@ def apply_at_owners(
         [pairs[n] for n in used],
         [[own[n] for n in used] for own in variables],
         optimizer,
-        caller=caller,
     )
 
 
 def _reduced_pairs(
-    towers: Sequence[Tower],
-    grads: Sequence[Sequence[Any]],
-    replicas: Sequence[Any],
-    *,
-    caller: str,
+    towers: Sequence[Tower], grads: Sequence[Sequence[Any]], replicas: Sequence[Any]
 ) -> GradList:
     """Makes [K][N] checked pairs; a gradient may be None, but then in all towers."""
-    variables = own_variables(towers, replicas, caller=caller)
-    for own in grads:
-        check_list(caller, grads_of_a_tower=own, of="gradients", empty=True)
-    with naming(caller):
-        grad_list = merge_grad_list(grads, variables)
-        check_grad_list(grad_list, allow_none=True)
-    public(caller)(check_any_gradient)([g for own in grads for g in own], variables[0])
+    variables = own_variables(towers, replicas)
+    grad_list = paired(grads, variables)
+    check_grad_list(grad_list, allow_none=True)
+    check_any_gradient([g for own in grads for g in own], variables[0])
     partly = [
         variable.name
         for variable, *column in zip(variables[0], *grads, strict=True)
@@ -291,8 +205,8 @@ def _reduced_pairs(
     ]
     if partly:
         raise ValueError(
-            f"{caller}: a variable has a gradient in every tower or in none; got None "
-            f"in some towers for {', '.join(partly)}."
+            f"{caller()}: a variable has a gradient in every tower or in none; got "
+            f"None in some towers for {', '.join(partly)}."
         )
     return grad_list
 
@@ -302,8 +216,6 @@ def _apply_and_copy(
     reduced: Sequence[tuple[Any, Any]],
     variables: Sequence[Sequence[Any]],
     optimizer: Any,
-    *,
-    caller: str,
 ) -> tf.Operation | None:
     """Applies [N] reduced pairs of owners, and copies the new values to all towers."""
     owners = [variable for _, variable in reduced]
@@ -311,7 +223,7 @@ def _apply_and_copy(
     originals = [tf_variable(variable) for variable in variables[0]]
     watch = None if orders_effects() else UpdateWatch(plain)
     with (
-        for_owners(optimizer, owners, variables, caller=caller),
+        for_owners(optimizer, owners, variables),
         tower_build(),
         tf.device(main.device),
         record_variables(main),

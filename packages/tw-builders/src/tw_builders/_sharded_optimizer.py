@@ -13,13 +13,13 @@ import tensorflow as tf
 
 from tw_builders._apply import (
     MADE_EARLY,
-    check_counts,
+    check_one_per_tower,
     one_optimizer_per_tower,
     trainable_variables,
 )
 from tw_builders._owners import check_homes, owned
 from tw_core import Tower
-from tw_core.checks import check_function, naming
+from tw_core.checks import caller, check_function, public
 from tw_core.gradients import check_grad_list
 from tw_core.modes import orders_effects
 from tw_core.optimizers import OptimizerKind, create_slots, kind_of
@@ -28,6 +28,7 @@ from tw_core.variables import shared_variables, tf_variable
 _T = TypeVar("_T")
 
 
+@public
 def make_sharded_optimizer(
     towers: Sequence[Tower], get_opt_fn: Callable[[], _T], replicas: Sequence[Any]
 ) -> tuple[_T, _T]:
@@ -53,29 +54,29 @@ def make_sharded_optimizer(
       TypeError: ``get_opt_fn`` did not return an optimizer, or in a session graph a
         Keras 3 one; something that is not a tower, function or replica.
     """
-    caller = "make_sharded_optimizer"
-    variables = own_variables(towers, replicas, caller=caller)
-    check_function(caller, get_opt_fn=get_opt_fn)
+    variables = own_variables(towers, replicas)
+    check_function(get_opt_fn=get_opt_fn)
     main, owners = towers[:1], owned(variables)
     if not tf.executing_eagerly():
-        [optimizer] = one_optimizer_per_tower(main, get_opt_fn, caller=caller)
+        [optimizer] = one_optimizer_per_tower(main, get_opt_fn)
         return optimizer, optimizer
     state: list[tf.Variable] = []
     with tf.variable_creator_scope(_noting(state)):
-        [optimizer] = one_optimizer_per_tower(main, get_opt_fn, caller=caller)
-        _check_is_new(optimizer, owners, caller=caller)
+        [optimizer] = one_optimizer_per_tower(main, get_opt_fn)
+        _check_is_new(optimizer)
         if kind_of(optimizer) not in MADE_EARLY:
             return optimizer, optimizer
         _make_state(main[0], optimizer, owners)
     handed = iter(state)
-    with tf.variable_creator_scope(_handing_out(handed, caller=caller)):
-        [saved] = one_optimizer_per_tower(main, get_opt_fn, caller=caller)
+    with tf.variable_creator_scope(_handing_out(handed)):
+        [saved] = one_optimizer_per_tower(main, get_opt_fn)
         _make_state(main[0], saved, variables[0])
     if any(True for _ in handed):
-        raise _other_state(caller)
+        raise _other_state()
     return optimizer, saved
 
 
+@public
 def owned_variables(towers: Sequence[Tower], replicas: Sequence[Any]) -> list[Any]:
     """Returns the owner's copy of every variable, in the order of the variables.
 
@@ -93,44 +94,35 @@ def owned_variables(towers: Sequence[Tower], replicas: Sequence[Any]) -> list[An
       ValueError: as ``make_sharded_optimizer``.
       TypeError: something that is not a tower or replica.
     """
-    return owned(own_variables(towers, replicas, caller="owned_variables"))
+    return owned(own_variables(towers, replicas))
 
 
-def own_variables(
-    towers: Sequence[Tower], replicas: Sequence[Any], *, caller: str
-) -> list[list[Any]]:
+def own_variables(towers: Sequence[Tower], replicas: Sequence[Any]) -> list[list[Any]]:
     """Lists [K][N] variables; checks that towers share none and each is at home."""
-    check_counts(caller, towers, replicas=replicas)
-    variables = [trainable_variables(r, caller=caller) for r in replicas]
-    with naming(caller):
-        check_grad_list(
-            [[(None, v) for v in own] for own in variables], allow_none=True
-        )
+    check_one_per_tower(towers, replicas=replicas)
+    variables = [trainable_variables(replica) for replica in replicas]
+    check_grad_list([[(None, v) for v in own] for own in variables], allow_none=True)
     shared = [f"{name} in towers {ks}" for name, ks in shared_variables(variables)]
     if shared:
         raise ValueError(
-            f"{caller}: every tower must have variables of its own; got the same one "
+            f"{caller()}: every tower must have variables of its own; got the same one "
             f"for {', '.join(shared)}. Make a new model for each tower."
         )
-    check_homes(towers, variables, caller=caller)
+    check_homes(towers, variables)
     return variables
 
 
 @contextmanager
 def for_owners(
-    optimizer: Any,
-    owners: Sequence[Any],
-    columns: Sequence[Sequence[Any]],
-    *,
-    caller: str,
+    optimizer: Any, owners: Sequence[Any], columns: Sequence[Sequence[Any]]
 ) -> Iterator[None]:
     """Refuses an optimizer that has its state for variables other than ``owners``.
 
     Those of ``tf.compat.v1.train`` would make new slots, which no checkpoint has.
     """
     refusal = (
-        f"{caller}: {type(optimizer).__name__} has its state for other variables than "
-        "the owners' copies; pass the first optimizer that make_sharded_optimizer "
+        f"{caller()}: {type(optimizer).__name__} has its state for other variables "
+        "than the owners' copies; pass the first optimizer that make_sharded_optimizer "
         "returned for these replicas, the second of which is for checkpoints (and "
         "flat models as flatten returned them)."
     )
@@ -165,11 +157,11 @@ def _make_state(main: Tower, optimizer: Any, variables: Sequence[Any]) -> None:
         create_slots(optimizer, variables)
 
 
-def _check_is_new(optimizer: Any, owners: Sequence[Any], *, caller: str) -> None:
+def _check_is_new(optimizer: Any) -> None:
     """Refuses a Keras optimizer that already has slots, for any variables."""
     if getattr(optimizer, "built", False):
         raise ValueError(
-            f"{caller}: {type(optimizer).__name__} was built before, and its slots "
+            f"{caller()}: {type(optimizer).__name__} was built before, and its slots "
             "would not be with the owners of the variables; return a new one from "
             "get_opt_fn, without calling build."
         )
@@ -183,23 +175,21 @@ def _noting(state: list[tf.Variable]) -> Callable[..., tf.Variable]:
     return create
 
 
-def _handing_out(
-    state: Iterator[tf.Variable], *, caller: str
-) -> Callable[..., tf.Variable]:
+def _handing_out(state: Iterator[tf.Variable]) -> Callable[..., tf.Variable]:
     """Returns a variable creator that hands out existing variables, in order."""
 
     def create(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
         del next_creator, kwargs
         variable = next(state, None)
         if variable is None:
-            raise _other_state(caller)
+            raise _other_state()
         return variable
 
     return create
 
 
-def _other_state(caller: str) -> ValueError:
+def _other_state() -> ValueError:
     return ValueError(
-        f"{caller}: get_opt_fn made other variables in its second call than in its "
+        f"{caller()}: get_opt_fn made other variables in its second call than in its "
         "first; make what calls have in common before, and pass it to the optimizer."
     )

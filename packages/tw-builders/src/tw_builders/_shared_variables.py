@@ -5,40 +5,22 @@ applies its own gradients.
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import tensorflow as tf
 
-from tw_builders._apply import (
-    Pairs,
-    ensure_and_pack,
-    one_optimizer_per_tower,
-    reduce_onto,
-)
-from tw_builders._base import (
-    DataParallelBuilder,
-    Device,
-    check_session_graph,
-    check_tower_count,
-)
+from tw_builders._apply import Pairs, one_optimizer_per_tower, reduce_onto
+from tw_builders._base import Device, TowersBuilder
 from tw_core import Tower
-from tw_core.checks import check_flag, check_function, naming, public
+from tw_core.checks import caller, check_flag, public
 from tw_core.devices import LeastLoadedDeviceSetter, replica_device_setter
-from tw_core.gradients import (
-    GradList,
-    check_shared_grad_list,
-    scale,
-    values_of,
-)
+from tw_core.gradients import GradList, scale, values_of
 from tw_core.optimizers import apply_pairs, check_optimizer
-from tw_reduce.reducers import check_weights
-
-_T = TypeVar("_T")
 
 _TOWERS_FOR_CPU = 4
 
 
-class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
+class SyncMultiGPUParameterServerBuilder(TowersBuilder):
     """Towers share variables; their mean gradient is applied once.
 
     Attributes:
@@ -47,6 +29,7 @@ class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
       grads: after ``build``, [N] (mean gradient, variable) pairs.
     """
 
+    @public
     def __init__(
         self,
         towers: Sequence[int | str | Tower],
@@ -72,32 +55,14 @@ class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
         )
         if ps_device not in ("cpu", "gpu"):
             raise ValueError(
-                "SyncMultiGPUParameterServerBuilder: ps_device must be 'cpu' (all "
+                f"{caller()}: ps_device must be 'cpu' (all "
                 "variables on /cpu:0) or 'gpu' (spread over the towers' devices); got "
                 f"{ps_device!r}."
             )
         self.ps_device = ps_device
         self.grads: list[tuple[Any, tf.Variable]] | None = None
 
-    def call_for_each_tower(  # type: ignore[override]
-        self, tower_fn: Callable[[], _T]
-    ) -> list[_T]:
-        """Calls ``tower_fn()`` in every tower; the variables are tower 0's.
-
-        Args:
-          tower_fn: builds one tower; usually returns (gradient, variable) pairs.
-
-        Returns:
-          The K results.
-        """
-        check_function(
-            "SyncMultiGPUParameterServerBuilder.call_for_each_tower", tower_fn=tower_fn
-        )
-        devices = _variable_devices(self.devices, self.ps_device)
-        return DataParallelBuilder.build_on_towers(
-            self.towers, self._in_flat(tower_fn), devices
-        )
-
+    @public
     def build(
         self,
         grad_list: GradList,
@@ -123,25 +88,19 @@ class SyncMultiGPUParameterServerBuilder(DataParallelBuilder):
             as ``tw_reduce.mean``.
           RuntimeError: in eager mode or a ``tf.function``.
         """
-        caller = "SyncMultiGPUParameterServerBuilder.build"
-        check_session_graph(caller)
-        check_tower_count(grad_list, len(self.towers), caller=caller)
-        with naming(caller):
-            check_shared_grad_list(grad_list)
-        check_function(caller, get_opt_fn=get_opt_fn)
-        public(caller)(check_weights)(weights, num_towers=len(self.towers))
-        packed = ensure_and_pack(grad_list)
+        packed = self._read(grad_list, get_opt_fn, weights=weights)
         shared = [variable for _, variable in packed[0]]
-        self.grads = reduce_onto(
-            shared, packed, average=True, weights=weights, caller=caller
-        )
+        self.grads = reduce_onto(shared, packed, average=True, weights=weights)
         optimizer = get_opt_fn()
-        public(caller)(check_optimizer)(optimizer)
+        check_optimizer(optimizer)
         with tf.device("/cpu:0" if self.ps_device == "cpu" else None):
             return apply_pairs(optimizer, self.grads, name="train_op")
 
+    def _variable_devices(self) -> Sequence[Device]:
+        return _variable_devices(self.devices, self.ps_device)
 
-class AsyncMultiGPUBuilder(DataParallelBuilder):
+
+class AsyncMultiGPUBuilder(TowersBuilder):
     """Towers share variables and apply their gradients without averaging them.
 
     ``build`` returns the one training op of the older system, in which the towers
@@ -150,6 +109,7 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
     own thread, with ``AsyncRunner``.
     """
 
+    @public
     def __init__(
         self,
         towers: Sequence[int | str | Tower],
@@ -171,30 +131,10 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
         super().__init__(
             towers, flat_below_bytes=flat_below_bytes, flat_group=flat_group
         )
-        check_flag("AsyncMultiGPUBuilder", scale_gradient=scale_gradient)
+        check_flag(scale_gradient=scale_gradient)
         self._scale_gradient = scale_gradient
 
-    def call_for_each_tower(  # type: ignore[override]
-        self, tower_fn: Callable[[], _T]
-    ) -> list[_T]:
-        """Calls ``tower_fn()`` in every tower; the variables are tower 0's.
-
-        With four or more towers they are on ``/cpu:0``, else balanced over the
-        towers' devices by bytes.
-
-        Args:
-          tower_fn: builds one tower; usually returns (gradient, variable) pairs.
-
-        Returns:
-          The K results.
-        """
-        check_function("AsyncMultiGPUBuilder.call_for_each_tower", tower_fn=tower_fn)
-        ps_device = "cpu" if len(self.towers) >= _TOWERS_FOR_CPU else "gpu"
-        devices = _variable_devices(self.devices, ps_device)
-        return DataParallelBuilder.build_on_towers(
-            self.towers, self._in_flat(tower_fn), devices
-        )
-
+    @public
     def build(self, grad_list: GradList, get_opt_fn: Callable[[], Any]) -> tf.Operation:
         """Builds one op in which every tower applies its own gradients once.
 
@@ -214,16 +154,16 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
           TypeError: something that is not an optimizer, or a Keras 3 one.
           RuntimeError: in eager mode or a ``tf.function``.
         """
-        scaled = self._prepare(grad_list, caller="AsyncMultiGPUBuilder.build")
-        check_function("AsyncMultiGPUBuilder.build", get_opt_fn=get_opt_fn)
+        scaled = self._scaled(grad_list, get_opt_fn)
         optimizer = get_opt_fn()
-        public("AsyncMultiGPUBuilder.build")(check_optimizer)(optimizer)
+        check_optimizer(optimizer)
         previous: list[tf.Operation] = []
         for k, pairs in enumerate(scaled):
             with tf.control_dependencies(previous):
                 previous = [apply_pairs(optimizer, pairs, name=f"apply_grad_{k}")]
         return tf.group(*previous, name="train_op")
 
+    @public
     def build_tower_ops(
         self,
         grad_list: GradList,
@@ -249,14 +189,10 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
           TypeError: something that is not an optimizer, or a Keras 3 one.
           RuntimeError: in eager mode or a ``tf.function``.
         """
-        caller = "AsyncMultiGPUBuilder.build_tower_ops"
-        check_flag(caller, share_optimizer=share_optimizer)
-        scaled = self._prepare(grad_list, caller=caller)
-        check_function(caller, get_opt_fn=get_opt_fn)
+        check_flag(share_optimizer=share_optimizer)
+        scaled = self._scaled(grad_list, get_opt_fn)
         if not share_optimizer:
-            optimizers = one_optimizer_per_tower(
-                self._towers, get_opt_fn, caller=caller
-            )
+            optimizers = one_optimizer_per_tower(self._towers, get_opt_fn)
             return [
                 apply_pairs(optimizer, pairs, name=f"apply_grad_{k}")
                 for k, (optimizer, pairs) in enumerate(
@@ -264,26 +200,28 @@ class AsyncMultiGPUBuilder(DataParallelBuilder):
                 )
             ]
         optimizer = get_opt_fn()
-        public(caller)(check_optimizer)(optimizer)
+        check_optimizer(optimizer)
         section = tf.CriticalSection(name="shared_optimizer")
         return [
             _apply_in_section(section, optimizer, pairs, name=f"apply_grad_{k}")
             for k, pairs in enumerate(scaled)
         ]
 
-    def _prepare(self, grad_list: GradList, *, caller: str) -> list[Pairs]:
-        check_session_graph(caller)
-        check_tower_count(grad_list, len(self.towers), caller=caller)
-        with naming(caller):
-            check_shared_grad_list(grad_list)
-        ensured = ensure_and_pack(grad_list)
-        if not self._scale_gradient or len(grad_list) == 1:
-            return list(ensured)
-        factor = 1.0 / len(grad_list)
+    def _scaled(
+        self, grad_list: GradList, get_opt_fn: Callable[[], Any]
+    ) -> list[Pairs]:
+        packed = self._read(grad_list, get_opt_fn)
+        if not self._scale_gradient or len(packed) == 1:
+            return packed
+        factor = 1.0 / len(packed)
         return [
             [(scale(grad, factor), variable) for grad, variable in pairs]
-            for pairs in ensured
+            for pairs in packed
         ]
+
+    def _variable_devices(self) -> Sequence[Device]:
+        on_host = len(self.towers) >= _TOWERS_FOR_CPU
+        return _variable_devices(self.devices, "cpu" if on_host else "gpu")
 
 
 def _variable_devices(devices: Sequence[str], ps_device: str) -> list[Device]:

@@ -6,13 +6,7 @@ are ``tw_core``'s, ``tw_reduce``'s and ``tw_builders``'s own. For a builder that
 kept, the error names the replacement.
 """
 
-from tw_builders._base import (
-    MOVING_SUMMARY_OPS_KEY,
-    DataParallelBuilder,
-    PredictTowerContext,
-    TowerContext,
-    TrainTowerContext,
-)
+from tw_builders._base import DataParallelBuilder
 from tw_builders._replicated import SyncMultiGPUReplicatedBuilder
 from tw_builders._shared_variables import (
     AsyncMultiGPUBuilder,
@@ -22,7 +16,14 @@ from tw_builders.tensorpack._batch_norm import get_sync_bn_mean_var
 from tw_builders.tensorpack._caching_device import OverrideCachingDevice
 from tw_builders.tensorpack._checkpoints import assignment_map
 from tw_builders.tensorpack._staging_input import StagingInput
-from tw_core.contexts import BaseTowerContext, TowerFunc, get_current_tower_context
+from tw_core.contexts import (
+    BaseTowerContext,
+    PredictTowerContext,
+    TowerContext,
+    TowerFunc,
+    TrainTowerContext,
+    get_current_tower_context,
+)
 from tw_core.contexts import TowerFunc as TowerFuncWrapper
 from tw_core.contexts import TowerHandle as TowerTensorHandle
 from tw_core.contexts import TowerHandles as TowerTensorHandles
@@ -36,6 +37,9 @@ from tw_reduce.tensorpack import (
     allreduce_grads_hierarchical,
     allreduce_grads_naive,
 )
+
+# Of add_moving_summary. Towers leave it as they leave the summaries.
+MOVING_SUMMARY_OPS_KEY = "MOVING_SUMMARY_OPS"
 
 __all__ = [
     "AsyncMultiGPUBuilder",

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tw_core.checks import check_list
+from tw_core.checks import check_list, public
 from tw_core.synchronized import moments_over_towers
 
 
+@public
 def get_sync_bn_mean_var(
     inputs: tf.Tensor, red_axis: Sequence[int], sync_statistics: str
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -44,5 +45,5 @@ def get_sync_bn_mean_var(
             "get_sync_bn_mean_var: BatchNorm is synchronised over the towers of a "
             f"process by sync_statistics='nccl'; got {sync_statistics!r}."
         )
-    check_list("get_sync_bn_mean_var", red_axis=red_axis, of="axes")
+    check_list(red_axis=red_axis, of="axes")
     return moments_over_towers(inputs, red_axis)

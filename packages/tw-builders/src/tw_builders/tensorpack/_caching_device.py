@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_function, check_list, check_whole_number
+from tw_core.checks import check_function, check_list, check_whole_number, public
 from tw_core.devices import canonical_device
 
 
@@ -33,6 +33,7 @@ class OverrideCachingDevice:
         large.
     """
 
+    @public
     def __init__(
         self,
         devices: Sequence[str],
@@ -51,10 +52,8 @@ class OverrideCachingDevice:
             cannot read.
           TypeError: an argument of another type.
         """
-        caller = "OverrideCachingDevice"
-        check_list(caller, devices=devices, of="devices")
+        check_list(devices=devices, of="devices")
         check_whole_number(
-            caller,
             at_least=0,
             small_variable_size_threshold=small_variable_size_threshold,
         )
@@ -64,6 +63,7 @@ class OverrideCachingDevice:
         self.device_for_small_variables = device_for_small_variables
         self.small_variable_size_threshold = int(small_variable_size_threshold)
 
+    @public
     def __call__(
         self, getter: Callable[..., tf.Variable], *args: Any, **kwargs: Any
     ) -> tf.Variable:
@@ -81,7 +81,7 @@ class OverrideCachingDevice:
         Raises:
           TypeError: ``getter`` cannot be called.
         """
-        check_function("OverrideCachingDevice", getter=getter)
+        check_function(getter=getter)
         count = tf.TensorShape(kwargs.get("shape")).num_elements()
         if count is None or kwargs.get("trainable") is False:
             return getter(*args, **kwargs)

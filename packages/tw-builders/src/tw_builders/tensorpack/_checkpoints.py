@@ -10,12 +10,13 @@ from functools import partial
 
 import tensorflow as tf
 
-from tw_core.checks import check_list, check_text
+from tw_core.checks import check_list, check_text, public
 
 # Those of SyncMultiGPUReplicatedBuilder and AsyncMultiGPUBuilder; the rest have none.
 _SCOPES = ("", "apply_gradients/", "async_apply_gradients/")
 
 
+@public
 def assignment_map(
     checkpoint: str, variables: Sequence[tf.Variable] | None = None
 ) -> dict[str, tf.Variable]:
@@ -38,11 +39,11 @@ def assignment_map(
         shapes or dtypes differ; or there are no variables.
       TypeError: an argument of another type.
     """
-    check_text("assignment_map", checkpoint=checkpoint)
+    check_text(checkpoint=checkpoint)
     saved = _read_specs(checkpoint)
     if variables is None:
         variables = tf.compat.v1.global_variables()
-    check_list("assignment_map", variables=variables, of="variables")
+    check_list(variables=variables, of="variables")
     others = [value for value in variables if not isinstance(value, tf.Variable)]
     if others:
         raise TypeError(

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tw_builders._parts import on_devices
 from tw_builders._per_tower import cut_batches, flat_parts, no_rows, packed_parts
 from tw_core import Tower, towers
-from tw_core.checks import check_whole_number, naming
+from tw_core.checks import check_whole_number, public
 from tw_core.modes import builds_session_graph
 
 v1 = tf.compat.v1
@@ -51,6 +51,7 @@ class StagingInput:
       initializer: op that starts over.
     """
 
+    @public
     def __init__(
         self,
         input: tf.data.Dataset,
@@ -69,15 +70,14 @@ class StagingInput:
           TypeError: an argument of another type.
           RuntimeError: not in a session graph.
         """
-        with naming("StagingInput"):
-            self._towers = towers(devices)
-            check_whole_number("StagingInput", nr_stage=nr_stage, at_least=1)
-            if not builds_session_graph():
-                raise RuntimeError(
-                    "StagingInput: build it in a tf.Graph, for a session; elsewhere "
-                    "take tw_builders.per_tower."
-                )
-            parts = cut_batches(input, len(self._towers), 0)
+        self._towers = towers(devices)
+        check_whole_number(nr_stage=nr_stage, at_least=1)
+        if not builds_session_graph():
+            raise RuntimeError(
+                "StagingInput: build it in a tf.Graph, for a session; elsewhere take "
+                "tw_builders.per_tower."
+            )
+        parts = cut_batches(input, len(self._towers), 0)
         with tf.name_scope("staging_input"), tf.device("/cpu:0"):
             source = v1.data.make_initializable_iterator(_with_end(parts))
             dtypes = [tensor.dtype for tensor in no_rows(parts)]

@@ -6,7 +6,6 @@ from typing import Any
 import tensorflow as tf
 
 from tw_builders._parts import check_batch, part_sizes
-from tw_core.checks import naming
 
 
 def tensors(data: Any) -> Any:
@@ -26,8 +25,7 @@ def checked_sizes(data: Any, num_parts: int) -> Any:
     ]
     if not specs:
         raise ValueError("TowerModel: a batch must hold at least one tensor; got none.")
-    with naming("TowerModel"):
-        check_batch(specs)
+    check_batch(specs)
     return part_sizes(data, num_parts)
 
 

@@ -69,7 +69,7 @@ class Copies:
         """Calls ``make_model`` for every tower, or once where they share variables."""
         flat = None
         if flat_below_bytes:
-            with prefixed("TowerModel"):
+            with prefixed():
                 flat = FlatTraining(make_model, towers, flat_below_bytes)
             models = [_checked_model(model) for model in flat.models]
         elif variables == "parameter_server":
@@ -109,7 +109,7 @@ class Copies:
         check_optimizers(optimizers, self.variables)
         if self.flat is not None:
             check_one(optimizers)
-            with prefixed("TowerModel"):
+            with prefixed():
                 self.flat.use(optimizers[0], sharded=self.variables == "sharded")
 
     @contextmanager
@@ -146,7 +146,7 @@ class Copies:
             self.flat.make_equal()
             self._give_own_seeds()
             return
-        with prefixed("TowerModel"):
+        with prefixed():
             replicate(self.towers, lambda tower: self.models[tower.index])
         self._give_own_seeds()
         if self.variables == "sharded":

@@ -10,7 +10,7 @@ from tw_builders.tower_model._copies import Copies, Weigh
 from tw_builders.tower_model._updates import APPLY
 from tw_core import Tower
 from tw_core import towers as make_towers
-from tw_core.checks import check_function, check_whole_number, naming
+from tw_core.checks import check_function, check_whole_number, public
 from tw_reduce import Reducer, all_reduce
 
 
@@ -27,6 +27,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
     averages, is tower 0's.
     """
 
+    @public
     def __init__(
         self,
         make_model: Callable[[], keras.Model],
@@ -66,13 +67,13 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
           TypeError: ``make_model`` is not a function, or does not return a Keras model.
           RuntimeError: in a graph or a ``tf.function``.
         """
-        check_function("TowerModel", make_model=make_model)
+        check_function(make_model=make_model)
         if variables not in APPLY:
             raise ValueError(
                 f"TowerModel: variables must be one of {sorted(APPLY)}; got "
                 f"{variables!r}."
             )
-        check_whole_number("TowerModel", flat_below_bytes=flat_below_bytes, at_least=0)
+        check_whole_number(flat_below_bytes=flat_below_bytes, at_least=0)
         if flat_below_bytes and variables == "parameter_server":
             raise ValueError(
                 "TowerModel: flat variables are read by one tower each; with "
@@ -89,13 +90,12 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
                 "tf.distribute strategy; leave that."
             )
         super().__init__(name=name)
-        with naming("TowerModel"):
-            towers = make_towers(devices)
+        towers = make_towers(devices)
         if reducer is None:
             reducer = all_reduce([tower.device for tower in towers])
-        check_function("TowerModel", reducer=reducer)
+        check_function(reducer=reducer)
         if weights is not None:
-            check_function("TowerModel", weights=weights)
+            check_function(weights=weights)
         # Keras tracks, saves and counts models in a list, but not those in here.
         self._own = Copies.make(
             make_model,
@@ -117,6 +117,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         """The K towers' devices."""
         return [tower.device for tower in self._own.towers]
 
+    @public("TowerModel")
     def copy_to_replicas(self) -> None:
         """Copies the values of tower 0, its optimizer's included, to all towers.
 
@@ -126,6 +127,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         """
         self._own.make_equal()
 
+    @public("TowerModel")
     def compile(
         self,
         *args: Any,
@@ -167,14 +169,17 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             auto_scale_loss=False,
         )
 
+    @public("TowerModel")
     def train_step(self, data: Any) -> Any:
         """Runs every tower's ``train_step`` on its part of a batch."""
         return self._own.step("train_step", data)
 
+    @public("TowerModel")
     def test_step(self, data: Any) -> Any:
         """Runs every tower's ``test_step`` on its part of a batch."""
         return self._own.step("test_step", data)
 
+    @public("TowerModel")
     def predict_step(self, data: Any) -> Any:
         """Runs every tower's ``predict_step``; the rows are in the batch's order."""
         return self._own.predict(data)
@@ -198,11 +203,13 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         self.copy_to_replicas()
         return super().predict(*args, **kwargs)
 
+    @public("TowerModel")
     def set_weights(self, weights: Any) -> None:
         """Sets all towers' weights."""
         self._own.main.set_weights(weights)
         self.copy_to_replicas()
 
+    @public("TowerModel")
     def load_weights(self, *args: Any, **kwargs: Any) -> None:
         """Loads a plain model's saved weights into all towers."""
         self._own.main.load_weights(*args, **kwargs)

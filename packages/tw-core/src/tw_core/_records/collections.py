@@ -19,6 +19,9 @@ from tw_core.checks import check_flag, public
 
 _KEYS = tf.compat.v1.GraphKeys
 _FROZEN = "tw_core/frozen_collections"
+# A callback of tensorpack 0.11 runs all of the second in every training step: what its
+# add_moving_summary adds in an inference tower would need that tower's inputs there.
+_ALWAYS_FROZEN = (str(_KEYS.SUMMARIES), "MOVING_SUMMARY_OPS")
 
 
 def freeze_collections(*keys: str, graph: tf.Graph | None = None) -> None:
@@ -64,7 +67,7 @@ def frozen_keys(graph: tf.Graph | None) -> tuple[str, ...]:
 
     The body of a ``tf.cond`` or function belongs to the graph around it.
     """
-    keys = [str(_KEYS.SUMMARIES)]
+    keys = list(_ALWAYS_FROZEN)
     while graph is not None:
         # An imported graph holds bytes where the exported one held strings.
         keys += map(tf.compat.as_str, graph.get_collection(_FROZEN))
