@@ -3,6 +3,7 @@
 Imports the private plan: through builders its properties cannot be generated.
 """
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,31 +13,30 @@ PART = st.sampled_from(["w", "b", "layer", "Adam", "towers", "tower", "nottower1
 PATHS = st.lists(PART, min_size=1, max_size=3).map("/".join)
 
 
-def facts(name, original=None, shape="()", dtype="float32"):
-    return VariableFacts(name, shape, dtype, original)
+def facts(name, original=None, kind="float32"):
+    return VariableFacts(name, kind, original)
 
 
-def test_copies_find_their_originals():
-    variables = [facts("w"), facts("x", "b"), facts("b"), facts("y", "w")]
-    assert plan_sync(variables).copies == ((2, 1), (0, 3))
-    assert plan_sync(variables).unmatched == ()
-
-
-def test_nothing_is_copied_onto_what_is_no_copy():
-    variables = [facts("tower1/w"), facts("w"), facts("tower1/tower1/w", "tower1/w")]
-    assert plan_sync(variables).copies == ((0, 2),)
-
-
-def test_a_copy_is_no_original():
-    variables = [facts("tower1/w", "w"), facts("tower2/w", "tower1/w")]
-    assert plan_sync(variables).unmatched == (0, 1)
-
-
-def test_another_shape_or_dtype_is_no_original():
-    copies = [facts("a", "w", shape="(2,)"), facts("b", "w", dtype="float16")]
-    plan = plan_sync([facts("w"), *copies])
-    assert plan.copies == ()
-    assert plan.unmatched == (1, 2)
+@pytest.mark.parametrize(
+    ("variables", "copies", "unmatched"),
+    [
+        (
+            [facts("w"), facts("x", "b"), facts("b"), facts("y", "w")],
+            [(2, 1), (0, 3)],
+            [],
+        ),
+        (  # nothing is copied onto what is no copy
+            [facts("tower1/w"), facts("w"), facts("tower1/tower1/w", "tower1/w")],
+            [(0, 2)],
+            [],
+        ),
+        # A copy is no original, nor is a variable of another shape or dtype.
+        ([facts("tower1/w", "w"), facts("tower2/w", "tower1/w")], [], [0, 1]),
+        ([facts("w"), facts("a", "w", kind="float16")], [], [1]),
+    ],
+)
+def test_copies_find_their_originals(variables, copies, unmatched):
+    assert plan_sync(variables) == (copies, unmatched)
 
 
 @given(st.lists(PATHS, unique=True, max_size=6), st.integers(1, 12))
@@ -52,34 +52,36 @@ def test_by_name_a_global_variable_is_no_copy(paths):
     assert originals_by_name(models, copies) == dict(zip(copies, models, strict=True))
 
 
-def test_by_name_global_variables_count_where_no_local_one_is_a_copy():
-    assert originals_by_name(["w", "tower1/w"], ["b"]) == {"tower1/w": "tower1/w"}
-
-
-def test_by_name_two_that_may_be_the_original_are_none():
-    name = "tower2/tower2/w"
-    assert originals_by_name(["tower0/w", "tower1/w"], [name]) == {name: name}
-
-
-def test_by_name_a_moving_average_below_two_tower_scopes_finds_its_original():
-    name = "tower1/tower1/w/average"
-    assert originals_by_name(["w/average"], [name]) == {name: "w/average"}
-
-
-def test_by_name_tower_0_may_have_named_its_variable_by_its_scope():
-    name = "tower1/Adam/tower1/w/m"
-    found = originals_by_name(["tower0/v", "Adam/tower0/w/m"], ["tower1/v", name])
-    assert found == {"tower1/v": "tower0/v", name: "Adam/tower0/w/m"}
-
-
-def test_by_name_a_scope_of_the_model_stays():
-    found = originals_by_name(["tower1/w"], ["tower1/tower1/w"])
-    assert found == {"tower1/tower1/w": "tower1/w"}
-
-
-def test_by_name_a_copy_without_an_original_is_its_own():
-    assert originals_by_name([], ["tower1/only"]) == {"tower1/only": "tower1/only"}
-
-
-def test_by_name_what_only_begins_like_a_tower_is_no_copy():
-    assert originals_by_name(["w"], ["tower1x/w", "tower/w", "nottower1/w"]) == {}
+@pytest.mark.parametrize(
+    ("known", "local", "originals"),
+    [
+        # Global variables count where no local one is a copy.
+        (["w", "tower1/w"], ["b"], {"tower1/w": "tower1/w"}),
+        # Two that may be the original are none.
+        (
+            ["tower0/w", "tower1/w"],
+            ["tower2/tower2/w"],
+            {"tower2/tower2/w": "tower2/tower2/w"},
+        ),
+        # A moving average below two tower scopes.
+        (
+            ["w/average"],
+            ["tower1/tower1/w/average"],
+            {"tower1/tower1/w/average": "w/average"},
+        ),
+        # Tower 0 may have named its variable by its scope.
+        (
+            ["tower0/v", "Adam/tower0/w/m"],
+            ["tower1/v", "tower1/Adam/tower1/w/m"],
+            {"tower1/v": "tower0/v", "tower1/Adam/tower1/w/m": "Adam/tower0/w/m"},
+        ),
+        # A scope of the model stays.
+        (["tower1/w"], ["tower1/tower1/w"], {"tower1/tower1/w": "tower1/w"}),
+        # A copy without an original is its own.
+        ([], ["tower1/only"], {"tower1/only": "tower1/only"}),
+        # What only begins like a tower is no copy.
+        (["w"], ["tower1x/w", "tower/w", "nottower1/w"], {}),
+    ],
+)
+def test_by_name_copies_find_their_originals(known, local, originals):
+    assert originals_by_name(known, local) == originals

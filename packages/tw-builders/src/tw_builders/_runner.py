@@ -67,7 +67,7 @@ class AsyncRunner:
           TypeError: an item that cannot be called, ``steps`` that are not a list, or
             ``max_steps`` that is not a whole number.
         """
-        check_list(steps=steps, of="callables, one per tower")
+        check_list(steps=steps, of="callables")
         if not all(callable(step) for step in steps):
             raise TypeError(f"AsyncRunner: steps must be callables; got {list(steps)}.")
         if max_steps is not None:
@@ -91,19 +91,15 @@ class AsyncRunner:
             raise RuntimeError("AsyncRunner.start: was started before; make a new one.")
         try:
             for k in range(len(self._steps)):
-                self._start_tower(k)
+                name, ended = f"tower{k}", threading.Event()
+                threading.Thread(
+                    target=self._run, args=(k, ended), name=name, daemon=True
+                ).start()
+                self._ended[name] = ended
         except BaseException:  # no more threads available, or Ctrl-C
             self.stop()
             raise
         return self
-
-    def _start_tower(self, k: int) -> None:
-        name, ended = f"tower{k}", threading.Event()
-        thread = threading.Thread(
-            target=self._run, args=(k, ended), name=name, daemon=True
-        )
-        thread.start()
-        self._ended[name] = ended
 
     def stop(self) -> None:
         """Asks every tower to end after its current step; does not wait."""
@@ -174,13 +170,10 @@ class AsyncRunner:
             self._wait(60.0)
 
     def _wait(self, timeout_s: float | None) -> None:
-        if timeout_s is None:
-            for ended in self._ended.values():
-                ended.wait()
-            return
-        deadline = time.monotonic() + timeout_s
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for ended in self._ended.values():
-            ended.wait(max(0.0, deadline - time.monotonic()))
+            left_s = None if deadline is None else deadline - time.monotonic()
+            ended.wait(None if left_s is None else max(0.0, left_s))
 
     def _too_late(self, running: list[str], timeout_s: float) -> DeadlineError:
         """Returns the error of a join, naming the towers that hang and their steps."""
@@ -215,7 +208,7 @@ class AsyncRunner:
         name, events = f"tower{k}", self._events
         events.began(name, "run")
         try:
-            while not self._stopping.is_set() and self._has_steps_left(k):
+            while not self._stopping.is_set() and self.steps_done[k] != self._max_steps:
                 events.began(name, "step", self.steps_done[k] + 1)
                 self._steps[k]()
                 self.steps_done[k] += 1
@@ -230,9 +223,6 @@ class AsyncRunner:
         finally:
             events.ended(name, "run")
             ended.set()
-
-    def _has_steps_left(self, k: int) -> bool:
-        return self._max_steps is None or self.steps_done[k] < self._max_steps
 
 
 @public

@@ -43,6 +43,23 @@ class SyncMultiGPUShardedBuilder(CopiesBuilder):
 
     Attributes:
       grads: after ``build``, [N] pairs of a reduced gradient and its owner's variable.
+
+    >>> v1 = tf.compat.v1
+    >>> def tower():
+    ...     w = v1.get_variable("w", initializer=tf.constant([4.0, 8.0]))
+    ...     return [(tf.gradients(tf.reduce_sum(w**2), w)[0], w)]
+    >>> with tf.Graph().as_default(), v1.Session() as session:
+    ...     builder = SyncMultiGPUShardedBuilder(["/cpu:0"] * 2, average=True)
+    ...     pairs = builder.call_for_each_tower(tower)
+    ...     train_op, sync_op = builder.build(
+    ...         pairs, lambda: v1.train.GradientDescentOptimizer(0.25)
+    ...     )
+    ...     _ = session.run(v1.global_variables_initializer())
+    ...     _ = session.run(v1.local_variables_initializer())
+    ...     _ = session.run(sync_op)
+    ...     _ = session.run(train_op)
+    ...     print(session.run(pairs[1][0][1]))
+    [2. 4.]
     """
 
     @public
@@ -83,12 +100,11 @@ class SyncMultiGPUShardedBuilder(CopiesBuilder):
         weights: Sequence[Any] | None,
     ) -> Any:
         check_homes(self._towers, variables)
-        main = self._towers[0]
-        [optimizer] = one_optimizer_per_tower([main], get_opt_fn)
+        [optimizer] = one_optimizer_per_tower(self._towers[:1], get_opt_fn)
         self.grads = reduce_onto(
             owned(variables), packed, average=self._average, weights=weights
         )
-        return _apply_and_copy(main, self.grads, variables, optimizer)
+        return _apply_and_copy(self._towers[0], self.grads, variables, optimizer)
 
 
 @public

@@ -61,19 +61,24 @@ def make_sharded_optimizer(
         [optimizer] = one_optimizer_per_tower(main, get_opt_fn)
         return optimizer, optimizer
     state: list[tf.Variable] = []
-    with tf.variable_creator_scope(_noting(state)):
+
+    def note(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+        state.append(next_creator(**kwargs))
+        return state[-1]
+
+    with tf.variable_creator_scope(note):
         [optimizer] = one_optimizer_per_tower(main, get_opt_fn)
-        _check_is_new(optimizer)
+        if getattr(optimizer, "built", False):
+            raise ValueError(
+                f"{caller()}: {type(optimizer).__name__} was built before, and its "
+                "slots would not be with the owners of the variables; return a new one "
+                "from get_opt_fn, without calling build."
+            )
         if kind_of(optimizer) not in MADE_EARLY:
             return optimizer, optimizer
-        _make_state(main[0], optimizer, owners)
-    handed = iter(state)
-    with tf.variable_creator_scope(_handing_out(handed)):
-        [saved] = one_optimizer_per_tower(main, get_opt_fn)
-        _make_state(main[0], saved, variables[0])
-    if any(True for _ in handed):
-        raise _other_state()
-    return optimizer, saved
+        with tf.device(main[0].device):
+            create_slots(optimizer, owners)
+    return optimizer, _over(state, main, get_opt_fn, variables[0])
 
 
 @public
@@ -152,44 +157,29 @@ def _has_slot_elsewhere(optimizer: Any, owner: Any, column: Sequence[Any]) -> bo
     return not has_slot(owner) and any(map(has_slot, column))
 
 
-def _make_state(main: Tower, optimizer: Any, variables: Sequence[Any]) -> None:
-    with tf.device(main.device):
-        create_slots(optimizer, variables)
+def _over(
+    state: Sequence[tf.Variable],
+    main: Sequence[Tower],
+    get_opt_fn: Callable[[], _T],
+    variables: Sequence[Any],
+) -> _T:
+    """Makes an optimizer of ``variables`` over the state of another, in its order."""
+    left = iter(state)
 
-
-def _check_is_new(optimizer: Any) -> None:
-    """Refuses a Keras optimizer that already has slots, for any variables."""
-    if getattr(optimizer, "built", False):
-        raise ValueError(
-            f"{caller()}: {type(optimizer).__name__} was built before, and its slots "
-            "would not be with the owners of the variables; return a new one from "
-            "get_opt_fn, without calling build."
-        )
-
-
-def _noting(state: list[tf.Variable]) -> Callable[..., tf.Variable]:
-    def create(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
-        state.append(next_creator(**kwargs))
-        return state[-1]
-
-    return create
-
-
-def _handing_out(state: Iterator[tf.Variable]) -> Callable[..., tf.Variable]:
-    """Returns a variable creator that hands out existing variables, in order."""
-
-    def create(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+    def hand_out(next_creator: Any, **kwargs: Any) -> tf.Variable:
         del next_creator, kwargs
-        variable = next(state, None)
-        if variable is None:
-            raise _other_state()
-        return variable
+        for variable in left:
+            return variable
+        raise other_state
 
-    return create
-
-
-def _other_state() -> ValueError:
-    return ValueError(
+    other_state = ValueError(
         f"{caller()}: get_opt_fn made other variables in its second call than in its "
         "first; make what calls have in common before, and pass it to the optimizer."
     )
+    with tf.variable_creator_scope(hand_out):
+        [optimizer] = one_optimizer_per_tower(main, get_opt_fn)
+        with tf.device(main[0].device):
+            create_slots(optimizer, variables)
+    if any(True for _ in left):
+        raise other_state
+    return optimizer

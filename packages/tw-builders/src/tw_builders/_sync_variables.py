@@ -10,9 +10,8 @@ have a scope called ``tower1``.
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -23,30 +22,22 @@ _COPY_PART = re.compile(r"tower[1-9]\d*")
 _TOWER_PART = re.compile(r"tower\d+")
 
 
-@dataclass(frozen=True)
-class VariableFacts:
+class VariableFacts(NamedTuple):
     """The properties of a variable that decide whether and from where it is copied."""
 
     name: str  # without ":0"
-    shape: str
-    dtype: str
+    kind: Hashable  # shape and dtype
     original: str | None = None  # name of the variable that this one copies
 
 
-@dataclass(frozen=True)
-class SyncPlan:
-    """Positions in the list of variables that the plan was made from."""
+def plan_sync(
+    variables: Sequence[VariableFacts],
+) -> tuple[list[tuple[int, int]], list[int]]:
+    """Finds the original of every copy: positions (from, to), and those without one.
 
-    copies: tuple[tuple[int, int], ...]  # (from, to)
-    unmatched: tuple[int, ...]  # copies without an original of their shape and dtype
-
-
-def plan_sync(variables: Sequence[VariableFacts]) -> SyncPlan:
-    """Finds the original of every copy.
-
-    >>> w, b = VariableFacts("w", "()", "int64"), VariableFacts("b", "()", "int64")
-    >>> plan_sync([w, b, VariableFacts("tower1/w", "()", "int64", original="w")])
-    SyncPlan(copies=((0, 2),), unmatched=())
+    >>> w, b = VariableFacts("w", "int64"), VariableFacts("b", "int64")
+    >>> plan_sync([w, b, VariableFacts("tower1/w", "int64", original="w")])
+    ([(0, 2)], [])
     """
     originals = {v.name: i for i, v in enumerate(variables) if v.original is None}
     copies, unmatched = [], []
@@ -54,11 +45,11 @@ def plan_sync(variables: Sequence[VariableFacts]) -> SyncPlan:
         if facts.original is None:
             continue
         source = originals.get(facts.original)
-        if source is not None and _alike(variables[source], facts):
+        if source is not None and variables[source].kind == facts.kind:
             copies.append((source, i))
         else:
             unmatched.append(i)
-    return SyncPlan(tuple(copies), tuple(unmatched))
+    return copies, unmatched
 
 
 def originals_by_name(
@@ -78,21 +69,16 @@ def originals_by_name(
     copies = [name for name in local_names if _copy_part(name) is not None]
     if not copies:
         return {name: name for name in global_names if _copy_part(name) is not None}
-    alike: dict[str, list[str]] = {}
+    similar: dict[str, list[str]] = {}
     for name in global_names:
-        alike.setdefault(_without_towers(name), []).append(name)
-    return {name: _likely_original(name, set(global_names), alike) for name in copies}
-
-
-def _likely_original(
-    name: str, known: set[str], alike: Mapping[str, Sequence[str]]
-) -> str:
-    parts = name.split("/")
-    exact = "/".join(part for i, part in enumerate(parts) if i != _copy_part(name))
-    others = alike.get(_without_towers(name), ())
-    if exact in known:
-        return exact
-    return others[0] if len(others) == 1 else name
+        similar.setdefault(_without_towers(name), []).append(name)
+    found = {}
+    for name in copies:
+        parts, others = name.split("/"), similar.get(_without_towers(name), [])
+        exact = "/".join(part for i, part in enumerate(parts) if i != _copy_part(name))
+        likely = others[0] if len(others) == 1 else name
+        found[name] = exact if exact in others else likely
+    return found
 
 
 def _copy_part(name: str) -> int | None:
@@ -105,10 +91,6 @@ def _without_towers(name: str) -> str:
     return "/".join(p for p in name.split("/") if not _TOWER_PART.fullmatch(p))
 
 
-def _alike(one: VariableFacts, other: VariableFacts) -> bool:
-    return (one.shape, one.dtype) == (other.shape, other.dtype)
-
-
 def build_sync_op(replicas: Sequence[Sequence[Any]] = ()) -> tf.Operation:
     """Builds the op that copies tower 0's variables in the default graph.
 
@@ -117,12 +99,18 @@ def build_sync_op(replicas: Sequence[Sequence[Any]] = ()) -> tf.Operation:
     """
     variables = [*tf.compat.v1.global_variables(), *tf.compat.v1.local_variables()]
     originals = _originals_of(variables) | _originals_among(replicas)
-    plan = plan_sync([_facts(v, originals.get(id(v))) for v in variables])
-    _report([variables[i] for i in plan.unmatched])
+    facts = [
+        VariableFacts(
+            _plain_name(v), (str(v.shape), v.dtype.base_dtype), originals.get(id(v))
+        )
+        for v in variables
+    ]
+    copies, unmatched = plan_sync(facts)
+    _report([variables[i] for i in unmatched])
     values: dict[int, tf.Tensor] = {}
     assigns = []
     with tf.name_scope("sync_variables"):
-        for source, target in plan.copies:
+        for source, target in copies:
             if source not in values:
                 with tf.device(variables[source].device):
                     values[source] = variables[source].read_value()
@@ -175,16 +163,9 @@ class SyncVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc
 def _originals_of(variables: Sequence[tf.Variable]) -> dict[int, str]:
     """Maps the id of each copy to its original's name, by the graph's record."""
     origins = [(variable, variable_origin(variable)) for variable in variables]
-    if any(origin is not None for _, origin in origins):
-        return {
-            id(variable): origin.original
-            for variable, origin in origins
-            if origin is not None and origin.tower != 0
-        }
-    return _guessed_originals()
-
-
-def _guessed_originals() -> dict[int, str]:
+    recorded = [(variable, origin) for variable, origin in origins if origin]
+    if recorded:
+        return {id(v): origin.original for v, origin in recorded if origin.tower != 0}
     known = {_plain_name(v): v for v in tf.compat.v1.global_variables()}
     local = {_plain_name(v): v for v in tf.compat.v1.local_variables()}
     originals = originals_by_name(list(known), list(local))
@@ -205,15 +186,6 @@ def _originals_among(replicas: Sequence[Sequence[Any]]) -> dict[int, str]:
         for copies in plain[1:]
         for original, copy in zip(plain[0], copies, strict=True)
     }
-
-
-def _facts(variable: tf.Variable, original: str | None) -> VariableFacts:
-    return VariableFacts(
-        _plain_name(variable),
-        str(variable.shape),
-        variable.dtype.base_dtype.name,
-        original,
-    )
 
 
 def _plain_name(variable: tf.Variable) -> str:

@@ -7,7 +7,7 @@ before it are used. A wait for a staging area cannot be ended from outside: so e
 step first checks how many batches each area holds, and nothing ever waits for one.
 """
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,21 +147,10 @@ class _Area:
                 values=[tensors[n] for n in self.positions], **options
             )
 
-    def get(self) -> Sequence[tf.Tensor]:
+    def run(self, op: Callable[..., Any], **arguments: Any) -> Any:
+        """Makes one of the other ops on the area, such as ``tf.raw_ops.Unstage``."""
         with tf.device(self.device):
-            return list(tf.raw_ops.Unstage(**self.options))
-
-    def first(self) -> Sequence[tf.Tensor]:
-        with tf.device(self.device):
-            return list(tf.raw_ops.StagePeek(index=0, **self.options))
-
-    def size(self) -> tf.Tensor:
-        with tf.device(self.device):
-            return tf.raw_ops.StageSize(**self.options)
-
-    def clear(self) -> tf.Operation:
-        with tf.device(self.device):
-            return tf.raw_ops.StageClear(**self.options)
+            return op(**arguments, **self.options)
 
 
 def _areas(devices: Sequence[str], dtypes: Sequence[tf.DType]) -> list[_Area]:
@@ -213,7 +202,7 @@ def _stage_next(source: Any, areas: Sequence[_Area]) -> list[tf.Operation]:
 def _initializer(
     source: Any, began: Sequence[tf.Operation], areas: Sequence[_Area], nr_stage: int
 ) -> tf.Operation:
-    waiting = [*began, *(area.clear() for area in areas)]
+    waiting = [*began, *(area.run(tf.raw_ops.StageClear) for area in areas)]
     for _ in range(nr_stage):
         with tf.control_dependencies(waiting):
             waiting = _stage_next(source, areas)
@@ -224,7 +213,7 @@ def _take(
     areas: Sequence[_Area], nr_stage: int, nothing: Any
 ) -> list[Sequence[tf.Tensor]]:
     with tf.control_dependencies([_ended_or_ready(areas, nr_stage, nothing)]):
-        return [area.get() for area in areas]
+        return [list(area.run(tf.raw_ops.Unstage)) for area in areas]
 
 
 def _in_order(
@@ -248,11 +237,11 @@ def _ended_or_ready(
     (Not a one-shot iterator: if the first step that uses it is cancelled, so are all
     later ones.)
     """
-    sizes = [area.size() for area in areas]
+    sizes = [area.run(tf.raw_ops.StageSize) for area in areas]
     is_ready = tf.reduce_all(tf.equal(sizes, nr_stage))
     ready = tf.debugging.Assert(is_ready, [_OUT_OF_STEP, sizes], name="check_staged")
     with tf.control_dependencies([ready]):
-        is_batch = areas[0].first()[0]
+        is_batch = areas[0].run(tf.raw_ops.StagePeek, index=0)[0]
     return tf.cond(is_batch, lambda: tf.constant(0, tf.int64), nothing.get_next).op
 
 

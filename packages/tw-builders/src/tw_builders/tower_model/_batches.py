@@ -31,7 +31,16 @@ def checked_sizes(data: Any, num_parts: int) -> Any:
 
 def join(parts: Sequence[Any]) -> Any:
     """Joins K nests of tensors along their rows, in the towers' order."""
-    return tf.nest.map_structure(_join, *parts)
+
+    def join_leaf(*pieces: Any) -> Any:
+        if pieces[0] is None:
+            return None
+        if isinstance(pieces[0], tf.SparseTensor):
+            return tf.sparse.concat(0, list(pieces))
+        with tf.device(pieces[0].device if isinstance(pieces[0], tf.Tensor) else None):
+            return tf.concat(list(pieces), axis=0)
+
+    return tf.nest.map_structure(join_leaf, *parts)
 
 
 def any_rows(data: Any) -> Any:
@@ -43,12 +52,3 @@ def any_rows(data: Any) -> Any:
         return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
 
     return tf.nest.map_structure(spec, data)
-
-
-def _join(*pieces: Any) -> Any:
-    if pieces[0] is None:
-        return None
-    if isinstance(pieces[0], tf.SparseTensor):
-        return tf.sparse.concat(0, list(pieces))
-    with tf.device(pieces[0].device if isinstance(pieces[0], tf.Tensor) else None):
-        return tf.concat(list(pieces), axis=0)

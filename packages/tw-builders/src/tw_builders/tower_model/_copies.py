@@ -160,10 +160,7 @@ class Copies:
 
     def step(self, method: str, data: Any) -> Any:
         """Runs one step of every copy on its part of a batch; returns merged logs."""
-        data = _batches.tensors(data)
-        sizes = _batches.checked_sizes(data, len(self.towers))
-        parts = on_devices(cut(data, sizes), self.towers)
-        self._build(data, metrics=True)
+        sizes, parts = self._cut(data, metrics=True)
         added = adds(self.main)
         weights = None if added else self._weights(parts, sizes)
         meetings = Meetings(
@@ -191,12 +188,17 @@ class Copies:
 
     def predict(self, data: Any) -> Any:
         """Returns every copy's predictions for its part, in the batch's order."""
+        _, parts = self._cut(data, metrics=False)
+        steps = [model.predict_step for model in self.models]
+        return _batches.join(self._run(steps, parts, _no_meeting))
+
+    def _cut(self, data: Any, *, metrics: bool) -> tuple[Any, list[Any]]:
+        """Cuts a batch into the towers' parts, and builds the models by the first."""
         data = _batches.tensors(data)
         sizes = _batches.checked_sizes(data, len(self.towers))
         parts = on_devices(cut(data, sizes), self.towers)
-        self._build(data, metrics=False)
-        steps = [model.predict_step for model in self.models]
-        return _batches.join(self._run(steps, parts, _no_meeting))
+        self._build(data, metrics=metrics)
+        return sizes, parts
 
     def _freeze_alike(self) -> None:
         """Sets ``trainable`` in every copy as in tower 0's."""
