@@ -25,6 +25,23 @@ class SyncMultiGPUReplicatedBuilder(CopiesBuilder):
     Attributes:
       grads: after ``build``, [K][N] (reduced gradient, variable) pairs; a flat variable
         stands for those packed into it.
+
+    >>> v1 = tf.compat.v1
+    >>> def tower():
+    ...     w = v1.get_variable("w", initializer=tf.constant([4.0, 8.0]))
+    ...     return [(tf.gradients(tf.reduce_sum(w**2), w)[0], w)]
+    >>> with tf.Graph().as_default(), v1.Session() as session:
+    ...     builder = SyncMultiGPUReplicatedBuilder(["/cpu:0"] * 2)
+    ...     pairs = builder.call_for_each_tower(tower)
+    ...     train_op, sync_op = builder.build(
+    ...         pairs, lambda: v1.train.GradientDescentOptimizer(0.25)
+    ...     )
+    ...     _ = session.run(v1.global_variables_initializer())
+    ...     _ = session.run(v1.local_variables_initializer())
+    ...     _ = session.run(sync_op)
+    ...     _ = session.run(train_op)
+    ...     print(session.run(pairs[1][0][1]))
+    [2. 4.]
     """
 
     @public

@@ -27,6 +27,21 @@ class SyncMultiGPUParameterServerBuilder(TowersBuilder):
       ps_device: ``"cpu"`` (variables and updates on ``/cpu:0``) or ``"gpu"``
         (balanced over the towers' devices by bytes).
       grads: after ``build``, [N] (mean gradient, variable) pairs.
+
+    >>> v1 = tf.compat.v1
+    >>> def tower():
+    ...     w = v1.get_variable("w", initializer=tf.constant([4.0, 8.0]))
+    ...     return [(tf.gradients(tf.reduce_sum(w**2), w)[0], w)]
+    >>> with tf.Graph().as_default(), v1.Session() as session:
+    ...     builder = SyncMultiGPUParameterServerBuilder(["/cpu:0"] * 2, "cpu")
+    ...     pairs = builder.call_for_each_tower(tower)
+    ...     train_op = builder.build(
+    ...         pairs, lambda: v1.train.GradientDescentOptimizer(0.25)
+    ...     )
+    ...     _ = session.run(v1.global_variables_initializer())
+    ...     _ = session.run(train_op)
+    ...     print(session.run(pairs[0][0][1]))
+    [2. 4.]
     """
 
     @public
@@ -107,6 +122,21 @@ class AsyncMultiGPUBuilder(TowersBuilder):
     compute together and apply one after the other. ``build_tower_ops`` returns
     one op per tower, for towers that do not wait for each other: run each in its
     own thread, with ``AsyncRunner``.
+
+    >>> v1 = tf.compat.v1
+    >>> def tower():
+    ...     w = v1.get_variable("w", initializer=tf.constant([4.0, 8.0]))
+    ...     return [(tf.gradients(tf.reduce_sum(w**2), w)[0], w)]
+    >>> with tf.Graph().as_default(), v1.Session() as session:
+    ...     builder = AsyncMultiGPUBuilder(["/cpu:0"] * 2)
+    ...     pairs = builder.call_for_each_tower(tower)
+    ...     train_op = builder.build(
+    ...         pairs, lambda: v1.train.GradientDescentOptimizer(0.25)
+    ...     )
+    ...     _ = session.run(v1.global_variables_initializer())
+    ...     _ = session.run(train_op)
+    ...     print(session.run(pairs[0][0][1]))
+    [2. 4.]
     """
 
     @public

@@ -25,6 +25,15 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
     The trained model is ``model.towers[0]``, an ordinary Keras model; ``save``,
     ``summary`` and the like act on it. Its state that does not train, such as moving
     averages, is tower 0's.
+
+    >>> import numpy as np
+    >>> def make_model():
+    ...     return keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+    >>> model = TowerModel(make_model, ["/cpu:0"] * 2)
+    >>> model.compile(keras.optimizers.SGD(0.1), loss="mse", metrics=["mae"])
+    >>> history = model.fit(np.ones([8, 3]), np.ones([8, 1]), verbose=0)
+    >>> sorted(history.history), model.towers[0].count_params()
+    (['loss', 'mae'], 4)
     """
 
     @public
