@@ -8,8 +8,8 @@ its own state (such as Adam's ``beta1_power``) several times per step, and the r
 would drift apart.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -229,29 +229,13 @@ def reduce_onto(
         [(grad, tf_variable(v)) for (grad, _), v in zip(pairs, variables, strict=True)]
         for pairs in packed
     ]
-    with prefixed():
-        reduced = aggregate_grads_colocate(plain, average=average, weights=weights)
+    reduced = aggregate_grads_colocate(plain, average=average, weights=weights)
     return [(grad, v) for (grad, _), v in zip(reduced, variables, strict=True)]
 
 
 def ensure_and_pack(grad_list: GradList) -> list[Pairs]:
     """Sets the shapes of [K][N] checked pairs, and packs those of flat variables."""
     return [pack_gradients(pairs) for pairs in ensure_gradient_shapes(grad_list)]
-
-
-@contextmanager
-def prefixed(source: str = "") -> Iterator[None]:
-    """Prefixes TypeErrors and ValueErrors of reducers, which name themselves."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        who, text = caller(), str(error)
-        # A subclass may take arguments other than a message.
-        is_plain = type(error) in (TypeError, ValueError)
-        if not is_plain or (text.startswith(who) and not source):
-            raise
-        said = text.removeprefix(f"{who}: ")
-        raise type(error)(f"{who}: {source}{said}") from error
 
 
 def _apply_in_tower(tower: Tower, optimizer: Any, pairs: Pairs) -> Any:

@@ -9,12 +9,11 @@ from tw_builders._apply import (
     Pairs,
     apply_to_replicas,
     one_optimizer_per_tower,
-    prefixed,
 )
 from tw_builders._base import CopiesBuilder
 from tw_builders._sync_variables import build_sync_op
 from tw_core import Tower
-from tw_core.checks import check_flag, public
+from tw_core.checks import caller, check_flag, public
 from tw_core.gradients import check_replicated_grad_list, merge_grad_list
 from tw_reduce import Reducer, all_reduce, mean, reducer_for_mode
 
@@ -77,13 +76,12 @@ class SyncMultiGPUReplicatedBuilder(CopiesBuilder):
             towers, flat_below_bytes=flat_below_bytes, flat_group=flat_group
         )
         check_flag(average=average)
-        with prefixed():
-            if mode is None:
-                reducer = all_reduce(self.devices)
-            elif isinstance(mode, str):
-                reducer = reducer_for_mode(mode, self.devices)
-            else:
-                reducer = mode
+        if mode is None:
+            reducer = all_reduce(self.devices)
+        elif isinstance(mode, str):
+            reducer = reducer_for_mode(mode, self.devices)
+        else:
+            reducer = mode
         if not callable(reducer):
             raise TypeError(
                 "SyncMultiGPUReplicatedBuilder: mode must be a name or a reducer; got "
@@ -107,15 +105,17 @@ class SyncMultiGPUReplicatedBuilder(CopiesBuilder):
         get_opt_fn: Callable[[], Any],
         weights: Sequence[Any] | None,
     ) -> Any:
-        with prefixed():
-            reduce = self._reducer
-            if self._average:
-                reduce = mean(reduce, weights=weights)
-            reduced = reduce([[grad for grad, _ in pairs] for pairs in packed])
-            self.grads = merge_grad_list(reduced, variables)
+        reduce = self._reducer
+        if self._average:
+            reduce = mean(reduce, weights=weights)
+        reduced = reduce([[grad for grad, _ in pairs] for pairs in packed])
+        self.grads = merge_grad_list(reduced, variables)
         if self._reducer_is_given:
-            with prefixed("from the reducer: "):
+            try:
                 check_replicated_grad_list(self.grads)
+            except (TypeError, ValueError) as error:
+                said = str(error).removeprefix(f"{caller()}: ")
+                raise type(error)(f"{caller()}: from the reducer: {said}") from error
         optimizers = one_optimizer_per_tower(self._towers, get_opt_fn)
         return apply_to_replicas(self._towers, self.grads, optimizers)
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import tensorflow as tf
 
-from tw_core.checks import check_function, public
+from tw_core.checks import caller, check_function, public
 from tw_core.devices import canonical_device
 from tw_reduce._checked_towers import CheckedTowers
 from tw_reduce._checks import check_addable, check_devices
@@ -142,7 +142,7 @@ def reducer_for_mode(
     }
     if mode not in list(makers):
         raise ValueError(
-            f"reducer_for_mode: unknown mode {mode!r}; known are {sorted(makers)}. "
+            f"{caller()}: unknown mode {mode!r}; known are {sorted(makers)}. "
             "Or pass a reducer, such as auto(devices)."
         )
     check_devices(devices)
@@ -256,7 +256,7 @@ def _reduce_by_plan(
 def _in_two_groups(devices: Sequence[str]) -> Reducer:
     if len(devices) != 8:
         raise ValueError(
-            "reducer_for_mode: mode 'hierarchical' means eight towers; got "
+            f"{caller()}: mode 'hierarchical' means eight towers; got "
             f"{len(devices)}. For other numbers pass hierarchical(groups), e.g. "
             "hierarchical([[0, 1], [2, 3]])."
         )

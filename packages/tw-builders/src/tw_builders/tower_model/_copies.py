@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tw_builders._apply import prefixed
 from tw_builders._owners import owned
 from tw_builders._parts import cut, on_devices
 from tw_builders.tower_model import _batches
@@ -69,8 +68,7 @@ class Copies:
         """Calls ``make_model`` for every tower, or once where they share variables."""
         flat = None
         if flat_below_bytes:
-            with prefixed():
-                flat = FlatTraining(make_model, towers, flat_below_bytes)
+            flat = FlatTraining(make_model, towers, flat_below_bytes)
             models = [_checked_model(model) for model in flat.models]
         elif variables == "parameter_server":
             host = host_of(towers[0].device)
@@ -109,8 +107,7 @@ class Copies:
         check_optimizers(optimizers, self.variables)
         if self.flat is not None:
             check_one(optimizers)
-            with prefixed():
-                self.flat.use(optimizers[0], sharded=self.variables == "sharded")
+            self.flat.use(optimizers[0], sharded=self.variables == "sharded")
 
     @contextmanager
     def without_wrapped(self) -> Iterator[None]:
@@ -146,8 +143,7 @@ class Copies:
             self.flat.make_equal()
             self._give_own_seeds()
             return
-        with prefixed():
-            replicate(self.towers, lambda tower: self.models[tower.index])
+        replicate(self.towers, lambda tower: self.models[tower.index])
         self._give_own_seeds()
         if self.variables == "sharded":
             optimizer = getattr(self.main, "optimizer", None)
