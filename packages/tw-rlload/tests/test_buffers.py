@@ -60,7 +60,7 @@ def load(buffers, rows=ROWS, writer=None, *, timeout_s=30.0):
 @public("optimize")
 def current(buffers):
     """What a call would train on now."""
-    with buffers.training(object()) as loaded:
+    with buffers.training(object(), "optimize") as loaded:
         return loaded
 
 

@@ -114,7 +114,7 @@ class EpochFunction:
           IndexError: ``batch_index`` is not one of those.
         """
         check_eager("gives arrays")
-        with self._buffers.training(self) as loaded:
+        with self._buffers.training(self, "optimize") as loaded:
             first = first_sequence(loaded.report, batch_index)
             step = first // loaded.report.sequences_per_device_step
             order = EpochOrder(None, None, np.full((1, 1), step, np.int32), None)
@@ -156,7 +156,7 @@ class EpochFunction:
           ValueError: a bad argument.
         """
         check_eager("gives arrays")
-        with self._buffers.training(self) as loaded:
+        with self._buffers.training(self, "run_epochs") as loaded:
             order = epoch_order(loaded.report, num_epochs, shuffle, seed=seed)
             loop, layout = self._traced
             run = partial(_run, loop, loaded)

@@ -113,15 +113,14 @@ class Buffers:
         return loaded.report if loaded else None
 
     @contextmanager
-    def training(self, trainer: object) -> Iterator[Loaded]:
+    def training(self, trainer: object, method: str) -> Iterator[Loaded]:
         """Keeps the current batch from being replaced while it is trained on."""
-        method = caller()
         with self._lock:
             loaded = self._require()
             mine = [run.method for run in self._runs if run.trainer is trainer]
             if mine:
                 raise RuntimeError(
-                    f"{method}: {mine[0]} has not returned yet, and each call trains "
+                    f"{caller()}: {mine[0]} has not returned yet, and each call trains "
                     "on the variables that the last one left. Make one call at a time."
                 )
             run = _Run(method, loaded.buffer, trainer)
@@ -312,20 +311,19 @@ class Buffers:
         plan = prepared.plan
         size = plan.num_devices * sum(prepared.chunk_sizes)
         total = size * len(self._staging)
+        if plan.rows_dropped:
+            self._say_once(
+                *("dropped", logging.WARNING),
+                "%s: %d of %d rows do not fill a step and were dropped (said once; "
+                "report.rows_dropped has each load's). remainder='pad' keeps them.",
+                *(plan.rows_dropped, plan.rows_given),
+            )
         report = LoadReport(**vars(plan), bytes_loaded=size, bytes_resident=total)
         return Loaded(buffer, report)
 
     def _make_current(self, loaded: Loaded) -> LoadReport:
         self._loaded = loaded
-        report = loaded.report
-        if report.rows_dropped:
-            self._say_once(
-                *("dropped", logging.WARNING),
-                "%s: %d of %d rows do not fill a step and were dropped (said once; "
-                "report.rows_dropped has each load's). remainder='pad' keeps them.",
-                *(report.rows_dropped, report.rows_given),
-            )
-        return report
+        return loaded.report
 
     def _say_once(self, what: str, level: int, message: str, *values: object) -> None:
         if what not in self._said:

@@ -46,6 +46,7 @@ class SessionCalls:
         self, sess: Any, key: Any, fetches: Any, feeds: Mapping[tf.Tensor, Any]
     ) -> Any:
         """Runs as ``sess.run`` does; equal keys must mean equal fetches."""
+        self.check_session(sess)
         plain = isinstance(sess, tf.compat.v1.Session)
         if not plain or not all(isinstance(tensor, tf.Tensor) for tensor in feeds):
             return sess.run(fetches, feeds)

@@ -256,8 +256,7 @@ class LocalSyncParallelOptimizer:
           TypeError, ValueError: ``batch_index`` is not a whole number, or ``sess``
             not a session of the graph.
         """
-        self._calls.check_session(sess)
-        with self._buffers.training(self) as loaded:
+        with self._buffers.training(self, "optimize") as loaded:
             first = first_sequence(loaded.report, batch_index)
             request = self._step.request(loaded.report, loaded.buffer, first)
             fetched: dict[str, Any] = self._calls.run(sess, "step", *request)
@@ -292,8 +291,7 @@ class LocalSyncParallelOptimizer:
             call has not returned.
           ValueError, TypeError: a bad argument.
         """
-        self._calls.check_session(sess)
-        with self._buffers.training(self) as loaded:
+        with self._buffers.training(self, "run_epochs") as loaded:
             plan, epochs = loaded.report, self._epochs
             order = epoch_order(plan, num_epochs, shuffle, seed=seed)
             if epochs is None:
