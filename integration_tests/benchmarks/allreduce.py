@@ -12,7 +12,6 @@ this package's parameter server.
 
 import contextlib
 import json
-import multiprocessing
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -32,7 +31,7 @@ from allreduce_works import (
     Work,
     parameter_after,
 )
-from harness import Contender, Report, race
+from harness import Contender, Report, hear, race, tasks
 from syncrep_works import PULLED
 from syncrep_works import Work as ServerWork
 
@@ -80,34 +79,21 @@ def _count_steps(block: Block) -> int:
 @contextlib.contextmanager
 def ours_and_peers(work: Work, size: int) -> Iterator[dict[str, Block]]:
     """Starts ranks that hold all contenders of TensorFlow's collectives."""
-    context = multiprocessing.get_context("spawn")
     ports = find_free_ports(size)
-    running, pipes = [], []
+    with tasks() as start:
+        pipes = [start(serve_rank, ports, rank, work) for rank in range(size)]
 
-    def ask(message: Any) -> list[Any]:
-        for pipe in pipes:
-            pipe.send(message)
-        return [_hear(pipe) for pipe in pipes]
+        def ask(message: Any) -> list[Any]:
+            for pipe in pipes:
+                pipe.send(message)
+            return [hear(pipe, WAIT_S) for pipe in pipes]
 
-    try:
-        for rank in range(size):
-            pipe, theirs = context.Pipe()
-            arguments = (theirs, ports, rank, work)
-            process = context.Process(target=serve_rank, args=arguments, daemon=True)
-            process.start()
-            theirs.close()
-            running.append(process)
-            pipes.append(pipe)
         names = [name for name in work.contenders if name not in (SERVER, DDP)]
         for name in names:
             ask(("make", name))
             ask(("run", name, CHECKED_STEPS))
             _check(name, ask(("read", name)))
         yield {name: lambda n, own=name: max(ask(("run", own, n))) for name in names}
-    finally:
-        for process in running:
-            process.kill()
-            process.join()
 
 
 @contextlib.contextmanager
@@ -156,9 +142,3 @@ def server(work: Work) -> Iterator[Block]:
 def _check(name: str, seen: Sequence[float]) -> None:
     want = parameter_after(CHECKED_STEPS, len(seen))
     np.testing.assert_allclose(seen, want, rtol=1e-3, err_msg=name)
-
-
-def _hear(pipe: Any) -> Any:
-    if not pipe.poll(WAIT_S):
-        raise TimeoutError(f"a rank said nothing for {WAIT_S} s")
-    return pipe.recv()

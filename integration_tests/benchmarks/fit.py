@@ -4,14 +4,13 @@ An epoch is timed, and what ``fit`` adds to the steps alone. Results come first:
 contenders must have the same losses.
 """
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from harness import Contender, Report, Timing, race
+from harness import Contender, Report, Timing, race, seconds_of
 
 import tw_core
 from tw_builders import TowerModel
@@ -141,7 +140,9 @@ def run_cell(name: str, towers: int, rounds: int) -> list[Timing]:
         Contender(title, run) for title, run in {**epochs, **bare_steps}.items()
     ]
     title = f"epoch of {STEPS} steps, {name}, K = {towers}"
-    return race(title, contenders, peer=PEER, rounds=rounds, timer=_once)
+    return race(
+        title, contenders, peer=PEER, rounds=rounds, timer=lambda c: seconds_of(c.run)
+    )
 
 
 def run_weights(name: str, towers: int, rounds: int) -> list[Timing]:
@@ -188,12 +189,6 @@ def run_weights(name: str, towers: int, rounds: int) -> list[Timing]:
         contender.run()
     title = f"step, {name}, K = {towers}"
     return race(title, contenders, peer="equal weights", rounds=rounds)
-
-
-def _once(contender: Contender) -> float:
-    start = time.perf_counter()
-    contender.run()
-    return time.perf_counter() - start
 
 
 def _overheads(timings: list[Timing]) -> tuple[float, float]:

@@ -7,6 +7,7 @@ ran before leaves caches and the allocator in its own state: so nobody always
 follows the same one, and each turn begins with a run that does not count.
 """
 
+import contextlib
 import json
 import math
 import multiprocessing
@@ -14,7 +15,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -162,6 +163,40 @@ def ratio(timings: Sequence[Timing], name: str) -> float:
     return next(timing.ratio for timing in timings if timing.name == name)
 
 
+@contextlib.contextmanager
+def tasks() -> Iterator[Callable[..., Any]]:
+    """Gives ``start(program, *arguments)``, which returns a pipe to a new process.
+
+    The program gets the other end first. All processes are killed at the end.
+    """
+    context = multiprocessing.get_context("spawn")
+    running: list[Any] = []
+
+    def start(program: Callable[..., None], *arguments: Any) -> Any:
+        pipe, theirs = context.Pipe()
+        process = context.Process(
+            target=program, args=(theirs, *arguments), daemon=True
+        )
+        process.start()
+        theirs.close()
+        running.append(process)
+        return pipe
+
+    try:
+        yield start
+    finally:
+        for process in running:
+            process.kill()
+            process.join()
+
+
+def hear(pipe: Any, wait_s: float) -> Any:
+    """Returns the next message of a process that ``tasks`` has started."""
+    if not pipe.poll(wait_s):
+        raise TimeoutError(f"a process said nothing for {wait_s} s")
+    return pipe.recv()
+
+
 def paired_ratio(timings: Sequence[Timing], ours: str, theirs: str) -> float:
     """Returns the median over the rounds of (time of ours / time of theirs)."""
     by_name = {timing.name: timing.times_s for timing in timings}
@@ -250,7 +285,7 @@ def _block_timer(contenders: Sequence[Contender]) -> Callable[[Contender], float
 
     def timed(contender: Contender) -> float:
         contender.run()
-        return _block(contender.run, calls[contender.name])
+        return seconds_of(contender.run, calls[contender.name])
 
     return timed
 
@@ -258,11 +293,12 @@ def _block_timer(contenders: Sequence[Contender]) -> Callable[[Contender], float
 def _calls_per_block(run: Callable[[], Any]) -> int:
     for _ in range(3):
         run()
-    once = _block(run, 1)
+    once = seconds_of(run)
     return max(1, int(_MIN_BLOCK_S / max(once, 1e-7)))
 
 
-def _block(run: Callable[[], Any], calls: int) -> float:
+def seconds_of(run: Callable[[], Any], calls: int = 1) -> float:
+    """Returns the seconds that one of some calls takes."""
     start = time.perf_counter()
     for _ in range(calls):
         run()

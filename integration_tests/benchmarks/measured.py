@@ -7,13 +7,20 @@ what it chose races with every reducer, alone and packed, whatever the doctor fo
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import Contender, Report, Timing, in_own_process, paired_ratio, race
+from harness import (
+    Contender,
+    Report,
+    Timing,
+    in_own_process,
+    paired_ratio,
+    race,
+    seconds_of,
+)
 from profiles import PROFILES, Profile, resnet50_shapes
 from reduce import traced
 from reduce_inputs import Arrays, Variables
@@ -73,7 +80,7 @@ def run_cell(cell: Cell) -> tuple[list[Timing], str]:
         run, results = traced(lambda own=reducer: own(variables.grads()))
         arrays.check(name, results(), scale=1.0)
         contenders.append(Contender(name, run, config="tf.function"))
-        firsts.append(min(_seconds(run) for _ in range(4)))
+        firsts.append(min(seconds_of(run) for _ in range(4)))
     kept = [
         contender
         for contender, seconds in zip(contenders, firsts, strict=True)
@@ -102,12 +109,6 @@ def measure(towers: int, folder: Path) -> Path:
     options = ["--device", "cpu", "--towers", str(towers), "--json", str(file)]
     subprocess.run([sys.executable, "-m", "tw_reduce.doctor", *options], check=True)
     return file
-
-
-def _seconds(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 def main(options: Any, report: Report) -> None:

@@ -8,12 +8,12 @@ have the parameters that gradient descent on the mean gradient has.
 """
 
 import contextlib
-import multiprocessing
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-from harness import Contender, Report, paired_ratio, race
+from harness import Contender, Report, hear, paired_ratio, race, tasks
 from syncrep_strategy import mirror
 from syncrep_worker import WAIT_S, has_our_servers, serve, train
 from syncrep_works import (
@@ -31,6 +31,7 @@ from tw_syncrep.cluster._network_exposure import find_free_ports
 OPTIONS = {"works": "syncrep_works.WORKS", "rounds": 21}
 
 BLOCK_S = 0.25
+_hear = partial(hear, wait_s=WAIT_S)
 
 
 def main(options: Any, report: Report) -> None:
@@ -90,44 +91,32 @@ class Crew:
 @contextlib.contextmanager
 def processes(work: Work) -> Iterator[Crew]:
     """Starts the tasks of a work, and ends them."""
-    context = multiprocessing.get_context("spawn")
-    running: list[Any] = []
+    with tasks() as start:
 
-    def start(program: Any, cluster: Any, job: str, index: int, ours: bool) -> Any:
-        pipe, theirs = context.Pipe()
-        arguments = (theirs, cluster, job, index, work, ours)
-        process = context.Process(target=program, args=arguments, daemon=True)
-        process.start()
-        running.append(process)
-        return pipe
+        def start_cluster(names: Sequence[str], *, ours: bool) -> list[Any]:
+            ports = find_free_ports(3)
+            cluster = {"ps": ports[:1], "worker": ports[1:]}
+            _hear(start(serve, cluster, "ps", 0, work, ours))
+            workers = [start(train, cluster, "worker", i, work, ours) for i in range(2)]
+            for name in names:
+                for pipe in workers:  # the chief's session first
+                    pipe.send(("make", name))
+                    _hear(pipe)
+            return workers
 
-    def start_cluster(names: Sequence[str], *, ours: bool) -> list[Any]:
-        ports = find_free_ports(3)
-        cluster = {"ps": ports[:1], "worker": ports[1:]}
-        _hear(start(serve, cluster, "ps", 0, ours))
-        workers = [start(train, cluster, "worker", i, ours) for i in range(2)]
-        for name in names:
-            for pipe in workers:  # the chief's session first
-                pipe.send(("make", name))
-                _hear(pipe)
-        return workers
-
-    try:
         pipes = {}
         for place in dict.fromkeys(map(_place, work.contenders)):
             names = [name for name in work.contenders if _place(name) == place]
             if place == "strategy":
                 own = {"worker": find_free_ports(2)}
-                pipes[place] = [start(mirror, own, "worker", i, True) for i in range(2)]
+                pipes[place] = [
+                    start(mirror, own, "worker", i, work, True) for i in range(2)
+                ]
                 for pipe in pipes[place]:
                     _hear(pipe)
             else:
                 pipes[place] = start_cluster(names, ours=place == "ours")
         yield Crew(work, pipes)
-    finally:
-        for process in running:
-            process.kill()
-            process.join()
 
 
 def peer_of(work: Work, name: str) -> str:
@@ -141,9 +130,3 @@ def _place(name: str) -> str:
     if name == MULTI_WORKER:
         return "strategy"
     return "ours" if has_our_servers(name) else "tensorflow's"
-
-
-def _hear(pipe: Any) -> Any:
-    if not pipe.poll(WAIT_S):
-        raise TimeoutError(f"a task said nothing for {WAIT_S} s")
-    return pipe.recv()
