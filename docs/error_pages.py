@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 CAUSES = ROOT / "docs" / "errors" / "causes.toml"
 HOLE = "…"  # stands for what differs: a name, a number
 MIN_WORDS = 4
-MIN_SHARED = 0.6  # of a cause's words, or no message is left that it explains
+MIN_SHARED = 0.6  # of a cause's words, or no message has it
 _VERBS = (
     "add answer ask build call cast change check compile compose compute convert "
     "correct cut do drop encode end enter evaluate export fill freeze give have hand "
@@ -73,13 +73,14 @@ def find_messages(package: Path) -> list[Message]:
     return [message for message in found.values() if message.is_shown]
 
 
-def find_causes(package: str, messages: list[Message]) -> dict[str, str]:
-    """Finds the message of each cause: its text -> the cause.
+def find_causes(messages: list[Message]) -> tuple[dict[str, str], list[str]]:
+    """Finds the messages that causes are for, among those of all packages.
 
-    Raises:
-      ValueError: causes that no message is left for.
+    Returns:
+      A message's text -> its cause; and words of causes that no message has any more,
+      which the pages leave out.
     """
-    causes = tomllib.loads(CAUSES.read_text("utf-8"))[package.removeprefix("tw-")]
+    causes = tomllib.loads(CAUSES.read_text("utf-8"))
     found, lost = {}, []
     for title, cause in causes.items():
         wanted = _words(title)
@@ -88,19 +89,15 @@ def find_causes(package: str, messages: list[Message]) -> dict[str, str]:
         if shared[best] < MIN_SHARED or best in found:
             lost.append(title)
         else:
-            found[best] = cause
-    if lost:
-        raise ValueError(
-            f"{CAUSES}: no message of {package} has the words of {lost}. Where one was "
-            "rewritten, write its new words there; where it is gone, drop the cause."
-        )
-    return found
+            found[best] = cause.strip()
+    return found, lost
 
 
 def render(package: Path) -> str:
     """Returns the sections of a package's page: for each message, kind and cause."""
     messages = find_messages(package)
-    causes = find_causes(package.name, messages)
+    packages = sorted(package.parent.glob("tw-*"))
+    causes, _ = find_causes([m for other in packages for m in find_messages(other)])
     rooms = {}
     titles = set()
     for message in messages:
@@ -110,7 +107,7 @@ def render(package: Path) -> str:
         kind = message.kind[:1].upper() + message.kind[1:] or "Part of a message"
         entry = [f"### {_code(title)}", f"**{kind}:** {_code(message.text)}"]
         if message.text in causes:
-            entry.append(causes[message.text].strip())
+            entry.append(causes[message.text])
         rooms.setdefault(message.room, []).extend(entry)
     parts = [part for room, of in rooms.items() for part in (f"## {room}", *of)]
     return "\n\n".join(parts) + "\n"
@@ -134,7 +131,7 @@ def add_messages(app, docname, source):
     """Adds the messages to the page of a package."""
     package = ROOT / "packages" / f"tw-{docname.removeprefix('errors/')}"
     if docname.startswith("errors/") and package.is_dir():
-        for path in (CAUSES, *package.rglob("src/**/*.py")):
+        for path in (CAUSES, *ROOT.glob("packages/*/src/**/*.py")):
             app.env.note_dependency(str(path))
         source[0] += "\n" + render(package)
 

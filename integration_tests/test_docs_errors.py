@@ -10,6 +10,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 import error_pages
 from error_pages import find_causes, find_messages, render
 
+MAX_LOST = 6
 PACKAGES = sorted(ROOT.glob("packages/tw-*"))
 INDEX = (ROOT / "docs" / "errors" / "index.md").read_text("utf-8")
 ENTRY = re.compile(
@@ -38,11 +39,14 @@ def test_every_message_has_a_heading_of_its_own_words(package):
     assert all(entry["title"] in entry["text"] for entry in listed)
 
 
-@each_package
-def test_every_cause_follows_its_message(package):
-    page = render(package)
-    for text, cause in find_causes(package.name, find_messages(package)).items():
-        assert re.search(rf"{re.escape(text)} ?`+\n\n{re.escape(cause)}\n", page)
+def test_causes_follow_their_messages():
+    """Tolerates a few that wait for new words after a message was rewritten."""
+    pages = "".join(map(render, PACKAGES))
+    messages = [m for package in PACKAGES for m in find_messages(package)]
+    found, lost = find_causes(messages)
+    assert len(lost) < MAX_LOST, f"give these words of their messages: {lost}"
+    for text, cause in found.items():
+        assert re.search(rf"{re.escape(text)} ?`+\n\n{re.escape(cause)}\n", pages)
 
 
 def test_every_public_class_of_errors_is_explained():
@@ -81,11 +85,11 @@ def work(n):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    folder = tmp_path / "tw-x" / "src" / "tw_x"
+    folder = tmp_path / "packages" / "tw-x" / "src" / "tw_x"
     folder.mkdir(parents=True)
     (folder / "_work.py").write_text(SOURCE)
     monkeypatch.setattr(error_pages, "CAUSES", tmp_path / "causes.toml")
-    return tmp_path / "tw-x"
+    return tmp_path / "packages" / "tw-x"
 
 
 def test_messages_are_found_wherever_they_are_written(package):
@@ -98,14 +102,15 @@ def test_messages_are_found_wherever_they_are_written(package):
 
 
 def test_a_cause_stays_with_a_reworded_message(package):
-    error_pages.CAUSES.write_text('[x]\n"took many s; use threads" = "It was slow."\n')
-    found = find_causes("tw-x", find_messages(package))
-    assert found == {"work: took … s; use … threads.": "It was slow."}
+    error_pages.CAUSES.write_text('"took many s; use threads" = "It was slow."\n')
+    found = find_causes(find_messages(package))
+    assert found == ({"work: took … s; use … threads.": "It was slow."}, [])
+    assert "use … threads.`\n\nIt was slow.\n" in render(package)
 
 
 @pytest.mark.parametrize("words", ["nothing has these", "is deprecated; use player"])
-def test_a_cause_without_a_message_of_its_own_is_refused(package, words):
-    causes = f'[x]\n"is deprecated; use play" = "Old."\n"{words}" = "Other."\n'
+def test_a_cause_without_a_message_of_its_own_is_left_out(package, words):
+    causes = f'"is deprecated; use play" = "Old."\n"{words}" = "Other."\n'
     error_pages.CAUSES.write_text(causes)
-    with pytest.raises(ValueError, match=f"no message of tw-x has .*{words}"):
-        find_causes("tw-x", find_messages(package))
+    found, lost = find_causes(find_messages(package))
+    assert (list(found.values()), lost) == (["Old."], [words])
