@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -63,14 +64,7 @@ class Message:
 
 def find_messages(package: Path) -> list[Message]:
     """Lists the messages of a package's folder, each once, in order."""
-    found = {}
-    modules = next(package.glob("src/*"))
-    for path in sorted(modules.rglob("*.py")):
-        for kind, text in _strings(ast.parse(path.read_text("utf-8")), ""):
-            line = " ".join(text.split())
-            if len(text.split()) >= MIN_WORDS:
-                found.setdefault(line, Message(kind, line, path.relative_to(modules)))
-    return [message for message in found.values() if message.is_shown]
+    return [message for message in _read(package) if message.is_shown]
 
 
 def find_causes(messages: list[Message]) -> tuple[dict[str, str], list[str]]:
@@ -111,6 +105,19 @@ def render(package: Path) -> str:
         rooms.setdefault(message.room, []).extend(entry)
     parts = [part for room, of in rooms.items() for part in (f"## {room}", *of)]
     return "\n\n".join(parts) + "\n"
+
+
+@cache  # all packages are read for the causes of each one's page
+def _read(package: Path) -> tuple[Message, ...]:
+    """Reads the strings of a package that may be messages."""
+    found = {}
+    modules = next(package.glob("src/*"))
+    for path in sorted(modules.rglob("*.py")):
+        for kind, text in _strings(ast.parse(path.read_text("utf-8")), ""):
+            line = " ".join(text.split())
+            if len(text.split()) >= MIN_WORDS:
+                found.setdefault(line, Message(kind, line, path.relative_to(modules)))
+    return tuple(found.values())
 
 
 def _title(text: str) -> str:
