@@ -25,6 +25,7 @@ class SyncMultiGPUReplicatedBuilder(CopiesBuilder):
       grads: after ``build``, [K][N] (reduced gradient, variable) pairs; a flat variable
         stands for those packed into it.
 
+    >>> import tensorflow as tf
     >>> v1 = tf.compat.v1
     >>> def tower():
     ...     w = v1.get_variable("w", initializer=tf.constant([4.0, 8.0]))

@@ -44,6 +44,7 @@ class SyncMultiGPUShardedBuilder(CopiesBuilder):
     Attributes:
       grads: after ``build``, [N] pairs of a reduced gradient and its owner's variable.
 
+    >>> import tensorflow as tf
     >>> v1 = tf.compat.v1
     >>> def tower():
     ...     w = v1.get_variable("w", initializer=tf.constant([4.0, 8.0]))

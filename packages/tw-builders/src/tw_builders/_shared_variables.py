@@ -28,6 +28,7 @@ class SyncMultiGPUParameterServerBuilder(TowersBuilder):
         (balanced over the towers' devices by bytes).
       grads: after ``build``, [N] (mean gradient, variable) pairs.
 
+    >>> import tensorflow as tf
     >>> v1 = tf.compat.v1
     >>> def tower():
     ...     w = v1.get_variable("w", initializer=tf.constant([4.0, 8.0]))
@@ -123,6 +124,7 @@ class AsyncMultiGPUBuilder(TowersBuilder):
     one op per tower, for towers that do not wait for each other: run each in its
     own thread, with ``AsyncRunner``.
 
+    >>> import tensorflow as tf
     >>> v1 = tf.compat.v1
     >>> def tower():
     ...     w = v1.get_variable("w", initializer=tf.constant([4.0, 8.0]))

@@ -149,6 +149,12 @@ def map_towers(
         process does not have; or towers whose sums over towers do not match.
       TypeError: an item of ``towers`` is not a ``Tower``, ``fn`` is not a function,
         or an item of ``per_tower`` is not a sequence.
+
+    >>> import tensorflow as tf
+    >>> def mean_of(tower, part):
+    ...     return tower.name, float(tf.reduce_mean(part))
+    >>> map_towers(mean_of, towers(["/cpu:0"] * 2), [[1.0, 3.0], [5.0]])
+    [('tower0', 2.0), ('tower1', 5.0)]
     """
     # Not marked without_autograph: fn may need it.
     check_towers(towers)

@@ -26,6 +26,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
     ``summary`` and the like act on it. Its state that does not train, such as moving
     averages, is tower 0's.
 
+    >>> import keras
     >>> import numpy as np
     >>> def make_model():
     ...     return keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
