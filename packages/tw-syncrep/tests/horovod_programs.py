@@ -769,14 +769,14 @@ def bring_new_shapes(shapes: int, kept: int) -> tuple[list[float], int]:
     _group._MAX_COMPILED = kept
     lengths = [*range(1, shapes + 1)] * 2
     sums = [float(hvd.allreduce(tf.ones([n]), op=hvd.Sum)[0]) for n in lengths]
-    return sums, len(_basics.find_group("")._compiled)
+    return sums, len(_basics.find_group()._compiled)
 
 
 def agree_on_keys(counts: list[int]) -> list[int]:
     """Agrees on exchanges that need so many keys; returns how far from the first."""
     from tw_syncrep.processes._agreement import Exchange
 
-    group = _basics.find_group("")
+    group = _basics.find_group()
     firsts = [group.agree(Exchange(f"number {n}", ()), n) for n in counts]
     return [first - firsts[0] for first in firsts]
 
@@ -789,7 +789,7 @@ def reduce_apart(count: int) -> list[set[float]]:
     from tw_syncrep.processes import _collectives
     from tw_syncrep.processes._agreement import Exchange
 
-    group, last = _basics.find_group(""), _collectives.KEYS_PER_TENSOR - 1
+    group, last = _basics.find_group(), _collectives.KEYS_PER_TENSOR - 1
 
     def body(brought: list[tf.Tensor], keys: list[int]) -> list[tf.Tensor]:
         return [
