@@ -6,10 +6,10 @@ VERSION is ``main``, or the tag of a release: packages have versions of their ow
 that the site as it was at ``tw-core-v0.2.1`` is that of tw-core 0.2.1.
 """
 
+import argparse
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 LIST = "versions.json"
@@ -66,5 +66,8 @@ def _shown(folder: str) -> str:
 
 
 if __name__ == "__main__":
-    own_site, own_pages, own_version = sys.argv[1:]
-    publish(Path(own_site), Path(own_pages), own_version)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("site", type=Path)
+    parser.add_argument("pages", type=Path)
+    parser.add_argument("version", help=f"{BRANCH}, or a release's tag")
+    publish(**vars(parser.parse_args()))

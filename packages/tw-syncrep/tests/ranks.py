@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import rank_programs
 import syncrep_links
 from syncrep_tasks import Task
 
@@ -88,9 +87,13 @@ class Ranks:
         absent: Sequence[int] = (),
         machines: Sequence[int] = (),
         linked: bool = False,
-        run: Any = rank_programs.run_rank,
+        run: Any = None,
         **options: Any,
     ) -> None:
+        if (
+            run is None
+        ):  # imported late: reading the options of drills takes no TensorFlow
+            from rank_programs import run_rank as run
         self._context, self._options = context, options
         self._size, self._machines, self._run = size, machines, run
         self._hosts: list[str] = []

@@ -1,0 +1,55 @@
+"""Commands answer help and wrong options without importing TensorFlow.
+
+``test_benchmark_commands.py`` has those of the benchmarks.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from docs_blocks import ROOT
+
+MODULES = {
+    "tw-launch": "tw_syncrep.launch",
+    "tw-doctor": "tw_reduce.doctor",
+    "soak": "soak.run",
+    "faults": "faults.run",
+    "api": "interfaces.api",
+    "release": "interfaces.release",
+    "tagged": "interfaces.tagged",
+    "publish": "publish",
+}
+FOLDERS = ("integration_tests", "integration_tests/faults", "docs")
+# Imports of these fail, in a process that has none yet.
+START = """
+import runpy, sys
+sys.modules.update(dict.fromkeys(["tensorflow", "keras"]))
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
+
+
+def start(name, option):
+    folders = os.pathsep.join(str(ROOT / folder) for folder in FOLDERS)
+    return subprocess.run(
+        [sys.executable, "-c", START, MODULES[name], option],
+        env={**os.environ, "PYTHONPATH": folders},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_command_answers_help_without_tensorflow(name):
+    done = start(name, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: ")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_command_refuses_a_wrong_option_without_tensorflow(name):
+    done = start(name, "--no-such-option")
+    assert done.returncode == 2, done.stderr
+    assert "error: " in done.stderr
+    assert "Traceback" not in done.stderr
