@@ -3,8 +3,10 @@
 import doctest
 import os
 import re
+import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))  # this folder's extensions
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 project = "towers"
