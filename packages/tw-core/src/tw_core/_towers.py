@@ -127,7 +127,6 @@ def towers(devices: Sequence[int | str | Tower]) -> tuple[Tower, ...]:
     return made
 
 
-@public
 def map_towers(
     fn: Callable[..., _T], towers: Sequence[Tower], *per_tower: Sequence[Any]
 ) -> list[_T]:
@@ -156,8 +155,7 @@ def map_towers(
     >>> map_towers(mean_of, towers(["/cpu:0"] * 2), [[1.0, 3.0], [5.0]])
     [('tower0', 2.0), ('tower1', 5.0)]
     """
-    # Not marked without_autograph: fn may need it.
-    check_towers(towers)
+    # Not marked as public or without_autograph: fn may need AutoGraph.
     _check_calls(fn, towers, per_tower)
     results = []
     with joined_towers(len(towers)) as joined:
@@ -214,10 +212,12 @@ def check_towers(towers: Sequence[Tower]) -> None:
     check_known_devices([tower.device for tower in towers])
 
 
+@public("map_towers")
 @without_autograph
 def _check_calls(
     fn: object, towers: Sequence[Tower], per_tower: Sequence[Sequence[Any]]
 ) -> None:
+    check_towers(towers)
     check_function(fn=fn)
     others = [items for items in per_tower if not _has_items(items)]
     if others:

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tw_core._variable_kinds import is_variable, tf_variable
-from tw_core.checks import as_user, check_function, public
+from tw_core.checks import check_function, public
 from tw_core.devices._logical import use_logical_cpus
 
 __all__ = [
@@ -77,7 +77,6 @@ def start_logical_cpus() -> tuple[str, ...]:
     return tuple(use_logical_cpus(NUM_CPUS))
 
 
-@public
 def run_in_graph(
     fn: Callable[..., Any], *args: Any, config: tf.compat.v1.ConfigProto | None = None
 ) -> Any:
@@ -94,11 +93,11 @@ def run_in_graph(
       ``fn``'s structure with arrays for tensors, ``SparseRows`` for
       ``IndexedSlices`` and None for operations; tuples become lists.
     """
-    check_function(fn=fn)
+    public("run_in_graph")(check_function)(fn=fn)
     v1 = tf.compat.v1
     with tf.Graph().as_default() as graph:
         feeds: list[tuple[tf.Tensor, np.ndarray]] = []
-        outputs = as_user(fn)(*_map(lambda leaf: _placeholder(leaf, feeds), args))
+        outputs = fn(*_map(lambda leaf: _placeholder(leaf, feeds), args))
         init = [v1.global_variables_initializer(), v1.local_variables_initializer()]
         config = config or v1.ConfigProto(device_count={"CPU": NUM_CPUS})
         with v1.Session(graph=graph, config=config) as sess:
@@ -109,29 +108,27 @@ def run_in_graph(
     return _map(lambda slot: _as_rows(_put_back(slot, values)), shape)
 
 
-@public
 def run_in_function(fn: Callable[..., Any], *args: Any) -> Any:
     """Traces ``fn`` as a ``tf.function`` and calls it once; like ``run_in_graph``.
 
     Returns:
       The same structure as ``run_in_graph``.
     """
-    check_function(fn=fn)
+    public("run_in_function")(check_function)(fn=fn)
     arrays: list[Any] = []
     shape = _map(lambda leaf: _set_aside(leaf, _is_data, arrays), args)
 
     def traced(tensors: list[Any]) -> Any:
-        return as_user(fn)(*_map(lambda slot: _put_back(slot, tensors), shape))
+        return fn(*_map(lambda slot: _put_back(slot, tensors), shape))
 
     call = tf.function(traced, autograph=False)
     return _map(_to_numpy, call([_to_tensor(array) for array in arrays]))
 
 
-@public
 def run_eagerly(fn: Callable[..., Any], *args: Any) -> Any:
     """Calls ``fn`` with eager tensors; like ``run_in_function``."""
-    check_function(fn=fn)
-    return _map(_to_numpy, as_user(fn)(*_map(_to_tensor, args)))
+    public("run_eagerly")(check_function)(fn=fn)
+    return _map(_to_numpy, fn(*_map(_to_tensor, args)))
 
 
 class WrongCall(NamedTuple):
