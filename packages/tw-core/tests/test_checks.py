@@ -15,6 +15,8 @@ import pytest
 
 from tw_core import checks
 
+called_f = checks.public("f")
+
 
 def test_the_names_are_sorted():
     assert checks.__all__ == sorted(checks.__all__)
@@ -22,7 +24,7 @@ def test_the_names_are_sorted():
 
 @pytest.mark.parametrize("value", [0, 7, np.int32(3), np.int64(2**40)])
 def test_whole_numbers_pass_as_ints(value):
-    got = checks.check_whole_number("f", n=value, at_least=0)
+    got = called_f(checks.check_whole_number)(n=value, at_least=0)
     assert type(got) is int
     assert got == value
 
@@ -30,17 +32,17 @@ def test_whole_numbers_pass_as_ints(value):
 @pytest.mark.parametrize("value", [2.5, 2.0, np.float32(2), "2", None, True, [2]])
 def test_what_is_no_whole_number_is_refused(value):
     with pytest.raises(TypeError, match=r"f: n must be a whole number; got .*\("):
-        checks.check_whole_number("f", n=value)
+        called_f(checks.check_whole_number)(n=value)
 
 
 def test_a_whole_number_below_its_bound_is_refused():
     with pytest.raises(ValueError, match="f: n must be at least 1; got 0"):
-        checks.check_whole_number("f", n=0, at_least=1)
+        called_f(checks.check_whole_number)(n=0, at_least=1)
 
 
 @pytest.mark.parametrize("value", [0, -1.5, np.float32(2.5), np.float16(1), 10**30])
 def test_numbers_pass_as_floats(value):
-    got = checks.check_number("f", x=value)
+    got = called_f(checks.check_number)(x=value)
     assert type(got) is float
     assert got == float(value)
 
@@ -48,7 +50,7 @@ def test_numbers_pass_as_floats(value):
 @pytest.mark.parametrize("value", ["0.1", None, True, 1j, [0.1]])
 def test_what_is_no_number_is_refused(value):
     with pytest.raises(TypeError, match=r"f: x must be a number; got .*\("):
-        checks.check_number("f", x=value)
+        called_f(checks.check_number)(x=value)
 
 
 @pytest.mark.parametrize(
@@ -64,52 +66,52 @@ def test_what_is_no_number_is_refused(value):
 )
 def test_a_number_out_of_bounds_is_refused(value, bounds, says):
     with pytest.raises(ValueError, match=re.escape(f"f: x {says}")):
-        checks.check_number("f", x=value, **bounds)
+        called_f(checks.check_number)(x=value, **bounds)
 
 
 def test_infinity_passes_where_it_may():
-    assert checks.check_number("f", x=math.inf, finite=False) == math.inf
+    assert called_f(checks.check_number)(x=math.inf, finite=False) == math.inf
 
 
 @pytest.mark.parametrize("value", [True, False, np.bool_(True)])
 def test_flags_pass(value):
-    assert checks.check_flag("f", average=value) is bool(value)
+    assert called_f(checks.check_flag)(average=value) is bool(value)
 
 
 @pytest.mark.parametrize("value", ["no", 1, 0, None])
 def test_what_is_no_flag_is_refused(value):
     with pytest.raises(TypeError, match="f: average must be True or False; got"):
-        checks.check_flag("f", average=value)
+        called_f(checks.check_flag)(average=value)
 
 
 def test_functions_pass_and_the_rest_is_refused():
-    assert checks.check_function("f", fn=len) is len
+    assert called_f(checks.check_function)(fn=len) is len
     with pytest.raises(TypeError, match=r"f: fn must be a function; got None \(None"):
-        checks.check_function("f", fn=None)
+        called_f(checks.check_function)(fn=None)
 
 
 def test_strings_pass_and_the_rest_is_refused():
-    assert checks.check_text("f", name="a") == "a"
-    assert checks.check_text("f", name="", empty=True) == ""
+    assert called_f(checks.check_text)(name="a") == "a"
+    assert called_f(checks.check_text)(name="", empty=True) == ""
     with pytest.raises(ValueError, match="f: name must not be empty"):
-        checks.check_text("f", name="")
+        called_f(checks.check_text)(name="")
     with pytest.raises(TypeError, match=r"f: name must be a string; got 3 \(int\)"):
-        checks.check_text("f", name=3)
+        called_f(checks.check_text)(name=3)
 
 
 def test_lists_pass_and_the_rest_is_refused():
-    assert checks.check_list("f", steps=(1, 2)) == (1, 2)
-    assert checks.check_list("f", steps=[], empty=True) == []
+    assert called_f(checks.check_list)(steps=(1, 2)) == (1, 2)
+    assert called_f(checks.check_list)(steps=[], empty=True) == []
     with pytest.raises(ValueError, match="f: steps must hold at least one of steps"):
-        checks.check_list("f", steps=[], of="steps")
+        called_f(checks.check_list)(steps=[], of="steps")
     for value in ("ab", None, 3, {1}):
         with pytest.raises(TypeError, match="f: steps must be a list of steps; got"):
-            checks.check_list("f", steps=value, of="steps")
+            called_f(checks.check_list)(steps=value, of="steps")
 
 
 def test_a_long_value_is_cut_in_the_message():
     with pytest.raises(TypeError) as caught:
-        checks.check_number("f", x="a" * 1000)
+        called_f(checks.check_number)(x="a" * 1000)
     assert len(str(caught.value)) < 150
 
 

@@ -20,7 +20,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import tensorflow as tf
 
-from tw_core.checks import check_number
+from tw_core.checks import caller, check_number, public
 
 ScaleState: TypeAlias = dict[str, tf.Tensor]
 
@@ -84,13 +84,13 @@ class GradualLossScale:
     lowest: float = 0.0
     highest: float = 120.0
 
+    @public
     def __post_init__(self) -> None:
-        caller = type(self).__name__
         for name in ("init", "lowest", "highest"):
-            check_number(caller, finite=False, **{name: getattr(self, name)})
+            check_number(finite=False, **{name: getattr(self, name)})
         for name in ("increment", "decrement"):
-            check_number(caller, at_least=0, **{name: getattr(self, name)})
-        _check_bounds(caller, self.init, self.lowest, self.highest)
+            check_number(at_least=0, **{name: getattr(self, name)})
+        _check_bounds(self.init, self.lowest, self.highest)
 
     def initial(self) -> dict[str, int | float]:
         """Returns the log2 as a float."""
@@ -136,14 +136,14 @@ class DynamicLossScale:
     highest: int = 24
     hysteresis: int = 1
 
+    @public
     def __post_init__(self) -> None:
-        caller = type(self).__name__
-        _check_ints(caller, vars(self))
-        _check_bounds(caller, self.init, self.lowest, self.highest)
+        _check_ints(vars(self))
+        _check_bounds(self.init, self.lowest, self.highest)
         for name in ("growth_interval", "hysteresis"):
             if getattr(self, name) < 1:
                 raise ValueError(
-                    f"{caller}: {name} counts updates, 1 or more; got "
+                    f"{caller()}: {name} counts updates, 1 or more; got "
                     f"{getattr(self, name)}."
                 )
 
@@ -185,10 +185,10 @@ class StaticLossScale:
 
     log2: int = 15
 
+    @public
     def __post_init__(self) -> None:
-        caller = type(self).__name__
-        _check_ints(caller, vars(self))
-        _check_bounds(caller, self.log2, self.log2, self.log2)
+        _check_ints(vars(self))
+        _check_bounds(self.log2, self.log2, self.log2)
 
     def initial(self) -> dict[str, int | float]:
         """Returns the log2."""
@@ -226,7 +226,7 @@ def _power_of_two(log2: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(bits, tf.float32)
 
 
-def _check_ints(caller: str, values: Mapping[str, object]) -> None:
+def _check_ints(values: Mapping[str, object]) -> None:
     wrong = {
         name: value
         for name, value in values.items()
@@ -234,20 +234,21 @@ def _check_ints(caller: str, values: Mapping[str, object]) -> None:
     }
     if wrong:
         raise TypeError(
-            f"{caller}: the exponent of the scale is whole, so every number must be "
+            f"{caller()}: the exponent of the scale is whole, so every number must be "
             f"an int; got {wrong}. GradualLossScale takes fractions."
         )
 
 
-def _check_bounds(caller: str, init: float, lowest: float, highest: float) -> None:
+def _check_bounds(init: float, lowest: float, highest: float) -> None:
     largest = _LARGEST_LOG2
     if not (-largest <= lowest <= highest <= largest):
         raise ValueError(
-            f"{caller}: the log2 of the scale must lie within -{largest}..{largest}, "
+            f"{caller()}: the log2 of the scale must lie within -{largest}..{largest}, "
             f"lowest before highest; got lowest={lowest}, highest={highest}."
         )
     if not lowest <= init <= highest:
         raise ValueError(
-            f"{caller}: the initial log2 must lie within the bounds; got init={init}, "
-            f"lowest={lowest}, highest={highest}. Change init or the bounds."
+            f"{caller()}: the initial log2 must lie within the bounds; got "
+            f"init={init}, lowest={lowest}, highest={highest}. Change init or the "
+            "bounds."
         )

@@ -23,7 +23,7 @@ from tw_ampopt._wrapped.factory import (
     takes_name,
 )
 from tw_ampopt._wrapped.wrapped_optimizer import MasterWeights, WrappedOptimizer, wrap
-from tw_core.checks import check_flag, check_number
+from tw_core.checks import caller, check_flag, check_number
 
 AccumulationSteps: TypeAlias = int | tf.Tensor | tf.Variable
 Reducer: TypeAlias = Callable[[Sequence[Sequence[Any]]], Sequence[Sequence[Any]]]
@@ -35,7 +35,6 @@ _ON_NONFINITE = ("skip_group", "drop_micro_batch")
 class Settings:
     """Settings that sharing optimizers must agree on."""
 
-    caller: str  # class and name
     prefix: str  # of the wrapped optimizers' names
     factory: OptimizerFactory
     learning_rate: LearningRateLike
@@ -45,7 +44,7 @@ class Settings:
 
     def rate(self, updates: tf.Variable) -> LearningRate:
         """Returns the learning rate as a function of the count of updates."""
-        return LearningRate(self.learning_rate, updates, caller=self.caller)
+        return LearningRate(self.learning_rate, updates)
 
     def make_wrapped(self, index: int, updates: tf.Variable) -> WrappedOptimizer:
         """Makes wrapped optimizer number ``index``."""
@@ -58,11 +57,11 @@ class Settings:
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(
-                f"{self.caller}: tf_optimizer must make an optimizer when it is called "
+                f"{caller()}: tf_optimizer must make an optimizer when it is called "
                 f"with learning_rate and {sorted(self.kwargs)}; {self.factory!r} says: "
                 f"{error}"
             ) from error
-        wrapped = wrap(optimizer, caller=self.caller)
+        wrapped = wrap(optimizer)
         return MasterWeights(wrapped) if self.master_copies else wrapped
 
 
@@ -75,12 +74,10 @@ class UpdateOptions:
     drops: bool  # a bad micro-batch is dropped, rather than its update skipped
     clip: float | None  # bound of the global norm
     reducer: Reducer | None  # None for tw_reduce.all_reduce of the devices
-    caller: str
 
 
 def check_settings(
     *,
-    caller: str,
     prefix: str,
     tf_optimizer: str | OptimizerFactory,
     learning_rate: LearningRateLike,
@@ -91,43 +88,39 @@ def check_settings(
     """Checks the arguments of both classes, and finds the optimizer's factory."""
     if inspect.isclass(rule) or not isinstance(rule, LossScale | None):
         raise TypeError(
-            f"{caller}: loss_scale must be a rule such as "
+            f"{caller()}: loss_scale must be a rule such as "
             f"tw_ampopt.DynamicLossScale(); got {rule!r}."
         )
-    check_learning_rate(learning_rate, caller=caller)
+    check_learning_rate(learning_rate)
     return Settings(
-        caller,
         prefix,
-        find_factory(tf_optimizer, caller=caller),
+        find_factory(tf_optimizer),
         learning_rate,
         NoOpLossScale() if rule is None else rule,
-        check_flag(caller, master_copies=master_copies),
+        check_flag(master_copies=master_copies),
         dict(kwargs),
     )
 
 
 def choose_rule(
-    given: LossScale | None,
-    gradual: tuple[float, float, float] | None,
-    *,
-    caller: str,
+    given: LossScale | None, gradual: tuple[float, float, float] | None
 ) -> LossScale | None:
     """Returns the requested rule, or None; refuses two rules."""
     if gradual is None:
         return given
     if given is not None:
         raise ValueError(
-            f"{caller}: use_loss_scaling=True and loss_scale={given} are two rules for "
-            "one scale; keep one of them."
+            f"{caller()}: use_loss_scaling=True and loss_scale={given} are two rules "
+            "for one scale; keep one of them."
         )
     init, increment, decrement = gradual
-    check_number(caller, finite=False, loss_scaling_init=init)
-    check_number(caller, at_least=0, loss_scaling_inc=increment)
-    check_number(caller, at_least=0, loss_scaling_dec=decrement)
+    check_number(finite=False, loss_scaling_init=init)
+    check_number(at_least=0, loss_scaling_inc=increment)
+    check_number(at_least=0, loss_scaling_dec=decrement)
     try:
         return GradualLossScale(init, increment, decrement)
     except ValueError as error:
-        raise ValueError(f"{caller}: loss_scaling_init: {error}") from error
+        raise ValueError(f"{caller()}: loss_scaling_init: {error}") from error
 
 
 def check_share(ours: Settings, theirs: Settings) -> None:
@@ -144,7 +137,7 @@ def check_share(ours: Settings, theirs: Settings) -> None:
     ]
     if different:
         raise ValueError(
-            f"{ours.caller}: share takes an optimizer made with the same settings, "
+            f"{caller()}: share takes an optimizer made with the same settings, "
             f"since both use one set of slots and one scale; got "
             f"{'; '.join(different)}."
         )
@@ -152,7 +145,6 @@ def check_share(ours: Settings, theirs: Settings) -> None:
 
 def check_update_options(
     *,
-    caller: str,
     steps: Any,
     steps_name: str,
     on_nonfinite: str,
@@ -162,43 +154,40 @@ def check_update_options(
     """Checks the options for updates."""
     if on_nonfinite not in _ON_NONFINITE:
         raise ValueError(
-            f"{caller}: on_nonfinite must be one of {list(_ON_NONFINITE)}; got "
+            f"{caller()}: on_nonfinite must be one of {list(_ON_NONFINITE)}; got "
             f"{on_nonfinite!r}."
         )
     if clip_by_global_norm is not None:
         clip_by_global_norm = check_number(
-            caller, above=0, clip_by_global_norm=clip_by_global_norm
+            above=0, clip_by_global_norm=clip_by_global_norm
         )
     if reducer is not None and not callable(reducer):
         raise TypeError(
-            f"{caller}: reducer must be a function of [K][N] tensors that returns "
+            f"{caller()}: reducer must be a function of [K][N] tensors that returns "
             f"their sums over towers, e.g. from tw_reduce; got {reducer!r}."
         )
-    message = f"{caller}: {steps_name} must be a whole number of 1 or more; got:"
+    message = f"{caller()}: {steps_name} must be a whole number of 1 or more; got:"
     return UpdateOptions(
-        accumulation_steps=_checked_steps(steps, steps_name, message, caller),
+        accumulation_steps=_checked_steps(steps, steps_name, message),
         steps_message=message,
         drops=on_nonfinite == "drop_micro_batch",
         clip=clip_by_global_norm,
         reducer=reducer,
-        caller=caller,
     )
 
 
-def _checked_steps(
-    value: Any, name: str, message: str, caller: str
-) -> AccumulationSteps | None:
+def _checked_steps(value: Any, name: str, message: str) -> AccumulationSteps | None:
     """Returns None if nothing is to be accumulated: for None and 1."""
     if value is None:
         return None
     if tf.is_tensor(value) or isinstance(value, tf.Variable):
-        check_numeric_scalar(value, name=name, caller=caller)
+        check_numeric_scalar(value, name=name)
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         whole = getattr(value, "item", lambda: None)()  # a NumPy number
         if isinstance(whole, bool) or not isinstance(whole, int | float):
             raise TypeError(
-                f"{caller}: {name} must be a whole number of micro-batches or a "
+                f"{caller()}: {name} must be a whole number of micro-batches or a "
                 f"numeric scalar tensor; got {value!r}."
             )
         value = whole

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tw_ampopt._optimizers.function import TowerOptimizer
 from tw_ampopt._optimizers.graph import Optimizer
-from tw_core.checks import check_flag, check_text, check_whole_number
+from tw_core.checks import check_flag, check_text, check_whole_number, public
 from tw_core.devices import canonical_device
 
 _log = logging.getLogger("tw_ampopt")
@@ -32,6 +32,7 @@ class StatisticsHook(
     and the step is the number of updates that were due, skipped ones included.
     """
 
+    @public
     def __init__(
         self,
         optimizer: Optimizer,
@@ -58,9 +59,9 @@ class StatisticsHook(
                 "StatisticsHook: optimizer must be a tw_ampopt.Optimizer; got "
                 f"{optimizer!r}. StatisticsWriter is for a TowerOptimizer."
             )
-        self._logdir = check_text("StatisticsHook", logdir=_as_text(logdir))
-        check_whole_number("StatisticsHook", every_steps=every_steps, at_least=1)
-        check_flag("StatisticsHook", name_nonfinite=name_nonfinite)
+        self._logdir = check_text(logdir=_as_text(logdir))
+        check_whole_number(every_steps=every_steps, at_least=1)
+        check_flag(name_nonfinite=name_nonfinite)
         self._optimizer = optimizer
         self._every_steps = every_steps
         self._name_nonfinite = name_nonfinite
@@ -131,6 +132,7 @@ class StatisticsHook(
 class StatisticsWriter:
     """Event files for TensorBoard, with the tags that ``StatisticsHook`` writes."""
 
+    @public
     def __init__(self, optimizer: TowerOptimizer, logdir: str) -> None:
         """Opens an event file.
 
@@ -147,12 +149,13 @@ class StatisticsWriter:
                 "StatisticsWriter: optimizer must be a tw_ampopt.TowerOptimizer; got "
                 f"{optimizer!r}. StatisticsHook is for an Optimizer."
             )
-        logdir = check_text("StatisticsWriter", logdir=_as_text(logdir))
+        logdir = check_text(logdir=_as_text(logdir))
         self._is_closed = False
         self._optimizer = optimizer
         self._writer = tf.summary.create_file_writer(logdir)
         self._interval = OverflowInterval(_as_numbers(optimizer.statistics()))
 
+    @public("StatisticsWriter.write")
     def write(self, step: int | None = None) -> None:
         """Writes the statistics; call it between steps, outside of a ``tf.function``.
 
@@ -170,7 +173,7 @@ class StatisticsWriter:
                 "of a tf.function, between its calls."
             )
         if step is not None:
-            check_whole_number("StatisticsWriter.write", step=step, at_least=0)
+            check_whole_number(step=step, at_least=0)
         if self._is_closed:
             raise RuntimeError(
                 "StatisticsWriter.write: comes after close; make another writer."

@@ -252,8 +252,7 @@ def _whole(towers: Sequence[Any]) -> tuple[Tower, ...]:
     if not all(isinstance(tower, Tower) for tower in towers):
         raise TypeError(
             f"{caller()}: devices must hold ints and device strings, or only towers; "
-            "got "
-            f"{list(towers)}."
+            f"got {list(towers)}."
         )
     if [(t.index, t.total) for t in towers] != [
         (k, len(towers)) for k in range(len(towers))

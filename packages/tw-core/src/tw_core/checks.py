@@ -10,8 +10,7 @@ here needs TensorFlow.
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from numbers import Integral, Real
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast, overload
@@ -25,8 +24,6 @@ __all__ = [
     "check_number",
     "check_text",
     "check_whole_number",
-    "named_caller",
-    "naming",
     "public",
     "refusing_unknown",
 ]
@@ -57,7 +54,7 @@ class _Called(NamedTuple):
         above, _, method = self.own.rpartition(".")
         kind = type(self.owner)
         if any(base.__name__ == above for base in kind.__mro__):
-            above = kind.__name__
+            above = getattr(self.owner, "_public_name", kind.__name__)
         constructors = ("__init__", "__new__", "__post_init__", "__call__")
         return above if method in constructors else f"{above}.{method}"
 
@@ -83,8 +80,9 @@ def public(function: Any, /) -> Any:
 
     Args:
       function: the function or method, or the name to use in its place. Without one a
-        function has its own name, a method that of its object's class before it, and
-        a constructor or ``__call__`` that of the class alone.
+        function has its own name, a method that of its object's class before it (or
+        the object's ``_public_name``), and a constructor or ``__call__`` that of the
+        class alone.
 
     >>> @public
     ... def build(average):
@@ -174,24 +172,7 @@ def caller() -> str:
     return str(_called.get() or "towers")
 
 
-@contextmanager
-def naming(name: str) -> Iterator[None]:
-    """Makes checks called inside name ``name`` in their errors, not themselves."""
-    token = _called.set(_called.get() or _Called(name, "tw_core"))
-    try:
-        yield
-    finally:
-        _called.reset(token)
-
-
-def named_caller(own: str) -> str:
-    """Returns ``caller()``, or ``own`` outside of any public function."""
-    return str(_called.get() or own)
-
-
-def check_whole_number(
-    _who: str | None = None, /, *, at_least: int | None = None, **argument: Any
-) -> int:
+def check_whole_number(*, at_least: int | None = None, **argument: Any) -> int:
     """Refuses anything but a whole number; bools are refused too.
 
     Args:
@@ -208,19 +189,19 @@ def check_whole_number(
     >>> check_whole_number(below=4096, at_least=0)
     4096
     """
-    ((name, value),), who = argument.items(), _who or caller()
+    ((name, value),) = argument.items()
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(
-            f"{who}: {name} must be a whole number; got {_described(value)}."
+            f"{caller()}: {name} must be a whole number; got {_described(value)}."
         )
     if at_least is not None and value < at_least:
-        raise ValueError(f"{who}: {name} must be at least {at_least}; got {value}.")
+        raise ValueError(
+            f"{caller()}: {name} must be at least {at_least}; got {value}."
+        )
     return int(value)
 
 
 def check_number(
-    _who: str | None = None,
-    /,
     *,
     at_least: float | None = None,
     above: float | None = None,
@@ -247,9 +228,11 @@ def check_number(
     >>> check_number(timeout_s=0.5, at_least=0)
     0.5
     """
-    ((name, value),), who = argument.items(), _who or caller()
+    ((name, value),) = argument.items()
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{who}: {name} must be a number; got {_described(value)}.")
+        raise TypeError(
+            f"{caller()}: {name} must be a number; got {_described(value)}."
+        )
     number = float(value)
     bounds = [
         (f"at least {at_least}", at_least is None or number >= at_least),
@@ -260,11 +243,13 @@ def check_number(
     if math.isnan(number) or (finite and math.isinf(number)):
         wanted = ["finite" if finite else "a number"]
     if wanted:
-        raise ValueError(f"{who}: {name} must be {' and '.join(wanted)}; got {value}.")
+        raise ValueError(
+            f"{caller()}: {name} must be {' and '.join(wanted)}; got {value}."
+        )
     return number
 
 
-def check_flag(_who: str | None = None, /, **argument: Any) -> bool:
+def check_flag(**argument: Any) -> bool:
     """Refuses anything but True and False.
 
     Args:
@@ -276,16 +261,16 @@ def check_flag(_who: str | None = None, /, **argument: Any) -> bool:
     >>> check_flag(average=True)
     True
     """
-    ((name, value),), who = argument.items(), _who or caller()
+    ((name, value),) = argument.items()
     # NumPy's bools have their own class, recognised by name to avoid the import.
     if not isinstance(value, bool) and type(value).__name__ not in ("bool", "bool_"):
         raise TypeError(
-            f"{who}: {name} must be True or False; got {_described(value)}."
+            f"{caller()}: {name} must be True or False; got {_described(value)}."
         )
     return bool(value)
 
 
-def check_function(_who: str | None = None, /, **argument: Any) -> Callable[..., Any]:
+def check_function(**argument: Any) -> Callable[..., Any]:
     """Refuses anything that is not callable.
 
     Args:
@@ -294,15 +279,15 @@ def check_function(_who: str | None = None, /, **argument: Any) -> Callable[...,
     Raises:
       TypeError: not callable.
     """
-    ((name, value),), who = argument.items(), _who or caller()
+    ((name, value),) = argument.items()
     if not callable(value):
-        raise TypeError(f"{who}: {name} must be a function; got {_described(value)}.")
+        raise TypeError(
+            f"{caller()}: {name} must be a function; got {_described(value)}."
+        )
     return value  # type: ignore[no-any-return]
 
 
-def check_text(
-    _who: str | None = None, /, *, empty: bool = False, **argument: Any
-) -> str:
+def check_text(*, empty: bool = False, **argument: Any) -> str:
     """Refuses anything but a string.
 
     Args:
@@ -316,17 +301,17 @@ def check_text(
     >>> check_text(name="Train")
     'Train'
     """
-    ((name, value),), who = argument.items(), _who or caller()
+    ((name, value),) = argument.items()
     if not isinstance(value, str):
-        raise TypeError(f"{who}: {name} must be a string; got {_described(value)}.")
+        raise TypeError(
+            f"{caller()}: {name} must be a string; got {_described(value)}."
+        )
     if not value and not empty:
-        raise ValueError(f"{who}: {name} must not be empty; got ''.")
+        raise ValueError(f"{caller()}: {name} must not be empty; got ''.")
     return value
 
 
 def check_list(
-    _who: str | None = None,
-    /,
     *,
     of: str = "items",
     empty: bool = False,
@@ -346,14 +331,14 @@ def check_list(
     >>> check_list(steps=[print], of="callables") == [print]
     True
     """
-    ((name, value),), who = argument.items(), _who or caller()
+    ((name, value),) = argument.items()
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise TypeError(
-            f"{who}: {name} must be a list of {of}; got {_described(value)}."
+            f"{caller()}: {name} must be a list of {of}; got {_described(value)}."
         )
     if not value and not empty:
         raise ValueError(
-            f"{who}: {name} must hold at least one of {of}; got an empty list."
+            f"{caller()}: {name} must hold at least one of {of}; got an empty list."
         )
     return value
 

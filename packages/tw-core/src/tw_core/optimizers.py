@@ -353,8 +353,7 @@ def check_elementwise(optimizer: Any, variables: Sequence[Any]) -> None:
         if reason is not None:
             raise ValueError(
                 f"{caller()}: {type(one).__name__} {reason}, and {', '.join(flat)} "
-                "holds "
-                "several; leave them alone (below_bytes=0 or group=...)."
+                "holds several; leave them alone (below_bytes=0 or group=...)."
             )
 
 

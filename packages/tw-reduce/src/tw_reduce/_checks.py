@@ -32,8 +32,8 @@ def check_tower_tensors(grads: TowerTensors) -> None:
     """Refuses what no reducer can add, naming every tower and position.
 
     Dimensions that only the run knows are not checked here; this package's reducers
-    compare them in the run. Under ``tw_core.checks.naming("my_reducer")`` messages open
-    with that name.
+    compare them in the run. Inside of a function with ``tw_core.checks.public``
+    messages open with its name.
 
     Args:
       grads: [K][N]; what the user passed.
@@ -60,7 +60,7 @@ def refuse_unaddable(grads: TowerTensors) -> None:
 def check_reduced(reduced: Sequence[Sequence[Tensorlike]], grads: TowerTensors) -> None:
     """Refuses the result of a reducer that changed the shape of the list.
 
-    Under ``tw_core.checks.naming("my_combinator")`` messages open with that name.
+    Inside of a ``tw_core.checks.public`` function messages open with its name.
 
     Args:
       reduced: what the reducer returned.
@@ -86,8 +86,7 @@ def check_addable(grads: TowerTensors, *, dtypes: Sequence[str] = ADDABLE) -> No
     if unfit := positions_of(grads, lambda dtype: dtype.name not in dtypes):
         raise TypeError(
             f"{caller()}: only {', '.join(dtypes)} can be added; got others at "
-            "positions "
-            f"{unfit}. Cast them, or leave them out."
+            f"positions {unfit}. Cast them, or leave them out."
         )
 
 
@@ -128,8 +127,7 @@ def check_devices(devices: Sequence[str], *, num_towers: int | None = None) -> N
     if num_towers is not None and len(devices) != num_towers:
         raise ValueError(
             f"{caller()}: devices must hold one device per tower; got {len(devices)} "
-            "for "
-            f"{num_towers} towers. Pass the towers' devices, tower 0 first."
+            f"for {num_towers} towers. Pass the towers' devices, tower 0 first."
         )
 
 
@@ -246,8 +244,7 @@ def _check_alike(grads: TowerTensors) -> None:
     if problems:
         raise ValueError(
             f"{caller()}: a variable's gradients must have one dtype and one shape "
-            "over "
-            f"all towers; {'; '.join(problems)} (tower 0 first). Check that every "
+            f"over all towers; {'; '.join(problems)} (tower 0 first). Check that every "
             "tower lists its variables in the same order."
         )
 

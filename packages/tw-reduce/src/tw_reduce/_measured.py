@@ -247,8 +247,7 @@ def check_made_for(
     if others:
         warnings.warn(
             f"{caller()}: measured was taken elsewhere: {'; '.join(others)}. The "
-            "choice "
-            f"may not be the fastest here. {_AGAIN}.",
+            f"choice may not be the fastest here. {_AGAIN}.",
             stacklevel=5,
         )
 

@@ -60,8 +60,7 @@ def check_session(session: Any, graph: tf.Graph) -> None:
     if launched is not None and launched is not graph:
         raise ValueError(
             f"{caller()}: session must be one of the graph in which apply_gradients "
-            "was "
-            "called; got one of another graph."
+            "was called; got one of another graph."
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tw_core.checks import check_text
+from tw_core.checks import caller, check_text
 from tw_core.gradients import values_of
 from tw_core.modes import builds_session_graph
 from tw_core.variables import is_variable, tf_variable
@@ -16,40 +16,40 @@ from tw_core.variables import is_variable, tf_variable
 _SCOPE = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 
 
-def check_name(name: object, *, caller: str) -> str:
+def check_name(name: object) -> str:
     """Refuses a name that is not valid for a scope."""
-    text = check_text(caller, name=name)
+    text = check_text(name=name)
     if not _SCOPE.fullmatch(text.replace("/", ".")):
         raise ValueError(
-            f"{caller}: name must begin with a letter, a digit or '.', and hold only "
+            f"{caller()}: name must begin with a letter, a digit or '.', and hold only "
             f"these, '_', '-', '/', '>' and backslashes; got {text!r}."
         )
     return text
 
 
-def check_loss(loss: object, *, caller: str) -> None:
+def check_loss(loss: object) -> None:
     """Refuses a loss that is not a scalar to be differentiated."""
     if not isinstance(loss, tf.Tensor):
-        raise TypeError(f"{caller}: loss must be a tensor; got {loss!r}.")
+        raise TypeError(f"{caller()}: loss must be a tensor; got {loss!r}.")
     if not loss.dtype.is_floating:
         raise TypeError(
-            f"{caller}: loss must be of a floating dtype; got {loss.dtype.name}."
+            f"{caller()}: loss must be of a floating dtype; got {loss.dtype.name}."
         )
     if loss.shape.is_fully_defined() and loss.shape.num_elements() != 1:
         raise ValueError(
-            f"{caller}: loss must be a scalar; got a tensor of shape {loss.shape}. "
+            f"{caller()}: loss must be a scalar; got a tensor of shape {loss.shape}. "
             "Take its mean or sum."
         )
-    check_same_graph([loss], lambda _: "the loss", caller=caller)
+    check_same_graph([loss], lambda _: "the loss")
 
 
-def check_variables(variables: Iterable[Any], *, caller: str) -> list[Any]:
+def check_variables(variables: Iterable[Any]) -> list[Any]:
     """Refuses anything but floating resource variables of known shape."""
     found = list(variables)
     wrong = [v for v in found if not _is_resource_variable(v)]
     if wrong:
         raise TypeError(
-            f"{caller}: only resource variables, TensorFlow's or Keras's, are "
+            f"{caller()}: only resource variables, TensorFlow's or Keras's, are "
             f"supported; got {wrong!r}. Reference variables become resource variables "
             "by tf.compat.v1.enable_resource_variables()."
         )
@@ -61,7 +61,7 @@ def check_variables(variables: Iterable[Any], *, caller: str) -> list[Any]:
     ]
     if wrong:
         raise TypeError(
-            f"{caller}: only variables of a floating dtype can be trained; got "
+            f"{caller()}: only variables of a floating dtype can be trained; got "
             f"{', '.join(wrong)}. Leave them out."
         )
     wrong = [
@@ -71,12 +71,10 @@ def check_variables(variables: Iterable[Any], *, caller: str) -> list[Any]:
     ]
     if wrong:
         raise ValueError(
-            f"{caller}: variables must have known shapes, as slots and accumulators "
+            f"{caller()}: variables must have known shapes, as slots and accumulators "
             f"have theirs; got {', '.join(wrong)}. Make them with a full shape."
         )
-    check_same_graph(
-        found, lambda n: f"the variable {name_of(found[n])}", caller=caller
-    )
+    check_same_graph(found, lambda n: f"the variable {name_of(found[n])}")
     return found
 
 
@@ -87,82 +85,81 @@ def check_differentiation(
     *,
     default: Iterable[Any],
     gradients: Callable[..., Any],
-    caller: str,
 ) -> list[Any]:
     """Checks the arguments of a ``compute_gradients``; returns its variables."""
-    check_loss(loss, caller=caller)
+    check_loss(loss)
     known = [*inspect.signature(gradients).parameters][2:]
     unknown = sorted(set(options) - set(known))
     if unknown:
-        raise TypeError(f"{caller}: got unknown options {unknown}; takes {known}.")
+        raise TypeError(f"{caller()}: got unknown options {unknown}; takes {known}.")
     if var_list is not None and not isinstance(var_list, list | tuple):
         raise TypeError(
-            f"{caller}: var_list must be a list of variables, or None for all "
+            f"{caller()}: var_list must be a list of variables, or None for all "
             f"trainable ones; got {var_list!r}."
         )
     variables = list(default if var_list is None else var_list)
     if not variables:
         raise ValueError(
-            f"{caller}: no variables; pass those that the loss trains, or None for "
+            f"{caller()}: no variables; pass those that the loss trains, or None for "
             f"all trainable ones made before; got var_list={var_list!r}."
         )
-    return check_variables(variables, caller=caller)
+    return check_variables(variables)
 
 
-def check_value(value: object, *, caller: str) -> None:
+def check_value(value: object) -> None:
     """Refuses a value that cannot be scaled."""
     kinds = (tf.Tensor, tf.Variable, tf.IndexedSlices, np.ndarray, np.generic)
     if not isinstance(value, kinds):
         raise TypeError(
-            f"{caller}: value must be a tensor, e.g. a loss; got {value!r}."
+            f"{caller()}: value must be a tensor, e.g. a loss; got {value!r}."
         )
     dtype = tf.as_dtype(value.dtype)
     if not dtype.is_floating:
         raise TypeError(
-            f"{caller}: value must be of a floating dtype; got {dtype.name}."
+            f"{caller()}: value must be of a floating dtype; got {dtype.name}."
         )
-    check_same_graph([value], lambda _: "value", caller=caller)
+    check_same_graph([value], lambda _: "value")
 
 
-def check_counter(global_step: Any, *, caller: str) -> None:
+def check_counter(global_step: Any) -> None:
     """Refuses a ``global_step`` that cannot count updates; accepts None."""
     if global_step is None:
         return
     if not is_variable(global_step):
         raise TypeError(
-            f"{caller}: global_step must be a variable that counts updates; got "
+            f"{caller()}: global_step must be a variable that counts updates; got "
             f"{global_step!r}."
         )
-    check_numeric_scalar(tf_variable(global_step), name="global_step", caller=caller)
+    check_numeric_scalar(tf_variable(global_step), name="global_step")
 
 
-def check_numeric_scalar(value: Any, *, name: str, caller: str) -> None:
+def check_numeric_scalar(value: Any, *, name: str) -> None:
     """Refuses a tensor or variable that is not a numeric scalar."""
     dtype = tf.as_dtype(value.dtype).base_dtype
     if not (dtype.is_floating or dtype.is_integer):
-        raise TypeError(f"{caller}: {name} must be numeric; got {dtype.name}.")
+        raise TypeError(f"{caller()}: {name} must be numeric; got {dtype.name}.")
     if not tf.TensorShape(value.shape).is_compatible_with([]):
-        raise ValueError(f"{caller}: {name} must be a scalar; got shape {value.shape}.")
-    check_same_graph([value], lambda _: name, caller=caller)
+        raise ValueError(
+            f"{caller()}: {name} must be a scalar; got shape {value.shape}."
+        )
+    check_same_graph([value], lambda _: name)
 
 
-def check_slot(var: object, name: object, *, caller: str) -> None:
+def check_slot(var: object, name: object) -> None:
     """Refuses arguments that cannot identify a slot."""
     if not is_variable(var):
-        raise TypeError(f"{caller}: var must be a variable; got {var!r}.")
-    check_text(caller, name=name)
+        raise TypeError(f"{caller()}: var must be a variable; got {var!r}.")
+    check_text(name=name)
 
 
-def check_same_graph(
-    values: Sequence[Any], name: Callable[[int], str], *, caller: str
-) -> None:
+def check_same_graph(values: Sequence[Any], name: Callable[[int], str]) -> None:
     """Refuses values that ops made now cannot use; ``name(n)`` names value n."""
     is_eager = tf.executing_eagerly()
     usable = [] if is_eager else [*graphs_around(tf.compat.v1.get_default_graph())]
     foreign = [name(n) for n, v in enumerate(values) if not _is_usable(v, usable)]
     if foreign:
         raise ValueError(
-            f"{caller}: everything must belong to the graph that is being built; got "
+            f"{caller()}: everything must belong to the graph that is being built; got "
             f"{', '.join(foreign)} of another graph, of eager mode, or of a tf.cond "
             "branch, a loop or a function that is finished. Build both in one place."
         )

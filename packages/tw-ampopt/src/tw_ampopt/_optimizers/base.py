@@ -12,6 +12,7 @@ from tw_ampopt._settings import Settings, check_share
 from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
 from tw_core import copy_to_replicas
+from tw_core.checks import caller, public
 from tw_core.modes import without_autograph
 from tw_core.variables import tf_variable
 
@@ -28,8 +29,7 @@ class BaseOptimizer:
             shared = SharedState(settings.rule, settings.make_wrapped)
         elif not (isinstance(share, BaseOptimizer) and isinstance(share, own)):
             raise TypeError(
-                f"{settings.caller}: share must be a tw_ampopt.{own.__name__}; got "
-                f"{share!r}."
+                f"{caller()}: share must be a tw_ampopt.{own.__name__}; got {share!r}."
             )
         else:
             check_share(settings, share._settings)
@@ -38,15 +38,17 @@ class BaseOptimizer:
 
     # Methods that depend on the mode.
 
-    def _enter(self, method: str) -> str:
-        """Checks the mode of a call; returns the prefix of the method's messages."""
-        raise NotImplementedError
+    # The class and the optimizer's name, with which ``caller()`` opens messages.
+    _public_name: str
+
+    def _enter(self) -> None:
+        """Refuses a call in a mode that the optimizer does not work in."""
 
     def _scope(self) -> AbstractContextManager[None]:
         """Returns the scope in which ops are built."""
         raise NotImplementedError
 
-    def _built(self, method: str) -> Updater:
+    def _built(self) -> Updater:
         """Returns the updater of the last step, for a method that reads its state."""
         raise NotImplementedError
 
@@ -54,27 +56,33 @@ class BaseOptimizer:
         """Returns the shared state, with a scale for ``value``."""
         raise NotImplementedError
 
+    @public
     @without_autograph
     def apply_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies a tensor by the scale; returns it unchanged without scaling."""
-        check_value(value, caller=self._enter("apply_loss_scaling"))
+        self._enter()
+        check_value(value)
         return self._started(value).scaled(value)
 
+    @public
     @without_autograph
     def undo_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies a tensor by 1 / scale; returns it unchanged without scaling."""
-        check_value(value, caller=self._enter("undo_loss_scaling"))
+        self._enter()
+        check_value(value)
         return self._started(value).unscaled(value)
 
+    @public
     def get_slot(self, var: Any, name: str) -> tf.Variable | None:
         """Returns the slot ``name`` of ``var`` in the wrapped optimizer, or None."""
-        check_slot(var, name, caller=f"{self._settings.caller}.get_slot")
+        check_slot(var, name)
         return self._shared.get_slot(var, name)
 
     def get_slot_names(self) -> list[str]:
         """Lists the names of the wrapped optimizer's slots."""
         return self._shared.get_slot_names()
 
+    @public
     @without_autograph
     def statistics(self) -> dict[str, tf.Tensor]:
         """Returns the optimizer's state as scalar tensors, float32 or int64.
@@ -88,7 +96,7 @@ class BaseOptimizer:
           mean gradient before clipping; and ``micro_batches_dropped`` if any
           can be.
         """
-        updater = self._built("statistics")
+        updater = self._built()
         with self._scope():
             scalars = self._shared.scalars
             rate = self._settings.rate(scalars.updates)
@@ -111,6 +119,7 @@ class BaseOptimizer:
                     values["micro_batches_dropped"] = accumulator.dropped.read_value()
                 return values
 
+    @public
     def nonfinite_names(self, flags: Any) -> list[list[str]]:
         """Lists, per tower, the names of variables whose [K, N] ``flags`` are set.
 
@@ -120,16 +129,16 @@ class BaseOptimizer:
         Raises:
           ValueError: another shape, or values that are not bool.
         """
-        variables = self._built("nonfinite_names").variables
+        variables = self._built().variables
         flags = flags.numpy() if hasattr(flags, "numpy") else flags
-        caller = f"{self._settings.caller}.nonfinite_names"
-        rows = _checked_flags(flags, variables, caller)
+        rows = _checked_flags(flags, variables)
         lists = variables * (len(rows) if len(variables) == 1 else 1)
         return [
             [name_of(v) for flag, v in zip(row, tower, strict=True) if flag]
             for row, tower in zip(rows, lists, strict=True)
         ]
 
+    @public
     @without_autograph
     def copy_to_replicas(self) -> tf.Operation | None:
         """Copies tower 0's variables and slots to all towers, e.g. after a restore.
@@ -139,7 +148,7 @@ class BaseOptimizer:
         Returns:
           In a graph the op that copies; eagerly None, once it is done.
         """
-        updater = self._built("copy_to_replicas")
+        updater = self._built()
         with self._scope():
             return copy_to_replicas(
                 [
@@ -149,9 +158,7 @@ class BaseOptimizer:
             )
 
 
-def _checked_flags(
-    flags: Any, variables: Sequence[Sequence[Any]], caller: str
-) -> list[list[bool]]:
+def _checked_flags(flags: Any, variables: Sequence[Sequence[Any]]) -> list[list[bool]]:
     array = np.asarray(flags) if _is_regular(flags) else np.asarray(None)
     num_towers, num_variables = len(variables), len(variables[0])
     fits = array.ndim == 2 and array.shape[1] == num_variables and len(array) > 0
@@ -159,7 +166,7 @@ def _checked_flags(
         fits = fits and len(array) == num_towers
     if not fits or array.dtype != np.bool_:
         raise ValueError(
-            f"{caller}: flags must be [towers, variables] bools, here "
+            f"{caller()}: flags must be [towers, variables] bools, here "
             f"[{num_towers}, {num_variables}], the value of nonfinite_gradients; got "
             f"{flags!r}."
         )

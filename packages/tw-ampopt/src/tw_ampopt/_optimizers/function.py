@@ -26,7 +26,7 @@ from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
 from tw_ampopt._wrapped.factory import LearningRateLike, OptimizerFactory
 from tw_core import Tower
-from tw_core.checks import check_flag, check_text, public
+from tw_core.checks import caller, check_flag, check_text, public
 from tw_core.devices import canonical_device
 from tw_core.modes import builds_session_graph, compiles_with_xla, without_autograph
 from tw_core.variables import tf_variable
@@ -44,6 +44,7 @@ class TowerOptimizer(
     wherever a v1 optimizer does; the caller then reduces.
     """
 
+    @public
     def __init__(
         self,
         variables: Sequence[Any],
@@ -94,22 +95,21 @@ class TowerOptimizer(
           ValueError: an argument out of its range, or variables that do not fit.
           TypeError: an argument of the wrong kind.
         """
-        caller = f"tw_ampopt.TowerOptimizer {name!r}"
+        self._public_name = f"tw_ampopt.TowerOptimizer {name!r}"
         if not tf.executing_eagerly():
             raise RuntimeError(
-                f"{caller}: makes variables, and so must be made outside of the "
+                f"{caller()}: makes variables, and so must be made outside of the "
                 "tf.function that uses it. In a session graph use tw_ampopt.Optimizer."
             )
-        check_name(name, caller=caller)
-        check_flag(caller, report_mem_usage=report_mem_usage)
+        check_name(name)
+        check_flag(report_mem_usage=report_mem_usage)
         super().__init__(name=None)
         self.id = name.replace("/", ".")
         self.learning_rate = learning_rate
         self.report_mem_usage = report_mem_usage
-        lists = variables_by_tower(variables, caller=caller)
-        chosen = towers_of(lists, towers, caller=caller)
+        lists = variables_by_tower(variables)
+        chosen = towers_of(lists, towers)
         settings = check_settings(
-            caller=caller,
             prefix=self.id,
             tf_optimizer=tf_optimizer,
             learning_rate=learning_rate,
@@ -118,7 +118,6 @@ class TowerOptimizer(
             kwargs=kwargs,
         )
         options = check_update_options(
-            caller=caller,
             steps=accumulation_steps,
             steps_name="accumulation_steps",
             on_nonfinite=on_nonfinite,
@@ -142,15 +141,16 @@ class TowerOptimizer(
         """The K towers' devices."""
         return list(self._updater.devices)
 
+    @public
     def get_loss_scaling_var(self, device: str = "") -> tf.Variable | None:
         """Returns the variable that holds the log2 of the scale, or None.
 
         All devices share it; ``device`` is accepted because ``Optimizer`` takes it.
         """
-        caller = f"{self._settings.caller}.get_loss_scaling_var"
-        check_text(caller, empty=True, device=device)
+        check_text(empty=True, device=device)
         return self._shared.scalars.log2
 
+    @public
     @without_autograph
     def apply(
         self, grads: Sequence[Any], *, weights: Sequence[Any] | None = None
@@ -178,11 +178,11 @@ class TowerOptimizer(
             no gradient at all, shapes that are not the variables', or several devices
             under XLA.
         """
-        raw = self._raw(grads, "apply")
-        named = public(f"{self._settings.caller}.apply")
-        named(check_weights)(weights, num_towers=len(self.devices))
+        raw = self._raw(grads)
+        check_weights(weights, num_towers=len(self.devices))
         return self._updater.step(raw, are_scaled=True, weights=weights)
 
+    @public
     @without_autograph
     def nonfinite_gradients(self, grads: Sequence[Any]) -> tf.Tensor:
         """Returns [K, N] bool: which gradients of a micro-batch are not finite.
@@ -190,14 +190,15 @@ class TowerOptimizer(
         Args:
           grads: as for ``apply``. Call it only if the answer is needed.
         """
-        raw = self._raw(grads, "nonfinite_gradients")
+        raw = self._raw(grads)
         return nonfinite_flags(raw, self._updater.devices)
 
+    @public
     def reset_optimizer_state(self) -> None:
         """Resets slots, accumulators and counts; the scale stays."""
         if not tf.executing_eagerly():
             raise RuntimeError(
-                f"{self._settings.caller}.reset_optimizer_state: makes fresh "
+                f"{caller()}: makes fresh "
                 "slots to copy from, and so must be called outside of a tf.function."
             )
         # A variable does not know its initial value. Counts and accumulators start at
@@ -209,6 +210,7 @@ class TowerOptimizer(
         for old, start in zip(self._shared.slots(), fresh.slots(), strict=True):
             old.assign(start)
 
+    @public
     @without_autograph
     def compute_gradients(
         self, loss: tf.Tensor, var_list: Sequence[Any] | None = None, **options: Any
@@ -225,16 +227,15 @@ class TowerOptimizer(
           TypeError: an invalid loss, variable or option.
           ValueError: no variables, or a loss that is not a scalar.
         """
-        caller = self._enter("compute_gradients")
+        self._enter()
         variables = check_differentiation(
             *(loss, var_list, options),
             default=self._updater.variables[0],
             gradients=tf.gradients,
-            caller=caller,
         )
         if tf.executing_eagerly():
             raise RuntimeError(
-                f"{caller}: needs a graph; call it inside a tf.function, or use a "
+                f"{caller()}: needs a graph; call it inside a tf.function, or use a "
                 "GradientTape and apply."
             )
         scaled = self._shared.scaled(tf.cast(loss, tf.float32))
@@ -242,6 +243,7 @@ class TowerOptimizer(
         unscaled = self._shared.unscaled_gradients(grads)
         return list(zip(unscaled, variables, strict=True))
 
+    @public
     @without_autograph
     def apply_gradients(
         self,
@@ -265,13 +267,13 @@ class TowerOptimizer(
           ValueError: variables other than this optimizer was made for, no gradient
             at all, or shapes that are not the variables'.
         """
-        caller = self._enter("apply_gradients")
-        check_step_and_name(global_step, name, caller=caller)
-        self._check_xla(caller)
+        self._enter()
+        check_step_and_name(global_step, name)
+        self._check_xla()
         updater = self._updater
         with tf.name_scope(name or f"{self.id}_update"):
             raw = gradients_of_pairs(
-                grads_and_vars, updater.variables, len(updater.devices), caller=caller
+                grads_and_vars, updater.variables, len(updater.devices)
             )
             return updater.step(raw, are_scaled=False, global_step=global_step)
 
@@ -289,42 +291,39 @@ class TowerOptimizer(
         """
         return [name for name in super().__dir__() if name != "get_slot_names"]
 
-    def _enter(self, method: str) -> str:
-        caller = f"{self._settings.caller}.{method}"
+    def _enter(self) -> None:
         if builds_session_graph():
             raise RuntimeError(
-                f"{caller}: works in a tf.function and eagerly; got a session graph, "
+                f"{caller()}: works in a tf.function and eagerly; got a session graph, "
                 "whose sessions do not have this optimizer's state. Use "
                 "tw_ampopt.Optimizer there."
             )
-        return caller
 
     def _scope(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def _built(self, method: str) -> Updater:
-        self._enter(method)
+    def _built(self) -> Updater:
+        self._enter()
         return self._updater
 
     def _started(self, value: Any) -> SharedState:
         return self._shared
 
-    def _raw(self, grads: Sequence[Any], method: str) -> RawGradients:
+    def _raw(self, grads: Sequence[Any]) -> RawGradients:
         """Returns a caller's gradients, checked, as [K][N][1]."""
-        caller, updater = self._enter(method), self._updater
-        self._check_xla(caller)
-        return gradients_by_tower(
-            grads, updater.variables, len(updater.devices), caller=caller
-        )
+        self._enter()
+        updater = self._updater
+        self._check_xla()
+        return gradients_by_tower(grads, updater.variables, len(updater.devices))
 
-    def _check_xla(self, caller: str) -> None:
+    def _check_xla(self) -> None:
         if not compiles_with_xla():
             return
         variables = [tf_variable(v) for tower in self._updater.variables for v in tower]
         devices = sorted({canonical_device(v.device) for v in variables})
         if len(devices) > 1:
             raise ValueError(
-                f"{caller}: XLA compiles a function with the variables of one device; "
-                f"got towers on {devices}. Leave jit_compile=True to the functions "
-                "that compute a tower's gradients."
+                f"{caller()}: XLA compiles a function with the variables of one "
+                f"device; got towers on {devices}. Leave jit_compile=True to the "
+                "functions that compute a tower's gradients."
             )

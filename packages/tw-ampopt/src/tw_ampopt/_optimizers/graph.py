@@ -30,7 +30,7 @@ from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
 from tw_ampopt._variables import common_device
 from tw_ampopt._wrapped.factory import LearningRateLike, OptimizerFactory
-from tw_core.checks import check_flag, check_text
+from tw_core.checks import caller, check_flag, check_text, public
 from tw_core.devices import canonical_device
 
 
@@ -41,6 +41,7 @@ class Optimizer(BaseOptimizer):
     works wherever a v1 optimizer does; the caller then reduces.
     """
 
+    @public
     def __init__(
         self,
         name: str = "Train",
@@ -92,11 +93,11 @@ class Optimizer(BaseOptimizer):
           ValueError: an argument out of its range, or two kinds of scaling.
           TypeError: an argument of the wrong kind.
         """
-        caller = f"tw_ampopt.Optimizer {name!r}"
-        check_in_graph(caller)
-        check_name(name, caller=caller)
-        check_flag(caller, use_loss_scaling=use_loss_scaling)
-        check_flag(caller, report_mem_usage=report_mem_usage)
+        self._public_name = f"tw_ampopt.Optimizer {name!r}"
+        check_in_graph()
+        check_name(name)
+        check_flag(use_loss_scaling=use_loss_scaling)
+        check_flag(report_mem_usage=report_mem_usage)
         self.name, self.id = name, name.replace("/", ".")
         self.scope = tf.compat.v1.get_default_graph().unique_name(self.id)
         self.learning_rate = learning_rate
@@ -108,19 +109,14 @@ class Optimizer(BaseOptimizer):
         self.report_mem_usage = report_mem_usage
         gradual = (loss_scaling_init, loss_scaling_inc, loss_scaling_dec)
         settings = check_settings(
-            caller=caller,
-            # Without the enclosing scopes: copies of a tower's slots keep one name.
             prefix=self.scope.rpartition("/")[2],
             tf_optimizer=tf_optimizer,
             learning_rate=learning_rate,
-            rule=choose_rule(
-                loss_scale, gradual if use_loss_scaling else None, caller=caller
-            ),
+            rule=choose_rule(loss_scale, gradual if use_loss_scaling else None),
             master_copies=master_copies,
             kwargs=kwargs,
         )
         options = check_update_options(
-            caller=caller,
             steps=minibatch_multiplier,
             steps_name="minibatch_multiplier",
             on_nonfinite=on_nonfinite,
@@ -131,8 +127,9 @@ class Optimizer(BaseOptimizer):
         self.optimizer_kwargs = dict(kwargs)
         self._set_up(settings, share, Optimizer)
         self._steps = GraphSteps(self.scope, settings, self._shared, options)
-        self._registered = Registered(caller)
+        self._registered = Registered()
 
+    @public
     def register_gradients(
         self,
         loss: tf.Tensor,
@@ -164,10 +161,10 @@ class Optimizer(BaseOptimizer):
         """
         variables = self._registered.check(loss, trainable_vars, weight)
         grads = self._steps.scaled_gradients(loss, variables)
-        caller = self._enter("register_gradients")
-        [grads] = check_gradients([grads], [variables], caller=caller)
+        [grads] = check_gradients([grads], [variables])
         self._registered.add(loss.device, variables, grads, weight)
 
+    @public
     def apply_updates(self, allow_no_op: bool = False) -> tf.Operation:
         """Builds the op that processes a micro-batch and updates all towers.
 
@@ -180,19 +177,18 @@ class Optimizer(BaseOptimizer):
           ValueError: no gradients, devices that differ in their variables, or
             gradients of a branch or loop that is finished.
         """
-        caller = self._enter("apply_updates")
-        check_flag(caller, allow_no_op=allow_no_op)
+        check_flag(allow_no_op=allow_no_op)
         towers = self._registered.take(allow_none=allow_no_op)
         updated = []
         if towers:
             variables = [tower.variables for tower in towers]
             grads = [tower.in_order() for tower in towers]
-            check_still_usable(grads, variables, caller=caller)
+            check_still_usable(grads, variables)
             places = [(tower.key, tower.device) for tower in towers]
             weights = None
             if self._registered.weigh:
                 brought = [weight for tower in towers for weight in tower.weights]
-                check_weights_usable(brought, caller=caller)
+                check_weights_usable(brought)
                 with self._scope():
                     grads = [tower.in_order_weighed() for tower in towers]
                     weights = [tower.weight() for tower in towers]
@@ -204,6 +200,7 @@ class Optimizer(BaseOptimizer):
         with self._scope():
             return tf.group(*updated, name="TrainingOp")
 
+    @public
     def compute_gradients(
         self, loss: tf.Tensor, var_list: Sequence[Any] | None = None, **options: Any
     ) -> list[tuple[Any, Any]]:
@@ -219,18 +216,17 @@ class Optimizer(BaseOptimizer):
           TypeError: an invalid loss, variable or option.
           ValueError: no variables, a non-scalar loss, or anything of another graph.
         """
-        caller = self._enter("compute_gradients")
         variables = check_differentiation(
             *(loss, var_list, options),
             default=tf.compat.v1.trainable_variables(),
             gradients=tf.compat.v1.gradients,
-            caller=caller,
         )
         grads = self._steps.scaled_gradients(loss, variables, **options)
         with tf.name_scope(f"{self._settings.prefix}_grad"):
             unscaled = self._shared.unscaled_gradients(grads)
         return list(zip(unscaled, variables, strict=True))
 
+    @public
     def apply_gradients(
         self,
         grads_and_vars: Sequence[tuple[Any, Any]],
@@ -249,10 +245,7 @@ class Optimizer(BaseOptimizer):
           ValueError: no gradient at all, a repeated variable, a gradient
             whose shape is not its variable's, or anything of another graph.
         """
-        caller = self._enter("apply_gradients")
-        grads, variables = check_application(
-            grads_and_vars, global_step, name, caller=caller
-        )
+        grads, variables = check_application(grads_and_vars, global_step, name)
         device = common_device(variables)
         updated = self._steps.build(
             [(canonical_device(device), device)],
@@ -263,6 +256,7 @@ class Optimizer(BaseOptimizer):
         )
         return tf.group(updated, name=name or f"{self._settings.prefix}_update")
 
+    @public
     def get_loss_scaling_var(self, device: str) -> tf.Variable | None:
         """Returns the variable of the scale's log2, or None without scaling.
 
@@ -273,24 +267,25 @@ class Optimizer(BaseOptimizer):
           TypeError: not a string.
           ValueError: not a device.
         """
-        caller = self._enter("get_loss_scaling_var")
-        check_text(caller, empty=True, device=device)
+        check_text(empty=True, device=device)
         try:
             canonical_device(device)
         except ValueError as error:
-            raise ValueError(f"{caller}: {error}") from error
+            raise ValueError(f"{caller()}: {error}") from error
         return self._steps.start(device).scalars.log2
 
     @property
+    @public
     def reset_op(self) -> tf.Operation:
         """The op that resets slots, accumulators and counts, but not the scale.
 
         It covers the steps built so far, including those of optimizers that share.
         """
         if self._steps.reset_op is None:
-            raise self._nothing_built("reset_op", "there is no state yet")
+            raise self._nothing_built("there is no state yet")
         return self._steps.reset_op
 
+    @public
     def reset_optimizer_state(self) -> None:
         """Runs ``reset_op`` in the default session.
 
@@ -300,7 +295,7 @@ class Optimizer(BaseOptimizer):
         session = tf.compat.v1.get_default_session()
         if session is None:
             raise RuntimeError(
-                f"{self._enter('reset_optimizer_state')}: there is no default "
+                f"{caller()}: there is no default "
                 "session; call it inside `with session.as_default():`, or run reset_op."
             )
         session.run(self.reset_op)
@@ -316,6 +311,7 @@ class Optimizer(BaseOptimizer):
         scalars = self._shared.scalars.variables()
         return [*scalars, *self._shared.slots(), *self._steps.own_state()]
 
+    @public
     def nonfinite_gradients(self) -> tf.Tensor:
         """Returns [K, N] bool: which gradients of the micro-batch are not finite.
 
@@ -325,31 +321,27 @@ class Optimizer(BaseOptimizer):
           RuntimeError: no step has been built.
           ValueError: the step was built in a branch or loop that is finished.
         """
-        updater = self._built("nonfinite_gradients")
-        caller = self._enter("nonfinite_gradients")
-        return self._steps.nonfinite_flags(updater, caller=caller)
+        updater = self._built()
+        return self._steps.nonfinite_flags(updater)
 
+    @public
     def copy_to_replicas(self) -> tf.Operation:
         """Returns the op that copies tower 0's state to all towers, after a restore."""
         copied = super().copy_to_replicas()
         with self._scope():
             return tf.no_op() if copied is None else copied
 
-    def _enter(self, method: str) -> str:
-        return f"{self._settings.caller}.{method}"
-
     def _scope(self) -> AbstractContextManager[None]:
         return self._steps.scope()
 
-    def _built(self, method: str) -> Updater:
+    def _built(self) -> Updater:
         if self._steps.updater is None:
-            raise self._nothing_built(method, "nothing updates yet")
+            raise self._nothing_built("nothing updates yet")
         return self._steps.updater
 
-    def _nothing_built(self, method: str, problem: str) -> RuntimeError:
+    def _nothing_built(self, problem: str) -> RuntimeError:
         return RuntimeError(
-            f"{self._enter(method)}: {problem}; call apply_updates or apply_gradients "
-            "first."
+            f"{caller()}: {problem}; call apply_updates or apply_gradients first."
         )
 
     def _started(self, value: Any) -> SharedState:

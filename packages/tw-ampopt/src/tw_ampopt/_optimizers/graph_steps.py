@@ -15,6 +15,7 @@ from tw_ampopt._update.buffers import RawGradients, nonfinite_flags
 from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
 from tw_ampopt._variables import are_local
+from tw_core.checks import caller
 from tw_core.modes import builds_session_graph
 from tw_core.variables import tf_variable
 
@@ -64,7 +65,7 @@ class GraphSteps:
         self, loss: tf.Tensor, variables: Sequence[Any], **options: Any
     ) -> list[Any]:
         """Returns [N] gradients (or None) of the scaled loss, on the loss's device."""
-        check_in_graph(self._settings.caller)
+        check_in_graph()
         plain = [tf_variable(variable) for variable in variables]
         shared = self.start(plain[0].device, local=are_local(plain))
         gate = options.pop("gate_gradients", 0) == _GATE_OP
@@ -107,10 +108,10 @@ class GraphSteps:
                 renew()
         return updated
 
-    def nonfinite_flags(self, updater: Updater, *, caller: str) -> tf.Tensor:
+    def nonfinite_flags(self, updater: Updater) -> tf.Tensor:
         """Returns [K, N] bool, the same tensor at every call after a step."""
         if self._flags is None:
-            check_still_usable(self._grads, updater.variables, caller=caller)
+            check_still_usable(self._grads, updater.variables)
             with self.scope():
                 self._flags = nonfinite_flags(self._grads, updater.devices)
         return self._flags
@@ -130,11 +131,11 @@ class GraphSteps:
             self.reset_op = tf.group(*(v.initializer for v in variables), name="Reset")
 
 
-def check_in_graph(caller: str) -> None:
+def check_in_graph() -> None:
     """Refuses eager mode, and functions called from it."""
     if not builds_session_graph():
         where = "eager mode" if tf.executing_eagerly() else "a tf.function"
         raise RuntimeError(
-            f"{caller}: builds a session graph; got {where}. Use it inside "
+            f"{caller()}: builds a session graph; got {where}. Use it inside "
             "tf.Graph().as_default(), or tw_ampopt.TowerOptimizer with tf.function."
         )

@@ -21,7 +21,7 @@ from tw_ampopt._update.buffers import Buffer, RawGradients
 from tw_ampopt._update.weights import as_tensors, mean_of_calls
 from tw_ampopt._variables import common_device, host_of, identity
 from tw_core import Tower, check_towers, towers
-from tw_core.checks import naming, public
+from tw_core.checks import as_user, caller, public
 from tw_core.devices import canonical_device
 from tw_core.gradients import check_any_gradient, check_grad_list, check_weight
 from tw_core.variables import repeated_variables, tf_variable
@@ -78,37 +78,35 @@ class DeviceGradients:
 class Registered:
     """All devices' gradients, until an op takes them."""
 
-    def __init__(self, caller: str) -> None:
-        """Starts empty; ``caller`` opens messages."""
+    def __init__(self) -> None:
+        """Starts empty."""
         self._by_device: dict[str, DeviceGradients] = {}
-        self._caller = caller
         self._taken = False
 
     def check(self, loss: Any, trainable_vars: Any, weight: Any) -> list[Any]:
         """Checks one registration and returns its variables as a list."""
-        caller = f"{self._caller}.register_gradients"
         if self._taken:
             raise RuntimeError(
-                f"{caller}: comes after apply_updates, whose op would not see these "
+                f"{caller()}: comes after apply_updates, whose op would not see these "
                 "gradients; register all of them first."
             )
-        check_loss(loss, caller=caller)
-        self._check_weight(weight, caller)
+        check_loss(loss)
+        self._check_weight(weight)
         if isinstance(trainable_vars, dict):
             trainable_vars = list(trainable_vars.values())
         if not isinstance(trainable_vars, list | tuple):
             raise TypeError(
-                f"{caller}: trainable_vars must be a list or dict of variables; got "
+                f"{caller()}: trainable_vars must be a list or dict of variables; got "
                 f"{trainable_vars!r}."
             )
         if not trainable_vars:
             raise ValueError(
-                f"{caller}: trainable_vars is empty; pass the variables that the loss "
-                f"{loss.name!r} trains."
+                f"{caller()}: trainable_vars is empty; pass the variables that the "
+                f"loss {loss.name!r} trains."
             )
-        variables = check_variables(trainable_vars, caller=caller)
-        _check_once(variables, caller)
-        _check_device(loss, variables, caller)
+        variables = check_variables(trainable_vars)
+        _check_once(variables)
+        _check_device(loss, variables)
         return variables
 
     def add(
@@ -130,10 +128,9 @@ class Registered:
 
     def take(self, *, allow_none: bool) -> list[DeviceGradients]:
         """Returns each device's gradients, once; ``[]`` for none, if allowed."""
-        caller = f"{self._caller}.apply_updates"
         if self._taken:
             raise RuntimeError(
-                f"{caller}: was called before; keep the op that it returned."
+                f"{caller()}: was called before; keep the op that it returned."
             )
         towers = list(self._by_device.values())
         if allow_none and not any(tower.has_gradient() for tower in towers):
@@ -141,141 +138,133 @@ class Registered:
             return []
         if not towers:
             raise ValueError(
-                f"{caller}: no gradients were registered; call register_gradients, or "
-                "pass allow_no_op=True."
+                f"{caller()}: no gradients were registered; call register_gradients, "
+                "or pass allow_no_op=True."
             )
-        _check_registered(towers, caller)
+        _check_registered(towers)
         self._taken = True
         return towers
 
-    def _check_weight(self, weight: Any, caller: str) -> None:
+    def _check_weight(self, weight: Any) -> None:
         if weight is not None:
-            public(caller)(check_weight)(weight)
-            check_weights_usable([weight], caller=caller)
+            check_weight(weight)
+            check_weights_usable([weight])
         if self._by_device and self.weigh != (weight is not None):
             came, before = ("one", "none") if weight is not None else ("none", "some")
             raise ValueError(
-                f"{caller}: every registration brings a weight, or none does; got "
+                f"{caller()}: every registration brings a weight, or none does; got "
                 f"{came} after {before}."
             )
 
 
-def check_weights_usable(weights: Sequence[Any], *, caller: str) -> None:
+def check_weights_usable(weights: Sequence[Any]) -> None:
     """Refuses weights that ops made now cannot use."""
     tensors = [weight for weight in weights if tf.is_tensor(weight)]
-    check_same_graph(tensors, lambda _: "a weight", caller=caller)
+    check_same_graph(tensors, lambda _: "a weight")
 
 
-def variables_by_tower(variables: Any, *, caller: str) -> list[list[Any]]:
+def variables_by_tower(variables: Any) -> list[list[Any]]:
     """Returns checked [K][N] variables; [1][N] if all towers share theirs."""
-    wanted = f"{caller}: variables must be one list per tower, or one list for all"
+    wanted = f"{caller()}: variables must be one list per tower, or one list for all"
     lists = _lists_by_tower(variables, wanted)
     for tower in lists:
-        check_variables(tower, caller=caller)
+        check_variables(tower)
     if not any(lists):
         raise ValueError(
-            f"{caller}: no variables; build the model before the optimizer, and pass "
+            f"{caller()}: no variables; build the model before the optimizer, and pass "
             "e.g. [model.trainable_variables for model in models]."
         )
     keys = [list(map(identity, tower)) for tower in lists]
     if all(key == keys[0] for key in keys):
         lists = lists[:1]
     pairs = [[(None, tf_variable(v)) for v in tower] for tower in lists]
-    with naming(caller):
-        check_grad_list(pairs, allow_none=True)
+    check_grad_list(pairs, allow_none=True)
     twice = repeated_variables([v for tower in lists for v in tower])
     if twice:
         raise ValueError(
-            f"{caller}: {sorted(v.name for v in twice)} came more than once; every "
+            f"{caller()}: {sorted(v.name for v in twice)} came more than once; every "
             "tower has its own variables, or all have the same list."
         )
     return lists
 
 
 def towers_of(
-    lists: Sequence[Sequence[Any]], given: Sequence[Tower] | None, *, caller: str
+    lists: Sequence[Sequence[Any]], given: Sequence[Tower] | None
 ) -> tuple[Tower, ...]:
     """Returns the given towers, or one for each list of variables, on its device."""
     if given is None:
         return tuple(towers([common_device(tower) for tower in lists]))
-    with naming(caller):
-        check_towers(given)
+    check_towers(given)
     if len(lists) not in (1, len(given)):
         raise ValueError(
-            f"{caller}: variables must be one list per tower, or one list for all; got "
-            f"{len(lists)} lists for {len(given)} towers."
+            f"{caller()}: variables must be one list per tower, or one list for all; "
+            f"got {len(lists)} lists for {len(given)} towers."
         )
     return tuple(given)
 
 
 def gradients_by_tower(
-    grads: Any, variables: Sequence[Sequence[Any]], total: int, *, caller: str
+    grads: Any, variables: Sequence[Sequence[Any]], total: int
 ) -> RawGradients:
     """Checks [K][N] gradients, or [N] for one tower; returns [K][N][1]."""
-    wanted = f"{caller}: grads must be [K][N] gradients, one list per tower"
+    wanted = f"{caller()}: grads must be [K][N] gradients, one list per tower"
     by_tower = _lists_by_tower(grads, wanted)
     lists = list(variables) * (total if len(variables) == 1 else 1)
     counts, expected = [len(t) for t in by_tower], [len(v) for v in lists]
     if counts != expected:
         raise ValueError(
-            f"{caller}: grads must hold one gradient (or None) per variable from each "
-            f"of {total} towers, {expected} of them; got {counts}."
+            f"{caller()}: grads must hold one gradient (or None) per variable from "
+            f"each of {total} towers, {expected} of them; got {counts}."
         )
-    public(caller)(check_any_gradient)(
-        [g for tower in by_tower for g in tower], lists[0]
-    )
-    return _checked(by_tower, lists, caller)
+    check_any_gradient([g for tower in by_tower for g in tower], lists[0])
+    return _checked(by_tower, lists)
 
 
 def gradients_of_pairs(
-    grads_and_vars: Any,
-    variables: Sequence[Sequence[Any]],
-    total: int,
-    *,
-    caller: str,
+    grads_and_vars: Any, variables: Sequence[Sequence[Any]], total: int
 ) -> RawGradients:
     """Checks [N] or [K][N] pairs; returns [K][N][1] in the order of ``variables``."""
-    pairs = list_pairs(grads_and_vars, caller=caller)
+    pairs = list_pairs(grads_and_vars)
     nested = bool(pairs) and all(isinstance(tower, list) for tower in pairs)
     by_tower = pairs if nested else [pairs]
     if len(by_tower) != total:
         raise ValueError(
-            f"{caller}: grads_and_vars must hold pairs from each of {total} towers; "
+            f"{caller()}: grads_and_vars must hold pairs from each of {total} towers; "
             f"got them from {len(by_tower)}."
         )
     lists = list(variables) * (total if len(variables) == 1 else 1)
     grads = []
-    for k, (tower, own) in enumerate(zip(by_tower, lists, strict=True)):
-        checked = check_pairs(tower, caller=caller)
-        _check_same([v for _, v in checked], own, f"{caller}, tower {k}")
+    for tower, own in zip(by_tower, lists, strict=True):
+        checked = check_pairs(tower)
+        _check_same([v for _, v in checked], own)
         found = {identity(variable): grad for grad, variable in checked}
         grads.append([found[identity(variable)] for variable in own])
-    return _checked(grads, lists, caller)
+    return _checked(grads, lists)
 
 
-def _check_registered(found: Sequence[DeviceGradients], caller: str) -> None:
+def _check_registered(found: Sequence[DeviceGradients]) -> None:
     lists = [[(None, tf_variable(v)) for v in tower.variables] for tower in found]
     devices = ", ".join(f"tower {k} is {t.device!r}" for k, t in enumerate(found))
-    with naming(f"{caller} ({devices})"):
-        check_grad_list(lists, allow_none=True)
+    # A registration has a device and no number: the message says which tower is where.
+    public(f"{caller()} ({devices})")(as_user(check_grad_list))(lists, allow_none=True)
     if not any(tower.has_gradient() for tower in found):
         names = sorted({name_of(v) for tower in found for v in tower.variables})
         raise ValueError(
-            f"{caller}: no registered loss depends on any of its variables {names}; "
+            f"{caller()}: no registered loss depends on any of its variables {names}; "
             "check what the losses are computed from, or pass allow_no_op=True."
         )
 
 
-def _check_once(variables: Sequence[Any], caller: str) -> None:
+def _check_once(variables: Sequence[Any]) -> None:
     twice = sorted(map(name_of, repeated_variables(variables)))
     if twice:
         raise ValueError(
-            f"{caller}: trainable_vars holds {twice} more than once; each variable has "
-            "one gradient per call. To add up losses, register them one by one."
+            f"{caller()}: trainable_vars holds {twice} more than once; each variable "
+            "has one gradient per call. To add up losses, register them one by one."
         )
 
 
-def _check_device(loss: Any, variables: Sequence[Any], caller: str) -> None:
+def _check_device(loss: Any, variables: Sequence[Any]) -> None:
     device = canonical_device(loss.device)
     elsewhere = [
         f"{name_of(variable)} on {tf_variable(variable).device!r}"
@@ -284,7 +273,7 @@ def _check_device(loss: Any, variables: Sequence[Any], caller: str) -> None:
     ]
     if elsewhere:
         raise ValueError(
-            f"{caller}: variables must be on their loss's device; the loss "
+            f"{caller()}: variables must be on their loss's device; the loss "
             f"{loss.name!r} is on {loss.device!r}, but {', '.join(elsewhere)}. Compute "
             "the loss where its variables are: with tf.device(variable.device)."
         )
@@ -302,19 +291,19 @@ def _lists_by_tower(values: Any, wanted: str) -> list[list[Any]]:
 
 
 def _checked(
-    grads: Sequence[Sequence[Any]], lists: Sequence[Sequence[Any]], caller: str
+    grads: Sequence[Sequence[Any]], lists: Sequence[Sequence[Any]]
 ) -> RawGradients:
-    checked = check_gradients(grads, lists, caller=caller)
+    checked = check_gradients(grads, lists)
     return [[[grad] for grad in tower] for tower in checked]
 
 
-def _check_same(came: Sequence[Any], own: Sequence[Any], caller: str) -> None:
+def _check_same(came: Sequence[Any], own: Sequence[Any]) -> None:
     given, known = set(map(identity, came)), set(map(identity, own))
     unknown = [name_of(v) for v in came if identity(v) not in known]
     missing = [name_of(v) for v in own if identity(v) not in given]
     if unknown or missing:
         raise ValueError(
-            f"{caller}: the pairs must have the variables that the optimizer was made "
-            f"for; got unknown {unknown}, and missing are {missing}. A variable "
+            f"{caller()}: the pairs must have the variables that the optimizer was "
+            f"made for; got unknown {unknown}, and missing are {missing}. A variable "
             "without a gradient takes part with None."
         )

@@ -29,6 +29,7 @@ from tw_ampopt._update.state import SharedState, SlotRequest
 from tw_ampopt._update.weights import total_of, weighed
 from tw_ampopt._variables import are_local, make_state, present
 from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer
+from tw_core.checks import caller
 from tw_core.flat_packs import PackPlan, unpack
 from tw_core.gradients import map_values, scale, values_of
 from tw_core.variables import override_to_local_variable, tf_variable
@@ -221,7 +222,7 @@ class Updater:
         if not _are_sums_of(given, sums):
             wanted = [[str(buffer.shape) for buffer in tower] for tower in given]
             raise ValueError(
-                f"{self._options.caller}: reducer must return [K][M] sums, for each "
+                f"{caller()}: reducer must return [K][M] sums, for each "
                 "tower one for each tensor that it was given, here of shapes "
                 f"{wanted}; got {sums!r}."
             )

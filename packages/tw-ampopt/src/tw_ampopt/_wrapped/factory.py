@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tw_ampopt._checks.arguments import check_numeric_scalar
+from tw_core.checks import caller
 
 OptimizerFactory: TypeAlias = Callable[..., Any]
 LearningRateLike: TypeAlias = (
@@ -23,16 +24,16 @@ LearningRateLike: TypeAlias = (
 )
 
 
-def find_factory(tf_optimizer: str | OptimizerFactory, *, caller: str) -> Any:
+def find_factory(tf_optimizer: str | OptimizerFactory) -> Any:
     """Resolves a dotted name, and refuses anything that cannot make optimizers."""
     given = tf_optimizer
     if isinstance(given, str):
-        given = _by_name(given, caller)
+        given = _by_name(given)
     if not callable(given) or (
         hasattr(given, "apply_gradients") and not inspect.isclass(given)
     ):
         raise TypeError(
-            f"{caller}: tf_optimizer must be a class, a factory or a dotted name, "
+            f"{caller()}: tf_optimizer must be a class, a factory or a dotted name, "
             f"since every tower needs its own optimizer; got {tf_optimizer!r}. Write "
             "e.g. tf_optimizer=keras.optimizers.Adam, learning_rate=0.001."
         )
@@ -51,11 +52,9 @@ def takes_name(factory: OptimizerFactory) -> bool:
 class LearningRate:
     """A learning rate in the form that each family of optimizers takes."""
 
-    def __init__(
-        self, value: LearningRateLike, updates: tf.Variable, *, caller: str
-    ) -> None:
+    def __init__(self, value: LearningRateLike, updates: tf.Variable) -> None:
         """Stores the rate; ``updates`` counts the updates made."""
-        self._caller = f"{caller}: what the schedule learning_rate returns"
+        self._opening = f"{caller()}: what the schedule learning_rate returns"
         self._value = value
         self._updates = updates
 
@@ -73,22 +72,22 @@ class LearningRate:
 
     def _check_returned(self, value: object) -> None:
         if isinstance(value, tf.Tensor | tf.Variable):
-            _check_tensor(value, self._caller)
+            _check_tensor(value)
         elif not _is_number(value) and not hasattr(value, "dtype"):
             raise TypeError(
-                f"{self._caller} must be a number or a scalar tensor; got {value!r}."
+                f"{self._opening} must be a number or a scalar tensor; got {value!r}."
             )
 
 
-def check_learning_rate(value: object, *, caller: str) -> None:
+def check_learning_rate(value: object) -> None:
     """Refuses an invalid learning rate; a negative one is accepted."""
     if _is_number(value):
-        _check_finite(value, caller)
+        _check_finite(value)
     elif isinstance(value, tf.Tensor | tf.Variable):
-        _check_tensor(value, caller)
+        _check_tensor(value)
     elif not callable(value) or not _takes_one(value):
         raise TypeError(
-            f"{caller}: learning_rate must be a number, a scalar tensor or variable, "
+            f"{caller()}: learning_rate must be a number, a scalar tensor or variable, "
             f"or a schedule (a function of the number of updates); got {value!r}."
         )
 
@@ -98,7 +97,7 @@ def same_rate(one: object, other: object) -> bool:
     return one is other or (_is_number(one) and _is_number(other) and one == other)
 
 
-def _by_name(dotted: str, caller: str) -> Any:
+def _by_name(dotted: str) -> Any:
     first, _, rest = dotted.partition(".")
     roots = [tf.compat.v1, tf] if first in ("tf", "tensorflow") else []
     for root in roots:
@@ -108,8 +107,8 @@ def _by_name(dotted: str, caller: str) -> Any:
     found = None if roots else _imported(dotted)
     if found is None:
         raise ValueError(
-            f"{caller}: tf_optimizer={dotted!r} could not be resolved; write the name "
-            "as Python would import it, e.g. 'tf.train.AdamOptimizer', "
+            f"{caller()}: tf_optimizer={dotted!r} could not be resolved; write the "
+            "name as Python would import it, e.g. 'tf.train.AdamOptimizer', "
             "'keras.optimizers.Adam' or 'tw_ampopt.SimpleAdam', or pass the class."
         )
     return found
@@ -132,15 +131,15 @@ def _attribute(root: Any, dotted: str) -> Any:
     return root
 
 
-def _check_tensor(value: Any, caller: str) -> None:
-    check_numeric_scalar(value, name="learning_rate", caller=caller)
+def _check_tensor(value: Any) -> None:
+    check_numeric_scalar(value, name="learning_rate")
     if isinstance(value, tf.Tensor):
-        _check_finite(tf.get_static_value(value), caller)
+        _check_finite(tf.get_static_value(value))
 
 
-def _check_finite(value: Any, caller: str) -> None:
+def _check_finite(value: Any) -> None:
     if value is not None and not math.isfinite(value):
-        raise ValueError(f"{caller}: learning_rate must be finite; got {value}.")
+        raise ValueError(f"{caller()}: learning_rate must be finite; got {value}.")
 
 
 def _is_number(value: object) -> bool:

@@ -14,7 +14,7 @@ from tw_ampopt._checks.arguments import check_differentiation, check_name, check
 from tw_ampopt._checks.gradients import check_application
 from tw_ampopt._variables import make_state
 from tw_ampopt._wrapped.factory import check_learning_rate
-from tw_core.checks import check_number
+from tw_core.checks import caller, check_number, public
 from tw_core.modes import without_autograph
 
 _SLOTS = ("m", "v")
@@ -30,6 +30,7 @@ class SimpleAdam:
         variable -= a * sqrt(1 - beta2**t) / (1 - beta1**t) * m / (sqrt(v) + epsilon)
     """
 
+    @public
     def __init__(
         self,
         name: str = "Adam",
@@ -52,12 +53,12 @@ class SimpleAdam:
           ValueError: a decay outside of [0, 1), a negative epsilon, a learning rate
             that is not finite or not a scalar, or an invalid name of a scope.
         """
-        check_name(name, caller="SimpleAdam")
+        check_name(name)
         if isinstance(learning_rate, tf.Variable) or not callable(learning_rate):
-            check_learning_rate(learning_rate, caller="SimpleAdam")
-        check_number("SimpleAdam", at_least=0, below=1, beta1=beta1)
-        check_number("SimpleAdam", at_least=0, below=1, beta2=beta2)
-        check_number("SimpleAdam", at_least=0, epsilon=epsilon)
+            check_learning_rate(learning_rate)
+        check_number(at_least=0, below=1, beta1=beta1)
+        check_number(at_least=0, below=1, beta2=beta2)
+        check_number(at_least=0, epsilon=epsilon)
         self.name = name
         self.learning_rate = learning_rate
         self.beta1 = beta1
@@ -66,6 +67,7 @@ class SimpleAdam:
         self._powers: list[tf.Variable] = []
         self._slots: dict[int, dict[str, tf.Variable]] = {}
 
+    @public("SimpleAdam.compute_gradients")
     @without_autograph
     def compute_gradients(
         self,
@@ -85,21 +87,20 @@ class SimpleAdam:
           TypeError: an invalid loss, variable or option.
           ValueError: no variables, a non-scalar loss, or anything of another graph.
         """
-        caller = "SimpleAdam.compute_gradients"
         if tf.executing_eagerly():
             raise RuntimeError(
-                f"{caller}: needs a graph; call it inside a tf.function, or use a "
+                f"{caller()}: needs a graph; call it inside a tf.function, or use a "
                 "GradientTape and apply_gradients."
             )
         variables = check_differentiation(
             *(loss, var_list, options),
             default=tf.compat.v1.trainable_variables(),
             gradients=tf.compat.v1.gradients,
-            caller=caller,
         )
         grads = tf.compat.v1.gradients(loss, variables, **options)
         return list(zip(grads, variables, strict=True))
 
+    @public("SimpleAdam.apply_gradients")
     @without_autograph
     def apply_gradients(
         self,
@@ -114,9 +115,8 @@ class SimpleAdam:
           ValueError: no gradient at all, a repeated variable, or a gradient
             whose shape is not its variable's.
         """
-        caller = "SimpleAdam.apply_gradients"
         pairs = zip(
-            *check_application(grads_and_vars, global_step, name, caller=caller),
+            *check_application(grads_and_vars, global_step, name),
             strict=True,
         )
         present = [(grad, var) for grad, var in pairs if grad is not None]
@@ -135,9 +135,10 @@ class SimpleAdam:
         slots = [slots[key] for slots in self._slots.values() for key in _SLOTS]
         return [*self._powers, *slots]
 
+    @public("SimpleAdam.get_slot")
     def get_slot(self, var: tf.Variable, name: str) -> tf.Variable | None:
         """Returns the slot ``"m"`` or ``"v"`` of ``var``, or None."""
-        check_slot(var, name, caller="SimpleAdam.get_slot")
+        check_slot(var, name)
         return self._slots.get(id(var), {}).get(name)
 
     def get_slot_names(self) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tw_ampopt._variables import are_local, identity, make_state, present
+from tw_core.checks import caller
 from tw_core.gradients import map_values, with_unique_rows
 from tw_core.optimizers import OptimizerKind, apply_pairs, create_slots, kind_of
 from tw_core.variables import override_to_local_variable, tf_variable
@@ -57,16 +58,16 @@ class WrappedOptimizer(Protocol):
         ...
 
 
-def wrap(optimizer: Any, *, caller: str) -> WrappedOptimizer:
+def wrap(optimizer: Any) -> WrappedOptimizer:
     """Gives an optimizer the interface that the updater uses."""
     kind = kind_of(optimizer)
     if kind is OptimizerKind.KERAS_3:
-        _check_keras_3(optimizer, caller)
-        return WrappedKeras3(optimizer, caller=caller)
+        _check_keras_3(optimizer)
+        return WrappedKeras3(optimizer)
     if kind in _WITH_PAIRS:
         return WrappedV1(optimizer)
     raise TypeError(
-        f"{caller}: cannot wrap {_class_of(optimizer)}; can wrap {_CAN_BE_WRAPPED}."
+        f"{caller()}: cannot wrap {_class_of(optimizer)}; can wrap {_CAN_BE_WRAPPED}."
     )
 
 
@@ -120,10 +121,9 @@ class WrappedV1:
 class WrappedKeras3:
     """A Keras 3 optimizer."""
 
-    def __init__(self, optimizer: Any, *, caller: str) -> None:
-        """Wraps ``optimizer``; ``caller`` opens messages."""
+    def __init__(self, optimizer: Any) -> None:
+        """Wraps ``optimizer``."""
         self.optimizer = optimizer
-        self._caller = caller
         self._variables: list[Any] = []
 
     def build(self, variables: Sequence[Any]) -> None:
@@ -133,7 +133,7 @@ class WrappedKeras3:
         try:
             create_slots(self.optimizer, variables)
         except ValueError as error:
-            raise ValueError(f"{self._caller}: {error}") from error
+            raise ValueError(f"{caller()}: {error}") from error
         self._variables = list(variables)
 
     def apply(self, grads: Sequence[Any], variables: Sequence[Any]) -> Any:
@@ -179,7 +179,7 @@ class WrappedKeras3:
         unknown = [v.name for v in variables if identity(v) not in known]
         if unknown:
             raise ValueError(
-                f"{self._caller}: the Keras optimizer {self.optimizer.name!r} has "
+                f"{caller()}: the Keras optimizer {self.optimizer.name!r} has "
                 f"slots for {[v.name for v in self._variables]} and cannot add any for "
                 f"{unknown}; an optimizer that shares another one's state must update "
                 "the same variables or fewer."
@@ -276,7 +276,7 @@ def _keras_reference(variable: Any) -> str:
     return str(path).replace("/", "_")
 
 
-def _check_keras_3(optimizer: Any, caller: str) -> None:
+def _check_keras_3(optimizer: Any) -> None:
     keras = sys.modules["keras"]
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         problem = "scales the loss itself; pass the optimizer in it, and loss_scale="
@@ -284,7 +284,7 @@ def _check_keras_3(optimizer: Any, caller: str) -> None:
         problem = "accumulates itself; let tw_ampopt do so, by the argument for it"
     else:
         return
-    raise TypeError(f"{caller}: cannot wrap {_class_of(optimizer)}: it {problem}.")
+    raise TypeError(f"{caller()}: cannot wrap {_class_of(optimizer)}: it {problem}.")
 
 
 def _class_of(value: Any) -> str:

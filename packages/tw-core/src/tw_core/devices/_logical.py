@@ -232,8 +232,7 @@ def _is_of_this_process(spec: tf.DeviceSpec) -> bool:
 def _no_device(device: object) -> str:
     return (
         f"{caller()}: {device!r} is not a TensorFlow device string; write e.g. "
-        "'/gpu:0', "
-        "'/cpu:1' or '/job:worker/task:0/gpu:0'."
+        "'/gpu:0', '/cpu:1' or '/job:worker/task:0/gpu:0'."
     )
 
 

@@ -144,9 +144,8 @@ def check_are_pairs(grad_list: GradList) -> None:
     ):
         raise TypeError(
             f"{caller()}: grad_list must be [K][N] (gradient, variable) pairs, one "
-            "list "
-            f"per tower; got {type(grad_list).__name__}: {str(grad_list)[:80]}. One "
-            "tower is a list in a list."
+            f"list per tower; got {type(grad_list).__name__}: {str(grad_list)[:80]}. "
+            "One tower is a list in a list."
         )
     others = [
         f"tower {k} item {n}"
@@ -157,8 +156,8 @@ def check_are_pairs(grad_list: GradList) -> None:
     if others:
         raise TypeError(
             f"{caller()}: grad_list must hold pairs of a gradient (tensor, "
-            "IndexedSlices "
-            f"or None) and its variable; got something else at {', '.join(others)}."
+            "IndexedSlices or None) and its variable; got something else at "
+            f"{', '.join(others)}."
         )
 
 

@@ -208,9 +208,8 @@ def current_place() -> Place | None:
         if _is_around(place.joined.graph, graph):
             raise RuntimeError(
                 f"{caller()}: was called in the body of a tf.cond, a loop or a "
-                "function "
-                f"inside tower{place.index}, which other towers cannot reach; call it "
-                "in the tower itself."
+                f"function inside tower{place.index}, which other towers cannot reach; "
+                "call it in the tower itself."
             )
     scope = open_tower_scope()
     if scope is not None and scope.total > 1 and not _entered.places:
@@ -340,8 +339,7 @@ def _check_context(joined: JoinedTowers) -> None:
     if control_flow_context(joined.graph) is not joined.context:
         raise RuntimeError(
             f"{caller()}: was called in a branch or loop of a tower, which other "
-            "towers "
-            "cannot reach; call it in the tower itself."
+            "towers cannot reach; call it in the tower itself."
         )
 
 

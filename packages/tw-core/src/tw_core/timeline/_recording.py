@@ -296,8 +296,7 @@ class StepRecorder:
         if self._has_marks:
             raise RuntimeError(
                 f"{caller()}: {self._pace.seen} steps were marked and none recorded. "
-                "The "
-                "first three are only timed: let more of them run inside the block."
+                "The first three are only timed: let more of them run inside the block."
             )
         raise RuntimeError(
             f"{caller()}: no step was recorded. Call a tf.function or a session inside "
@@ -314,8 +313,7 @@ class StepRecorder:
         if self._in_step:
             raise RuntimeError(
                 f"{caller()}: is inside a step that is marked already; steps follow "
-                "one "
-                "another. Mark either the outer or the inner one."
+                "one another. Mark either the outer or the inner one."
             )
         if not self._has_marks:
             # The profile so far was for a program without marks.

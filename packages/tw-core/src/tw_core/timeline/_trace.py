@@ -43,8 +43,7 @@ def write_trace(trace: dict[str, Any], path: str | Path) -> None:
     if path.is_dir():
         raise IsADirectoryError(
             f"{caller()}: path must be a file's; {path} is a folder. Name a file in "
-            "it, "
-            f"such as {path / 'trace.json'}."
+            f"it, such as {path / 'trace.json'}."
         )
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:

@@ -39,8 +39,7 @@ def check_weights(
     if not average:
         raise ValueError(
             f"{caller()}: weights are those of a mean; pass average=True, or leave "
-            "them "
-            "out for a sum."
+            "them out for a sum."
         )
     check_list(weights=weights, of="numbers or scalar tensors, one per tower")
     others = [

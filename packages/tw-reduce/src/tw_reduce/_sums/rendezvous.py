@@ -234,8 +234,7 @@ def check_traced() -> None:
     if compiles_with_xla():
         raise RuntimeError(
             f"{caller()}: called in a function with jit_compile=True, which XLA "
-            "compiles "
-            "for one device, without the ops that join several. Leave jit_compile out "
-            "of the function that reduces (the towers' own may have it), or use "
-            "sum_balanced."
+            "compiles for one device, without the ops that join several. Leave "
+            "jit_compile out of the function that reduces (the towers' own may have "
+            "it), or use sum_balanced."
         )

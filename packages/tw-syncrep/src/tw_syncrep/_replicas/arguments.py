@@ -117,8 +117,7 @@ def check_scope_name(name: Any) -> None:
     if not _SCOPE_NAME.fullmatch(name):
         raise ValueError(
             f"{caller()}: name must have letters, digits and ./_- only, and begin with "
-            "a "
-            f"letter, a digit or a dot; got {name!r}."
+            f"a letter, a digit or a dot; got {name!r}."
         )
 
 

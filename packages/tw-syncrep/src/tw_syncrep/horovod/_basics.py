@@ -174,8 +174,7 @@ def find_group() -> ProcessGroup:
     if _group is None:
         raise ValueError(
             f"{caller()}: hvd.init() has not been called; call it once, before "
-            "anything "
-            "else uses TensorFlow."
+            "anything else uses TensorFlow."
         )
     return _group
 

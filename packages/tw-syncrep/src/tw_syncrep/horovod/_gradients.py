@@ -125,8 +125,7 @@ def make_reducer(
     if factor != 1.0 and known is not Average:
         raise ValueError(
             f"{caller()}: gradient_predivide_factor is for op Average; got {factor} "
-            "with "
-            f"{known.name}."
+            f"with {known.name}."
         )
     if num_groups:
         warnings.warn(

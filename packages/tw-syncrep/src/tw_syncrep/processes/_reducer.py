@@ -228,15 +228,13 @@ def _check(
     if not lengths or len(set(lengths)) > 1 or not lengths[0]:
         raise ValueError(
             f"{caller()}: every tower must bring the same number of gradients, at "
-            "least "
-            f"one; got {lengths}."
+            f"least one; got {lengths}."
         )
     absent = [n for n, g in enumerate(grads[0]) if g is None]
     if absent:
         raise ValueError(
             f"{caller()}: there is no gradient (None) at positions {absent}; leave "
-            "these "
-            "variables out, on all ranks."
+            "these variables out, on all ranks."
         )
     if sum_towers is not None:
         check_function(sum_towers=sum_towers)
@@ -295,8 +293,7 @@ def _check_weights(weight: Any, weights: Any, num_towers: int) -> None:
     if weight is not None:
         raise ValueError(
             f"{caller()}: weights of towers make the weight of this rank, which is "
-            "their "
-            "sum; pass one of both."
+            "their sum; pass one of both."
         )
     check_list(weights=weights, of="numbers or scalar tensors, one per tower")
     for own in weights:
