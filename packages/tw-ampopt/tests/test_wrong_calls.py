@@ -677,7 +677,7 @@ def test_a_reducer_that_returns_no_sums_is_refused(reducer):
         lists, name="T", towers=towers(CPUS[:2]), reducer=reducer
     )
     call = partial(optimizer.apply, [[ONES], [ONES]])
-    says = "'T': reducer must return [K][M] sums"
+    says = "'T'.apply: reducer must return [K][M] sums"
     check_wrong_call(WrongCall("TowerOptimizer.apply", call, ValueError, says))
 
 
