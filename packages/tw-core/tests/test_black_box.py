@@ -107,8 +107,8 @@ def test_a_report_tells_the_wait_and_what_all_are_inside_of():
     assert "arrived   replica 0, replica 2\n" in wait
     assert "missing   replica 1: heard 3.4 s ago\n" in wait
     assert "error     ReplicaTimeoutError: late\n  error     very" in wait
-    assert "replica 2: has arrived in round 12" in parts["What others were inside of"]
-    inside = parts["What this process was inside of"]
+    assert "replica 2: has arrived in round 12" in parts["Where the others were"]
+    inside = parts["Where this process was"]
     assert "AsyncRunner of 2 towers: tower 1: step 37 for 0.0 s" in inside
     assert inside.splitlines()[0] == "  nothing"
     assert "replica 0 arrived round 12" in parts["Last events of replica 0 of 3"]

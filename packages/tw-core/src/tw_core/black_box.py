@@ -243,9 +243,9 @@ def report(wait: Wait, recorder: Recorder, *, message: str = "") -> str:
     every = [recorder, *(other for other in others if other is not recorder)]
     parts: list[tuple[str, Callable[[], list[str]]]] = [
         ("The wait that missed its deadline", lambda: _about(wait, message, at)),
-        ("What others were inside of", lambda: _named(wait.states)),
+        ("Where the others were", lambda: _named(wait.states)),
         (
-            "What this process was inside of",
+            "Where this process was",
             lambda: [
                 *(_inside(recorder, now, at) or ["nothing"]),
                 *(line for one in every[1:] for line in _inside(one, now, at)),
