@@ -381,7 +381,7 @@ def test_eager_towers_are_refused():
         map_towers(lambda _: sum_over_towers(tf.constant(1.0)), ours(2))
     with (
         synchronized_layers(),
-        pytest.raises(RuntimeError, match=r"map_towers: .*a tf.function"),
+        pytest.raises(RuntimeError, match=r"joined_towers: .*a tf.function"),
     ):
         map_towers(lambda _: 1, ours(2))
 
