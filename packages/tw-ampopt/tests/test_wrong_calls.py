@@ -20,6 +20,7 @@ from tw_ampopt import (
 )
 from tw_core import towers
 from tw_core.testing import CPUS, WrongCall, check_wrong_call, names_without_wrong_calls
+from tw_reduce import mean, sum_balanced
 
 v1 = tf.compat.v1
 NAN = float("nan")
@@ -179,6 +180,7 @@ def of_settings(name, make, steps):
         ({"master_copies": "no"}, TypeError, "must be True or False; got 'no'"),
         ({"report_mem_usage": None}, TypeError, "must be True or False; got None"),
         ({"reducer": "nccl"}, TypeError, "got 'nccl'"),
+        ({"reducer": mean(sum_balanced)}, ValueError, "reducer averages, and would be"),
     )
 
 

@@ -622,4 +622,5 @@ def test_what_is_around_means_averages():
     for around in (packed, broadcast, partial(accumulate_as, dtype=tf.float64)):
         assert around(means).averages
     assert partition(lambda _: "a", {"a": means, "b": means}).averages
-    assert not partition(lambda _: "a", {"a": means, "b": balanced(2)}).averages
+    assert partition(lambda _: "a", {"a": means, "b": balanced(2)}).averages
+    assert not partition(lambda _: "a", {"a": balanced(2)}).averages

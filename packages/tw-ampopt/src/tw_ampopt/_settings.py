@@ -166,6 +166,11 @@ def check_update_options(
             f"{caller()}: reducer must be a function of [K][N] tensors that returns "
             f"their sums over towers, e.g. from tw_reduce; got {reducer!r}."
         )
+    if getattr(reducer, "averages", False):
+        raise ValueError(
+            f"{caller()}: reducer averages, and would be divided again; pass the "
+            "reducer of sums that tw_reduce.mean was given."
+        )
     message = f"{caller()}: {steps_name} must be a whole number of 1 or more; got:"
     return UpdateOptions(
         accumulation_steps=_checked_steps(steps, steps_name, message),

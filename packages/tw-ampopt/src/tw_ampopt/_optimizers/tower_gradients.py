@@ -21,7 +21,7 @@ from tw_ampopt._update.buffers import Buffer, RawGradients
 from tw_ampopt._update.weights import as_tensors, mean_of_calls
 from tw_ampopt._variables import common_device, host_of, identity
 from tw_core import Tower, check_towers, towers
-from tw_core.checks import as_user, caller, public
+from tw_core.checks import caller
 from tw_core.devices import canonical_device
 from tw_core.gradients import check_any_gradient, check_grad_list, check_weight
 from tw_core.variables import repeated_variables, tf_variable
@@ -245,8 +245,10 @@ def gradients_of_pairs(
 def _check_registered(found: Sequence[DeviceGradients]) -> None:
     lists = [[(None, tf_variable(v)) for v in tower.variables] for tower in found]
     devices = ", ".join(f"tower {k} is {t.device!r}" for k, t in enumerate(found))
-    # A registration has a device and no number: the message says which tower is where.
-    public(f"{caller()} ({devices})")(as_user(check_grad_list))(lists, allow_none=True)
+    try:
+        check_grad_list(lists, allow_none=True)
+    except ValueError as error:  # A registration has a device, and no number.
+        raise ValueError(f"{error}\nHere {devices}.") from None
     if not any(tower.has_gradient() for tower in found):
         names = sorted({name_of(v) for tower in found for v in tower.variables})
         raise ValueError(

@@ -78,8 +78,8 @@ class Dealer:
 
     @property
     def averages(self) -> bool:
-        """Whether all results are means."""
-        return all(getattr(own, "averages", False) for own in self.reducers.values())
+        """Whether some results are means."""
+        return any(getattr(own, "averages", False) for own in self.reducers.values())
 
     @without_autograph
     def __call__(self, grads: TowerTensors) -> list[list[Tensorlike]]:
