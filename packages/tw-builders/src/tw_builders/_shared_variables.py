@@ -128,7 +128,7 @@ class AsyncMultiGPUBuilder(TowersBuilder):
     >>> v1 = tf.compat.v1
     >>> def tower():
     ...     w = v1.get_variable("w", initializer=tf.constant([4.0, 8.0]))
-    ...     return [(tf.gradients(tf.reduce_sum(w**2), w)[0], w)]
+    ...     return [(tf.gradients(tf.reduce_sum(w), w)[0], w)]
     >>> with tf.Graph().as_default(), v1.Session() as session:
     ...     builder = AsyncMultiGPUBuilder(["/cpu:0"] * 2)
     ...     pairs = builder.call_for_each_tower(tower)
@@ -138,7 +138,7 @@ class AsyncMultiGPUBuilder(TowersBuilder):
     ...     _ = session.run(v1.global_variables_initializer())
     ...     _ = session.run(train_op)
     ...     print(session.run(pairs[0][0][1]))
-    [2. 4.]
+    [3.75 7.75]
     """
 
     @public

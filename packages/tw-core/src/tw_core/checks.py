@@ -99,7 +99,7 @@ def public(function: Any, /) -> Any:
 def _make_public(
     function: Callable[_P, _R], name: str | None = None
 ) -> Callable[_P, _R]:
-    home = function.__module__.partition(".")[0]
+    home = (function.__module__ or "towers").partition(".")[0]
     qualified = function.__qualname__.rpartition("<locals>.")[2]
     own, is_method = name or qualified, name is None and "." in qualified
     inner = getattr(getattr(function, "__wrapped__", None), "__code__", None)
