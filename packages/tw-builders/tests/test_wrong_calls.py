@@ -176,7 +176,7 @@ def of_builder(name, make, method="build"):
             ((3,), TypeError, "got 3"),
             (("ab",), TypeError, "got 'ab'"),
             (([],), ValueError, "got 0 lists for 2 towers"),
-            (([3, 4],), TypeError, "[K][N] (gradient, variable) pairs"),
+            (([3, 4],), TypeError, "one list of (gradient, variable) pairs"),
         ),
         *rows(whole, with_get_opt_fn(name, method), *no_function("get_opt_fn")),
         *rows(whole, with_get_opt_fn(name, method), *no_optimizer()),
@@ -535,7 +535,7 @@ FUNCTIONS = [
     *rows(
         "apply_shared_gradients",
         lambda grad_list: apply_shared_gradients(grad_list, descend()),
-        ((None,), TypeError, "[K][N] (gradient, variable) pairs"),
+        ((None,), TypeError, "one list of (gradient, variable) pairs"),
         (([],), ValueError, "no gradient at all"),
         (([[("g", "w")]],), TypeError, "something else at tower 0 item 0"),
     ),

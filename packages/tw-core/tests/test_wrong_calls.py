@@ -55,10 +55,14 @@ from tw_core.devices import (
     check_known_devices,
 )
 from tw_core.gradients import (
+    Gradients,
     check_grad_list,
+    check_gradients,
     check_replicated_grad_list,
     check_shared_grad_list,
     ensure_gradient_shapes,
+    read_gradients,
+    read_pairs,
     sum_duplicate_rows,
 )
 from tw_core.modes import without_autograph
@@ -522,10 +526,10 @@ GRADIENTS = [
     *rows(
         "check_grad_list",
         check_grad_list,
-        ((None,), TypeError, "[K][N] (gradient, variable) pairs"),
-        ((3,), TypeError, "got int"),
+        ((None,), TypeError, "list with one list of (gradient, variable) pairs"),
+        ((3,), TypeError, "pairs per tower; got 3"),
         (([],), ValueError, "no gradient at all"),
-        (([3],), TypeError, "one list per tower"),
+        (([3],), TypeError, "for towers 0 (int)"),
         (([[("g", "w")]],), TypeError, "something else at tower 0 item 0"),
     ),
     *rows(
@@ -533,43 +537,84 @@ GRADIENTS = [
         lambda value: check_grad_list([pairs()], allow_none=value),
         ((None,), TypeError, "allow_none must be True or False; got None"),
     ),
+    *(
+        row
+        for read in (check_gradients, read_gradients)
+        for row in rows(
+            read.__name__,
+            lambda make, read=read: read(make()),
+            (
+                (lambda: None,),
+                TypeError,
+                "grads must be a list with one",
+            ),
+            ((list,), ValueError, "grads is empty"),
+            (
+                (lambda: [[tf.ones([2])], []],),
+                ValueError,
+                "got [1, 0] from towers 0..1",
+            ),
+            ((lambda: [[2.0]],), TypeError, "grads[0][0] is float"),
+            (
+                (lambda: [[None]],),
+                ValueError,
+                "position 0 has gradient None in towers [0]",
+            ),
+            (
+                (lambda: [[tf.ones([2])], [tf.ones([3])]],),
+                ValueError,
+                "position 0 has gradients of shapes ['(2,)', '(3,)'] in towers 0..1",
+            ),
+        )
+    ),
+    *rows(
+        "read_pairs",
+        read_pairs,
+        ((None,), TypeError, "list with one list of (gradient, variable) pairs"),
+        (([],), ValueError, "no gradient at all"),
+    ),
+    *rows(
+        "Gradients.variables",
+        lambda: Gradients([["g"]]).variables,
+        ((), TypeError, "read without variables"),
+    ),
     *rows(
         "check_replicated_grad_list",
         check_replicated_grad_list,
-        ((None,), TypeError, "[K][N] (gradient, variable) pairs"),
+        ((None,), TypeError, "list with one list of (gradient, variable) pairs"),
         (([],), ValueError, "no gradient at all"),
         (([pairs()] * 2,), ValueError, "is one variable in towers [0, 1]"),
     ),
     *rows(
         "check_shared_grad_list",
         check_shared_grad_list,
-        ((None,), TypeError, "[K][N] (gradient, variable) pairs"),
+        ((None,), TypeError, "list with one list of (gradient, variable) pairs"),
         (([],), ValueError, "no gradient at all"),
         (([pairs(), pairs()],), ValueError, "is a variable of their own in towers [1]"),
     ),
     *rows(
         "ensure_gradient_shapes",
         ensure_gradient_shapes,
-        ((None,), TypeError, "[K][N] (gradient, variable) pairs"),
+        ((None,), TypeError, "list with one list of (gradient, variable) pairs"),
         (([[("g", "w")]],), TypeError, "something else at tower 0 item 0"),
     ),
     *rows(
         "split_grad_list",
         split_grad_list,
-        ((None,), TypeError, "grad_list must be a list of lists, one per tower"),
+        ((None,), TypeError, "grad_list must be a list with one list of pairs"),
         (("gv",), TypeError, "got 'gv'"),
-        (([None],), TypeError, "grad_list[0] must be a list"),
-        (([zip([1], [2], strict=True)],), TypeError, "grad_list[0] must be a list"),
+        (([None],), TypeError, "something else for towers 0 (NoneType)"),
+        (([zip([1], [2], strict=True)],), TypeError, "for towers 0 (zip)"),
         (([["gv"]],), TypeError, "got 'gv' at tower 0 item 0"),
         (([[(1, 2, 3)]],), TypeError, "(gradient, variable) pairs; got (1, 2, 3)"),
     ),
     *rows(
         "merge_grad_list",
         merge_grad_list,
-        ((None, [[1]]), TypeError, "all_grads must be a list of lists, one per tower"),
-        (([[1]], None), TypeError, "all_vars must be a list of lists, one per tower"),
-        (([1], [[1]]), TypeError, "all_grads[0] must be a list"),
-        (([[1]], ["v"]), TypeError, "all_vars[0] must be a list"),
+        ((None, [[1]]), TypeError, "all_grads must be a list with one list"),
+        (([[1]], None), TypeError, "all_vars must be a list with one list"),
+        (([1], [[1]]), TypeError, "for towers 0 (int)"),
+        (([[1]], ["v"]), TypeError, "for towers 0 (str)"),
         (([[1]], [[1, 2]]), ValueError, "got [1] gradients and [2] variables"),
     ),
     *rows(
@@ -624,10 +669,13 @@ OF_VARIABLES_EXEMPT = {
     "shared_variables",
 }
 OF_GRADIENT_VALUES_EXEMPT = {
+    # The readers make it; a function that makes the next one has read its input.
+    "Gradients",
     # Takes any float64.
     "power_of_two",
     # Called for each gradient: what is no tensor goes through, or fails in TensorFlow.
     "map_values",
+    "narrow_source",
     "values_of",
     "with_gradient",
     "with_unique_rows",

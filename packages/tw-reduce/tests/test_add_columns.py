@@ -124,7 +124,7 @@ def test_our_sums_are_not(optimised, name):
 
 
 def test_sums_at_a_variables_device_are_not_rewritten(optimised):
-    variables = [tf.Variable(1.0)]
+    variables = [tf.Variable(1.0, shape=tf.TensorShape(None))]
 
     def reducer(grads):
         pairs = [list(zip(tower, variables, strict=True)) for tower in grads]

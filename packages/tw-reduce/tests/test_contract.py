@@ -410,20 +410,21 @@ def test_static_rows_and_dense_shapes_are_compared(name):
 
     with tf.Graph().as_default():
         wrong = {
-            r"of rows \(2,\)', '<unknown> of rows \(3,\)'": [slices([2]), slices([3])],
-            r"'\(9, 2\) of rows \(2,\)', '\(5, 2\) of": [
+            r"'\(None, 2\)', '\(None, 3\)'": [slices([2]), slices([3])],
+            r"'\(9, 2\)', '\(5, 2\)'": [
                 slices([2], [9, 2]),
                 slices([2], [5, 2]),
             ],
             r"'\(9, 3\) of rows \(2,\)'": [slices([2], [9, 3]), slices([2], [9, 3])],
-            r"'\(9, 2\) of rows \(2,\)', '\(9, 3\)'": [
+            r"'\(9, 2\)', '\(9, 3\)'": [
                 slices([2], [9, 2]),
                 tf.ones([9, 3]),
             ],
-            r"'<unknown> of rows \(\)', '\(\)'": [slices([]), tf.ones([])],
+            r"'\(None,\)', '\(\)'": [slices([]), tf.ones([])],
         }
         for message, column in wrong.items():
-            with pytest.raises(ValueError, match=rf"position 1 has shapes .*{message}"):
+            wanted = rf"position 1 has gradients of shapes .*{message}"
+            with pytest.raises(ValueError, match=wanted):
                 REDUCERS[name](2)([[tf.ones(3), grad] for grad in column])
 
 
@@ -469,7 +470,7 @@ def test_static_shapes_are_compared_pairwise(name):
         for shapes in ([[None], [3], [4]], [None, [2, 3], [3, 2]]):
             grads = [[tf.compat.v1.placeholder(tf.float32, s)] for s in shapes]
             with pytest.raises(
-                ValueError, match=r"position 0 has shapes .*\(tower 0 f"
+                ValueError, match=r"position 0 has gradients of shapes .* towers 0\.\.2"
             ):
                 REDUCERS[name](3)(grads)
 
@@ -562,10 +563,10 @@ def test_no_tower_is_refused(name):
 def test_none_is_refused_with_towers_and_positions(name):
     with tf.Graph().as_default():
         grads = [[tf.ones(2), None], [tf.ones(2), tf.ones(3)]]
-        with pytest.raises(ValueError, match=r"is None for tower 0 at \[1\] \("):
+        with pytest.raises(ValueError, match=r"1 has gradient None in towers \[0\]:"):
             REDUCERS[name](2)(grads)
         grads = [[None, tf.ones(2), None], [None] * 3]
-        wanted = r"tower 0 at \[0, 2\]; tower 1 at \[0, 1, 2\]"
+        wanted = r"(?s)0 has gradient None in towers \[0, 1\].*2 .*\[0, 1\].*1 .*\[1\]"
         with pytest.raises(ValueError, match=wanted):
             REDUCERS[name](2)(grads)
 

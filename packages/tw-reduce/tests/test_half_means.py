@@ -49,11 +49,12 @@ def balanced(k):
 
 
 def colocated(num_towers):
-    """Makes ``aggregate_grads_colocate`` a reducer, of gradients of one variable."""
-    variable = tf.Variable(0.0)
+    """Makes ``aggregate_grads_colocate`` a reducer of up to three gradients."""
+    any_shape = tf.TensorShape(None)
+    variables = [tf.Variable(0.0, shape=any_shape, name=name) for name in "abc"]
 
     def reducer(grads):
-        towers = [[(grad, variable) for grad in tower] for tower in grads]
+        towers = [list(zip(tower, variables, strict=False)) for tower in grads]
         reduced = [grad for grad, _ in aggregate_grads_colocate(towers)]
         return [reduced] * num_towers
 

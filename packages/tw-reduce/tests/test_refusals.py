@@ -159,5 +159,5 @@ def test_the_packer_leaves_sparse_gradients_and_says_so(caplog):
 
 
 def test_the_packer_refuses_none():
-    with refused(r"compute_strategy: a gradient is None for tower 0 at \[1\]"):
+    with refused(r"(?s)compute_strategy: .*position 1 has gradient None in"):
         GradientPacker(1).compute_strategy([tf.ones([4000]), None])

@@ -18,13 +18,7 @@ from tw_core import Tower, check_towers
 from tw_core.checks import caller, check_flag, check_function, check_list, public
 from tw_core.contexts import leave_no_summaries
 from tw_core.flat_variables import pack_gradients
-from tw_core.gradients import (
-    GradList,
-    check_replicated_grad_list,
-    check_shared_grad_list,
-    ensure_gradient_shapes,
-    merge_grad_list,
-)
+from tw_core.gradients import Gradients, GradList, merge_grad_list, read_pairs
 from tw_core.modes import orders_effects, without_autograph
 from tw_core.optimizers import (
     OptimizerKind,
@@ -86,8 +80,8 @@ def apply_gradients(
     """
     check_one_per_tower(towers, grads=grads, replicas=replicas, optimizers=optimizers)
     _check_optimizers(optimizers)
-    grad_list = replicated_pairs(grads, replicas)
-    return apply_to_replicas(towers, ensure_and_pack(grad_list), optimizers)
+    packed = read_replicas(grads, replicas)
+    return apply_to_replicas(towers, packed, optimizers)
 
 
 @public
@@ -119,11 +113,10 @@ def apply_shared_gradients(
     """
     check_flag(average=average)
     check_optimizer(optimizer)
-    check_shared_grad_list(grad_list)
-    check_weights(weights, num_towers=len(grad_list), average=average)
-    packed = ensure_and_pack(grad_list)
-    shared = [variable for _, variable in packed[0]]
-    pairs = reduce_onto(shared, packed, average=average, weights=weights)
+    read = read_pairs(grad_list, variables="shared")
+    check_weights(weights, num_towers=len(read), average=average)
+    packed = with_flat(read)
+    pairs = reduce_onto(packed.variables[0], packed, average=average, weights=weights)
     op = apply_pairs(optimizer, pairs, name="train_op")
     return None if orders_effects() else op
 
@@ -181,13 +174,10 @@ def one_optimizer_per_tower(
     return optimizers
 
 
-def replicated_pairs(
-    grads: Sequence[Sequence[Any]], replicas: Sequence[Any]
-) -> list[Pairs]:
-    """Makes [K][N] checked pairs of gradients and the variables of K replicas."""
+def read_replicas(grads: Sequence[Sequence[Any]], replicas: Sequence[Any]) -> Gradients:
+    """Reads [K][N] gradients of K replicas' variables, and packs flat ones'."""
     grad_list = paired(grads, [trainable_variables(replica) for replica in replicas])
-    check_replicated_grad_list(grad_list)
-    return grad_list
+    return with_flat(read_pairs(grad_list, variables="own"))
 
 
 def paired(
@@ -200,14 +190,14 @@ def paired(
 
 
 def apply_to_replicas(
-    towers: Sequence[Tower], grad_list: GradList, optimizers: Sequence[Any]
+    towers: Sequence[Tower], grads: Gradients, optimizers: Sequence[Any]
 ) -> tf.Operation | None:
-    """Applies [K][N] checked pairs, tower by tower; returns as ``apply_gradients``."""
+    """Applies [K][N] gradients, tower by tower; returns as ``apply_gradients``."""
     with tower_build():
         ops = [
             _apply_in_tower(tower, optimizer, pairs)
             for tower, optimizer, pairs in zip(
-                towers, optimizers, grad_list, strict=True
+                towers, optimizers, grads.pairs, strict=True
             )
         ]
     return None if orders_effects() else tf.group(*ops, name="train_op")
@@ -215,27 +205,27 @@ def apply_to_replicas(
 
 def reduce_onto(
     variables: Sequence[Any],
-    packed: GradList,
+    grads: Gradients,
     *,
     average: bool,
     weights: Sequence[Any] | None,
 ) -> list[tuple[Any, Any]]:
-    """Adds the gradients of [K][N] pairs on the devices of ``variables``, [N].
+    """Adds [K][N] gradients on the devices of ``variables``, [N].
 
-    Returns [N] pairs of a reduced gradient and its variable. The variables in
-    ``packed`` may be other copies of these.
+    Returns [N] pairs of a reduced gradient and its variable. The variables that the
+    gradients were read with may be other copies of these.
     """
-    plain = [
-        [(grad, tf_variable(v)) for (grad, _), v in zip(pairs, variables, strict=True)]
-        for pairs in packed
-    ]
-    reduced = aggregate_grads_colocate(plain, average=average, weights=weights)
+    plain = [tf_variable(variable) for variable in variables]
+    at_home = Gradients(grads, [plain] * len(grads), grads.tests)
+    reduced = aggregate_grads_colocate(at_home, average=average, weights=weights)
     return [(grad, v) for (grad, _), v in zip(reduced, variables, strict=True)]
 
 
-def ensure_and_pack(grad_list: GradList) -> list[Pairs]:
-    """Sets the shapes of [K][N] checked pairs, and packs those of flat variables."""
-    return [pack_gradients(pairs) for pairs in ensure_gradient_shapes(grad_list)]
+def with_flat(read: Gradients) -> Gradients:
+    """Packs the gradients of the parts of flat variables into those of the whole."""
+    packed = [pack_gradients(pairs) for pairs in read.pairs]
+    grads = [[grad for grad, _ in pairs] for pairs in packed]
+    return Gradients(grads, [[v for _, v in pairs] for pairs in packed], read.tests)
 
 
 def _apply_in_tower(tower: Tower, optimizer: Any, pairs: Pairs) -> Any:

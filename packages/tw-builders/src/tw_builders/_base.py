@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tw_builders._apply import Pairs, check_one_per_tower, ensure_and_pack
+from tw_builders._apply import check_one_per_tower, with_flat
 from tw_builders._sync_variables import build_sync_op
 from tw_core import Tower
 from tw_core import towers as make_towers
@@ -28,11 +28,7 @@ from tw_core.checks import (
 from tw_core.contexts import TrainTowerContext
 from tw_core.devices import canonical_device, check_known_devices
 from tw_core.flat_variables import FlatVariables
-from tw_core.gradients import (
-    GradList,
-    check_replicated_grad_list,
-    check_shared_grad_list,
-)
+from tw_core.gradients import Gradients, GradList, read_pairs
 from tw_core.modes import builds_session_graph
 from tw_core.synchronized import joined_towers
 from tw_core.variables import override_to_local_variable, tower_build
@@ -217,8 +213,8 @@ class TowersBuilder(DataParallelBuilder):
         *,
         weights: Sequence[Any] | None = None,
         average: bool = True,
-    ) -> list[Pairs]:
-        """Checks what ``build`` was given; returns [K][N] packed pairs."""
+    ) -> Gradients:
+        """Reads what ``build`` was given; returns the gradients packed."""
         total = len(self._towers)
         check_session_graph()
         check_list(grad_list=grad_list, of="lists of pairs", empty=True)
@@ -227,13 +223,11 @@ class TowersBuilder(DataParallelBuilder):
                 f"{caller()}: grad_list must hold one list per tower; got "
                 f"{len(grad_list)} lists for {total} towers."
             )
-        if self._own_variables() is None:
-            check_shared_grad_list(grad_list)
-        else:
-            check_replicated_grad_list(grad_list)
+        is_shared = self._own_variables() is None
+        read = read_pairs(grad_list, variables="shared" if is_shared else "own")
         check_function(get_opt_fn=get_opt_fn)
         check_weights(weights, num_towers=total, average=average)
-        return ensure_and_pack(grad_list)
+        return with_flat(read)
 
 
 class CopiesBuilder(TowersBuilder):
@@ -275,17 +269,16 @@ class CopiesBuilder(TowersBuilder):
         packed = self._read(
             grad_list, get_opt_fn, weights=weights, average=self._average
         )
-        variables = [[variable for _, variable in pairs] for pairs in packed]
-        train_op = self._train_op(packed, variables, get_opt_fn, weights)
-        return train_op, build_sync_op(variables) if len(packed) > 1 else None
+        train_op = self._train_op(packed, get_opt_fn, weights)
+        sync_op = build_sync_op(packed.variables) if len(packed) > 1 else None
+        return train_op, sync_op
 
     def _own_variables(self) -> Sequence[bool] | None:
         return [not tower.is_main for tower in self._towers]
 
     def _train_op(
         self,
-        packed: Sequence[Pairs],
-        variables: Sequence[Sequence[Any]],
+        packed: Gradients,
         get_opt_fn: Callable[[], Any],
         weights: Sequence[Any] | None,
     ) -> Any:

@@ -6,7 +6,6 @@ from typing import Any
 import tensorflow as tf
 
 from tw_builders._apply import (
-    Pairs,
     apply_to_replicas,
     one_optimizer_per_tower,
 )
@@ -14,7 +13,7 @@ from tw_builders._base import CopiesBuilder
 from tw_builders._sync_variables import build_sync_op
 from tw_core import Tower
 from tw_core.checks import caller, check_flag, public
-from tw_core.gradients import check_replicated_grad_list, merge_grad_list
+from tw_core.gradients import Gradients, check_replicated_grad_list, merge_grad_list
 from tw_reduce import Reducer, all_reduce, mean, reducer_for_mode
 
 
@@ -101,15 +100,15 @@ class SyncMultiGPUReplicatedBuilder(CopiesBuilder):
 
     def _train_op(
         self,
-        packed: Sequence[Pairs],
-        variables: Sequence[Sequence[Any]],
+        packed: Gradients,
         get_opt_fn: Callable[[], Any],
         weights: Sequence[Any] | None,
     ) -> Any:
         reduce = self._reducer
         if self._average:
             reduce = mean(reduce, weights=weights)
-        reduced = reduce([[grad for grad, _ in pairs] for pairs in packed])
+        variables = packed.variables
+        reduced = reduce(packed)
         self.grads = merge_grad_list(reduced, variables)
         if self._reducer_is_given:
             try:
@@ -118,7 +117,8 @@ class SyncMultiGPUReplicatedBuilder(CopiesBuilder):
                 said = str(error).removeprefix(f"{caller()}: ")
                 raise type(error)(f"{caller()}: from the reducer: {said}") from error
         optimizers = one_optimizer_per_tower(self._towers, get_opt_fn)
-        return apply_to_replicas(self._towers, self.grads, optimizers)
+        applied = Gradients(reduced, variables, packed.tests)
+        return apply_to_replicas(self._towers, applied, optimizers)
 
     @staticmethod
     def get_post_init_ops() -> tf.Operation:

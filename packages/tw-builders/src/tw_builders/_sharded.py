@@ -12,13 +12,12 @@ from typing import Any
 import tensorflow as tf
 
 from tw_builders._apply import (
-    Pairs,
     check_one_per_tower,
-    ensure_and_pack,
     one_optimizer_per_tower,
     paired,
+    read_replicas,
     reduce_onto,
-    replicated_pairs,
+    with_flat,
 )
 from tw_builders._base import CopiesBuilder
 from tw_builders._owners import (
@@ -31,7 +30,7 @@ from tw_builders._owners import (
 from tw_builders._sharded_optimizer import for_owners, own_variables
 from tw_core import Tower
 from tw_core.checks import caller, check_flag, public
-from tw_core.gradients import GradList, check_any_gradient, check_grad_list
+from tw_core.gradients import Gradients, check_any_gradient, read_pairs
 from tw_core.modes import orders_effects, without_autograph
 from tw_core.optimizers import apply_pairs, check_optimizer
 from tw_core.variables import record_variables, tf_variable, tower_build
@@ -95,11 +94,11 @@ class SyncMultiGPUShardedBuilder(CopiesBuilder):
 
     def _train_op(
         self,
-        packed: Sequence[Pairs],
-        variables: Sequence[Sequence[Any]],
+        packed: Gradients,
         get_opt_fn: Callable[[], Any],
         weights: Sequence[Any] | None,
     ) -> Any:
+        variables = packed.variables
         check_homes(self._towers, variables)
         [optimizer] = one_optimizer_per_tower(self._towers[:1], get_opt_fn)
         self.grads = reduce_onto(
@@ -154,8 +153,8 @@ def apply_sharded_gradients(
     check_flag(average=average)
     check_weights(weights, num_towers=len(towers), average=average)
     check_optimizer(optimizer)
-    packed = ensure_and_pack(replicated_pairs(grads, replicas))
-    variables = [[variable for _, variable in pairs] for pairs in packed]
+    packed = read_replicas(grads, replicas)
+    variables = packed.variables
     check_homes(towers, variables)
     reduced = reduce_onto(owned(variables), packed, average=average, weights=weights)
     return _apply_and_copy(towers[0], reduced, variables, optimizer)
@@ -191,9 +190,9 @@ def apply_at_owners(
     """
     check_one_per_tower(towers, grads=grads, replicas=replicas)
     check_optimizer(optimizer)
-    packed = ensure_and_pack(_reduced_pairs(towers, grads, replicas))
-    variables = [[variable for _, variable in pairs] for pairs in packed]
-    grad_of = {id(variable): grad for own in packed for grad, variable in own}
+    packed = with_flat(_read_reduced(towers, grads, replicas))
+    variables = packed.variables
+    grad_of = {id(variable): grad for own in packed.pairs for grad, variable in own}
     pairs = [(grad_of[id(variable)], variable) for variable in owned(variables)]
     # An optimizer that computes gradients may need every variable that it was made for,
     # as tw_ampopt.TowerOptimizer does. Keras's compute none, and warn about None.
@@ -207,13 +206,12 @@ def apply_at_owners(
     )
 
 
-def _reduced_pairs(
+def _read_reduced(
     towers: Sequence[Tower], grads: Sequence[Sequence[Any]], replicas: Sequence[Any]
-) -> GradList:
-    """Makes [K][N] checked pairs; a gradient may be None, but then in all towers."""
+) -> Gradients:
+    """Reads [K][N] reduced gradients; one may be None, but then in all towers."""
     variables = own_variables(towers, replicas)
-    grad_list = paired(grads, variables)
-    check_grad_list(grad_list, allow_none=True)
+    read = read_pairs(paired(grads, variables), allow_none=True)
     check_any_gradient([g for own in grads for g in own], variables[0])
     partly = [
         variable.name
@@ -225,7 +223,7 @@ def _reduced_pairs(
             f"{caller()}: a variable has a gradient in every tower or in none; got "
             f"None in some towers for {', '.join(partly)}."
         )
-    return grad_list
+    return read
 
 
 def _apply_and_copy(

@@ -9,7 +9,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_builders._apply import Pairs, one_optimizer_per_tower, reduce_onto
+from tw_builders._apply import (
+    Pairs,
+    one_optimizer_per_tower,
+    reduce_onto,
+)
 from tw_builders._base import Device, TowersBuilder
 from tw_core import Tower
 from tw_core.checks import caller, check_flag, public
@@ -105,7 +109,7 @@ class SyncMultiGPUParameterServerBuilder(TowersBuilder):
           RuntimeError: in eager mode or a ``tf.function``.
         """
         packed = self._read(grad_list, get_opt_fn, weights=weights)
-        shared = [variable for _, variable in packed[0]]
+        shared = packed.variables[0]
         self.grads = reduce_onto(shared, packed, average=True, weights=weights)
         optimizer = get_opt_fn()
         check_optimizer(optimizer)
@@ -243,12 +247,11 @@ class AsyncMultiGPUBuilder(TowersBuilder):
         self, grad_list: GradList, get_opt_fn: Callable[[], Any]
     ) -> list[Pairs]:
         packed = self._read(grad_list, get_opt_fn)
-        if not self._scale_gradient or len(packed) == 1:
-            return packed
-        factor = 1.0 / len(packed)
+        scales = self._scale_gradient and len(packed) > 1
+        factor = 1.0 / len(packed) if scales else None
         return [
             [(scale(grad, factor), variable) for grad, variable in pairs]
-            for pairs in packed
+            for pairs in packed.pairs
         ]
 
     def _variable_devices(self) -> Sequence[Device]:

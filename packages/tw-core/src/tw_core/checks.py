@@ -21,6 +21,7 @@ __all__ = [
     "check_flag",
     "check_function",
     "check_list",
+    "check_nested",
     "check_number",
     "check_text",
     "check_whole_number",
@@ -339,6 +340,36 @@ def check_list(
     if not value and not empty:
         raise ValueError(
             f"{caller()}: {name} must hold at least one of {of}; got an empty list."
+        )
+    return value
+
+
+def check_nested(*, of: str = "items", **argument: Any) -> Sequence[Sequence[Any]]:
+    """Refuses anything but a sequence with one sequence per tower, each of any length.
+
+    Args:
+      of: what the inner ones hold, for the message.
+      **argument: the one argument to check, as ``name=value``.
+
+    Raises:
+      TypeError: not such a sequence; every offender is named.
+
+    >>> check_nested(grads=[["g"], []], of="gradients")
+    [['g'], []]
+    """
+    ((name, value),) = argument.items()
+    wanted = f"{caller()}: {name} must be a list with one list of {of} per tower; got"
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise TypeError(f"{wanted} {_described(value)}.")
+    others = [
+        f"{k} ({type(tower).__name__})"
+        for k, tower in enumerate(value)
+        if isinstance(tower, str | bytes) or not isinstance(tower, Sequence)
+    ]
+    if others:
+        raise TypeError(
+            f"{wanted} something else for towers {', '.join(others)}. A single tower "
+            "is a list in a list."
         )
     return value
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tw_core.checks import caller, check_function, public
 from tw_core.devices import canonical_device
-from tw_reduce._checked_towers import CheckedTowers
+from tw_core.gradients import Gradients
 from tw_reduce._checks import check_addable, check_devices
 from tw_reduce._combinators.mean import Dealer
 from tw_reduce._combinators.packed import broadcast, check_below_bytes, packed
@@ -239,7 +239,7 @@ def _reduce_by_plan(
     devices: Sequence[str],
     explain: Callable[[AutoPlan], object] | None,
     reducers: Mapping[str, Reducer],
-    grads: CheckedTowers,
+    grads: Gradients,
 ) -> list[list[Tensorlike]]:
     check_addable(grads)
     check_devices(devices, num_towers=len(grads))

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from tw_core.gradients import map_values, values_of
+from tw_core.gradients import map_values, narrow_source, values_of
 
 Tensorlike: TypeAlias = tf.Tensor | tf.IndexedSlices
 """A dense or a sparse gradient; None is refused before any algorithm."""
@@ -56,35 +56,6 @@ def map_results(
             if id(result) not in changed:
                 changed[id(result)] = fn(result, grad)
     return [[changed[id(result)] for result in row] for row in results]
-
-
-def static_shape(tensor: Tensorlike) -> tf.TensorShape | None:
-    """Returns the dense shape as known while building; None if it is contradictory."""
-    if not isinstance(tensor, tf.IndexedSlices):
-        return tensor.shape
-    own_rows = tf.TensorShape([None]).concatenate(tensor.values.shape[1:])
-    return merged_shape([tensor.shape, own_rows])
-
-
-def merged_shape(shapes: Sequence[tf.TensorShape | None]) -> tf.TensorShape | None:
-    """Merges the known dimensions of several shapes; None if they contradict."""
-    merged = tf.TensorShape(None)
-    for shape in shapes:
-        if shape is None or not merged.is_compatible_with(shape):
-            return None
-        merged = merged.merge_with(shape)
-    return merged
-
-
-def narrow_source(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the narrower float that a tensor was cast from, or the tensor itself."""
-    if tf.executing_eagerly() or tensor.graph is not tf.compat.v1.get_default_graph():
-        return tensor
-    if tensor.op.type != "Cast":
-        return tensor
-    source = tensor.op.inputs[0]
-    widened = source.dtype.is_floating and source.dtype.size < tensor.dtype.size
-    return source if widened and tensor.dtype.is_floating else tensor
 
 
 def arrived(tensor: tf.Tensor) -> tf.Tensor:

@@ -14,8 +14,7 @@ from tw_core.checks import (
     check_whole_number,
     public,
 )
-from tw_core.gradients import values_of
-from tw_reduce._checks import refuse_unaddable
+from tw_core.gradients import check_gradients, values_of
 from tw_reduce._reducer import Tensorlike, TowerTensors, columns
 
 
@@ -81,7 +80,7 @@ def describe(tensors: Sequence[Tensorlike]) -> tuple[TensorInfo, ...]:
       ValueError: a tensor is None.
       TypeError: something that is not a tensor.
     """
-    refuse_unaddable([tensors])
+    check_gradients([tensors])
     return tuple(_describe(n, tensor) for n, tensor in enumerate(tensors))
 
 

@@ -4,22 +4,27 @@ K towers, N variables, always in that order.
 """
 
 from tw_core._tf_compat import with_gradient
-from tw_core.gradients._checks import (
-    check_any_gradient,
-    check_grad_list,
-    check_replicated_grad_list,
-    check_shared_grad_list,
-    check_weight,
-)
 from tw_core.gradients._lists import (
     Gradient,
     GradList,
-    ensure_gradient_shapes,
     merge_grad_list,
     split_grad_list,
 )
+from tw_core.gradients._reading import (
+    Gradients,
+    check_any_gradient,
+    check_grad_list,
+    check_gradients,
+    check_replicated_grad_list,
+    check_shared_grad_list,
+    check_weight,
+    ensure_gradient_shapes,
+    read_gradients,
+    read_pairs,
+)
 from tw_core.gradients._values import (
     map_values,
+    narrow_source,
     power_of_two,
     scale,
     sum_duplicate_rows,
@@ -30,15 +35,20 @@ from tw_core.gradients._values import (
 __all__ = [
     "GradList",
     "Gradient",
+    "Gradients",
     "check_any_gradient",
     "check_grad_list",
+    "check_gradients",
     "check_replicated_grad_list",
     "check_shared_grad_list",
     "check_weight",
     "ensure_gradient_shapes",
     "map_values",
     "merge_grad_list",
+    "narrow_source",
     "power_of_two",
+    "read_gradients",
+    "read_pairs",
     "scale",
     "split_grad_list",
     "sum_duplicate_rows",

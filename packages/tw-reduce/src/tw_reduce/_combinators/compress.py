@@ -11,7 +11,7 @@ from functools import partial
 import tensorflow as tf
 
 from tw_core.checks import caller, check_function, public
-from tw_reduce._checked_towers import CheckedTowers
+from tw_core.gradients import Gradients
 from tw_reduce._checks import reduced_by
 from tw_reduce._combinators.mean import Combinator
 from tw_reduce._reducer import HALF_DTYPES, Reducer, Tensorlike, map_dense, map_results
@@ -79,24 +79,24 @@ def _reduce_cast(
     dtype: tf.DType,
     prepare: Callable[[Tensorlike, int], Tensorlike],
     reducer: Reducer,
-    grads: CheckedTowers,
+    grads: Gradients,
 ) -> list[list[Tensorlike]]:
     with tf.name_scope("reduce_as"):
         cast = [
             [_cast_float(prepare(tensor, len(grads)), dtype) for tensor in tower]
             for tower in grads
         ]
-    sums = reduced_by(reducer, CheckedTowers(cast, grads.tests))
+    sums = reduced_by(reducer, Gradients(cast, tests=grads.tests))
     with tf.name_scope("reduce_as"):
         return map_results(lambda own, like: _cast_float(own, like.dtype), sums, grads)
 
 
 def _reduce_rounded(
-    wire: tf.DType, reducer: Reducer, grads: CheckedTowers
+    wire: tf.DType, reducer: Reducer, grads: Gradients
 ) -> list[list[Tensorlike]]:
     with tf.name_scope("cast_during"):
         rounded = [[_round(tensor, wire) for tensor in tower] for tower in grads]
-    return reduced_by(reducer, CheckedTowers(rounded, grads.tests))
+    return reduced_by(reducer, Gradients(rounded, tests=grads.tests))
 
 
 def _round(tensor: Tensorlike, wire: tf.DType) -> Tensorlike:

@@ -21,9 +21,8 @@ import tensorflow as tf
 
 from tw_core.checks import caller, check_function, public
 from tw_core.devices import host_of
-from tw_core.gradients import values_of
+from tw_core.gradients import Gradients, read_gradients, values_of
 from tw_core.modes import without_autograph
-from tw_reduce._checked_towers import CheckedTowers, checked_towers
 from tw_reduce._checks import positions_of, reduced_by
 from tw_reduce._combinators.weights import check_weights, shares_of
 from tw_reduce._reducer import (
@@ -35,10 +34,8 @@ from tw_reduce._reducer import (
     map_results,
 )
 
-Move: TypeAlias = Callable[[Reducer, CheckedTowers], list[list[Tensorlike]]]
-Deal: TypeAlias = Callable[
-    [Mapping[str, Reducer], CheckedTowers], list[list[Tensorlike]]
-]
+Move: TypeAlias = Callable[[Reducer, Gradients], list[list[Tensorlike]]]
+Deal: TypeAlias = Callable[[Mapping[str, Reducer], Gradients], list[list[Tensorlike]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +62,7 @@ class Combinator:
         return public(self.name)(self._reduce)(grads)
 
     def _reduce(self, grads: TowerTensors) -> list[list[Tensorlike]]:
-        return self.move(self.inner, checked_towers(grads))
+        return self.move(self.inner, read_gradients(grads))
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +84,7 @@ class Dealer:
         return public(self.name)(self._reduce)(grads)
 
     def _reduce(self, grads: TowerTensors) -> list[list[Tensorlike]]:
-        return self.deal(self.reducers, checked_towers(grads))
+        return self.deal(self.reducers, read_gradients(grads))
 
 
 @public
@@ -145,13 +142,13 @@ def check_divisible(grads: TowerTensors) -> None:
         )
 
 
-def _move_divisible(reducer: Reducer, grads: CheckedTowers) -> list[list[Tensorlike]]:
+def _move_divisible(reducer: Reducer, grads: Gradients) -> list[list[Tensorlike]]:
     check_divisible(grads)  # where positions are the caller's
     return reducer(grads)
 
 
 def _move_weighted(
-    weights: Sequence[Any], reducer: Reducer, grads: CheckedTowers
+    weights: Sequence[Any], reducer: Reducer, grads: Gradients
 ) -> list[list[Tensorlike]]:
     check_divisible(grads)
     check_weights(weights, num_towers=len(grads))
@@ -183,14 +180,14 @@ def _of_weighted_means(
 
 
 def _reduce_weighted(
-    shares: Sequence[tf.Tensor], reducer: Reducer, grads: CheckedTowers
+    shares: Sequence[tf.Tensor], reducer: Reducer, grads: Gradients
 ) -> list[list[Tensorlike]]:
     with tf.name_scope("weigh"):
         weighed = [
             [_weigh(tensor, share) for tensor in tower]
             for tower, share in zip(grads, shares, strict=True)
         ]
-    means = reduced_by(reducer, CheckedTowers(weighed, grads.tests))
+    means = reduced_by(reducer, Gradients(weighed, tests=grads.tests))
     return map_results(_narrow_again, means, grads)
 
 
@@ -220,7 +217,7 @@ def _of_means(reducer: Reducer, factor: tf.Tensor | None = None) -> Reducer:
 
 
 def _reduce_to_means(
-    reducer: Reducer, factor: tf.Tensor | None, grads: CheckedTowers
+    reducer: Reducer, factor: tf.Tensor | None, grads: Gradients
 ) -> list[list[Tensorlike]]:
     halves = len(grads) > 1 and any(own.dtype in HALF_DTYPES for own in grads[0])
     if halves and isinstance(reducer, Dealer):
@@ -237,11 +234,11 @@ def _reduce_to_means(
         return map_results(partial(_scale, own), sums, grads)
 
 
-def _widened(grads: CheckedTowers) -> CheckedTowers:
+def _widened(grads: Gradients) -> Gradients:
     """Casts float16 and bfloat16 to float32, which reducers undo for the transfer."""
     with tf.name_scope("mean"):
         wide = [[_widen(tensor) for tensor in tower] for tower in grads]
-    return CheckedTowers(wide, grads.tests)
+    return Gradients(wide, tests=grads.tests)
 
 
 def _widen(tensor: Tensorlike) -> Tensorlike:

@@ -14,8 +14,7 @@ import tensorflow as tf
 from tw_core import flat_packs
 from tw_core.checks import check_function, check_whole_number, public
 from tw_core.flat_packs import PackPlan
-from tw_core.gradients import values_of
-from tw_reduce._checked_towers import CheckedTowers
+from tw_core.gradients import Gradients, values_of
 from tw_reduce._checks import reduced_by
 from tw_reduce._combinators.mean import Combinator
 from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, cut, join
@@ -120,14 +119,14 @@ def is_small(info: TensorInfo, below_bytes: int | None) -> bool:
 
 
 def _reduce_packed(
-    below_bytes: int | None, reducer: Reducer, grads: CheckedTowers
+    below_bytes: int | None, reducer: Reducer, grads: Gradients
 ) -> list[list[Tensorlike]]:
     plan = packs_of(describe_columns(grads), below_bytes)
     if len(grads) == 1 or not plan.packs:
         return reduced_by(reducer, grads)
     with tf.name_scope("pack"):
         joined = [_pack(tower, plan) for tower in grads]
-    reduced = reduced_by(reducer, CheckedTowers(joined, grads.tests))
+    reduced = reduced_by(reducer, Gradients(joined, tests=grads.tests))
     with tf.name_scope("unpack"):
         return _unpack_towers(reduced, grads, plan)
 
@@ -157,7 +156,7 @@ def _unpack_towers(
     return results
 
 
-def _reduce_and_copy(reducer: Reducer, grads: CheckedTowers) -> list[list[Tensorlike]]:
+def _reduce_and_copy(reducer: Reducer, grads: Gradients) -> list[list[Tensorlike]]:
     reduced = reduced_by(reducer, grads)
     copies: dict[tuple[int, str], Tensorlike] = {}
     with tf.name_scope("spread"):  # graphs keep the combinator's original name

@@ -7,7 +7,7 @@ from functools import partial
 import tensorflow as tf
 
 from tw_core.checks import check_function, public
-from tw_reduce._checked_towers import CheckedTowers
+from tw_core.gradients import Gradients
 from tw_reduce._checks import reduced_by
 from tw_reduce._combinators.mean import Dealer
 from tw_reduce._reducer import Reducer, Tensorlike
@@ -50,7 +50,7 @@ def partition(
 
 
 def deal_out(
-    names: Sequence[str], reducers: Mapping[str, Reducer], grads: CheckedTowers
+    names: Sequence[str], reducers: Mapping[str, Reducer], grads: Gradients
 ) -> list[list[Tensorlike]]:
     """Reduces gradient n by ``reducers[names[n]]``, in a scope of that name."""
     results: list[dict[int, Tensorlike]] = [{} for _ in grads]
@@ -60,7 +60,7 @@ def deal_out(
             continue
         part = [[tower[n] for n in positions] for tower in grads]
         with tf.name_scope(name):
-            reduced = reduced_by(reducer, CheckedTowers(part, grads.tests))
+            reduced = reduced_by(reducer, Gradients(part, tests=grads.tests))
         for row, tower in zip(results, reduced, strict=True):
             row.update(zip(positions, tower, strict=True))
     return [[row[n] for n in range(len(names))] for row in results]
@@ -69,7 +69,7 @@ def deal_out(
 def _reduce_partition(
     route: Callable[[TensorInfo], str],
     reducers: Mapping[str, Reducer],
-    grads: CheckedTowers,
+    grads: Gradients,
 ) -> list[list[Tensorlike]]:
     names = [route(info) for info in describe_columns(grads)]
     _check_names(names, reducers)

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tw_core.checks import check_number, public
 from tw_core.devices import canonical_device
+from tw_core.gradients import Gradients, read_gradients
 from tw_core.modes import builds_session_graph, orders_effects, without_autograph
-from tw_reduce._checked_towers import CheckedTowers, checked_towers
 from tw_reduce._checks import (
     check_addable,
     check_device_strings,
@@ -88,7 +88,7 @@ def sum_collective(
       RuntimeError: called eagerly, in a ``jit_compile=True`` function, or in a
         ``tf.function`` that a session graph calls.
     """
-    grads = checked_towers(grads)
+    grads = read_gradients(grads)
     check_keys(keys)
     if timeout_s is not None:
         check_number(timeout_s=timeout_s, above=0)
@@ -136,7 +136,7 @@ def sum_nccl(
       TypeError: something that is not a tensor.
       RuntimeError: called eagerly, or in a ``jit_compile=True`` function.
     """
-    grads = checked_towers(grads)
+    grads = read_gradients(grads)
     check_keys(keys)
     if len(grads) == 1:
         return [list(grads[0])]
@@ -203,9 +203,7 @@ def _check_reachable() -> None:
         )
 
 
-def _dense_columns(
-    grads: CheckedTowers, devices: Sequence[str]
-) -> list[list[tf.Tensor]]:
+def _dense_columns(grads: Gradients, devices: Sequence[str]) -> list[list[tf.Tensor]]:
     dense = [densify_column(column) for column in columns(grads)]
     if not grads.tests:
         return dense

@@ -17,8 +17,7 @@ import tensorflow as tf
 from tw_core.checks import check_list, check_whole_number, public
 from tw_core.gradients import values_of
 from tw_core.modes import without_autograph
-from tw_reduce._checked_towers import addable_towers
-from tw_reduce._checks import check_devices
+from tw_reduce._checks import addable, check_devices
 from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, columns, rows
 from tw_reduce._sums.one_device import add_columns
 
@@ -120,7 +119,7 @@ def hierarchical(
 def _sum_hierarchical(
     groups: Groups, devices: Sequence[str] | None, grads: TowerTensors
 ) -> list[list[Tensorlike]]:
-    grads = addable_towers(grads)
+    grads = addable(grads)
     _check_groups(groups, len(grads), by="the gradient lists")
     places = [
         [values_of(tensor).device for tensor in column]

@@ -26,10 +26,9 @@ import tensorflow as tf
 
 from tw_core.checks import caller, check_list, check_text, check_whole_number, public
 from tw_core.devices import host_of
-from tw_core.gradients import values_of
+from tw_core.gradients import Gradients, values_of
 from tw_core.modes import compiles_with_xla, without_autograph
-from tw_reduce._checked_towers import CheckedTowers, addable_towers
-from tw_reduce._checks import check_device_strings, check_devices
+from tw_reduce._checks import addable, check_device_strings, check_devices
 from tw_reduce._reducer import Tensorlike, TowerTensors, arrived, columns
 from tw_reduce._tensor_info import num_bytes_of_columns
 
@@ -110,7 +109,7 @@ def sum_on_device(grads: TowerTensors, *, device: str) -> list[list[Tensorlike]]
         shapes, an unknown device.
       TypeError: something that is not a tensor.
     """
-    grads = addable_towers(grads)
+    grads = addable(grads)
     check_text(device=device)
     check_devices([device])
     return _add(grads, [device] * len(grads[0]), "sum_on_device")
@@ -135,7 +134,7 @@ def sum_round_robin(
       ValueError: as ``sum_on_device``; no device.
       TypeError: something that is not a tensor.
     """
-    grads = addable_towers(grads)
+    grads = addable(grads)
     check_devices(devices)
     turns = [devices[n % len(devices)] for n in range(len(grads[0]))]
     return _add(grads, turns, "sum_round_robin")
@@ -160,7 +159,7 @@ def sum_balanced(
       ValueError: as ``sum_on_device``; no device.
       TypeError: something that is not a tensor.
     """
-    grads = addable_towers(grads)
+    grads = addable(grads)
     check_devices(devices)
     plan = balanced(num_bytes_of_columns(grads), devices)
     return _add(grads, [devices[index] for index in plan.device_of], "sum_balanced")
@@ -200,9 +199,7 @@ def densify_column(column: Sequence[Tensorlike]) -> list[tf.Tensor]:
     return dense
 
 
-def _add(
-    grads: CheckedTowers, places: Sequence[str], scope: str
-) -> list[list[Tensorlike]]:
+def _add(grads: Gradients, places: Sequence[str], scope: str) -> list[list[Tensorlike]]:
     with tf.name_scope(scope):
         sums = add_columns(columns(grads), places)
     return [list(sums) for _ in grads]

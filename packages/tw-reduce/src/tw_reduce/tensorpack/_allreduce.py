@@ -10,16 +10,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, public
-from tw_core.gradients import values_of
+from tw_core.checks import check_flag, check_nested, public
+from tw_core.gradients import Gradients, read_gradients, read_pairs, values_of
 from tw_core.modes import without_autograph
-from tw_reduce._checked_towers import addable_towers, checked_towers, compared_towers
 from tw_reduce._checks import (
+    addable,
     check_addable,
     check_device_strings,
     check_devices,
-    check_nested,
-    refuse_unaddable,
 )
 from tw_reduce._combinators.mean import check_divisible, mean
 from tw_reduce._combinators.packed import packed
@@ -66,7 +64,7 @@ def allreduce_grads(
             f"allreduce_grads: mode must be one of {sorted(reducers)}; got {mode!r}. "
             "For other ways take a reducer, such as sum_balanced."
         )
-    all_grads = checked_towers(all_grads)
+    all_grads = read_gradients(all_grads)
     if len(all_grads) == 1 or not all_grads[0]:
         return [list(tower) for tower in all_grads]
     reducer = partial(
@@ -96,7 +94,7 @@ def allreduce_grads_hierarchical(
     """
     check_flag(average=average)
     check_device_strings(devices)
-    all_grads = checked_towers(all_grads)
+    all_grads = read_gradients(all_grads)
     if len(devices) != 8 or len(all_grads) != 8:
         raise ValueError(
             f"allreduce_grads_hierarchical: eight devices and towers are needed; got "
@@ -129,7 +127,7 @@ def allreduce_grads_naive(
       ValueError: a bad list of gradients; no device or an unknown one.
       TypeError: something that is not a tensor; integers with ``average``.
     """
-    all_grads = addable_towers(all_grads)
+    all_grads = addable(all_grads)
     check_flag(average=average)
     if devices is not None:
         check_devices(devices)
@@ -145,7 +143,7 @@ def allreduce_grads_naive(
 @public
 @without_autograph
 def aggregate_grads_colocate(
-    all_grads: Sequence[Sequence[tuple[Tensorlike, Any]]],
+    all_grads: Sequence[Sequence[tuple[Tensorlike, Any]]] | Gradients,
     average: bool = True,
     *,
     weights: Sequence[Any] | None = None,
@@ -153,8 +151,8 @@ def aggregate_grads_colocate(
     """Adds the towers' gradients of each variable on the variable's device.
 
     Args:
-      all_grads: [K][N] (gradient, variable) pairs; the variables are shared by
-        the towers.
+      all_grads: [K][N] (gradient, variable) pairs, or ``Gradients`` that were read
+        with their variables; the variables are shared by the towers.
       average: means instead of sums.
       weights: [K] the towers' weights in the means, as for ``mean``.
 
@@ -170,24 +168,14 @@ def aggregate_grads_colocate(
         cannot be added; integers with ``average``; weights as for ``mean``.
     """
     check_flag(average=average)
-    _check_pairs(all_grads)
-    check_weights(weights, num_towers=len(all_grads), average=average)
-    grads = [[grad for grad, _ in tower] for tower in all_grads]
-    refuse_unaddable(grads)
-    variables = [variable for _, variable in all_grads[0]]
-    if not variables:
-        raise ValueError(
-            "aggregate_grads_colocate: all_grads holds no gradient; pass at least one "
-            "(gradient, variable) pair per tower."
-        )
-    _check_shared(all_grads)
-    checked = compared_towers(
-        grads, names=[str(variable.name) for variable in variables]
-    )
-    check_addable(checked)
+    check_nested(all_grads=all_grads, of="(gradient, variable) pairs")
+    grads = read_pairs(all_grads, variables="shared")
+    check_weights(weights, num_towers=len(grads), average=average)
+    check_addable(grads)
+    variables = [variable for _, variable in grads.pairs[0]]
     homes = [_home(variable) for variable in variables]
     if average:
-        check_divisible(checked)
+        check_divisible(grads)
     names = {home: f"device{i}" for i, home in enumerate(dict.fromkeys(homes))}
     # A pack per tower and device travels faster than each small gradient alone.
     reducers = {
@@ -195,7 +183,7 @@ def aggregate_grads_colocate(
         for home, name in names.items()
     }
     with tf.name_scope("aggregate_grads_colocate"):
-        reduced = deal_out([names[home] for home in homes], reducers, checked)
+        reduced = deal_out([names[home] for home in homes], reducers, grads)
     return list(zip(reduced[0], variables, strict=True))
 
 
@@ -233,35 +221,3 @@ def _home(variable: Any) -> str:
     # A Keras variable wraps the TensorFlow variable that has a device.
     inner = variable if hasattr(variable, "device") else variable.value
     return str(inner.device or "")
-
-
-def _check_pairs(all_grads: Sequence[Sequence[tuple[Tensorlike, Any]]]) -> None:
-    check_nested(all_grads, of="(gradient, variable) pairs")
-    others = [
-        f"tower {k} at {n} ({type(pair).__name__})"
-        for k, tower in enumerate(all_grads)
-        for n, pair in enumerate(tower)
-        if not isinstance(pair, Sequence)
-        or len(pair) != 2
-        or not hasattr(pair[1], "assign")
-    ]
-    if others:
-        raise TypeError(
-            "aggregate_grads_colocate: every tower must bring pairs of a gradient and "
-            f"its variable; got something else from {', '.join(others)}."
-        )
-
-
-def _check_shared(all_grads: Sequence[Sequence[tuple[Tensorlike, Any]]]) -> None:
-    others = [
-        f"{n} ({[variable.name for _, variable in column]})"
-        for n, column in enumerate(zip(*all_grads, strict=True))
-        if len({id(variable) for _, variable in column}) > 1
-    ]
-    if others:
-        raise ValueError(
-            "aggregate_grads_colocate: all towers must bring the same variables in "
-            f"the same order; they differ at positions {', '.join(others)}. For "
-            "towers with variables of their own take a reducer and "
-            "tw_core.merge_grad_list."
-        )

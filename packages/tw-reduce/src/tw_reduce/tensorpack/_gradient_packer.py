@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tw_core.checks import caller, check_list, check_whole_number, public
-from tw_reduce._checked_towers import with_shape
-from tw_reduce._checks import check_devices, refuse_unaddable
+from tw_core.gradients import check_gradients
+from tw_reduce._checks import check_devices
 from tw_reduce._reducer import Tensorlike, TowerTensors, cut, join
 from tw_reduce._tensor_info import TensorInfo, check_infos, describe_columns
 
@@ -104,7 +104,7 @@ class GradientPacker:
                 "GradientPacker.compute_strategy: called a second time; make another "
                 "GradientPacker for other gradients."
             )
-        refuse_unaddable([grads])
+        check_gradients([grads])
         infos = describe_columns([grads])
         self._specs = [(tensor.shape, tensor.dtype) for tensor in grads]
         unfit = [i.index for i in infos if i.is_sparse or i.num_elements is None]
@@ -244,14 +244,16 @@ def _settled(
             f"{caller()}: tensors must be {_SOURCES[method]}; {', '.join(problems)}."
         )
     return [
-        with_shape(
-            tensor,
-            shape,
-            refusal=f"{caller()}: position {n} is "
-            f"not one of {_SOURCES[method]}; the shapes are",
-        )
+        _ensured(tensor, shape, name=f"check_gradient_shape/{method}_position{n}")
         for n, (tensor, (shape, _)) in enumerate(zip(tensors, specs, strict=True))
     ]
+
+
+def _ensured(tensor: tf.Tensor, shape: tf.TensorShape, *, name: str) -> tf.Tensor:
+    if tensor.shape.is_fully_defined():
+        return tensor
+    with tf.device(tensor.device):
+        return tf.ensure_shape(tensor, shape, name=name)
 
 
 def _check_dense(tensors: Sequence[tf.Tensor]) -> None:

@@ -1,0 +1,506 @@
+"""One gate for gradients: towers' lists are read once, and every mismatch is named.
+
+A list that was read travels as ``Gradients``, which nobody checks again.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from numbers import Real
+from typing import Any, Literal, TypeAlias
+
+import tensorflow as tf
+
+from tw_core._records.matching import shared_variables, variable_mismatches
+from tw_core._records.origins import base_name
+from tw_core._variable_kinds import (
+    is_variable,
+    reference_variables_named,
+    tf_variable,
+)
+from tw_core.checks import caller, check_flag, check_nested, public
+from tw_core.gradients._lists import GradList
+from tw_core.gradients._shapes import compared, ensured, merged_shape, static_shape
+from tw_core.gradients._values import values_of
+from tw_core.modes import builds_session_graph, without_autograph
+
+Ownership: TypeAlias = Literal["own", "shared", "any"]
+
+
+class Gradients(list[list[Any]]):
+    """[K][N] gradients that were read: of one shape and dtype over all towers.
+
+    A function that takes a list of gradients, or of pairs, takes this instead without
+    checking it again. ``read_pairs`` and ``read_gradients`` make it; whoever reduces
+    or packs makes the next one from it.
+
+    Attributes:
+      tests: ops that compare shapes in the run, and fail the step if they differ.
+    """
+
+    def __init__(
+        self,
+        grads: Iterable[list[Any]],
+        variables: Iterable[Sequence[Any]] | None = None,
+        tests: Iterable[tf.Operation] = (),
+    ) -> None:
+        super().__init__(grads)
+        self._variables = None if variables is None else [list(v) for v in variables]
+        self.tests = tuple(tests)
+
+    @property
+    def variables(self) -> list[list[Any]]:
+        """[K][N] the gradients' variables, as passed.
+
+        Raises:
+          TypeError: the gradients were read without variables.
+        """
+        if self._variables is None:
+            raise TypeError(
+                "Gradients.variables: these gradients were read without variables; "
+                "read (gradient, variable) pairs with read_pairs."
+            )
+        return self._variables
+
+    @property
+    def pairs(self) -> list[list[tuple[Any, Any]]]:
+        """[K][N] (gradient, variable) pairs.
+
+        Raises:
+          TypeError: as ``variables``.
+        """
+        return [
+            list(zip(grads, own, strict=True))
+            for grads, own in zip(self, self.variables, strict=True)
+        ]
+
+
+@public
+@without_autograph
+def read_pairs(
+    grad_list: "GradList | Gradients",
+    *,
+    variables: Ownership = "any",
+    allow_none: bool = False,
+) -> Gradients:
+    """Reads the towers' (gradient, variable) pairs, once for everything that follows.
+
+    Args:
+      grad_list: [K][N] pairs; ``Gradients`` are returned as they are.
+      variables: ``"own"`` if every tower must have its own, as the replicas of
+        ``check_replicated_grad_list``; ``"shared"`` if all must use tower 0's.
+      allow_none: whether a gradient may be None.
+
+    Returns:
+      The gradients, with the shapes of their variables. One whose shape is not fully
+      known passes an op as in ``ensure_gradient_shapes``.
+
+    Raises:
+      ValueError: as ``check_grad_list``, ``check_replicated_grad_list`` or
+        ``check_shared_grad_list``.
+      TypeError: something that is not a list of lists of pairs.
+    """
+    if isinstance(grad_list, Gradients):
+        return grad_list
+    _check_pairs(grad_list, variables=variables, allow_none=allow_none)
+    grads = [
+        [ensured(grad, tf_variable(variable), tower=k) for grad, variable in pairs]
+        for k, pairs in enumerate(grad_list)
+    ]
+    return Gradients(grads, [[variable for _, variable in own] for own in grad_list])
+
+
+@public
+@without_autograph
+def read_gradients(grads: Sequence[Sequence[Any]]) -> Gradients:
+    """Reads the towers' gradients without variables, as a reducer takes them.
+
+    Args:
+      grads: [K][N] tensors and ``IndexedSlices``, K >= 1; ``Gradients`` are returned
+        as they are.
+
+    Returns:
+      The gradients. Those of a variable whose shapes are not fully known in every
+      tower wait for an op, listed in ``tests``, that compares them in the run and
+      fails with ``InvalidArgumentError``; they get the merged static shape.
+
+    Raises:
+      ValueError: no tower, towers of unequal length, a gradient that is None or of
+        another graph, dtypes or static shapes that differ between towers. Every
+        offender is named.
+      TypeError: something that is neither a tensor nor an ``IndexedSlices``, or not a
+        list of lists.
+    """
+    if isinstance(grads, Gradients):
+        return grads
+    check_gradients(grads)
+    settled, tests = compared(grads)
+    return Gradients(settled, tests=tests)
+
+
+@public
+@without_autograph
+def check_grad_list(grad_list: GradList, *, allow_none: bool = False) -> None:
+    """Checks that every tower has the same gradients in the same order.
+
+    Variables are compared by name, without a ``tower<k>/`` prefix. Separately
+    built models, such as Keras models, have names of their own with running
+    numbers (``dense``, ``dense_1``): there the numbers are ignored, and names
+    that have nothing in common are matched by position.
+
+    Args:
+      grad_list: [K][N] pairs.
+      allow_none: whether a gradient may be None.
+
+    Raises:
+      ValueError: no tower, no gradient, or towers whose gradients differ in
+        number, variables, order, shape or dtype; a None; a reference variable.
+        Every offender is named.
+      TypeError: something that is not a list of lists of pairs.
+    """
+    _check_pairs(grad_list, allow_none=allow_none)
+
+
+@public
+@without_autograph
+def check_replicated_grad_list(grad_list: GradList) -> None:
+    """Checks like ``check_grad_list``, and that every tower has its own variables.
+
+    A variable that several towers share would be updated once for each of them.
+
+    Args:
+      grad_list: [K][N] pairs.
+
+    Raises:
+      ValueError: as ``check_grad_list``; or a variable that towers share.
+      TypeError: something that is not a list of lists of pairs.
+    """
+    _check_pairs(grad_list, variables="own")
+
+
+@public
+@without_autograph
+def check_shared_grad_list(grad_list: GradList) -> None:
+    """Checks like ``check_grad_list``, and that all towers use the same variables.
+
+    Args:
+      grad_list: [K][N] pairs.
+
+    Raises:
+      ValueError: as ``check_grad_list``; or a variable that is not tower 0's.
+      TypeError: something that is not a list of lists of pairs.
+    """
+    _check_pairs(grad_list, variables="shared")
+
+
+@public
+@without_autograph
+def ensure_gradient_shapes(grad_list: GradList) -> list[list[tuple[Any, Any]]]:
+    """Gives every gradient the shape of its variable, checked when it is computed.
+
+    A gradient that reads a placeholder, a ``py_function`` or a ``tf.function``'s free
+    dimension may have a partially known shape. If its shape is not the variable's, its
+    raw memory would be added to other towers' gradients, or it would shift the tensors
+    packed after it.
+
+    Args:
+      grad_list: [K][N] (gradient, variable) pairs that pass ``check_grad_list``; a
+        None stays.
+
+    Returns:
+      The same pairs. A gradient whose shape is not fully known passes an op named
+      after tower and variable, ``check_gradient_shape/tower1/w``, which fails with
+      ``InvalidArgumentError`` where the shape differs. In an ``IndexedSlices`` the
+      shape of a row is checked, but not the number of rows.
+
+    Raises:
+      TypeError: something that is not a list of lists of pairs.
+    """
+    _check_are_pairs(grad_list)
+    return [
+        [
+            (ensured(grad, tf_variable(variable), tower=k), variable)
+            for grad, variable in pairs
+        ]
+        for k, pairs in enumerate(grad_list)
+    ]
+
+
+@public
+@without_autograph
+def check_gradients(grads: Sequence[Sequence[Any]]) -> None:
+    """Checks as ``read_gradients``, and compares nothing in the run.
+
+    Args:
+      grads: [K][N] tensors and ``IndexedSlices``.
+
+    Raises:
+      ValueError: as ``read_gradients``.
+      TypeError: as ``read_gradients``.
+    """
+    check_nested(grads=grads, of="tensors")
+    if not grads:
+        raise ValueError(
+            f"{caller()}: grads is empty; it must hold one list of tensors per tower."
+        )
+    lengths = [len(tower) for tower in grads]
+    if len(set(lengths)) > 1:
+        raise ValueError(
+            f"{caller()}: every tower must bring the same number of gradients; got "
+            f"{lengths} from towers 0..{len(grads) - 1}. A tower falls short when a "
+            "variable's gradient is None: drop it, or fill it with zeros, everywhere."
+        )
+    others = [
+        f"grads[{k}][{n}] is {type(grad).__name__}"
+        for k, tower in enumerate(grads)
+        for n, grad in enumerate(tower)
+        if not (grad is None or isinstance(grad, tf.Tensor | tf.IndexedSlices))
+    ]
+    if others:
+        raise TypeError(
+            f"{caller()}: every gradient must be a tf.Tensor or tf.IndexedSlices; "
+            f"{', '.join(others)}. Convert it with tf.convert_to_tensor."
+        )
+    names = [[f"position {n}" for n in range(lengths[0])]] * len(grads)
+    _refuse(
+        [*_none_gradients(grads, names), *_foreign(grads, names)]
+        or list(_differences(grads, names[0]))
+    )
+
+
+@public
+def check_any_gradient(grads: Iterable[Any], variables: Iterable[Any]) -> None:
+    """Refuses gradients that are all None.
+
+    Args:
+      grads: the gradients of one tower or of several.
+      variables: named in the message.
+
+    Raises:
+      ValueError: no gradient, or all are None.
+    """
+    if all(grad is None for grad in grads):
+        names = [getattr(v, "path", None) or v.name for v in variables]
+        raise ValueError(
+            f"{caller()}: no gradient for any variable; got {names}. Does the loss "
+            "depend on them?"
+        )
+
+
+@public
+def check_weight(weight: Any) -> None:
+    """Refuses anything that cannot weight gradients in a mean.
+
+    Args:
+      weight: such as a number of rows; the values of tensors are not checked.
+
+    Raises:
+      TypeError: neither a real number nor a scalar tensor of a real dtype.
+      ValueError: a number that is below 0 or not finite.
+    """
+    if tf.is_tensor(weight):
+        is_real = weight.dtype.is_floating or weight.dtype.is_integer
+        is_weight = bool(is_real and weight.shape.is_compatible_with([]))
+    else:
+        is_weight = isinstance(weight, Real) and not isinstance(weight, bool)
+    if not is_weight:
+        raise TypeError(
+            f"{caller()}: weight must be a real number or a scalar tensor, such as the "
+            f"number of rows; got {weight!r:.80}."
+        )
+    if isinstance(weight, Real) and not 0 <= float(weight) < float("inf"):
+        raise ValueError(
+            f"{caller()}: weight must be finite and 0 or more; got {weight}."
+        )
+
+
+def _check_pairs(
+    grad_list: GradList, *, variables: Ownership = "any", allow_none: bool = False
+) -> None:
+    check_flag(allow_none=allow_none)
+    _check_are_pairs(grad_list)
+    if not any(grad_list):
+        raise ValueError(
+            f"{caller()}: no gradient at all, from {len(grad_list)} towers; a tower "
+            "function returns (gradient, variable) pairs."
+        )
+    grads = [[grad for grad, _ in tower] for tower in grad_list]
+    own = [[variable for _, variable in tower] for tower in grad_list]
+    _refuse(list(_problems(grads, own, variables, allow_none=allow_none)))
+
+
+def _refuse(problems: Sequence[str]) -> None:
+    if problems:
+        listed = "\n".join(f"  - {problem}" for problem in problems)
+        raise ValueError(
+            f"{caller()}: every tower must bring one gradient per variable, with the "
+            f"same variables, shapes and dtypes in the same order; got:\n{listed}"
+        )
+
+
+def _problems(
+    grads: Sequence[Sequence[Any]],
+    variables: Sequence[Sequence[Any]],
+    ownership: Ownership,
+    *,
+    allow_none: bool,
+) -> Iterator[str]:
+    names = [[base_name(v) for v in tower] for tower in variables]
+    plain = [[tf_variable(v) for v in tower] for tower in variables]
+    yield from reference_variables_named([v for tower in variables for v in tower])
+    if not allow_none:
+        yield from _none_gradients(grads, names)
+    yield from _foreign(grads, names, plain)
+    mismatches = variable_mismatches(variables)
+    yield from mismatches
+    if ownership == "own":
+        for name, towers in shared_variables(variables):
+            yield (
+                f"{name} is one variable in towers {towers}, and would be updated once "
+                "for each; make a new one, or a new model, in every tower, or share "
+                "all variables as with a parameter server"
+            )
+    if ownership == "shared" and not mismatches:
+        yield from _not_shared(plain, names[0])
+    if not mismatches:
+        yield from _differences(grads, names[0], plain)
+
+
+def _not_shared(
+    variables: Sequence[Sequence[tf.Variable]], names: Sequence[str]
+) -> Iterator[str]:
+    for name, column in zip(names, zip(*variables, strict=True), strict=True):
+        others = [k for k, own in enumerate(column) if own is not column[0]]
+        if others:
+            yield (
+                f"{name} is a variable of their own in towers {others}, where all "
+                "towers must use tower 0's"
+            )
+
+
+def _none_gradients(
+    grads: Sequence[Sequence[Any]], names: Sequence[Sequence[str]]
+) -> list[str]:
+    towers_of: dict[str, list[int]] = {}
+    for k, tower in enumerate(grads):
+        for grad, name in zip(tower, names[k], strict=True):
+            if grad is None:
+                towers_of.setdefault(name, []).append(k)
+    return [
+        f"{name} has gradient None in towers {towers}: the loss does not depend on "
+        "it; leave the variable out, or fill in zeros, everywhere"
+        for name, towers in towers_of.items()
+    ]
+
+
+def _foreign(
+    grads: Sequence[Sequence[Any]],
+    names: Sequence[Sequence[str]],
+    variables: Sequence[Sequence[tf.Variable]] | None = None,
+) -> Iterator[str]:
+    """Names gradients, and variables, that ops made now cannot use."""
+    graphs = set() if tf.executing_eagerly() else set(_graphs_being_built())
+    # A function captures eager tensors; a session graph cannot.
+    usable = graphs if builds_session_graph() else {None, *graphs}
+    towers_of: dict[str, list[int]] = {}
+    for k, tower in enumerate(grads):
+        for n, grad in enumerate(tower):
+            made_in = [] if grad is None else [getattr(values_of(grad), "graph", None)]
+            kept_in = getattr(variables[k][n], "graph", None) if variables else None
+            is_kept_here = kept_in is None or not graphs or kept_in in graphs
+            if not (is_kept_here and usable.issuperset(made_in)):
+                towers_of.setdefault(names[k][n], []).append(k)
+    what = (
+        "or its gradient is of another graph"
+        if variables
+        else "has gradients of another graph, or eager ones in a graph,"
+    )
+    for name, towers in towers_of.items():
+        yield f"{name} {what} in towers {towers}; build all of a step in one graph"
+
+
+def _graphs_being_built() -> Iterator[Any]:
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        yield graph
+        graph = getattr(graph, "outer_graph", None)
+
+
+def _differences(
+    grads: Sequence[Sequence[Any]],
+    names: Sequence[str],
+    variables: Sequence[Sequence[tf.Variable]] | None = None,
+) -> Iterator[str]:
+    """Compares each variable's gradients across towers, and with the variable."""
+    kept = [()] * len(names) if variables is None else zip(*variables, strict=True)
+    for name, column, own in zip(names, zip(*grads, strict=True), kept, strict=True):
+        for difference in _differences_of(column, own):
+            yield f"{name}{difference}"
+
+
+def _differences_of(
+    grads: Sequence[Any], variables: Sequence[tf.Variable]
+) -> Iterator[str]:
+    where = f"in towers 0..{len(grads) - 1}"
+    of_variable, kept_in = "", [v.shape for v in variables]
+    num_rows = kept_in[0][:1] if variables and kept_in[0].rank != 0 else None
+    shapes = [
+        kept_in[k] if grad is None else static_shape(grad, num_rows)
+        for k, grad in enumerate(grads)
+    ]
+    if variables:
+        of_variable = f", of shape {kept_in[0]},"
+    is_sparse = any(isinstance(grad, tf.IndexedSlices) for grad in grads)
+    merged = merged_shape([*kept_in[:1], *shapes])
+    if merged is None or (is_sparse and merged.rank == 0):
+        found = [_described(*both) for both in zip(grads, shapes, strict=True)]
+        yield f"{of_variable} has gradients of shapes {found} {where}"
+    elif merged_shape(kept_in) is None:
+        yield f" has shapes {[str(other) for other in kept_in]} {where}"
+    kept_as = [v.dtype.name for v in variables]
+    if len(set(kept_as)) > 1:
+        yield f" has dtypes {kept_as} {where}"
+    kinds = [
+        tf.as_dtype(variables[k].dtype if grad is None else grad.dtype)
+        for k, grad in enumerate(grads)
+    ]
+    dtypes = [dtype.name for dtype in kinds]
+    if len(set(dtypes)) > 1 and dtypes != kept_as:
+        yield f" has gradients of dtypes {dtypes} {where}"
+    elif not all(map(_may_update, kinds, variables)):
+        yield f", of dtype {kept_as[0]}, has gradients of dtypes {dtypes} {where}"
+
+
+def _described(grad: Any, shape: tf.TensorShape | None) -> str:
+    if shape is not None:
+        return str(shape)
+    return f"{grad.shape} of rows {grad.values.shape[1:]}"
+
+
+def _may_update(dtype: tf.DType, variable: tf.Variable) -> bool:
+    # TensorFlow's optimizers cast complex gradients, and drop the imaginary part.
+    if dtype.is_complex:
+        return bool(variable.dtype.is_complex)
+    return bool(dtype.is_floating or dtype.is_integer)
+
+
+def _check_are_pairs(grad_list: GradList) -> None:
+    check_nested(grad_list=grad_list, of="(gradient, variable) pairs")
+    others = [
+        f"tower {k} item {n}"
+        for k, tower in enumerate(grad_list)
+        for n, pair in enumerate(tower)
+        if not _is_pair(pair)
+    ]
+    if others:
+        raise TypeError(
+            f"{caller()}: grad_list must hold pairs of a gradient (tensor, "
+            "IndexedSlices or None) and its variable; got something else at "
+            f"{', '.join(others)}."
+        )
+
+
+def _is_pair(pair: Any) -> bool:
+    if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+        return False
+    grad, variable = pair
+    is_grad = grad is None or tf.is_tensor(grad) or hasattr(grad, "shape")
+    return is_grad and is_variable(variable)
