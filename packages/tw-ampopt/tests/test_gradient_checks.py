@@ -129,13 +129,15 @@ def with_feeds(**changed):
         # As many elements together as there should be.
         (
             with_feeds(a=np.ones(5), b=np.ones(3)),
-            r"gradient of [ab]:0 in tower 0 must have shape \[[62]\],"
-            r".*; got:\] \[[53]\]",
+            r"check_gradient_shape/tower0/[ab].*\[[53]\] is not .* shape \[[62]\]",
         ),
-        (with_feeds(large=np.ones((130, 129))), r"of large:0 .* got:\] \[130 129\]"),
+        (
+            with_feeds(large=np.ones((130, 129))),
+            r"tower0/large.*\[130,129\] is not",
+        ),
         (
             with_feeds(rows=np.ones((3, 2)), places=[0, 1, 2]),
-            r"of table:0 .* rows of shape \[3\], .* got:\] \[2\]",
+            r"tower0/table.*\[3,2\] is not .* shape \[\?,3\]",
         ),
     ],
     ids=["packed", "alone", "rows"],
@@ -148,7 +150,7 @@ def test_a_shape_that_is_known_when_it_runs_is_compared_then(
         trainer.step(good_feeds())
     before = trainer.values()
     assert all(value.any() for value in before)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"(?s){message}"):
         trainer.step(bad)
     for got, want in zip(trainer.values(), before, strict=True):
         np.testing.assert_array_equal(got, want)
@@ -157,13 +159,14 @@ def test_a_shape_that_is_known_when_it_runs_is_compared_then(
 @pytest.mark.parametrize("odd", [np.ones((6, 6)), np.float32(1)], ids=str)
 def test_a_shape_of_another_rank_is_reported_too(make, odd):
     trainer = make(None)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"of a:0 .*shape \[6\]"):
+    message = r"(?s)check_gradient_shape/tower0/a.*shape \[6\]"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         trainer.step(with_feeds(a=odd))
 
 
 def test_the_tower_is_named():
     trainer = InFunction("known", 2)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"b:0 in tower 1"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"_shape/tower1/b"):
         trainer.step(good_feeds(), with_feeds(b=np.ones(4)))
 
 

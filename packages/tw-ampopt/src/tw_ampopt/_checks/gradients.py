@@ -1,8 +1,7 @@
 """Checks of gradients against their variables: kind, dtype, shape.
 
-Shapes that are known while the step is built are compared then, all others when the
-step runs: small gradients are packed, and one of the wrong length would silently move
-elements from one variable to another.
+Shapes that are known while the step is built are compared then, all others by tw-core
+when the step runs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,10 +17,8 @@ from tw_ampopt._checks.arguments import (
     check_variables,
     name_of,
 )
-from tw_ampopt._variables import host_of
 from tw_core.checks import caller
-from tw_core.gradients import check_any_gradient
-from tw_core.modes import compiles_with_xla
+from tw_core.gradients import check_any_gradient, ensure_gradient_shapes
 from tw_core.variables import repeated_variables
 
 _KINDS = (tf.Tensor, tf.Variable, tf.IndexedSlices, np.ndarray, np.generic)
@@ -45,10 +42,15 @@ def check_gradients(
     _check_graphs(places)
     _check_dtypes(places)
     _check_shapes(places)
-    checked = iter([_of_known_shape(place) for place in places])
-    return [
-        [None if grad is None else next(checked) for grad in tower] for tower in towers
+    settled = {
+        (k, id(variable)): _with_dense_shape(grad, variable)
+        for k, grad, variable in places
+    }
+    pairs = [
+        [(settled.get((k, id(variable))), variable) for variable in own]
+        for k, own in enumerate(lists)
     ]
+    return [[grad for grad, _ in own] for own in ensure_gradient_shapes(pairs)]
 
 
 def check_still_usable(
@@ -203,53 +205,11 @@ def _shown(grad: Any) -> str:
     )
 
 
-def _of_known_shape(place: _Place) -> _Gradient:
-    _, grad, variable = place
-    shape = tf.TensorShape(variable.shape)
+def _with_dense_shape(grad: Any, variable: Any) -> _Gradient:
     if not isinstance(grad, tf.IndexedSlices):
-        return _compared(tf.convert_to_tensor(grad), shape, place)
-    dense_shape = grad.dense_shape
-    if not grad.shape.is_fully_defined():
-        dense_shape = tf.constant(shape.as_list(), grad.indices.dtype)
-    rows = _compared(grad.values, shape[1:], place, skip=1)
-    return tf.IndexedSlices(rows, grad.indices, dense_shape)
-
-
-def _compared(
-    value: tf.Tensor, wanted: tf.TensorShape, place: _Place, *, skip: int = 0
-) -> tf.Tensor:
-    """Compares a tensor's shape when it runs, from dimension ``skip`` on."""
-    if value.shape.rank is not None and value.shape[skip:].is_fully_defined():
-        return value
-    if compiles_with_xla():  # which drops assertions
-        return tf.ensure_shape(value, [None] * skip + wanted.as_list())
-    with tf.device(value.device or None):
-        check = _shape_check(tf.shape(value)[skip:], wanted, place)
-    sizes = tf.constant([-1] * skip + wanted.as_list(), tf.int32)
-    with tf.device(host_of(value.device) or None):
-        # TensorFlow infers a shape from what later ops require, and would remove the
-        # check; it cannot infer across a reshape to a shape that it does not know.
-        hidden = tf.raw_ops.PlaceholderWithDefault(input=sizes, shape=sizes.shape)
-    with tf.device(value.device or None), tf.control_dependencies([check]):
-        value = tf.reshape(value, hidden)
-    value.set_shape([None] * skip + wanted.as_list())
-    return value
-
-
-def _shape_check(got: tf.Tensor, wanted: tf.TensorShape, place: _Place) -> tf.Operation:
-    sizes = wanted.as_list()
-    # Shapes of different ranks may be equal by broadcasting.
-    same = tf.logical_and(
-        tf.equal(tf.size(got), len(sizes)),
-        tf.reduce_all(
-            tf.raw_ops.Equal(
-                x=got, y=tf.constant(sizes, tf.int32), incompatible_shape_error=False
-            )
-        ),
-    )
-    what = "rows of shape" if isinstance(place[1], tf.IndexedSlices) else "shape"
-    message = (
-        f"{caller()}: {_named(place)} must have {what} {sizes}, as its variable has, "
-        "in the variables' order; got:"
-    )
-    return tf.debugging.Assert(same, [message, got])
+        return tf.convert_to_tensor(grad)
+    if grad.shape.is_fully_defined():
+        return grad
+    sizes = tf.TensorShape(variable.shape).as_list()
+    shape = tf.constant(sizes, grad.indices.dtype)
+    return tf.IndexedSlices(grad.values, grad.indices, shape)

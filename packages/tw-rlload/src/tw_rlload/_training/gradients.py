@@ -14,11 +14,9 @@ from tw_core.checks import caller, check_function, check_number, public
 from tw_core.gradients import (
     check_any_gradient,
     check_grad_list,
-    check_replicated_grad_list,
-    ensure_gradient_shapes,
     map_values,
     merge_grad_list,
-    split_grad_list,
+    read_pairs,
     values_of,
     with_unique_rows,
 )
@@ -133,15 +131,13 @@ def combine_gradients(
     found = [grad for tower in grad_list for grad, _ in tower]
     check_any_gradient(found, [variable for _, variable in grad_list[0]])
     kept = _without_missing(grad_list)
-    check = check_replicated_grad_list if own_variables else check_grad_list
-    check(kept)
-    grads, variables = split_grad_list(ensure_gradient_shapes(kept))
-    means = mean(reducer, weights=tower_weights)(grads)
+    read = read_pairs(kept, variables="own" if own_variables else "any")
+    means = mean(reducer, weights=tower_weights)(read)
     # Reducers that add in one place return the same tensors for all towers: clip once.
     clipped = {tuple(map(id, tower)): tower for tower in means}
     clipped = {key: _clipped(own, grad_norm_clipping) for key, own in clipped.items()}
     averaged = [clipped[tuple(map(id, tower))] for tower in means]
-    return merge_grad_list(averaged, variables)
+    return merge_grad_list(averaged, read.variables)
 
 
 def _numbers(name: str, value: object) -> tf.Tensor:
