@@ -1,9 +1,7 @@
 """Checks of the (gradient, variable) pairs that ``apply_gradients`` takes.
 
-Gradients travel flat and joined, and are split again by the shapes of the variables: a
-longer gradient next to a shorter one would silently move elements from one variable to
-another. A shape that is known while building is compared then; one that is known only
-at run time is compared in each step, on the worker, before anything is sent.
+A shape that is known while building is compared then; one that is known only at run
+time is compared in each step, on the worker, before anything is sent.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,9 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.gradients import check_weight
-
-_CALLER = "SyncReplicasOptimizer.apply_gradients"
+from tw_core.checks import caller
+from tw_core.gradients import check_weight, ensure_gradient_shapes
 
 
 def read_pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
@@ -23,19 +20,19 @@ def read_pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
         grads_and_vars, Iterable
     ):
         raise TypeError(
-            f"{_CALLER}: grads_and_vars must be a list of (gradient, variable) pairs; "
+            f"{caller()}: grads_and_vars must be a list of (gradient, variable) pairs; "
             f"got {grads_and_vars!r}."
         )
     pairs = list(grads_and_vars)
     if not pairs:
         raise ValueError(
-            f"{_CALLER}: Must supply at least one variable; got no (gradient, "
+            f"{caller()}: Must supply at least one variable; got no (gradient, "
             "variable) pairs."
         )
     others = [p for p in pairs if not (isinstance(p, tuple | list) and len(p) == 2)]
     if others:
         raise TypeError(
-            f"{_CALLER}: grads_and_vars must hold (gradient, variable) pairs; got "
+            f"{caller()}: grads_and_vars must hold (gradient, variable) pairs; got "
             f"{', '.join(map(repr, others))}."
         )
     _check_resources([variable for _, variable in pairs])
@@ -46,14 +43,14 @@ def check_graph_of(pairs: Sequence[tuple[Any, Any]], global_step: Any) -> None:
     """Checks the global step, and that everything belongs to the default graph."""
     if global_step is None:
         raise ValueError(
-            f"{_CALLER}: Global step is required to check staleness; got none, and the "
-            "graph has none. Pass global_step="
+            f"{caller()}: Global step is required to check staleness; got none, and "
+            "the graph has none. Pass global_step="
             "tf.compat.v1.train.get_or_create_global_step(), or create it first."
         )
     _check_resources([global_step])
     if not global_step.dtype.is_integer or global_step.shape.rank != 0:
         raise ValueError(
-            f"{_CALLER}: global_step must be a scalar of whole numbers; got "
+            f"{caller()}: global_step must be a scalar of whole numbers; got "
             f"{global_step.name} of {global_step.dtype.name} and shape "
             f"{global_step.shape}."
         )
@@ -68,8 +65,8 @@ def check_graph_of(pairs: Sequence[tuple[Any, Any]], global_step: Any) -> None:
     others = [name for name, part in parts if getattr(part, "graph", None) is not graph]
     if others:
         raise ValueError(
-            f"{_CALLER}: variables and gradients must belong to the default graph; got "
-            f"others for {', '.join(dict.fromkeys(others))}."
+            f"{caller()}: variables and gradients must belong to the default graph; "
+            f"got others for {', '.join(dict.fromkeys(others))}."
         )
 
 
@@ -81,11 +78,11 @@ def check_own_weight(weight: Any, *, sparse_mean: str) -> None:
     graph = tf.compat.v1.get_default_graph()
     if tf.is_tensor(weight) and getattr(weight, "graph", None) is not graph:
         raise ValueError(
-            f"{_CALLER}: weight must belong to the default graph; got {weight!r}."
+            f"{caller()}: weight must belong to the default graph; got {weight!r}."
         )
     if sparse_mean == "per_row":
         raise ValueError(
-            f"{_CALLER}: weight is that of a mean over replicas; with "
+            f"{caller()}: weight is that of a mean over replicas; with "
             "sparse_mean='per_row' each row counts replicas. Use 'replicas'."
         )
 
@@ -96,17 +93,18 @@ def fitting_gradients(pairs: Sequence[tuple[Any, tf.Variable]]) -> list[Any]:
     unknown = [v.name for _, v in pairs if not v.shape.is_fully_defined()]
     if unknown:
         raise ValueError(
-            f"{_CALLER}: variables must have fully known shapes; got "
+            f"{caller()}: variables must have fully known shapes; got "
             f"{', '.join(unknown)} without."
         )
     misfits = [_misfit(grad, variable) for grad, variable in pairs if grad is not None]
     found = [misfit for misfit in misfits if misfit]
     if found:
         raise ValueError(
-            f"{_CALLER}: a gradient must have the shape of its variable; got "
+            f"{caller()}: a gradient must have the shape of its variable; got "
             f"{'; '.join(found)}."
         )
-    return [_checked_in_step(grad, variable) for grad, variable in pairs]
+    [ensured] = ensure_gradient_shapes([pairs])
+    return [_with_a_row_per_index(grad, variable) for grad, variable in ensured]
 
 
 def _check_resources(variables: Sequence[Any]) -> None:
@@ -117,7 +115,7 @@ def _check_resources(variables: Sequence[Any]) -> None:
     ]
     if others:
         raise TypeError(
-            f"{_CALLER}: only resource variables are supported; got "
+            f"{caller()}: only resource variables are supported; got "
             f"{', '.join(others)}. Call tf.compat.v1.enable_resource_variables() "
             "before building the model; of a Keras variable, pass its value."
         )
@@ -131,8 +129,8 @@ def _check_kinds(pairs: Sequence[tuple[Any, tf.Variable]]) -> None:
     ]
     if others:
         raise TypeError(
-            f"{_CALLER}: a gradient must be a tf.Tensor, tf.IndexedSlices or None; got "
-            f"{', '.join(others)}."
+            f"{caller()}: a gradient must be a tf.Tensor, tf.IndexedSlices or None; "
+            f"got {', '.join(others)}."
         )
     others = [
         f"{grad.dtype.name} for {variable.name} ({variable.dtype.base_dtype.name})"
@@ -141,7 +139,7 @@ def _check_kinds(pairs: Sequence[tuple[Any, tf.Variable]]) -> None:
     ]
     if others:
         raise TypeError(
-            f"{_CALLER}: a gradient must have the dtype of its variable; got "
+            f"{caller()}: a gradient must have the dtype of its variable; got "
             f"{', '.join(others)}. Cast it; for narrower transfers pass compression=."
         )
 
@@ -163,36 +161,20 @@ def _misfit(grad: Any, variable: tf.Variable) -> str | None:
     )
 
 
-def _checked_in_step(grad: Any, variable: tf.Variable) -> Any:
-    """Returns a gradient that fails in a step in which its shape does not fit."""
-    shape = variable.shape
-    if grad is None:
-        return None
-    if isinstance(grad, tf.Tensor):
-        return _must_have(grad, list(shape), shape, variable)
-    indices = _must_have(grad.indices, [-1], tf.TensorShape([None]), variable)
-    known = grad.indices.shape.concatenate(shape[1:])
-    sizes = [tf.shape(indices)[0], *shape[1:]]
-    values = _must_have(grad.values, sizes, known, variable)
-    return tf.IndexedSlices(values, indices, grad.dense_shape)
-
-
-def _must_have(
-    tensor: tf.Tensor, expected: Sequence[Any], known: tf.TensorShape, variable: Any
-) -> tf.Tensor:
-    """Compares a shape in each step, unless known to fit; -1 expects any size."""
-    if tensor.shape == known and (known.is_fully_defined() or expected == [-1]):
-        return tensor
-    rank = len(expected)
-    with tf.device(tensor.device):
-        # One number more than expected, so that a different rank fails too.
-        sizes = tf.concat([tf.shape(tensor), tf.fill([rank + 1], -2)], axis=0)
-        sizes, expected = sizes[: rank + 1], tf.stack([*expected, -2])
-        fits = tf.reduce_all(tf.equal(sizes, expected) | tf.equal(expected, -1))
-        message = (
-            f"{_CALLER}: a gradient must have the shape of its variable, "
-            f"{variable.name} of {variable.shape}; got "
-        )
-        compared = tf.debugging.Assert(fits, [message, tf.shape(tensor)], rank + 1)
-        with tf.control_dependencies([compared]):
-            return tf.ensure_shape(tensor, known)
+def _with_a_row_per_index(grad: Any, variable: tf.Variable) -> Any:
+    """Returns a gradient that fails in a step in which rows and indices differ."""
+    if not isinstance(grad, tf.IndexedSlices):
+        return grad
+    values, places = grad.values, grad.indices
+    with tf.device(values.device):
+        if places.shape.rank is None:
+            places = tf.ensure_shape(places, [None])
+        known = places.shape.concatenate(values.shape[1:])
+        if values.shape == known and known.is_fully_defined():
+            return grad
+        fits = tf.equal(tf.shape(values)[0], tf.shape(places)[0])
+        message = f"{caller()}: {variable.name} must have one row per index; got "
+        same = tf.debugging.Assert(fits, [message, tf.shape(values), tf.shape(places)])
+        with tf.control_dependencies([same]):
+            values = tf.ensure_shape(values, known)
+    return tf.IndexedSlices(values, places, grad.dense_shape)
