@@ -66,6 +66,11 @@ def tf_variable(variable: Any) -> tf.Variable:
     return held
 
 
+def tf_variables(variables: Iterable[Any]) -> list[tf.Variable]:
+    """As ``tf_variable``, of each of several."""
+    return [tf_variable(variable) for variable in variables]
+
+
 def is_reference_variable(variable: Any) -> bool:
     """Returns whether a variable is a reference variable, the kind before resources."""
     return str(getattr(variable.dtype, "name", variable.dtype)).endswith("_ref")

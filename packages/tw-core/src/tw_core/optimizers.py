@@ -14,9 +14,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
-from tw_core._variable_kinds import tf_variable
+from tw_core._variable_kinds import tf_variable, tf_variables
 from tw_core.checks import caller, public
-from tw_core.flat_variables import flat_variable_of, slots_like_parts
+from tw_core.flat_variables import slots_like_parts
+from tw_core.flat_variables._flat_variables import flat_among
 from tw_core.gradients._values import with_unique_rows
 from tw_core.modes import orders_effects, without_autograph
 
@@ -193,7 +194,7 @@ def create_slots(optimizer: Any, variables: Sequence[Any]) -> None:
             _build_keras(optimizer, variables, kind)
         elif kind is OptimizerKind.V1 and _applies_as_v1(optimizer):
             # There is no public method for this; subclasses override this one.
-            optimizer._create_slots([tf_variable(v) for v in variables])
+            optimizer._create_slots(tf_variables(variables))
         else:
             _trace_unused_update(optimizer, variables)
 
@@ -205,7 +206,7 @@ def _applies_as_v1(optimizer: Any) -> bool:
 
 def _build_keras(optimizer: Any, variables: Sequence[Any], kind: OptimizerKind) -> None:
     if kind is OptimizerKind.TF_KERAS:
-        optimizer.build([tf_variable(variable) for variable in variables])
+        optimizer.build(tf_variables(variables))
         return
     if optimizer.built:
         return
@@ -229,7 +230,7 @@ def _trace_unused_update(optimizer: Any, variables: Sequence[Any]) -> None:
     def update() -> None:
         # A traced function starts without a scope; names show whose state it is.
         with tf.name_scope(f"{scope}/" if scope else ""):
-            plain = [tf_variable(variable) for variable in variables]
+            plain = tf_variables(variables)
             optimizer.apply_gradients([(tf.zeros_like(v), v) for v in plain])
 
     tf.function(update, autograph=False).get_concrete_function()
@@ -267,7 +268,7 @@ def apply_pairs(
     if kind is OptimizerKind.KERAS_3:
         with _once_known([grad for grad, _ in pairs]):
             return _apply_keras_3(optimizer, pairs)
-    plain = [(grad, tf_variable(variable)) for grad, variable in pairs]
+    plain = list(zip([g for g, _ in pairs], tf_variables(variables), strict=True))
     if kind is not OptimizerKind.V1:
         plain = [(_in_this_graph(grad), variable) for grad, variable in plain]
     named = {} if name is None else {"name": name}
@@ -345,7 +346,7 @@ def check_elementwise(optimizer: Any, variables: Sequence[Any]) -> None:
         be element-wise, or is set to clip each gradient by its norm or to leave
         variables out of the weight decay by their names.
     """
-    flat = [v.name for v in variables if flat_variable_of(v) is not None]
+    flat = [own.name for own in flat_among(variables)]
     if not flat:
         return
     for one in _with_wrapped(optimizer):

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tw_core._records.origins import base_name, is_of_a_tower, without_numbers
-from tw_core._variable_kinds import tf_variable
+from tw_core._records.origins import base_names, is_of_a_tower, without_numbers
+from tw_core._variable_kinds import tf_variables
 
 
 def repeated_variables(variables: Sequence[Any]) -> list[Any]:
@@ -19,8 +19,8 @@ def repeated_variables(variables: Sequence[Any]) -> list[Any]:
     A Keras variable and the ``tf.Variable`` in it are the same.
     """
     found: dict[int, list[Any]] = {}
-    for variable in variables:
-        found.setdefault(id(tf_variable(variable)), []).append(variable)
+    for variable, plain in zip(variables, tf_variables(variables), strict=True):
+        found.setdefault(id(plain), []).append(variable)
     return [same[0] for same in found.values() if len(same) > 1]
 
 
@@ -35,7 +35,7 @@ def shared_variables(variables: Sequence[Sequence[Any]]) -> list[tuple[str, list
     """
     towers_of: dict[int, tuple[str, list[int]]] = {}
     for k, tower in enumerate(variables):
-        for variable in {id(v): v for v in map(tf_variable, tower)}.values():
+        for variable in {id(v): v for v in tf_variables(tower)}.values():
             towers_of.setdefault(id(variable), (variable.name, []))[1].append(k)
     return [(name, towers) for name, towers in towers_of.values() if len(towers) > 1]
 
@@ -61,7 +61,7 @@ def variable_mismatches(variables: Sequence[Sequence[Any]]) -> list[str]:
 
 
 def _comparable_names(variables: Sequence[Sequence[Any]]) -> list[list[str]] | None:
-    names = [[base_name(v) for v in tower] for tower in variables]
+    names = [base_names(tower) for tower in variables]
     if _names_tell(variables, names):
         return names
     unnumbered = _without_numbers(names)
@@ -121,5 +121,5 @@ def _different_counts(variables: Sequence[Sequence[Any]]) -> list[str]:
     counts = [len(tower) for tower in variables]
     if len(set(counts)) == 1:
         return []
-    names = [[base_name(v) for v in tower] for tower in variables]
+    names = [base_names(tower) for tower in variables]
     return [f"towers 0..{len(counts) - 1} have {counts} variables: {names}"]

@@ -13,7 +13,7 @@ known there: replicas are called ``tower1/w``.
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +21,6 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core._tf_compat import outermost_function_graph
-from tw_core._variable_kinds import is_variable
 from tw_core.modes import orders_effects, traces_function
 
 # Not a string, so that TensorFlow leaves the collection out of exported graphs.
@@ -159,7 +158,8 @@ def variable_origin(variable: Any) -> VariableOrigin | None:
     Raises:
       TypeError: ``variable`` is not one.
     """
-    if not is_variable(variable):
+    held = getattr(variable, "value", None)
+    if not isinstance(variable, tf.Variable) and not isinstance(held, tf.Variable):
         raise TypeError(
             f"variable_origin: wants a TensorFlow or Keras variable; got {variable!r}."
         )
@@ -183,6 +183,11 @@ def base_name(variable: Any) -> str:
     if origin is not None:
         return origin.original
     return _TOWER_PREFIX.sub("", _path(variable).split(":")[0]).lstrip("/")
+
+
+def base_names(variables: Iterable[Any]) -> list[str]:
+    """As ``base_name``, of each of several."""
+    return [base_name(variable) for variable in variables]
 
 
 def owning_tower(variable: Any) -> int:

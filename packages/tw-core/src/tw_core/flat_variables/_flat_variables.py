@@ -294,13 +294,25 @@ class _Open:
 
 def view_of(variable: Any) -> VariableView | None:
     """Returns the view that a variable is or, as Keras's may, holds; else None."""
-    plain = tf_variable(variable)
+    plain = variable if isinstance(variable, tf.Variable) else tf_variable(variable)
     return plain if isinstance(plain, VariableView) else None
+
+
+def views_of(variables: Sequence[Any]) -> list[VariableView | None]:
+    """As ``view_of``, of each of several."""
+    return [view_of(variable) for variable in variables]
+
+
+def flat_among(variables: Sequence[Any]) -> list[FlatVariable]:
+    """Returns those of several variables that are flat."""
+    found = [flat_variable_of(variable) for variable in variables]
+    return [flat for flat in found if flat is not None]
 
 
 def flat_variable_of(variable: Any) -> FlatVariable | None:
     """Returns the ``FlatVariable`` of a flat variable; None for any other variable."""
-    found = getattr(tf_variable(variable), FLAT_KEY, None)
+    plain = variable if isinstance(variable, tf.Variable) else tf_variable(variable)
+    found = getattr(plain, FLAT_KEY, None)
     return found if isinstance(found, FlatVariable) else None
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tw_core.checks import check_list, public
 from tw_core.flat_packs import join
 from tw_core.flat_variables._flat_variable import FlatVariable, describe_sparse
-from tw_core.flat_variables._flat_variables import view_of
+from tw_core.flat_variables._flat_variables import views_of
 from tw_core.flat_variables._view import VariableView
 from tw_core.modes import without_autograph
 
@@ -42,8 +42,8 @@ def pack_gradients(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         )
     packed: dict[int, list[tuple[Any, VariableView]]] = {}
     order: list[tuple[Any, Any]] = []
-    for grad, variable in pairs:
-        view = view_of(variable)
+    views = views_of([variable for _, variable in pairs])
+    for (grad, variable), view in zip(pairs, views, strict=True):
         if view is None:
             order.append((grad, variable))
             continue

@@ -10,7 +10,7 @@ from tw_core._records.origins import base_name
 from tw_core.flat_variables._flat_variable import FlatVariable
 from tw_core.flat_variables._flat_variables import (
     FLAT_KEY,
-    flat_variable_of,
+    flat_among,
     swap_in_collections,
 )
 from tw_core.flat_variables._layout import Layout, is_slot_name
@@ -24,7 +24,7 @@ def slots_like_parts(variables: Sequence[Any]) -> Iterator[None]:
     Args:
       variables: the variables that the optimizer updates inside, flat or not.
     """
-    flats = [flat for v in variables if (flat := flat_variable_of(v)) is not None]
+    flats = flat_among(variables)
     if not flats or not builds_session_graph():
         yield
         return

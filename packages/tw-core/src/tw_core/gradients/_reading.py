@@ -10,16 +10,15 @@ from typing import Any, Literal, TypeAlias
 import tensorflow as tf
 
 from tw_core._records.matching import shared_variables, variable_mismatches
-from tw_core._records.origins import base_name
+from tw_core._records.origins import base_names
 from tw_core._variable_kinds import (
     is_variable,
     reference_variables_named,
-    tf_variable,
+    tf_variables,
 )
 from tw_core.checks import caller, check_flag, check_nested, public
 from tw_core.gradients._lists import GradList
-from tw_core.gradients._shapes import compared, ensured, merged_shape, static_shape
-from tw_core.gradients._values import values_of
+from tw_core.gradients._shapes import compared, differences, ensured
 from tw_core.modes import builds_session_graph, without_autograph
 
 Ownership: TypeAlias = Literal["own", "shared", "any"]
@@ -101,11 +100,7 @@ def read_pairs(
     if isinstance(grad_list, Gradients):
         return grad_list
     _check_pairs(grad_list, variables=variables, allow_none=allow_none)
-    grads = [
-        [ensured(grad, tf_variable(variable), tower=k) for grad, variable in pairs]
-        for k, pairs in enumerate(grad_list)
-    ]
-    return Gradients(grads, [[variable for _, variable in own] for own in grad_list])
+    return Gradients(*_ensured(grad_list))
 
 
 @public
@@ -215,13 +210,7 @@ def ensure_gradient_shapes(grad_list: GradList) -> list[list[tuple[Any, Any]]]:
       TypeError: something that is not a list of lists of pairs.
     """
     _check_are_pairs(grad_list)
-    return [
-        [
-            (ensured(grad, tf_variable(variable), tower=k), variable)
-            for grad, variable in pairs
-        ]
-        for k, pairs in enumerate(grad_list)
-    ]
+    return Gradients(*_ensured(grad_list)).pairs
 
 
 @public
@@ -262,7 +251,7 @@ def check_gradients(grads: Sequence[Sequence[Any]]) -> None:
     names = [[f"position {n}" for n in range(lengths[0])]] * len(grads)
     _refuse(
         [*_none_gradients(grads, names), *_foreign(grads, names)]
-        or list(_differences(grads, names[0]))
+        or differences(grads, names[0])
     )
 
 
@@ -312,6 +301,17 @@ def check_weight(weight: Any) -> None:
         )
 
 
+def _ensured(grad_list: GradList) -> tuple[list[list[Any]], list[list[Any]]]:
+    """Splits checked pairs; gives gradients of unknown shape that of their variable."""
+    grads = [[grad for grad, _ in tower] for tower in grad_list]
+    variables = [[variable for _, variable in tower] for tower in grad_list]
+    settled = [
+        ensured(own, tf_variables(kept), tower=k)
+        for k, (own, kept) in enumerate(zip(grads, variables, strict=True))
+    ]
+    return settled, variables
+
+
 def _check_pairs(
     grad_list: GradList, *, variables: Ownership = "any", allow_none: bool = False
 ) -> None:
@@ -343,8 +343,8 @@ def _problems(
     *,
     allow_none: bool,
 ) -> Iterator[str]:
-    names = [[base_name(v) for v in tower] for tower in variables]
-    plain = [[tf_variable(v) for v in tower] for tower in variables]
+    names = [base_names(tower) for tower in variables]
+    plain = [tf_variables(tower) for tower in variables]
     yield from reference_variables_named([v for tower in variables for v in tower])
     if not allow_none:
         yield from _none_gradients(grads, names)
@@ -361,7 +361,7 @@ def _problems(
     if ownership == "shared" and not mismatches:
         yield from _not_shared(plain, names[0])
     if not mismatches:
-        yield from _differences(grads, names[0], plain)
+        yield from differences(grads, names[0], plain)
 
 
 def _not_shared(
@@ -403,7 +403,8 @@ def _foreign(
     towers_of: dict[str, list[int]] = {}
     for k, tower in enumerate(grads):
         for n, grad in enumerate(tower):
-            made_in = [] if grad is None else [getattr(values_of(grad), "graph", None)]
+            dense = grad.values if isinstance(grad, tf.IndexedSlices) else grad
+            made_in = [] if grad is None else [getattr(dense, "graph", None)]
             kept_in = getattr(variables[k][n], "graph", None) if variables else None
             is_kept_here = kept_in is None or not graphs or kept_in in graphs
             if not (is_kept_here and usable.issuperset(made_in)):
@@ -422,64 +423,6 @@ def _graphs_being_built() -> Iterator[Any]:
     while graph is not None:
         yield graph
         graph = getattr(graph, "outer_graph", None)
-
-
-def _differences(
-    grads: Sequence[Sequence[Any]],
-    names: Sequence[str],
-    variables: Sequence[Sequence[tf.Variable]] | None = None,
-) -> Iterator[str]:
-    """Compares each variable's gradients across towers, and with the variable."""
-    kept = [()] * len(names) if variables is None else zip(*variables, strict=True)
-    for name, column, own in zip(names, zip(*grads, strict=True), kept, strict=True):
-        for difference in _differences_of(column, own):
-            yield f"{name}{difference}"
-
-
-def _differences_of(
-    grads: Sequence[Any], variables: Sequence[tf.Variable]
-) -> Iterator[str]:
-    where = f"in towers 0..{len(grads) - 1}"
-    of_variable, kept_in = "", [v.shape for v in variables]
-    num_rows = kept_in[0][:1] if variables and kept_in[0].rank != 0 else None
-    shapes = [
-        kept_in[k] if grad is None else static_shape(grad, num_rows)
-        for k, grad in enumerate(grads)
-    ]
-    if variables:
-        of_variable = f", of shape {kept_in[0]},"
-    is_sparse = any(isinstance(grad, tf.IndexedSlices) for grad in grads)
-    merged = merged_shape([*kept_in[:1], *shapes])
-    if merged is None or (is_sparse and merged.rank == 0):
-        found = [_described(*both) for both in zip(grads, shapes, strict=True)]
-        yield f"{of_variable} has gradients of shapes {found} {where}"
-    elif merged_shape(kept_in) is None:
-        yield f" has shapes {[str(other) for other in kept_in]} {where}"
-    kept_as = [v.dtype.name for v in variables]
-    if len(set(kept_as)) > 1:
-        yield f" has dtypes {kept_as} {where}"
-    kinds = [
-        tf.as_dtype(variables[k].dtype if grad is None else grad.dtype)
-        for k, grad in enumerate(grads)
-    ]
-    dtypes = [dtype.name for dtype in kinds]
-    if len(set(dtypes)) > 1 and dtypes != kept_as:
-        yield f" has gradients of dtypes {dtypes} {where}"
-    elif not all(map(_may_update, kinds, variables)):
-        yield f", of dtype {kept_as[0]}, has gradients of dtypes {dtypes} {where}"
-
-
-def _described(grad: Any, shape: tf.TensorShape | None) -> str:
-    if shape is not None:
-        return str(shape)
-    return f"{grad.shape} of rows {grad.values.shape[1:]}"
-
-
-def _may_update(dtype: tf.DType, variable: tf.Variable) -> bool:
-    # TensorFlow's optimizers cast complex gradients, and drop the imaginary part.
-    if dtype.is_complex:
-        return bool(variable.dtype.is_complex)
-    return bool(dtype.is_floating or dtype.is_integer)
 
 
 def _check_are_pairs(grad_list: GradList) -> None:
@@ -503,4 +446,4 @@ def _is_pair(pair: Any) -> bool:
         return False
     grad, variable = pair
     is_grad = grad is None or tf.is_tensor(grad) or hasattr(grad, "shape")
-    return is_grad and is_variable(variable)
+    return is_grad and (isinstance(variable, tf.Variable) or is_variable(variable))

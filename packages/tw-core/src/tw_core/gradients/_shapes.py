@@ -1,4 +1,4 @@
-"""Shapes that only the run knows, compared in the run; the only such comparison.
+"""Shapes and dtypes of gradients, compared while building and in the run.
 
 Shapes that TensorFlow knows while building are compared there and cost the step
 nothing. Unknown ones, such as those of a fed tensor or a batch of any size, could
@@ -8,7 +8,7 @@ variable's shape where it is known, else tower with tower.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,25 +19,34 @@ from tw_core.gradients._values import map_values, narrow_source, values_of
 from tw_core.modes import compiles_with_xla
 
 
-def ensured(grad: Any, variable: tf.Variable, *, tower: int) -> Any:
-    """Gives a gradient its variable's shape; an unknown one passes an EnsureShape."""
+def ensured(
+    grads: Sequence[Any], variables: Sequence[tf.Variable], *, tower: int
+) -> list[Any]:
+    """Gives [N] gradients their variables' shapes, by an EnsureShape if unknown."""
+    return [
+        _ensured(grad, variable, tower)
+        for grad, variable in zip(grads, variables, strict=True)
+    ]
+
+
+def _ensured(grad: Any, variable: tf.Variable, tower: int) -> Any:
     if grad is None:
         return None
-    shape = variable.shape
-    if isinstance(grad, tf.IndexedSlices):
-        shape = tf.TensorShape([None]).concatenate(shape[1:])
+    is_sparse = isinstance(grad, tf.IndexedSlices)
+    dense, shape = grad, variable.shape
+    if is_sparse:
+        dense, shape = grad.values, tf.TensorShape([None]).concatenate(shape[1:])
+    if str(dense.shape.merge_with(shape)) == str(dense.shape):
+        return grad  # The variable's shape adds nothing.
     name = f"check_gradient_shape/tower{tower}/{variable.name.split(':')[0]}"
-
-    def ensure(tensor: tf.Tensor) -> tf.Tensor:
-        if str(tensor.shape.merge_with(shape)) == str(tensor.shape):
-            return tensor  # The variable's shape adds nothing.
-        # On the gradient's device, whatever device is in scope.
-        with tf.device(tensor.device or None):
-            return tf.ensure_shape(
-                tensor, shape, name=re.sub(r"[^A-Za-z0-9_.\\/-]", "_", name)
-            )
-
-    return map_values(ensure, grad)
+    # On the gradient's device, whatever device is in scope.
+    with tf.device(dense.device or None):
+        dense = tf.ensure_shape(
+            dense, shape, name=re.sub(r"[^A-Za-z0-9_.\\/-]", "_", name)
+        )
+    if not is_sparse:
+        return dense
+    return tf.IndexedSlices(dense, grad.indices, grad.dense_shape)
 
 
 def compared(
@@ -56,7 +65,67 @@ def compared(
     return [[column[k] for column in columns] for k in range(len(grads))], tests
 
 
-def static_shape(
+def differences(
+    grads: Sequence[Sequence[Any]],
+    names: Sequence[str],
+    variables: Sequence[Sequence[tf.Variable]] | None = None,
+) -> list[str]:
+    """Describes where a variable's [K] gradients differ, or are not as the variable."""
+    kept = [()] * len(names) if variables is None else zip(*variables, strict=True)
+    return [
+        f"{name}{difference}"
+        for name, column, own in zip(names, zip(*grads, strict=True), kept, strict=True)
+        for difference in _differences_of(column, own)
+    ]
+
+
+def _differences_of(
+    grads: Sequence[Any], variables: Sequence[tf.Variable]
+) -> Iterator[str]:
+    where = f"in towers 0..{len(grads) - 1}"
+    of_variable, kept_in = "", [v.shape for v in variables]
+    num_rows = kept_in[0][:1] if variables and kept_in[0].rank != 0 else None
+    shapes = [
+        kept_in[k] if grad is None else _static_shape(grad, num_rows)
+        for k, grad in enumerate(grads)
+    ]
+    if variables:
+        of_variable = f", of shape {kept_in[0]},"
+    is_sparse = any(isinstance(grad, tf.IndexedSlices) for grad in grads)
+    merged = _merged([*kept_in[:1], *shapes])
+    if merged is None or (is_sparse and merged.rank == 0):
+        found = [_described(*both) for both in zip(grads, shapes, strict=True)]
+        yield f"{of_variable} has gradients of shapes {found} {where}"
+    elif _merged(kept_in) is None:
+        yield f" has shapes {[str(other) for other in kept_in]} {where}"
+    kept_as = [v.dtype.name for v in variables]
+    if len(set(kept_as)) > 1:
+        yield f" has dtypes {kept_as} {where}"
+    kinds = [
+        tf.as_dtype(variables[k].dtype if grad is None else grad.dtype)
+        for k, grad in enumerate(grads)
+    ]
+    dtypes = [dtype.name for dtype in kinds]
+    if len(set(dtypes)) > 1 and dtypes != kept_as:
+        yield f" has gradients of dtypes {dtypes} {where}"
+    elif not all(map(_may_update, kinds, variables)):
+        yield f", of dtype {kept_as[0]}, has gradients of dtypes {dtypes} {where}"
+
+
+def _described(grad: Any, shape: tf.TensorShape | None) -> str:
+    if shape is not None:
+        return str(shape)
+    return f"{grad.shape} of rows {grad.values.shape[1:]}"
+
+
+def _may_update(dtype: tf.DType, variable: tf.Variable) -> bool:
+    # TensorFlow's optimizers cast complex gradients, and drop the imaginary part.
+    if dtype.is_complex:
+        return bool(variable.dtype.is_complex)
+    return bool(dtype.is_floating or dtype.is_integer)
+
+
+def _static_shape(
     grad: Any, num_rows: tf.TensorShape | None = None
 ) -> tf.TensorShape | None:
     """Returns the dense shape as known while building; None if it is contradictory.
@@ -72,10 +141,10 @@ def static_shape(
         tf.TensorShape([None]) if num_rows is None or given is not None else num_rows
     )
     rows = first.concatenate(tf.TensorShape(grad.values.shape)[1:])
-    return merged_shape([whole, rows])
+    return _merged([whole, rows])
 
 
-def merged_shape(shapes: Sequence[tf.TensorShape | None]) -> tf.TensorShape | None:
+def _merged(shapes: Sequence[tf.TensorShape | None]) -> tf.TensorShape | None:
     """Merges the known dimensions of several shapes; None if they contradict."""
     merged = tf.TensorShape(None)
     for shape in shapes:
@@ -94,7 +163,7 @@ def _is_known(grad: Any) -> bool:
 
 
 def _compared(column: Sequence[Any], who: str, tests: list[tf.Operation]) -> list[Any]:
-    shape = merged_shape([static_shape(grad) for grad in column])
+    shape = _merged([_static_shape(grad) for grad in column])
     dense = [values_of(grad) for grad in column]
     with tf.name_scope("same_shapes"):
         if compiles_with_xla():  # which knows all shapes when it compiles
