@@ -227,6 +227,18 @@ def test_reduce_passes_a_state_from_item_to_item(autograph):
     assert [int(traced()), int(traced()), int(data.reduce(start, total))] == [145] * 3
 
 
+def test_reduce_leaves_a_users_condition_on_a_tensor_to_autograph():
+    def total_or_more(state, parts):
+        state = total(state, parts)
+        if state > 106:  # a tensor, which only AutoGraph can branch on
+            state += 1000
+        return state
+
+    data = per_tower(tf.data.Dataset.range(10).batch(4), ours(3))
+    start = tf.constant(100, tf.int64)
+    assert int(tf.function(lambda: data.reduce(start, total_or_more))()) == 2145
+
+
 def test_a_loop_in_a_function_updates_variables_in_the_items_order():
     data = per_tower(tf.data.Dataset.range(10).batch(4), ours(2))
     seen = tf.Variable(0, dtype=tf.int64)

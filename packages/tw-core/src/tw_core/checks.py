@@ -122,9 +122,8 @@ def _make_public(
             _called.reset(token)
         return cast(_R, _Entered(result, called)) if is_generator else result
 
-    # TensorFlow's mark for what AutoGraph calls as it is: all wrappers share one code
-    # object, and it would run the one that it converted first.
-    wrapper.__dict__.setdefault("autograph_info__", None)
+    # Not marked for AutoGraph to leave alone: a function may call one of the user's,
+    # which would stay unconverted as well.
     return wrapper
 
 
