@@ -149,14 +149,6 @@ def setup(app):
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
-def find_classes(root: Path) -> dict[str, str]:
-    """Lists the public classes of errors and warnings, and where they are public."""
-    interfaces = sorted(root.glob("packages/*/api.txt"))
-    lines = [line for path in interfaces for line in path.read_text().splitlines()]
-    named = re.compile(r"class ([\w.]+)\.(\w+(?:Error|Warning|Exception))\b")
-    return {match[2]: match[1] for line in lines if (match := named.match(line))}
-
-
 def _strings(node: ast.AST, kind: str) -> Iterator[tuple[str, str]]:
     """Finds the strings below ``node`` that are not docstrings: kind and text."""
     text = _text(node)
