@@ -271,6 +271,18 @@ def structure(session: nox.Session) -> None:
         session.run("python", "-m", f"structure.{module}", env=env)
 
 
+@nox.session(reuse_venv=True)
+def planted(session: nox.Session) -> None:
+    """Plants faults in a copy, each alone, and fails if the tests miss one.
+
+    All take an hour or two; words after ``--`` choose those whose names or files hold
+    one of them, as in ``nox -s planted -- tw-reduce``.
+    """
+    session.install(*editable(*PACKAGES), *group("test"))
+    env = {**ENV, "PYTHONPATH": str(ROOT / "integration_tests")}
+    session.run("python", "-m", "structure.planted", *session.posargs, env=env)
+
+
 # A new environment of the standard library's: its pip is what a newcomer has.
 @nox.session(requires=["build"], reuse_venv=False, venv_backend="venv")
 def pieces(session: nox.Session) -> None:

@@ -1,0 +1,161 @@
+"""Plants faults in a copy of the packages, and counts those that the tests find.
+
+Run by ``nox -s planted``: proof that tests which are merged or cut lose nothing. The
+faults are in ``planted.toml``. Each is planted alone; its tests run with ``-x`` and
+must fail. A fault whose line is gone is reported, and gets a new line by hand.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LIST = Path(__file__).with_suffix(".toml")
+DEADLINE_S = 900
+"""How long one fault's tests may take; a fault that makes them hang is found."""
+
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_NO_TESTS_RAN = 5  # pytest's exit status
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A line of source, and what a slip would make of it.
+
+    Attributes:
+      name: a sentence.
+      file: the source file, below ``packages``.
+      find: occurs once in the file.
+      replace: takes its place.
+      tests: files and folders below ``packages`` that must find it.
+    """
+
+    name: str
+    file: str
+    find: str
+    replace: str
+    tests: tuple[str, ...]
+
+    def planted_in(self, text: str) -> str | None:
+        """Returns a source with the fault; None if it has no single place there."""
+        if text.count(self.find) != 1:
+            return None
+        return text.replace(self.find, self.replace)
+
+
+def read_faults(path: Path = LIST) -> list[Fault]:
+    """Reads the list."""
+    return [
+        Fault(one["name"], one["in"], one["find"], one["replace"], tuple(one["tests"]))
+        for one in tomllib.loads(path.read_text("utf-8"))["fault"]
+    ]
+
+
+def copy_tree(to: Path) -> None:
+    """Copies the files that git knows, with their changes."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, to / name)
+
+
+def has_place(fault: Fault, tree: Path = ROOT) -> bool:
+    """Returns whether a fault can be planted in a tree as it is."""
+    path = tree / "packages" / fault.file
+    return path.is_file() and fault.planted_in(path.read_text("utf-8")) is not None
+
+
+def find(fault: Fault, tree: Path) -> str:
+    """Plants a fault in a copy, and takes it out again; returns what found it.
+
+    Returns:
+      The first test that failed, "the deadline", or "" if all passed.
+    """
+    path = tree / "packages" / fault.file
+    text = path.read_text("utf-8")
+    planted = fault.planted_in(text)
+    assert planted is not None
+    path.write_text(planted, "utf-8")
+    try:
+        return _first_failure(tree, fault.tests)
+    finally:
+        path.write_text(text, "utf-8")
+
+
+def _first_failure(tree: Path, tests: Sequence[str]) -> str:
+    # Before what is installed: the copy is what is tested, in child processes too.
+    sources = [str(path) for path in sorted(tree.glob("packages/*/src"))]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        + [f"packages/{test}" for test in tests],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sources)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        process.communicate()
+        return "the deadline"
+    if process.returncode in (0, _NO_TESTS_RAN):
+        return ""
+    failed = _FAILED.search(said)
+    return failed[1].removeprefix("packages/") if failed else "no test: it crashed"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Plants the faults one after the other; returns 1 if one was not found."""
+    parser = argparse.ArgumentParser(prog="planted", description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", help="words of the faults' names or files; all by default"
+    )
+    parser.add_argument("--list", action="store_true", help="print the faults and stop")
+    options = parser.parse_args(arguments)
+    faults = [
+        one
+        for one in read_faults()
+        if not options.names
+        or any(word in f"{one.name} {one.file}" for word in options.names)
+    ]
+    if options.list:
+        print("\n".join(f"{one.file}: {one.name}" for one in faults))
+        return 0
+    missed = 0
+    with tempfile.TemporaryDirectory(prefix="planted") as folder:
+        tree = Path(folder)
+        copy_tree(tree)
+        print("| fault | room | found by | seconds |\n|---|---|---|---|", flush=True)
+        for one in faults:
+            began = time.monotonic()
+            found = find(one, tree) if has_place(one, tree) else None
+            missed += not found
+            by = f"`{found}`" if found else "**nothing**"
+            by = "**its line is gone**" if found is None else by
+            room = one.file.partition("/src/")[2]
+            seconds = time.monotonic() - began
+            print(f"| {one.name} | `{room}` | {by} | {seconds:.0f} |", flush=True)
+    print(f"\n{len(faults) - missed} of {len(faults)} found.")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
