@@ -9,8 +9,8 @@ rows in all their modes, one after the other in one group, and keep what came of
                session: a graph, with placeholders of known shapes
 """
 
+import argparse
 import pickle
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -515,4 +515,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="where each rank's results go")
+    main(parser.parse_args().folder)

@@ -3,11 +3,15 @@
 ``python -m keras_gallery`` prints the tables of ``docs/tutorials/gallery.md``.
 """
 
+import argparse
 import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+if __name__ == "__main__":  # Help and wrong options do not wait for TensorFlow.
+    argparse.ArgumentParser(description=__doc__).parse_args()
 
 import keras
 import numpy as np

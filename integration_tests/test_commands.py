@@ -19,6 +19,16 @@ MODULES = {
     "release": "interfaces.release",
     "tagged": "interfaces.tagged",
     "publish": "publish",
+    "planted": "structure.planted",
+    "shape": "structure.shape",
+    "walks": "structure.walks",
+    "weight": "structure.weight",
+    "siblings": "interfaces.siblings",
+    "pieces": "interfaces.pieces",
+    "released": "interfaces.released",
+    "horovod table": "horovod_table",
+    "keras gallery": "keras_gallery",
+    "conformance": "conformance.page",
 }
 FOLDERS = ("integration_tests", "integration_tests/faults", "docs")
 # Imports of these fail, in a process that has none yet.

@@ -15,6 +15,10 @@ from types import ModuleType
 
 os.environ["TF_USE_LEGACY_KERAS"] = "1"  # RLlib's models are of Keras 2
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+if __name__ == "__main__":  # Help and wrong options do not wait for TensorFlow.
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--short", action="store_true", help="one case, one epoch")
+    options = parser.parse_args()
 
 # Before RLlib, which otherwise switches back to TensorFlow 1's behaviour.
 import tensorflow  # noqa: F401
@@ -55,10 +59,7 @@ class Policy(PPOTF1Policy):
     devices = property(lambda self: ["/cpu:0", "/cpu:1"], lambda self, devices: None)
 
 
-def main():
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--short", action="store_true", help="one case, one epoch")
-    short = parser.parse_args().short
+def main(*, short):
     original = dynamic_tf_policy_v2.TFMultiGPUTowerStack
     ours = stack_of_the_page()
     for name in ["clipped"] if short else CASES:
@@ -140,4 +141,4 @@ def check(what, wanted, got):
 
 
 if __name__ == "__main__":
-    main()
+    main(short=options.short)

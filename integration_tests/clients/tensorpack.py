@@ -7,11 +7,15 @@ tensorpack's own trainer wrote is restored, and the programs of the migration pa
 the same weights. Run by ``nox -s "clients(tensorpack)"``.
 """
 
+import argparse
 import os
 
 # Before TensorFlow is imported: tensorpack's layers are those of tf.compat.v1.layers,
 # which need Keras 2.
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
+if __name__ == "__main__":  # Help and wrong options do not wait for TensorFlow.
+    argparse.ArgumentParser(description=__doc__).parse_args()
+
 
 import functools
 import itertools

@@ -3,7 +3,11 @@
 ``python -m conformance.page``, from the folder above, prints it.
 """
 
+import argparse
 from collections.abc import Sequence
+
+if __name__ == "__main__":  # Help and wrong options do not wait for TensorFlow.
+    argparse.ArgumentParser(description=__doc__).parse_args()
 
 from conformance.models import KINDS
 from conformance.rows import Row, rows

@@ -7,6 +7,7 @@ TensorFlow, and, unless ``--no-example`` ends the command, the README's example 
 Only the standard library is used, as nothing else may be there.
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -34,12 +35,16 @@ print(json.dumps([seconds, "tensorflow" in sys.modules]))
 
 def main() -> int:
     """Checks the package named first, with the others installed as well."""
-    package, *_ = wanted = [word for word in sys.argv[1:] if word != NO_EXAMPLE]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("packages", nargs="+", help="the first is checked")
+    parser.add_argument(NO_EXAMPLE, action="store_true", dest="no_example")
+    asked = parser.parse_args()
+    package, *_ = wanted = asked.packages
     os.environ.pop("PYTHONPATH", None)  # has led here, and is nothing to examples
     faults = check_installed(wanted)
     for name in wanted:
         faults += check_import(name.replace("-", "_"))
-    if NO_EXAMPLE not in sys.argv:
+    if not asked.no_example:
         faults += check_example(Path.cwd() / "packages" / package / "README.md")
     for fault in faults:
         sys.stderr.write(f"{package}: {fault}\n")

@@ -5,6 +5,7 @@ those of the checkout. It sees no index, where others may have our names, and le
 third parties out: the session installs those of today first, and holds them.
 """
 
+import argparse
 import json
 import shutil
 import sys
@@ -36,18 +37,19 @@ class PlannedRun:
 
 
 def main() -> int:
-    """Leaves runs.json for the session; returns 1 where nothing can be planned.
-
-    Its arguments are the session, the package, and a folder for runs.json and wheels.
-    """
-    session, package, into = sys.argv[1:]
-    plan = {"compat": compat, "forward": forward}[session]
+    """Leaves runs.json for the session; returns 1 where nothing can be planned."""
+    plans = {"compat": compat, "forward": forward}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("session", choices=plans)
+    parser.add_argument("package")
+    parser.add_argument("into", type=Path, help="folder for runs.json and wheels")
+    asked = parser.parse_args()
     try:
-        runs = plan(Path.cwd(), package, Path(into))
+        runs = plans[asked.session](Path.cwd(), asked.package, asked.into)
     except (RuntimeError, ValueError) as error:
-        sys.stderr.write(f"{session}({package}): {error}\n")
+        sys.stderr.write(f"{asked.session}({asked.package}): {error}\n")
         return 1
-    (Path(into) / "runs.json").write_text(json.dumps([asdict(run) for run in runs]))
+    (asked.into / "runs.json").write_text(json.dumps([asdict(run) for run in runs]))
     return 0
 
 

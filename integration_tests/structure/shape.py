@@ -5,10 +5,14 @@ Run by ``nox -s structure``. Imports under ``TYPE_CHECKING`` count. The folders'
 nothing about who depends on whom, and is left out as well.
 """
 
+import argparse
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+if __name__ == "__main__":  # Help and wrong options need no library.
+    argparse.ArgumentParser(description=__doc__).parse_args()
 
 import grimp
 

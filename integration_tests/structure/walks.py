@@ -6,6 +6,7 @@ and how often a call leads from one file to another. The wrapper that names a pu
 function is no stop on the way: a reader goes from the call to the function.
 """
 
+import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ from types import FrameType
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+if __name__ == "__main__":  # Help and wrong options do not wait for TensorFlow.
+    argparse.ArgumentParser(description=__doc__).parse_args()
 
 import numpy as np
 import tensorflow as tf

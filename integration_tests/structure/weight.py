@@ -5,6 +5,7 @@ root ``pyproject.toml``, and by ``nox -s lint`` with ``--docstrings``, which fai
 private name has a docstring with sections. ``--list`` prints what was counted.
 """
 
+import argparse
 import ast
 import re
 import sys
@@ -156,7 +157,11 @@ def budgets() -> dict[str, int]:
 
 def main() -> int:
     """Prints what was weighed; returns 1 where something is too heavy."""
-    if "--docstrings" in sys.argv:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--docstrings", action="store_true", help="check these alone")
+    parser.add_argument("--list", action="store_true", help="print what was counted")
+    options = parser.parse_args()
+    if options.docstrings:
         described = find_private_sections()
         for line in described:
             print(f"{line}: a private name has one line; sections are for the public.")
@@ -172,7 +177,7 @@ def main() -> int:
     print(f"| lines that check or refuse | {sum(one.lines for one in refusals):,} |")
     print(f"| small helpers that are used once | {len(helpers)} |")
     print(f"| modules with one importer | {len(modules)} |")
-    if "--list" in sys.argv:
+    if options.list:
         for one in refusals:
             print(f"{one.file.relative_to(ROOT)}:{one.first} {one.lines}")
         print(*helpers, *modules, sep="\n")
