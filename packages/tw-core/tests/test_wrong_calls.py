@@ -73,6 +73,7 @@ from tw_core.variables import (
     tf_variable,
     tower_build,
     variable_origin,
+    variable_origins,
 )
 
 v1 = tf.compat.v1
@@ -503,12 +504,22 @@ VARIABLES = [
         (("w",), TypeError, "got 'w'"),
     ),
     *rows(
+        "variable_origins",
+        variable_origins,
+        (([1, "w"],), TypeError, "a TensorFlow or Keras variable; got 1, 'w'"),
+    ),
+    *rows(
         "tf_variable",
         tf_variable,
         ((None,), TypeError, "a TensorFlow or Keras variable; got None"),
         ((np.ones(2),), TypeError, "Keras variable; got array"),
     ),
     *rows("record_variables", entered(record_variables), *no_tower()),
+    *rows(
+        "record_variables",
+        named(entered(record_variables), "are_copies", OURS[1]),
+        ((None,), TypeError, "are_copies must be True or False; got None"),
+    ),
     *rows(
         "tower_build",
         entered(named(tower_build, "undo_on_error")),

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from tw_core import Tower, check_towers
 from tw_core.checks import caller, check_flag, check_function, check_list, public
-from tw_core.contexts import leave_no_summaries
 from tw_core.flat_variables import pack_gradients
 from tw_core.gradients import Gradients, GradList, merge_grad_list, read_pairs
 from tw_core.modes import orders_effects, without_autograph
@@ -29,7 +28,6 @@ from tw_core.optimizers import (
 )
 from tw_core.variables import (
     is_variable,
-    override_to_local_variable,
     record_variables,
     tf_variable,
     tower_build,
@@ -234,9 +232,7 @@ def _apply_in_tower(tower: Tower, optimizer: Any, pairs: Pairs) -> Any:
     with (
         tf.device(tower.device),
         _name_scope_of(tower),
-        override_to_local_variable(enable=not tower.is_main),
-        leave_no_summaries(enable=not tower.is_main),
-        record_variables(tower),
+        record_variables(tower, are_copies=True),
     ):
         return apply_pairs(optimizer, pairs, name="apply_grad")
 
@@ -250,10 +246,8 @@ def _make(tower: Tower, get_opt_fn: Callable[[], _T]) -> _T:
         v1.variable_scope(
             v1.get_variable_scope(), reuse=v1.AUTO_REUSE, auxiliary_name_scope=False
         ),
-        override_to_local_variable(enable=not tower.is_main),
-        leave_no_summaries(enable=not tower.is_main),
         _name_scope_of(tower),
-        record_variables(tower),
+        record_variables(tower, are_copies=True),
     ):
         return get_opt_fn()
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tw_core.variables import tf_variable, variable_origin
+from tw_core.variables import tf_variable, variable_origins
 
 _log = logging.getLogger("tw_builders")
 _COPY_PART = re.compile(r"tower[1-9]\d*")
@@ -162,7 +162,7 @@ class SyncVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc
 
 def _originals_of(variables: Sequence[tf.Variable]) -> dict[int, str]:
     """Maps the id of each copy to its original's name, by the graph's record."""
-    origins = [(variable, variable_origin(variable)) for variable in variables]
+    origins = zip(variables, variable_origins(variables), strict=True)
     recorded = [(variable, origin) for variable, origin in origins if origin]
     if recorded:
         return {id(v): origin.original for v, origin in recorded if origin.tower != 0}

@@ -6,16 +6,18 @@ Session graphs and ``tf.function`` use the same names.
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from tw_core._records.collections import leave_no_summaries
 from tw_core._records.origins import record_scope
 from tw_core.checks import (
     caller,
+    check_flag,
     check_function,
     check_list,
     check_whole_number,
@@ -167,7 +169,7 @@ def map_towers(
 
 @public
 @contextmanager
-def record_variables(tower: Tower) -> Iterator[None]:
+def record_variables(tower: Tower, *, are_copies: bool = False) -> Iterator[None]:
     """Records the variables made inside as ``tower``'s own.
 
     For code that makes variables for a tower outside of its context, such as an
@@ -175,13 +177,21 @@ def record_variables(tower: Tower) -> Iterator[None]:
 
     Args:
       tower: the owner.
+      are_copies: whether the variables are copies of tower 0's. From tower 1 on they
+        are then local, as in ``override_to_local_variable``, and no summaries stay.
 
     Raises:
-      TypeError: ``tower`` is not a ``Tower``.
+      TypeError: ``tower`` is not a ``Tower``, or ``are_copies`` not a bool.
+      ValueError: a copy is a reference variable.
     """
     check_tower(tower)
+    check_flag(are_copies=are_copies)
     scope = "" if tower.is_main else tower.name
-    with record_scope(tower.index, ns_name=scope, vs_name=scope):
+    is_copy = are_copies and not tower.is_main
+    with (
+        leave_no_summaries() if is_copy else nullcontext(),
+        record_scope(tower.index, ns_name=scope, vs_name=scope, are_local=is_copy),
+    ):
         yield
 
 

@@ -89,6 +89,25 @@ def refuse_reference_variables(variables: Iterable[Any]) -> None:
         raise ValueError(f"{caller()}: {'; '.join(found)}.")
 
 
+def make_local(variable: tf.Variable) -> None:
+    """Moves a new variable from the global collection to the local one, if it is there.
+
+    Refuses reference variables. Variables outside of session graphs stay as they are.
+    """
+    refuse_reference_variables([variable])
+    graph = getattr(variable, "graph", None)
+    if graph is None:
+        return
+    keys = tf.compat.v1.GraphKeys
+    collection = graph.get_collection_ref(keys.GLOBAL_VARIABLES)
+    # From the end, where a new variable is; `remove` would compare elementwise.
+    for i in reversed(range(len(collection))):
+        if collection[i] is variable:
+            del collection[i]
+            graph.add_to_collection(keys.LOCAL_VARIABLES, variable)
+            return
+
+
 def hands_on(op: tf.Operation) -> bool:
     """Returns whether ``op`` passes variables to a body, rather than using them."""
     return op.type in _CALLS

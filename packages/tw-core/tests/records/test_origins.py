@@ -150,6 +150,19 @@ def test_builds_of_other_numbers_of_towers_are_told_apart(graph):
     expect_counterparts(second)
 
 
+def test_copies_are_local_and_leave_no_summaries_from_tower_1_on(graph):
+    summaries = []
+    for tower in OURS[:2]:
+        with record_variables(tower, are_copies=True), tf.name_scope(f"{tower.name}/"):
+            made = tf.Variable(1.0, name="power")
+            summaries.append(v1.summary.scalar("power", 1.0))
+        assert variable_origin(made).tower == tower.index
+        assert (made in v1.global_variables()) == tower.is_main
+        assert (made in v1.local_variables()) != tower.is_main
+        assert made in v1.trainable_variables()
+    assert graph.get_collection(v1.GraphKeys.SUMMARIES) == summaries[:1]
+
+
 def test_slots_and_averages_follow_their_variable(graph):
     made = in_contexts(lambda: [v1.get_variable(f"tower{k}/w", [2]) for k in range(2)])
     everything = [v for own in made for v in own]

@@ -21,6 +21,8 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core._tf_compat import outermost_function_graph
+from tw_core._variable_kinds import make_local
+from tw_core.checks import caller, public
 from tw_core.modes import orders_effects, traces_function
 
 # Not a string, so that TensorFlow leaves the collection out of exported graphs.
@@ -145,6 +147,7 @@ class Record:
         return None
 
 
+@public
 def variable_origin(variable: Any) -> VariableOrigin | None:
     """Returns which tower made a variable, and of which variable it is a copy.
 
@@ -158,20 +161,37 @@ def variable_origin(variable: Any) -> VariableOrigin | None:
     Raises:
       TypeError: ``variable`` is not one.
     """
-    held = getattr(variable, "value", None)
-    if not isinstance(variable, tf.Variable) and not isinstance(held, tf.Variable):
+    [origin] = variable_origins([variable])
+    return origin
+
+
+@public
+def variable_origins(variables: Iterable[Any]) -> list[VariableOrigin | None]:
+    """As ``variable_origin``, for each of several variables.
+
+    Args:
+      variables: [N] TensorFlow and Keras variables.
+
+    Returns:
+      [N] origins, or None as in ``variable_origin``.
+
+    Raises:
+      TypeError: something that is not a variable.
+    """
+    variables = list(variables)
+    others = [v for v in variables if not isinstance(_held(v), tf.Variable)]
+    if others:
         raise TypeError(
-            f"variable_origin: wants a TensorFlow or Keras variable; got {variable!r}."
+            f"{caller()}: wants a TensorFlow or Keras variable; got "
+            f"{', '.join(map(repr, others))}."
         )
-    return recorded_origin(variable)
+    return _recorded_origins(variables)
 
 
 def recorded_origin(variable: Any) -> VariableOrigin | None:
     """As ``variable_origin``, for anything that has a name."""
-    held = getattr(variable, "value", None)
-    plain = held if isinstance(held, tf.Variable) else variable
-    record = _record_of(plain)
-    return None if record is None else record.origin(plain)
+    [origin] = _recorded_origins([variable])
+    return origin
 
 
 def base_name(variable: Any) -> str:
@@ -179,15 +199,39 @@ def base_name(variable: Any) -> str:
 
     Where its origin is unknown, that is its name without a tower's prefix.
     """
-    origin = recorded_origin(variable)
-    if origin is not None:
-        return origin.original
-    return _TOWER_PREFIX.sub("", _path(variable).split(":")[0]).lstrip("/")
+    [name] = base_names([variable])
+    return name
 
 
 def base_names(variables: Iterable[Any]) -> list[str]:
     """As ``base_name``, of each of several."""
-    return [base_name(variable) for variable in variables]
+    variables = list(variables)
+    return [
+        _TOWER_PREFIX.sub("", _path(variable).split(":")[0]).lstrip("/")
+        if origin is None
+        else origin.original
+        for variable, origin in zip(
+            variables, _recorded_origins(variables), strict=True
+        )
+    ]
+
+
+def _recorded_origins(variables: Sequence[Any]) -> list[VariableOrigin | None]:
+    plain = [_held(variable) for variable in variables]
+    graphs = [getattr(variable, "graph", None) for variable in plain]
+    # In a trace variables have no graph of their own: that of the trace has the record.
+    in_trace = None in graphs and traces_function()
+    traced = outermost_function_graph() if in_trace else None
+    records = [_record_in(graph or traced) for graph in graphs]
+    return [
+        None if record is None else record.origin(variable)
+        for record, variable in zip(records, plain, strict=True)
+    ]
+
+
+def _held(variable: Any) -> Any:
+    held = getattr(variable, "value", None)
+    return held if isinstance(held, tf.Variable) else variable
 
 
 def owning_tower(variable: Any) -> int:
@@ -212,15 +256,25 @@ def without_numbers(name: str) -> str:
 
 @contextmanager
 def record_scope(
-    index: int, *, ns_name: str, vs_name: str, total: int = 0
+    index: int,
+    *,
+    ns_name: str,
+    vs_name: str,
+    total: int = 0,
+    are_local: bool = False,
 ) -> Iterator[None]:
-    """Records the variables made inside as a tower's own."""
+    """Records the variables made inside as a tower's own; makes them local if asked."""
     opened = TowerScope(index, ns_name, vs_name, total)
+    entered = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    is_recorded_here = not orders_effects()
 
     def note(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
         prefix = opened.prefix()
         variable = next_creator(**kwargs)
-        if not orders_effects():
+        if are_local:
+            make_local(variable)
+        is_here = tf.compat.v1.get_default_graph() is entered
+        if is_recorded_here if is_here else not orders_effects():
             record = make_record(getattr(variable, "graph", None) or building_graph())
             collections = kwargs.get("collections") or ()
             is_local = tf.compat.v1.GraphKeys.LOCAL_VARIABLES in collections
@@ -264,21 +318,19 @@ def building_graph() -> tf.Graph:
         return tf.compat.v1.get_default_graph()
 
 
-def _record_of(variable: Any) -> Record | None:
-    graph = getattr(variable, "graph", None)
-    if graph is None and traces_function():  # its variables have no graph
-        graph = outermost_function_graph()
+def _record_in(graph: tf.Graph | None) -> Record | None:
     found = graph.get_collection(_KEY) if graph is not None else []
     return found[0] if found else None
 
 
 def _may_be_a_replica(variable: Any) -> bool:
     # Replicas are local variables; a scope of the model may also be called tower1.
-    if _record_of(variable) is not None:
-        return False
     graph = getattr(variable, "graph", None)
     if graph is None:
-        return True
+        in_trace = traces_function() and _record_in(outermost_function_graph())
+        return not in_trace
+    if _record_in(graph) is not None:
+        return False
     local = graph.get_collection(tf.compat.v1.GraphKeys.LOCAL_VARIABLES)
     return any(variable is other for other in local)
 

@@ -5,7 +5,11 @@
 
 from tw_core._records.builds import tower_build
 from tw_core._records.matching import repeated_variables, shared_variables
-from tw_core._records.origins import VariableOrigin, variable_origin
+from tw_core._records.origins import (
+    VariableOrigin,
+    variable_origin,
+    variable_origins,
+)
 from tw_core._towers import record_variables
 from tw_core._variable_kinds import is_variable, tf_variable
 from tw_core.variables._policies import Replicated, Shared, override_to_local_variable
@@ -27,4 +31,5 @@ __all__ = [
     "tf_variable",
     "tower_build",
     "variable_origin",
+    "variable_origins",
 ]

@@ -19,12 +19,10 @@ import tensorflow as tf
 
 from tw_core._records.origins import owning_tower, record_scope
 from tw_core._towers import Tower, check_tower
-from tw_core._variable_kinds import refuse_reference_variables
+from tw_core._variable_kinds import make_local
 from tw_core.checks import check_flag, check_list, public
 from tw_core.devices._least_loaded import LeastLoadedDeviceSetter
 from tw_core.devices._logical import parse_device
-
-_KEYS = tf.compat.v1.GraphKeys
 
 
 @dataclass(frozen=True)
@@ -110,9 +108,11 @@ class Replicated:
         v1 = tf.compat.v1
         with (
             v1.variable_scope(tower.name, auxiliary_name_scope=False) as scope,
-            override_to_local_variable(),
             record_scope(
-                tower.index, ns_name=_name_scope_of(tower), vs_name=scope.name
+                tower.index,
+                ns_name=_name_scope_of(tower),
+                vs_name=scope.name,
+                are_local=True,
             ),
         ):
             yield
@@ -166,26 +166,14 @@ def override_to_local_variable(enable: bool = True) -> Iterator[None]:
     if not enable:
         yield
         return
-    with tf.variable_creator_scope(_make_local):
+    with tf.variable_creator_scope(_create_local):
         yield
 
 
 @public("override_to_local_variable")
-def _make_local(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+def _create_local(
+    next_creator: Callable[..., tf.Variable], **kwargs: Any
+) -> tf.Variable:
     variable = next_creator(**kwargs)
-    refuse_reference_variables([variable])
-    graph = getattr(variable, "graph", None)
-    if graph is None:
-        return variable
-    if _take_out(graph.get_collection_ref(_KEYS.GLOBAL_VARIABLES), variable):
-        graph.add_to_collection(_KEYS.LOCAL_VARIABLES, variable)
+    make_local(variable)
     return variable
-
-
-def _take_out(collection: list[Any], variable: tf.Variable) -> bool:
-    # From the end, where a new variable is; `remove` would compare elementwise.
-    for i in reversed(range(len(collection))):
-        if collection[i] is variable:
-            del collection[i]
-            return True
-    return False
