@@ -6,6 +6,7 @@ Gradients are small whole numbers, so that every order of addition gives the sam
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import entry_points
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,11 @@ from tw_reduce._choosing import two_groups
 from tw_reduce._reducer import Reducer
 from tw_reduce.reducers import CollectiveKeys
 
+SIBLINGS = "tw_reduce.doctor"
 _SHAPES = ((), (3,), (5, 7), (4_096,), (130, 130))
 _DTYPES = ("float32", "float16", "float64")
 _ROWS, _TABLE = 4, (6, 2)
 _RTOL = 2.0**-9  # twice that of float16
-
-
-class NotHeld(Exception):
-    """A check does not hold; the message says why, without the check's name."""
 
 
 class DoesNotFit(Exception):
@@ -36,7 +34,7 @@ class Check:
     """A property that must hold."""
 
     name: str
-    run: Callable[[], None]  # raises if it does not hold, or does not fit
+    run: Callable[[], object]  # raises AssertionError or DoesNotFit, and says why
     algorithm: str = ""  # not timed where it does not hold
 
 
@@ -50,13 +48,32 @@ def reducer_checks(devices: Sequence[str]) -> Iterator[Check]:
         yield Check(name, run)
 
 
+def sibling_checks(devices: Sequence[str]) -> Iterator[Check]:
+    """Yields checks of the sibling packages that are installed.
+
+    Each package names a function by an entry point of the group ``tw_reduce.doctor``;
+    it takes the devices, and yields names and functions.
+    """
+    for point in sorted(entry_points(group=SIBLINGS), key=lambda point: point.name):
+        try:
+            found = list(point.load()(devices))
+        except Exception as error:
+            found = [(f"checks of {point.name}", partial(_raise, error))]
+        for name, run in found:
+            yield Check(name, run)
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
 def algorithms_that_fit(devices: Sequence[str], failed: Sequence[str]) -> list[str]:
     """Names the algorithms that can be timed on these devices."""
     names = [name for name in _sums(devices) if name not in failed]
     return [name for name in names if name != "sum_nccl" or not _unfit(devices)]
 
 
-def compare(what: str, got: Any, want: np.ndarray, *, num_towers: int = 1) -> None:
+def _compare(what: str, got: Any, want: np.ndarray, *, num_towers: int) -> None:
     """Compares two arrays, element by element.
 
     A mean over ``num_towers`` is exact for a power of two; else it may differ by the
@@ -66,11 +83,11 @@ def compare(what: str, got: Any, want: np.ndarray, *, num_towers: int = 1) -> No
     is_exact = num_towers & (num_towers - 1) == 0
     rtol = 0.0 if is_exact else _RTOL
     if found.shape != want.shape:
-        raise NotHeld(f"{what} has shape {found.shape} instead of {want.shape}")
+        raise AssertionError(f"{what} has shape {found.shape} instead of {want.shape}")
     wrong = ~np.isclose(found, want, rtol=rtol, atol=rtol / 128)
     if wrong.any():
         place = tuple(int(n) for n in np.argwhere(wrong)[0])
-        raise NotHeld(
+        raise AssertionError(
             f"{what} is {found[place]:g} instead of {want[place]:g} at {list(place)}"
         )
 
@@ -126,7 +143,7 @@ def _check_sums(
         for n, (got, wanted) in enumerate(zip(tower, want, strict=True)):
             what = f"gradient {n} of tower {k}"
             count = 1 if scale == 1 else len(devices)
-            compare(what, _to_numpy(got), wanted, num_towers=count)
+            _compare(what, _to_numpy(got), wanted, num_towers=count)
 
 
 def _arrays(tower: int) -> list[Any]:

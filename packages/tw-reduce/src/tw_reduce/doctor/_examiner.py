@@ -21,13 +21,12 @@ from tw_reduce.doctor import _facts
 from tw_reduce.doctor._checks import (
     Check,
     DoesNotFit,
-    NotHeld,
     algorithms_that_fit,
     reducer_checks,
+    sibling_checks,
 )
 from tw_reduce.doctor._measuring import measure_copies, measure_reducers
 from tw_reduce.doctor._scaling import measure_scaling
-from tw_reduce.doctor._sibling_checks import sibling_checks
 
 Tell = Callable[..., None]
 # Shares of the time that is left once the checks are made.
@@ -44,7 +43,7 @@ def run(job: dict[str, Any], tell: Tell) -> None:
     tell("facts", **_all_facts())
     failed = list(job["failed"])
     checks = [
-        Check("TF_CONFIG", _check_tf_config),
+        Check("TF_CONFIG", _facts.tf_config),
         *reducer_checks(devices),
         *sibling_checks(devices),
     ]
@@ -117,7 +116,7 @@ def _made(check: Check) -> tuple[str, str, float]:
         check.run()
     except DoesNotFit as reason:
         status, said = "unfit", str(reason)
-    except NotHeld as difference:
+    except AssertionError as difference:
         status, said = "wrong", str(difference)
     except Exception as error:
         status, said = "wrong", _sentence(error)
@@ -146,17 +145,13 @@ def _make_towers(device: str, count: int | None) -> list[str]:
     return [f"/gpu:{k}" for k in range(count)]
 
 
-def _check_tf_config() -> None:
-    _facts.tf_config()
-
-
 def _all_facts() -> dict[str, Any]:
     gpus = tf.config.get_visible_devices("GPU")
     details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
     names = [str(detail.get("device_name", "GPU")) for detail in details]
     try:
         config = _facts.tf_config()
-    except NotHeld as fault:
+    except AssertionError as fault:
         config = f"wrong: {fault}"
     return {
         "made_on": described_here(tf.__version__, names),

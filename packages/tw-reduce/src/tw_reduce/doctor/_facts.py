@@ -7,18 +7,17 @@ import shutil
 import socket
 import struct
 import subprocess
-import warnings
-from importlib.util import find_spec
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from tw_reduce._measured import num_cores, version_of
-from tw_reduce.doctor._checks import NotHeld
 
 _DISTRIBUTIONS = (
     *("keras", "tf-keras", "numpy", "tw-core", "tw-reduce"),
     *("tw-builders", "tw-ampopt", "tw-rlload", "tw-syncrep"),
 )
+FACTS = "tw_reduce.doctor.facts"
 _ANSWERS_WITHIN_S = 10.0
 _SIOCGIFADDR = 0x8915
 
@@ -62,29 +61,19 @@ def links() -> list[str]:
 
 
 def tf_config() -> str:
-    """Describes this process's task in TF_CONFIG; with tw-syncrep, checks it."""
+    """Describes this process's task in TF_CONFIG; with tw-syncrep, checks it.
+
+    An entry point of the group ``tw_reduce.doctor.facts`` does both.
+    """
     text = os.environ.get("TF_CONFIG")
     if not text:
         return "not set"
-    if not find_spec("tw_syncrep"):
-        return text
-    from tw_syncrep.cluster import is_exposed, read_tf_config
-
     try:
-        task = read_tf_config()
+        for point in entry_points(group=FACTS, name="TF_CONFIG"):
+            return str(point.load()())
     except ValueError as error:
-        raise NotHeld(str(error)) from None
-    where = task.address
-    said = f"task {task.job}:{task.index} of {dict(task.addresses)}"
-    if where is None:
-        return said
-    with warnings.catch_warnings(record=True) as unknown:
-        warnings.simplefilter("always")
-        is_open = is_exposed(int(where.rsplit(":", 1)[1]))
-    if unknown:
-        return f"{said}; whether others reach {where} is unknown"
-    state = "something listens there for other machines" if is_open else "not open now"
-    return f"{said}; {where}: {state}"
+        raise AssertionError(str(error)) from None
+    return text
 
 
 def exposure() -> str:

@@ -1,0 +1,103 @@
+"""Checks of this package for ``tw-doctor``, which finds them by an entry point.
+
+A gate must skip a step whose gradients are not finite in one tower, and take the next.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import tw_ampopt
+import tw_core
+from tw_core.devices import canonical_device
+
+v1 = tf.compat.v1
+_RATE, _START = 0.5, np.arange(4_096.0, dtype=np.float32) % 8
+
+
+def checks(devices: Sequence[str]) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yields the name of each check and its function, which raises what does not hold.
+
+    ``devices`` are the towers', at least two.
+    """
+    yield "TowerOptimizer's gate", partial(_check_gate, devices)
+    yield "Optimizer's gate", partial(_check_graph_gate, devices)
+
+
+def _check_gate(devices: Sequence[str]) -> None:
+    towers = tw_core.towers(devices)
+    models = tw_core.replicate(towers, lambda tower: _Model())
+    optimizer = tw_ampopt.TowerOptimizer(
+        [list(model.trainable_variables) for model in models],
+        tf_optimizer=v1.train.GradientDescentOptimizer,
+        learning_rate=_RATE,
+        loss_scale=tw_ampopt.DynamicLossScale(),
+        towers=towers,
+    )
+
+    def gradients(tower: tw_core.Tower, model: _Model, factor: Any) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            loss = optimizer.apply_loss_scaling(_loss(model.weights, tower.index))
+        return [tape.gradient(loss, model.weights) * factor]
+
+    def step(factors: Sequence[tf.Tensor]) -> tf.Tensor:
+        return optimizer.apply(tw_core.map_towers(gradients, towers, models, factors))
+
+    call = tf.function(step, autograph=False)
+    ones = [tf.ones([]) for _ in towers]
+    taken = [bool(call([*ones[:-1], tf.constant(np.inf)])), bool(call(ones))]
+    if taken != [False, True]:
+        raise AssertionError(
+            f"a step that is not finite and one that is were taken {taken} instead of "
+            "[False, True]"
+        )
+    _compare([model.weights.numpy() for model in models])
+
+
+class _Model(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = tf.Variable(_START)
+
+
+def _check_graph_gate(devices: Sequence[str]) -> None:
+    is_cpu = all("CPU" in canonical_device(device) for device in devices)
+    # GPUs are configured already.
+    config = tw_core.session_config(num_cpus=len(devices)) if is_cpu else None
+    with tf.Graph().as_default(), v1.Session(config=config) as session:
+        optimizer = tw_ampopt.Optimizer(
+            tf_optimizer=v1.train.GradientDescentOptimizer,
+            learning_rate=_RATE,
+            loss_scale=tw_ampopt.DynamicLossScale(),
+        )
+        factor = v1.placeholder_with_default(1.0, [])
+        copies = []
+        for k, device in enumerate(devices):
+            with tf.device(device):
+                weights = tf.Variable(_START)
+                loss = _loss(weights, k) * (factor if k else 1.0)
+            optimizer.register_gradients(loss, [weights])
+            copies.append(weights)
+        train_op = optimizer.apply_updates()
+        session.run(v1.global_variables_initializer())
+        session.run(train_op, {factor: np.inf})
+        session.run(train_op)
+        _compare(session.run(copies))
+
+
+def _loss(weights: tf.Variable, tower: int) -> tf.Tensor:
+    # The gradient is a multiple of 8, so that means over 2, 4 and 8 towers are exact.
+    return 8.0 * (tower + 1) * tf.reduce_sum(weights)
+
+
+def _compare(copies: Sequence[np.ndarray]) -> None:
+    mean = 8 * (len(copies) + 1) / 2
+    want = _START - _RATE * mean
+    for k, got in enumerate(copies):
+        if not np.allclose(got, want, rtol=1e-6):
+            raise AssertionError(
+                f"the variable of tower {k} is {got} instead of {want}"
+            )
