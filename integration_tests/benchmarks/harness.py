@@ -2,9 +2,8 @@
 
 A shared machine drifts, so absolute times say little. Contenders take turns, in
 an order that changes from round to round, and the figure to quote is the median
-over the rounds of (time of this one / time of the peer in the same round). What
-ran before leaves caches and the allocator in its own state: so nobody always
-follows the same one, and each turn begins with a run that does not count.
+over the rounds of (time of this one / time of the peer in the same round), as
+``tw-doctor`` takes it.
 """
 
 import contextlib
@@ -14,12 +13,13 @@ import multiprocessing
 import os
 import platform
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
+from tw_reduce.doctor._race import race as take_turns
 
 OUT = Path("out/bench")
 _T = TypeVar("_T")
@@ -130,20 +130,18 @@ def race(
     Returns:
       One row a contender, in the order given.
     """
-    timer = timer or _block_timer(contenders)
-    times: dict[str, list[float]] = {c.name: [] for c in contenders}
-    for turn in range(rounds):
-        for place in turn_order(len(contenders), turn):
-            contender = contenders[place]
-            times[contender.name].append(timer(contender))
-    return [_timing(work, c, times[c.name], times[peer]) for c in contenders]
-
-
-def turn_order(count: int, turn: int) -> list[int]:
-    """Orders the contenders of one round: it begins elsewhere, in other steps."""
-    steps = [step for step in range(1, count + 1) if math.gcd(step, count) == 1]
-    step = steps[turn % len(steps)]
-    return [(turn + place * step) % count for place in range(count)]
+    own = {contender.name: contender for contender in contenders}
+    times = take_turns(
+        {name: contender.run for name, contender in own.items()},
+        peer,
+        rounds=rounds,
+        hopeless=math.inf,
+        block_s=_MIN_BLOCK_S,
+        timer=timer and (lambda name: timer(own[name])),
+    )
+    return [
+        _timing(work, c, times[c.name].times_s, times[peer].times_s) for c in contenders
+    ]
 
 
 def in_own_process(cell: Callable[..., _T], *args: Any) -> _T:
@@ -280,33 +278,8 @@ def _processor() -> str:
     return names[0] if names else platform.processor()
 
 
-def _block_timer(contenders: Sequence[Contender]) -> Callable[[Contender], float]:
-    calls = {c.name: _calls_per_block(c.run) for c in contenders}
-
-    def timed(contender: Contender) -> float:
-        contender.run()
-        return seconds_of(contender.run, calls[contender.name])
-
-    return timed
-
-
-def _calls_per_block(run: Callable[[], Any]) -> int:
-    for _ in range(3):
-        run()
-    once = seconds_of(run)
-    return max(1, int(_MIN_BLOCK_S / max(once, 1e-7)))
-
-
-def seconds_of(run: Callable[[], Any], calls: int = 1) -> float:
-    """Returns the seconds that one of some calls takes."""
-    start = time.perf_counter()
-    for _ in range(calls):
-        run()
-    return (time.perf_counter() - start) / calls
-
-
 def _timing(
-    work: str, contender: Contender, own: list[float], peer: list[float]
+    work: str, contender: Contender, own: Sequence[float], peer: Sequence[float]
 ) -> Timing:
     ratios = [mine / theirs for mine, theirs in zip(own, peer, strict=True)]
     return Timing(
@@ -323,7 +296,7 @@ def _timing(
     )
 
 
-def _quartiles(values: list[float]) -> tuple[float, float]:
+def _quartiles(values: Sequence[float]) -> tuple[float, float]:
     if len(values) < 2:
         return values[0], values[0]
     first, _, third = statistics.quantiles(values, n=4, method="inclusive")

@@ -19,7 +19,6 @@ from harness import (
     in_own_process,
     paired_ratio,
     race,
-    seconds_of,
 )
 from profiles import PROFILES, Profile, resnet50_shapes
 from reduce import traced
@@ -30,6 +29,7 @@ import tw_reduce
 from tw_reduce._choosing import reducers_on
 from tw_reduce.doctor._profiles import PROFILES as DOCTORS
 from tw_reduce.doctor._profiles import THRESHOLDS
+from tw_reduce.doctor._race import seconds_of
 from tw_reduce.reducers import CollectiveKeys
 
 OPTIONS = {"rounds": 31, "towers": [2, 4, 8], "lists": [""], "keep": None}

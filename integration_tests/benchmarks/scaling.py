@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import OUT, Contender, Timing, in_own_process, machine, race, turn_order
+from harness import OUT, Contender, Timing, in_own_process, machine, race
 
 import tw_core
 import tw_reduce
+from tw_reduce.doctor._race import turn_order
 from tw_reduce.doctor._scaling import CPU_SIZE, training_step
 
 OPTIONS = {

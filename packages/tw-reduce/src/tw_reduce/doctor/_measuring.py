@@ -205,7 +205,8 @@ def _rows(profile: Profile, times: Times) -> list[dict[str, Any]]:
     for strategy in dict.fromkeys([*times, *uniform(list(names), THRESHOLDS)]):
         timed = by_treatment.get(treatment(strategy, profile.num_bytes))
         if timed is not None:
-            rows.append(vars(strategy) | vars(times[timed]))
+            own = vars(times[timed])
+            rows.append(vars(strategy) | {k: own[k] for k in own if k != "times_s"})
     return rows
 
 

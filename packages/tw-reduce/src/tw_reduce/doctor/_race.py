@@ -1,11 +1,14 @@
 """Timing contenders that do the same work, in turns.
 
 A machine drifts while it is measured, so absolute times say little. Contenders take
-turns in an order that changes from round to round, and the result is the median over
-the rounds of (time of this one / time of one reference in the same round). Contenders
-that are far behind after the first rounds drop out.
+turns in an order that changes from round to round, so that nobody always follows the
+same one, and each turn begins with a run that does not count: what ran before leaves
+caches and the allocator in its own state. The result is the median over the rounds of
+(time of this one / time of one reference in the same round). Contenders that are far
+behind after the first rounds drop out.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -25,6 +28,7 @@ class Time:
     seconds: float  # of one run, the median
     ratio: float  # the median over the rounds of its time / the reference's
     rounds: int  # in which it took part
+    times_s: tuple[float, ...] = ()  # of each round
 
 
 def race(
@@ -32,15 +36,23 @@ def race(
     reference: _Name,
     *,
     rounds: int,  # at most
-    until: float,  # of ``time.monotonic``; the first five rounds are run regardless
+    until: float = math.inf,  # of ``time.monotonic``; five rounds are run regardless
     hopeless: float = _HOPELESS,  # times the fastest; slower ones drop out
     began: Callable[[_Name], object] = lambda name: None,
+    block_s: float = _BLOCK_S,  # a turn lasts so long, or one call
+    timer: Callable[[_Name], float] | None = None,  # in place of blocks of calls
 ) -> dict[_Name, Time]:
     """Times contenders in turns; calls ``began`` whenever one's turn begins."""
-    calls = {}
-    for name, run in contenders.items():
-        began(name)
-        calls[name] = _calls_per_block(run)
+    if timer is None:
+        calls = {}
+        for name, run in contenders.items():
+            began(name)
+            calls[name] = _calls_per_block(run, block_s)
+
+        def timer(name: _Name) -> float:
+            contenders[name]()  # the one before leaves caches in its own state
+            return seconds_of(contenders[name], calls[name])
+
     times: dict[_Name, list[float]] = {name: [] for name in contenders}
     active = list(contenders)
     for turn in range(rounds):
@@ -50,12 +62,9 @@ def race(
             best = {name: min(own) for name, own in times.items()}
             bound = hopeless * min(best.values())
             active = [n for n in active if n == reference or best[n] < bound]
-        start = turn % len(active)
-        step = active[start:] + active[:start]
-        for name in step if turn % 2 else reversed(step):
-            began(name)
-            contenders[name]()  # the one before leaves caches in its own state
-            times[name].append(_block(contenders[name], calls[name]))
+        for place in turn_order(len(active), turn):
+            began(active[place])
+            times[active[place]].append(timer(active[place]))
     return _summaries(times, reference)
 
 
@@ -69,7 +78,10 @@ def _summaries(
     """
     last = len(times[reference])
     found = {
-        name: Time(statistics.median(own), _median_ratio(own, times[reference]), last)
+        name: Time(
+            *(statistics.median(own), _median_ratio(own, times[reference])),
+            *(last, tuple(own)),
+        )
         for name, own in times.items()
         if len(own) == last
     }
@@ -79,7 +91,7 @@ def _summaries(
             fastest = min(found, key=lambda other: min(times[other][:rounds]))
             behind = min(own) / min(times[fastest][:rounds])
             ratio = behind * found[fastest].ratio
-            found[name] = Time(statistics.median(own), ratio, rounds)
+            found[name] = Time(statistics.median(own), ratio, rounds, tuple(own))
     return {name: found[name] for name in times}
 
 
@@ -88,13 +100,21 @@ def _median_ratio(own: list[float], reference: list[float]) -> float:
     return statistics.median(mine / theirs for mine, theirs in pairs)
 
 
-def _calls_per_block(run: Callable[[], object]) -> int:
-    run()
-    run()
-    return max(1, min(100, int(_BLOCK_S / max(_block(run, 1), 1e-6))))
+def turn_order(count: int, turn: int) -> list[int]:
+    """Orders the contenders of one round: it begins elsewhere, in other steps."""
+    steps = [step for step in range(1, count + 1) if math.gcd(step, count) == 1]
+    step = steps[turn % len(steps)]
+    return [(turn + place * step) % count for place in range(count)]
 
 
-def _block(run: Callable[[], object], calls: int) -> float:
+def _calls_per_block(run: Callable[[], object], block_s: float) -> int:
+    run()
+    run()
+    return max(1, int(block_s / max(seconds_of(run), 1e-6)))
+
+
+def seconds_of(run: Callable[[], object], calls: int = 1) -> float:
+    """Returns the seconds that one of some calls takes."""
     start = time.perf_counter()
     for _ in range(calls):
         run()
