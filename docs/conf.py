@@ -46,6 +46,7 @@ from tw_ampopt import *
 from tw_builders import *
 from tw_core import *
 from tw_core.black_box import *
+from tw_core.call_threads import *
 from tw_core.checks import *
 from tw_core.contexts import *
 from tw_core.devices import *

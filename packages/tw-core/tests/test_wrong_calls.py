@@ -17,6 +17,7 @@ from tw_core import (
     TrainTowerContext,
     VariableStore,
     black_box,
+    call_threads,
     check_towers,
     contexts,
     copy_to_replicas,
@@ -40,6 +41,7 @@ from tw_core import (
     use_logical_cpus,
     variables,
 )
+from tw_core.call_threads import CallThread
 from tw_core.contexts import (
     PredictTowerContext,
     TowerFunc,
@@ -905,6 +907,21 @@ OF_BLACK_BOX = [
         ((LATE, None), TypeError, "must be a black_box.Recorder; got None"),
     ),
 ]
+OF_CALL_THREADS = [
+    *rows("CallThread", CallThread, ((3,), TypeError, "name must be a string; got 3")),
+    *rows("CallThread", CallThread, (("",), ValueError, "name must not be empty")),
+    *rows(
+        "CallThread.run",
+        lambda *given: CallThread("calls").run(*given, after_s=1.0),
+        ((None, print), TypeError, "call must be a function; got None"),
+        ((print, 3), TypeError, "check must be a function; got 3"),
+    ),
+    *rows(
+        "CallThread.submit",
+        CallThread("calls").submit,
+        ((3,), TypeError, "call must be a function; got 3"),
+    ),
+]
 OF_BLACK_BOX_EXEMPT = {
     # Called in every step: what they are given is told as it is.
     *("Recorder.began", "Recorder.during", "Recorder.ended", "Recorder.noted"),
@@ -921,6 +938,7 @@ OF_BLACK_BOX_EXEMPT = {
         *WRONG_CALLS,
         *OF_TESTS,
         *OF_BLACK_BOX,
+        *OF_CALL_THREADS,
         *OF_DEVICES,
         *OF_GRADIENT_VALUES,
         *OF_FLAT_PACKS,
@@ -939,6 +957,8 @@ def test_every_public_name_has_wrong_calls():
     assert names_without_wrong_calls(testing, OF_TESTS, exempt=OF_TESTS_EXEMPT) == []
     own = (black_box, OF_BLACK_BOX)
     assert names_without_wrong_calls(*own, exempt=OF_BLACK_BOX_EXEMPT) == []
+    own = (call_threads, OF_CALL_THREADS)
+    assert names_without_wrong_calls(*own) == []
     table = [
         *(*WRONG_CALLS, *OF_DEVICES, *OF_GRADIENT_VALUES, *OF_FLAT_PACKS),
         *(*OF_FLAT_VARIABLES, *OF_OPTIMIZERS, *OF_SYNCHRONIZED, *OF_TIMELINE),

@@ -24,7 +24,10 @@ from tw_syncrep import (
     StartTimeoutError,
 )
 from tw_syncrep._replicas.protocol.run_table import RING, ReplicaField, RunField
-from tw_syncrep._replicas.session.bounded_session import AbandonedError, CallThread
+from tw_syncrep._replicas.session.bounded_session import (
+    AbandonedError,
+    TrainingSession,
+)
 from tw_syncrep._replicas.timeouts.reports import report_run
 from tw_syncrep._replicas.timeouts.server_monitor import (
     ServerMonitor,
@@ -620,27 +623,23 @@ def test_a_start_is_bounded_though_servers_answer():
         monitor.check()
 
 
-def test_a_call_that_does_not_return_is_left_behind():
-    thread = CallThread(threading.Lock())
-    forever = threading.Event()
-
-    def check():
-        raise ServerLostError("gone")
-
+def test_a_session_whose_call_was_left_behind_makes_no_other():
+    forever, released = threading.Event(), []
+    session = TrainingSession(
+        lambda: SimpleNamespace(run=lambda *_: forever.wait(20)),
+        servers={},
+        wait_timeout_s=None,
+        start_timeout_s=None,
+        unanswered=lambda: False,
+        failure=lambda: ServerLostError("gone"),
+        release=released.append,
+    )
     with pytest.raises(ServerLostError):
-        thread.run(lambda: forever.wait(20), check)
-    with pytest.raises(AbandonedError, match="was left behind"):
-        thread.run(lambda: 1, check)
+        session.run("loss")
+    with pytest.raises(AbandonedError, match="did not return and was left behind"):
+        session.run("loss")
+    assert released == [True]
     forever.set()
-
-
-def test_calls_return_and_raise_what_they_return_and_raise():
-    thread = CallThread(threading.Lock())
-    assert thread.run(lambda: 3, lambda: 1.0) == 3
-    with pytest.raises(KeyError):
-        thread.run(lambda: {}["x"], lambda: 1.0)
-    assert thread.run(threading.get_ident, lambda: 1.0) != threading.get_ident()
-    thread.end()
 
 
 def test_a_port_without_a_server_cannot_be_reached():

@@ -12,8 +12,7 @@ misses its deadline. On a GPU gradients are "ready" when their kernels are launc
     tf.function     counters with a handle each: other ops with side effects, such as
                     those on one table, TensorFlow would run in the order of building
 
-Python cannot interrupt a call inside TensorFlow. So it is made in a thread of its own;
-the caller waits in Python, and leaves it behind at the deadline.
+The call is made in a thread, and left behind at the deadline.
 """
 
 import functools
@@ -21,12 +20,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from queue import Empty, SimpleQueue
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import tensorflow as tf
 
 from tw_core.black_box import DeadlineError, Recorder, Wait, add_report
+from tw_core.call_threads import CallThread
 from tw_core.devices import host_of
 from tw_core.modes import orders_effects
 
@@ -135,55 +134,41 @@ class BoundedCalls:
         self._reductions = reductions
         self._events = Recorder(f"calls of {self._name} that reduce over towers")
         self._turn = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._is_left = False
+        self._thread: CallThread | None = None
         self._count = 0
         self._before: dict[str, list[float]] = {}
-        self._calls: SimpleQueue[Callable[[], Any]] = SimpleQueue()
-        self._answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Makes a call and waits for it."""
         with self._turn:
-            if self._is_left:
+            if self._thread is not None and self._thread.is_abandoned:
                 raise RuntimeError(
                     f"CollectiveKeys.bounded: an earlier call of {self._name} did not "
                     "return and was left behind; towers of another would meet its. "
                     "Start the program again."
                 )
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._serve, name="tw-reduce-call", daemon=True
-                )
-                self._thread.start()
+                self._thread = CallThread("tw-reduce-call")
             self._count += 1
             began = time.time()
-            self._events.began(self._name, "call", self._count)
-            self._calls.put(functools.partial(self._function, *args, **kwargs))
-            try:
-                result, error = self._answers.get(timeout=self._timeout_s)
-            except Empty:
-                self._is_left = True
-                raise self._too_late(began) from None
-            except BaseException:  # Ctrl-C
-                self._is_left = True
-                raise
-            self._events.ended(self._name, "call", self._count)
-            if error is not None:  # Some towers may have arrived without sums.
-                self._before = {o.name: self._read(o) for o in self._reductions()}
-                raise error
-            return result
 
-    def _serve(self) -> None:
-        while True:
-            call = self._calls.get()
+            def give_up() -> NoReturn:
+                raise self._too_late(began)
+
+            self._events.began(self._name, "call", self._count)
             try:
-                self._answers.put((call(), None))
-            except BaseException as error:
-                self._answers.put((None, error))
-            del call
-            if self._is_left:
-                return
+                return self._thread.run(
+                    functools.partial(self._function, *args, **kwargs),
+                    give_up,
+                    after_s=self._timeout_s,
+                )
+            except BaseException:
+                if not self._thread.is_abandoned:  # Towers may have arrived in vain.
+                    self._before = {o.name: self._read(o) for o in self._reductions()}
+                raise
+            finally:
+                if not self._thread.is_abandoned:
+                    self._events.ended(self._name, "call", self._count)
 
     def _too_late(self, began: float) -> DeadlineError:
         """Returns the error of a call that takes too long, naming missing towers."""
@@ -228,18 +213,14 @@ class BoundedCalls:
 
     def _read(self, reduction: Reduction) -> list[float]:
         """Reads the marks; returns none if that fails, or hangs as well."""
-        answers: SimpleQueue[list[float]] = SimpleQueue()
 
-        def read() -> None:
-            try:
-                answers.put(reduction.read(self._session))
-            except Exception:  # Marks that cannot be read are unknown.
-                answers.put([])
+        def give_up() -> NoReturn:
+            raise TimeoutError
 
-        threading.Thread(target=read, name="tw-reduce-read", daemon=True).start()
+        read = functools.partial(reduction.read, self._session)
         try:
-            return answers.get(timeout=_READ_S)
-        except Empty:
+            return CallThread("tw-reduce-read").run(read, give_up, after_s=_READ_S)
+        except Exception:  # Marks that cannot be read are unknown.
             return []
 
 

@@ -12,17 +12,16 @@ would decide which batch a call trains on.
 import logging
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
-from queue import SimpleQueue
 from typing import NamedTuple
 
 from tw_core import Tower
 from tw_core.black_box import DeadlineError, Recorder, Wait, add_report
+from tw_core.call_threads import CallThread
 from tw_core.checks import caller, check_flag, check_number, check_whole_number
 from tw_core.devices import repeated_devices
 from tw_rlload._loading.columns import Columns, PreparedLoad, prepare
@@ -50,9 +49,6 @@ class _Run(NamedTuple):
     method: str
     buffer: int
     trainer: object
-
-
-_Work = tuple[Callable[[], Loaded], "Future[Loaded]"]
 
 
 class Buffers:
@@ -96,7 +92,9 @@ class Buffers:
         self._loaded: Loaded | None = None
         self._reason = "nothing has been loaded yet"
         self._pending: Future[Loaded] | None = None
-        self._queue: SimpleQueue[_Work | None] | None = None
+        # One thread for all loads: TensorFlow's setup for a new thread takes as long as
+        # a small load.
+        self._thread: CallThread | None = None
         self._towers = tuple(f"tower {k}" for k in range(len(towers)))
         self._events = Recorder(f"{self._owner} of {len(towers)} towers")
         self._loading: str | None = None
@@ -259,16 +257,10 @@ class Buffers:
 
     def _start(self, work: Callable[[], Loaded]) -> "Future[Loaded]":
         """Runs a load in the thread for loads, which runs one at a time."""
-        if self._queue is None:
-            self._queue = SimpleQueue()
-            threading.Thread(
-                target=_serve, args=(self._queue,), name="tw-rlload", daemon=True
-            ).start()
-            weakref.finalize(self, self._queue.put, None)
-        future: Future[Loaded] = Future()
+        if self._thread is None:
+            self._thread = CallThread("tw-rlload")
         # In the caller's context, for the name in errors.
-        self._queue.put((partial(copy_context().run, work), future))
-        return future
+        return self._thread.submit(partial(copy_context().run, work))
 
     def _too_late(self, timeout_s: float, told: str) -> DeadlineError:
         """Returns the error of a load that takes too long, naming what it writes."""
@@ -354,19 +346,3 @@ class Buffers:
                 f"{caller()}: {self._loading} has not returned yet, and one batch "
                 "loads at a time; wait until it does."
             )
-
-
-def _serve(queue: "SimpleQueue[_Work | None]") -> None:
-    """Runs one load after another; keeps neither the process nor the buffers alive.
-
-    One thread for all loads: TensorFlow's setup for a new thread takes as long as a
-    small load.
-    """
-    while (found := queue.get()) is not None:
-        work, future = found
-        del found
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-        del work, future

@@ -6,22 +6,19 @@ a thread of its own. The caller waits for its answers, checks the parameter serv
 and then, and leaves the thread behind when waiting has become pointless.
 """
 
-import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from tw_core.black_box import Recorder
+from tw_core.call_threads import CallThread
 from tw_core.checks import check_function, public
 from tw_syncrep._checks import check_kind, check_timeouts
 from tw_syncrep._replicas.timeouts.server_monitor import CHECK_EVERY_S, ServerMonitor
 
 T = TypeVar("T")
-_Answer = tuple[Any, BaseException | None]
 
 
 class AbandonedError(RuntimeError):
@@ -67,76 +64,6 @@ class AbandonedCalls(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def end(self, session: Any) -> None:
         """Checks before the other hooks."""
         self.check()
-
-
-class CallThread:
-    """A thread that makes one call after another."""
-
-    def __init__(self, surroundings: AbstractContextManager[Any]) -> None:
-        """Starts the thread, which enters ``surroundings``."""
-        self.is_abandoned = False  # A call was left behind; no other is possible.
-        self.has_ended = False
-        self._surroundings = surroundings
-        # The cheapest way to hand something to a thread.
-        self._calls: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
-        self._answers: SimpleQueue[_Answer] = SimpleQueue()
-        self._thread = threading.Thread(
-            target=self._serve, name="tw-syncrep-session", daemon=True
-        )
-        self._thread.start()
-
-    def run(self, call: Callable[[], T], check: Callable[[], float]) -> T:
-        """Makes a call in the thread and returns its result.
-
-        While it takes long, ``check`` raises to leave the call behind, or returns the
-        seconds until it is to be called again.
-        """
-        if self.is_abandoned:
-            raise AbandonedError(
-                "training_session: an earlier call did not return and was left "
-                "behind; make a new session."
-            )
-        if self.has_ended:
-            raise RuntimeError(
-                "training_session: the session was closed; make a new one."
-            )
-        self._calls.put(call)
-        try:
-            result, error = self._await_answer(check)
-        except BaseException:
-            self.is_abandoned = True
-            self._calls.put(None)  # Once the call returns, the thread ends.
-            raise
-        if error is not None:
-            raise error
-        return result  # type: ignore[no-any-return]
-
-    def end(self) -> None:
-        """Ends the thread, unless a call was left behind in it."""
-        if not (self.is_abandoned or self.has_ended):
-            self.has_ended = True
-            self._calls.put(None)
-
-    def _await_answer(self, check: Callable[[], float]) -> _Answer:
-        wait_s = CHECK_EVERY_S
-        while True:
-            try:
-                return self._answers.get(timeout=wait_s)
-            except Empty:
-                wait_s = check()
-
-    def _serve(self) -> None:
-        with self._surroundings:
-            while (call := self._calls.get()) is not None:
-                self._answers.put(_answer(call))
-                del call  # It may hold a session that is to be freed.
-
-
-def _answer(call: Callable[[], Any]) -> _Answer:
-    try:
-        return call(), None
-    except BaseException as error:
-        return None, error
 
 
 class TrainingSession:
@@ -185,7 +112,9 @@ class TrainingSession:
         named = ", ".join(f"{name} at {at}" for name, at in servers.items())
         self._events = Recorder("training_session", facts={"servers": named or "none"})
         self._graph = tf.compat.v1.get_default_graph()
-        self._thread = CallThread(self._graph.as_default())
+        self._thread = CallThread(
+            "tw-syncrep-session", surroundings=self._graph.as_default()
+        )
         try:
             self._session = self._call(
                 "creating the session", create, limit_s=start_timeout_s
@@ -280,9 +209,18 @@ class TrainingSession:
             failure=self._failure,
             events=self._events,
         )
+        if self._thread.is_abandoned:
+            raise AbandonedError(
+                "training_session: an earlier call did not return and was left "
+                "behind; make a new session."
+            )
+        if self._thread.has_ended:
+            raise RuntimeError(
+                "training_session: the session was closed; make a new one."
+            )
         self._events.began("training_session", doing)
         try:
-            return self._thread.run(call, monitor.check)
+            return self._thread.run(call, monitor.check, after_s=CHECK_EVERY_S)
         except BaseException:
             if self._thread.is_abandoned:
                 self._release(True)
