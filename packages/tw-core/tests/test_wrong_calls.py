@@ -657,6 +657,14 @@ OF_GRADIENT_VALUES = [
         (([], []), ValueError, "got []"),
     ),
     *rows(
+        "check_weights",
+        lambda weights: gradients.check_weights(weights, num_towers=2),
+        ((3,), TypeError, "weights must be a list"),
+        (([1, "2"],), TypeError, "got tower 1: '2'"),
+        (([1, -2],), ValueError, "finite and 0 or more; got tower 1: -2"),
+        (([1],), ValueError, "weights must be one per tower (2); got 1"),
+    ),
+    *rows(
         "check_weight",
         gradients.check_weight,
         ((True,), TypeError, "must be a real number or a scalar tensor"),
@@ -684,8 +692,8 @@ OF_VARIABLES_EXEMPT = {
 OF_GRADIENT_VALUES_EXEMPT = {
     # The readers make it; a function that makes the next one has read its input.
     "Gradients",
-    # Takes any float64.
-    "power_of_two",
+    # They take what check_weights has let pass.
+    *("power_of_two", "shares_of", "unit_of", "weigh"),
     # Called for each gradient: what is no tensor goes through, or fails in TensorFlow.
     "map_values",
     "narrow_source",

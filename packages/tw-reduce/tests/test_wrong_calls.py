@@ -46,7 +46,6 @@ from tw_reduce.reducers import (
     CollectiveKeys,
     check_reduced,
     check_tower_tensors,
-    check_weights,
 )
 from tw_reduce.tensorpack import (
     GradientPacker,
@@ -352,14 +351,6 @@ REDUCERS = [
         lambda dtype: sum_nccl(ones(dtype), devices=GPUS, keys=KEYS),
         ((tf.complex64,), ValueError, "positions 0 (complex64)"),
         ((tf.bool,), ValueError, "positions 0 (bool)"),
-    ),
-    *rows(
-        "check_weights",
-        lambda weights: check_weights(weights, num_towers=2),
-        ((3,), TypeError, "weights must be a list"),
-        (([1, "2"],), TypeError, "got tower 1: '2'"),
-        (([1, -2],), ValueError, "finite and 0 or more; got tower 1: -2"),
-        (([1],), ValueError, "weights must be one per tower (2); got 1"),
     ),
     *rows("auto", auto, *no_devices()),
     *rows("auto", lambda n: auto(TWO, below_bytes=n), *threshold()),
@@ -714,5 +705,5 @@ def test_no_public_name_goes_without_wrong_calls():
         for module in modules
         for name in names_without_wrong_calls(module, ROWS, exempt=())
     }
-    # The last two take what check_weights has let pass.
-    assert lacking == {*PLANS, "shares_of", "unit_of"}
+    # The weights' functions are tw-core's.
+    assert lacking == {*PLANS, "check_weights", "shares_of", "unit_of"}

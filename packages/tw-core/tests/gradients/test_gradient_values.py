@@ -11,11 +11,13 @@ from tw_core.gradients import (
     power_of_two,
     scale,
     values_of,
+    weigh,
     with_unique_rows,
 )
 from tw_core.testing import SparseRows, run_eagerly, run_in_function, run_in_graph
 
 DENSE = np.array([[1, 2], [3, -4], [0, 8]], np.float32)
+NAN = float("nan")
 ROWS = SparseRows(
     np.array([[1, 2], [3, -4], [5, 6]], np.float32),
     np.array([2, 0, 2], np.int32),
@@ -119,3 +121,20 @@ def test_the_power_of_two_of_a_number_is_its_exponent(run):
     numbers = np.array([0, 0.3, 1, 1.5, 2, 3, 1e300, 2.0**-1000])
     wanted = np.append(0, 2.0 ** np.floor(np.log2(numbers[1:])))
     np.testing.assert_array_equal(run(power_of_two, numbers), wanted)
+
+
+@each_mode
+@each_dtype
+def test_a_weight_of_0_gives_0_and_a_large_one_does_not_overflow(run, dtype):
+    small = (DENSE / 1024).astype(dtype)
+
+    def weighed(dense, values, indices, weight):
+        sparse = tf.IndexedSlices(values, indices)
+        return weigh(dense, weight), weigh(sparse, 65536.0), weigh(dense * NAN, 0)
+
+    dense, sparse, nothing = run(
+        weighed, small, small, np.arange(3), np.float64(65536.0)
+    )
+    np.testing.assert_array_equal(dense.astype(np.float64), 64 * DENSE)
+    np.testing.assert_array_equal(sparse.values.astype(np.float64), 64 * DENSE)
+    np.testing.assert_array_equal(nothing.astype(np.float64), 0 * DENSE)

@@ -26,14 +26,13 @@ from tw_ampopt._update.buffers import (
     plan_buffers,
 )
 from tw_ampopt._update.state import SharedState, SlotRequest
-from tw_ampopt._update.weights import total_of, weighed
+from tw_ampopt._update.weights import total_of
 from tw_ampopt._variables import are_local, make_state, present
 from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer
 from tw_core.checks import caller
 from tw_core.flat_packs import PackPlan, unpack
-from tw_core.gradients import map_values, scale, values_of
+from tw_core.gradients import map_values, scale, shares_of, values_of, weigh
 from tw_core.variables import override_to_local_variable, tf_variable
-from tw_reduce.reducers import shares_of
 
 Average: TypeAlias = Callable[[Buffer], Buffer]
 """Makes a mean of a sum over towers."""
@@ -193,7 +192,7 @@ class Updater:
         own = []
         for device, tower, share in zip(self.devices, buffers, shares, strict=True):
             with tf.device(device or None):
-                own.append([weighed(buffer, share) for buffer in tower])
+                own.append([weigh(buffer, share) for buffer in tower])
         return own
 
     def _reduce(

@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from tw_ampopt._update.buffers import Buffer, sum_of_calls, to_float32
 from tw_ampopt._variables import make_state
-from tw_core.gradients import map_values, scale
-from tw_reduce.reducers import shares_of, unit_of
+from tw_core.gradients import scale, shares_of, unit_of, weigh
 
 Shares = Sequence[tf.Tensor]
 """[K] float64 scalars, each tower's weight in the unit."""
@@ -38,15 +37,6 @@ def total_of(shares: Shares) -> tf.Tensor:
     return tf.cast(total, tf.float32)
 
 
-def weighed(buffer: Buffer, share: tf.Tensor) -> Buffer:
-    """Multiplies a gradient by its share; a share of 0 gives 0, even for NaN."""
-
-    def weigh(values: tf.Tensor) -> tf.Tensor:
-        return tf.math.multiply_no_nan(values, tf.cast(share, values.dtype))
-
-    return map_values(weigh, buffer)
-
-
 def mean_of_calls(
     calls: Sequence[Buffer | None], weights: Sequence[Any]
 ) -> Buffer | None:
@@ -60,7 +50,7 @@ def mean_of_calls(
         return reached[0][0] if reached else None
     shares = shares_of([weight for _, weight in reached])
     own = [
-        weighed(to_float32(grad), share)
+        weigh(to_float32(grad), share)
         for (grad, _), share in zip(reached, shares, strict=True)
     ]
     return scale(sum_of_calls(own), 1.0 / total_of(shares))

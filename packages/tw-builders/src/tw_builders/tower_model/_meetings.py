@@ -19,6 +19,7 @@ from tw_builders.tower_model._lockstep import meet, tower_index
 from tw_builders.tower_model._updates import Brought, Update, apply_wrapped
 from tw_builders.tower_model._wrapped import WrappedOptimizer
 from tw_core import Tower
+from tw_core.gradients import weigh
 from tw_core.optimizers import keep_repeated_rows
 from tw_reduce import Reducer, mean, sum_on_device
 
@@ -209,7 +210,7 @@ def _weighing(n: int, scale_loss: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return scaled
         factor = meet(("loss", n), None)
         # The mean loss over no rows is NaN.
-        return tf.math.multiply_no_nan(scaled, tf.cast(factor, scaled.dtype))
+        return weigh(scaled, factor)
 
     return method
 

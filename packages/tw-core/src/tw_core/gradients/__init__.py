@@ -17,7 +17,6 @@ from tw_core.gradients._reading import (
     check_gradients,
     check_replicated_grad_list,
     check_shared_grad_list,
-    check_weight,
     ensure_gradient_shapes,
     read_gradients,
     read_pairs,
@@ -25,11 +24,18 @@ from tw_core.gradients._reading import (
 from tw_core.gradients._values import (
     map_values,
     narrow_source,
-    power_of_two,
     scale,
     sum_duplicate_rows,
     values_of,
     with_unique_rows,
+)
+from tw_core.gradients._weights import (
+    check_weight,
+    check_weights,
+    power_of_two,
+    shares_of,
+    unit_of,
+    weigh,
 )
 
 __all__ = [
@@ -42,6 +48,7 @@ __all__ = [
     "check_replicated_grad_list",
     "check_shared_grad_list",
     "check_weight",
+    "check_weights",
     "ensure_gradient_shapes",
     "map_values",
     "merge_grad_list",
@@ -50,9 +57,12 @@ __all__ = [
     "read_gradients",
     "read_pairs",
     "scale",
+    "shares_of",
     "split_grad_list",
     "sum_duplicate_rows",
+    "unit_of",
     "values_of",
+    "weigh",
     "with_gradient",
     "with_unique_rows",
 ]

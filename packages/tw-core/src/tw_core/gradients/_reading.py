@@ -4,7 +4,6 @@ A list that was read travels as ``Gradients``, which nobody checks again.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from numbers import Real
 from typing import Any, Literal, TypeAlias
 
 import tensorflow as tf
@@ -271,33 +270,6 @@ def check_any_gradient(grads: Iterable[Any], variables: Iterable[Any]) -> None:
         raise ValueError(
             f"{caller()}: no gradient for any variable; got {names}. Does the loss "
             "depend on them?"
-        )
-
-
-@public
-def check_weight(weight: Any) -> None:
-    """Refuses anything that cannot weight gradients in a mean.
-
-    Args:
-      weight: such as a number of rows; the values of tensors are not checked.
-
-    Raises:
-      TypeError: neither a real number nor a scalar tensor of a real dtype.
-      ValueError: a number that is below 0 or not finite.
-    """
-    if tf.is_tensor(weight):
-        is_real = weight.dtype.is_floating or weight.dtype.is_integer
-        is_weight = bool(is_real and weight.shape.is_compatible_with([]))
-    else:
-        is_weight = isinstance(weight, Real) and not isinstance(weight, bool)
-    if not is_weight:
-        raise TypeError(
-            f"{caller()}: weight must be a real number or a scalar tensor, such as the "
-            f"number of rows; got {weight!r:.80}."
-        )
-    if isinstance(weight, Real) and not 0 <= float(weight) < float("inf"):
-        raise ValueError(
-            f"{caller()}: weight must be finite and 0 or more; got {weight}."
         )
 
 

@@ -77,24 +77,15 @@ def scale(grad: Any, factor: float | tf.Tensor | None) -> Any:
             f"scale: grad must be floating, or most of its products would be rounded "
             f"to 0; got {dtype.name}. Cast it first."
         )
-    # Convert a number directly: by way of float32, 1/3 is not 1/3 in float64.
-    is_tensor = tf.is_tensor(factor)
-    own = tf.cast(factor, dtype) if is_tensor else tf.constant(factor, dtype)
+    own = scalar_of(factor, dtype)
     return map_values(lambda values: values * own, grad)
 
 
-def power_of_two(number: tf.Tensor) -> tf.Tensor:
-    """Returns the largest power of two that is not above a number.
-
-    Args:
-      number: float64 of any shape, 0 or more and finite.
-
-    Returns:
-      float64 of its shape; 0 for 0.
-    """
-    exponent = tf.constant(0x7FF << 52, tf.int64)  # masks a float64's mantissa
-    bits = tf.bitwise.bitwise_and(tf.bitcast(number, tf.int64), exponent)
-    return tf.bitcast(bits, tf.float64)
+def scalar_of(number: Any, dtype: tf.DType) -> tf.Tensor:
+    """Converts a number or a scalar tensor."""
+    # A number directly: by way of float32, 1/3 is not 1/3 in float64.
+    make = tf.cast if tf.is_tensor(number) else tf.constant
+    return make(number, dtype)
 
 
 @without_autograph

@@ -21,10 +21,16 @@ import tensorflow as tf
 
 from tw_core.checks import caller, check_function, public
 from tw_core.devices import host_of
-from tw_core.gradients import Gradients, read_gradients, values_of
+from tw_core.gradients import (
+    Gradients,
+    check_weights,
+    read_gradients,
+    shares_of,
+    values_of,
+    weigh,
+)
 from tw_core.modes import without_autograph
 from tw_reduce._checks import positions_of, reduced_by
-from tw_reduce._combinators.weights import check_weights, shares_of
 from tw_reduce._reducer import (
     HALF_DTYPES,
     Reducer,
@@ -184,19 +190,11 @@ def _reduce_weighted(
 ) -> list[list[Tensorlike]]:
     with tf.name_scope("weigh"):
         weighed = [
-            [_weigh(tensor, share) for tensor in tower]
+            [map_dense(partial(weigh, weight=share), _widen(own)) for own in tower]
             for tower, share in zip(grads, shares, strict=True)
         ]
     means = reduced_by(reducer, Gradients(weighed, tests=grads.tests))
     return map_results(_narrow_again, means, grads)
-
-
-def _weigh(tensor: Tensorlike, share: tf.Tensor) -> Tensorlike:
-    def weigh(dense: tf.Tensor) -> tf.Tensor:
-        # A tower without rows has NaN for gradients.
-        return tf.math.multiply_no_nan(dense, tf.cast(share, dense.dtype))
-
-    return map_dense(weigh, _widen(tensor))
 
 
 def _narrow_again(own: Tensorlike, like: Tensorlike) -> Tensorlike:

@@ -11,7 +11,13 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.checks import check_flag, check_nested, public
-from tw_core.gradients import Gradients, read_gradients, read_pairs, values_of
+from tw_core.gradients import (
+    Gradients,
+    check_weights,
+    read_gradients,
+    read_pairs,
+    values_of,
+)
 from tw_core.modes import without_autograph
 from tw_reduce._checks import (
     addable,
@@ -22,7 +28,6 @@ from tw_reduce._checks import (
 from tw_reduce._combinators.mean import check_divisible, mean
 from tw_reduce._combinators.packed import packed
 from tw_reduce._combinators.partition import deal_out
-from tw_reduce._combinators.weights import check_weights
 from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, columns
 from tw_reduce._sums.collectives import sum_collective, sum_nccl
 from tw_reduce._sums.hierarchical import EIGHT_GPU_CROSS, hierarchical

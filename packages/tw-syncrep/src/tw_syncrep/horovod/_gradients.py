@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.checks import caller, check_flag, check_number
+from tw_core.gradients import weigh
 from tw_core.modes import without_autograph
 from tw_syncrep.horovod import _ops
 from tw_syncrep.horovod._basics import (
@@ -20,7 +21,6 @@ from tw_syncrep.horovod._basics import (
 )
 from tw_syncrep.horovod.compression import Compression
 from tw_syncrep.processes import mean_across, sum_across
-from tw_syncrep.processes._gradient_exchange import weighed
 
 Grads = Sequence[Any]
 """[N] dense, ``tf.IndexedSlices`` or None."""
@@ -63,7 +63,7 @@ class GradientReducer:
                 results[n] = grad
         for n in set(own) - set(shared):
             if self.scales_local:
-                results[n] = weighed(results[n], 1.0 / group.size)
+                results[n] = weigh(results[n], 1.0 / group.size)
         return results
 
     def densify(self, grads: Grads) -> list[Any]:
@@ -87,12 +87,12 @@ class GradientReducer:
                     sent[n], contexts[n] = self.compression.compress(grad)
         combine = mean_across if self.op is Average else sum_across
         [reduced] = combine(
-            [[weighed(g, 1.0 / self.predivides) for g in sent]],
+            [[weigh(g, 1.0 / self.predivides) for g in sent]],
             group=group,
             wire_dtype=_WIRES.get(self.compression),
             names=names,
         )
-        reduced = [weighed(g, self.predivides) for g in reduced]
+        reduced = [weigh(g, self.predivides) for g in reduced]
         if self.compression not in _WIRES:
             for n, grad in enumerate(reduced):
                 if not isinstance(grad, tf.IndexedSlices):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tw_core import flat_packs
 from tw_core.flat_packs import PackPlan
-from tw_core.gradients import map_values, power_of_two, values_of
+from tw_core.gradients import map_values, power_of_two, values_of, weigh
 from tw_syncrep.processes._agreement import GRADIENTS, Exchange, TensorSpec
 from tw_syncrep.processes._collectives import (
     add_up,
@@ -68,21 +68,6 @@ def plan_exchange(
     return ExchangePlan(dense, sparse, packs, wire, divides, weighs)
 
 
-def weighed(grad: Any, factor: Any) -> Any:
-    """Multiplies a gradient by its weight; weight 0 gives 0, even for NaN."""
-
-    def multiply(values: tf.Tensor) -> tf.Tensor:
-        # In float16 weights above 65504 are infinite.
-        dtype = tf.float32 if values.dtype.name in NARROW else values.dtype
-        # Numbers go straight to the dtype: via float32, 1/3 is not float64's 1/3.
-        is_tensor = tf.is_tensor(factor)
-        own = tf.cast(factor, dtype) if is_tensor else tf.constant(factor, dtype)
-        product = tf.math.multiply_no_nan(tf.cast(values, dtype), own)
-        return tf.cast(product, values.dtype)
-
-    return map_values(multiply, grad)
-
-
 def _pack_key(tensor: tf.Tensor) -> str | None:
     """Returns the key that a pack's tensors share; None for one that travels alone."""
     elements = tensor.shape.num_elements()
@@ -102,7 +87,7 @@ def exchange_gradients(
         share = tf.math.divide_no_nan(weight, weight)[0]
         narrow = [narrow_dtype(values_of(g).dtype, plan.wire) for g in local]
         return [
-            weighed(grad, share) if plan.weighs and dtype else grad
+            weigh(grad, share) if plan.weighs and dtype else grad
             for grad, dtype in zip(local, narrow, strict=True)
         ], weight
     dense = [*(local[n] for n in plan.dense), weight]
@@ -258,7 +243,7 @@ def _join_rows(
     joined = tf.cast(joined, values.dtype)
     if shares is not None and narrow is not None:
         own = tf.split(joined, counts, num=group.size)
-        own = [weighed(part, s) for part, s in zip(own, shares, strict=True)]
+        own = [weigh(part, s) for part, s in zip(own, shares, strict=True)]
         joined = tf.ensure_shape(tf.concat(own, axis=0), joined.shape)
     return [joined / group.size if plan.divides else joined, places]
 
@@ -336,7 +321,7 @@ def _sum_narrow(
     parts = swap(tf.reshape(filled, [group.size, -1]), group, key)
     wide = [tf.cast(part, tf.float32) for part in tf.unstack(parts, num=group.size)]
     if shares is not None:
-        wide = [weighed(part, s) for part, s in zip(wide, shares, strict=True)]
+        wide = [weigh(part, s) for part, s in zip(wide, shares, strict=True)]
     added = tf.add_n(wide)
     if plan.divides:
         added /= group.size

@@ -23,14 +23,13 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.checks import caller, check_function, check_list
-from tw_core.gradients import check_weight, map_values, values_of
+from tw_core.gradients import check_weight, map_values, values_of, weigh
 from tw_core.modes import without_autograph
 from tw_syncrep.processes._gradient_exchange import (
     NARROW,
     exchange_gradients,
     narrow_dtype,
     plan_exchange,
-    weighed,
 )
 from tw_syncrep.processes._group import ProcessGroup
 
@@ -184,7 +183,7 @@ def _reduce(
         shares = [tf.math.divide_no_nan(of_tower, weight) for of_tower in own]
         grads = [
             [
-                weighed(grad, factors[0] if is_narrow else factors[1])
+                weigh(grad, factors[0] if is_narrow else factors[1])
                 for grad, is_narrow in zip(tower, narrow, strict=True)
             ]
             for tower, *factors in zip(grads, shares, own, strict=True)
@@ -198,7 +197,7 @@ def _reduce(
             share = tf.cast(tf.cast(weight, tf.float32), tf.float64) * part
         factors = [part if is_narrow else share for is_narrow in narrow]
         local = [
-            grad if factor is part and part == 1.0 else weighed(grad, factor)
+            grad if factor is part and part == 1.0 else weigh(grad, factor)
             for grad, factor in zip(local, factors, strict=True)
         ]
     weighs = is_mean and weight is not None

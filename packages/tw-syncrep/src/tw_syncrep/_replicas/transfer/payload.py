@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.gradients import power_of_two
+from tw_core.gradients import power_of_two, weigh
 from tw_syncrep._replicas.transfer.rows import RowSums, make_row_sums, sum_dtype_of
 from tw_syncrep.cluster._packs import Pack, holds_bytes, plan_packs, with_head
 
@@ -222,8 +222,8 @@ def _weighed(tensor: tf.Tensor, factor: tf.Tensor | None) -> tf.Tensor:
     """Multiplies gradients by a factor; a factor of 0 gives 0, even for NaN."""
     if factor is None:
         return tensor
-
-    def weigh() -> tf.Tensor:
-        return tf.math.multiply_no_nan(tensor, tf.cast(factor, tensor.dtype))
-
-    return tf.cond(tf.equal(factor, 1), lambda: tf.identity(tensor), weigh)
+    return tf.cond(
+        tf.equal(factor, 1),
+        lambda: tf.identity(tensor),
+        lambda: weigh(tensor, factor),
+    )

@@ -1,4 +1,4 @@
-"""The towers' weights in a mean.
+"""The weights of towers, ranks and micro-batches in a mean.
 
 Weights are expressed in a unit. If all are equal, the unit is their value: they are
 exactly 1, and products with them keep every bit. Otherwise it is a power of two, so
@@ -12,7 +12,30 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.checks import caller, check_list, public
-from tw_core.gradients import power_of_two
+from tw_core.gradients._values import map_values, scalar_of
+from tw_core.modes import without_autograph
+
+
+@public
+def check_weight(weight: Any) -> None:
+    """Refuses anything that cannot weight gradients in a mean.
+
+    Args:
+      weight: such as a number of rows; the values of tensors are not checked.
+
+    Raises:
+      TypeError: neither a real number nor a scalar tensor of a real dtype.
+      ValueError: a number that is below 0 or not finite.
+    """
+    if not _is_weight(weight):
+        raise TypeError(
+            f"{caller()}: weight must be a real number or a scalar tensor, such as the "
+            f"number of rows; got {weight!r:.80}."
+        )
+    if isinstance(weight, Real) and not 0 <= float(weight) < float("inf"):
+        raise ValueError(
+            f"{caller()}: weight must be finite and 0 or more; got {weight}."
+        )
 
 
 @public
@@ -77,10 +100,7 @@ def shares_of(weights: Sequence[Any]) -> list[tf.Tensor]:
     Returns:
       [K] float64 scalars, on the current device; 0 if all weights are.
     """
-    own = [
-        tf.cast(w, tf.float64) if tf.is_tensor(w) else tf.constant(w, tf.float64)
-        for w in weights
-    ]
+    own = [scalar_of(weight, tf.float64) for weight in weights]
     unit = unit_of(own)
     return [tf.math.divide_no_nan(weight, unit) for weight in own]
 
@@ -94,6 +114,45 @@ def unit_of(weights: Sequence[tf.Tensor]) -> tf.Tensor:
     largest = tf.reduce_max(joined)
     are_equal = tf.equal(tf.reduce_min(joined), largest)
     return tf.where(are_equal, largest, power_of_two(largest))
+
+
+@without_autograph
+def weigh(grad: Any, weight: float | tf.Tensor) -> Any:
+    """Multiplies a gradient, dense or sparse, by its weight in a mean.
+
+    Args:
+      grad: a tensor or an ``IndexedSlices``, of a floating dtype.
+      weight: a number or a scalar tensor.
+
+    Returns:
+      A gradient of the same kind and dtype. Where the weight is 0 it is 0, even for
+      NaN, which is the gradient of a mean over no rows.
+    """
+
+    def multiply(values: tf.Tensor) -> tf.Tensor:
+        # In float16 a weight above 65504 is infinite.
+        is_narrow = values.dtype in (tf.float16, tf.bfloat16)
+        dtype = tf.float32 if is_narrow else values.dtype
+        product = tf.math.multiply_no_nan(
+            tf.cast(values, dtype), scalar_of(weight, dtype)
+        )
+        return tf.cast(product, values.dtype)
+
+    return map_values(multiply, grad)
+
+
+def power_of_two(number: tf.Tensor) -> tf.Tensor:
+    """Returns the largest power of two that is not above a number.
+
+    Args:
+      number: float64 of any shape, 0 or more and finite.
+
+    Returns:
+      float64 of its shape; 0 for 0.
+    """
+    exponent = tf.constant(0x7FF << 52, tf.int64)  # masks a float64's mantissa
+    bits = tf.bitwise.bitwise_and(tf.bitcast(number, tf.int64), exponent)
+    return tf.bitcast(bits, tf.float64)
 
 
 def _is_weight(weight: Any) -> bool:
