@@ -85,3 +85,8 @@ def test_by_name_a_global_variable_is_no_copy(paths):
 )
 def test_by_name_copies_find_their_originals(known, local, originals):
     assert originals_by_name(known, local) == originals
+
+
+def test_a_local_variable_of_tower_0_is_no_copy():
+    found = originals_by_name(["w"], ["tower0/w", "tower1/w"])
+    assert found == {"tower1/w": "w"}

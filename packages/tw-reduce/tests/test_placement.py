@@ -11,6 +11,7 @@ from tw_core.testing import CPUS, run_in_function, run_in_graph
 from tw_reduce import (
     accumulate_as,
     auto,
+    broadcast,
     compress,
     hierarchical,
     packed,
@@ -237,3 +238,12 @@ def test_balanced_places_alike_in_both_modes(run):
 
     run(fn, [[np.ones(size, np.float32) for size in (9, 5, 4, 3)]] * 2)
     assert seen[-1] == [cpu(0), cpu(1), cpu(2), cpu(2)]
+
+
+def test_broadcast_copies_each_result_to_its_towers_device_once(graph):
+    devices = [CPUS[0], CPUS[1], CPUS[1], CPUS[2]]
+    on_first = partial(sum_on_device, device=CPUS[0])
+    results = broadcast(on_first)(towers(devices))
+    for tower, device in zip(results, devices, strict=True):
+        assert devices_of(tower) == [canonical_device(device)] * 2
+    assert list(map(id, results[1])) == list(map(id, results[2]))
