@@ -5,8 +5,12 @@ pair of values, and most faults of combinations need no more than two values to 
 So the hook below, which ``packages/conftest.py`` and that of the integration tests
 import, leaves of each test the first cases that hold every pair, and of one marked
 ``each_choice`` those that hold every value. What is one parametrization, as of
-``("name", "want")``, counts as one parameter: its cases were chosen by hand. All of
-them run where the environment has ``TOWERS_TESTS=full``.
+``("name", "want")``, counts as one parameter: its cases were chosen by hand.
+
+Tests that take long are marked ``full``, with the ids of the cases that run
+nevertheless: a short form of each family. All cases of all tests run where the
+environment has ``TOWERS_TESTS=full``, as in the sessions ``full`` and ``nightly``. A
+test that is named on the command line (``file.py::test``) runs as it is named.
 """
 
 import os
@@ -26,25 +30,42 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "each_choice: run each value of each parameter, not each pair"
     )
+    config.addinivalue_line(
+        "markers", "full(*ids): by day run these cases only, or none; by night all"
+    )
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    if os.environ.get("TOWERS_TESTS") == "full":
+    named = any("::" in argument for argument in config.args)
+    if named or os.environ.get("TOWERS_TESTS") == "full":
         return
     tests = defaultdict(list)
     for item in items:
         if hasattr(item, "callspec"):
             tests[item.nodeid.partition("[")[0]].append(item)
-    left_out = set()
+    left_out = {item for item in items if _is_for_the_night(item, tests)}
     for cases in tests.values():
+        if cases[0].get_closest_marker("full"):
+            continue
         strength = 1 if cases[0].get_closest_marker("each_choice") else 2
         chosen = cover([_case(item) for item in cases], strength)
         left_out |= set(cases).difference(cases[index] for index in chosen)
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
+
+
+def _is_for_the_night(item: Any, tests: Mapping[str, Sequence[Any]]) -> bool:
+    mark = item.get_closest_marker("full")
+    if mark is None:
+        return False
+    cases = tests.get(item.nodeid.partition("[")[0], ())
+    unknown = set(mark.args) - {case.callspec.id for case in cases}
+    if unknown:
+        raise pytest.UsageError(f"{item.nodeid}: full names no case of it: {unknown}")
+    return not (cases and item.callspec.id in mark.args)
 
 
 def cover(cases: Sequence[Case], strength: int) -> list[int]:

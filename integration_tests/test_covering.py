@@ -59,11 +59,19 @@ def test_choices(first, second): pass
 def test_chosen_by_hand(made, first, second): pass
 
 def test_alone(): pass
+
+@pytest.mark.full
+def test_by_night(): pass
+
+@pytest.mark.full("4-1", "5-2")
+@pytest.mark.parametrize("first", [1, 2])
+@pytest.mark.parametrize("second", [4, 5])
+def test_two_by_day(first, second): pass
 """
 
 
 @pytest.mark.parametrize(
-    ("which", "ran"), [("", 9 + 3 + 8 + 1), ("full", 18 + 6 + 8 + 1)]
+    ("which", "ran"), [("", 9 + 3 + 8 + 1 + 2), ("full", 18 + 6 + 8 + 1 + 5)]
 )
 def test_a_suite_runs_a_cover_of_its_cases(pytester, monkeypatch, which, ran):
     monkeypatch.setenv("TOWERS_TESTS", which)
@@ -71,4 +79,19 @@ def test_a_suite_runs_a_cover_of_its_cases(pytester, monkeypatch, which, ran):
     pytester.makeconftest("from covering import *")
     pytester.makepyfile(SUITE)
     result = pytester.runpytest_inprocess("-p", "no:xdist", "--strict-markers")
-    result.assert_outcomes(passed=ran, deselected=33 - ran)
+    result.assert_outcomes(passed=ran, deselected=38 - ran)
+
+
+def test_a_case_that_is_not_there_cannot_run_by_day(pytester):
+    pytester.makeconftest("from covering import *")
+    pytester.makepyfile(SUITE.replace('"5-2"', '"6-2"'))
+    result = pytester.runpytest_inprocess("-p", "no:xdist", "--strict-markers")
+    assert "names no case of it: {'6-2'}" in result.stderr.str()
+
+
+def test_what_is_named_runs_by_day(pytester, monkeypatch):
+    monkeypatch.delenv("TOWERS_TESTS", raising=False)
+    pytester.makeconftest("from covering import *")
+    path = pytester.makepyfile(SUITE)
+    result = pytester.runpytest_inprocess("-p", "no:xdist", f"{path}::test_by_night")
+    result.assert_outcomes(passed=1)

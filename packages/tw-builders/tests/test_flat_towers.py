@@ -238,6 +238,14 @@ def train_in_function(make_replica, get_opt_fn, num_towers, way="replicated"):
     return [float(step(batch(n))) for n in range(STEPS)], replicas
 
 
+@pytest.mark.full(
+    "make_keras_model-Keras 3 adam-sharded-2",
+    "make_keras_model-v1 adam-replicated-2",
+    "make_keras_model-v1 adam-shared-2",
+    "Module-Keras 3 momentum-replicated-1",
+    "Module-Keras 3 momentum-shared-2",
+    "Module-v1 adam-sharded-2",
+)
 @pytest.mark.parametrize(
     ("way", "num_towers"),
     [*(("replicated", k) for k in (1, 2, 4)), ("sharded", 2), ("shared", 2)],
@@ -324,6 +332,7 @@ def placed(builder, num_towers, below):
         return placement(graph).variables
 
 
+@pytest.mark.full("parameter server-2", "sharded-4")
 @pytest.mark.parametrize("num_towers", [2, 4])
 @pytest.mark.parametrize("builder", BUILDERS)
 @pytest.mark.each_choice

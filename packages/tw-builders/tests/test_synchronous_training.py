@@ -218,6 +218,14 @@ def test_replicas_are_bitwise_equal_after_every_step(
     assert not np.array_equal(values[0][0][0], values[-1][0][0])
 
 
+@pytest.mark.full(
+    "gradient descent-1-sharded",
+    "momentum-2-parameter server on the cpu",
+    "momentum-2-replicated, added on the cpu",
+    "momentum-2-sharded",
+    "adam-2-replicated, balanced",
+    "gradient descent-2-parameter server on the towers",
+)
 @each_builder
 @each_count
 @each_optimizer
@@ -277,6 +285,7 @@ def test_adam_advances_once_a_step_in_every_tower(builder, num_towers):
     np.testing.assert_allclose(values, want, rtol=1e-6)
 
 
+@pytest.mark.full("parameter server on the towers", "replicated, balanced", "sharded")
 @pytest.mark.parametrize("builder", BUILDERS)
 def test_operations_grow_linearly_with_towers_and_variables(builder):
     def count(num_towers, num_variables):

@@ -148,6 +148,7 @@ def test_a_reducer_that_adds_wrongly_is_named_in_one_sentence(tmp_path):
     assert "ok    hierarchical" in done.stdout  # the others are checked all the same
 
 
+@pytest.mark.full("crashes")
 @pytest.mark.timeout(DEADLINE_S + 30)
 @pytest.mark.parametrize(
     ("body", "said"),

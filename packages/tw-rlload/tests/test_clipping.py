@@ -79,6 +79,7 @@ VARIABLES = st.lists(
 )
 
 
+@pytest.mark.full("function")
 @settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     VARIABLES, st.sampled_from(list(OPTIMIZERS)), st.sampled_from([1e-3, 0.3, 7.0, 1e6])

@@ -74,6 +74,7 @@ def check(got, wanted):
         np.testing.assert_allclose(got[name], value, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.full("graph-default-momentum")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("reducer", REDUCERS)
 @pytest.mark.each_choice
@@ -97,6 +98,7 @@ class Wide(tf.Module):
         self.by_name = {n: tf.Variable(v, name=n) for n, v in WEIGHTS.items()}
 
 
+@pytest.mark.full("default-sgd")
 @pytest.mark.parametrize("optimizer", KERAS)
 @pytest.mark.parametrize("reducer", REDUCERS)
 @pytest.mark.each_choice
@@ -127,6 +129,7 @@ def dense(tower):
     )
 
 
+@pytest.mark.full("0.5")
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_a_keras_model_with_one_large_layer_trains_as_on_one_device(clip):
     def squared(model, inputs):

@@ -72,6 +72,7 @@ def test_with_too_few_left_the_run_ends_as_others_do(make_cluster):
     assert facts["missing"] == (1, 2)
 
 
+@pytest.mark.full("kill")
 @pytest.mark.parametrize("harm", ["kill", "stop"])
 def test_another_replica_goes_on_as_chief(make_cluster, harm):
     tasks = make_cluster(workers=3)
@@ -323,6 +324,7 @@ def test_of_several_that_take_over_the_first_does():
     assert not answer[1], "a run that has ended has no chief to be replaced"
 
 
+@pytest.mark.full
 def test_a_start_goes_on_without_those_that_do_not_come():
     def drive(replica, model, session):
         session.run(model.train)

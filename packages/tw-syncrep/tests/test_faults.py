@@ -39,6 +39,7 @@ def try_out(make_cluster, processes, tmp_path):
     return make
 
 
+@pytest.mark.full("worker killed, retried")
 @pytest.mark.parametrize(
     "name",
     [
@@ -120,6 +121,7 @@ def test_closing_a_session_with_a_stopped_parameter_server_is_bounded(make_clust
     assert "closing the session has waited" in message
 
 
+@pytest.mark.full("in a call-True", "in a hook-True")
 @pytest.mark.parametrize(
     "where, with_addresses",
     [
@@ -160,6 +162,7 @@ def test_a_wait_ends_with_the_unanswered_questions_where_addresses_are_unknown(
         assert "the one that holds the global step" in message
 
 
+@pytest.mark.full
 def test_a_server_that_is_back_is_not_lost_while_the_chief_stays_away(make_cluster):
     tasks = make_cluster()
     options = {"wait_timeout_s": 2.0, "start_timeout_s": 15}
@@ -189,6 +192,7 @@ def test_a_step_that_waits_can_be_interrupted(make_cluster, is_stopped):
     assert (word, error) == ("raised", "KeyboardInterrupt")
 
 
+@pytest.mark.full
 def test_a_replica_that_does_not_start_is_named(make_cluster):
     tasks = make_cluster()
     # It bounds the session's creation too.

@@ -127,6 +127,13 @@ def test_rows_of_sparse_tensors_are_joined(ranks, mode):
         np.testing.assert_array_equal(dense, [len(values)] * 2)
 
 
+@pytest.mark.full(
+    "1-session-2-20",
+    "2-session-2-20",
+    "2-function-0-2",
+    "3-function-0-2",
+    "1-session-1-20",
+)
 @pytest.mark.parametrize(
     ("mode", "threads", "steps"),
     [("session", 1, 20), ("session", 2, 20), ("function", 0, 2)],

@@ -16,6 +16,12 @@ from syncrep_faults import why_no_links
 TIMEOUT_S = 2.0
 
 
+@pytest.mark.full(
+    "rank 0 killed, function",
+    "rank 1 killed, session",
+    "rank 1 cut, function",
+    "rank 1 failed, session",
+)
 @pytest.mark.parametrize(
     "name",
     [
@@ -56,6 +62,7 @@ def test_sessions_say_who_is_missing(make_ranks, mode):
         assert "has closed its connection" in raised.value.text
 
 
+@pytest.mark.full("after")
 @pytest.mark.parametrize("slow_part", [(5.0, 0.0), (0.0, 5.0)], ids=["before", "after"])
 def test_who_traces_for_longer_than_the_deadline_is_not_missing(make_ranks, slow_part):
     ranks = make_ranks(2, timeout_s=TIMEOUT_S).joined()
@@ -148,6 +155,7 @@ def test_a_rank_that_is_busy_and_answers_is_waited_for_with_a_warning(make_ranks
     assert raised.value.missing == [0]
 
 
+@pytest.mark.full("1-raise SystemExit(3)-")
 @pytest.mark.parametrize(
     ("victim", "source", "fault"),
     [

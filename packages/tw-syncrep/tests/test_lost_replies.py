@@ -78,6 +78,7 @@ VICTIMS = pytest.mark.parametrize("victim", [0, 1], ids=["chief", "worker"])
 THIEVES = pytest.mark.parametrize("tokens", [1, ALL], ids=["one", "all"])
 
 
+@pytest.mark.full("worker")
 @VICTIMS
 def test_it_continues_before_the_others_give_it_up(victim, caplog, tmp_path):
     caplog.set_level(logging.WARNING, "tw_syncrep")
@@ -102,6 +103,7 @@ def test_it_continues_before_the_others_give_it_up(victim, caplog, tmp_path):
     assert f"replica {victim} did not learn of the end of round" in warning
 
 
+@pytest.mark.full("one-chief")
 @VICTIMS
 @THIEVES
 @pytest.mark.each_choice
@@ -130,6 +132,7 @@ def test_a_batch_counts_once_and_no_step_is_lost(victim, tokens, caplog):
     assert is_replaced == (tokens == ALL), "one wake-up is enough for one token"
 
 
+@pytest.mark.full
 def test_a_pull_that_is_too_slow_for_every_session_ends_with_an_error(
     caplog, monkeypatch
 ):

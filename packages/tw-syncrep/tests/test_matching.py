@@ -117,6 +117,7 @@ def test_an_exchange_takes_the_keys_that_it_needs(ranks):
     ] * len(ranks.all)
 
 
+@pytest.mark.full("2")
 def test_hundreds_of_tensors_travel_by_themselves(ranks):
     size = len(ranks.all)
     assert ranks.call("reduce_apart", 260) == [[{size}, {size}]] * size

@@ -120,6 +120,7 @@ def test_parameters_pulled_together_are_those_on_the_server():
         np.testing.assert_array_equal(copy, master)
 
 
+@pytest.mark.full("dtype1")
 @pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
 def test_the_local_step_has_tensorflows_name_and_the_global_steps_value(dtype):
     def build(task):
@@ -156,6 +157,7 @@ class RowsSquared:
             return global_step.assign_add(1, read_value=False)
 
 
+@pytest.mark.full("per_row")
 @pytest.mark.parametrize("sparse_mean", ["replicas", "per_row"])
 def test_an_optimizer_that_does_not_add_rows_gets_each_of_them_once(sparse_mean):
     _, (means,), _ = run(rows, sparse_mean=sparse_mean)  # what one step of SGD is

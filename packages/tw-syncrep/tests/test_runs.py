@@ -19,6 +19,7 @@ def build(task, **options):
     return make(task, lambda _: [(grad, vector())], **options)
 
 
+@pytest.mark.full("0")
 @pytest.mark.parametrize("first", BOTH)
 def test_a_later_run_waits_for_all_again(first):
     container = new_container()

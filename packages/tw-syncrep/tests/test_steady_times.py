@@ -162,6 +162,7 @@ def drive_first(set_clock, ahead_s, away_s):
     return drive
 
 
+@pytest.mark.full("-3600")
 @pytest.mark.parametrize("ahead_s", [-HOUR_S, HOUR_S])
 def test_a_wait_for_a_lost_replica_is_bounded_though_the_servers_clock_is_set(
     set_clock, ahead_s

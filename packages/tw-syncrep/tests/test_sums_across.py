@@ -300,6 +300,9 @@ def rows(rank, tower, *, count):
     return values, draw.integers(0, 50, count), (50, 4)
 
 
+@pytest.mark.full(
+    "2-None-function", "2-float16-session", "2-bfloat16-function", "3-bfloat16-session"
+)
 @pytest.mark.parametrize("mode", ["function", "session"])
 @pytest.mark.parametrize("wire", [None, "float16", "bfloat16"])
 def test_shapes_need_not_be_known(ranks, mode, wire):

@@ -138,6 +138,14 @@ def applied(n, shape, weights):
     return table
 
 
+@pytest.mark.full(
+    "many--",
+    "both--",
+    "two sparse--",
+    "all on two servers--",
+    "two dtypes-bfloat16-",
+    "sparse and dense--1",
+)
 @pytest.mark.parametrize(
     ("case", "compression", "weights"),
     [

@@ -35,6 +35,7 @@ def means_of(counts, replica, dtype):
 
 
 # Powers of two, of a power of two of rows: every mean is exact.
+@pytest.mark.full("counts2-float64-None", "counts1-float32-compression1")
 @pytest.mark.parametrize(
     ("dtype", "compression"),
     [
@@ -65,6 +66,7 @@ def test_any_partition_makes_the_step_of_all_rows(counts, compression, dtype):
         np.testing.assert_array_equal(value, want)
 
 
+@pytest.mark.full("3")
 @pytest.mark.parametrize("weight", [0.1, 3, 7.0])
 def test_equal_weights_change_no_bit(weight):
     def grads(replica):

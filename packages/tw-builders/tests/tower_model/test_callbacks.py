@@ -109,6 +109,7 @@ def test_nan_ends_training_as_users_know_it():
     assert counts[0] == counts[1] or max(counts) <= 4
 
 
+@pytest.mark.full("replicated", "flat, sharded")
 @each_kind
 def test_what_is_saved_is_the_plain_model(options, tmp_path):
     one, many = pair("mlp", 3, **options)
@@ -149,6 +150,7 @@ def four_epochs():
     return one.get_weights(), fit(one, "mlp", epochs=4)
 
 
+@pytest.mark.full("flat", "parameter server")
 @each_kind
 def test_an_interrupted_run_goes_on_where_it_was(options, tmp_path):
     class Stop(keras.callbacks.Callback):
@@ -200,6 +202,7 @@ def test_towers_follow_what_is_set_on_the_first():
     )
 
 
+@pytest.mark.full("replicated", "parameter_server")
 @pytest.mark.parametrize("variables", ["replicated", "sharded", "parameter_server"])
 def test_towers_freeze_what_is_frozen_in_the_first(variables):
     one, many = pair("mlp", 3, variables=variables)

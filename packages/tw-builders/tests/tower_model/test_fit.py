@@ -61,6 +61,14 @@ TRAINED += [
 ]
 
 
+@pytest.mark.full(
+    "mlp-replicated-2",
+    "embedding-sharded-4",
+    "convolutional-replicated-4",
+    "normalised-parameter_server-4",
+    "two players-sharded-4",
+    "own loss-parameter_server-4",
+)
 @pytest.mark.parametrize(("name", "variables", "num_towers"), TRAINED)
 def test_history_is_that_of_one_device(name, variables, num_towers):
     held = 0 if name == "two players" else 7
@@ -85,6 +93,7 @@ FLAT = {
 }
 
 
+@pytest.mark.full("mlp-replicated", "embedding-sharded")
 @pytest.mark.parametrize(
     ("name", "variables"), [(name, kind) for name in FLAT for kind in FLAT[name]]
 )
@@ -123,6 +132,13 @@ OPTIMIZED = [
 ]
 
 
+@pytest.mark.full(
+    "momentum-replicated",
+    "clipped-parameter_server",
+    "per variable-parameter_server",
+    "accumulating-sharded",
+    "scaling-parameter_server",
+)
 @pytest.mark.parametrize(("name", "variables"), OPTIMIZED)
 def test_optimizers_do_what_they_do_on_one_device(name, variables):
     *_, want, got = trained_pair("mlp", 3, OPTIMIZERS[name], variables=variables)
