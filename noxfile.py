@@ -16,15 +16,8 @@ nox.needs_version = ">=2026.2.9"
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = True
-nox.options.sessions = [
-    "tests",
-    "integration",
-    "pieces",
-    "lint",
-    "layers",
-    "api",
-    "docs",
-]
+# What every change must pass. `full` has the rest, and runs by night.
+nox.options.sessions = ["tests", "integration", "lint", "layers", "api"]
 
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
@@ -187,6 +180,19 @@ def run_on_wheels(session: nox.Session, path: str, *more: str, **env: str) -> No
 def integration(session: nox.Session) -> None:
     """Runs the integration tests, the conformance table in short."""
     run_on_wheels(session, "integration_tests", *group("horovod"))
+
+
+@nox.session(requires=["build"], reuse_venv=False)
+def full(session: nox.Session) -> None:
+    """Runs every case of every test on wheels; then ``pieces`` and ``docs``.
+
+    ``tests`` and ``integration`` run a cover of the cases, and long tests in short.
+    """
+    env = {"TOWERS_TESTS": "full", "TOWERS_CONFORMANCE": "full"}
+    run_on_wheels(session, "integration_tests", *group("horovod"), **env)
+    session.run("pytest", *at_once(4), env={**ENV, "PYTHONPATH": None, **env})
+    for name in ("pieces", "docs"):
+        session.notify(name)
 
 
 @nox.session(requires=["build"], reuse_venv=False)

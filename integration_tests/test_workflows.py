@@ -46,7 +46,7 @@ def test_every_change_is_tested_by_the_very_command_of_ci():
 def test_the_other_workflows_begin_as_ci_does_and_run_a_session():
     others = [c for c in COMMANDS if "nox" in c and c != ci_command()]
     named = [c.removeprefix(f"{ci_command()} -s ").split()[0] for c in others]
-    assert sorted(named) == ["docs", "nightly", "tagged"]
+    assert sorted(named) == ["docs", "full", "nightly", "tagged"]
 
 
 def test_every_python_that_a_package_declares_is_tested_and_no_other():
