@@ -105,6 +105,15 @@ def all_reduce(
       TypeError: as ``auto``.
       ValueError: as ``auto``.
       OSError: as ``auto``.
+
+    >>> import tensorflow as tf
+    >>> from tw_reduce import mean
+    >>> reduce = mean(all_reduce(["/cpu:0", "/cpu:0"]))
+    >>> [
+    ...     tower[0].numpy().tolist()
+    ...     for tower in reduce([[tf.ones(2)], [3 * tf.ones(2)]])
+    ... ]
+    [[2.0, 2.0], [2.0, 2.0]]
     """
     return _chosen(COPIED, devices, below_bytes, measured, keys, explain)
 

@@ -42,6 +42,18 @@ class TowerOptimizer(
     ``tf.train.Checkpoint`` finds its state: scale, counts, every tower's
     accumulators, and tower 0's slots. Through the optimizer protocol it also works
     wherever a v1 optimizer does; the caller then reduces.
+
+    >>> import tensorflow as tf
+    >>> copies = [tf.Variable([4.0]), tf.Variable([4.0])]
+    >>> optimizer = TowerOptimizer(
+    ...     [[copy] for copy in copies],
+    ...     tf_optimizer=tf.compat.v1.train.GradientDescentOptimizer,
+    ...     learning_rate=0.25,
+    ... )
+    >>> bool(optimizer.apply([[tf.constant([8.0])], [tf.constant([4.0])]]))  # applied?
+    True
+    >>> copies[1].numpy().tolist()
+    [2.5]
     """
 
     @public

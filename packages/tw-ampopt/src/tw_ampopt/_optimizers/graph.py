@@ -39,6 +39,25 @@ class Optimizer(BaseOptimizer):
 
     Through the optimizer protocol (``compute_gradients``, ``apply_gradients``) it also
     works wherever a v1 optimizer does; the caller then reduces.
+
+    >>> import tensorflow as tf
+    >>> from tw_ampopt import DynamicLossScale
+    >>> v1 = tf.compat.v1
+    >>> with tf.Graph().as_default(), v1.Session() as session:
+    ...     optimizer = Optimizer(
+    ...         tf_optimizer=v1.train.GradientDescentOptimizer,
+    ...         learning_rate=0.25,
+    ...         loss_scale=DynamicLossScale(),
+    ...     )
+    ...     for device in ["/cpu:0", "/cpu:0"]:
+    ...         with tf.device(device):
+    ...             w = tf.Variable([4.0, 8.0])
+    ...             optimizer.register_gradients(tf.reduce_sum(w**2), [w])
+    ...     train_op = optimizer.apply_updates()
+    ...     _ = session.run(v1.global_variables_initializer())
+    ...     _ = session.run(train_op)
+    ...     print(session.run(w))
+    [2. 4.]
     """
 
     @public

@@ -52,6 +52,21 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     The first seven arguments are those of
     ``tf.compat.v1.train.SyncReplicasOptimizer``. Works in graph mode, with resource
     variables.
+
+    >>> import tensorflow as tf
+    >>> v1 = tf.compat.v1
+    >>> with tf.Graph().as_default():  # one replica; a server of a cluster adds others
+    ...     w = v1.get_variable("w", initializer=4.0)
+    ...     step = v1.train.get_or_create_global_step()
+    ...     optimizer = SyncReplicasOptimizer(
+    ...         v1.train.GradientDescentOptimizer(0.25), 1, replica_index=0
+    ...     )
+    ...     train_op = optimizer.minimize(w**2, step)
+    ...     hook = optimizer.make_session_run_hook(is_chief=True)
+    ...     with v1.train.MonitoredSession(hooks=[hook]) as session:
+    ...         _ = session.run(train_op)
+    ...         print(session.run(w))
+    2.0
     """
 
     @public

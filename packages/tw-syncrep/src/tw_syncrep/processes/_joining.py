@@ -87,6 +87,12 @@ def join(
         from those of other ranks; another run has the coordinator's address; or its
         host is not rank 0's.
       TypeError: an argument is of another type.
+
+    >>> from tw_syncrep import processes
+    >>> group = processes.join()  # without TF_CONFIG
+    >>> group.rank, group.size
+    (0, 1)
+    >>> group.leave()
     """
     return join_prepared(
         lambda group: None,
