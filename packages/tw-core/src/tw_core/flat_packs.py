@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core.gradients import narrow_source
 from tw_core.modes import without_autograph
 
 __all__ = ["PackPlan", "cut", "join", "pack", "plan_packs", "unpack"]
@@ -74,11 +75,13 @@ def plan_packs(keys: Sequence[Hashable | None]) -> PackPlan:
 
 
 @without_autograph
-def join(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+def join(tensors: Sequence[tf.Tensor], *, narrow: bool = False) -> tf.Tensor:
     """Joins dense tensors, in their order, into one of rank 1.
 
     Args:
       tensors: of one dtype and of any shapes, known or not; at least one.
+      narrow: whether tensors that were all widened from one dtype are joined in that
+        dtype and widened afterwards, so that fewer bytes travel to the device in scope.
 
     Returns:
       [total number of elements], on the device in scope. A single tensor of rank 1 is
@@ -89,8 +92,12 @@ def join(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """
     if not tensors:
         raise ValueError("join: tensors is empty; pass at least one tensor.")
-    flat = [t if t.shape.rank == 1 else tf.reshape(t, [-1]) for t in tensors]
-    return flat[0] if len(flat) == 1 else tf.concat(flat, axis=0)
+    own = [narrow_source(tensor) for tensor in tensors] if narrow else tensors
+    if len({tensor.dtype for tensor in own}) > 1:
+        own = tensors
+    flat = [t if t.shape.rank == 1 else tf.reshape(t, [-1]) for t in own]
+    joined = flat[0] if len(flat) == 1 else tf.concat(flat, axis=0)
+    return tf.cast(joined, tensors[0].dtype) if narrow else joined
 
 
 @without_autograph

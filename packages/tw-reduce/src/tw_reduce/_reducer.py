@@ -61,22 +61,3 @@ def map_results(
 def arrived(tensor: tf.Tensor) -> tf.Tensor:
     """Repeats a widening cast on the current device, or returns the tensor itself."""
     return tf.cast(narrow_source(tensor), tensor.dtype)
-
-
-def join(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Joins dense tensors of one dtype, in their order, into one of rank 1.
-
-    If all were widened from one dtype, they are joined first and widened afterwards.
-    """
-    narrow = [narrow_source(tensor) for tensor in tensors]
-    if len({tensor.dtype for tensor in narrow}) > 1:
-        narrow = list(tensors)
-    flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in narrow], axis=0)
-    return tf.cast(flat, tensors[0].dtype)
-
-
-def cut(flat: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
-    """Undoes ``join``, for fully known shapes."""
-    sizes = [shape.num_elements() for shape in shapes]
-    parts = tf.split(flat, sizes)
-    return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -13,11 +13,11 @@ import tensorflow as tf
 
 from tw_core import flat_packs
 from tw_core.checks import check_function, check_whole_number, public
-from tw_core.flat_packs import PackPlan
+from tw_core.flat_packs import PackPlan, cut, join
 from tw_core.gradients import Gradients, values_of
 from tw_reduce._checks import reduced_by
 from tw_reduce._combinators.mean import Combinator
-from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, cut, join
+from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors
 from tw_reduce._tensor_info import TensorInfo, check_infos, describe_columns
 
 _BELOW = 4_096  # elements; from here on a pack costs more than it saves
@@ -135,7 +135,7 @@ def _pack(tensors: Sequence[Tensorlike], plan: PackPlan) -> list[Tensorlike]:
     packs = []
     for positions in plan.packs:
         with tf.device(tensors[positions[0]].device):
-            packs.append(join([tensors[n] for n in positions]))
+            packs.append(join([tensors[n] for n in positions], narrow=True))
     return [*packs, *(tensors[n] for n in plan.alone)]
 
 

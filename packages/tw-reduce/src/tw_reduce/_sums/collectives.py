@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tw_core.checks import check_number, public
 from tw_core.devices import canonical_device
+from tw_core.flat_packs import join
 from tw_core.gradients import Gradients, read_gradients
 from tw_core.modes import builds_session_graph, orders_effects, without_autograph
 from tw_reduce._checks import (
@@ -23,7 +24,7 @@ from tw_reduce._checks import (
     check_distinct,
     positions_of,
 )
-from tw_reduce._reducer import TowerTensors, columns, join, rows
+from tw_reduce._reducer import TowerTensors, columns, rows
 from tw_reduce._sums.arrivals import note, note_towers
 from tw_reduce._sums.one_device import densify_column
 from tw_reduce._sums.rendezvous import (

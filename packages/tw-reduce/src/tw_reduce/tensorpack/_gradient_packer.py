@@ -14,9 +14,10 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tw_core.checks import caller, check_list, check_whole_number, public
+from tw_core.flat_packs import cut, join
 from tw_core.gradients import check_gradients
 from tw_reduce._checks import check_devices
-from tw_reduce._reducer import Tensorlike, TowerTensors, cut, join
+from tw_reduce._reducer import Tensorlike, TowerTensors
 from tw_reduce._tensor_info import TensorInfo, check_infos, describe_columns
 
 _log = logging.getLogger("tw_reduce")
@@ -138,7 +139,7 @@ class GradientPacker:
         pieces: list[tf.Tensor] = []
         with tf.name_scope("GradientPacker"):
             for plan in self._plans:
-                flat = join([grads[n] for n in plan.positions])
+                flat = join([grads[n] for n in plan.positions], narrow=True)
                 pieces.extend(tf.split(flat, plan.sizes))
         return pieces
 

@@ -46,10 +46,10 @@ class Pack:
         """Joins the pack's tensors, given by index, after the head, int64 [numbers]."""
         if self._is_as_it_was:
             return tensors[self.indices[0]]
-        flat = [tf.reshape(tensors[n], [-1]) for n in self.indices]
+        own = [tensors[n] for n in self.indices]
         if head is not None:
-            flat.insert(0, _as_bytes(head, flat[0].dtype))
-        return tf.concat(flat, axis=0)
+            own.insert(0, _as_bytes(head, own[0].dtype))
+        return flat_packs.join(own)
 
     def prepend(self, head: tf.Tensor | None, joined: tf.Tensor) -> tf.Tensor:
         """Puts the head in front of a pack that was joined without it."""
@@ -65,12 +65,10 @@ class Pack:
         """Returns the head, if there is one, and the tensors by index."""
         if self._is_as_it_was:
             return None, {self.indices[0]: joined}
-        parts = tf.split(joined, self._sizes)
+        head_size = self._sizes[: len(self._sizes) - len(self.shapes)]
+        parts = flat_packs.cut(joined, [*([size] for size in head_size), *self.shapes])
         head = _as_numbers(parts.pop(0)) if self.numbers else None
-        return head, {
-            n: tf.reshape(part, shape)
-            for n, part, shape in zip(self.indices, parts, self.shapes, strict=True)
-        }
+        return head, dict(zip(self.indices, parts, strict=True))
 
     def read_head(self, joined: tf.Tensor) -> tf.Tensor:
         """Returns the head of a joined pack, int64 [numbers]."""
