@@ -1,7 +1,8 @@
 """These tests are about what users install, so they refuse to run on the sources.
 
-Hypothesis has no deadline, as machines differ, and is the same at every run;
-``--hypothesis-profile=default`` explores at random.
+Hypothesis has no deadline, as machines differ, and is the same at every run, of
+25 examples by day and 100 by night. ``--hypothesis-profile=default`` explores at
+random.
 """
 
 import os
@@ -18,7 +19,10 @@ PACKAGES = Path(__file__).parents[1] / "packages"
 
 collect_ignore = ["benchmarks"]
 
-settings.register_profile("towers", deadline=None, derandomize=True)
+examples = 100 if os.environ.get("TOWERS_TESTS") == "full" else 25
+settings.register_profile(
+    "towers", deadline=None, derandomize=True, max_examples=examples
+)
 settings.load_profile("towers")
 os.environ["TW_REPORTS"] = ""  # Errors carry their reports, and write no files.
 

@@ -1,7 +1,8 @@
 """What the tests of all packages share.
 
-Hypothesis has no deadline, as tracing takes its time, and is the same at every run;
-``--hypothesis-profile=default`` explores at random.
+Hypothesis has no deadline, as tracing takes its time, and is the same at every run, of
+25 examples by day and 100 by night. ``--hypothesis-profile=default`` explores at
+random.
 """
 
 import gc
@@ -14,7 +15,10 @@ from hypothesis import settings
 
 __all__ = ["pytest_collection_modifyitems", "pytest_configure"]
 
-settings.register_profile("repeatable", deadline=None, derandomize=True)
+examples = 100 if os.environ.get("TOWERS_TESTS") == "full" else 25
+settings.register_profile(
+    "repeatable", deadline=None, derandomize=True, max_examples=examples
+)
 settings.load_profile("repeatable")
 os.environ["TW_REPORTS"] = ""  # Errors carry their reports, and write no files.
 

@@ -332,7 +332,7 @@ def placed(builder, num_towers, below):
         return placement(graph).variables
 
 
-@pytest.mark.full("parameter server-2", "sharded-4")
+@pytest.mark.full("parameter server-2")
 @pytest.mark.parametrize("num_towers", [2, 4])
 @pytest.mark.parametrize("builder", BUILDERS)
 @pytest.mark.each_choice

@@ -285,7 +285,7 @@ def test_adam_advances_once_a_step_in_every_tower(builder, num_towers):
     np.testing.assert_allclose(values, want, rtol=1e-6)
 
 
-@pytest.mark.full("parameter server on the towers", "replicated, balanced", "sharded")
+@pytest.mark.full("parameter server on the towers", "replicated, balanced")
 @pytest.mark.parametrize("builder", BUILDERS)
 def test_operations_grow_linearly_with_towers_and_variables(builder):
     def count(num_towers, num_variables):

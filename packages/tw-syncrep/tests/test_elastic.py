@@ -60,6 +60,7 @@ def test_a_stopped_replica_is_evicted_and_comes_back(make_cluster):
     expect_exact(tasks, 0)
 
 
+@pytest.mark.full
 def test_with_too_few_left_the_run_ends_as_others_do(make_cluster):
     tasks = make_cluster(workers=3)
     tasks.train(SPEC)
@@ -97,6 +98,7 @@ def test_another_replica_goes_on_as_chief(make_cluster, harm):
     assert expect_exact(tasks, 0) >= 15
 
 
+@pytest.mark.full
 def test_the_acting_chief_writes_the_checkpoints(make_cluster, tmp_path):
     tasks = make_cluster(workers=3)
     tasks.train({**SPEC, "checkpoint_dir": str(tmp_path)})

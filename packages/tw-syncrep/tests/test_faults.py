@@ -76,6 +76,7 @@ def test_survivors_name_whom_they_wait_for_and_no_step_is_lost(try_out, name):
             assert told.startswith(f"ps 0: ({address}) ")
 
 
+@pytest.mark.full("chief killed between two steps")
 @pytest.mark.parametrize(
     "scene",
     ["workers killed while the server is paused", "chief killed between two steps"],
@@ -146,6 +147,7 @@ def test_a_first_call_of_its_fetches_to_a_stopped_server_is_bounded(
     assert "a step has waited" in message
 
 
+@pytest.mark.full
 def test_a_wait_ends_with_the_unanswered_questions_where_addresses_are_unknown(
     make_cluster,
 ):

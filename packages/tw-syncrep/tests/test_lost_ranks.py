@@ -62,7 +62,7 @@ def test_sessions_say_who_is_missing(make_ranks, mode):
         assert "has closed its connection" in raised.value.text
 
 
-@pytest.mark.full("after")
+@pytest.mark.full
 @pytest.mark.parametrize("slow_part", [(5.0, 0.0), (0.0, 5.0)], ids=["before", "after"])
 def test_who_traces_for_longer_than_the_deadline_is_not_missing(make_ranks, slow_part):
     ranks = make_ranks(2, timeout_s=TIMEOUT_S).joined()

@@ -78,7 +78,7 @@ VICTIMS = pytest.mark.parametrize("victim", [0, 1], ids=["chief", "worker"])
 THIEVES = pytest.mark.parametrize("tokens", [1, ALL], ids=["one", "all"])
 
 
-@pytest.mark.full("worker")
+@pytest.mark.full
 @VICTIMS
 def test_it_continues_before_the_others_give_it_up(victim, caplog, tmp_path):
     caplog.set_level(logging.WARNING, "tw_syncrep")

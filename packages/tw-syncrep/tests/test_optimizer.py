@@ -89,6 +89,7 @@ def test_sparse_means_by_row_divide_by_the_replicas_that_touched_a_row():
     np.testing.assert_array_equal(values[0][:, 0], [-4.0, -4.0, -4.0, 0.0])
 
 
+@pytest.mark.full
 def test_compression_rounds_what_is_pushed_and_nothing_else():
     def grads(r):
         return [(tf.fill([3], 1.0 + 2.0**-12), vector(value=2.0**-10))]
@@ -157,7 +158,7 @@ class RowsSquared:
             return global_step.assign_add(1, read_value=False)
 
 
-@pytest.mark.full("per_row")
+@pytest.mark.full
 @pytest.mark.parametrize("sparse_mean", ["replicas", "per_row"])
 def test_an_optimizer_that_does_not_add_rows_gets_each_of_them_once(sparse_mean):
     _, (means,), _ = run(rows, sparse_mean=sparse_mean)  # what one step of SGD is

@@ -79,6 +79,7 @@ def test_a_round_of_an_older_incarnation_does_not_begin():
         raise AssertionError("it began")
 
 
+@pytest.mark.full
 def test_a_wait_that_was_left_behind_takes_no_token_from_the_next_session(caplog):
     caplog.set_level(logging.WARNING, "tw_syncrep")
     container = new_container()
@@ -120,6 +121,7 @@ class FailsOnce(tf.compat.v1.train.SessionRunHook):
             raise tf.errors.AbortedError(None, None, "once")
 
 
+@pytest.mark.full("chief")
 @pytest.mark.parametrize("victim", [0, 1], ids=["chief", "worker"])
 def test_a_session_that_is_made_again_for_a_users_hook_goes_on(victim):
     hooks = []

@@ -27,6 +27,7 @@ def test_a_forked_child_neither_leaves_for_its_rank_nor_hides_its_end(make_ranks
         assert raised.value.missing == [1]
 
 
+@pytest.mark.full("function-2-ReplicaTimeoutError")
 @pytest.mark.parametrize(
     ("mode", "hit", "kind"),
     [

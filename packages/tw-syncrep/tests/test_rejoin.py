@@ -33,6 +33,7 @@ def steps_until(tasks, step, who):
         tasks.workers[replica].expect("done")
 
 
+@pytest.mark.full
 def test_a_restarted_worker_goes_on_with_the_others(make_cluster):
     tasks = make_cluster()
     tasks.train(SPEC)

@@ -43,6 +43,7 @@ def test_a_later_run_waits_for_all_again(first):
             assert status.dropped == 0
 
 
+@pytest.mark.full
 def test_a_replica_that_starts_after_the_end_is_refused():
     container = new_container()
     run_replicas(2, build, steps(1), container=container)

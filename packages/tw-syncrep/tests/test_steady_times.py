@@ -173,6 +173,7 @@ def test_a_wait_for_a_lost_replica_is_bounded_though_the_servers_clock_is_set(
     assert 4 <= error.waited_s < 30
 
 
+@pytest.mark.full
 def test_no_replica_is_evicted_because_the_servers_clock_is_set_forward(set_clock):
     drive = drive_first(set_clock, HOUR_S, away_s=3)
     for ended in run_replicas(2, lambda task: build(task, elastic=True), drive):

@@ -31,6 +31,7 @@ def transfers_of_a_step(make_cluster, **changes):
     return [worker.expect("done") for worker in workers]
 
 
+@pytest.mark.full("True-2")
 @pytest.mark.parametrize("variables", [2, 20])
 @pytest.mark.parametrize("pulled", [True, False])
 @pytest.mark.each_choice

@@ -66,7 +66,7 @@ def test_any_partition_makes_the_step_of_all_rows(counts, compression, dtype):
         np.testing.assert_array_equal(value, want)
 
 
-@pytest.mark.full("3")
+@pytest.mark.full
 @pytest.mark.parametrize("weight", [0.1, 3, 7.0])
 def test_equal_weights_change_no_bit(weight):
     def grads(replica):

@@ -58,7 +58,7 @@ def on_one_device(inner):
         return session.run(made)
 
 
-@pytest.mark.full("sgd-True", "momentum-False")
+@pytest.mark.full("sgd-True")
 @pytest.mark.parametrize("pulled", [True, False])
 @pytest.mark.parametrize("inner", OPTIMIZERS)
 @pytest.mark.each_choice

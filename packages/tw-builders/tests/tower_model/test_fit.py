@@ -65,7 +65,6 @@ TRAINED += [
     "mlp-replicated-2",
     "embedding-sharded-4",
     "convolutional-replicated-4",
-    "normalised-parameter_server-4",
     "two players-sharded-4",
     "own loss-parameter_server-4",
 )
@@ -187,6 +186,7 @@ WEIGHING = {
 }
 
 
+@pytest.mark.full("class_weight")
 @pytest.mark.parametrize("name", WEIGHING)
 def test_rows_may_weigh_unlike(name):
     one, many = pair("mlp", 4)
@@ -196,6 +196,7 @@ def test_rows_may_weigh_unlike(name):
 REDUCTIONS = ["sum_over_batch_size", "mean_with_sample_weight", "sum", "mean"]
 
 
+@pytest.mark.full("True-sum", "False-mean_with_sample_weight")
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.each_choice
