@@ -26,6 +26,7 @@ def test_deepxde_solves_the_same_on_both_ranks(tmp_path):
     np.testing.assert_array_equal(first, second)
 
 
+@pytest.mark.full
 def test_deepmd_learns_on_two_ranks(tmp_path):
     (tmp_path / "dp.py").write_text(deepmd.DP)
     deepmd.write_system(tmp_path / "train", frames=8, seed=0)

@@ -17,7 +17,7 @@ DEADLINE_S = 250
 ELSEWHERE = {"broadcast_global_variables", "join", "shutdown"}
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.full), 3])
 def ran(request, tmp_path_factory):
     """What each rank got in each row and mode, and how many ranks there were."""
     folder = tmp_path_factory.mktemp("table")

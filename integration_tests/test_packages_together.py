@@ -240,6 +240,15 @@ REDUCED += [
 ]
 
 
+@pytest.mark.full(
+    "session-sum_balanced-v1",
+    "function-auto-v1",
+    "session-sum_collective-v1",
+    "function-packed(broadcast(sum_balanced))-v1",
+    "session-compress(sum_balanced, bfloat16)-v1",
+    "function-packed(sum_balanced)-Keras 3",
+    "session-packed(sum_balanced)-tf_keras",
+)
 @pytest.mark.parametrize(("mode", "name", "family"), REDUCED)
 def test_rlload_with_ampopt_and_each_reducer_ends_where_the_plain_optimizer_does(
     mode, name, family

@@ -88,6 +88,7 @@ def steps_begun_with(output):
     return {int(start): int(step) for start, step in found}
 
 
+@pytest.mark.full("session")
 @pytest.mark.timeout(2 * DEADLINE_S + 30)
 @pytest.mark.parametrize("mode", PROGRAMS)
 def test_killed_ranks_change_no_bit(tmp_path, undisturbed, mode):

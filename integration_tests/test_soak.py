@@ -163,6 +163,7 @@ def wait_for(is_so, deadline_s=100.0):
         time.sleep(0.1)
 
 
+@pytest.mark.full("processes")
 @pytest.mark.timeout(LONGEST_S + 30)
 @pytest.mark.parametrize("form", [[], ["--processes"]], ids=["servers", "processes"])
 def test_the_short_form_loses_nothing(form):
@@ -176,6 +177,7 @@ def test_the_short_form_loses_nothing(form):
     assert tagged(str(process.pid)) == []
 
 
+@pytest.mark.full("as all start-servers", "as all train-processes")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("form", [[], ["--processes"]], ids=["servers", "processes"])
 @pytest.mark.parametrize("when", ["as all start", "as all train"])

@@ -68,6 +68,7 @@ def begun(run, tmp_path):
     return copy
 
 
+@pytest.mark.full("replicated-graph", "sharded-function", "parameter-server-graph")
 @pytest.mark.parametrize("mode", ["graph", "function"])
 @pytest.mark.parametrize("builder", BUILDERS)
 def test_a_run_learns_and_writes_everything(run, builder, mode):
@@ -86,6 +87,7 @@ def test_a_run_learns_and_writes_everything(run, builder, mode):
         assert word.lower() in said.lower()
 
 
+@pytest.mark.full("function")
 @pytest.mark.parametrize("mode", ["graph", "function"])
 def test_the_same_seed_gives_the_same_summary(example, tmp_path, mode):
     one, two, other = (
@@ -95,6 +97,7 @@ def test_the_same_seed_gives_the_same_summary(example, tmp_path, mode):
     assert one["history"] != other["history"]
 
 
+@pytest.mark.full("replicated-graph", "sharded-function")
 @pytest.mark.parametrize("mode", ["graph", "function"])
 @pytest.mark.parametrize("builder", BUILDERS)
 def test_a_resumed_run_ends_as_an_uninterrupted_one(example, run, begun, builder, mode):
@@ -117,6 +120,7 @@ def weights(out):
     return {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
 
 
+@pytest.mark.full("graph")
 @pytest.mark.parametrize("mode", ["graph", "function"])
 def test_a_run_of_one_builder_resumes_by_another(example, begun, mode):
     out = begun("replicated", mode)
@@ -131,6 +135,7 @@ def test_a_run_of_one_builder_resumes_by_another(example, begun, mode):
 FLAT = [("replicated", "graph"), ("sharded", "function"), ("parameter-server", "graph")]
 
 
+@pytest.mark.full("sharded-function")
 @pytest.mark.parametrize(
     ("builder", "mode"),
     list(product(BUILDERS, ["graph", "function"])) if FULL else FLAT,

@@ -112,7 +112,7 @@ def test_a_release_is_published_from_the_tags_that_the_tool_makes():
 
 def test_a_night_that_fails_is_told_in_one_issue():
     job = WORKFLOWS["nightly"]["jobs"]["report"]
-    assert job["needs"] == "tests"
+    assert job["needs"] == ["tests", "full"]
     assert "failure()" in job["if"]
     (step,) = job["steps"]
     find, comment, create = (

@@ -73,6 +73,7 @@ from tw_core.variables import (
     override_to_local_variable,
     record_variables,
     tf_variable,
+    tf_variables,
     tower_build,
     variable_origin,
     variable_origins,
@@ -509,6 +510,11 @@ VARIABLES = [
         "variable_origins",
         variable_origins,
         (([1, "w"],), TypeError, "a TensorFlow or Keras variable; got 1, 'w'"),
+    ),
+    *rows(
+        "tf_variables",
+        lambda other: tf_variables([other]),
+        (("w",), TypeError, "a TensorFlow or Keras variable; got 'w'"),
     ),
     *rows(
         "tf_variable",

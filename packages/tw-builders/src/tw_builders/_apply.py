@@ -29,7 +29,7 @@ from tw_core.optimizers import (
 from tw_core.variables import (
     is_variable,
     record_variables,
-    tf_variable,
+    tf_variables,
     tower_build,
 )
 from tw_reduce.reducers import check_weights
@@ -174,17 +174,9 @@ def one_optimizer_per_tower(
 
 def read_replicas(grads: Sequence[Sequence[Any]], replicas: Sequence[Any]) -> Gradients:
     """Reads [K][N] gradients of K replicas' variables, and packs flat ones'."""
-    grad_list = paired(grads, [trainable_variables(replica) for replica in replicas])
+    variables = [trainable_variables(replica) for replica in replicas]
+    grad_list = merge_grad_list(grads, variables)
     return with_flat(read_pairs(grad_list, variables="own"))
-
-
-def paired(
-    grads: Sequence[Sequence[Any]], variables: Sequence[Sequence[Any]]
-) -> list[Pairs]:
-    """Pairs [K] lists of gradients, which the user passed, with [K][N] variables."""
-    for own in grads:
-        check_list(grads_of_a_tower=own, of="gradients", empty=True)
-    return list(merge_grad_list(grads, variables))
 
 
 def apply_to_replicas(
@@ -213,7 +205,7 @@ def reduce_onto(
     Returns [N] pairs of a reduced gradient and its variable. The variables that the
     gradients were read with may be other copies of these.
     """
-    plain = [tf_variable(variable) for variable in variables]
+    plain = tf_variables(variables)
     at_home = Gradients(grads, [plain] * len(grads), grads.tests)
     reduced = aggregate_grads_colocate(at_home, average=average, weights=weights)
     return [(grad, v) for (grad, _), v in zip(reduced, variables, strict=True)]
@@ -283,9 +275,13 @@ def trainable_variables(replica: Any) -> list[Any]:
             f"{caller()}: a replica must be a list of variables, or have "
             f"trainable_variables; got {type(replica).__name__}."
         )
-    others = [v for v in variables if not is_variable(v)]
-    if others:
-        raise TypeError(f"{caller()}: a replica must hold variables; got {others}.")
+    try:
+        tf_variables(variables)
+    except TypeError:
+        others = [v for v in variables if not is_variable(v)]
+        raise TypeError(
+            f"{caller()}: a replica must hold variables; got {others}."
+        ) from None
     return list(variables)
 
 

@@ -14,7 +14,6 @@ import tensorflow as tf
 from tw_builders._apply import (
     check_one_per_tower,
     one_optimizer_per_tower,
-    paired,
     read_replicas,
     reduce_onto,
     with_flat,
@@ -30,7 +29,12 @@ from tw_builders._owners import (
 from tw_builders._sharded_optimizer import for_owners, own_variables
 from tw_core import Tower
 from tw_core.checks import caller, check_flag, public
-from tw_core.gradients import Gradients, check_any_gradient, read_pairs
+from tw_core.gradients import (
+    Gradients,
+    check_any_gradient,
+    merge_grad_list,
+    read_pairs,
+)
 from tw_core.modes import orders_effects, without_autograph
 from tw_core.optimizers import apply_pairs, check_optimizer
 from tw_core.variables import record_variables, tf_variable, tower_build
@@ -211,7 +215,7 @@ def _read_reduced(
 ) -> Gradients:
     """Reads [K][N] reduced gradients; one may be None, but then in all towers."""
     variables = own_variables(towers, replicas)
-    read = read_pairs(paired(grads, variables), allow_none=True)
+    read = read_pairs(merge_grad_list(grads, variables), allow_none=True)
     check_any_gradient([g for own in grads for g in own], variables[0])
     partly = [
         variable.name

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tw_core.variables import tf_variable, variable_origins
+from tw_core.variables import tf_variables, variable_origins
 
 _log = logging.getLogger("tw_builders")
 _COPY_PART = re.compile(r"tower[1-9]\d*")
@@ -180,7 +180,7 @@ def _originals_of(variables: Sequence[tf.Variable]) -> dict[int, str]:
 
 
 def _originals_among(replicas: Sequence[Sequence[Any]]) -> dict[int, str]:
-    plain = [[tf_variable(v) for v in variables] for variables in replicas]
+    plain = [tf_variables(variables) for variables in replicas]
     return {
         id(copy): _plain_name(original)
         for copies in plain[1:]

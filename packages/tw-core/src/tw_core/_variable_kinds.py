@@ -66,8 +66,19 @@ def tf_variable(variable: Any) -> tf.Variable:
     return held
 
 
+@public
 def tf_variables(variables: Iterable[Any]) -> list[tf.Variable]:
-    """As ``tf_variable``, of each of several."""
+    """As ``tf_variable``, for each of several variables.
+
+    Args:
+      variables: [N] TensorFlow and Keras variables.
+
+    Returns:
+      [N] variables.
+
+    Raises:
+      TypeError: something that is not a variable.
+    """
     return [tf_variable(variable) for variable in variables]
 
 

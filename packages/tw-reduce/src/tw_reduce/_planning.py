@@ -16,7 +16,7 @@ import tensorflow as tf
 from tw_core.checks import check_flag, public
 from tw_core.devices import canonical_device
 from tw_reduce._checks import check_device_strings
-from tw_reduce._combinators.packed import check_below_bytes, is_small, packs_of
+from tw_reduce._combinators.packed import check_below_bytes
 from tw_reduce._measured import (
     Measured,
     Measurements,
@@ -27,7 +27,7 @@ from tw_reduce._measured import (
 )
 from tw_reduce._sums.collectives import COLLECTIVE_DTYPES, NCCL_DTYPES
 from tw_reduce._sums.one_device import balanced
-from tw_reduce._tensor_info import TensorInfo, check_infos
+from tw_reduce._tensor_info import TensorInfo, check_infos, is_small, packs_of
 
 
 @dataclass(frozen=True)

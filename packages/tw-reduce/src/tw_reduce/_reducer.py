@@ -1,10 +1,6 @@
 """The input and output of a reducer, K lists of N tensors, and how they travel.
 
 A reducer is any callable ``[K][N] -> [K][N]``.
-
-A cast to a wider floating dtype is exact, so it can be repeated where the tensor is
-used; half the bytes then cross between devices. The original cast is left unused, and
-TensorFlow prunes it.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +8,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from tw_core.gradients import map_values, narrow_source, values_of
+from tw_core.gradients import map_values
 
 Tensorlike: TypeAlias = tf.Tensor | tf.IndexedSlices
 """A dense or a sparse gradient; None is refused before any algorithm."""
@@ -40,7 +36,7 @@ def rows(
 
 def map_dense(fn: Callable[[tf.Tensor], tf.Tensor], tensor: Tensorlike) -> Tensorlike:
     """As ``map_values``, on the tensor's own device."""
-    with tf.device(values_of(tensor).device):
+    with tf.device(tensor.device):
         return map_values(fn, tensor)
 
 
@@ -56,8 +52,3 @@ def map_results(
             if id(result) not in changed:
                 changed[id(result)] = fn(result, grad)
     return [[changed[id(result)] for result in row] for row in results]
-
-
-def arrived(tensor: tf.Tensor) -> tf.Tensor:
-    """Repeats a widening cast on the current device, or returns the tensor itself."""
-    return tf.cast(narrow_source(tensor), tensor.dtype)

@@ -6,6 +6,7 @@ from math import prod
 
 import tensorflow as tf
 
+from tw_core import flat_packs
 from tw_core.checks import (
     caller,
     check_flag,
@@ -14,8 +15,11 @@ from tw_core.checks import (
     check_whole_number,
     public,
 )
-from tw_core.gradients import check_gradients, values_of
+from tw_core.flat_packs import PackPlan
+from tw_core.gradients import check_gradients
 from tw_reduce._reducer import Tensorlike, TowerTensors, columns
+
+_BELOW = 4_096  # elements; from here on a pack costs more than it saves
 
 
 @dataclass(frozen=True)
@@ -93,12 +97,28 @@ def describe_columns(grads: TowerTensors) -> tuple[TensorInfo, ...]:
 
 def num_bytes_of_columns(grads: TowerTensors) -> list[int | None]:
     """Returns ``num_bytes`` of each gradient, as ``describe_columns`` has it."""
-    dense = [values_of(_typical(column)) for column in columns(grads)]
+    typical = [_typical(column) for column in columns(grads)]
+    dense = [t.values if isinstance(t, tf.IndexedSlices) else t for t in typical]
     counts = [tensor.shape.num_elements() for tensor in dense]
     return [
         None if count is None else count * tensor.dtype.size
         for count, tensor in zip(counts, dense, strict=True)
     ]
+
+
+def is_small(info: TensorInfo, below_bytes: int | None) -> bool:
+    """Whether a gradient is packed: dense, of known size, and below the threshold."""
+    size, below = info.num_bytes, below_bytes
+    if below is None:
+        size, below = info.num_elements, _BELOW
+    return size is not None and size < below and not info.is_sparse
+
+
+def packs_of(infos: Sequence[TensorInfo], below_bytes: int | None) -> PackPlan:
+    """As ``plan_packs`` for checked arguments; positions are indices of ``infos``."""
+    return flat_packs.plan_packs(
+        [info.dtype if is_small(info, below_bytes) else None for info in infos]
+    )
 
 
 def check_infos(infos: Sequence[TensorInfo]) -> None:
@@ -124,12 +144,14 @@ def _typical(column: Sequence[Tensorlike]) -> Tensorlike:
 
 
 def _describe(index: int, tensor: Tensorlike) -> TensorInfo:
-    dense = values_of(tensor)
-    shape = None if dense.shape.rank is None else tuple(dense.shape.as_list())
-    return TensorInfo(
+    is_sparse = isinstance(tensor, tf.IndexedSlices)
+    dense = tensor.values if is_sparse else tensor
+    info = object.__new__(TensorInfo)  # A tensor's properties need no checks.
+    vars(info).update(
         index=index,
-        shape=shape,
+        shape=None if dense.shape.rank is None else tuple(dense.shape.as_list()),
         dtype=dense.dtype.name,
         itemsize=dense.dtype.size,
-        is_sparse=isinstance(tensor, tf.IndexedSlices),
+        is_sparse=is_sparse,
     )
+    return info

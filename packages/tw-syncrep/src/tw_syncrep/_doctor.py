@@ -6,11 +6,7 @@ from tw_syncrep.cluster import is_exposed, read_tf_config
 
 
 def describe_tf_config() -> str:
-    """Checks this process's ``TF_CONFIG``, and describes its task.
-
-    Raises:
-      ValueError: as ``read_tf_config``.
-    """
+    """Describes this process's task, or raises as ``read_tf_config`` does."""
     task = read_tf_config()
     said = f"task {task.job}:{task.index} of {dict(task.addresses)}"
     if task.address is None:

@@ -40,9 +40,14 @@ def shared_variables(variables: Sequence[Sequence[Any]]) -> list[tuple[str, list
     return [(name, towers) for name, towers in towers_of.values() if len(towers) > 1]
 
 
-def variable_mismatches(variables: Sequence[Sequence[Any]]) -> list[str]:
-    """Describes each difference between towers' variables; empty where all match."""
-    names = _comparable_names(variables)
+def variable_mismatches(
+    variables: Sequence[Sequence[Any]], base: Sequence[list[str]]
+) -> list[str]:
+    """Describes each difference between towers' variables; empty where all match.
+
+    ``base`` are their base names.
+    """
+    names = _comparable_names(variables, list(base))
     if names is None:
         return _different_counts(variables)
     if all(tower == names[0] for tower in names):
@@ -60,8 +65,9 @@ def variable_mismatches(variables: Sequence[Sequence[Any]]) -> list[str]:
     return lacking + orders
 
 
-def _comparable_names(variables: Sequence[Sequence[Any]]) -> list[list[str]] | None:
-    names = [base_names(tower) for tower in variables]
+def _comparable_names(
+    variables: Sequence[Sequence[Any]], names: list[list[str]]
+) -> list[list[str]] | None:
     if _names_tell(variables, names):
         return names
     unnumbered = _without_numbers(names)

@@ -321,7 +321,7 @@ def _problems(
     if not allow_none:
         yield from _none_gradients(grads, names)
     yield from _foreign(grads, names, plain)
-    mismatches = variable_mismatches(variables)
+    mismatches = variable_mismatches(variables, names)
     yield from mismatches
     if ownership == "own":
         for name, towers in shared_variables(variables):

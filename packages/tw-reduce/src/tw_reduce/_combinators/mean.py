@@ -24,9 +24,9 @@ from tw_core.devices import host_of
 from tw_core.gradients import (
     Gradients,
     check_weights,
+    map_values,
     read_gradients,
     shares_of,
-    values_of,
     weigh,
 )
 from tw_core.modes import without_autograph
@@ -160,7 +160,7 @@ def _move_weighted(
     check_weights(weights, num_towers=len(grads))
     if not any(grads):
         return reducer(grads)
-    with tf.name_scope("weights"), tf.device(host_of(values_of(grads[0][0]).device)):
+    with tf.name_scope("weights"), tf.device(host_of(grads[0][0].device)):
         shares = shares_of(weights)
         factor = tf.math.divide_no_nan(tf.ones([], tf.float64), tf.add_n(shares))
     return _of_weighted_means(reducer, shares, factor)(grads)
@@ -255,4 +255,5 @@ def _scale(
         make = tf.cast if tf.is_tensor(factor) else tf.constant
         return tf.cast(dense * make(factor, dense.dtype), dtype)
 
-    return map_dense(scale, total)
+    with tf.device(total.device):
+        return map_values(scale, total)

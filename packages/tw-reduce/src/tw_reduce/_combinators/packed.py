@@ -11,16 +11,18 @@ from functools import partial
 
 import tensorflow as tf
 
-from tw_core import flat_packs
 from tw_core.checks import check_function, check_whole_number, public
 from tw_core.flat_packs import PackPlan, cut, join
-from tw_core.gradients import Gradients, values_of
+from tw_core.gradients import Gradients
 from tw_reduce._checks import reduced_by
 from tw_reduce._combinators.mean import Combinator
 from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors
-from tw_reduce._tensor_info import TensorInfo, check_infos, describe_columns
-
-_BELOW = 4_096  # elements; from here on a pack costs more than it saves
+from tw_reduce._tensor_info import (
+    TensorInfo,
+    check_infos,
+    describe_columns,
+    packs_of,
+)
 
 
 @public
@@ -53,13 +55,6 @@ def check_below_bytes(below_bytes: int | None) -> None:
     """Refuses a threshold that is neither None nor a number of bytes."""
     if below_bytes is not None:
         check_whole_number(below_bytes=below_bytes, at_least=0)
-
-
-def packs_of(infos: Sequence[TensorInfo], below_bytes: int | None) -> PackPlan:
-    """As ``plan_packs`` for checked arguments; positions are indices of ``infos``."""
-    return flat_packs.plan_packs(
-        [info.dtype if is_small(info, below_bytes) else None for info in infos]
-    )
 
 
 @public
@@ -110,14 +105,6 @@ def broadcast(reducer: Reducer) -> Reducer:
     return Combinator("broadcast", reducer, _reduce_and_copy, joins=True)
 
 
-def is_small(info: TensorInfo, below_bytes: int | None) -> bool:
-    """Whether a gradient is packed: dense, of known size, and below the threshold."""
-    size, below = info.num_bytes, below_bytes
-    if below is None:
-        size, below = info.num_elements, _BELOW
-    return size is not None and size < below and not info.is_sparse
-
-
 def _reduce_packed(
     below_bytes: int | None, reducer: Reducer, grads: Gradients
 ) -> list[list[Tensorlike]]:
@@ -162,7 +149,7 @@ def _reduce_and_copy(reducer: Reducer, grads: Gradients) -> list[list[Tensorlike
     with tf.name_scope("spread"):  # graphs keep the combinator's original name
         return [
             [
-                _copy(tensor, values_of(own).device, copies)
+                _copy(tensor, own.device, copies)
                 for tensor, own in zip(row, tower, strict=True)
             ]
             for row, tower in zip(reduced, grads, strict=True)
@@ -172,7 +159,7 @@ def _reduce_and_copy(reducer: Reducer, grads: Gradients) -> list[list[Tensorlike
 def _copy(
     tensor: Tensorlike, device: str, copies: dict[tuple[int, str], Tensorlike]
 ) -> Tensorlike:
-    if values_of(tensor).device == device:
+    if tensor.device == device:
         return tensor
     key = (id(tensor), device)
     if key not in copies:

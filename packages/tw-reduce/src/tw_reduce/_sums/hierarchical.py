@@ -15,7 +15,6 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from tw_core.checks import check_list, check_whole_number, public
-from tw_core.gradients import values_of
 from tw_core.modes import without_autograph
 from tw_reduce._checks import addable, check_devices
 from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, columns, rows
@@ -122,9 +121,7 @@ def _sum_hierarchical(
     grads = addable(grads)
     _check_groups(groups, len(grads), by="the gradient lists")
     places = [
-        [values_of(tensor).device for tensor in column]
-        if devices is None
-        else list(devices)
+        [tensor.device for tensor in column] if devices is None else list(devices)
         for column in columns(grads)
     ]
     plans = [_plan(groups, n) for n in range(len(grads[0]))]

@@ -26,10 +26,10 @@ import tensorflow as tf
 
 from tw_core.checks import caller, check_list, check_text, check_whole_number, public
 from tw_core.devices import host_of
-from tw_core.gradients import Gradients, values_of
+from tw_core.gradients import Gradients, narrow_source
 from tw_core.modes import compiles_with_xla, without_autograph
 from tw_reduce._checks import addable, check_device_strings, check_devices
-from tw_reduce._reducer import Tensorlike, TowerTensors, arrived, columns
+from tw_reduce._reducer import Tensorlike, TowerTensors, columns
 from tw_reduce._tensor_info import num_bytes_of_columns
 
 
@@ -173,13 +173,14 @@ def add_columns(
     Tensors that were widened (float16 cast to float32, say) travel narrow. A sum of
     sparse tensors has all of their rows, duplicates too; a mixed sum is dense.
     """
+    hosts = {device: host_of(device) for device in dict.fromkeys(devices)}
     flat_shapes: dict[str, tf.Tensor | None] = {}
     sums = []
     for column, device in zip(columns, devices, strict=True):
         if len(column) == 1:
             sums.append(column[0])
             continue
-        host = host_of(device)
+        host = hosts[device]
         if host not in flat_shapes:
             flat_shapes[host] = _flat_shape(host)
         with tf.device(device):
@@ -194,7 +195,7 @@ def densify_column(column: Sequence[Tensorlike]) -> list[tf.Tensor]:
     num_rows = _num_dense_rows(column)
     dense = []
     for tensor in column:
-        with tf.device(values_of(tensor).device):
+        with tf.device(tensor.device):
             dense.append(_to_dense(tensor, num_rows=num_rows))
     return dense
 
@@ -227,7 +228,7 @@ def _add_column(
         dense = [_to_dense(tensor, num_rows=num_rows) for tensor in column]
     if flat_shape is None:
         return tf.add_n(dense)
-    return _add_dense([arrived(tensor) for tensor in dense], flat_shape)
+    return _add_dense(_arrived(dense), flat_shape)
 
 
 def _add_dense(tensors: Sequence[tf.Tensor], flat_shape: tf.Tensor) -> tf.Tensor:
@@ -254,10 +255,18 @@ def _add_rows(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
     known = [item for item in shaped if item.shape.is_fully_defined()]
     best = next(iter([*known, *shaped]), None)
     return tf.IndexedSlices(
-        tf.concat([arrived(item.values) for item in slices], axis=0),
+        tf.concat(_arrived([item.values for item in slices]), axis=0),
         tf.concat(indices, axis=0),
         None if best is None else best.dense_shape,
     )
+
+
+def _arrived(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Repeats widening casts on the current device, so that half the bytes cross."""
+    narrow = [narrow_source(tensor) for tensor in tensors]
+    return [
+        tf.cast(own, tensor.dtype) for own, tensor in zip(narrow, tensors, strict=True)
+    ]
 
 
 def _to_dense(tensor: Tensorlike, *, num_rows: int | tf.Tensor) -> tf.Tensor:

@@ -16,7 +16,6 @@ from tw_core.gradients import (
     check_weights,
     read_gradients,
     read_pairs,
-    values_of,
 )
 from tw_core.modes import without_autograph
 from tw_reduce._checks import (
@@ -210,9 +209,7 @@ def _sum_at(
 
 
 def _own_devices(grads: TowerTensors) -> list[str]:
-    by_tower = [
-        sorted({values_of(tensor).device for tensor in tower}) for tower in grads
-    ]
+    by_tower = [sorted({tensor.device for tensor in tower}) for tower in grads]
     if any(len(devices) > 1 for devices in by_tower):
         raise ValueError(
             "allreduce_grads: all gradients of a tower must lie on its device; got "
