@@ -138,7 +138,7 @@ def tool(
 def tests(session: nox.Session) -> None:
     """Runs all packages' tests and doctests, from the checkout."""
     session.install(*editable(*PACKAGES), *test_requirements(*PACKAGES))
-    session.run("pytest", "--doctest-modules", *at_once(5), *session.posargs, env=ENV)
+    session.run("pytest", "--doctest-modules", *at_once(4), *session.posargs, env=ENV)
 
 
 @nox.session(reuse_venv=True)
@@ -173,7 +173,7 @@ def run_on_wheels(session: nox.Session, path: str, *more: str, **env: str) -> No
     needed = (*map(wheel, PACKAGES), *test_requirements(*PACKAGES), *extras)
     session.install(*needed)
     variables = {**ENV, "PYTHONPATH": None, **env}
-    session.run("pytest", path, *at_once(4), *session.posargs, env=variables)
+    session.run("pytest", path, *at_once(3), *session.posargs, env=variables)
 
 
 @nox.session(requires=["build"], reuse_venv=False)

@@ -431,7 +431,7 @@ def test_two_kinds_of_scaling_are_refused(graph):
             ValueError,
             "clip_by_global_norm must be above 0",
         ),
-        ({"reducer": "nccl"}, TypeError, "reducer must be a function of"),
+        ({"reducer": "nccl"}, TypeError, "reducer must be a function; got"),
         ({"tf_optimizer": "tf.train.NoSuch"}, ValueError, "could not be resolved"),
         ({"tf_optimizer": "no.such.thing"}, ValueError, "could not be resolved"),
         ({"tf_optimizer": 3}, TypeError, "class, a factory or a dotted name"),

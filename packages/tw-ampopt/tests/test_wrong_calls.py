@@ -180,7 +180,7 @@ def of_settings(name, make, steps):
         ({"master_copies": "no"}, TypeError, "must be True or False; got 'no'"),
         ({"report_mem_usage": None}, TypeError, "must be True or False; got None"),
         ({"reducer": "nccl"}, TypeError, "got 'nccl'"),
-        ({"reducer": mean(sum_balanced)}, ValueError, "reducer averages, and would be"),
+        ({"reducer": mean(sum_balanced)}, ValueError, "reducer averages already"),
     )
 
 

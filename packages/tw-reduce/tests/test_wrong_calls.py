@@ -44,6 +44,7 @@ from tw_reduce.plans import (
 )
 from tw_reduce.reducers import (
     CollectiveKeys,
+    check_adds,
     check_reduced,
     check_tower_tensors,
 )
@@ -351,6 +352,12 @@ REDUCERS = [
         lambda dtype: sum_nccl(ones(dtype), devices=GPUS, keys=KEYS),
         ((tf.complex64,), ValueError, "positions 0 (complex64)"),
         ((tf.bool,), ValueError, "positions 0 (bool)"),
+    ),
+    *rows(
+        "check_adds",
+        lambda mode: check_adds(mode=mode),
+        ((None,), TypeError, "mode must be a function; got None"),
+        ((mean(balanced),), ValueError, "mode averages already, and its means"),
     ),
     *rows("auto", auto, *no_devices()),
     *rows("auto", lambda n: auto(TWO, below_bytes=n), *threshold()),

@@ -24,6 +24,7 @@ from tw_ampopt._wrapped.factory import (
 )
 from tw_ampopt._wrapped.wrapped_optimizer import MasterWeights, WrappedOptimizer, wrap
 from tw_core.checks import caller, check_flag, check_number
+from tw_reduce.reducers import check_adds
 
 AccumulationSteps: TypeAlias = int | tf.Tensor | tf.Variable
 Reducer: TypeAlias = Callable[[Sequence[Sequence[Any]]], Sequence[Sequence[Any]]]
@@ -161,16 +162,8 @@ def check_update_options(
         clip_by_global_norm = check_number(
             above=0, clip_by_global_norm=clip_by_global_norm
         )
-    if reducer is not None and not callable(reducer):
-        raise TypeError(
-            f"{caller()}: reducer must be a function of [K][N] tensors that returns "
-            f"their sums over towers, e.g. from tw_reduce; got {reducer!r}."
-        )
-    if getattr(reducer, "averages", False):
-        raise ValueError(
-            f"{caller()}: reducer averages, and would be divided again; pass the "
-            "reducer of sums that tw_reduce.mean was given."
-        )
+    if reducer is not None:
+        check_adds(reducer=reducer)
     message = f"{caller()}: {steps_name} must be a whole number of 1 or more; got:"
     return UpdateOptions(
         accumulation_steps=_checked_steps(steps, steps_name, message),

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.devices import canonical_device
-from tw_core.variables import tf_variable
+from tw_core.variables import tf_variable, tf_variables
 
 _LOCAL = tf.compat.v1.GraphKeys.LOCAL_VARIABLES
 
@@ -22,7 +22,7 @@ def make_state(
 
 def are_local(variables: Sequence[Any]) -> bool:
     """Tests whether all are local variables of a session graph, that is, copies."""
-    plain = [tf_variable(variable) for variable in variables]
+    plain = tf_variables(variables)
     graphs = [g for v in plain if (g := getattr(v, "graph", None)) is not None]
     if not graphs or len(graphs) < len(plain):
         return False
@@ -46,7 +46,7 @@ def host_of(device: str) -> str:
 
 def common_device(variables: Sequence[Any]) -> str:
     """Returns the device that holds all variables, or ``""`` where there is none."""
-    devices = [tf_variable(variable).device for variable in variables]
+    devices = [variable.device for variable in tf_variables(variables)]
     return str(devices[0]) if len(set(map(canonical_device, devices))) == 1 else ""
 
 

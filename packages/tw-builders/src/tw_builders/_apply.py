@@ -15,7 +15,14 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tw_core import Tower, check_towers
-from tw_core.checks import caller, check_flag, check_function, check_list, public
+from tw_core.checks import (
+    caller,
+    check_flag,
+    check_function,
+    check_list,
+    check_nested,
+    public,
+)
 from tw_core.flat_variables import pack_gradients
 from tw_core.gradients import Gradients, GradList, merge_grad_list, read_pairs
 from tw_core.modes import orders_effects, without_autograph
@@ -174,6 +181,7 @@ def one_optimizer_per_tower(
 
 def read_replicas(grads: Sequence[Sequence[Any]], replicas: Sequence[Any]) -> Gradients:
     """Reads [K][N] gradients of K replicas' variables, and packs flat ones'."""
+    check_nested(grads=grads, of="gradients")
     variables = [trainable_variables(replica) for replica in replicas]
     grad_list = merge_grad_list(grads, variables)
     return with_flat(read_pairs(grad_list, variables="own"))

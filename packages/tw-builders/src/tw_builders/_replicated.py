@@ -15,6 +15,7 @@ from tw_core import Tower
 from tw_core.checks import caller, check_flag, public
 from tw_core.gradients import Gradients, check_replicated_grad_list, merge_grad_list
 from tw_reduce import Reducer, all_reduce, mean, reducer_for_mode
+from tw_reduce.reducers import check_adds
 
 
 class SyncMultiGPUReplicatedBuilder(CopiesBuilder):
@@ -87,12 +88,8 @@ class SyncMultiGPUReplicatedBuilder(CopiesBuilder):
                 "SyncMultiGPUReplicatedBuilder: mode must be a name or a reducer; got "
                 f"{mode!r}."
             )
-        if average and getattr(reducer, "averages", False):
-            raise ValueError(
-                "SyncMultiGPUReplicatedBuilder: mode averages already, and would be "
-                "divided again; pass the reducer without tw_reduce.mean, or "
-                "average=False."
-            )
+        if average:
+            check_adds(mode=reducer)
         self._reducer_is_given = callable(mode)
         self._average = average
         self._reducer: Reducer = reducer

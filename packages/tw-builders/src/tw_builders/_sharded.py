@@ -28,7 +28,7 @@ from tw_builders._owners import (
 )
 from tw_builders._sharded_optimizer import for_owners, own_variables
 from tw_core import Tower
-from tw_core.checks import caller, check_flag, public
+from tw_core.checks import caller, check_flag, check_nested, public
 from tw_core.gradients import (
     Gradients,
     check_any_gradient,
@@ -214,6 +214,7 @@ def _read_reduced(
     towers: Sequence[Tower], grads: Sequence[Sequence[Any]], replicas: Sequence[Any]
 ) -> Gradients:
     """Reads [K][N] reduced gradients; one may be None, but then in all towers."""
+    check_nested(grads=grads, of="gradients")
     variables = own_variables(towers, replicas)
     read = read_pairs(merge_grad_list(grads, variables), allow_none=True)
     check_any_gradient([g for own in grads for g in own], variables[0])

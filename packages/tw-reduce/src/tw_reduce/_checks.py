@@ -5,10 +5,11 @@ public function that refuses; it opens the message.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import as_user, caller, check_nested, public
+from tw_core.checks import as_user, caller, check_function, check_nested, public
 from tw_core.devices import check_known_devices, repeated_devices
 from tw_core.gradients import Gradients, check_gradients, read_gradients
 from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors
@@ -55,6 +56,30 @@ def check_reduced(reduced: Sequence[Sequence[Tensorlike]], grads: TowerTensors) 
     """
     check_nested(grads=grads, of="tensors")
     _check_lengths(reduced, grads)
+
+
+@public
+def check_adds(**argument: Any) -> Reducer:
+    """Refuses anything but a reducer that adds, for code that divides its sums.
+
+    Args:
+      **argument: the one argument to check, as ``name=value``.
+
+    Returns:
+      The reducer.
+
+    Raises:
+      TypeError: it is not a function.
+      ValueError: it averages: its means would be divided again.
+    """
+    ((name, reducer),) = argument.items()
+    check_function(**argument)
+    if getattr(reducer, "averages", False):
+        raise ValueError(
+            f"{caller()}: {name} averages already, and its means would be divided "
+            "again; pass the reducer without tw_reduce.mean."
+        )
+    return reducer  # type: ignore[no-any-return]
 
 
 def reduced_by(reducer: Reducer, grads: TowerTensors) -> list[list[Tensorlike]]:

@@ -5,7 +5,7 @@ A reducer adds: it takes [K][N] tensors, a list per tower, and returns [K][N] su
 """
 
 from tw_core.gradients import check_weights, shares_of, unit_of
-from tw_reduce._checks import check_reduced, check_tower_tensors
+from tw_reduce._checks import check_adds, check_reduced, check_tower_tensors
 from tw_reduce._reducer import Tensorlike, TowerTensors
 from tw_reduce._sums.rendezvous import CollectiveKeys
 
@@ -13,6 +13,7 @@ __all__ = [
     "CollectiveKeys",
     "Tensorlike",
     "TowerTensors",
+    "check_adds",
     "check_reduced",
     "check_tower_tensors",
     "check_weights",

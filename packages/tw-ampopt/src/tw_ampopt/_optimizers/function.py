@@ -29,7 +29,7 @@ from tw_core import Tower
 from tw_core.checks import caller, check_flag, check_text, public
 from tw_core.devices import canonical_device
 from tw_core.modes import builds_session_graph, compiles_with_xla, without_autograph
-from tw_core.variables import tf_variable
+from tw_core.variables import tf_variables
 from tw_reduce.reducers import check_weights
 
 
@@ -251,7 +251,7 @@ class TowerOptimizer(
                 "GradientTape and apply."
             )
         scaled = self._shared.scaled(tf.cast(loss, tf.float32))
-        grads = tf.gradients(scaled, list(map(tf_variable, variables)), **options)
+        grads = tf.gradients(scaled, tf_variables(variables), **options)
         unscaled = self._shared.unscaled_gradients(grads)
         return list(zip(unscaled, variables, strict=True))
 
@@ -331,7 +331,7 @@ class TowerOptimizer(
     def _check_xla(self) -> None:
         if not compiles_with_xla():
             return
-        variables = [tf_variable(v) for tower in self._updater.variables for v in tower]
+        variables = tf_variables(v for own in self._updater.variables for v in own)
         devices = sorted({canonical_device(v.device) for v in variables})
         if len(devices) > 1:
             raise ValueError(

@@ -17,7 +17,7 @@ from tw_ampopt._update.update import Updater
 from tw_ampopt._variables import are_local
 from tw_core.checks import caller
 from tw_core.modes import builds_session_graph
-from tw_core.variables import tf_variable
+from tw_core.variables import tf_variables
 
 _GATE_OP = 1  # v1's name for gradients that wait for each other
 
@@ -66,7 +66,7 @@ class GraphSteps:
     ) -> list[Any]:
         """Returns [N] gradients (or None) of the scaled loss, on the loss's device."""
         check_in_graph()
-        plain = [tf_variable(variable) for variable in variables]
+        plain = tf_variables(variables)
         shared = self.start(plain[0].device, local=are_local(plain))
         gate = options.pop("gate_gradients", 0) == _GATE_OP
         scope = tf.name_scope(f"{self._settings.prefix}_grad")
@@ -90,7 +90,7 @@ class GraphSteps:
         accumulates = self._options.accumulation_steps is not None
         # Weighted steps have their own accumulators: others are saved as they were.
         weighs = accumulates and weights is not None
-        plain = [tf_variable(v) for tower in variables for v in tower]
+        plain = tf_variables(v for tower in variables for v in tower)
         key = (weighs, *map(id, plain))
         is_new = key not in self._updaters
         with self.scope():

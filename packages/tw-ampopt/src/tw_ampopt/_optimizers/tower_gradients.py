@@ -24,7 +24,7 @@ from tw_core import Tower, check_towers, towers
 from tw_core.checks import caller
 from tw_core.devices import canonical_device
 from tw_core.gradients import check_any_gradient, check_grad_list, check_weight
-from tw_core.variables import repeated_variables, tf_variable
+from tw_core.variables import repeated_variables, tf_variable, tf_variables
 
 
 @dataclass
@@ -177,7 +177,7 @@ def variables_by_tower(variables: Any) -> list[list[Any]]:
     keys = [list(map(identity, tower)) for tower in lists]
     if all(key == keys[0] for key in keys):
         lists = lists[:1]
-    pairs = [[(None, tf_variable(v)) for v in tower] for tower in lists]
+    pairs = [[(None, v) for v in tf_variables(tower)] for tower in lists]
     check_grad_list(pairs, allow_none=True)
     twice = repeated_variables([v for tower in lists for v in tower])
     if twice:
@@ -243,7 +243,7 @@ def gradients_of_pairs(
 
 
 def _check_registered(found: Sequence[DeviceGradients]) -> None:
-    lists = [[(None, tf_variable(v)) for v in tower.variables] for tower in found]
+    lists = [[(None, v) for v in tf_variables(tower.variables)] for tower in found]
     devices = ", ".join(f"tower {k} is {t.device!r}" for k, t in enumerate(found))
     try:
         check_grad_list(lists, allow_none=True)

@@ -17,7 +17,7 @@ from tw_ampopt._variables import are_local, identity, make_state, present
 from tw_core.checks import caller
 from tw_core.gradients import map_values, with_unique_rows
 from tw_core.optimizers import OptimizerKind, apply_pairs, create_slots, kind_of
-from tw_core.variables import override_to_local_variable, tf_variable
+from tw_core.variables import override_to_local_variable, tf_variable, tf_variables
 
 _HALF = (tf.float16, tf.bfloat16)
 
@@ -148,7 +148,7 @@ class WrappedKeras3:
 
     def variables(self) -> list[tf.Variable]:
         """Lists iterations, learning rate and slots."""
-        return [tf_variable(variable) for variable in self.optimizer.variables]
+        return tf_variables(self.optimizer.variables)
 
     def get_slot(self, var: Any, name: str) -> tf.Variable | None:
         """Returns a slot, or None."""

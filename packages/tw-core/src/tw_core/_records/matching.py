@@ -41,13 +41,14 @@ def shared_variables(variables: Sequence[Sequence[Any]]) -> list[tuple[str, list
 
 
 def variable_mismatches(
-    variables: Sequence[Sequence[Any]], base: Sequence[list[str]]
+    variables: Sequence[Sequence[Any]], base: list[list[str]] | None = None
 ) -> list[str]:
     """Describes each difference between towers' variables; empty where all match.
 
-    ``base`` are their base names.
+    ``base`` are their base names, if known already.
     """
-    names = _comparable_names(variables, list(base))
+    base = [base_names(tower) for tower in variables] if base is None else base
+    names = _comparable_names(variables, base)
     if names is None:
         return _different_counts(variables)
     if all(tower == names[0] for tower in names):

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tw_core import Tower, map_towers
 from tw_core.checks import caller, check_function, check_list
 from tw_core.optimizers import check_optimizer, create_slots
-from tw_core.variables import is_variable, tf_variable
+from tw_core.variables import is_variable, tf_variable, tf_variables
 from tw_reduce import Reducer
 from tw_rlload._loading.specs import WEIGHTS, ColumnSpec
 from tw_rlload._training.gradients import (
@@ -100,7 +100,7 @@ class FunctionStep:
         inputs = {s.name: t for s, t in zip(self._specs, rows, strict=True)}
         weights = [inputs.pop(WEIGHTS.name)] if self._specs[-1] is WEIGHTS else []
         variables = self._variables[tower.index]
-        plain = [tf_variable(variable) for variable in variables]
+        plain = tf_variables(variables)
         optimizer = self._optimizers[tower.index % len(self._optimizers)]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(plain)

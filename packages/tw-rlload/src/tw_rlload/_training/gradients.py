@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tw_core import Tower
-from tw_core.checks import caller, check_function, check_number, public
+from tw_core.checks import caller, check_number, public
 from tw_core.gradients import (
     check_any_gradient,
     check_grad_list,
@@ -23,6 +23,7 @@ from tw_core.gradients import (
 from tw_core.modes import without_autograph
 from tw_core.variables import tf_variable
 from tw_reduce import Reducer, all_reduce, mean
+from tw_reduce.reducers import check_adds
 from tw_rlload._loading.specs import is_numeric
 
 Pairs: TypeAlias = "list[tuple[Any, tf.Variable]]"
@@ -79,13 +80,7 @@ def reducer_of_sums(reducer: Reducer | None, towers: Sequence[Tower]) -> Reducer
     """Returns the given reducer, or the towers' all-reduce; refuses one of means."""
     if reducer is None:
         return all_reduce([tower.device for tower in towers])
-    check_function(reducer=reducer)
-    if getattr(reducer, "averages", False):
-        raise ValueError(
-            f"{caller()}: reducer averages already, and its means would be divided "
-            "again; pass the reducer without tw_reduce.mean."
-        )
-    return reducer
+    return check_adds(reducer=reducer)
 
 
 def check_clipping(bound: float | None) -> float | None:

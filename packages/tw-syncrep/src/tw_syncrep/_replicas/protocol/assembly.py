@@ -32,7 +32,6 @@ from tw_syncrep._replicas.protocol.run_table import (
     ReplicaField,
     RunField,
     draw_life,
-    replica_keys,
     ring_keys,
 )
 from tw_syncrep._replicas.protocol.saving import build_hold
@@ -178,7 +177,7 @@ def _status_parts(state: SyncState, global_step: tf.Variable) -> list[tf.Tensor]
     about_run = tf.concat(
         [table.read(list(RunField)), tf.reshape(table.now(), [1]), step], axis=0
     )
-    about_replicas = [table.read(replica_keys(replicas, f)) for f in ReplicaField]
+    about_replicas = table.read_fields(replicas, *ReplicaField)
     about_replicas.append(tf.constant(state.quota, tf.int64))
     return [about_run, tf.stack(about_replicas), table.read(ring_keys())]
 

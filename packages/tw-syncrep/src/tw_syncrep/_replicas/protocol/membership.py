@@ -11,7 +11,6 @@ from tw_syncrep._replicas.protocol.run_table import (
     RunField,
     mark_evicted,
     replica_key,
-    replica_keys,
     run_mark,
 )
 
@@ -19,13 +18,9 @@ from tw_syncrep._replicas.protocol.run_table import (
 def build_leave(state: SyncState, replica: int) -> tf.Operation:
     """Returns the op with which a replica leaves the run it joined, ended or not."""
     table = state.table
-    joined = table.read([replica_key(replica, ReplicaField.JOINED)])[0]
-    left = table.write(
-        {
-            replica_key(replica, ReplicaField.HEARD): table.now(),
-            replica_key(replica, ReplicaField.LEFT): joined,
-        }
-    )
+    joined = table.read_of(replica, ReplicaField.JOINED)[0]
+    rows = {ReplicaField.HEARD: table.now(), ReplicaField.LEFT: joined}
+    left = table.write_of(replica, rows)
     with tf.control_dependencies([left]):
         return state.notify_chief(replica)
 
@@ -68,21 +63,19 @@ def build_close(state: SyncState, replica: int) -> tf.Operation:
 
 def build_heartbeat(state: SyncState, replica: int) -> tf.Operation:
     """Returns the op that records that the replica is alive."""
-    heard = replica_key(replica, ReplicaField.HEARD)
-    return state.table.write({heard: state.table.now()})
+    now = state.table.now()
+    return state.table.write_of(replica, {ReplicaField.HEARD: now})
 
 
 def _have_arrived(state: SyncState, position: tf.Tensor) -> tf.Tensor:
     """Returns which replicas have sent all their gradients of a round, bool [R]."""
-    rows = {
-        field: state.table.read(replica_keys(state.replicas, field))
-        for field in (
-            ReplicaField.ARRIVED_ROUND,
-            ReplicaField.ARRIVED_INCARNATION,
-            ReplicaField.ARRIVALS,
-        )
-    }
-    in_round = tf.equal(rows[ReplicaField.ARRIVED_ROUND], position[0])
-    in_incarnation = tf.equal(rows[ReplicaField.ARRIVED_INCARNATION], position[1])
-    have_all = rows[ReplicaField.ARRIVALS] >= tf.constant(state.quota, tf.int64)
+    arrived_round, incarnation, arrivals = state.table.read_fields(
+        state.replicas,
+        ReplicaField.ARRIVED_ROUND,
+        ReplicaField.ARRIVED_INCARNATION,
+        ReplicaField.ARRIVALS,
+    )
+    in_round = tf.equal(arrived_round, position[0])
+    in_incarnation = tf.equal(incarnation, position[1])
+    have_all = arrivals >= tf.constant(state.quota, tf.int64)
     return in_round & in_incarnation & have_all

@@ -19,7 +19,6 @@ from tw_syncrep._replicas.protocol.run_table import (
     has_number,
     make_notice,
     make_ticket,
-    replica_key,
     run_mark,
     take_number,
 )
@@ -122,8 +121,7 @@ def build_join(
     It sets the local variable for the session to the new one's number, or to REFUSED.
     """
     table, own = state.table, replica.index
-    fields = [ReplicaField.SESSION, ReplicaField.COUNTED]
-    latest = table.read([replica_key(own, field) for field in fields])
+    latest = table.read_of(own, ReplicaField.SESSION, ReplicaField.COUNTED)
     now = table.now()
     number = table.now(above=tf.unstack(latest))
     is_own = has_number(table, own, life)
@@ -135,8 +133,7 @@ def build_join(
         ReplicaField.JOINED: run_mark(run),
         ReplicaField.SESSION: number,
     }
-    keyed = {replica_key(own, field): row for field, row in rows.items()}
-    written = [table.write(keyed, where=is_own), take_number(table, own, life)]
+    written = [table.write_of(own, rows, where=is_own), take_number(table, own, life)]
     with tf.control_dependencies(written):
         notified = state.notify_chief(own)
         position = table.read([RunField.ROUND, RunField.INCARNATION])
@@ -159,7 +156,7 @@ def _announce(
     replica waits for the end of that round, if it is still in progress.
     """
     table = state.table
-    before = _ArrivalRows(table.read([replica_key(replica, f) for f in _ARRIVAL]))
+    before = _ArrivalRows(table.read_of(replica, *_ARRIVAL))
     counted = before.counts(ticket)
     sent_as = tf.where(counted, make_notice(replica, ticket[2]), ticket)
     # The ticket first: a replica killed in between has arrived, and is only reported
@@ -175,12 +172,11 @@ def _announce(
         ReplicaField.ARRIVED_AT: now,
         ReplicaField.ARRIVALS: count,
     }
-    keyed = {replica_key(replica, field): row for field, row in rows.items()}
     is_over = tf.logical_and(counted, tf.not_equal(arrived_round, ticket[1]))
-    written = [table.write(keyed)]
+    written = [table.write_of(replica, rows)]
     if state.is_elastic:  # Rounds wait again for a replica that arrives.
-        back = {replica_key(replica, ReplicaField.LEFT): 0}
-        written.append(table.write(back, where=before.is_evicted(ticket)))
+        back, is_evicted = {ReplicaField.LEFT: 0}, before.is_evicted(ticket)
+        written.append(table.write_of(replica, back, where=is_evicted))
     return tf.group(*written), tf.where(is_over, tf.zeros_like(count), count)
 
 

@@ -161,8 +161,8 @@ class _Selection:
         """
         nothing = tf.constant(0, tf.int64)
         filled = tf.zeros([self.state.replicas], tf.int64)
-        keys = replica_keys(self.state.replicas, ReplicaField.COUNTED)
-        stamps = self.state.table.read(keys)
+        replicas = self.state.replicas
+        [stamps] = self.state.table.read_fields(replicas, ReplicaField.COUNTED)
         left = self._read_left()
         return [nothing, filled, stamps, left, nothing, tf.constant(False)]
 
@@ -253,5 +253,5 @@ class _Selection:
         return list(tf.cond(is_accepted, add, leave))
 
     def _read_left(self) -> tf.Tensor:
-        keys = replica_keys(self.state.replicas, ReplicaField.LEFT)
-        return self.state.table.read(keys)
+        replicas = self.state.replicas
+        return self.state.table.read_fields(replicas, ReplicaField.LEFT)[0]

@@ -135,6 +135,14 @@ class RunTable:
             default_value=tf.constant(0, tf.int64),
         )
 
+    def read_of(self, replica: int, *fields: ReplicaField) -> tf.Tensor:
+        """Reads fields of one replica, int64 [len(fields)]."""
+        return self.read([replica_key(replica, field) for field in fields])
+
+    def read_fields(self, replicas: int, *fields: ReplicaField) -> list[tf.Tensor]:
+        """Reads each field of replicas 0 to ``replicas`` - 1, int64 [replicas]."""
+        return [self.read(replica_keys(replicas, field)) for field in fields]
+
     def write(
         self,
         rows: Mapping[Any, Any] | Sequence[tuple[Any, Any]],
@@ -151,6 +159,17 @@ class RunTable:
         return tf.raw_ops.LookupTableInsertV2(
             table_handle=self.handle, keys=keys, values=values
         )
+
+    def write_of(
+        self,
+        replica: int,
+        rows: Mapping[ReplicaField, Any],
+        *,
+        where: tf.Tensor | None = None,
+    ) -> Any:
+        """As ``write``, of fields of one replica."""
+        keyed = {replica_key(replica, field): row for field, row in rows.items()}
+        return self.write(keyed, where=where)
 
     def now(self, *, above: Sequence[tf.Tensor] = ()) -> tf.Tensor:
         """Returns server time in microseconds, int64 [], greater than all ``above``."""
@@ -196,22 +215,20 @@ def draw_life(table: RunTable, replica: int) -> tf.Tensor:
     It is drawn separately, before the first join: a join that was left behind by a
     process that is gone would otherwise count as the latest of all.
     """
-    fields = [ReplicaField.LIFE, ReplicaField.COUNTED]
-    latest = table.read([replica_key(replica, field) for field in fields])
+    latest = table.read_of(replica, ReplicaField.LIFE, ReplicaField.COUNTED)
     return table.now(above=tf.unstack(latest))
 
 
 def has_number(table: RunTable, replica: int, life: tf.Tensor) -> tf.Tensor:
     """Returns whether a replica's number is still this life's, bool []."""
-    latest = table.read([replica_key(replica, ReplicaField.LIFE)])[0]
+    latest = table.read_of(replica, ReplicaField.LIFE)[0]
     return tf.logical_or(tf.equal(life, 0), life >= latest)  # 0: has drawn none
 
 
 def take_number(table: RunTable, replica: int, life: tf.Tensor) -> tf.Operation:
     """Returns the op that gives a replica's number to a life, if that is the latest."""
-    key = replica_key(replica, ReplicaField.LIFE)
-    latest = table.read([key])[0]
-    return table.write({key: life}, where=life > latest)
+    latest = table.read_of(replica, ReplicaField.LIFE)[0]
+    return table.write_of(replica, {ReplicaField.LIFE: life}, where=life > latest)
 
 
 def mark_evicted(table: RunTable, out: tf.Tensor, *, run: tf.Tensor) -> tf.Operation:
