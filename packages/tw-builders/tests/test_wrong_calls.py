@@ -340,7 +340,7 @@ def of_replicas(name, call):
             lambda towers: call(towers=towers),
             ((None,), TypeError, "towers must be a list of tw_core.Tower; got None"),
             (("ab",), TypeError, "got 'ab'"),
-            (([],), ValueError, "must hold one item per tower"),
+            (([],), ValueError, "towers is empty; make some with"),
             ((TWO,), TypeError, "must hold tw_core.Tower; got ['/cpu:0', '/cpu:1']"),
         ),
         *rows(
@@ -444,7 +444,11 @@ FUNCTIONS = [
             ((None,), TypeError, f"{name} must be {wanted}; got None"),
             (("ab",), TypeError, "got 'ab'"),
             ((3,), TypeError, "got 3"),
-            (([],), ValueError, "must hold one item per tower"),
+            (
+                ([],),
+                ValueError,
+                "towers is empty" if name == "towers" else "one item per tower",
+            ),
         )
     ],
     *rows(

@@ -923,7 +923,9 @@ OF_BLACK_BOX = [
 ]
 OF_CALL_THREADS = [
     *rows("CallThread", CallThread, ((3,), TypeError, "name must be a string; got 3")),
-    *rows("CallThread", CallThread, (("",), ValueError, "name must not be empty")),
+    *rows(
+        "CallThread", CallThread, (("",), TypeError, "name must be a string; got ''")
+    ),
     *rows(
         "CallThread.run",
         lambda *given: CallThread("calls").run(*given, after_s=1.0),

@@ -297,15 +297,14 @@ def check_one_per_tower(
     towers: Sequence[Tower], **per_tower: Sequence[Any] | None
 ) -> None:
     """Refuses anything but a list of towers, and lists of any other length."""
-    check_list(towers=towers, of="tw_core.Tower", empty=True)
+    check_towers(towers)
     for name, items in per_tower.items():
         check_list(of="one item per tower", empty=True, **{name: items})
     counts = {name: len(items or ()) for name, items in per_tower.items()}
-    if not towers or any(count != len(towers) for count in counts.values()):
+    if any(count != len(towers) for count in counts.values()):
         *first, last = per_tower
         names = f"{', '.join(first)} and {last}" if first else last
         raise ValueError(
             f"{caller()}: {names} must hold one item per tower; got {counts} for "
             f"{len(towers)} towers."
         )
-    check_towers(towers)

@@ -13,8 +13,6 @@ from contextlib import AbstractContextManager, nullcontext
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from tw_core.checks import check_function, check_text, public
-
 __all__ = ["CallThread"]
 
 _T = TypeVar("_T")
@@ -29,7 +27,6 @@ class CallThread:
       has_ended: whether ``end`` was called.
     """
 
-    @public
     def __init__(
         self, name: str, *, surroundings: AbstractContextManager[Any] | None = None
     ) -> None:
@@ -40,10 +37,10 @@ class CallThread:
           surroundings: a context that the thread enters first.
 
         Raises:
-          TypeError: ``name`` is not a string.
-          ValueError: it is empty.
+          TypeError: ``name`` is not a string, or empty.
         """
-        check_text(name=name)
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"CallThread: name must be a string; got {name!r}.")
         self.is_abandoned = self.has_ended = False
         self._calls: _Calls = SimpleQueue()  # the cheapest way to a thread
         threading.Thread(
@@ -74,11 +71,7 @@ class CallThread:
           Exception: any that ``call`` or ``check`` raises.
         """
         # Not public(): errors of `check` name the function that the user called.
-        for name, given in (("call", call), ("check", check)):
-            if not callable(given):
-                raise TypeError(
-                    f"CallThread.run: {name} must be a function; got {given!r}."
-                )
+        _refuse_others("run", call=call, check=check)
         wait_s = after_s
         answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
         self._put(call, answers.put)
@@ -94,7 +87,6 @@ class CallThread:
             raise error
         return result  # type: ignore[no-any-return]
 
-    @public
     def submit(self, call: Callable[[], _T]) -> "Future[_T]":
         """Makes a call in the thread, after those before it; does not wait.
 
@@ -102,7 +94,7 @@ class CallThread:
           RuntimeError: an earlier call was left behind, or the thread was ended.
           TypeError: ``call`` is not a function.
         """
-        check_function(call=call)
+        _refuse_others("submit", call=call)
         future: Future[_T] = Future()
 
         def answer(answer: tuple[Any, BaseException | None]) -> None:
@@ -126,6 +118,14 @@ class CallThread:
             why = "an earlier call was left behind" if self.is_abandoned else "it ended"
             raise RuntimeError(f"CallThread: takes no more calls: {why}; make another.")
         self._calls.put((call, answer))
+
+
+def _refuse_others(method: str, **given: object) -> None:
+    for name, value in given.items():
+        if not callable(value):
+            raise TypeError(
+                f"CallThread.{method}: {name} must be a function; got {value!r}."
+            )
 
 
 def _within(answers: "SimpleQueue[_T]", wait_s: float) -> _T | None:
