@@ -6,7 +6,7 @@ GPU is needed: drivers and nvidia-smi are fakes.
 
 import pytest
 
-from tw_syncrep.launch._gpus import find_gpus, share_gpus
+from tw_syncrep.launch._machine import find_gpus, share_gpus
 from tw_syncrep.launch._plan import Share, plan_tasks
 
 

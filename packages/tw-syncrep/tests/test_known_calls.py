@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from tw_syncrep import training_session
-from tw_syncrep._replicas.session import known_calls
-from tw_syncrep._replicas.session.known_calls import KnowingSession
+from tw_syncrep._replicas.session import creators
+from tw_syncrep._replicas.session.creators import KnowingSession
 
 v1 = tf.compat.v1
 Pair = collections.namedtuple("Pair", ["left", "right"])
@@ -177,12 +177,12 @@ def test_a_closed_session_runs_nothing():
 def test_a_training_session_looks_at_a_call_once(monkeypatch, is_chief):
     made = []
 
-    class Counted(known_calls.KnownCall):
+    class Counted(creators.KnownCall):
         def run(self, session, values):
             made.append(values)
             return super().run(session, values)
 
-    monkeypatch.setattr(known_calls, "KnownCall", Counted)
+    monkeypatch.setattr(creators, "KnownCall", Counted)
     with tf.Graph().as_default():
         x = v1.placeholder(tf.float32, [])
         twice = 2 * x

@@ -25,10 +25,9 @@ from tw_builders.tower_model._checks import (
     layers_of,
     synchronized_layers_of,
 )
-from tw_builders.tower_model._flat import FlatTraining
 from tw_builders.tower_model._lockstep import run_in_lockstep
 from tw_builders.tower_model._meetings import Meetings, is_seed, optimizers_of
-from tw_builders.tower_model._updates import APPLY
+from tw_builders.tower_model._updates import APPLY, FlatTraining
 from tw_builders.tower_model._wrapped import WrappedOptimizer, wrapped
 from tw_core import Tower, copy_to_replicas, replicate
 from tw_core.devices import host_of

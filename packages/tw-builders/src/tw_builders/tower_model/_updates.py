@@ -1,10 +1,15 @@
 """How the towers' gradients become updates.
 
 It depends on where the variables are: each tower has copies and an optimizer, or copies
-each of which one tower updates for all, or all towers share one set.
+each of which one tower updates for all, or all towers share one set. Where small
+variables are packed into flat ones, a tower's model lists these as its trainable ones
+while a step is traced, so that a ``train_step`` differentiates with respect to them;
+the compiled optimizer is the one that is saved, with views of the state of those that
+apply.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +19,11 @@ import tensorflow as tf
 from tw_builders._apply import apply_gradients, apply_shared_gradients
 from tw_builders._owners import owned
 from tw_builders._sharded import apply_sharded_gradients
-from tw_core import Tower
+from tw_builders.tower_model._lockstep import tower_index
+from tw_core import Tower, copy_to_replicas
+from tw_core.flat_variables import FlatModel, flatten, plain_optimizer
 from tw_core.optimizers import create_slots
+from tw_core.variables import tf_variable
 from tw_reduce import Reducer, mean
 
 
@@ -122,3 +130,107 @@ def _follow_learning_rate(optimizers: Sequence[Any]) -> None:
     if isinstance(rate, keras.Variable):  # else a schedule of the iterations
         for optimizer in optimizers[1:]:
             optimizer.learning_rate.assign(rate.value)
+
+
+_TRAINED = ("trainable_variables", "trainable_weights")
+
+
+class FlatTraining:
+    """Trains K copies with flat variables."""
+
+    def __init__(
+        self, make_model: Callable[[], Any], towers: Sequence[Tower], below_bytes: int
+    ) -> None:
+        """Makes the copies, each on its tower's device."""
+        self._towers = towers
+        self._flats: list[FlatModel[Any]] = []
+        for tower in towers:
+            with tf.device(tower.device):
+                self._flats.append(flatten(make_model, below_bytes=below_bytes))
+        self.models = [flat.model for flat in self._flats]
+        self.optimizers: list[Any] = []  # those that apply; none before ``use``
+
+    def use(self, optimizer: Any, *, sharded: bool) -> None:
+        """Makes the optimizers that apply; ``optimizer``, unbuilt, views their state.
+
+        With ``sharded`` one serves all towers, with slots at each variable's owner.
+        """
+        if optimizer.built:
+            raise ValueError(
+                f"TowerModel: {type(optimizer).__name__} was built before, and its "
+                "slots are not flat; compile with a new one."
+            )
+        kind, config = type(optimizer), optimizer.get_config()
+        count = 1 if sharded else len(self._towers)
+        trained = [flat.trainable_variables for flat in self._flats]
+        lists = [owned(trained)] if sharded else trained
+        self.optimizers = [kind.from_config(config) for _ in range(count)]
+        for tower, own, variables in zip(
+            self._towers, self.optimizers, lists, strict=False
+        ):
+            with tf.device(tower.device):
+                create_slots(own, variables)
+        plain_optimizer(self.optimizers[0], lambda: optimizer, self._flats[0])
+
+    def make_equal(self) -> None:
+        """Copies the values of tower 0, its optimizer's included, to all towers."""
+        copy_to_replicas([flat.variables for flat in self._flats])
+        if len(self.optimizers) > 1:
+            copy_to_replicas(
+                [[tf_variable(v) for v in own.variables] for own in self.optimizers]
+            )
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Makes the models list their flat variables, in the towers' threads."""
+        trained = {id(flat.model): flat.trainable_variables for flat in self._flats}
+        flats = {id(flat.model): flat for flat in self._flats}
+        kind: Any = type(self.models[0])
+        names = (*_TRAINED, "losses", "__call__")
+        before = {name: vars(kind).get(name) for name in names}
+        for name in _TRAINED:
+            setattr(kind, name, _listing(getattr(kind, name), trained))
+        kind.losses = _of_plain(kind.losses, trained)
+        kind.__call__ = _reading(kind.__call__, flats)
+        try:
+            yield
+        finally:
+            for name, own in before.items():
+                if own is None:
+                    delattr(kind, name)
+                else:
+                    setattr(kind, name, own)
+
+
+def _reading(call: Any, flats: dict[int, FlatModel[Any]]) -> Callable[..., Any]:
+    """Makes a model read each of its flat variables once, where a tape records it."""
+
+    def read_and_call(model: Any, *arguments: Any, **named: Any) -> Any:
+        flat = flats.get(id(model))
+        with nullcontext() if flat is None else flat.reading():
+            return call(model, *arguments, **named)
+
+    return read_and_call
+
+
+def _of_plain(losses: Any, trained: dict[int, list[Any]]) -> property:
+    """Computes losses over the plain variables, which have the regularizers."""
+
+    def own_losses(model: Any) -> Any:
+        held = trained.pop(id(model), None)
+        try:
+            return losses.fget(model)
+        finally:
+            if held is not None:
+                trained[id(model)] = held
+
+    return property(own_losses)
+
+
+def _listing(plain: Any, trained: dict[int, list[Any]]) -> property:
+    def variables(model: Any) -> Any:
+        if tower_index() is None or id(model) not in trained:
+            return plain.fget(model)
+        return list(trained[id(model)])
+
+    return property(variables)

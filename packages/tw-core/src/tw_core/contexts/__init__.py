@@ -5,8 +5,7 @@ A model function asks ``get_current_tower_context()`` which tower it builds.
 
 from tw_core._records.collections import freeze_collections, leave_no_summaries
 from tw_core.contexts._base import BaseTowerContext, get_current_tower_context
-from tw_core.contexts._func import TowerFunc
-from tw_core.contexts._handles import TowerHandle, TowerHandles
+from tw_core.contexts._handles import TowerFunc, TowerHandle, TowerHandles
 from tw_core.contexts._training_and_inference import (
     PredictTowerContext,
     TowerContext,

@@ -1,16 +1,24 @@
-"""Joining the gradients of views into those of their flat variables."""
+"""Flat variables under an optimizer: gradients of views joined, slots saved by part."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
+from tw_core._records.origins import base_name
 from tw_core.checks import check_list, public
 from tw_core.flat_packs import join
 from tw_core.flat_variables._flat_variable import FlatVariable, describe_sparse
-from tw_core.flat_variables._flat_variables import views_of
+from tw_core.flat_variables._flat_variables import (
+    FLAT_KEY,
+    flat_among,
+    swap_in_collections,
+    views_of,
+)
+from tw_core.flat_variables._layout import Layout, is_slot_name
 from tw_core.flat_variables._view import VariableView
-from tw_core.modes import without_autograph
+from tw_core.modes import builds_session_graph, without_autograph
 
 
 @public
@@ -91,3 +99,44 @@ def _flat_of_view(view: VariableView) -> FlatVariable:
             "of FlatVariables is left; pack afterwards."
         )
     return view.flat
+
+
+@contextmanager
+def slots_like_parts(variables: Sequence[Any]) -> Iterator[None]:
+    """Makes savers store an optimizer's slots of flat variables part by part.
+
+    Args:
+      variables: the variables that the optimizer updates inside, flat or not.
+    """
+    flats = flat_among(variables)
+    if not flats or not builds_session_graph():
+        yield
+        return
+
+    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        made = next_creator(**kwargs)
+        name = made.name.split(":")[0]
+        for flat in flats:
+            layout = _layout_of_slot(name, flat)
+            if made.shape == flat.shape and layout is not None:
+                slot = FlatVariable(made, layout)
+                setattr(made, FLAT_KEY, slot)
+                swap_in_collections(made.graph, made, slot)
+        return made
+
+    with tf.variable_creator_scope(create):
+        yield
+
+
+def _layout_of_slot(name: str, flat: FlatVariable) -> Layout | None:
+    """Returns the layout of a slot of ``flat``; None if it is another variable's.
+
+    The slot may be named after tower 0's variable, of which ``flat`` is a copy.
+    """
+    own, main = flat.name.split(":")[0], base_name(flat)
+    if is_slot_name(name, own):
+        return flat.layout.renamed(name, own)
+    if is_slot_name(name, main):
+        prefix = own.removesuffix(main)
+        return flat.layout.without_prefix(prefix).renamed(name, main)
+    return None

@@ -19,8 +19,7 @@ from tw_rlload._loading.buffers import Buffers
 from tw_rlload._loading.columns import Columns
 from tw_rlload._loading.plan import LoadReport, Remainder, first_sequence
 from tw_rlload._loading.specs import specs_of_placeholders
-from tw_rlload._session.calls import SessionCalls, session_writer
-from tw_rlload._session.epochs import build_epochs
+from tw_rlload._session.epochs import SessionCalls, build_epochs, session_writer
 from tw_rlload._session.step import SessionStep
 from tw_rlload._tf_compat import inside_branch_or_loop
 from tw_rlload._training.gradients import (

@@ -19,13 +19,13 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.checks import caller, check_whole_number, public
-from tw_syncrep.cluster._exact_device_scope import detached_scope, exact_device_scope
 from tw_syncrep.cluster._packs import (
     SMALL_BYTES,
     Pack,
     is_small,
     with_head,
 )
+from tw_syncrep.cluster._placement import detached_scope, exact_device_scope
 from tw_syncrep.cluster._tf_config import TaskConfig, check_task
 
 _COLLECTION = "tw_syncrep_mirrors"

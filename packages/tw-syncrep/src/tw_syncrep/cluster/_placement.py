@@ -1,10 +1,12 @@
 """Placement of variables on parameter servers.
 
 Every task of a cluster builds the graph for itself, and all must place a variable on
-the same server: its place depends only on the variables made before it.
+the same server: its place depends only on the variables made before it. Scopes of
+replicas' own state override the caller's instead of merging with them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Literal, TypeAlias
 
@@ -139,3 +141,26 @@ def _refuse_others(strategy: _Strategy, servers: int) -> _Strategy:
         return int(server)
 
     return choose
+
+
+@contextmanager
+def exact_device_scope(device: str) -> Iterator[None]:
+    """Places ops on ``device`` alone, whatever device scope the caller is in.
+
+    A worker's device function would otherwise complete the name of a parameter
+    server with, say, the worker's GPU. An empty name leaves the choice to the
+    session.
+    """
+    with tf.device(None), tf.device(device):
+        yield
+
+
+@contextmanager
+def detached_scope() -> Iterator[None]:
+    """Builds ops that inherit neither the device nor the control inputs of the caller.
+
+    The chief's ops must not depend on the control inputs of the caller's training
+    op, such as the ops of ``UPDATE_OPS``: these would run a second time.
+    """
+    with tf.control_dependencies(None), tf.device(None):
+        yield

@@ -14,8 +14,7 @@ from types import FrameType
 
 from tw_core.checks import check_list, check_text, public
 from tw_syncrep.cluster._network_exposure import isolate
-from tw_syncrep.launch._gpus import find_gpus, share_gpus
-from tw_syncrep.launch._machine import Machine
+from tw_syncrep.launch._machine import Machine, find_gpus, share_gpus
 from tw_syncrep.launch._meeting import (
     CANNOT_START,
     Inbox,

@@ -15,7 +15,7 @@ from tw_syncrep._replicas.protocol.run_table import (
     take_number,
 )
 from tw_syncrep._replicas.protocol.saving import release_holds
-from tw_syncrep.cluster._exact_device_scope import detached_scope, exact_device_scope
+from tw_syncrep.cluster._placement import detached_scope, exact_device_scope
 
 
 def build_open(

@@ -25,7 +25,7 @@ from tw_syncrep._replicas.protocol.run_table import (
 )
 from tw_syncrep._replicas.protocol.saving import HoldOps
 from tw_syncrep._replicas.transfer.payload import Payload, SyncOptions, make_payloads
-from tw_syncrep.cluster._exact_device_scope import detached_scope
+from tw_syncrep.cluster._placement import detached_scope
 
 Publish = Callable[[tf.Operation], tf.Operation]
 """Takes an op that changes parameters; returns one that publishes them afterwards."""

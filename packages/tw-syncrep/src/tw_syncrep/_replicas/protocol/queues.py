@@ -21,7 +21,7 @@ from tw_syncrep._replicas.protocol.run_table import (
     weight_of,
 )
 from tw_syncrep._replicas.transfer.payload import Payload
-from tw_syncrep.cluster._exact_device_scope import exact_device_scope
+from tw_syncrep.cluster._placement import exact_device_scope
 
 # Places in the rows that a replica reads from the table, as in _watched_keys.
 _CURRENT, _FIRST, _CLOSED, _INITIAL, _SESSION = slice(0, 3), slice(3, 6), 6, 7, 8

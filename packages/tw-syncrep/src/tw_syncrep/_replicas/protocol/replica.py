@@ -22,9 +22,9 @@ from tw_syncrep._replicas.protocol.run_table import (
     run_mark,
     take_number,
 )
-from tw_syncrep.cluster._exact_device_scope import detached_scope, exact_device_scope
 from tw_syncrep.cluster._packs import plan_packs
 from tw_syncrep.cluster._parameter_cache import Pulling, cached_parameters
+from tw_syncrep.cluster._placement import detached_scope, exact_device_scope
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from tw_syncrep._replicas.protocol.run_table import (
     run_mark,
     weight_of,
 )
-from tw_syncrep.cluster._exact_device_scope import detached_scope, exact_device_scope
+from tw_syncrep.cluster._placement import detached_scope, exact_device_scope
 
 Apply = Callable[[dict[int, Any]], Any]
 """Takes mean gradients by index; returns the op that has applied them."""

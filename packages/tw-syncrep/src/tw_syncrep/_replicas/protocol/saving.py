@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from tw_syncrep._replicas.protocol.run_table import RunField, RunTable
-from tw_syncrep.cluster._exact_device_scope import detached_scope, exact_device_scope
+from tw_syncrep.cluster._placement import detached_scope, exact_device_scope
 
 
 @dataclass(frozen=True)
