@@ -50,7 +50,9 @@ def variable_mismatches(
     base = [base_names(tower) for tower in variables] if base is None else base
     names = _comparable_names(variables, base)
     if names is None:
-        return _different_counts(variables)
+        lengths = [len(tower) for tower in variables]
+        told = f"towers 0..{len(lengths) - 1} have {lengths} variables: {base}"
+        return [told] if len(set(lengths)) > 1 else []
     if all(tower == names[0] for tower in names):
         return []
     renumbered = _renumbered(names)
@@ -122,11 +124,3 @@ def _lacking(counts: list[Counter[str]]) -> list[str]:
         elif len(set(times)) > 1:
             problems.append(f"{name} comes {times} times in towers 0..{len(times) - 1}")
     return problems
-
-
-def _different_counts(variables: Sequence[Sequence[Any]]) -> list[str]:
-    counts = [len(tower) for tower in variables]
-    if len(set(counts)) == 1:
-        return []
-    names = [base_names(tower) for tower in variables]
-    return [f"towers 0..{len(counts) - 1} have {counts} variables: {names}"]

@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import tensorflow as tf
@@ -92,87 +93,29 @@ class FlatVariable(tf.Variable):  # type: ignore[misc]
             )
         return None
 
-    # The properties of a variable.
+    # A variable otherwise: the flat one, which is read and updated as a whole.
 
-    @property
-    def name(self) -> str:
-        return str(self.variable.name)
-
-    @property
-    def shape(self) -> tf.TensorShape:
-        return self.variable.shape
-
-    @property
-    def dtype(self) -> tf.DType:
-        return self.variable.dtype
-
-    @property
-    def device(self) -> str:
-        return str(self.variable.device)
-
-    @property
-    def trainable(self) -> bool:
-        return bool(self.variable.trainable)
-
-    @property
-    def synchronization(self) -> tf.VariableSynchronization:
-        return self.variable.synchronization
-
-    @property
-    def aggregation(self) -> tf.VariableAggregation:
-        return self.variable.aggregation
-
-    @property
-    def constraint(self) -> None:
-        return None
-
-    @property
-    def _in_graph_mode(self) -> bool:
-        return True
-
-    @property
-    def graph(self) -> tf.Graph:
-        return self.variable.graph
-
-    @property
-    def op(self) -> tf.Operation:
-        return self.variable.op
-
-    @property
-    def handle(self) -> tf.Tensor:
-        return self.variable.handle
-
-    @property
-    def initializer(self) -> tf.Operation:
-        return self.variable.initializer
-
-    @property
-    def initial_value(self) -> tf.Tensor:
-        return self.variable.initial_value
-
-    def is_initialized(self, name: str | None = None) -> tf.Tensor:
-        return self.variable.is_initialized(name)
-
-    def value(self) -> tf.Tensor:
-        return self.variable.value()
-
-    def read_value(self) -> tf.Tensor:
-        return self.variable.read_value()
-
-    def assign(
-        self,
-        value: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Any:
-        return self.variable.assign(value, use_locking, name, read_value)
-
-    def eval(self, session: tf.compat.v1.Session | None = None) -> Any:
-        return self.variable.eval(session)
-
-    def _as_graph_element(self) -> tf.Tensor:
-        return self.variable._as_graph_element()
+    name = property(attrgetter("variable.name"))
+    shape = property(attrgetter("variable.shape"))
+    dtype = property(attrgetter("variable.dtype"))
+    device = property(attrgetter("variable.device"))
+    trainable = property(attrgetter("variable.trainable"))
+    synchronization = property(attrgetter("variable.synchronization"))
+    aggregation = property(attrgetter("variable.aggregation"))
+    constraint = None
+    graph = property(attrgetter("variable.graph"))
+    op = property(attrgetter("variable.op"))
+    handle = property(attrgetter("variable.handle"))
+    initializer = property(attrgetter("variable.initializer"))
+    initial_value = property(attrgetter("variable.initial_value"))
+    is_initialized = property(attrgetter("variable.is_initialized"))
+    value = property(attrgetter("variable.value"))
+    read_value = property(attrgetter("variable.read_value"))
+    assign = property(attrgetter("variable.assign"))
+    eval = property(attrgetter("variable.eval"))
+    to_proto = property(attrgetter("variable.to_proto"))
+    _as_graph_element = property(attrgetter("variable._as_graph_element"))
+    _in_graph_mode = True
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
         return tf.convert_to_tensor(self.variable, dtype, name)
@@ -180,10 +123,6 @@ class FlatVariable(tf.Variable):  # type: ignore[misc]
     def __repr__(self) -> str:
         names = [part.name for part in self.layout.parts]
         return f"<FlatVariable {self.name!r} of {names}>"
-
-    def to_proto(self, export_scope: str | None = None) -> Any:
-        """Describes the flat variable, for an exported graph."""
-        return self.variable.to_proto(export_scope)
 
     # tf.compat.v1.train.Saver, and init_from_checkpoint.
 

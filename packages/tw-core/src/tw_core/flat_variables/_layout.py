@@ -1,7 +1,7 @@
 """Which variables a flat variable holds, and where: plain Python."""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 # Measured: flat variables win at 64 KiB, separate ones at 128 KiB, where owners apply
@@ -54,27 +54,21 @@ class Layout:
         """
         return Layout((*self.parts, Part(name, tuple(shape), self.size)))
 
-    def without_prefix(self, prefix: str) -> "Layout":
-        """Returns the layout with ``prefix`` removed from all names."""
-        return Layout(
-            tuple(
-                Part(part.name.removeprefix(prefix), part.shape, part.start)
-                for part in self.parts
-            )
-        )
-
-    def renamed(self, name: str, whole: str) -> "Layout":
+    def renamed(self, name: str, whole: str, *, prefix: str = "") -> "Layout":
         """Returns the layout of ``name``, an optimizer's slot of variable ``whole``.
+
+        ``prefix`` is that of a tower, which the slot's parts do not have.
 
         >>> slots = Layout().add("w", (2,)).renamed("Adam/flat/m", "flat")
         >>> slots.parts[0].name
         'Adam/w/m'
         """
         before, _, after = f"/{name}/".partition(f"/{whole}/")
+        names = [part.name.removeprefix(prefix) for part in self.parts]
         return Layout(
             tuple(
-                Part(f"{before}/{part.name}/{after}".strip("/"), part.shape, part.start)
-                for part in self.parts
+                replace(part, name=f"{before}/{own}/{after}".strip("/"))
+                for part, own in zip(self.parts, names, strict=True)
             )
         )
 

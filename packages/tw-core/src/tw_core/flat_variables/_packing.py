@@ -14,7 +14,7 @@ from tw_core.flat_variables._flat_variables import (
     FLAT_KEY,
     flat_among,
     swap_in_collections,
-    views_of,
+    view_of,
 )
 from tw_core.flat_variables._layout import Layout, is_slot_name
 from tw_core.flat_variables._view import VariableView
@@ -50,12 +50,17 @@ def pack_gradients(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         )
     packed: dict[int, list[tuple[Any, VariableView]]] = {}
     order: list[tuple[Any, Any]] = []
-    views = views_of([variable for _, variable in pairs])
-    for (grad, variable), view in zip(pairs, views, strict=True):
+    for grad, variable in pairs:
+        view = view_of(variable)
         if view is None:
             order.append((grad, variable))
             continue
-        own = packed.setdefault(id(_flat_of_view(view)), [])
+        if view.flat is None:
+            raise ValueError(
+                f"pack_gradients: the flat variable of {view.name} is made when the "
+                "scope of FlatVariables is left; pack afterwards."
+            )
+        own = packed.setdefault(id(view.flat), [])
         if not own:
             order.append((own, view))
         own.append((grad, view))
@@ -90,15 +95,6 @@ def _packed(
     # Joined where they were computed, so that one tensor is sent.
     with tf.device(getattr(grads[0], "device", "") or flat.device):
         return join(grads), flat.variable
-
-
-def _flat_of_view(view: VariableView) -> FlatVariable:
-    if view.flat is None:
-        raise ValueError(
-            f"pack_gradients: the flat variable of {view.name} is made when the scope "
-            "of FlatVariables is left; pack afterwards."
-        )
-    return view.flat
 
 
 @contextmanager
@@ -137,6 +133,5 @@ def _layout_of_slot(name: str, flat: FlatVariable) -> Layout | None:
     if is_slot_name(name, own):
         return flat.layout.renamed(name, own)
     if is_slot_name(name, main):
-        prefix = own.removesuffix(main)
-        return flat.layout.without_prefix(prefix).renamed(name, main)
+        return flat.layout.renamed(name, main, prefix=own.removesuffix(main))
     return None

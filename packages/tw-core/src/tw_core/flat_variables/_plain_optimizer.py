@@ -18,7 +18,7 @@ from tw_core.flat_variables._model import FlatModel
 from tw_core.flat_variables._view import VariableView
 
 _T = TypeVar("_T")
-_Place = tuple[int, int | None]
+_Place = tuple[int, VariableView | None]
 
 
 @public
@@ -67,7 +67,7 @@ def plain_optimizer(
 
 
 def _places(flat: Sequence[Any], plain: Sequence[Any]) -> list[_Place]:
-    """Returns (index in ``flat``, part or None if unpacked) of each plain variable."""
+    """Returns (index in ``flat``, view or None if unpacked) of each plain variable."""
     number = {id(tf_variable(v)): n for n, v in enumerate(flat)}
     found: list[_Place] = []
     for variable in plain:
@@ -75,7 +75,7 @@ def _places(flat: Sequence[Any], plain: Sequence[Any]) -> list[_Place]:
         if view is None or view.flat is None:
             found.append((number[id(tf_variable(variable))], None))
         else:
-            found.append((number[id(view.flat.variable)], view.number))
+            found.append((number[id(view.flat.variable)], view))
     return found
 
 
@@ -100,8 +100,8 @@ def _share_keras(
             own._value = theirs.value
             shared.add(id(theirs))
         elif _are_slots(theirs, state) and len(own) == len(places):
-            for slot, (n, part) in zip(own, places, strict=True):
-                slot._value = _part_of(theirs[n].value, plain, places, n, part)
+            for slot, (n, view) in zip(own, places, strict=True):
+                slot._value = _part_of(theirs[n].value, view)
             shared |= {id(v) for v in theirs}
     left = [v.path for v in optimizer.variables if id(v) not in shared]
     if left:
@@ -127,25 +127,16 @@ def _share_v1(
     places: Sequence[_Place],
 ) -> None:
     for name in optimizer.get_slot_names():
-        for variable, (n, part) in zip(plain, places, strict=True):
+        for variable, (n, view) in zip(plain, places, strict=True):
             slot = optimizer.get_slot(tf_variable(flat[n]), name)
             if slot is not None:
                 own = tf_variable(variable)
-                value = _part_of(slot, plain, places, n, part)
-                made._slot_dict(name)[own._unique_id] = value
+                made._slot_dict(name)[own._unique_id] = _part_of(slot, view)
     made._non_slot_dict.update(optimizer._non_slot_dict)
 
 
-def _part_of(
-    slot: tf.Variable,
-    plain: Sequence[Any],
-    places: Sequence[_Place],
-    n: int,
-    part: int | None,
-) -> tf.Variable:
-    if part is None:
+def _part_of(slot: tf.Variable, view: VariableView | None) -> tf.Variable:
+    if view is None or view.flat is None:
         return slot
-    views = [view_of(v) for v, (m, _) in zip(plain, places, strict=True) if m == n]
-    [layout] = {view.flat.layout for view in views if view and view.flat}
-    known = flat_variable_of(slot) or FlatVariable(slot, layout)
-    return VariableView.of_part(known, part)
+    known = flat_variable_of(slot) or FlatVariable(slot, view.flat.layout)
+    return VariableView.of_part(known, view.number)

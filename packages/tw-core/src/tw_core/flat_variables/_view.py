@@ -22,6 +22,12 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
     """
 
     _save_slice_info = None
+    # TensorFlow's are properties: here the first four are set with each view.
+    name, device = "", ""
+    shape, dtype = tf.TensorShape(None), tf.float32
+    trainable, constraint = True, None
+    synchronization = tf.VariableSynchronization.AUTO
+    aggregation = tf.VariableAggregation.NONE
 
     def __init__(self, own: tf.Variable, value: tf.Tensor | None) -> None:
         """Replaces ``own``, which without ``value`` keeps its value until ``bind``."""
@@ -29,10 +35,8 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
         self._value = value  # in a session graph, the part that a step reads
         self._flat: FlatVariable | None = None
         self._number = 0
-        self._view_name = own.name
-        self._view_shape = own.shape
-        self._view_dtype = own.dtype
-        self._view_device = own.device
+        self.name, self.device = str(own.name), str(own.device)
+        self.shape, self.dtype = own.shape, own.dtype
 
     @classmethod
     def of_part(cls, flat: "FlatVariable", number: int) -> "VariableView":
@@ -41,9 +45,8 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
         part = flat.layout.parts[number]
         view._own = view._value = None
         view._flat, view._number = flat, number
-        view._view_name = f"{part.name}:0"
-        view._view_shape = tf.TensorShape(part.shape)
-        view._view_dtype, view._view_device = flat.dtype, flat.device
+        view.name, view.device = f"{part.name}:0", flat.device
+        view.shape, view.dtype = tf.TensorShape(part.shape), flat.dtype
         return view
 
     def bind(self, flat: "FlatVariable", number: int) -> None:
@@ -68,38 +71,6 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
         return self._number
 
     # The properties of a variable.
-
-    @property
-    def name(self) -> str:
-        return str(self._view_name)
-
-    @property
-    def shape(self) -> tf.TensorShape:
-        return self._view_shape
-
-    @property
-    def dtype(self) -> tf.DType:
-        return self._view_dtype
-
-    @property
-    def device(self) -> str:
-        return str(self._view_device)
-
-    @property
-    def trainable(self) -> bool:
-        return True
-
-    @property
-    def synchronization(self) -> tf.VariableSynchronization:
-        return tf.VariableSynchronization.AUTO
-
-    @property
-    def aggregation(self) -> tf.VariableAggregation:
-        return tf.VariableAggregation.NONE
-
-    @property
-    def constraint(self) -> None:
-        return None
 
     @property
     def _in_graph_mode(self) -> bool:
@@ -194,8 +165,7 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> tf.Variable:
-        plain = self._view_name.split(":")[0]
-        copied = tf.Variable(self.read_value(), name=plain)
+        copied = tf.Variable(self.read_value(), name=self._shared_name)
         memo[id(self)] = copied
         return copied
 
