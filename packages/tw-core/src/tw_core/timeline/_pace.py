@@ -21,8 +21,9 @@ class Pace:
         self._wanted = num_steps
         self._plain: list[float] = []  # ms
         self._recorded: list[float] = []
-        self._seen = 0
-        self._in_window = self._windows = 0
+        self.seen = 0  # steps so far
+        self.windows = 0  # in which steps were recorded
+        self._in_window = 0
         self._owed_ms = 0.0
 
     @property
@@ -43,16 +44,6 @@ class Pace:
         return median(self._plain[1:] or self._plain)
 
     @property
-    def seen(self) -> int:
-        """Number of steps so far."""
-        return self._seen
-
-    @property
-    def windows(self) -> int:
-        """Number of windows in which steps were recorded."""
-        return self._windows
-
-    @property
     def cost(self) -> float | None:
         """The time that recording adds to a step, as a share of its time without."""
         if not self._recorded or len(self._plain) < 2:
@@ -71,9 +62,9 @@ class Pace:
 
     def passed(self, ms: float, *, is_recorded: bool) -> None:
         """Notes a step that took ``ms`` milliseconds."""
-        self._seen += 1
+        self.seen += 1
         if is_recorded:
-            self._windows += self._in_window == 0
+            self.windows += self._in_window == 0
             self._recorded.append(ms)
             self._in_window += 1
             self._owed_ms += max(0.0, ms - self.plain_ms)

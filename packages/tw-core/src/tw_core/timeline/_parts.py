@@ -7,6 +7,8 @@ imported from these packages.
 
 import re
 
+from tw_core.timeline._intervals import Interval
+
 _MOVES = {
     *("_Send", "_Recv", "_HostSend", "_HostRecv", "RecvTensor", "Copy", "CopyHost"),
     *("MemcpyH2D", "MemcpyD2H", "MemcpyD2D", "MemcpyP2P", "EagerCopyToDevice"),
@@ -67,6 +69,19 @@ def part_of(name: str, kind: str) -> str:
     if _ASSIGNS.match(kind) and tower_of(name) is None:
         return "apply"
     return "other" if tower_of(name) is None else "forward"
+
+
+def interval_of(
+    device: str,
+    name: str,
+    kind: str,
+    start: float,
+    end: float,
+    num_bytes: int | None = None,
+) -> Interval:
+    """Makes an interval with its part and tower."""
+    part, tower = part_of(name, kind), tower_of(name)
+    return Interval(device, part, tower, name, kind, start, end, num_bytes)
 
 
 def cargo_of(name: str) -> str:

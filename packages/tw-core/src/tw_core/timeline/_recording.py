@@ -346,28 +346,18 @@ class StepRecorder:
         """Reads at the end, since reading takes longer than a short step."""
         for metadata, number, *times in self._metadata:
             begin, start, end = (time - self._zero for time in times)
-            self._steps.append(
-                step_of_stats(
-                    metadata.step_stats,
-                    number,
-                    begin=begin,
-                    start=start,
-                    end=end,
-                    epoch=self._epoch + self._zero,
-                )
-            )
+            own = {"begin": begin, "start": start, "end": end}
+            epoch = self._epoch + self._zero
+            step = step_of_stats(metadata.step_stats, number, **own, epoch=epoch)
+            self._steps.append(step)
         self._metadata.clear()
 
     def _read_profiler(self) -> None:
         space = self._profiler.stop()
         if space is not None:
             wanted = self._num_steps - len(self._steps)
-            found = [
-                step
-                for step in steps_of_space(space, last=wanted, graph=self._graph)
-                if step.number not in self._failed
-            ]
-            self._steps += found
+            found = steps_of_space(space, last=wanted, graph=self._graph)
+            self._steps += [own for own in found if own.number not in self._failed]
 
 
 class _RecordingHook(v1.train.SessionRunHook):  # type: ignore[misc,name-defined]

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from tw_core.devices import canonical_device
 from tw_core.timeline._clocks import Before, align_clocks
-from tw_core.timeline._intervals import Arrival, Interval, RecordedStep
-from tw_core.timeline._parts import part_of, producer_of, tower_of
+from tw_core.timeline._intervals import Arrival, RecordedStep
+from tw_core.timeline._parts import interval_of, producer_of
 
 _LABEL = re.compile(r"(?:\[.*\] )?\S+ = (\w+)\((.*)\)$")
 _RECEIVED = re.compile(r"(?:edge_\d+_)?(\S+) from (\S+) to (\S+)$")
@@ -66,7 +66,10 @@ def step_of_stats(
         begin,
         start,
         end,
-        tuple(sorted(map(_interval, made), key=lambda own: own.start)),
+        tuple(
+            interval_of(n.device, n.name, n.kind, n.start, n.end, n.num_bytes)
+            for n in sorted(made, key=lambda own: own.start)
+        ),
         tuple(sorted(_arrivals(nodes, made), key=lambda own: own.time)),
     )
 
@@ -105,14 +108,6 @@ def _nodes(device_stats: Any, epoch: float) -> Iterator[_Node]:
 def _bytes_of(stats: Any) -> int:
     outputs = (out.tensor_description.allocation_description for out in stats.output)
     return sum(own.requested_bytes for own in outputs)
-
-
-def _interval(node: _Node) -> Interval:
-    name = node.name
-    return Interval(
-        *(node.device, part_of(name, node.kind), tower_of(name), name, node.kind),
-        *(node.start, node.end, node.num_bytes),
-    )
 
 
 def _arrivals(nodes: Iterable[_Node], made: Iterable[_Node]) -> Iterator[Arrival]:

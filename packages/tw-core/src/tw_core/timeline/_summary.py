@@ -1,16 +1,17 @@
 """The table of recorded steps: which part of which device took how long."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tw_core.timeline._intervals import RecordedStep, length
+from tw_core.timeline._intervals import RecordedStep, Span, length
 from tw_core.timeline._parts import PARTS
 from tw_core.timeline._waits import explained, short_device, waits
 
 WAIT = "wait"
 _SHOWN = 0.001  # of a step's time: shorter rows are left out of the printed table
+_Key = tuple[str, str, int | None, str]  # part, device, tower, reason of a wait
 _ORDER = {part: index for index, part in enumerate((*PARTS, WAIT))}
 
 
@@ -95,34 +96,26 @@ def summarize(
     steps: Sequence[RecordedStep], *, cost: float | None = None, note: str = ""
 ) -> Summary:
     """Adds up recorded steps, of which there must be at least one."""
-    seconds: dict[tuple[str, str, int | None, str], float] = defaultdict(float)
-    sizes: dict[tuple[str, str, int | None, str], int | None] = {}
+    seconds: dict[_Key, float] = defaultdict(float)
+    sizes: dict[_Key, int] = {}
     for step in steps:
-        spans: dict[tuple[str, str, int | None, str], list[tuple[float, float]]]
-        spans = defaultdict(list)
-        for own in step.intervals:
-            key = (own.device, own.part, own.tower, "")
-            spans[key].append((own.start, own.end))
-            _add(sizes, key, own.num_bytes)
-        for device in step.devices:
-            for wait in waits(step, device):
-                spans[device, WAIT, None, wait.why].append((wait.start, wait.end))
-        for arrival in step.arrivals:
-            key = (arrival.device, "move", None, "")
-            spans[key].append((arrival.time, arrival.time))
-            _add(sizes, key, arrival.num_bytes)
-        for key, own_spans in spans.items():
-            seconds[key] += length(own_spans)
+        spans: dict[_Key, list[Span]] = defaultdict(list)
+        for key, span, num_bytes in _spent(step):
+            spans[key].append(span)
+            if num_bytes is not None:
+                sizes[key] = sizes.get(key, 0) + num_bytes
+        for key, own in spans.items():
+            seconds[key] += length(own)
     wall = sum(step.seconds for step in steps)
     rows = [
         Row(
-            *(part, device, tower),
+            *key[:3],
             ms=1e3 * took / len(steps),
             share=took / wall,
-            num_bytes=_per_step(sizes.get((device, part, tower, why)), len(steps)),
-            waits_for=why,
+            num_bytes=round(sizes[key] / len(steps)) if key in sizes else None,
+            waits_for=key[3],
         )
-        for (device, part, tower, why), took in seconds.items()
+        for key, took in seconds.items()
     ]
     rows.sort(key=_place)
     return Summary(
@@ -135,17 +128,16 @@ def summarize(
     )
 
 
-def _add(
-    sizes: dict[tuple[str, str, int | None, str], int | None],
-    key: tuple[str, str, int | None, str],
-    num_bytes: int | None,
-) -> None:
-    if num_bytes is not None:
-        sizes[key] = (sizes.get(key) or 0) + num_bytes
-
-
-def _per_step(total: int | None, steps: int) -> int | None:
-    return None if total is None else round(total / steps)
+def _spent(step: RecordedStep) -> Iterator[tuple[_Key, Span, int | None]]:
+    """Yields everything a step's devices did, with its bytes if known."""
+    for own in step.intervals:
+        key = (own.part, own.device, own.tower, "")
+        yield key, (own.start, own.end), own.num_bytes
+    for device in step.devices:
+        for wait in waits(step, device):
+            yield (WAIT, device, None, wait.why), (wait.start, wait.end), None
+    for one in step.arrivals:
+        yield ("move", one.device, None, ""), (one.time, one.time), one.num_bytes
 
 
 def _place(row: Row) -> tuple[object, ...]:

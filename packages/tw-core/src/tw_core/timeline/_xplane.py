@@ -6,6 +6,7 @@ for. Operations that took next to no time before, including sends, are not recor
 all.
 """
 
+import functools
 import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
@@ -17,7 +18,7 @@ import tensorflow as tf
 from tw_core._tf_compat import function_devices
 from tw_core.devices import canonical_device
 from tw_core.timeline._intervals import Arrival, Call, Interval, RecordedStep
-from tw_core.timeline._parts import part_of, producer_of, tower_of
+from tw_core.timeline._parts import interval_of, producer_of
 
 MARK = "tw_core.step"
 
@@ -79,9 +80,11 @@ def steps_of_space(
     if not marks:
         return []
     ran, sent = _operations(lines)
-    devices = _Devices(ran, sent, _AskedDevices(lines, graph))
+    devices = _Devices(lines, graph, ran, sent)
     intervals = [
-        _interval(own, devices.of(own.executor)) for own in ran if own.kind != "_Recv"
+        interval_of(devices.of(own.executor), *own[1:])
+        for own in ran
+        if own.kind != "_Recv"
     ]
     kernels = list(_kernels(space))
     on_gpus = {own.device for own in kernels}  # there the executors only launch
@@ -247,53 +250,25 @@ def _linked(ran: list[_Ran]) -> list[_Ran]:
     return [own._replace(executor=root(own.executor)) for own in ran]
 
 
-class _AskedDevices:
-    """The devices that the called functions, and a session's graph, ask for."""
-
-    def __init__(self, lines: Iterable[list[_Event]], graph: tf.Graph | None) -> None:
-        self._functions: dict[object, str] = {}  # executor's number -> function
-        self._asked: dict[str, dict[str, str]] = {}  # function -> op -> device
-        self._graph: dict[str, str] = {}
-        if graph is not None:
-            ops = graph.get_operations()
-            self._graph = {op.name: op.device for op in ops if op.device}
-        for line in lines:
-            called = [event for event in line if event.name.startswith(_EAGER)]
-            starts = [event.start for event in called]
-            for event in line:
-                if event.name != "FunctionRun":
-                    continue
-                index = bisect_right(starts, event.start) - 1
-                if index >= 0 and event.start < called[index].end:
-                    name = called[index].name.removeprefix(_EAGER)
-                    self._functions[event.stats.get("_p")] = name
-
-    def of(self, executor: tuple[object, ...], op: str) -> str:
-        kind, number = executor[0], executor[-1]
-        asked = self._graph
-        if kind == "function":
-            name = self._functions.get(number)
-            if name is None:
-                return ""
-            if name not in self._asked:
-                self._asked[name] = function_devices(name)
-            asked = self._asked[name]
-        device = asked.get(op, "")
-        return canonical_device(device) if device else ""
-
-
 class _Devices:
     """The device that each executor serves, and that each operation was on.
 
     Known from an executor's sends and receives; where these are not recorded, from the
-    devices that its function or graph asks for.
+    devices that its function, or the session's graph, asks for.
     """
 
     def __init__(
-        self, ran: Sequence[_Ran], sent: Sequence[_Sent], asked: _AskedDevices
+        self,
+        lines: Iterable[list[_Event]],
+        graph: tf.Graph | None,
+        ran: Sequence[_Ran],
+        sent: Sequence[_Sent],
     ) -> None:
+        self._functions = dict(_called_functions(lines))
+        self._asked_by = functools.cache(function_devices)
+        ops = graph.get_operations() if graph is not None else []
+        self._graph = {op.name: op.device for op in ops if op.device}
         self._found: dict[tuple[object, ...], str] = {}
-        self._asked = asked
         sources = {own.name: own.source for own in sent}
         targets = {_received_as(own.name): own.target for own in sent}
         for own in ran:
@@ -301,14 +276,12 @@ class _Devices:
                 self._found[own.executor] = sources[own.name]
             elif own.kind == "_Recv" and own.name in targets:
                 self._found.setdefault(own.executor, targets[own.name])
-        for own in ran:
-            if own.executor not in self._found and own.kind != "_Recv":
-                device = asked.of(own.executor, own.name)
-                if device:
-                    self._found[own.executor] = device
-        self._of_op = {
-            own.name: self.of(own.executor) for own in ran if own.kind != "_Recv"
-        }
+        made = [own for own in ran if own.kind != "_Recv"]
+        for own in made:
+            device = self.of(own.executor) or self._asked(own.executor, own.name)
+            if device:
+                self._found[own.executor] = device
+        self._of_op = {own.name: self.of(own.executor) for own in made}
 
     def of(self, executor: tuple[object, ...]) -> str:
         """Canonical device string; ``""`` if it is unknown."""
@@ -317,19 +290,34 @@ class _Devices:
     def source_of(self, receive: _Ran) -> str:
         """Device of the op that made a received tensor; ``""`` if it is unknown."""
         name = producer_of(receive.name)
-        return self._of_op.get(name) or self._asked.of(receive.executor, name)
+        return self._of_op.get(name) or self._asked(receive.executor, name)
+
+    def _asked(self, executor: tuple[object, ...], op: str) -> str:
+        """Device that an executor's function, or the graph, asks for."""
+        asked = self._graph
+        if executor[0] == "function":
+            name = self._functions.get(executor[-1])
+            asked = {} if name is None else self._asked_by(name)
+        device = asked.get(op, "")
+        return canonical_device(device) if device else ""
+
+
+def _called_functions(lines: Iterable[list[_Event]]) -> Iterator[tuple[object, str]]:
+    """Yields each function executor's number with the function's name."""
+    for line in lines:
+        called = [event for event in line if event.name.startswith(_EAGER)]
+        starts = [event.start for event in called]
+        for event in line:
+            if event.name != "FunctionRun":
+                continue
+            index = bisect_right(starts, event.start) - 1
+            if index >= 0 and event.start < called[index].end:
+                yield event.stats.get("_p"), called[index].name.removeprefix(_EAGER)
 
 
 def _received_as(name: str) -> str:
     """Returns the name of a send's receive, which has the next number."""
     return _LAST_NUMBER.sub(lambda found: f"_{int(found[1]) + 1}", name)
-
-
-def _interval(own: _Ran, device: str) -> Interval:
-    return Interval(
-        *(device, part_of(own.name, own.kind), tower_of(own.name), own.name, own.kind),
-        *(own.start, own.end, own.num_bytes),
-    )
 
 
 def _arrivals(
@@ -375,7 +363,4 @@ def _kernels(space: Any) -> Iterator[Interval]:
                 of_op = str(event.stats.get("tf_op") or event.name)
                 name, _, kind = of_op.partition(":")
                 kind = event.name if event.name.startswith("Memcpy") else kind
-                yield Interval(
-                    *(device, part_of(name, kind), tower_of(name), name, kind),
-                    *(event.start, event.end),
-                )
+                yield interval_of(device, name, kind, event.start, event.end)
