@@ -188,7 +188,7 @@ OK = {"event": "check", "name": "a", "status": "ok", "said": "", "seconds": 1}
 
 def test_a_check_that_hangs_is_not_made_again_and_its_reducer_not_timed():
     one = examination(OK, doing("b", True))
-    one.note_hang(5)
+    one.note_loss("did not end within 5 s")
     assert one.faults == ["b: did not end within 5 s"]
     assert not one.is_over
     job = one.job()
@@ -201,12 +201,12 @@ def test_a_measurement_that_hangs_is_named_and_the_next_is_made():
     checked = {"event": "checked"}
     rows = {"event": "copies", "rows": []}
     one = examination(OK, checked, rows, doing("sum_x on y, auto", False))
-    one.note_hang(5)
+    one.note_loss("did not end within 5 s")
     assert one.faults == ["sum_x on y, auto: did not end within 5 s"]
     assert one.job()["parts"] == ["scaling"]
     assert not one.is_over
     one.take(doing("steps", False))
-    one.note_death("ended its process by SIGSEGV")
+    one.note_loss("ended its process by SIGSEGV")
     assert one.faults[1:] == ["steps: ended its process by SIGSEGV"]
     assert one.is_over
 
@@ -225,7 +225,7 @@ def test_what_the_time_limit_cut_off_is_said():
 
 def test_a_process_that_dies_before_anything_ends_the_examination():
     one = examination()
-    one.note_death("ended its process with status 1 (no module)")
+    one.note_loss("ended its process with status 1 (no module)")
     assert one.faults == [
         "starting TensorFlow: ended its process with status 1 (no module)"
     ]

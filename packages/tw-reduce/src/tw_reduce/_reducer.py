@@ -40,6 +40,13 @@ def map_dense(fn: Callable[[tf.Tensor], tf.Tensor], tensor: Tensorlike) -> Tenso
         return map_values(fn, tensor)
 
 
+def cast_to(tensor: Tensorlike, dtype: tf.DType) -> Tensorlike:
+    """Casts a tensor on its own device, if it has another dtype."""
+    if tensor.dtype == dtype:
+        return tensor
+    return map_dense(lambda dense: tf.cast(dense, dtype), tensor)
+
+
 def map_results(
     fn: Callable[[Tensorlike, Tensorlike], Tensorlike],
     results: TowerTensors,

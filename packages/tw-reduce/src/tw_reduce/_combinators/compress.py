@@ -14,7 +14,14 @@ from tw_core.checks import caller, check_function, public
 from tw_core.gradients import Gradients
 from tw_reduce._checks import reduced_by
 from tw_reduce._combinators.mean import Combinator
-from tw_reduce._reducer import HALF_DTYPES, Reducer, Tensorlike, map_dense, map_results
+from tw_reduce._reducer import (
+    HALF_DTYPES,
+    Reducer,
+    Tensorlike,
+    cast_to,
+    map_dense,
+    map_results,
+)
 
 
 @public
@@ -114,9 +121,7 @@ def _divide(tensor: Tensorlike, parts: int) -> Tensorlike:
 
 
 def _cast_float(tensor: Tensorlike, dtype: tf.DType) -> Tensorlike:
-    if not tensor.dtype.is_floating or tensor.dtype == dtype:
-        return tensor
-    return map_dense(lambda dense: tf.cast(dense, dtype), tensor)
+    return cast_to(tensor, dtype) if tensor.dtype.is_floating else tensor
 
 
 def _floating(dtype: tf.DType) -> tf.DType:

@@ -24,8 +24,8 @@ from tw_core.devices import host_of
 from tw_core.gradients import (
     Gradients,
     check_weights,
-    map_values,
     read_gradients,
+    scale,
     shares_of,
     weigh,
 )
@@ -36,6 +36,7 @@ from tw_reduce._reducer import (
     Reducer,
     Tensorlike,
     TowerTensors,
+    cast_to,
     map_dense,
     map_results,
 )
@@ -194,13 +195,7 @@ def _reduce_weighted(
             for tower, share in zip(grads, shares, strict=True)
         ]
     means = reduced_by(reducer, Gradients(weighed, tests=grads.tests))
-    return map_results(_narrow_again, means, grads)
-
-
-def _narrow_again(own: Tensorlike, like: Tensorlike) -> Tensorlike:
-    if own.dtype == like.dtype:
-        return own
-    return map_dense(lambda dense: tf.cast(dense, like.dtype), own)
+    return map_results(lambda own, like: cast_to(own, like.dtype), means, grads)
 
 
 def _of_means(reducer: Reducer, factor: tf.Tensor | None = None) -> Reducer:
@@ -240,20 +235,12 @@ def _widened(grads: Gradients) -> Gradients:
 
 
 def _widen(tensor: Tensorlike) -> Tensorlike:
-    if tensor.dtype not in HALF_DTYPES:
-        return tensor
-    return map_dense(lambda dense: tf.cast(dense, tf.float32), tensor)
+    return cast_to(tensor, tf.float32) if tensor.dtype in HALF_DTYPES else tensor
 
 
 def _scale(
     factor: float | tf.Tensor, total: Tensorlike, like: Tensorlike
 ) -> Tensorlike:
-    dtype = like.dtype if like.dtype in HALF_DTYPES else total.dtype
-
-    def scale(dense: tf.Tensor) -> tf.Tensor:
-        # A number goes straight to the dtype: 1/3 in float32 is not 1/3 in float64.
-        make = tf.cast if tf.is_tensor(factor) else tf.constant
-        return tf.cast(dense * make(factor, dense.dtype), dtype)
-
     with tf.device(total.device):
-        return map_values(scale, total)
+        scaled = scale(total, factor)
+    return cast_to(scaled, like.dtype if like.dtype in HALF_DTYPES else total.dtype)

@@ -14,7 +14,9 @@ import tensorflow as tf
 
 import tw_reduce
 from tw_core.devices import canonical_device
+from tw_core.testing import SparseRows, run_in_function
 from tw_reduce._choosing import two_groups
+from tw_reduce._measured import ALGORITHMS
 from tw_reduce._reducer import Reducer
 from tw_reduce.reducers import CollectiveKeys
 
@@ -69,7 +71,7 @@ def _raise(error: Exception) -> None:
 
 def algorithms_that_fit(devices: Sequence[str], failed: Sequence[str]) -> list[str]:
     """Names the algorithms that can be timed on these devices."""
-    names = [name for name in _sums(devices) if name not in failed]
+    names = [name for name in ALGORITHMS if name not in failed]
     return [name for name in names if name != "sum_nccl" or not _unfit(devices)]
 
 
@@ -137,13 +139,13 @@ def _check_sums(
             [_placed(own, d) for own, d in zip(towers, devices, strict=True)]
         )
 
-    columns = zip(*map(_dense, towers), strict=True)
+    columns = zip(*(map(_dense, own) for own in towers), strict=True)
     want = [np.asarray(sum(column)) * scale for column in columns]
-    for k, tower in enumerate(tf.function(reduce, autograph=False)()):
+    for k, tower in enumerate(run_in_function(reduce)):
         for n, (got, wanted) in enumerate(zip(tower, want, strict=True)):
             what = f"gradient {n} of tower {k}"
             count = 1 if scale == 1 else len(devices)
-            _compare(what, _to_numpy(got), wanted, num_towers=count)
+            _compare(what, _dense(got), wanted, num_towers=count)
 
 
 def _arrays(tower: int) -> list[Any]:
@@ -155,36 +157,23 @@ def _arrays(tower: int) -> list[Any]:
         for shape in _SHAPES
     ]
     values = random.integers(-4, 5, (_ROWS, *_TABLE[1:])).astype(np.float32)
-    return [*dense, (values, random.integers(0, _TABLE[0], _ROWS))]
+    indices = random.integers(0, _TABLE[0], _ROWS)
+    return [*dense, SparseRows(values, indices, np.array(_TABLE, np.int32))]
 
 
 def _placed(arrays: Sequence[Any], device: str) -> list[Any]:
     with tf.device(device):
         return [
-            tf.IndexedSlices(*map(tf.constant, own), tf.constant(_TABLE))
-            if isinstance(own, tuple)
+            tf.IndexedSlices(*map(tf.constant, own))
+            if isinstance(own, SparseRows)
             else tf.constant(own)
             for own in arrays
         ]
 
 
-def _dense(arrays: Sequence[Any]) -> list[np.ndarray]:
-    return [
-        _with_rows(*own) if isinstance(own, tuple) else own.astype(np.float64)
-        for own in arrays
-    ]
-
-
-def _to_numpy(result: Any) -> np.ndarray:
-    if isinstance(result, tf.IndexedSlices):
-        return _with_rows(result.values.numpy(), result.indices.numpy())
-    return np.asarray(result.numpy(), np.float64)
-
-
-def _with_rows(values: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    table = np.zeros(_TABLE)
-    np.add.at(table, indices, values)
-    return table
+def _dense(array: Any) -> np.ndarray:
+    whole = array.to_dense() if isinstance(array, SparseRows) else array
+    return np.asarray(whole, np.float64)
 
 
 def _unfit(devices: Sequence[str]) -> str:

@@ -182,14 +182,6 @@ class Examination:
         else:
             self._note_part(kind, event)
 
-    def note_hang(self, seconds: float) -> None:
-        """Records that the current step has reported nothing for so long."""
-        self._note_loss(f"did not end within {seconds:g} s")
-
-    def note_death(self, how: str) -> None:
-        """Records the step during which the process ended."""
-        self._note_loss(how)
-
     def note_time(self) -> None:
         """Records the work that was left at the time limit."""
         within = f"within {self._options.time_limit:g} s; raise --time-limit"
@@ -228,7 +220,7 @@ class Examination:
         self._parts.remove(kind)
         self._page.part(kind, self.report[kind])
 
-    def _note_loss(self, how: str) -> None:
+    def note_loss(self, how: str) -> None:
         """Drops the lost check, or the part that the lost measurement belongs to."""
         what = self._doing.get("what")
         if what is None:
@@ -307,11 +299,11 @@ def _follow_one_process(examination: Examination, timeout_s: float) -> None:
                 event = events.get(timeout=max(0.0, min(bound_s, examination.left_s)))
             except Empty:
                 if examination.left_s > 0:
-                    examination.note_hang(bound_s)
+                    examination.note_loss(f"did not end within {bound_s:g} s")
                     return
                 continue
             if event is None:
-                examination.note_death(_how_it_ended(one, said))
+                examination.note_loss(_how_it_ended(one, said))
                 return
             examination.take(event)
             bound_s = timeout_s

@@ -6,7 +6,6 @@ TensorFlow prunes ops that lead to no result.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -103,7 +102,8 @@ def measure_reducers(
             {name: around(adding[name]) for name in algorithms},
             devices,
             [_default(devices, algorithms), *to_time(algorithms, *before)],
-            partial(_say, doing, f"{profile.name}, {where}"),
+            f"{profile.name}, {where}",
+            doing,
             until=now + max(0.0, until - now) / (len(places) - number),
         )
     return [
@@ -166,11 +166,16 @@ def _race_strategies(
     reducers: Mapping[str, Reducer],
     devices: Sequence[str],
     strategies: Sequence[Strategy],
-    doing: Callable[[object], object],
+    place: str,
+    doing: Doing,
     *,
     until: float,
 ) -> Times:
     """Times strategies, one per treatment of the list; the first is the reference."""
+
+    def began(strategy: Strategy) -> None:
+        doing(f"{strategy} on {place}")
+
     held = [whole_gradients(profile, d, k) for k, d in enumerate(devices)]
     calls: dict[Strategy, Callable[[], object]] = {}
     treatments = set()
@@ -181,10 +186,10 @@ def _race_strategies(
         if key in treatments or (calls and is_late):
             continue
         treatments.add(key)
-        doing(strategy)
+        began(strategy)
         calls[strategy] = timed_call(reducer_of(strategy, reducers), held)
         calls[strategy]()
-    return race(calls, strategies[0], rounds=_ROUNDS, until=until, began=doing)
+    return race(calls, strategies[0], rounds=_ROUNDS, until=until, began=began)
 
 
 def _default(devices: Sequence[str], algorithms: Sequence[str]) -> Strategy:
@@ -208,10 +213,6 @@ def _rows(profile: Profile, times: Times) -> list[dict[str, Any]]:
             own = vars(times[timed])
             rows.append(vars(strategy) | {k: own[k] for k in own if k != "times_s"})
     return rows
-
-
-def _say(doing: Doing, place: str, strategy: object) -> None:
-    doing(f"{strategy} on {place}")
 
 
 def _held(value: tf.Tensor, device: str) -> tf.Variable:

@@ -90,7 +90,8 @@ def facts_lines(report: Mapping[str, Any]) -> list[str]:
         f"exposed    {facts['exposed']}",
     ]
     links = facts["links"] or ["nvidia-smi shows none"]
-    return [*lines, *_labelled("links", links)]
+    heads = ["links", *[""] * len(links)]
+    return [*lines, *map("{:10} {}".format, heads, links)]
 
 
 def copy_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -130,10 +131,6 @@ def _distinct(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Leaves out strategies that did the same as an earlier one and share its time."""
     shown = {row["seconds"]: row for row in reversed(rows)}
     return [row for row in rows if shown[row["seconds"]] is row]
-
-
-def _labelled(label: str, lines: Sequence[str]) -> list[str]:
-    return [f"{label if n == 0 else '':10} {line}" for n, line in enumerate(lines)]
 
 
 def _short(device: str) -> str:
