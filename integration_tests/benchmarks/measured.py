@@ -27,8 +27,8 @@ from reduce_inputs import Arrays, Variables
 import tw_core
 import tw_reduce
 from tw_reduce._choosing import reducers_on
-from tw_reduce.doctor._profiles import PROFILES as DOCTORS
-from tw_reduce.doctor._profiles import THRESHOLDS
+from tw_reduce.doctor._measuring import PROFILES as DOCTORS
+from tw_reduce.doctor._measuring import THRESHOLDS
 from tw_reduce.doctor._race import seconds_of
 from tw_reduce.reducers import CollectiveKeys
 

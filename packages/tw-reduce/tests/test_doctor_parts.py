@@ -14,15 +14,15 @@ from tw_core.testing import CPUS
 from tw_reduce import all_reduce, auto
 from tw_reduce.doctor import _facts, _race
 from tw_reduce.doctor._command import Examination
-from tw_reduce.doctor._measuring import measure_copies
-from tw_reduce.doctor._page import Page, copy_lines, reducer_lines
-from tw_reduce.doctor._profiles import (
+from tw_reduce.doctor._measuring import (
     PROFILES,
     THRESHOLDS,
+    measure_copies,
     to_time,
     treatment,
     uniform,
 )
+from tw_reduce.doctor._page import Page, copy_lines, reducer_lines
 from tw_reduce.plans import Strategy
 
 

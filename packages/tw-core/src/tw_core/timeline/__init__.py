@@ -5,9 +5,9 @@ picture and as a trace file. ``merge_traces`` joins the files of several process
 """
 
 from tw_core.timeline._intervals import Arrival, Call, Interval, RecordedStep
-from tw_core.timeline._merging import merge_traces
 from tw_core.timeline._recording import StepRecorder, record_steps
 from tw_core.timeline._summary import Row, Summary
+from tw_core.timeline._trace import merge_traces
 from tw_core.timeline._waits import Wait, explained, waits
 
 __all__ = [

@@ -37,10 +37,11 @@ def draw_step(step: RecordedStep, path: str | Path) -> None:
         ) from error
     devices = step.devices
     figure = Figure(figsize=(12, 1.9 + 0.95 * len(devices)), layout="constrained")
-    axes = figure.subplots()
+    picture = _Picture(figure.subplots(), step)
     for row, device in enumerate(devices):
-        _draw_device(axes, step, device, len(devices) - 1 - row)
-    _draw_program(axes, step, len(devices))
+        picture.draw_device(device, len(devices) - 1 - row)
+    picture.draw_program(len(devices))
+    axes = picture.axes
     axes.set_yticks(
         range(len(devices) + 1),
         [*map(short_device, reversed(devices)), "program"],
@@ -55,38 +56,76 @@ def draw_step(step: RecordedStep, path: str | Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def _draw_device(axes: Any, step: RecordedStep, device: str, row: int) -> None:
-    """Draws parts that run at once above each other, each in its slice of the band."""
-    own = step.on(device)
-    fine = step.seconds / _WIDTH
-    bars: dict[tuple[str, float, float], list[Span]] = defaultdict(list)
-    for wait in waits(step, device):
-        if wait.end - wait.start >= fine:
-            bars[WAIT, 0.0, 1.0].append((wait.start, wait.end))
-            _label(axes, step, wait.why or "?", wait.start, wait.end, row)
-    spans = {
-        part: _merged([(one.start, one.end) for one in own if one.part == part], fine)
-        for part in PARTS
-    }
-    for start, end, at_once in _stretches(spans):
-        for slot, part in enumerate(at_once):
-            share = 1 / len(at_once)
-            bars[part, slot * share, share].append((start, end))
-    for (part, bottom, height), places in bars.items():
-        low = row + _HEIGHT * (bottom - 0.5)
-        _bars(axes, step, part, places, low, _HEIGHT * height)
-    towers = _towers_on(own)
-    for one in own:
-        if one.tower is not None and len(towers) > 1 and one.part != "move":
-            _label(axes, step, f"tower {one.tower}", one.start, one.end, row)
-    told = ", ".join(f"tower {tower}" for tower in towers)
-    busy = length([(one.start, one.end) for one in own]) / step.seconds
-    lines = [f"{told + ', ' if told else ''}{busy:.0%} busy", *_taken(step, device)]
-    axes.text(
-        *(1.01, row, "\n".join(lines)),
-        transform=axes.get_yaxis_transform(),
-        **{"va": "center", "fontsize": 8, "color": "#555555"},
-    )
+class _Picture:
+    """Draws into a picture's bands."""
+
+    def __init__(self, axes: Any, step: RecordedStep) -> None:
+        self.axes, self._step = axes, step
+
+    def draw_device(self, device: str, row: int) -> None:
+        """Draws parts that run at once above each other, each in its slice."""
+        step = self._step
+        own = step.on(device)
+        fine = step.seconds / _WIDTH
+        bars: dict[tuple[str, float, float], list[Span]] = defaultdict(list)
+        for wait in waits(step, device):
+            if wait.end - wait.start >= fine:
+                bars[WAIT, 0.0, 1.0].append((wait.start, wait.end))
+                self._label(wait.why or "?", (wait.start, wait.end), row)
+        spans = {
+            part: _merged([(o.start, o.end) for o in own if o.part == part], fine)
+            for part in PARTS
+        }
+        for start, end, at_once in _stretches(spans):
+            for slot, part in enumerate(at_once):
+                share = 1 / len(at_once)
+                bars[part, slot * share, share].append((start, end))
+        for (part, bottom, height), places in bars.items():
+            low = row + _HEIGHT * (bottom - 0.5)
+            self._bars(part, places, low, _HEIGHT * height)
+        towers = _towers_on(own)
+        for one in own:
+            if one.tower is not None and len(towers) > 1 and one.part != "move":
+                self._label(f"tower {one.tower}", (one.start, one.end), row)
+        told = ", ".join(f"tower {tower}" for tower in towers)
+        busy = length([(one.start, one.end) for one in own]) / step.seconds
+        lines = [f"{told + ', ' if told else ''}{busy:.0%} busy", *_taken(step, device)]
+        self.axes.text(
+            *(1.01, row, "\n".join(lines)),
+            transform=self.axes.get_yaxis_transform(),
+            **{"va": "center", "fontsize": 8, "color": "#555555"},
+        )
+
+    def draw_program(self, row: int) -> None:
+        """Draws the step's call, and the time before it."""
+        step = self._step
+        for part, told, span in (
+            ("input", "between steps: input, Python", (step.begin, step.start)),
+            ("other", "the step's call", (step.start, step.end)),
+        ):
+            if span[1] > span[0]:
+                self._bars(part, [span], row - 0.25, 0.5)
+                self._label(told, span, row, color="white")
+
+    def _bars(self, part: str, places: list[Span], low: float, height: float) -> None:
+        style: dict[str, Any] = {"facecolor": _COLORS[part], "linewidth": 0}
+        if part == WAIT:
+            style |= {"hatch": "////", "edgecolor": "#d4d4d4"}
+        boxes = [(1e3 * (a - self._step.begin), 1e3 * (b - a)) for a, b in places]
+        self.axes.broken_barh(boxes, (low, height), **style)
+
+    def _label(self, text: str, span: Span, row: int, color: str = "#333333") -> None:
+        """Writes a text into a bar if it is wide enough."""
+        start, end = span
+        share = (end - start) / self._step.seconds
+        room = int(share * 150)  # letters of this size over the width of the picture
+        if room < 6:
+            return
+        if len(text) > room:
+            text = text[: room - 1] + "…"
+        middle = 1e3 * ((start + end) / 2 - self._step.begin)
+        style = {"ha": "center", "va": "center", "fontsize": 7, "color": color}
+        self.axes.text(middle, row, text, **style)
 
 
 def _merged(spans: list[Span], fine: float) -> list[Span]:
@@ -135,51 +174,6 @@ def _taken(step: RecordedStep, device: str) -> list[str]:
         for (cargo, source), size in sizes.most_common(3)
         if size >= _LEAST_SHOWN
     ]
-
-
-def _draw_program(axes: Any, step: RecordedStep, row: int) -> None:
-    if step.start > step.begin:
-        _bars(axes, step, "input", [(step.begin, step.start)], row - 0.25, 0.5)
-        told = "between steps: input, Python"
-        _label(axes, step, told, step.begin, step.start, row, color="white")
-    _bars(axes, step, "other", [(step.start, step.end)], row - 0.25, 0.5)
-    _label(axes, step, "the step's call", step.start, step.end, row, color="white")
-
-
-def _bars(
-    axes: Any,
-    step: RecordedStep,
-    part: str,
-    places: list[Span],
-    bottom: float,
-    height: float,
-) -> None:
-    style: dict[str, Any] = {"facecolor": _COLORS[part], "linewidth": 0}
-    if part == WAIT:
-        style |= {"hatch": "////", "edgecolor": "#d4d4d4"}
-    boxes = [(1e3 * (a - step.begin), 1e3 * (b - a)) for a, b in places]
-    axes.broken_barh(boxes, (bottom, height), **style)
-
-
-def _label(
-    axes: Any,
-    step: RecordedStep,
-    text: str,
-    start: float,
-    end: float,
-    row: int,
-    *,
-    color: str = "#333333",
-) -> None:
-    """Writes a text into a bar if it is wide enough."""
-    share = (end - start) / step.seconds
-    room = int(share * 150)  # letters of this size over the width of the picture
-    if room < 6:
-        return
-    if len(text) > room:
-        text = text[: room - 1] + "…"
-    middle = 1e3 * ((start + end) / 2 - step.begin)
-    axes.text(middle, row, text, ha="center", va="center", fontsize=7, color=color)
 
 
 def _draw_legend(axes: Any, step: RecordedStep) -> None:

@@ -129,6 +129,12 @@ def length(spans: list[Span]) -> float:
     return sum(end - start for start, end in union(spans))
 
 
+def clipped(spans: list[Span], within: Span) -> list[Span]:
+    """The parts of spans inside of ``within``; none of them empty."""
+    inside = [(max(start, within[0]), min(end, within[1])) for start, end in spans]
+    return [(start, end) for start, end in inside if end > start]
+
+
 def gaps(spans: list[Span], within: Span) -> list[Span]:
     """The parts of ``within`` that no span covers; sorted, none of them empty."""
     free: list[Span] = []

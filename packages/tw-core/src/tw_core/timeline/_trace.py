@@ -2,20 +2,25 @@
 
 The format is the Trace Event Format: a JSON object whose ``traceEvents`` have times in
 microseconds; each device is a process, with overlapping operations on separate threads.
+Files of several processes are joined with their clocks aligned.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tw_core.checks import caller
+from tw_core.checks import caller, check_list, public
+from tw_core.timeline._clocks import Before, align_clocks
 from tw_core.timeline._intervals import Interval, RecordedStep
 from tw_core.timeline._waits import waits
 
 _PROGRAM = 1  # the process of steps and calls; devices follow
 _WAITS = 1  # the first thread of a device; operations follow
+_PIDS = 1000  # processes of a trace file, at most
+_MICRO = 1e-6
 
 
 def trace_of(
@@ -33,8 +38,7 @@ def trace_of(
         ]
     for step in steps:
         events += _events(step, pids)
-    about = {"task": task, "epoch": epoch}
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+    return _file_of(events, task=task, epoch=epoch)
 
 
 def write_trace(trace: dict[str, Any], path: str | Path) -> None:
@@ -52,6 +56,65 @@ def write_trace(trace: dict[str, Any], path: str | Path) -> None:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+@public
+def merge_traces(paths: Sequence[str | Path], path: str | Path) -> dict[str, float]:
+    """Joins the trace files of processes that took steps together.
+
+    No process leaves an all-reduce before all have joined: this bounds the difference
+    of two clocks from both sides, and the middle is taken. Processes without a
+    collective in common keep the time of their system's clock.
+
+    Args:
+      paths: files of ``StepRecorder.write``, at least one, each with a ``task`` of its
+        own; the clock of the first is the reference.
+      path: where to write the trace of all.
+
+    Returns:
+      {task: seconds that were added to its clock}.
+
+    Raises:
+      TypeError: ``paths`` is not a list.
+      ValueError: no path, a file that ``write`` did not write, or two files of one
+        task.
+      OSError: a file cannot be read or written.
+    """
+    check_list(paths=paths, of="paths")
+    traces = {}
+    for each in map(Path, paths):
+        trace = _read(each)
+        task = trace["otherData"]["task"]
+        if task in traces:
+            raise ValueError(
+                f"merge_traces: two files are of task {task!r}, one of them {each}. "
+                "Give each process a name: steps.write(path, task=...)."
+            )
+        traces[task] = trace
+    meetings = {task: _meetings(trace) for task, trace in traces.items()}
+    reference = next(iter(traces))
+    befores = [
+        Before(one, span[0], other, meetings[other][meeting][1])
+        for one, own in meetings.items()
+        for other in meetings
+        if one != other
+        for meeting, span in own.items()
+        if meeting in meetings[other]
+    ]
+    shifts = align_clocks(befores, traces, reference)
+    zero = traces[reference]["otherData"]["epoch"]
+    events = []
+    for number, (task, trace) in enumerate(traces.items()):
+        moved = (trace["otherData"]["epoch"] - zero + shifts[task]) / _MICRO
+        for event in trace["traceEvents"]:
+            own = event | {"pid": event["pid"] + _PIDS * number}
+            if "ts" in event:
+                own["ts"] = event["ts"] + moved
+            if "id" in event:
+                own["id"] = f"{number}.{event['id']}"
+            events.append(own)
+    write_trace(_file_of(events, task="", epoch=zero, shifts=shifts), path)
+    return shifts
 
 
 def lanes(intervals: Sequence[Interval]) -> list[list[Interval]]:
@@ -120,5 +183,39 @@ def _span(
     }
 
 
+def _file_of(events: list[dict[str, Any]], **about: Any) -> dict[str, Any]:
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+
+
 def _named(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        trace = json.loads(path.read_text(encoding="utf-8"))
+        about, events = trace["otherData"], trace["traceEvents"]
+        is_ours = {"task", "epoch"} <= about.keys() and bool(events)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        is_ours = False
+    if not is_ours:
+        raise ValueError(
+            f"merge_traces: {path} is not a trace that StepRecorder.write wrote."
+        )
+    return dict(trace)
+
+
+def _meetings(trace: dict[str, Any]) -> dict[tuple[Any, ...], tuple[float, float]]:
+    """Returns when each collective began and ended, in the system clock's seconds."""
+    epoch = trace["otherData"]["epoch"]
+    found: dict[tuple[Any, ...], tuple[float, float]] = {}
+    seen: Counter[tuple[Any, ...]] = Counter()
+    for event in trace["traceEvents"]:
+        facts = event.get("args", {})
+        if event.get("ph") != "X" or "Collective" not in str(facts.get("kind")):
+            continue
+        key = (facts["step"], event["name"])
+        start = epoch + _MICRO * event["ts"]
+        found[*key, seen[key]] = (start, start + _MICRO * event["dur"])
+        seen[key] += 1
+    return found

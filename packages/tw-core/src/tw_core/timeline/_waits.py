@@ -3,7 +3,15 @@
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from tw_core.timeline._intervals import Arrival, Interval, RecordedStep, gaps, length
+from tw_core.timeline._intervals import (
+    Arrival,
+    Interval,
+    RecordedStep,
+    Span,
+    clipped,
+    gaps,
+    length,
+)
 from tw_core.timeline._parts import cargo_of, producer_of, tower_of
 
 _SHORT = 20e-6  # seconds: a device's own bookkeeping between two ops
@@ -62,8 +70,7 @@ def explained(step: RecordedStep) -> float:
     device = step.last_device
     spans = [(own.start, own.end) for own in step.on(device)]
     spans += [(w.start, w.end) for w in waits(step, device) if w.why]
-    inside = [(max(a, step.begin), min(b, step.end)) for a, b in spans]
-    return length([(a, b) for a, b in inside if b > a]) / step.seconds
+    return length(clipped(spans, (step.begin, step.end))) / step.seconds
 
 
 class _Reasons:
@@ -85,7 +92,8 @@ class _Reasons:
             return [(start, end, self._between(start, end))]
         if start >= self._last:
             return [(start, end, self._after_all(start))]
-        arrival = self._arrival(start, end)
+        index = bisect_right(self._times, end + 1e-6) - 1
+        arrival = self._arrivals[index] if index >= 0 else None  # the last in the gap
         if arrival is None or arrival.time <= start + _SHORT:
             return [(start, end, self._without_arrival(start, end))]
         came = (start, min(arrival.time, end), self._waited_for(arrival, start))
@@ -96,28 +104,22 @@ class _Reasons:
     def _without_arrival(self, start: float, end: float) -> str:
         if end <= self._first:
             return CALL
+        calls = [(call.start, call.end) for call in self._step.calls]
+        in_calls = length(clipped(calls, (start, end)))
         # Nothing arrived, so the next operation could have begun: its thread or core
         # was busy elsewhere.
-        return PROGRAM if self._is_between_calls(start, end) else CORES
+        return PROGRAM if calls and in_calls < 0.5 * (end - start) else CORES
 
     def _between(self, start: float, end: float) -> str:
         """Names the call that took most of the time between steps, if recorded."""
         spent: dict[str, float] = {}
         for call in self._step.calls:
-            inside = min(call.end, end) - max(call.start, start)
-            if inside > 0:
-                spent[call.name] = spent.get(call.name, 0.0) + inside
+            for a, b in clipped([(call.start, call.end)], (start, end)):
+                spent[call.name] = spent.get(call.name, 0.0) + (b - a)
         most = max(spent, key=lambda name: spent[name], default="")
         if not most or spent[most] < 0.5 * (end - start):
             return BETWEEN
         return f"{BETWEEN}: {most}"
-
-    def _arrival(self, start: float, end: float) -> Arrival | None:
-        """The last tensor that arrived in the gap."""
-        index = bisect_right(self._times, end + 1e-6) - 1
-        if index >= 0 and self._times[index] >= start:
-            return self._arrivals[index]
-        return None
 
     def _waited_for(self, arrival: Arrival, start: float) -> str:
         if not arrival.source:
@@ -133,21 +135,12 @@ class _Reasons:
 
     def _busiest_part(self, device: str, start: float, end: float) -> str:
         """The part that a device did for most of a span; ``""`` for none."""
-        spans: dict[str, list[tuple[float, float]]] = {}
-        for own in self._step.intervals:
-            if own.device == device and own.start < end and own.end > start:
-                inside = (max(own.start, start), min(own.end, end))
-                spans.setdefault(own.part, []).append(inside)
+        spans: dict[str, list[Span]] = {}
+        for own in self._step.on(device):
+            inside = clipped([(own.start, own.end)], (start, end))
+            spans.setdefault(own.part, []).extend(inside)
         most = max(spans, key=lambda part: length(spans[part]), default="")
         return most if most and length(spans[most]) > 0.5 * (end - start) else ""
-
-    def _is_between_calls(self, start: float, end: float) -> bool:
-        spans = [
-            (max(call.start, start), min(call.end, end))
-            for call in self._step.calls
-            if call.start < end and call.end > start
-        ]
-        return bool(self._step.calls) and length(spans) < 0.5 * (end - start)
 
     def _after_all(self, start: float) -> str:
         step, device = self._step, self._device

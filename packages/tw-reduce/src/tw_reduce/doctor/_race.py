@@ -77,22 +77,22 @@ def _summaries(
     those rounds, times the faster one's ratio over all rounds, keeps their order.
     """
     last = len(times[reference])
-    found = {
-        name: Time(
-            *(statistics.median(own), _median_ratio(own, times[reference])),
-            *(last, tuple(own)),
-        )
+    ratios = {
+        name: _median_ratio(own, times[reference])
         for name, own in times.items()
         if len(own) == last
     }
+    stayed = list(ratios)
     for name, own in times.items():
-        if name not in found:
+        if name not in ratios:
             rounds = len(own)
-            fastest = min(found, key=lambda other: min(times[other][:rounds]))
+            fastest = min(stayed, key=lambda other: min(times[other][:rounds]))
             behind = min(own) / min(times[fastest][:rounds])
-            ratio = behind * found[fastest].ratio
-            found[name] = Time(statistics.median(own), ratio, rounds, tuple(own))
-    return {name: found[name] for name in times}
+            ratios[name] = behind * ratios[fastest]
+    return {
+        name: Time(statistics.median(own), ratios[name], len(own), tuple(own))
+        for name, own in times.items()
+    }
 
 
 def _median_ratio(own: list[float], reference: list[float]) -> float:
