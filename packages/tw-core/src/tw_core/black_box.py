@@ -258,7 +258,10 @@ def report(wait: Wait, recorder: Recorder, *, message: str = "") -> str:
         ),
         ("Threads, innermost call first", _threads),
         ("Versions", _versions),
-        ("Devices", lambda: [*_devices(), *_facts(every)]),
+        (
+            "Devices",
+            lambda: [*_devices(), *(f for one in every for f in _named(one.facts))],
+        ),
     ]
     head = f"tw report: {recorder.task}, process {os.getpid()}, {_stamp(at)}"
     lines = [head]
@@ -398,10 +401,6 @@ def _devices() -> list[str]:
     if names is None:
         return [*lines, "TensorFlow's eager runtime has not started: it has no devices"]
     return lines + names
-
-
-def _facts(recorders: Sequence[Recorder]) -> list[str]:
-    return [line for one in recorders for line in _named(one.facts)]
 
 
 def _named(values: Mapping[str, str]) -> list[str]:

@@ -119,9 +119,10 @@ def kind_of(optimizer: object) -> OptimizerKind:
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return OptimizerKind.V1
     homes = [base.__module__ for base in type(optimizer).__mro__]
-    if any(home.split(".")[0] == "keras" for home in homes):
+    packages = {home.split(".")[0] for home in homes}
+    if "keras" in packages:
         return OptimizerKind.KERAS_3
-    if any(home.split(".")[0] == "tf_keras" for home in homes):
+    if "tf_keras" in packages:
         is_legacy = any(".legacy" in home for home in homes)
         return OptimizerKind.TF_KERAS_LEGACY if is_legacy else OptimizerKind.TF_KERAS
     if isinstance(optimizer, OptimizerLike):
@@ -187,27 +188,21 @@ def create_slots(optimizer: Any, variables: Sequence[Any]) -> None:
       ValueError: a Keras optimizer that cannot name its slots in a session graph; or a
         flat variable for an optimizer that treats each variable as a whole.
     """
-    kind = kind_of(optimizer)
+    kind, v1 = kind_of(optimizer), tf.compat.v1.train.Optimizer.apply_gradients
     check_elementwise(optimizer, variables)
     with tf.init_scope(), slots_like_parts(variables):
-        if kind in (OptimizerKind.KERAS_3, OptimizerKind.TF_KERAS):
-            _build_keras(optimizer, variables, kind)
-        elif kind is OptimizerKind.V1 and _applies_as_v1(optimizer):
+        if kind is OptimizerKind.KERAS_3:
+            _build_keras_3(optimizer, variables)
+        elif kind is OptimizerKind.TF_KERAS:
+            optimizer.build(tf_variables(variables))
+        elif kind is OptimizerKind.V1 and type(optimizer).apply_gradients is v1:
             # There is no public method for this; subclasses override this one.
             optimizer._create_slots(tf_variables(variables))
         else:
             _trace_unused_update(optimizer, variables)
 
 
-def _applies_as_v1(optimizer: Any) -> bool:
-    v1 = tf.compat.v1.train.Optimizer
-    return type(optimizer).apply_gradients is v1.apply_gradients
-
-
-def _build_keras(optimizer: Any, variables: Sequence[Any], kind: OptimizerKind) -> None:
-    if kind is OptimizerKind.TF_KERAS:
-        optimizer.build(tf_variables(variables))
-        return
+def _build_keras_3(optimizer: Any, variables: Sequence[Any]) -> None:
     if optimizer.built:
         return
     try:
@@ -365,9 +360,8 @@ def _why_not_elementwise(optimizer: Any) -> str | None:
             return _WHOLE_VARIABLE[name]
     if getattr(optimizer, "clipnorm", None) is not None:
         return "clips each variable's gradient by its norm (clipnorm)"
-    if getattr(optimizer, "_exclude_from_weight_decay", None) or getattr(
-        optimizer, "_exclude_from_weight_decay_pattern", None
-    ):
+    by_name = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
+    if any(getattr(optimizer, own, None) for own in by_name):
         return "leaves variables out of the weight decay by their names"
     return None
 

@@ -189,14 +189,16 @@ def choose_strategy(
     the file wins: the doctor begins with ``auto``'s own. Without sizes, or if all are
     0, the list counts as the one of the smallest gradients.
     """
-    losses = [
-        (weight, _losses(profile.times[COPIED if copies else KEPT]))
+    timed = [
+        (weight, profile.times[COPIED if copies else KEPT])
         for weight, profile in _neighbours(measured.profiles, num_bytes)
     ]
     totals = {
-        strategy: sum(weight * own[strategy] for weight, own in losses)
-        for strategy in losses[0][1]
-        if all(strategy in own for _, own in losses)
+        strategy: sum(
+            weight * (own[strategy] / min(own.values())) for weight, own in timed
+        )
+        for strategy in timed[0][1]
+        if all(strategy in own for _, own in timed)
     }
     least = min(totals.values())
     return next(own for own, loss in totals.items() if loss <= _AS_GOOD * least)
@@ -266,11 +268,6 @@ def _neighbours(
             return [(1 - up, low), *([(up, high)] if up else [])]
     outermost = ordered[0] if place < ordered[0].log_mean_bytes else ordered[-1]
     return [(1.0, outermost)]
-
-
-def _losses(times: Mapping[Strategy, float]) -> dict[Strategy, float]:
-    fastest = min(times.values())
-    return {strategy: time / fastest for strategy, time in times.items()}
 
 
 def _parse(content: Mapping[str, Any], who: str) -> Measurements:

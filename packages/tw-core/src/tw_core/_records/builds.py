@@ -130,16 +130,12 @@ def _take_over(
     return found
 
 
-def _asked_shape(asked: dict[str, Any]) -> tf.TensorShape:
-    given = asked.get("initializer")
-    if asked.get("shape") is not None or given is None or callable(given):
-        return tf.TensorShape(asked.get("shape"))
-    return tf.convert_to_tensor(given).shape
-
-
 def _check_same(variable: tf.Variable, name: str, asked: dict[str, Any]) -> None:
+    shape, given = asked.get("shape"), asked.get("initializer")
+    if shape is None and given is not None and not callable(given):
+        shape = tf.convert_to_tensor(given).shape
     wanted = {
-        "shape": _asked_shape(asked),
+        "shape": tf.TensorShape(shape),
         "dtype": asked.get("dtype"),
         "trainable": asked.get("trainable"),
     }

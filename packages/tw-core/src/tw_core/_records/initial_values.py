@@ -33,7 +33,7 @@ def initial_value(
         initializer = initializer()
     if not callable(initializer):
         return _from_value(name, shape, initializer)
-    if _takes_nothing(initializer):
+    if _parameters(initializer) == []:
         return InitialValue(initializer, None)
     full_shape = tf.TensorShape(shape)
     if full_shape.is_fully_defined():
@@ -83,11 +83,6 @@ def _default_initializer(name: str, dtype: tf.DType) -> Any:
         f"{_CALLER}: the variable {name!r} of dtype {dtype.name} needs an "
         "initializer; there is a default for floats, integers and bools only."
     )
-
-
-def _takes_nothing(function: Callable[..., Any]) -> bool:
-    parameters = _parameters(function)
-    return parameters is not None and not parameters
 
 
 def _needs_nothing(function: Callable[..., Any]) -> bool:

@@ -55,23 +55,25 @@ def variable_mismatches(
         return [told] if len(set(lengths)) > 1 else []
     if all(tower == names[0] for tower in names):
         return []
-    renumbered = _renumbered(names)
-    if renumbered:
+    if renumbered := _renumbered(names):
         return renumbered
     counts = [Counter(tower) for tower in names]
-    lacking = _lacking(counts)
     orders = [
         f"tower {k} has the order {tower}, tower 0 {names[0]}"
         for k, tower in enumerate(names)
         if counts[k] == counts[0] and tower != names[0]
     ]
-    return lacking + orders
+    return _lacking(counts) + orders
 
 
 def _comparable_names(
     variables: Sequence[Sequence[Any]], names: list[list[str]]
 ) -> list[list[str]] | None:
-    if _names_tell(variables, names):
+    first = {id(v) for v in variables[0]}
+    if all(set(tower) == set(names[0]) for tower in names) or all(
+        any(id(v) in first for v in tower) or all(map(is_of_a_tower, tower))
+        for tower in variables[1:]
+    ):
         return names
     unnumbered = _without_numbers(names)
     has_common = set.intersection(*map(set, unnumbered))
@@ -99,16 +101,6 @@ def _renumbered(names: Sequence[Sequence[str]]) -> list[str]:
         "layers alike in every tower, e.g. Dense(4, name='hidden')"
     )
     return [*problems, advice] if problems and unlike else []
-
-
-def _names_tell(variables: Sequence[Sequence[Any]], names: list[list[str]]) -> bool:
-    if all(set(tower) == set(names[0]) for tower in names):
-        return True
-    first = {id(v) for v in variables[0]}
-    return all(
-        any(id(v) in first for v in tower) or all(map(is_of_a_tower, tower))
-        for tower in variables[1:]
-    )
 
 
 def _lacking(counts: list[Counter[str]]) -> list[str]:

@@ -237,9 +237,10 @@ def _held(variable: Any) -> Any:
 def owning_tower(variable: Any) -> int:
     """Returns the index of the tower that owns a variable; 0 where no tower made it."""
     origin = recorded_origin(variable)
-    if origin is None and _may_be_a_replica(variable):
-        return _tower_in_name(variable)
-    return 0 if origin is None else origin.tower
+    if origin is not None:
+        return origin.tower
+    found = _may_be_a_replica(variable) and _TOWER_PREFIX.search(variable.name)
+    return int(found[0].rpartition("tower")[2]) if found else 0
 
 
 def is_of_a_tower(variable: Any) -> bool:
@@ -333,11 +334,6 @@ def _may_be_a_replica(variable: Any) -> bool:
         return False
     local = graph.get_collection(tf.compat.v1.GraphKeys.LOCAL_VARIABLES)
     return any(variable is other for other in local)
-
-
-def _tower_in_name(variable: Any) -> int:
-    found = _TOWER_PREFIX.search(variable.name)
-    return int(found[0].rpartition("tower")[2]) if found else 0
 
 
 def _origins(made: Sequence[Made]) -> dict[int, VariableOrigin]:

@@ -91,7 +91,7 @@ class TowerHandle:
         check_text(name=name)
         if name.removesuffix(":0") in self._by_input_name:
             return self._by_input_name[name.removesuffix(":0")]
-        full_name = _join(self.ns_name, _with_output(name))
+        full_name = _full_name(self.ns_name, name)
         try:
             return self._context.graph.get_tensor_by_name(full_name)
         except (KeyError, ValueError) as error:
@@ -122,7 +122,7 @@ class TowerHandle:
           TypeError: ``name`` is not a string.
         """
         check_text(name=name)
-        full_name = _join(self.vs_name, _with_output(name))
+        full_name = _full_name(self.vs_name, name)
         variables = _variables(self._context.graph)
         found = [v for v in variables if v.name == full_name]
         if len(found) != 1:
@@ -241,12 +241,8 @@ def _variables(graph: tf.Graph) -> list[tf.Variable]:
     return list({id(variable): variable for variable in [*found, *used]}.values())
 
 
-def _join(scope: str, name: str) -> str:
-    return f"{scope}/{name}" if scope else name
-
-
-def _with_output(name: str) -> str:
-    return name if ":" in name else f"{name}:0"
+def _full_name(scope: str, name: str) -> str:
+    return "/".join(filter(None, (scope, name if ":" in name else f"{name}:0")))
 
 
 class TowerFunc:

@@ -109,7 +109,8 @@ class LeastLoadedDeviceSetter:
         is_variable = op.type == "VarHandleOp"
         device = str(op.device)
         if not device:
-            device = self._least_loaded() if is_variable else self._compute_device(op)
+            device = self._least_loaded() if is_variable else device_of_variable(op)
+            device = device or ("" if is_variable else self.worker_device)
         if is_variable:
             self._loads.note(op)
         return device
@@ -133,9 +134,6 @@ class LeastLoadedDeviceSetter:
     def __str__(self) -> str:
         """Shows the worker's device."""
         return f"LeastLoadedDeviceSetter-{self.worker_device}"
-
-    def _compute_device(self, op: tf.Operation) -> str:
-        return device_of_variable(op) or self.worker_device
 
     def _least_loaded(self) -> str:
         return self.ps_devices[self._loads.least()]

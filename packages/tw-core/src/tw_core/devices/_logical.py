@@ -57,7 +57,7 @@ def canonical_device(device: str) -> str:
 
 def _canonical(device: str) -> str:
     spec = parse_device(device)
-    if _is_of_this_process(spec):
+    if spec.job in (None, "localhost") and not spec.replica and not spec.task:
         spec = tf.DeviceSpec(
             device_type=spec.device_type, device_index=spec.device_index
         )
@@ -219,14 +219,6 @@ def count_logical_devices(device_type: str) -> int:
         configured = tf.config.get_logical_device_configuration(physical)
         total += len(configured) if configured else 1
     return total
-
-
-def _is_of_this_process(spec: tf.DeviceSpec) -> bool:
-    return (
-        spec.job in (None, "localhost")
-        and spec.replica in (None, 0)
-        and spec.task in (None, 0)
-    )
 
 
 def _no_device(device: object) -> str:

@@ -6,6 +6,7 @@ the read of a variable on ``/job:ps/task:0`` is sent to
 that use a variable get its device, and a device of another job is left alone.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,8 +87,11 @@ def replica_device_setter(
     if cluster is None:
         check_whole_number(ps_tasks=ps_tasks, at_least=0)
     check_flag(merge_devices=merge_devices)
-    for op_type in () if ps_ops is None else _listed_types(ps_ops):
-        check_text(ps_ops=op_type)
+    if ps_ops is not None:
+        # TensorFlow documents a list; sets of types are also in use.
+        listed = list(ps_ops) if isinstance(ps_ops, set | frozenset) else ps_ops
+        for op_type in check_list(ps_ops=listed, of="op types", empty=True):
+            check_text(ps_ops=op_type)
     if ps_strategy is not None and not callable(ps_strategy):
         raise TypeError(
             f"{caller()}: ps_strategy must be a function from an op to a task number; "
@@ -99,10 +103,10 @@ def replica_device_setter(
         ps_tasks = _count_tasks(cluster, ps.job)
     if ps_tasks == 0:
         return None
-    types = (
-        frozenset(_PS_OPS if ps_ops is None else ps_ops) if ps_device else frozenset()
-    )
-    strategy = ps_strategy or _TakeTurns(ps_tasks)
+    asked = _PS_OPS if ps_ops is None else ps_ops
+    types = frozenset(asked if ps_device else ())
+    turns = itertools.cycle(range(ps_tasks))
+    strategy = ps_strategy or (lambda op: next(turns))
     return _Placer(ps, worker, types, merge_devices, strategy).place
 
 
@@ -171,24 +175,6 @@ class LeastLoadedTask:
     def _task_of(self, device: str) -> int | None:
         task = tf.DeviceSpec.from_string(device).task
         return task if task is not None and task < self._tasks else None
-
-
-class _TakeTurns:
-    """Assigns parameter server tasks in turn."""
-
-    def __init__(self, tasks: int) -> None:
-        self._tasks = tasks
-        self._next = 0
-
-    def __call__(self, op: tf.Operation) -> int:
-        task, self._next = self._next, (self._next + 1) % self._tasks
-        return task
-
-
-def _listed_types(ps_ops: Sequence[str]) -> Sequence[str]:
-    # TensorFlow documents a list; sets of types are also in use.
-    types = list(ps_ops) if isinstance(ps_ops, set | frozenset) else ps_ops
-    return check_list(ps_ops=types, of="op types", empty=True)
 
 
 def _count_tasks(cluster: Any, job: str | None) -> int:

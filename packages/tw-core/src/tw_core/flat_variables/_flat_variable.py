@@ -183,8 +183,11 @@ class _Parts(SaveableObject):  # type: ignore[misc]
         del restored_shapes
         self.is_taken, flat = True, self._flat
         numbers, parts = sorted(self.numbers), flat.layout.parts
+        # A checkpoint of another model fails here instead of shifting its neighbours.
         checked = [
-            _with_shape(tensor, parts[n].name, parts[n].shape)
+            tf.ensure_shape(
+                tensor, parts[n].shape, name=f"check_restored_shape/{parts[n].name}"
+            )
             for tensor, n in zip(restored_tensors, numbers, strict=True)
         ]
         with tf.device(flat.device):
@@ -212,11 +215,6 @@ def _refusing_sparse(value: tf.Tensor, name: str) -> tf.Tensor:
         return [upstream]
 
     return with_gradient([value], [value], gradient)[0]
-
-
-def _with_shape(tensor: tf.Tensor, name: str, shape: tuple[int, ...]) -> tf.Tensor:
-    # A checkpoint of another model fails here instead of shifting its neighbours.
-    return tf.ensure_shape(tensor, shape, name=f"check_restored_shape/{name}")
 
 
 def _is_lifted_out_of(tensor: tf.Tensor) -> bool:

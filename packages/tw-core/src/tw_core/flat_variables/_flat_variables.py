@@ -152,9 +152,14 @@ class FlatVariables:
             and made.shape.is_fully_defined()
             and made.constraint is None
         )
-        if not may_be or not _is_small(made, self._below_bytes):
+        if not may_be:
             return None
-        group = "" if self._group is None else self._group(_name_for_group(made))
+        num_bytes = made.shape.num_elements() * made.dtype.size
+        if not 0 < num_bytes < self._below_bytes:
+            return None
+        name, tower = str(made.name).split(":")[0], open_tower_scope()
+        name = name if tower is None else tower.shared_name(name)
+        group = "" if self._group is None else self._group(name)
         if group is None:
             return None
         graph = getattr(made, "graph", None)
@@ -309,17 +314,6 @@ def flat_variable_of(variable: Any) -> FlatVariable | None:
     plain = variable if isinstance(variable, tf.Variable) else tf_variable(variable)
     found = getattr(plain, FLAT_KEY, None)
     return found if isinstance(found, FlatVariable) else None
-
-
-def _name_for_group(variable: tf.Variable) -> str:
-    name = str(variable.name).split(":")[0]
-    tower = open_tower_scope()
-    return name if tower is None else tower.shared_name(name)
-
-
-def _is_small(variable: tf.Variable, below_bytes: int) -> bool:
-    size = variable.shape.num_elements() * variable.dtype.size
-    return bool(0 < size < below_bytes)
 
 
 def _is_local(variable: Any) -> bool:

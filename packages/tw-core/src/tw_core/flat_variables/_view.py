@@ -128,11 +128,7 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
             return self._own.read_value()
         return self._bound("read_value").read_part(self._number)
 
-    def _ref(self) -> tf.Tensor:
-        return self.value()
-
-    def _as_graph_element(self) -> tf.Tensor:
-        return self.value()
+    _ref = _as_graph_element = value
 
     def _dense_var_to_tensor(
         self, dtype: Any = None, name: str | None = None, as_ref: bool = False

@@ -114,7 +114,8 @@ def sum_duplicate_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
         if compiles_with_xla():
             values, indices = _sum_sorted(slices)
         else:
-            values, indices = _sum_unique(slices)
+            indices, rows = tf.unique(slices.indices)
+            values = tf.math.unsorted_segment_sum(slices.values, rows, tf.size(indices))
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
@@ -130,12 +131,6 @@ def with_unique_rows(grad: Any) -> Any:
       unchanged.
     """
     return sum_duplicate_rows(grad) if isinstance(grad, tf.IndexedSlices) else grad
-
-
-def _sum_unique(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
-    indices, rows = tf.unique(slices.indices)
-    values = tf.math.unsorted_segment_sum(slices.values, rows, tf.size(indices))
-    return values, indices
 
 
 def _sum_sorted(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:

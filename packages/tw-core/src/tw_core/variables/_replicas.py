@@ -52,18 +52,16 @@ def replicate(towers: Sequence[Tower], factory: Callable[[Tower], _T]) -> list[_
             "replicate: makes variables, and so must be called outside of the "
             "tf.function that uses them."
         )
+    replicas = []
     with tower_build():
-        replicas = [_make_replica(tower, factory) for tower in towers]
+        for tower in towers:
+            with tf.device(tower.device), _own_names(tower):
+                replicas.append(factory(tower))
     variable_lists = [_variables_to_copy(replica) for replica in replicas]
     _check_replicas(variable_lists)
     if not builds_session_graph():
         _copy(variable_lists)
     return replicas
-
-
-def _make_replica(tower: Tower, factory: Callable[[Tower], _T]) -> _T:
-    with tf.device(tower.device), _own_names(tower):
-        return factory(tower)
 
 
 @contextmanager
@@ -96,12 +94,12 @@ def _variables_to_copy(replica: Any) -> list[Any]:
         )
     variables = replica.variables
     variables = variables() if callable(variables) else variables
-    return [v for v in variables if not _is_random_state(v)]
-
-
-def _is_random_state(variable: Any) -> bool:
-    # Equal states would give every tower the same dropout mask.
-    return "seed_generator_state" in str(getattr(variable, "name", ""))
+    # Equal random states would give every tower the same dropout mask.
+    return [
+        v
+        for v in variables
+        if "seed_generator_state" not in str(getattr(v, "name", ""))
+    ]
 
 
 @public

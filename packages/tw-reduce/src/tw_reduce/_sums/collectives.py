@@ -97,7 +97,13 @@ def sum_collective(
         return [list(grads[0])]
     check_traced()
     check_addable(grads, dtypes=COLLECTIVE_DTYPES)
-    _check_reachable()
+    # There, TensorFlow has no collective executor for a function's operations.
+    if builds_session_graph() and orders_effects():
+        raise RuntimeError(
+            "sum_collective: called in a tf.function that a session graph calls, in "
+            "which TensorFlow runs no collectives. Call it in the graph itself, or use "
+            "sum_balanced."
+        )
     check_devices(devices, num_towers=len(grads))
     check_distinct(devices)
     with tf.name_scope("sum_collective"):
@@ -143,7 +149,12 @@ def sum_nccl(
         return [list(grads[0])]
     check_traced()
     check_one_gpu_per_tower(devices, len(grads))
-    _check_nccl_dtypes(grads)
+    if unfit := positions_of(grads, lambda dtype: dtype.name not in NCCL_DTYPES):
+        raise ValueError(
+            f"sum_nccl: NCCL adds {', '.join(NCCL_DTYPES)}; got others at positions "
+            f"{unfit}. Wrap it in accumulate_as(sum_nccl, tf.float32), or use "
+            "sum_balanced."
+        )
     with tf.name_scope("sum_nccl"):
         # TensorFlow matches them by shared name and by the number of the run.
         dense = _dense_columns(grads, devices)
@@ -183,25 +194,6 @@ def check_one_gpu_per_tower(devices: Sequence[str], num_towers: int) -> None:
         )
     check_devices(devices, num_towers=num_towers)
     check_distinct(devices)
-
-
-def _check_nccl_dtypes(grads: TowerTensors) -> None:
-    if unfit := positions_of(grads, lambda dtype: dtype.name not in NCCL_DTYPES):
-        raise ValueError(
-            f"sum_nccl: NCCL adds {', '.join(NCCL_DTYPES)}; got others at positions "
-            f"{unfit}. Wrap it in accumulate_as(sum_nccl, tf.float32), or use "
-            "sum_balanced."
-        )
-
-
-def _check_reachable() -> None:
-    # There, TensorFlow has no collective executor for a function's operations.
-    if builds_session_graph() and orders_effects():
-        raise RuntimeError(
-            "sum_collective: called in a tf.function that a session graph calls, in "
-            "which TensorFlow runs no collectives. Call it in the graph itself, or use "
-            "sum_balanced."
-        )
 
 
 def _dense_columns(grads: Gradients, devices: Sequence[str]) -> list[list[tf.Tensor]]:

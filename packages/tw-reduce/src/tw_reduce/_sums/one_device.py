@@ -9,10 +9,8 @@ the tensors are added in a shape that only the run knows: flat, by a ``[-1]`` th
 no pass folds. ``docs/design/reduce.md`` has the measurements.
 
 The sum of sparse gradients is the list of all their rows: an index may occur
-twice, and in any order. The optimizers of ``tf.compat.v1.train`` add such rows
-themselves; ten of Keras 3's do not (RMSprop, Adam, AdamW, Adadelta, Adagrad,
-Adamax, Nadam, Ftrl, Adafactor, Lamb). ``tw_core.gradients.sum_duplicate_rows`` does
-it for them, and for anything else that needs one row per index, such as a norm.
+twice, and in any order. ``tw_core.gradients.sum_duplicate_rows`` adds them for
+whatever needs one row per index, as ten of Keras 3's optimizers do.
 
 ``sum_balanced`` places the largest gradient first, each on the device with the fewest
 bytes so far (longest processing time first): the largest load <= 4/3 of the optimum.

@@ -11,13 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.checks import check_flag, check_nested, public
-from tw_core.gradients import (
-    Gradients,
-    check_weights,
-    read_gradients,
-    read_pairs,
-)
+from tw_core.gradients import Gradients, check_weights, read_gradients, read_pairs
 from tw_core.modes import without_autograph
+from tw_core.variables import tf_variable
 from tw_reduce._checks import (
     addable,
     check_addable,
@@ -177,7 +173,7 @@ def aggregate_grads_colocate(
     check_weights(weights, num_towers=len(grads), average=average)
     check_addable(grads)
     variables = [variable for _, variable in grads.pairs[0]]
-    homes = [_home(variable) for variable in variables]
+    homes = [str(tf_variable(variable).device or "") for variable in variables]
     if average:
         check_divisible(grads)
     names = {home: f"device{i}" for i, home in enumerate(dict.fromkeys(homes))}
@@ -217,9 +213,3 @@ def _own_devices(grads: TowerTensors) -> list[str]:
             "devices to sum_collective."
         )
     return [devices[0] for devices in by_tower]
-
-
-def _home(variable: Any) -> str:
-    # A Keras variable wraps the TensorFlow variable that has a device.
-    inner = variable if hasattr(variable, "device") else variable.value
-    return str(inner.device or "")
