@@ -217,7 +217,7 @@ def no_flag():
 def no_infos():
     return [
         ((None,), TypeError, "infos must be a list of TensorInfo; got None"),
-        (([None, 3],), TypeError, "got others at 0 (NoneType), 1 (int)"),
+        (([None, 3],), TypeError, "got others at positions 0 (NoneType), 1 (int)"),
     ]
 
 

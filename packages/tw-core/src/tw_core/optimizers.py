@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
-from tw_core._variable_kinds import tf_variable, tf_variables
+from tw_core._variable_kinds import hands_on, tf_variable, tf_variables
 from tw_core.checks import caller, public
 from tw_core.flat_variables import slots_like_parts
 from tw_core.flat_variables._flat_variables import flat_among
@@ -271,16 +271,6 @@ def apply_pairs(
         return optimizer.apply_gradients(plain, **named)
 
 
-# A control edge from these does not wait for their bodies: once they are inlined, it
-# fires as soon as the branch is chosen or the call begins.
-_WITH_BODIES = frozenset(
-    {
-        *("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile"),
-        *("PartitionedCall", "StatefulPartitionedCall"),
-    }
-)
-
-
 def _once_known(grads: Sequence[Any]) -> AbstractContextManager[Any]:
     """Makes ops built inside wait for all gradients, where nothing else orders them.
 
@@ -289,8 +279,10 @@ def _once_known(grads: Sequence[Any]) -> AbstractContextManager[Any]:
     """
     if orders_effects():
         return nullcontext()
+    # A control edge from a branch or call does not wait for its body: once that is
+    # inlined, the edge fires as soon as the branch is chosen or the call begins.
     known = [
-        tf.identity(part) if part.op.type in _WITH_BODIES else part
+        tf.identity(part) if hands_on(part.op) else part
         for part in tf.nest.flatten(
             [_in_this_graph(grad) for grad in grads if grad is not None],
             expand_composites=True,

@@ -9,7 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import as_user, caller, check_function, check_nested, public
+from tw_core.checks import (
+    as_user,
+    caller,
+    check_function,
+    check_list,
+    check_nested,
+    public,
+)
 from tw_core.devices import check_known_devices, repeated_devices
 from tw_core.gradients import Gradients, check_gradients, read_gradients
 from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors
@@ -112,6 +119,21 @@ def positions_of(grads: TowerTensors, is_unfit: Callable[[tf.DType], bool]) -> s
         for n, tensor in enumerate(grads[0])
         if is_unfit(tensor.dtype)
     )
+
+
+def check_items(kind: type, of: str, wanted: str, **argument: Any) -> None:
+    """Refuses a list that holds anything else, naming every position."""
+    (name,) = argument
+    others = [
+        f"{n} ({type(item).__name__})"
+        for n, item in enumerate(check_list(**argument, of=of, empty=True))
+        if not isinstance(item, kind)
+    ]
+    if others:
+        raise TypeError(
+            f"{caller()}: {name} must {wanted}; got others at positions "
+            f"{', '.join(others)}."
+        )
 
 
 def check_devices(devices: Sequence[str], *, num_towers: int | None = None) -> None:

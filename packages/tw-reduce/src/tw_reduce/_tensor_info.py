@@ -8,15 +8,14 @@ import tensorflow as tf
 
 from tw_core import flat_packs
 from tw_core.checks import (
-    caller,
     check_flag,
-    check_list,
     check_text,
     check_whole_number,
     public,
 )
 from tw_core.flat_packs import PackPlan
 from tw_core.gradients import check_gradients
+from tw_reduce._checks import check_items
 from tw_reduce._reducer import Tensorlike, TowerTensors, columns
 
 _BELOW = 4_096  # elements; from here on a pack costs more than it saves
@@ -123,17 +122,8 @@ def packs_of(infos: Sequence[TensorInfo], below_bytes: int | None) -> PackPlan:
 
 def check_infos(infos: Sequence[TensorInfo]) -> None:
     """Refuses anything but a list of ``TensorInfo``."""
-    check_list(infos=infos, of="TensorInfo", empty=True)
-    others = [
-        f"{n} ({type(info).__name__})"
-        for n, info in enumerate(infos)
-        if not isinstance(info, TensorInfo)
-    ]
-    if others:
-        raise TypeError(
-            f"{caller()}: infos must hold TensorInfo, as describe returns them; got "
-            f"others at {', '.join(others)}."
-        )
+    wanted = "hold TensorInfo, as describe returns them"
+    check_items(TensorInfo, "TensorInfo", wanted, infos=infos)
 
 
 def _typical(column: Sequence[Tensorlike]) -> Tensorlike:

@@ -63,16 +63,19 @@ def freeze_collections(*keys: str, graph: tf.Graph | None = None) -> None:
 
 
 def frozen_keys(graph: tf.Graph | None) -> tuple[str, ...]:
-    """Lists the collections that only the main training tower of ``graph`` adds to.
-
-    The body of a ``tf.cond`` or function belongs to the graph around it.
-    """
+    """Lists the collections that only the main training tower of ``graph`` adds to."""
     keys = list(_ALWAYS_FROZEN)
-    while graph is not None:
+    for own in with_outer_graphs(graph):
         # An imported graph holds bytes where the exported one held strings.
-        keys += map(tf.compat.as_str, graph.get_collection(_FROZEN))
-        graph = getattr(graph, "outer_graph", None)
+        keys += map(tf.compat.as_str, own.get_collection(_FROZEN))
     return tuple(dict.fromkeys(keys))
+
+
+def with_outer_graphs(graph: tf.Graph | None) -> Iterator[tf.Graph]:
+    """Yields a graph and those around it, to which the body of a function belongs."""
+    while graph is not None:
+        yield graph
+        graph = getattr(graph, "outer_graph", None)
 
 
 @public

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import tensorflow as tf
 
-from tw_core._records.collections import TowerCollections
+from tw_core._records.collections import TowerCollections, with_outer_graphs
 from tw_core._variable_kinds import refuse_reference_variables
 from tw_core.checks import check_text, public
 from tw_core.modes import without_autograph
@@ -46,11 +46,10 @@ def get_current_tower_context() -> "BaseTowerContext | None":
       The context, or None outside of towers.
     """
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    while graph is not None:
+    for own in with_outer_graphs(graph):
         for entered_graph, tower in _entered.towers:
-            if entered_graph is graph:
+            if entered_graph is own:
                 return tower
-        graph = getattr(graph, "outer_graph", None)
     return None
 
 

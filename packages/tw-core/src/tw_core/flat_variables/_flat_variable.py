@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core._records.collections import with_outer_graphs
 from tw_core._tf_compat import (
     SaveableObject,
     SaveSpec,
@@ -219,10 +220,7 @@ def _refusing_sparse(value: tf.Tensor, name: str) -> tf.Tensor:
 
 def _is_lifted_out_of(tensor: tf.Tensor) -> bool:
     """Returns whether a tensor belongs to a trace that is not being built now."""
-    graph = getattr(tensor, "graph", None)
-    if tf.is_symbolic_tensor(tensor):
-        here = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        while here is not None and here is not graph:
-            here = getattr(here, "outer_graph", None)
-        return here is None
-    return False
+    if not tf.is_symbolic_tensor(tensor):
+        return False
+    here = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    return tensor.graph not in with_outer_graphs(here)

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import tensorflow as tf
 
+from tw_core._records.collections import with_outer_graphs
 from tw_core._records.matching import shared_variables, variable_mismatches
 from tw_core._records.origins import base_names
 from tw_core._variable_kinds import (
@@ -369,7 +370,8 @@ def _foreign(
     variables: Sequence[Sequence[tf.Variable]] | None = None,
 ) -> Iterator[str]:
     """Names gradients, and variables, that ops made now cannot use."""
-    graphs = set() if tf.executing_eagerly() else set(_graphs_being_built())
+    now = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    graphs = set(with_outer_graphs(now))
     # A function captures eager tensors; a session graph cannot.
     usable = graphs if builds_session_graph() else {None, *graphs}
     towers_of: dict[str, list[int]] = {}
@@ -388,13 +390,6 @@ def _foreign(
     )
     for name, towers in towers_of.items():
         yield f"{name} {what} in towers {towers}; build all of a step in one graph"
-
-
-def _graphs_being_built() -> Iterator[Any]:
-    graph = tf.compat.v1.get_default_graph()
-    while graph is not None:
-        yield graph
-        graph = getattr(graph, "outer_graph", None)
 
 
 def _check_are_pairs(grad_list: GradList) -> None:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tw_core.checks import caller, check_list, check_whole_number, public
 from tw_core.flat_packs import cut, join
 from tw_core.gradients import check_gradients
-from tw_reduce._checks import check_devices
+from tw_reduce._checks import check_devices, check_items
 from tw_reduce._reducer import Tensorlike, TowerTensors
 from tw_reduce._tensor_info import TensorInfo, check_infos, describe_columns
 
@@ -232,7 +232,7 @@ def _settled(
     method: str, tensors: Sequence[tf.Tensor], specs: Sequence[_Spec]
 ) -> list[tf.Tensor]:
     """Refuses tensors other than planned; unknown dimensions, in the run."""
-    _check_dense(tensors)
+    check_items(tf.Tensor, "dense tensors", "be dense", tensors=tensors)
     problems = [
         f"{n} is {tensor.dtype.name} {tensor.shape} instead of {dtype.name} {shape}"
         for n, (tensor, (shape, dtype)) in enumerate(zip(tensors, specs, strict=False))
@@ -244,31 +244,13 @@ def _settled(
         raise ValueError(
             f"{caller()}: tensors must be {_SOURCES[method]}; {', '.join(problems)}."
         )
-    return [
-        _ensured(tensor, shape, name=f"check_gradient_shape/{method}_position{n}")
-        for n, (tensor, (shape, _)) in enumerate(zip(tensors, specs, strict=True))
-    ]
-
-
-def _ensured(tensor: tf.Tensor, shape: tf.TensorShape, *, name: str) -> tf.Tensor:
-    if tensor.shape.is_fully_defined():
-        return tensor
-    with tf.device(tensor.device):
-        return tf.ensure_shape(tensor, shape, name=name)
-
-
-def _check_dense(tensors: Sequence[tf.Tensor]) -> None:
-    check_list(tensors=tensors, of="dense tensors")
-    others = [
-        f"{n} ({type(tensor).__name__})"
-        for n, tensor in enumerate(tensors)
-        if not isinstance(tensor, tf.Tensor)
-    ]
-    if others:
-        raise TypeError(
-            f"{caller()}: tensors must be dense; got others at positions "
-            f"{', '.join(others)}."
-        )
+    settled = list(tensors)
+    for n, (tensor, (shape, _)) in enumerate(zip(tensors, specs, strict=True)):
+        if not tensor.shape.is_fully_defined():
+            name = f"check_gradient_shape/{method}_position{n}"
+            with tf.device(tensor.device):
+                settled[n] = tf.ensure_shape(tensor, shape, name=name)
+    return settled
 
 
 def _on_devices(
