@@ -33,8 +33,8 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
         """Replaces ``own``, which without ``value`` keeps its value until ``bind``."""
         self._own: tf.Variable | None = own
         self._value = value  # in a session graph, the part that a step reads
-        self._flat: FlatVariable | None = None
-        self._number = 0
+        self.flat: FlatVariable | None = None  # until it is made
+        self.number = 0  # the index of this part in the flat variable
         self.name, self.device = str(own.name), str(own.device)
         self.shape, self.dtype = own.shape, own.dtype
 
@@ -44,57 +44,30 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
         view = cls.__new__(cls)
         part = flat.layout.parts[number]
         view._own = view._value = None
-        view._flat, view._number = flat, number
+        view.flat, view.number = flat, number
         view.name, view.device = f"{part.name}:0", flat.device
         view.shape, view.dtype = tf.TensorShape(part.shape), flat.dtype
         return view
 
     def bind(self, flat: "FlatVariable", number: int) -> None:
         """Makes this part ``number`` of a flat variable."""
-        self._flat, self._number = flat, number
+        self.flat, self.number = flat, number
         if self._value is None:
             self._own = None  # Frees its memory.
 
     @property
-    def flat(self) -> "FlatVariable | None":
-        """The flat variable; None until it is made."""
-        return self._flat
-
-    @property
     def is_part(self) -> bool:
         """Whether it is, or will be, part of a flat variable."""
-        return self._flat is not None or self._own is None or self._value is not None
-
-    @property
-    def number(self) -> int:
-        """The index of this part in the flat variable."""
-        return self._number
+        return self.flat is not None or self._own is None or self._value is not None
 
     # The properties of a variable.
 
-    @property
-    def _in_graph_mode(self) -> bool:
-        return self._value is not None
-
-    @property
-    def _shared_name(self) -> str:
-        return self.name.split(":")[0]
-
-    @property
-    def _unique_id(self) -> str:
-        return f"view_{id(self)}"
-
-    @property
-    def graph(self) -> tf.Graph:
-        return self._in_graph("graph").graph
-
-    @property
-    def op(self) -> tf.Operation:
-        return self._in_graph("op").op
-
-    @property
-    def initial_value(self) -> tf.Tensor:
-        return self._in_graph("initial_value").initial_value
+    graph = property(lambda self: self._in_graph("graph").graph)
+    op = property(lambda self: self._in_graph("op").op)
+    initial_value = property(lambda self: self._in_graph("initial_value").initial_value)
+    _in_graph_mode = property(lambda self: self._value is not None)
+    _shared_name = property(lambda self: self.name.split(":")[0])
+    _unique_id = property(lambda self: f"view_{id(self)}")
 
     @property
     def initializer(self) -> tf.Operation:
@@ -118,15 +91,15 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
         return self.read_value()
 
     def read_value(self) -> tf.Tensor:
-        if self._value is not None and self._flat is not None:
-            fresh = self._flat.read_part(self._number)
+        if self._value is not None and self.flat is not None:
+            fresh = self.flat.read_part(self.number)
             # Gradients are with respect to ``value()``, as the model's own are.
             return with_gradient([fresh], [self._value], lambda dy: [dy])[0]
         if self._value is not None:  # There is nothing else to read yet.
             return self._value
         if self._own is not None:
             return self._own.read_value()
-        return self._bound("read_value").read_part(self._number)
+        return self._bound("read_value").read_part(self.number)
 
     _ref = _as_graph_element = value
 
@@ -178,7 +151,7 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
 
         Each such call copies the flat variable; a checkpoint is restored in one go.
         """
-        if self._flat is None and self._value is None and self._own is not None:
+        if self.flat is None and self._value is None and self._own is not None:
             return self._own.assign(value, use_locking, name, read_value)
         given = tf.convert_to_tensor(value, self.dtype)
         if not given.shape.is_compatible_with(self.shape):
@@ -186,7 +159,7 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
                 f"{self.name}: has the shape {self.shape}; got a value of shape "
                 f"{given.shape}."
             )
-        op = self._bound("assign").assign_part(self._number, given)
+        op = self._bound("assign").assign_part(self.number, given)
         if self._value is None:
             return self if read_value else None
         if not read_value:
@@ -194,23 +167,11 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
         with tf.control_dependencies([op]):
             return self.read_value()
 
-    def assign_add(
-        self,
-        delta: Any,
-        use_locking: bool | None = None,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Any:
-        return self.assign(self.read_value() + delta, use_locking, name, read_value)
+    def assign_add(self, delta: Any, *options: Any, **named: Any) -> Any:
+        return self.assign(self.read_value() + delta, *options, **named)
 
-    def assign_sub(
-        self,
-        delta: Any,
-        use_locking: bool | None = None,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Any:
-        return self.assign(self.read_value() - delta, use_locking, name, read_value)
+    def assign_sub(self, delta: Any, *options: Any, **named: Any) -> Any:
+        return self.assign(self.read_value() - delta, *options, **named)
 
     def load(self, value: Any, session: tf.compat.v1.Session | None = None) -> None:
         session = session or tf.compat.v1.get_default_session()
@@ -229,8 +190,8 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
     # tf.compat.v1.train.Saver, and init_from_checkpoint, which sets _initial_value.
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
-        if self._flat is not None:
-            return self._flat.gather_parts([self._number])
+        if self.flat is not None:
+            return self.flat.gather_parts([self.number])
         if self._value is None:
             return {_VALUE: self._own}
         return {_VALUE: lambda name="": _NotYetSaveable(self)}
@@ -242,8 +203,8 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
     @_initial_value.setter
     def _initial_value(self, value: tf.Tensor) -> None:
         self._in_graph("initial_value")._initial_value = value
-        if self._flat is not None:  # Otherwise it starts from its parts' values.
-            self._flat.start_part(self._number, value)
+        if self.flat is not None:  # Otherwise it starts from its parts' values.
+            self.flat.start_part(self.number, value)
 
     # tf.train.Checkpoint, including Keras's.
 
@@ -262,12 +223,12 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
         )
 
     def _bound(self, asked: str) -> "FlatVariable":
-        if self._flat is None:
+        if self.flat is None:
             raise RuntimeError(
                 f"{self.name}.{asked}: its flat variable is made when the scope of "
                 "FlatVariables is left; ask afterwards."
             )
-        return self._flat
+        return self.flat
 
     def _in_graph(self, asked: str) -> tf.Variable:
         if self._value is None:
