@@ -142,20 +142,30 @@ def reducer_for_mode(
     """
     if keys is not None:
         check_keys(keys)
-    makers: dict[str, Callable[[Sequence[str], CollectiveKeys], Reducer]] = {
-        "collective": lambda own, keys: partial(sum_collective, devices=own, keys=keys),
-        "cpu": lambda own, keys: partial(sum_on_device, device="/cpu:0"),
-        "gpu": lambda own, keys: partial(sum_balanced, devices=own),
-        "hierarchical": lambda own, keys: _in_two_groups(own),
-        "nccl": _by_nccl,
-    }
-    if mode not in list(makers):
+    modes = ("collective", "cpu", "gpu", "hierarchical", "nccl")
+    if mode not in modes:
         raise ValueError(
-            f"{caller()}: unknown mode {mode!r}; known are {sorted(makers)}. "
+            f"{caller()}: unknown mode {mode!r}; known are {[*modes]}. "
             "Or pass a reducer, such as auto(devices)."
         )
     check_devices(devices)
-    return makers[mode](tuple(devices), keys or CollectiveKeys())
+    own, keys = tuple(devices), keys or CollectiveKeys()
+    if mode == "hierarchical":
+        if len(own) != 8:
+            raise ValueError(
+                f"{caller()}: mode 'hierarchical' means eight towers; got {len(own)}. "
+                "For other numbers pass hierarchical(groups), e.g. "
+                "hierarchical([[0, 1], [2, 3]])."
+            )
+        return packed(hierarchical(EIGHT_GPU_CROSS, devices=own))
+    if mode == "nccl" and len(own) > 1:
+        check_one_gpu_per_tower(own, len(own))
+    return {
+        "collective": partial(sum_collective, devices=own, keys=keys),
+        "cpu": partial(sum_on_device, device="/cpu:0"),
+        "gpu": partial(sum_balanced, devices=own),
+        "nccl": partial(sum_nccl, devices=own, keys=keys),
+    }[mode]
 
 
 def _chosen(
@@ -173,14 +183,12 @@ def _chosen(
         check_keys(keys)
     if explain is not None:
         check_function(explain=explain)
-    settled = tuple(devices)
-    reducers = _unmeasured(settled, keys or CollectiveKeys())
-    thresholds: list[int | None] = [below_bytes]
-    times = None
-    if measured is not None:
-        times = _measured_here(measured, devices)
-        reducers = reducers_on(settled, keys or CollectiveKeys())
-        thresholds = [*times.thresholds] if below_bytes is None else thresholds
+    settled, keys = tuple(devices), keys or CollectiveKeys()
+    times = None if measured is None else _measured_here(measured, devices)
+    reducers = (reducers_on if times else _unmeasured)(settled, keys)
+    thresholds: Sequence[int | None] = [below_bytes]
+    if times and below_bytes is None:
+        thresholds = times.thresholds
     copies = name == COPIED
     packing = {
         own if len(thresholds) == 1 else _route(own, below): packed(
@@ -260,19 +268,3 @@ def _reduce_by_plan(
         routes = [_route(name, plan.below_bytes) for name in routes]
     with tf.name_scope(name):
         return deal_out(routes, reducers, grads)
-
-
-def _in_two_groups(devices: Sequence[str]) -> Reducer:
-    if len(devices) != 8:
-        raise ValueError(
-            f"{caller()}: mode 'hierarchical' means eight towers; got "
-            f"{len(devices)}. For other numbers pass hierarchical(groups), e.g. "
-            "hierarchical([[0, 1], [2, 3]])."
-        )
-    return packed(hierarchical(EIGHT_GPU_CROSS, devices=devices))
-
-
-def _by_nccl(devices: Sequence[str], keys: CollectiveKeys) -> Reducer:
-    if len(devices) > 1:
-        check_one_gpu_per_tower(devices, len(devices))
-    return partial(sum_nccl, devices=devices, keys=keys)

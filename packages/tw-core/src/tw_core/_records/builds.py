@@ -134,20 +134,18 @@ def _check_same(variable: tf.Variable, name: str, asked: dict[str, Any]) -> None
     shape, given = asked.get("shape"), asked.get("initializer")
     if shape is None and given is not None and not callable(given):
         shape = tf.convert_to_tensor(given).shape
-    wanted = {
-        "shape": tf.TensorShape(shape),
-        "dtype": asked.get("dtype"),
-        "trainable": asked.get("trainable"),
-    }
+    shape, dtype = tf.TensorShape(shape), asked.get("dtype")
+    trainable = asked.get("trainable")
+    # Without a shape the dtype is the scope's default, not one asked for.
+    is_asked = dtype is not None and asked.get("shape") is not None
+    is_cast = is_asked and tf.as_dtype(dtype).base_dtype != variable.dtype.base_dtype
     other = [
-        f"{key} {wanted[key]} (it has {getattr(variable, key)})"
-        for key, is_other in {
-            "shape": not variable.shape.is_compatible_with(wanted["shape"]),
-            "dtype": wanted["dtype"] is not None
-            and asked.get("shape") is not None
-            and tf.as_dtype(wanted["dtype"]).base_dtype != variable.dtype.base_dtype,
-            "trainable": wanted["trainable"] not in (None, variable.trainable),
-        }.items()
+        f"{key} {wanted} (it has {getattr(variable, key)})"
+        for key, wanted, is_other in (
+            ("shape", shape, not variable.shape.is_compatible_with(shape)),
+            ("dtype", dtype, is_cast),
+            ("trainable", trainable, trainable not in (None, variable.trainable)),
+        )
         if is_other
     ]
     if other:

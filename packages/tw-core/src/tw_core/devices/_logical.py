@@ -52,10 +52,6 @@ def canonical_device(device: str) -> str:
     >>> canonical_device("/job:ps/task:1/cpu:0")
     '/job:ps/task:1/device:CPU:0'
     """
-    return _canonical(device)
-
-
-def _canonical(device: str) -> str:
     spec = parse_device(device)
     if spec.job in (None, "localhost") and not spec.replica and not spec.task:
         spec = tf.DeviceSpec(
@@ -87,7 +83,7 @@ def repeated_devices(devices: Iterable[str]) -> list[str]:
     >>> repeated_devices(["/gpu:1", "/cpu:0", "/device:GPU:1"])
     ['/device:GPU:1']
     """
-    counts = Counter(_canonical(device) for device in devices)
+    counts = Counter(canonical_device(device) for device in devices)
     return sorted(device for device, count in counts.items() if count > 1)
 
 

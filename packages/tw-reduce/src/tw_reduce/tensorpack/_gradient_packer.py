@@ -135,7 +135,7 @@ class GradientPacker:
           ValueError: other shapes or dtypes, or another number.
           TypeError: something that is not a dense tensor.
         """
-        grads = _settled("pack", grads, self._check_ready("pack"))
+        grads = _settled("pack", grads, self._check_ready())
         pieces: list[tf.Tensor] = []
         with tf.name_scope("GradientPacker"):
             for plan in self._plans:
@@ -158,7 +158,7 @@ class GradientPacker:
           ValueError: pieces of other sizes or dtypes, or another number.
           TypeError: something that is not a dense tensor.
         """
-        specs = self._check_ready("unpack")
+        specs = self._check_ready()
         specs_of_pieces = [
             (tf.TensorShape([size]), specs[plan.positions[0]][1])
             for plan in self._plans
@@ -197,7 +197,7 @@ class GradientPacker:
         """
         return _on_devices(self.unpack, all_packed, devices)
 
-    def _check_ready(self, method: str) -> list[_Spec]:
+    def _check_ready(self) -> list[_Spec]:
         if self._specs is None or not self._plans:
             raise RuntimeError(
                 f"{caller()}: there is no plan to pack by. Call "
