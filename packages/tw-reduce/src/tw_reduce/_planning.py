@@ -214,12 +214,7 @@ def _place(
     if algorithm == "sum_round_robin":
         turns = [(devices[n % len(devices)],) for n in range(len(units))]
         return list(zip(units, turns, strict=True))
-    loads = balanced([_unit_bytes(unit) for unit in units], devices)
-    placed = [(devices[index],) for index in loads.device_of]
+    sizes = [[info.num_bytes for info in unit] for unit in units]
+    known = [None if None in own else sum(size or 0 for size in own) for own in sizes]
+    placed = [(devices[index],) for index in balanced(known, devices).device_of]
     return list(zip(units, placed, strict=True))
-
-
-def _unit_bytes(unit: Sequence[TensorInfo]) -> int | None:
-    sizes = [info.num_bytes for info in unit]
-    known = [size for size in sizes if size is not None]
-    return sum(known) if len(known) == len(sizes) else None

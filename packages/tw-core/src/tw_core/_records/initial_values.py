@@ -33,13 +33,20 @@ def initial_value(
         initializer = initializer()
     if not callable(initializer):
         return _from_value(name, shape, initializer)
-    if _parameters(initializer) == []:
+    parameters = _parameters(initializer)
+    if parameters == []:
         return InitialValue(initializer, None)
     full_shape = tf.TensorShape(shape)
     if full_shape.is_fully_defined():
         make = partial(initializer, full_shape.as_list(), dtype=dtype)
         return InitialValue(make, dtype)
-    if _needs_nothing(initializer):
+    needed = [
+        one
+        for one in parameters or []
+        if one.default is one.empty
+        and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    if not needed:
         return InitialValue(initializer, None)
     raise ValueError(
         f"{_CALLER}: the variable {name!r} has the shape {full_shape}; its initializer "
@@ -83,16 +90,6 @@ def _default_initializer(name: str, dtype: tf.DType) -> Any:
         f"{_CALLER}: the variable {name!r} of dtype {dtype.name} needs an "
         "initializer; there is a default for floats, integers and bools only."
     )
-
-
-def _needs_nothing(function: Callable[..., Any]) -> bool:
-    needed = [
-        parameter
-        for parameter in _parameters(function) or []
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
-    return not needed
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:

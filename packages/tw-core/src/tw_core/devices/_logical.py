@@ -204,7 +204,11 @@ def check_known_devices(devices: Iterable[str]) -> None:
     specs = _specs(devices)
     if not builds_session_graph():
         _check_known(specs, None)
-    elif session := _session_at_hand():
+        return
+    session = tf.compat.v1.get_default_session()
+    with tf.init_scope():  # out of function bodies, into the session's graph
+        graph = tf.compat.v1.get_default_graph()
+    if session is not None and session.graph is graph:
         _check_known(specs, session)
 
 
@@ -248,7 +252,7 @@ def _specs(devices: Iterable[str]) -> dict[str, tf.DeviceSpec]:
 def _check_known(
     specs: dict[str, tf.DeviceSpec], session: tf.compat.v1.Session | None
 ) -> None:
-    known = _configured_devices() if session is None else _session_devices(session)
+    known = _devices_of(session)
     unknown = [device for device, spec in specs.items() if not _is_known(spec, known)]
     if unknown:
         raise ValueError(
@@ -256,13 +260,6 @@ def _check_known(
             "ones, or call tw_core.use_logical_cpus(n) before TensorFlow starts "
             "to have n logical CPUs."
         )
-
-
-def _session_at_hand() -> tf.compat.v1.Session | None:
-    session = tf.compat.v1.get_default_session()
-    with tf.init_scope():  # out of function bodies, into the session's graph
-        graph = tf.compat.v1.get_default_graph()
-    return session if session is not None and session.graph is graph else None
 
 
 def _is_known(spec: tf.DeviceSpec, known: Sequence[str]) -> bool:
@@ -274,15 +271,14 @@ def _is_known(spec: tf.DeviceSpec, known: Sequence[str]) -> bool:
     return f"{name}{spec.device_index}" in known
 
 
-def _configured_devices() -> list[str]:
-    return [
-        f"/device:{kind}:{i}"
-        for kind in ("CPU", "GPU")
-        for i in range(count_logical_devices(kind))
-    ]
-
-
-def _session_devices(session: tf.compat.v1.Session) -> list[str]:
+def _devices_of(session: tf.compat.v1.Session | None) -> list[str]:
+    """Lists a session's devices; without one, those that TensorFlow is to make."""
+    if session is None:
+        return [
+            f"/device:{kind}:{i}"
+            for kind in ("CPU", "GPU")
+            for i in range(count_logical_devices(kind))
+        ]
     # A string without a job means any task of the session's cluster.
     specs = [tf.DeviceSpec.from_string(d.name) for d in session.list_devices()]
     names = {f"/device:{spec.device_type}:{spec.device_index}" for spec in specs}

@@ -126,21 +126,20 @@ class _Placer:
         refuse_reference_op(op)
         if op.device and not self.merges_devices:
             return str(op.device)
-        own = tf.DeviceSpec.from_string(op.device or "")
+        own, ps, worker = (
+            tf.DeviceSpec.from_string(op.device or ""),
+            self.ps,
+            self.worker,
+        )
         if op.type in self.ps_ops:
-            return self._on_ps(op, own)
-        return device_of_variable(op) or self._on_worker(own)
-
-    def _on_ps(self, op: tf.Operation, own: tf.DeviceSpec) -> str:
-        ps = self.ps
-        if ps.job and own.job in (None, ps.job):
-            ps = ps.replace(task=self.choose_task(op))
-        return str(ps.make_merged_spec(own).to_string())
-
-    def _on_worker(self, own: tf.DeviceSpec) -> str:
-        if own.job and self.worker.job and own.job != self.worker.job:
+            if ps.job and own.job in (None, ps.job):
+                ps = ps.replace(task=self.choose_task(op))
+            return str(ps.make_merged_spec(own).to_string())
+        if device := device_of_variable(op):
+            return device
+        if own.job and worker.job and own.job != worker.job:
             return str(own.to_string())
-        return str(self.worker.make_merged_spec(own).to_string())
+        return str(worker.make_merged_spec(own).to_string())
 
 
 class LeastLoadedTask:

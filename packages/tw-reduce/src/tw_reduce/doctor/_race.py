@@ -47,7 +47,9 @@ def race(
         calls = {}
         for name, run in contenders.items():
             began(name)
-            calls[name] = _calls_per_block(run, block_s)
+            run()
+            run()
+            calls[name] = max(1, int(block_s / max(seconds_of(run), 1e-6)))
 
         def timer(name: _Name) -> float:
             contenders[name]()  # the one before leaves caches in its own state
@@ -105,12 +107,6 @@ def turn_order(count: int, turn: int) -> list[int]:
     steps = [step for step in range(1, count + 1) if math.gcd(step, count) == 1]
     step = steps[turn % len(steps)]
     return [(turn + place * step) % count for place in range(count)]
-
-
-def _calls_per_block(run: Callable[[], object], block_s: float) -> int:
-    run()
-    run()
-    return max(1, int(block_s / max(seconds_of(run), 1e-6)))
 
 
 def seconds_of(run: Callable[[], object], calls: int = 1) -> float:
