@@ -22,7 +22,7 @@ from tw_reduce.doctor._measuring import (
     treatment,
     uniform,
 )
-from tw_reduce.doctor._page import Page, copy_lines, reducer_lines
+from tw_reduce.doctor._page import Page, check_line, copy_lines, reducer_lines
 from tw_reduce.plans import Strategy
 
 
@@ -241,7 +241,7 @@ def test_the_bar_is_for_terminals_and_gone_before_a_line(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stderr", Terminal())
     page = Page()
     page.progress(0.5, "sum_balanced")
-    page.check({"status": "wrong", "name": "n", "said": "s"})
+    page.write([check_line({"status": "wrong", "name": "n", "said": "s"})])
     shown = sys.stderr.getvalue()
     assert "[============            ]  50%  sum_balanced" in shown
     assert shown.endswith("\r\033[K")

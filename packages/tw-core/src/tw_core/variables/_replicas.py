@@ -163,12 +163,10 @@ def _check_replicas(variable_lists: Sequence[Sequence[Any]]) -> None:
             f"got {', '.join(others)}."
         )
     refuse_reference_variables(v for vs in variable_lists for v in vs)
-    _check_counts(variable_lists)
-    _check_none_is_shared(variable_lists)
-    _check_shapes_and_dtypes(variable_lists)
+    _check_are_copies(variable_lists)
 
 
-def _check_counts(variable_lists: Sequence[Sequence[Any]]) -> None:
+def _check_are_copies(variable_lists: Sequence[Sequence[Any]]) -> None:
     counts = [len(variables) for variables in variable_lists]
     if len(set(counts)) > 1:
         names = [[v.name for v in variables] for variables in variable_lists]
@@ -176,9 +174,6 @@ def _check_counts(variable_lists: Sequence[Sequence[Any]]) -> None:
             f"{caller()}: every tower must have the same variables; got {counts} of "
             f"them in towers 0..{len(counts) - 1}: {names}."
         )
-
-
-def _check_none_is_shared(variable_lists: Sequence[Sequence[Any]]) -> None:
     shared = [
         f"{name} in towers {towers}"
         for name, towers in shared_variables(variable_lists)
@@ -188,9 +183,6 @@ def _check_none_is_shared(variable_lists: Sequence[Sequence[Any]]) -> None:
             f"{caller()}: every tower must have variables of its own; got the same one "
             f"for {', '.join(shared)}. Make a new model for each tower."
         )
-
-
-def _check_shapes_and_dtypes(variable_lists: Sequence[Sequence[Any]]) -> None:
     columns = zip(*[[tf_variable(v) for v in vs] for vs in variable_lists], strict=True)
     different = [
         f"number {m}: {[(v.name, str(v.shape), v.dtype.name) for v in column]}"

@@ -66,10 +66,8 @@ class Combinator:
     @without_autograph
     def __call__(self, grads: TowerTensors) -> list[list[Tensorlike]]:
         """Reduces [K][N] gradients."""
-        return public(self.name)(self._reduce)(grads)
-
-    def _reduce(self, grads: TowerTensors) -> list[list[Tensorlike]]:
-        return self.move(self.inner, read_gradients(grads))
+        reduce = public(self.name)(lambda: self.move(self.inner, read_gradients(grads)))
+        return reduce()
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,10 +86,10 @@ class Dealer:
     @without_autograph
     def __call__(self, grads: TowerTensors) -> list[list[Tensorlike]]:
         """Reduces [K][N] gradients."""
-        return public(self.name)(self._reduce)(grads)
-
-    def _reduce(self, grads: TowerTensors) -> list[list[Tensorlike]]:
-        return self.deal(self.reducers, read_gradients(grads))
+        deal = public(self.name)(
+            lambda: self.deal(self.reducers, read_gradients(grads))
+        )
+        return deal()
 
 
 @public

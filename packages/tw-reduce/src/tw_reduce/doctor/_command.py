@@ -25,7 +25,7 @@ from typing import IO, Any, NoReturn, cast
 
 from tw_core.checks import check_list, check_text, public
 from tw_reduce._measured import FORMAT, version_of
-from tw_reduce.doctor._page import Page
+from tw_reduce.doctor._page import PARTS, Page, check_line, facts_lines
 
 _EXAMPLES = """\
 examples:
@@ -124,7 +124,6 @@ def _seconds(text: str) -> float:
 
 
 _STARTS_WITHIN_S = 60.0
-_PARTS = ("copies", "reducers", "scaling")
 _USED = 0.85  # of the time limit; the rest is for steps that take longer than planned
 _INTERRUPTED, _TERMINATED = 130, 143
 Event = dict[str, Any]
@@ -139,7 +138,7 @@ class Examination:
         self.is_over = False
         self._options, self._page = options, page
         self._begun = time.monotonic()
-        self._parts = [] if options.checks_only else list(_PARTS)
+        self._parts = [] if options.checks_only else list(PARTS)
         self._failed: list[str] = []
         self._doing: Event = {}
         self._checked = False
@@ -196,21 +195,27 @@ class Examination:
         """Shows the verdict, and writes the file."""
         self.report["seconds"] = round(time.monotonic() - self._begun, 1)
         self.report["faults"] = self.faults
+        states = [check["status"] for check in self.report["checks"]]
+        fit = len(states) - states.count("unfit")
+        held = f"{states.count('ok')} of {fit} checks hold; {self.report['seconds']} s"
+        written = []
         if self._options.json is not None:
             text = json.dumps(self.report, indent=1) + "\n"
             self._options.json.write_text(text, encoding="utf-8")
-        self._page.close(self.report, self._options.json)
+            written = [f"Wrote {self._options.json}"]
+        self._page.write(["", held, *written])
 
     def _note_facts(self, event: Event) -> None:
         if "facts" in self.report:  # from an earlier process
             return
         self.report["made_on"] = event.pop("made_on")
         self.report["facts"] = event
-        self._page.facts(self.report)
+        self._page.write(facts_lines(self.report))
 
     def _note_check(self, event: Event) -> None:
+        head = [] if self.report["checks"] else ["", "checks"]
         self.report["checks"].append(event)
-        self._page.check(event)
+        self._page.write([*head, check_line(event)])
         if event["status"] == "wrong":
             self._failed.append(event["name"])
             self.faults.append(f"{event['name']}: {event['said']}")
@@ -218,7 +223,7 @@ class Examination:
     def _note_part(self, kind: str, event: Event) -> None:
         self.report[kind] = event["rows"] if kind != "scaling" else event
         self._parts.remove(kind)
-        self._page.part(kind, self.report[kind])
+        self._page.write(["", *PARTS[kind](self.report[kind])])
 
     def note_loss(self, how: str) -> None:
         """Drops the lost check, or the part that the lost measurement belongs to."""

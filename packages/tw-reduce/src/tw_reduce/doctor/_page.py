@@ -2,8 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tw_reduce._measured import COPIED, KEPT, Strategy
@@ -19,7 +18,6 @@ class Page:
 
     def __init__(self) -> None:
         self._shows_bar = sys.stderr.isatty()
-        self._has_checks = False
 
     def progress(self, share: float, what: str) -> None:
         """Shows the share of work done and the current step; on a terminal only."""
@@ -35,37 +33,8 @@ class Page:
         if self._shows_bar:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
-    def facts(self, report: Mapping[str, Any]) -> None:
-        """Writes the facts about the machine."""
-        self._write(facts_lines(report))
-
-    def check(self, check: Mapping[str, Any]) -> None:
-        """Writes the result of a check."""
-        head = [] if self._has_checks else ["", "checks"]
-        self._has_checks = True
-        said = f"  {check['said']}" if check["said"] else ""
-        self._write([*head, f"  {_MARKS[check['status']]} {check['name']}{said}"])
-
-    def part(self, kind: str, rows: Any) -> None:
-        """Writes the results of a measured part."""
-        lines = {"copies": copy_lines, "reducers": reducer_lines}.get(
-            kind, scaling_lines
-        )
-        self._write(["", *lines(rows)])
-
-    def close(self, report: Mapping[str, Any], written: Path | None) -> None:
-        """Writes the verdict."""
-        states = [check["status"] for check in report["checks"]]
-        fit = len(states) - states.count("unfit")
-        lines = [
-            "",
-            f"{states.count('ok')} of {fit} checks hold; {report['seconds']} s",
-        ]
-        if written is not None:
-            lines.append(f"Wrote {written}")
-        self._write(lines)
-
-    def _write(self, lines: Sequence[str]) -> None:
+    def write(self, lines: Iterable[str]) -> None:
+        """Writes lines to stdout."""
         self.clear()
         print("\n".join(lines), flush=True)
 
@@ -92,6 +61,12 @@ def facts_lines(report: Mapping[str, Any]) -> list[str]:
     links = facts["links"] or ["nvidia-smi shows none"]
     heads = ["links", *[""] * len(links)]
     return [*lines, *map("{:10} {}".format, heads, links)]
+
+
+def check_line(check: Mapping[str, Any]) -> str:
+    """Formats the result of a check."""
+    said = f"  {check['said']}" if check["said"] else ""
+    return f"  {_MARKS[check['status']]} {check['name']}{said}"
 
 
 def copy_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -125,6 +100,14 @@ def scaling_lines(scaling: Mapping[str, Any]) -> Iterator[str]:
     for row in scaling["rows"]:
         shares = f"{row['efficiency']:7.1%} {row['of_bound']:7.1%}"
         yield f"  {row['towers']:3} towers  {row['images_per_s']:12,.1f}  {shares}"
+
+
+# What is measured, in this order.
+PARTS: dict[str, Callable[[Any], Iterator[str]]] = {
+    "copies": copy_lines,
+    "reducers": reducer_lines,
+    "scaling": scaling_lines,
+}
 
 
 def _distinct(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -94,7 +94,8 @@ def measure_scaling(
     devices: Sequence[str], doing: Callable[[str], object], *, until: float
 ) -> dict[str, Any]:
     """Times training on 1, 2, 4, ... and all of the devices."""
-    size = size_for(devices)
+    is_gpu = all("GPU" in canonical_device(device) for device in devices)
+    size = GPU_SIZE if is_gpu else CPU_SIZE
     counts = [k for k in (1, 2, 4, 8, 16) if k < len(devices)] + [len(devices)]
     contenders: dict[tuple[int, bool], Callable[[], Any]] = {}
     for count in counts:
@@ -113,12 +114,6 @@ def measure_scaling(
     )
     rows = [_row(count, size.batch, times) for count in counts]
     return {"size": vars(size), "rows": rows}
-
-
-def size_for(devices: Sequence[str]) -> Size:
-    """Chooses the model by the kind of devices."""
-    is_gpu = all("GPU" in canonical_device(device) for device in devices)
-    return GPU_SIZE if is_gpu else CPU_SIZE
 
 
 def _row(
