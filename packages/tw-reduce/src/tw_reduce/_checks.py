@@ -96,10 +96,10 @@ def reduced_by(reducer: Reducer, grads: TowerTensors) -> list[list[Tensorlike]]:
     return reduced
 
 
-def addable(grads: TowerTensors, *, dtypes: Sequence[str] = ADDABLE) -> Gradients:
+def addable(grads: TowerTensors) -> Gradients:
     """Reads gradients; also refuses dtypes that cannot be added."""
     read = read_gradients(grads)
-    check_addable(read, dtypes=dtypes)
+    check_addable(read)
     return read
 
 

@@ -29,6 +29,9 @@ from tw_reduce._sums.collectives import COLLECTIVE_DTYPES, NCCL_DTYPES
 from tw_reduce._sums.one_device import balanced
 from tw_reduce._tensor_info import TensorInfo, check_infos, is_small, packs_of
 
+# Chosen by the kind of devices, where nothing was measured.
+UNMEASURED = ("sum_on_device", "sum_balanced", "sum_nccl")
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -141,12 +144,9 @@ def make_plan(
     measured: Measurements | None = None,
     *,
     copies: bool = False,
-    share_gpus: bool = False,
+    share_gpus: bool = False,  # whether several of the devices are parts of one GPU
 ) -> AutoPlan:
-    """As ``plan_auto``, for checked arguments.
-
-    ``share_gpus``: whether several of the devices are parts of one GPU.
-    """
+    """As ``plan_auto``, for checked arguments."""
     choose = partial(_choose, devices=devices, share_gpus=share_gpus)
     if measured is not None:
         sizes = [info.num_bytes for info in infos if not info.is_sparse]

@@ -94,17 +94,6 @@ def describe_columns(grads: TowerTensors) -> tuple[TensorInfo, ...]:
     )
 
 
-def num_bytes_of_columns(grads: TowerTensors) -> list[int | None]:
-    """Returns ``num_bytes`` of each gradient, as ``describe_columns`` has it."""
-    typical = [_typical(column) for column in columns(grads)]
-    dense = [t.values if isinstance(t, tf.IndexedSlices) else t for t in typical]
-    counts = [tensor.shape.num_elements() for tensor in dense]
-    return [
-        None if count is None else count * tensor.dtype.size
-        for count, tensor in zip(counts, dense, strict=True)
-    ]
-
-
 def is_small(info: TensorInfo, below_bytes: int | None) -> bool:
     """Whether a gradient is packed: dense, of known size, and below the threshold."""
     size, below = info.num_bytes, below_bytes

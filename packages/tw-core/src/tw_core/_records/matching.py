@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tw_core._records.origins import base_names, is_of_a_tower, without_numbers
+from tw_core._records.origins import is_of_a_tower, without_numbers
 from tw_core._variable_kinds import tf_variables
 
 
@@ -41,13 +41,9 @@ def shared_variables(variables: Sequence[Sequence[Any]]) -> list[tuple[str, list
 
 
 def variable_mismatches(
-    variables: Sequence[Sequence[Any]], base: list[list[str]] | None = None
+    variables: Sequence[Sequence[Any]], base: list[list[str]]
 ) -> list[str]:
-    """Describes each difference between towers' variables; empty where all match.
-
-    ``base`` are their base names, if known already.
-    """
-    base = [base_names(tower) for tower in variables] if base is None else base
+    """Describes how variables, of these base names, differ between towers; else []."""
     names = _comparable_names(variables, base)
     if names is None:
         lengths = [len(tower) for tower in variables]

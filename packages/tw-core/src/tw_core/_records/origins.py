@@ -195,10 +195,7 @@ def recorded_origin(variable: Any) -> VariableOrigin | None:
 
 
 def base_name(variable: Any) -> str:
-    """Returns a variable's name in tower 0, without ``":0"``.
-
-    Where its origin is unknown, that is its name without a tower's prefix.
-    """
+    """Returns a variable's name in tower 0; if unknown, without a tower's prefix."""
     [name] = base_names([variable])
     return name
 

@@ -88,7 +88,7 @@ def plan_arrivals(name: str, what: str, devices: Sequence[str]) -> Reduction:
     return Reduction(name, what, tuple(devices), export)
 
 
-def note(reduction: Reduction, k: int, before: Sequence[object]) -> list[tf.Operation]:
+def _note(reduction: Reduction, k: int, before: Sequence[object]) -> list[tf.Operation]:
     """Builds the op that notes tower k, or the sums as K, once ``before`` has run."""
     if not (reduction.export or reduction.counters):
         return []
@@ -106,13 +106,17 @@ def note(reduction: Reduction, k: int, before: Sequence[object]) -> list[tf.Oper
         ]
 
 
-def note_towers(
-    reduction: Reduction, columns: Sequence[Sequence[tf.Tensor]]
+def note_all(
+    reduction: Reduction,
+    columns: Sequence[Sequence[tf.Tensor]],
+    sums: Sequence[Sequence[tf.Tensor]],
 ) -> list[tf.Operation]:
-    """Builds the ops that note each tower's arrival with [N][K] gradients."""
+    """Builds the ops that note when [N][K] gradients, and sums, are there."""
     towers = range(len(reduction.devices))
-    noted = [note(reduction, k, [column[k] for column in columns]) for k in towers]
-    return [op for ops in noted for op in ops]
+    arrivals = [_note(reduction, k, [column[k] for column in columns]) for k in towers]
+    noted = [op for ops in arrivals for op in ops]
+    done = [total for column in sums for total in column]
+    return _note(reduction, len(towers), [*noted, *done])
 
 
 class BoundedCalls:

@@ -25,7 +25,7 @@ from tw_reduce._checks import (
     positions_of,
 )
 from tw_reduce._reducer import TowerTensors, columns, rows
-from tw_reduce._sums.arrivals import note, note_towers
+from tw_reduce._sums.arrivals import note_all
 from tw_reduce._sums.one_device import densify_column
 from tw_reduce._sums.rendezvous import (
     CollectiveKeys,
@@ -166,8 +166,7 @@ def sum_nccl(
             reduction = plan_reduction(
                 keys, f"sum_nccl of {len(dense)} gradients", devices
             )
-            noted = note_towers(reduction, dense)
-            note(reduction, len(devices), [*noted, *(t for own in sums for t in own)])
+            note_all(reduction, dense, sums)
     return rows(sums, len(grads))
 
 

@@ -30,13 +30,7 @@ from tw_core.checks import (
 from tw_core.devices import canonical_device, host_of
 from tw_core.modes import compiles_with_xla
 from tw_reduce._checks import check_device_strings
-from tw_reduce._sums.arrivals import (
-    BoundedCalls,
-    Reduction,
-    note,
-    note_towers,
-    plan_arrivals,
-)
+from tw_reduce._sums.arrivals import BoundedCalls, Reduction, note_all, plan_arrivals
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -205,9 +199,8 @@ def in_turn(
             held = tf.raw_ops.MutexLock(mutex=mutex)
     waiting = [after(column, devices, [held]) for column in columns]
     sums = [reduce(n, column) for n, column in enumerate(waiting)]
+    ended = note_all(reduction, columns, sums)
     done = [total for column in sums for total in column]
-    noted = note_towers(reduction, columns)
-    ended = note(reduction, len(devices), [*noted, *done])
     with tf.device(host_of(devices[0])), tf.control_dependencies([*done, *ended]):
         released = tf.raw_ops.ConsumeMutexLock(mutex_lock=held)
     return [after(column, devices, [released]) for column in sums]

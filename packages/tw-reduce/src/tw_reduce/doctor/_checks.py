@@ -51,11 +51,7 @@ def reducer_checks(devices: Sequence[str]) -> Iterator[Check]:
 
 
 def sibling_checks(devices: Sequence[str]) -> Iterator[Check]:
-    """Yields checks of the sibling packages that are installed.
-
-    Each package names a function by an entry point of the group ``tw_reduce.doctor``;
-    it takes the devices, and yields names and functions.
-    """
+    """Yields the checks, names and functions, that installed packages declare."""
     for point in sorted(entry_points(group=SIBLINGS), key=lambda point: point.name):
         try:
             found = list(point.load()(devices))

@@ -61,10 +61,7 @@ def links() -> list[str]:
 
 
 def tf_config() -> str:
-    """Describes this process's task in TF_CONFIG; with tw-syncrep, checks it.
-
-    An entry point of the group ``tw_reduce.doctor.facts`` does both.
-    """
+    """Describes this process's task in TF_CONFIG; with tw-syncrep, checks it."""
     text = os.environ.get("TF_CONFIG")
     if not text:
         return "not set"

@@ -114,11 +114,7 @@ def measure_copies(
 def measure_reducers(
     devices: Sequence[str], algorithms: Sequence[str], doing: Doing, *, until: float
 ) -> list[dict[str, Any]]:
-    """Times every algorithm, alone and packed, on the doctor's lists of gradients.
-
-    Returns the entries of the file of ``tw-doctor --json``. Strategies for which there
-    is no time left are not in them.
-    """
+    """Times every algorithm, alone and packed, on each list, as far as time allows."""
     adding = reducers_on(tuple(devices), CollectiveKeys())
     found: dict[str, dict[str, Times]] = {own.name: {} for own in PROFILES}
     places = [(where, own) for where in (KEPT, COPIED) for own in _IN_ORDER]
@@ -233,10 +229,7 @@ def _losses_by_algorithm(times: Mapping[Strategy, Time]) -> dict[str, float]:
 
 
 def treatment(strategy: Strategy, num_bytes: Sequence[int]) -> tuple[object, ...]:
-    """Returns a key shared by strategies that treat a list of gradients the same.
-
-    For example all with the same ``large``, if every gradient is above the threshold.
-    """
+    """Returns a key shared by strategies that treat a list of gradients the same."""
     below = strategy.below_bytes
     return tuple(
         (strategy.small, True) if size < below else (strategy.large, False)
