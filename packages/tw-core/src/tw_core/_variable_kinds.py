@@ -24,7 +24,7 @@ REFERENCE_ADVICE = (
 )
 
 # These pass a variable's handle to a function's body, and run anywhere.
-_CALLS = frozenset(
+CALLS = frozenset(
     {
         "Case",
         "If",
@@ -121,7 +121,7 @@ def make_local(variable: tf.Variable) -> None:
 
 def hands_on(op: tf.Operation) -> bool:
     """Returns whether ``op`` passes variables to a body, rather than using them."""
-    return op.type in _CALLS
+    return op.type in CALLS
 
 
 def device_of_variable(op: tf.Operation) -> str:

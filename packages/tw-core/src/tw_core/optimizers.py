@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
-from tw_core._variable_kinds import hands_on, tf_variable, tf_variables
+from tw_core._variable_kinds import CALLS, tf_variable, tf_variables
 from tw_core.checks import caller, public
 from tw_core.flat_variables import slots_like_parts
 from tw_core.flat_variables._flat_variables import flat_among
@@ -282,7 +282,7 @@ def _once_known(grads: Sequence[Any]) -> AbstractContextManager[Any]:
     # A control edge from a branch or call does not wait for its body: once that is
     # inlined, the edge fires as soon as the branch is chosen or the call begins.
     known = [
-        tf.identity(part) if hands_on(part.op) else part
+        tf.identity(part) if part.op.type in CALLS else part
         for part in tf.nest.flatten(
             [_in_this_graph(grad) for grad in grads if grad is not None],
             expand_composites=True,

@@ -24,7 +24,7 @@ from tw_reduce._measured import (
     check_made_for,
     described_here,
 )
-from tw_reduce._planning import UNMEASURED, AutoPlan, make_plan
+from tw_reduce._planning import AutoPlan, make_plan
 from tw_reduce._reducer import Reducer, Tensorlike
 from tw_reduce._sums.collectives import (
     check_one_gpu_per_tower,
@@ -185,9 +185,7 @@ def _chosen(
         check_function(explain=explain)
     settled, keys = tuple(devices), keys or CollectiveKeys()
     times = None if measured is None else _measured_here(measured, devices)
-    reducers = reducers_on(settled, keys)
-    if times is None:
-        reducers = {own: reducers[own] for own in UNMEASURED}
+    reducers = (reducers_on if times else _unmeasured)(settled, keys)
     thresholds: Sequence[int | None] = [below_bytes]
     if times and below_bytes is None:
         thresholds = times.thresholds
@@ -215,12 +213,18 @@ def _chosen(
 def reducers_on(devices: Sequence[str], keys: CollectiveKeys) -> dict[str, Reducer]:
     """Returns every algorithm that measurements may name, bound to devices."""
     return {
-        "sum_on_device": partial(sum_on_device, device=devices[0]),
-        "sum_balanced": partial(sum_balanced, devices=devices),
-        "sum_nccl": partial(sum_nccl, devices=devices, keys=keys),
+        **_unmeasured(devices, keys),
         "sum_round_robin": partial(sum_round_robin, devices=devices),
         "hierarchical": hierarchical(two_groups(len(devices)), devices=devices),
         "sum_collective": partial(sum_collective, devices=devices, keys=keys),
+    }
+
+
+def _unmeasured(devices: Sequence[str], keys: CollectiveKeys) -> dict[str, Reducer]:
+    return {
+        "sum_on_device": partial(sum_on_device, device=devices[0]),
+        "sum_balanced": partial(sum_balanced, devices=devices),
+        "sum_nccl": partial(sum_nccl, devices=devices, keys=keys),
     }
 
 

@@ -29,9 +29,6 @@ from tw_reduce._sums.collectives import COLLECTIVE_DTYPES, NCCL_DTYPES
 from tw_reduce._sums.one_device import balanced
 from tw_reduce._tensor_info import TensorInfo, check_infos, is_small, packs_of
 
-# Chosen by the kind of devices, where nothing was measured.
-UNMEASURED = ("sum_on_device", "sum_balanced", "sum_nccl")
-
 
 @dataclass(frozen=True)
 class Choice:

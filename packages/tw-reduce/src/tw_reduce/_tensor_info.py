@@ -94,6 +94,11 @@ def describe_columns(grads: TowerTensors) -> tuple[TensorInfo, ...]:
     )
 
 
+def num_bytes_of_columns(grads: TowerTensors) -> list[int | None]:
+    """Returns the bytes of the N gradients of checked towers."""
+    return [info.num_bytes for info in describe_columns(grads)]
+
+
 def is_small(info: TensorInfo, below_bytes: int | None) -> bool:
     """Whether a gradient is packed: dense, of known size, and below the threshold."""
     size, below = info.num_bytes, below_bytes

@@ -71,11 +71,13 @@ def frozen_keys(graph: tf.Graph | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(keys))
 
 
-def with_outer_graphs(graph: tf.Graph | None) -> Iterator[tf.Graph]:
-    """Yields a graph and those around it, to which the body of a function belongs."""
+def with_outer_graphs(graph: tf.Graph | None) -> list[tf.Graph]:
+    """Lists a graph and those around it, to which the body of a function belongs."""
+    found = []
     while graph is not None:
-        yield graph
+        found.append(graph)
         graph = getattr(graph, "outer_graph", None)
+    return found
 
 
 @public

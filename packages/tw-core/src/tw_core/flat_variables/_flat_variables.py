@@ -303,6 +303,11 @@ def view_of(variable: Any) -> VariableView | None:
     return plain if isinstance(plain, VariableView) else None
 
 
+def views_of(variables: Sequence[Any]) -> list[VariableView | None]:
+    """As ``view_of``, of each of several."""
+    return [view_of(variable) for variable in variables]
+
+
 def flat_among(variables: Sequence[Any]) -> list[FlatVariable]:
     """Returns those of several variables that are flat."""
     found = [flat_variable_of(variable) for variable in variables]

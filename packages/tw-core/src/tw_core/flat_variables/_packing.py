@@ -14,7 +14,7 @@ from tw_core.flat_variables._flat_variables import (
     FLAT_KEY,
     flat_among,
     swap_in_collections,
-    view_of,
+    views_of,
 )
 from tw_core.flat_variables._layout import Layout, is_slot_name
 from tw_core.flat_variables._view import VariableView
@@ -50,8 +50,8 @@ def pack_gradients(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         )
     packed: dict[int, list[tuple[Any, VariableView]]] = {}
     order: list[tuple[Any, Any]] = []
-    for grad, variable in pairs:
-        view = view_of(variable)
+    views = views_of([variable for _, variable in pairs])
+    for (grad, variable), view in zip(pairs, views, strict=True):
         if view is None:
             order.append((grad, variable))
             continue

@@ -28,7 +28,7 @@ from tw_core.gradients import Gradients, narrow_source
 from tw_core.modes import compiles_with_xla, without_autograph
 from tw_reduce._checks import addable, check_device_strings, check_devices
 from tw_reduce._reducer import Tensorlike, TowerTensors, columns
-from tw_reduce._tensor_info import describe_columns
+from tw_reduce._tensor_info import num_bytes_of_columns
 
 
 @dataclass(frozen=True)
@@ -159,8 +159,7 @@ def sum_balanced(
     """
     grads = addable(grads)
     check_devices(devices)
-    num_bytes = [info.num_bytes for info in describe_columns(grads)]
-    plan = balanced(num_bytes, devices)
+    plan = balanced(num_bytes_of_columns(grads), devices)
     return _add(grads, [devices[index] for index in plan.device_of], "sum_balanced")
 
 
