@@ -370,12 +370,10 @@ def _threads() -> list[str]:
 def _calls(innermost: FrameType) -> str:
     """Lists the calls of a thread, without arguments or folders."""
     calls: list[str] = []
-    frame = innermost
-    while len(calls) < _FRAMES:
+    frame: FrameType | None = innermost
+    while frame is not None and len(calls) < _FRAMES:
         module = frame.f_globals.get("__name__", "?")
         calls.append(f"{module}.{frame.f_code.co_name}:{frame.f_lineno}")
-        if frame.f_back is None:
-            break
         frame = frame.f_back
     return " < ".join(calls)
 

@@ -84,7 +84,13 @@ class BaseTowerContext(ABC):
         self._collections: TowerCollections | None = None
         self._scopes = ExitStack()
         self._new_trainable: list[str] = []
-        self._check_names()
+        if vs_name and not ns_name:
+            raise ValueError(
+                f"{self}: a tower with a vs_name needs a name; its ops would have none "
+                "of their own."
+            )
+        if ns_name.endswith("/") or vs_name.endswith("/"):
+            raise ValueError(f"{self}: names must not end in '/'; leave it out.")
 
     @property
     def name(self) -> str:
@@ -253,15 +259,6 @@ class BaseTowerContext(ABC):
             yield
         finally:
             _entered.towers = tuple(t for t in _entered.towers if t[1] is not self)
-
-    def _check_names(self) -> None:
-        if self._vs_name and not self._name:
-            raise ValueError(
-                f"{self}: a tower with a vs_name needs a name; its ops would have none "
-                "of their own."
-            )
-        if self._name.endswith("/") or self._vs_name.endswith("/"):
-            raise ValueError(f"{self}: names must not end in '/'; leave it out.")
 
     def _check_can_enter(self) -> tf.Graph:
         if tf.executing_eagerly():
