@@ -102,10 +102,9 @@ def run_in_graph(
         config = config or v1.ConfigProto(device_count={"CPU": NUM_CPUS})
         with v1.Session(graph=graph, config=config) as sess:
             sess.run(init)
-            fetches: list[Any] = []
-            shape = _map(lambda leaf: _set_aside(leaf, _is_fetch, fetches), outputs)
-            values = sess.run([_as_tensor(f) for f in fetches], dict(feeds))
-    return _map(lambda slot: _as_rows(_put_back(slot, values)), shape)
+            fetches = [_as_tensor(leaf) for leaf in _leaves(_is_fetch, outputs)]
+            values = sess.run(fetches, dict(feeds))
+    return _filled(_is_fetch, outputs, map(_as_rows, values))
 
 
 def run_in_function(fn: Callable[..., Any], *args: Any) -> Any:
@@ -115,14 +114,12 @@ def run_in_function(fn: Callable[..., Any], *args: Any) -> Any:
       The same structure as ``run_in_graph``.
     """
     public("run_in_function")(check_function)(fn=fn)
-    arrays: list[Any] = []
-    shape = _map(lambda leaf: _set_aside(leaf, _is_data, arrays), args)
 
     def traced(tensors: list[Any]) -> Any:
-        return fn(*_map(lambda slot: _put_back(slot, tensors), shape))
+        return fn(*_filled(_is_data, args, tensors))
 
     call = tf.function(traced, autograph=False)
-    return _map(_to_numpy, call([_to_tensor(array) for array in arrays]))
+    return _map(_to_numpy, call([_to_tensor(leaf) for leaf in _leaves(_is_data, args)]))
 
 
 def run_eagerly(fn: Callable[..., Any], *args: Any) -> Any:
@@ -237,10 +234,6 @@ def _takes_arguments(function: Callable[..., Any], bound: int = 0) -> bool:
         return False
 
 
-class _Slot(int):
-    """The place of a leaf in a flat list."""
-
-
 def _map(fn: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, tf.IndexedSlices | SparseRows):
         return fn(tree)
@@ -260,15 +253,16 @@ def _is_fetch(leaf: Any) -> bool:
     return isinstance(leaf, kinds) or is_variable(leaf)
 
 
-def _set_aside(leaf: Any, kind: Callable[[Any], bool], flat: list[Any]) -> Any:
-    if not kind(leaf):
-        return leaf
-    flat.append(leaf)
-    return _Slot(len(flat) - 1)
+def _leaves(kind: Callable[[Any], bool], tree: Any) -> list[Any]:
+    found: list[Any] = []
+    _map(lambda leaf: found.append(leaf) if kind(leaf) else None, tree)
+    return found
 
 
-def _put_back(slot: Any, flat: list[Any]) -> Any:
-    return flat[slot] if isinstance(slot, _Slot) else slot
+def _filled(kind: Callable[[Any], bool], tree: Any, values: Iterable[Any]) -> Any:
+    """Puts values in the place of ``_leaves(kind, tree)``."""
+    given = iter(values)
+    return _map(lambda leaf: next(given) if kind(leaf) else leaf, tree)
 
 
 def _as_tensor(leaf: Any) -> Any:
