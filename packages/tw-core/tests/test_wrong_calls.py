@@ -485,9 +485,9 @@ VARIABLES = [
     *rows(
         "copy_to_replicas",
         copy_to_replicas,
-        ((None,), TypeError, "variable_lists must be a list of lists; got None"),
+        ((None,), TypeError, "one list of variables per tower; got None"),
         (([],), ValueError, "no tower's variables were given"),
-        (([None],), TypeError, "must be a list of variables; got None"),
+        (([None],), TypeError, "something else for towers 0 (NoneType)"),
         (([["w"]],), TypeError, "tower 0 number 0: str"),
     ),
     *[

@@ -14,7 +14,7 @@ from tw_core._variable_kinds import (
     refuse_reference_variables,
     tf_variable,
 )
-from tw_core.checks import caller, check_function, check_list, public
+from tw_core.checks import caller, check_function, check_nested, public
 from tw_core.modes import builds_session_graph, traces_function, without_autograph
 from tw_core.variables._policies import Replicated
 
@@ -143,14 +143,12 @@ def _copy(variable_lists: Sequence[Sequence[Any]]) -> tf.Operation | None:
 
 def _check_replicas(variable_lists: Sequence[Sequence[Any]]) -> None:
     """Refuses lists that are not [K][M] copies of each other; names every offender."""
-    check_list(variable_lists=variable_lists, of="lists", empty=True)
+    check_nested(variable_lists=variable_lists, of="variables")
     if not variable_lists:
         raise ValueError(
             f"{caller()}: no tower's variables were given; pass [K][M] variables, one "
             "list per tower."
         )
-    for variables in variable_lists:
-        check_list(variables_of_a_tower=variables, of="variables", empty=True)
     others = [
         f"tower {k} number {m}: {type(v).__name__}"
         for k, variables in enumerate(variable_lists)

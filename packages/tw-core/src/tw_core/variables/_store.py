@@ -94,16 +94,12 @@ class VariableStore:
     def variables(self, tower: Tower) -> list[tf.Variable]:
         """Lists the variables that ``tower`` uses, in order of creation."""
         check_tower(tower)
-        return self._variables_of(tower)
+        return list(self._sets.get(self._owner(tower), {}).values())
 
     @public
     def trainable_variables(self, tower: Tower) -> list[tf.Variable]:
         """Lists the trainable ones among ``variables(tower)``."""
-        check_tower(tower)
-        return [v for v in self._variables_of(tower) if v.trainable]
-
-    def _variables_of(self, tower: Tower) -> list[tf.Variable]:
-        return list(self._sets.get(self._owner(tower), {}).values())
+        return [v for v in self.variables(tower) if v.trainable]
 
     def _owner(self, tower: Tower) -> int:
         return 0 if isinstance(self._policy, Shared) else tower.index
