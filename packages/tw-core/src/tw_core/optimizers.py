@@ -188,14 +188,14 @@ def create_slots(optimizer: Any, variables: Sequence[Any]) -> None:
       ValueError: a Keras optimizer that cannot name its slots in a session graph; or a
         flat variable for an optimizer that treats each variable as a whole.
     """
-    kind, v1 = kind_of(optimizer), tf.compat.v1.train.Optimizer.apply_gradients
+    kind, v1_apply = kind_of(optimizer), tf.compat.v1.train.Optimizer.apply_gradients
     check_elementwise(optimizer, variables)
     with tf.init_scope(), slots_like_parts(variables):
         if kind is OptimizerKind.KERAS_3:
             _build_keras_3(optimizer, variables)
         elif kind is OptimizerKind.TF_KERAS:
             optimizer.build(tf_variables(variables))
-        elif kind is OptimizerKind.V1 and type(optimizer).apply_gradients is v1:
+        elif kind is OptimizerKind.V1 and type(optimizer).apply_gradients is v1_apply:
             # There is no public method for this; subclasses override this one.
             optimizer._create_slots(tf_variables(variables))
         else:

@@ -126,11 +126,8 @@ class _Placer:
         refuse_reference_op(op)
         if op.device and not self.merges_devices:
             return str(op.device)
-        own, ps, worker = (
-            tf.DeviceSpec.from_string(op.device or ""),
-            self.ps,
-            self.worker,
-        )
+        own = tf.DeviceSpec.from_string(op.device or "")
+        ps, worker = self.ps, self.worker
         if op.type in self.ps_ops:
             if ps.job and own.job in (None, ps.job):
                 ps = ps.replace(task=self.choose_task(op))
