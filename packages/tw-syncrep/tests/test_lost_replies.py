@@ -140,13 +140,12 @@ def test_a_pull_that_is_too_slow_for_every_session_ends_with_an_error(
     pulls = []
 
     def pull_slowly(pulling, progress, *, is_published):
-        with tf.device(pulling.device):
-            arrived = tf.identity(progress)
-            if pulling.device.endswith("task:0"):
-                return arrived, tf.no_op()
-            with tf.control_dependencies([arrived]):
-                waited = v1.py_func(lambda: pulls.append(time.sleep(2.5)), [], [])
-            return arrived, tf.group(waited)
+        arrived = tf.identity(progress)
+        if arrived.device.endswith("task:0"):
+            return arrived, tf.no_op()
+        with tf.control_dependencies([arrived]):
+            waited = v1.py_func(lambda: pulls.append(time.sleep(2.5)), [], [])
+        return arrived, tf.group(waited)
 
     def build_slow(task):
         # The other is patient, or it would end the run first.

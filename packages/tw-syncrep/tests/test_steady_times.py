@@ -184,24 +184,23 @@ def test_no_replica_is_evicted_because_the_servers_clock_is_set_forward(set_cloc
 @pytest.mark.parametrize("ahead_s", [-HOUR_S, HOUR_S])
 def test_a_hold_begins_and_ends_though_the_servers_clock_is_set(set_clock, ahead_s):
     model, session = start_by_hand(0, build, container=new_container())
-    graph = model.opt.sync_graph
-    holding = graph.holding
-    session.run(graph.ops.open)
-    session.run(holding.release)  # of nothing; what is asked for later is held
+    ops = model.opt.sync_graph.ops
+    session.run(ops.open)
+    session.run(ops.release)  # of nothing; what is asked for later is held
     for seconds in (ahead_s, 0.0):
-        asked = session.run(holding.next)
+        asked = session.run(ops.next_hold)
         set_clock(seconds)
-        hold = threading.Thread(target=session.run, args=(holding.hold,), daemon=True)
+        hold = threading.Thread(target=session.run, args=(ops.hold,), daemon=True)
         hold.start()
         deadline = threading.Event()
         for _ in range(400):
-            if session.run(holding.held) >= asked:
+            if session.run(ops.held) >= asked:
                 break
             deadline.wait(0.05)
-        assert session.run(holding.held) >= asked
+        assert session.run(ops.held) >= asked
         hold.join(0.3)
         assert hold.is_alive()
         set_clock(-seconds)
-        session.run(holding.release)
+        session.run(ops.release)
         hold.join(20)
         assert not hold.is_alive()

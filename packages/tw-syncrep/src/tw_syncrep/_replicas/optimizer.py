@@ -32,11 +32,11 @@ from tw_syncrep._replicas.gradient_pairs import (
     read_pairs,
 )
 from tw_syncrep._replicas.protocol.assembly import apply_with, build_sync_graph
-from tw_syncrep._replicas.protocol.chief import (
+from tw_syncrep._replicas.protocol.graph import SyncGraph
+from tw_syncrep._replicas.protocol.lifecycle import (
     build_initial_tokens_op,
     make_queue_runner,
 )
-from tw_syncrep._replicas.protocol.graph import SyncGraph
 from tw_syncrep._replicas.session.hook import SyncReplicasHook
 from tw_syncrep._replicas.timeouts.status import Status, format_status, read_status
 from tw_syncrep.cluster._packs import SMALL_BYTES

@@ -123,7 +123,6 @@ class Pulling:
 
     cached: tuple[CachedParameter, ...]
     packs: tuple[Pack, ...]  # by index into ``cached``
-    device: str  # of the worker
     shared_name: str  # prefix of the published variables' names
 
     def publish(self, after: tf.Operation) -> tf.Operation:
@@ -142,7 +141,9 @@ class Pulling:
     def pull(
         self, progress: tf.Tensor, *, is_published: bool
     ) -> tuple[tf.Tensor, tf.Operation]:
-        """Returns ``progress``, on the worker, and an op that updates all copies.
+        """Returns ``progress``, and an op that updates all copies.
+
+        To be built on the worker's device, where both are.
 
         ``progress``, int64 [P] on a server, is computed before parameters are read. It
         travels with a small pack of that server, if any; a large one would be copied.
@@ -161,15 +162,12 @@ class Pulling:
                     joined = carrier.prepend(head, self._read(pack))
                 else:
                     joined = self._join(carrier, head)
-            with exact_device_scope(self.device):
-                head, values = carrier.open(tf.identity(joined))
-                arrived = arrived if head is None else head
-                for n, value in values.items():
-                    copy = self.cached[n].copy
-                    assigns.append(copy.assign(value, read_value=False))
+            head, values = carrier.open(tf.identity(joined))
+            arrived = arrived if head is None else head
+            for n, value in values.items():
+                assigns.append(self.cached[n].copy.assign(value, read_value=False))
         if arrived is None:
-            with exact_device_scope(self.device):
-                arrived = tf.identity(progress)
+            arrived = tf.identity(progress)
         return arrived, tf.group(*assigns)
 
     def _join(self, pack: Pack, head: tf.Tensor | None = None) -> tf.Tensor:

@@ -4,7 +4,7 @@ Each process of a cluster builds its own graph. All share the state, which is on
 servers under the same names; each runs only its own ops.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,7 @@ from tw_syncrep._replicas.protocol.run_table import (
     make_notice,
     make_run_table,
 )
-from tw_syncrep._replicas.protocol.saving import HoldOps
 from tw_syncrep._replicas.transfer.payload import Payload, SyncOptions, make_payloads
-from tw_syncrep.cluster._placement import detached_scope
-
-Publish = Callable[[tf.Operation], tf.Operation]
-"""Takes an op that changes parameters; returns one that publishes them afterwards."""
 
 
 @dataclass(frozen=True)
@@ -39,20 +34,16 @@ class SyncState:
     arrivals: GradientQueue  # announcements, with gradients for the table's server
     gradient_queues: tuple[GradientQueue, ...]  # of the other servers
     wake_queues: WakeQueues
+    global_step: tf.Variable
+    replicas: int
     quota: tuple[int, ...]  # [R] slots that each replica may fill in a round
     aggregate: int  # gradients per round
     is_elastic: bool  # replicas may be evicted, and come back by arriving
 
-    @property
-    def replicas(self) -> int:
-        """How many replicas there are."""
-        return len(self.quota)
-
     def notify_chief(self, replica: int) -> tf.Operation:
         """Returns the op, on the current device, that has the chief read the table."""
         incarnation = self.table.read([RunField.INCARNATION])[0]
-        ticket = make_notice(replica, incarnation)
-        return self.arrivals.enqueue(ticket, self.arrivals.payload.encode_nothing())
+        return self.arrivals.enqueue_notice(make_notice(replica, incarnation))
 
     @property
     def payloads(self) -> list[Payload]:
@@ -79,6 +70,10 @@ class LifecycleOps:
     wake: tf.Operation
     position: tf.Tensor  # [2] feeds ``wake``, ``evict``, ``take_over``; default: own
     status: Sequence[tf.Tensor]  # for ``read_status``
+    next_hold: tf.Tensor  # [] least number of a hold requested after this
+    hold: tf.Operation  # holds the rounds; returns when released
+    held: tf.Tensor  # [] number of the last hold that began
+    release: tf.Operation
 
 
 @dataclass(frozen=True)
@@ -87,16 +82,21 @@ class SyncGraph:
 
     state: SyncState
     replica: int
-    train_op: tf.Operation
-    reply: tf.Tensor  # int64 [4]: round, incarnation, global step, ``WakeReason``
+    reply: (
+        tf.Tensor
+    )  # int64 [4], of ``train_op``: round, incarnation, global step, ``WakeReason``
     position: tf.Variable  # local; the replica computes for this round and incarnation
     session: tf.Variable  # local; the session in which the replica has joined
     stamp: tf.Tensor  # int64 []: feeds ``train_op`` with its batch's number
     round_op: tf.Operation
     incarnation: tf.Tensor  # int64 []: feeds ``round_op``
-    holding: HoldOps
     uninitialized: tf.Tensor  # string [*]: names of global variables without a value
     ops: LifecycleOps
+
+    @property
+    def train_op(self) -> tf.Operation:
+        """The replica's step."""
+        return self.reply.op
 
     @property
     def replicas(self) -> int:
@@ -127,11 +127,12 @@ def make_state(
     variables: Sequence[tf.Variable],
     options: SyncOptions,
     *,
-    device: str,
+    global_step: tf.Variable,
     name: str,
 ) -> SyncState:
-    """Makes the shared resources; ``device`` is the server of table and wake queues."""
-    with detached_scope(), tf.name_scope(f"{name}/meeting/"):
+    """Makes the shared resources, detached; the global step's server has the table."""
+    device = global_step.device
+    with tf.name_scope(f"{name}/meeting/"):
         table = make_run_table(device, shared_name=f"{name}/board")
         payloads = make_payloads(
             grads, variables, options, ticket_size=TICKET_SIZE, shared_name=name
@@ -156,8 +157,8 @@ def make_state(
         )
     quota = share_out(max(options.aggregate, options.total), options.total)
     return SyncState(
-        *(table, arrivals, gradient_queues, wake_queues),
-        *(quota, options.aggregate, options.is_elastic),
+        *(table, arrivals, gradient_queues, wake_queues, global_step),
+        *(options.total, quota, options.aggregate, options.is_elastic),
     )
 
 

@@ -52,15 +52,20 @@ class GradientQueue:
         with exact_device_scope(self.server):
             return self.payload.decode([tf.identity(tensor) for tensor in sent])
 
-    def enqueue(self, ticket: tf.Tensor, sent: Sequence[tf.Tensor]) -> tf.Operation:
-        """Returns the op, on the server, that enqueues what ``receive`` returned."""
+    def push(self, ticket: tf.Tensor, grads: Mapping[int, Any]) -> tf.Operation:
+        """Returns the op that sends a replica's ticket and gradients, and enqueues."""
+        received, sent = self.receive(ticket, grads)
         with exact_device_scope(self.server):
-            return self.queue.enqueue([ticket, *sent])
+            return self.enqueue(received, sent)
 
-    def put_back(self, ticket: tf.Tensor, sent: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Puts back, on the current device, an element for another; returns True."""
-        with tf.control_dependencies([self.queue.enqueue([ticket, *sent])]):
-            return tf.constant(True)
+    def enqueue(self, ticket: tf.Tensor, sent: Sequence[tf.Tensor]) -> tf.Operation:
+        """Returns the op, on the current device, that enqueues an element."""
+        return self.queue.enqueue([ticket, *sent])
+
+    def enqueue_notice(self, ticket: tf.Tensor) -> tf.Operation:
+        """As ``enqueue``, of a ticket without a gradient."""
+        nothing = [tf.zeros([0], dtype) for dtype in self.queue.dtypes[1:]]
+        return self.enqueue(ticket, nothing)
 
     def dequeue(self) -> list[tf.Tensor]:
         """Dequeues an element, on the current device: a ticket and its tensors."""

@@ -24,7 +24,7 @@ from tw_syncrep._replicas.protocol.run_table import (
 )
 from tw_syncrep.cluster._packs import plan_packs
 from tw_syncrep.cluster._parameter_cache import Pulling, cached_parameters
-from tw_syncrep.cluster._placement import detached_scope, exact_device_scope
+from tw_syncrep.cluster._placement import exact_device_scope
 
 
 @dataclass(frozen=True)
@@ -39,32 +39,35 @@ class Replica:
     local_step: tf.Variable  # its global step, under TensorFlow's name and dtype
     pulling: Pulling
 
-    def continue_at(
-        self, progress: tf.Tensor, *, is_published: bool
-    ) -> tuple[tf.Tensor, tf.Operation]:
+    def continue_at(self, progress: tf.Tensor, *, joins: bool) -> tf.Tensor:
         """Records ``progress``, int64 [4], and pulls parameters, all on the worker."""
-        progress, pulled = self.pulling.pull(progress, is_published=is_published)
         with exact_device_scope(self.device):
+            progress, pulled = self.pulling.pull(progress, is_published=not joins)
             step = tf.cast(progress[2], self.local_step.dtype)
             # Last: to the watchdog, the position is a sign that all has arrived.
             with tf.control_dependencies([pulled]):
-                return progress, tf.group(
+                recorded = [
                     self.position.assign(progress[:2], read_value=False),
                     self.local_step.assign(step, read_value=False),
-                )
+                ]
+                if joins:
+                    number = progress[3]
+                    recorded.append(self.session.assign(number, read_value=False))
+            with tf.control_dependencies(recorded):
+                return tf.identity(progress, name="reply")
 
 
 def make_replica(
     index: int,
     variables: Sequence[tf.Variable],
     *,
+    device: str,
     step_dtype: tf.DType,
     name: str,
     below_bytes: int,
 ) -> Replica:
-    """Makes the local state of a replica on the current device."""
-    device = tf.no_op(name="worker").device
-    with detached_scope(), tf.device(device):
+    """Makes the local state of a replica, detached, on its worker's device."""
+    with tf.device(device):
         start = tf.zeros([2], tf.int64)
         position = _local_variable(start, f"{name}/replica_{index}/place")
         session = _local_variable(start[0], f"{name}/replica_{index}/session")
@@ -74,19 +77,15 @@ def make_replica(
     names = {variable.name for variable in variables}
     cached = [found for found in cached_parameters() if found.master.name in names]
     masters = {n: found.master for n, found in enumerate(cached)}
-    pulling = Pulling(
-        tuple(cached),
-        plan_packs(masters, below_bytes=below_bytes),
-        device,
-        f"{name}/published",
-    )
+    packs = plan_packs(masters, below_bytes=below_bytes)
+    pulling = Pulling(tuple(cached), packs, f"{name}/published")
     return Replica(index, device, position, session, stamp, local_step, pulling)
 
 
 def build_step(
     state: SyncState, replica: Replica, grads: Mapping[int, Any], weight: Any
-) -> tuple[tf.Operation, tf.Tensor]:
-    """Builds a replica's training step after its gradients: the op, and its reply."""
+) -> tf.Tensor:
+    """Builds a replica's training step after its gradients; returns its reply."""
     ticket = make_ticket(
         replica.index,
         replica.position.read_value(),
@@ -94,9 +93,7 @@ def build_step(
         stamp=replica.stamp,
         weight=weight,
     )
-    pushed = [
-        queue.enqueue(*queue.receive(ticket, grads)) for queue in state.gradient_queues
-    ]
+    pushed = [queue.push(ticket, grads) for queue in state.gradient_queues]
     # A loop with even one remote input becomes a loop over the network: from here on,
     # the ticket is the one that the server has received.
     ticket, sent = state.arrivals.receive(ticket, grads)
@@ -107,15 +104,10 @@ def build_step(
             progress = state.wake_queues.wait(
                 replica.index, ticket, count, quota=state.quota[replica.index]
             )
-    reply, continued = replica.continue_at(progress, is_published=True)
-    with exact_device_scope(replica.device), tf.control_dependencies([continued]):
-        reply = tf.identity(reply, name="reply")
-    return reply.op, reply
+    return replica.continue_at(progress, joins=False)
 
 
-def build_join(
-    state: SyncState, replica: Replica, *, global_step: tf.Variable, life: tf.Tensor
-) -> tf.Operation:
+def build_join(state: SyncState, replica: Replica, life: tf.Tensor) -> tf.Operation:
     """Returns the op with which a replica joins a run at its current round.
 
     It sets the local variable for the session to the new one's number, or to REFUSED.
@@ -138,13 +130,10 @@ def build_join(
         notified = state.notify_chief(own)
         position = table.read([RunField.ROUND, RunField.INCARNATION])
         # The chief may not have written the table's own step yet.
-        step = tf.cast(global_step.read_value(), tf.int64)
+        step = tf.cast(state.global_step.read_value(), tf.int64)
         given = tf.where(is_own, number, REFUSED)
         progress = tf.concat([position, tf.stack([step, given])], axis=0)
-    progress, continued = replica.continue_at(progress, is_published=False)
-    with exact_device_scope(replica.device):
-        session = replica.session.assign(progress[3], read_value=False)
-    return tf.group(notified, session, continued)
+    return tf.group(notified, replica.continue_at(progress, joins=True))
 
 
 def _announce(

@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_syncrep._replicas.protocol.graph import Publish, SyncState
+from tw_syncrep._replicas.protocol.graph import SyncState
 from tw_syncrep._replicas.protocol.run_table import (
     NOTICE,
     TICKET_SIZE,
@@ -30,7 +30,7 @@ from tw_syncrep._replicas.protocol.run_table import (
     run_mark,
     weight_of,
 )
-from tw_syncrep.cluster._placement import detached_scope, exact_device_scope
+from tw_syncrep.cluster._placement import exact_device_scope
 
 Apply = Callable[[dict[int, Any]], Any]
 """Takes mean gradients by index; returns the op that has applied them."""
@@ -41,11 +41,11 @@ SUPERSEDED = "superseded by a later incarnation"
 
 
 def build_round(
-    state: SyncState, apply: Apply, *, global_step: tf.Variable, publish: Publish
+    state: SyncState, apply: Apply, publish: Callable[[tf.Operation], tf.Operation]
 ) -> tuple[tf.Operation, tf.Tensor]:
     """Builds the chief's round, on servers alone, and its incarnation's placeholder."""
     table = state.table
-    with detached_scope(), exact_device_scope(table.device):
+    with exact_device_scope(table.device):
         now = table.read([RunField.ROUND, RunField.INCARNATION, RunField.RUN])
         own = tf.compat.v1.placeholder_with_default(now[1], [], name="incarnation")
         with tf.control_dependencies([_fence(tf.equal(own, now[1]))]):
@@ -66,13 +66,12 @@ def build_round(
         with tf.control_dependencies([applied]):
             rows = [
                 (RunField.ROUND, decision.round + 1),
-                (RunField.STEP, global_step.read_value()),
+                (RunField.STEP, state.global_step.read_value()),
                 (RunField.CHANGING, 0),
                 (ring_key(decision.round), table.now()),
             ]
             written = table.write(rows)
-        with tf.control_dependencies([written]):
-            given_back = table.give_back(baton)
+        given_back = table.give_back(baton, after=[written])
         with tf.control_dependencies([given_back]):
             return state.wake_queues.end_round(), own
 
@@ -241,13 +240,13 @@ class _Selection:
             sums = arrivals.payload.add(so_far[kept:], sent, weight)
             return [tf.constant(False), left, *more, *sums]
 
+        def put_back() -> tf.Tensor:
+            with tf.control_dependencies([arrivals.enqueue(ticket, sent)]):
+                return tf.constant(True)
+
         def leave() -> list[tf.Tensor]:
             is_later = ticket[2] > self.position[1]
-            went_back = tf.cond(
-                is_later,
-                lambda: arrivals.put_back(ticket, sent),
-                lambda: tf.constant(False),
-            )
+            went_back = tf.cond(is_later, put_back, lambda: tf.constant(False))
             return [went_back, self._read_left(), *so_far]
 
         return list(tf.cond(is_accepted, add, leave))

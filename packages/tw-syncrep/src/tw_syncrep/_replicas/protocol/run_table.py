@@ -183,9 +183,16 @@ class RunTable:
         mutex = tf.raw_ops.MutexV2(shared_name=self.baton)
         return tf.raw_ops.MutexLock(mutex=mutex)
 
-    def give_back(self, baton: tf.Tensor) -> tf.Operation:
+    def give_back(self, baton: tf.Tensor, *, after: Any) -> tf.Operation:
         """Returns the op after which another may take the baton."""
-        return tf.raw_ops.ConsumeMutexLock(mutex_lock=baton)
+        with tf.control_dependencies(after):
+            return tf.raw_ops.ConsumeMutexLock(mutex_lock=baton)
+
+    def draw_number(self) -> tf.Tensor:
+        """Draws the number of a hold or release, greater than all before, int64 []."""
+        number = self.now(above=[self.read([RunField.DRAWN])[0]])
+        with tf.control_dependencies([self.write({RunField.DRAWN: number})]):
+            return tf.identity(number)
 
 
 def make_run_table(device: str, *, shared_name: str) -> RunTable:

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_syncrep._replicas.protocol.saving import HoldOps
+from tw_syncrep._replicas.protocol.graph import LifecycleOps
 
 _log = logging.getLogger("tw_syncrep")
 
@@ -24,7 +24,7 @@ _LONGEST_S = 30.0
 class HoldRounds(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[misc]
     """Holds the rounds from before a checkpoint is written until after it."""
 
-    def __init__(self, find: Callable[[], HoldOps | None]) -> None:
+    def __init__(self, find: Callable[[], LifecycleOps | None]) -> None:
         """Takes a function that returns the ops; None if rounds need not be held."""
         self._find = find
         self._thread: threading.Thread | None = None
@@ -37,7 +37,7 @@ class HoldRounds(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[mi
         ops = self._find()
         if ops is None:
             return
-        asked = session.run(ops.next)
+        asked = session.run(ops.next_hold)
         self._thread = threading.Thread(
             target=_hold, args=(session, ops), name="tw-syncrep-hold", daemon=True
         )
@@ -98,7 +98,7 @@ def _written_at(file: Path) -> float:
     return file.stat().st_mtime
 
 
-def _hold(session: tf.compat.v1.Session, ops: HoldOps) -> None:
+def _hold(session: tf.compat.v1.Session, ops: LifecycleOps) -> None:
     with contextlib.suppress(tf.errors.OpError, RuntimeError):
         session.run(ops.hold)
 

@@ -12,10 +12,13 @@ from tw_core.black_box import Recorder
 from tw_core.checks import check_flag, check_whole_number, public
 from tw_syncrep._checks import check_methods, check_session
 from tw_syncrep._errors import ReplicaReplacedError, SyncTimeoutError
-from tw_syncrep._replicas.protocol.graph import SyncGraph, share_initial_tokens
+from tw_syncrep._replicas.protocol.graph import (
+    LifecycleOps,
+    SyncGraph,
+    share_initial_tokens,
+)
 from tw_syncrep._replicas.protocol.queues import WakeReason
 from tw_syncrep._replicas.protocol.round import SUPERSEDED
-from tw_syncrep._replicas.protocol.saving import HoldOps
 from tw_syncrep._replicas.session.holding import HoldRounds
 from tw_syncrep._replicas.session.rounds import BatchStamps, ChiefRole
 from tw_syncrep._replicas.timeouts.reports import report_replies
@@ -372,11 +375,11 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         within_s = self.wait_timeout_s or 0.0
         return is_held_by_others(parts, graph.replica, within_s=within_s)
 
-    def _find_holding(self) -> HoldOps | None:
+    def _find_holding(self) -> LifecycleOps | None:
         """Returns the ops that hold the rounds, if those go on without the chief."""
         graph = self._graph
         goes_on = self.is_elastic or graph.aggregate < graph.replicas
-        return graph.holding if goes_on else None
+        return graph.ops if goes_on else None
 
     @property
     def _graph(self) -> SyncGraph:

@@ -161,7 +161,7 @@ class ChiefRole:
             )
             return ask([ops.evict], feed, timeout_s=_BATON_S) is not None
         if is_silent(status, status.chief, within_s=self._timeout_s / 2):
-            ask([graph.holding.release])  # It may have been lost while saving.
+            ask([ops.release])  # It may have been lost while saving.
         feed[ops.initial] = self._initial
         answer = ask([ops.take_over], feed, timeout_s=_BATON_S)
         if answer is None:

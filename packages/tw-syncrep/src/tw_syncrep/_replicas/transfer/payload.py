@@ -86,10 +86,6 @@ class Payload:
             arrived += [rows[0], tf.cast(rows[1], row.index_dtype)]
         return ticket, arrived
 
-    def encode_nothing(self) -> list[tf.Tensor]:
-        """Returns the tensors to send with a ticket without a gradient."""
-        return [tf.zeros([0], dtype) for dtype in self.dtypes()]
-
     def zeros(self) -> list[tf.Tensor]:
         """Returns the sums before the first replica."""
         sums = [tf.zeros([2], tf.float64)] * self.weighs
