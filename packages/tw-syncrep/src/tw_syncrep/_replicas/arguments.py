@@ -1,7 +1,7 @@
 """Checks of the optimizer's arguments."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tw_core.checks import caller, check_flag, check_text, check_whole_number
 from tw_core.modes import builds_session_graph
-from tw_syncrep._checks import check_methods, check_timeouts
+from tw_syncrep._checks import check_methods
 from tw_syncrep._replicas.transfer.payload import SyncOptions
 from tw_syncrep._replicas.transfer.rows import SPARSE_MEANS
 from tw_syncrep.cluster._tf_config import find_tf_config
@@ -81,15 +81,6 @@ def check_choice(name: str, got: str, known: Sequence[str]) -> None:
         )
 
 
-def read_timeouts(
-    wait_timeout_s: float | None, start_timeout_s: float | None
-) -> tuple[float | None, float | None]:
-    """Returns the longest waits for a step and for others to start, in seconds."""
-    start = wait_timeout_s if start_timeout_s is None else start_timeout_s
-    check_timeouts(wait_timeout_s=wait_timeout_s, start_timeout_s=start)
-    return wait_timeout_s, start
-
-
 def check_wrapped(
     opt: Any, *, variable_averages: Any, variables_to_average: Any, use_locking: Any
 ) -> None:
@@ -130,16 +121,6 @@ def check_loss(loss: Any, var_list: Any) -> None:
         )
     if var_list is not None:
         _check_variables(var_list=var_list)
-
-
-def check_slot(args: Sequence[Any], given: Mapping[str, Any]) -> None:
-    """Checks the variable whose slot is requested."""
-    variable = args[0] if args else given.get("var")
-    if not isinstance(variable, tf.Variable):
-        raise TypeError(
-            f"{_CLASS}.get_slot: the first argument must be a variable, the second the "
-            f"name of a slot; got {variable!r} for the variable."
-        )
 
 
 def _check_variables(**given: Any) -> None:

@@ -11,10 +11,31 @@ import tensorflow as tf
 
 from tw_core.checks import caller
 from tw_core.gradients import check_weight, ensure_gradient_shapes
+from tw_syncrep.cluster._parameter_cache import with_masters
 
 
-def read_pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
-    """Returns the pairs of ``apply_gradients``, checked except for the gradients."""
+def read_gradients(
+    grads_and_vars: Any, global_step: Any, *, weight: Any, sparse_mean: str
+) -> tuple[list[Any], list[tf.Variable]]:
+    """Checks the arguments of ``apply_gradients``, in whose place it returns [N] each.
+
+    Parameters are in the place of their copies. Gradients of unknown shape are checked
+    in each step.
+    """
+    given = _read_pairs(grads_and_vars)
+    _check_resources([variable for _, variable in given])
+    pairs = with_masters(given)
+    _check_step(global_step)
+    _check_graph([*pairs, (None, global_step)])
+    _check_weight(weight, sparse_mean)
+    _check_kinds(pairs)
+    _check_shapes(pairs)
+    [ensured] = ensure_gradient_shapes([pairs])
+    grads = [_with_a_row_per_index(grad, variable) for grad, variable in ensured]
+    return grads, [variable for _, variable in pairs]
+
+
+def _read_pairs(grads_and_vars: Any) -> list[Any]:
     tensors = tf.Tensor | tf.IndexedSlices | tf.Variable
     if isinstance(grads_and_vars, str | tensors) or not isinstance(
         grads_and_vars, Iterable
@@ -35,12 +56,10 @@ def read_pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
             f"{caller()}: grads_and_vars must hold (gradient, variable) pairs; got "
             f"{', '.join(map(repr, others))}."
         )
-    _check_resources([variable for _, variable in pairs])
-    return [(grad, variable) for grad, variable in pairs]
+    return pairs
 
 
-def check_graph_of(pairs: Sequence[tuple[Any, Any]], global_step: Any) -> None:
-    """Checks the global step, and that everything belongs to the default graph."""
+def _check_step(global_step: Any) -> None:
     if global_step is None:
         raise ValueError(
             f"{caller()}: Global step is required to check staleness; got none, and "
@@ -54,15 +73,18 @@ def check_graph_of(pairs: Sequence[tuple[Any, Any]], global_step: Any) -> None:
             f"{global_step.name} of {global_step.dtype.name} and shape "
             f"{global_step.shape}."
         )
+
+
+def _check_graph(pairs: Sequence[tuple[Any, Any]]) -> None:
     graph = tf.compat.v1.get_default_graph()
-    parts = [
-        (variable.name, part)
-        for grad, variable in [*pairs, (None, global_step)]
+    # An eager tensor has no graph at all.
+    others = [
+        variable.name
+        for grad, variable in pairs
         for part in (grad, variable.handle)
         if isinstance(part, tf.Tensor | tf.IndexedSlices)
+        and getattr(part, "graph", None) is not graph
     ]
-    # An eager tensor has no graph at all.
-    others = [name for name, part in parts if getattr(part, "graph", None) is not graph]
     if others:
         raise ValueError(
             f"{caller()}: variables and gradients must belong to the default graph; "
@@ -70,8 +92,7 @@ def check_graph_of(pairs: Sequence[tuple[Any, Any]], global_step: Any) -> None:
         )
 
 
-def check_own_weight(weight: Any, *, sparse_mean: str) -> None:
-    """Checks the weight of this replica's gradients; accepts None."""
+def _check_weight(weight: Any, sparse_mean: str) -> None:
     if weight is None:
         return
     check_weight(weight)
@@ -87,9 +108,7 @@ def check_own_weight(weight: Any, *, sparse_mean: str) -> None:
         )
 
 
-def fitting_gradients(pairs: Sequence[tuple[Any, tf.Variable]]) -> list[Any]:
-    """Checks [N] gradients against their variables; unknown shapes, in each step."""
-    _check_kinds(pairs)
+def _check_shapes(pairs: Sequence[tuple[Any, tf.Variable]]) -> None:
     unknown = [v.name for _, v in pairs if not v.shape.is_fully_defined()]
     if unknown:
         raise ValueError(
@@ -103,8 +122,6 @@ def fitting_gradients(pairs: Sequence[tuple[Any, tf.Variable]]) -> list[Any]:
             f"{caller()}: a gradient must have the shape of its variable; got "
             f"{'; '.join(found)}."
         )
-    [ensured] = ensure_gradient_shapes([pairs])
-    return [_with_a_row_per_index(grad, variable) for grad, variable in ensured]
 
 
 def _check_resources(variables: Sequence[Any]) -> None:

@@ -13,25 +13,18 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.checks import check_flag, check_whole_number, public
-from tw_syncrep._checks import check_session
+from tw_syncrep._checks import check_session, check_timeouts
 from tw_syncrep._replicas.arguments import (
     check_choice,
     check_loss,
     check_scope_name,
     check_session_graph,
-    check_slot,
     check_wrapped,
     find_replica_index,
     read_options,
-    read_timeouts,
 )
-from tw_syncrep._replicas.gradient_pairs import (
-    check_graph_of,
-    check_own_weight,
-    fitting_gradients,
-    read_pairs,
-)
-from tw_syncrep._replicas.protocol.assembly import apply_with, build_sync_graph
+from tw_syncrep._replicas.gradient_pairs import read_gradients
+from tw_syncrep._replicas.protocol.assembly import build_sync_graph
 from tw_syncrep._replicas.protocol.graph import SyncGraph
 from tw_syncrep._replicas.protocol.lifecycle import (
     build_initial_tokens_op,
@@ -143,9 +136,9 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             min_replicas=min_replicas,
         )
         check_choice("when_replica_leaves", when_replica_leaves, _WHEN_LEAVING)
-        self.wait_timeout_s, self.start_timeout_s = read_timeouts(
-            wait_timeout_s, start_timeout_s
-        )
+        start_s = wait_timeout_s if start_timeout_s is None else start_timeout_s
+        check_timeouts(wait_timeout_s=wait_timeout_s, start_timeout_s=start_s)
+        self.wait_timeout_s, self.start_timeout_s = wait_timeout_s, start_s
         if elastic and self.wait_timeout_s is None:
             raise ValueError(
                 f"{_CLASS}: elastic=True needs a wait_timeout_s, after which replicas "
@@ -263,14 +256,13 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         check_session_graph()
         if name is not None:
             check_scope_name(name)
-        pairs = with_masters(read_pairs(grads_and_vars))
         if global_step is None:
             global_step = tf.compat.v1.train.get_global_step()
-        check_graph_of(pairs, global_step)
-        check_own_weight(weight, sparse_mean=self._options.sparse_mean)
-        grads = fitting_gradients(pairs)
+        sparse_mean = self._options.sparse_mean
+        grads, variables = read_gradients(
+            grads_and_vars, global_step, weight=weight, sparse_mean=sparse_mean
+        )
         index = find_replica_index(self._replica_index, total=self._options.total)
-        variables = [variable for _, variable in pairs]
         self._built = build_sync_graph(
             grads,
             variables,
@@ -278,9 +270,8 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             weight=weight,
             global_step=global_step,
             replica_index=index,
-            apply=apply_with(
-                self._opt, variables, global_step=global_step, then=self._average
-            ),
+            opt=self._opt,
+            average=self._average,
             name=name or self.get_name(),
         )
         self._runner = None
@@ -362,7 +353,12 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         Raises:
           TypeError: the first argument is not a variable.
         """
-        check_slot(args, kwargs)
+        variable = args[0] if args else kwargs.get("var")
+        if not isinstance(variable, tf.Variable):
+            raise TypeError(
+                f"{_CLASS}.get_slot: the first argument must be a variable, the second "
+                f"the name of a slot; got {variable!r} for the variable."
+            )
         return self._opt.get_slot(*args, **kwargs)
 
     @public

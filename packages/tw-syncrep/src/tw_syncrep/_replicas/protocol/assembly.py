@@ -25,7 +25,8 @@ def build_sync_graph(
     weight: Any,
     global_step: tf.Variable,
     replica_index: int,
-    apply: Apply,
+    opt: Any,
+    average: Callable[[], Any] | None,
     name: str,
 ) -> SyncGraph:
     """Builds a replica's step, the chief's round and the ops around them.
@@ -51,6 +52,7 @@ def build_sync_graph(
         reply = build_step(state, replica, by_index, weight)
     with detached_scope():
         with tf.name_scope(f"{name}/round/"):
+            apply = _apply_with(opt, variables, global_step, average)
             round_op, incarnation = build_round(state, apply, replica.pulling.publish)
         every = tf.compat.v1.global_variables()
         uninitialized = tf.compat.v1.report_uninitialized_variables(every)
@@ -71,14 +73,13 @@ def build_sync_graph(
         )
 
 
-def apply_with(
+def _apply_with(
     opt: Any,
     variables: Sequence[tf.Variable],
-    *,
     global_step: tf.Variable,
-    then: Callable[[], Any] | None,
+    average: Callable[[], Any] | None,
 ) -> Apply:
-    """Returns a function that applies a round's means with ``opt``, then ``then``."""
+    """Returns a function that applies a round's means with ``opt``, then averages."""
 
     def apply(means: dict[int, Any]) -> Any:
         # TensorFlow's own class adds up rows of equal index itself; others may not.
@@ -92,10 +93,10 @@ def apply_with(
             slots_like_parts(variables),
         ):
             update = opt.apply_gradients(pairs, global_step)
-            if then is None:
+            if average is None:
                 return update
             with tf.control_dependencies([update]):
-                return then()
+                return average()
 
     return apply
 
