@@ -128,32 +128,20 @@ def plan_packs(
 ) -> tuple[Pack, ...]:
     """Joins small tensors by server and dtype, in the order of their first tensors."""
     indices = list(variables)
-    keys = [_key_if_small(variables[n], below_bytes) for n in indices]
-    return tuple(
-        _make_pack(
-            variables,
-            [indices[place] for place in group],
-            is_small=keys[group[0]] is not None,
+    keys = [
+        (v.device, v.dtype.base_dtype.name) if is_small(v, below_bytes) else None
+        for v in variables.values()
+    ]
+    packs = []
+    for places in flat_packs.plan_packs(keys).groups:
+        group = tuple(indices[place] for place in places)
+        first = variables[group[0]]
+        pack = Pack(
+            first.device,
+            first.dtype.base_dtype.name,
+            group,
+            tuple(tuple(variables[n].shape.as_list()) for n in group),
+            is_small=keys[places[0]] is not None,
         )
-        for group in flat_packs.plan_packs(keys).groups
-    )
-
-
-def _key_if_small(variable: tf.Variable, below_bytes: int) -> tuple[str, str] | None:
-    """Returns the key that tensors of a pack share; None for a large one."""
-    if not is_small(variable, below_bytes):
-        return None
-    return variable.device, variable.dtype.base_dtype.name
-
-
-def _make_pack(
-    variables: Mapping[int, tf.Variable], group: list[int], *, is_small: bool
-) -> Pack:
-    first = variables[group[0]]
-    return Pack(
-        first.device,
-        first.dtype.base_dtype.name,
-        tuple(group),
-        tuple(tuple(variables[n].shape.as_list()) for n in group),
-        is_small,
-    )
+        packs.append(pack)
+    return tuple(packs)

@@ -66,7 +66,28 @@ def variable_getter(
       TypeError: ``task`` is neither, or ``below_bytes`` is not a whole number.
       ValueError: ``task`` is not a device string, or ``below_bytes`` negative.
     """
-    return _make_getter(task, below_bytes)
+    below_bytes = check_whole_number(below_bytes=below_bytes, at_least=0)
+    if not isinstance(task, str):
+        check_task(task)
+        task = f"/job:{task.job}/task:{task.index}"
+    try:
+        tf.DeviceSpec.from_string(task)
+    except ValueError as error:
+        raise ValueError(
+            f"{caller()}: task {task!r} is not a device string such as "
+            "'/job:worker/task:1'."
+        ) from error
+
+    def get(
+        getter: Callable[..., Any], name: str, *args: Any, **kwargs: Any
+    ) -> tf.Variable:
+        master = getter(name, *args, **kwargs)
+        if not _gains(master, below_bytes):
+            return master
+        known = [m.copy for m in cached_parameters() if m.master.name == master.name]
+        return known[0] if known else _make_copy(master, task)
+
+    return get
 
 
 @public
@@ -75,7 +96,7 @@ def pulled_together(
     task: TaskConfig | str, *, below_bytes: int = SMALL_BYTES
 ) -> Iterator[None]:
     """Pulls the variables of a model in packs; see ``variable_getter``."""
-    getter = _make_getter(task, below_bytes)
+    getter = variable_getter(task, below_bytes=below_bytes)
     scope = tf.compat.v1.get_variable_scope()
     with tf.compat.v1.variable_scope(scope, custom_getter=getter):
         yield
@@ -240,33 +261,6 @@ def _changes_on(server: str, after: tf.Operation) -> list[tf.Operation]:
         todo += before
         seen |= before
     return found
-
-
-def _make_getter(
-    task: TaskConfig | str, below_bytes: int
-) -> Callable[..., tf.Variable]:
-    below_bytes = check_whole_number(below_bytes=below_bytes, at_least=0)
-    if not isinstance(task, str):
-        check_task(task)
-        task = f"/job:{task.job}/task:{task.index}"
-    try:
-        tf.DeviceSpec.from_string(task)
-    except ValueError as error:
-        raise ValueError(
-            f"{caller()}: task {task!r} is not a device string such as "
-            "'/job:worker/task:1'."
-        ) from error
-
-    def get(
-        getter: Callable[..., Any], name: str, *args: Any, **kwargs: Any
-    ) -> tf.Variable:
-        master = getter(name, *args, **kwargs)
-        if not _gains(master, below_bytes):
-            return master
-        known = [m.copy for m in cached_parameters() if m.master.name == master.name]
-        return known[0] if known else _make_copy(master, task)
-
-    return get
 
 
 def _gains(variable: Any, below_bytes: int) -> bool:

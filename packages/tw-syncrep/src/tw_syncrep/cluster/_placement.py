@@ -77,22 +77,18 @@ def _make_strategy(
                 f"{_CALLER}: capacities are for strategy='bytes'; got {capacities!r} "
                 f"with {strategy!r}."
             )
-        capacities = _check_capacities(capacities, servers)
+        listed = check_list(capacities=capacities, of="numbers", empty=True)
+        if len(listed) != servers:
+            raise ValueError(
+                f"{_CALLER}: capacities must have one number for each parameter "
+                f"server; got {len(listed)} for {servers}."
+            )
+        capacities = [check_number(capacities=size, above=0) for size in listed]
     if callable(strategy):
         return _refuse_others(strategy, servers)
     if strategy == "round_robin" or not servers:
         return None
     return _fewest_bytes(capacities or [1.0] * servers)
-
-
-def _check_capacities(capacities: Sequence[float], servers: int) -> list[float]:
-    listed = check_list(capacities=capacities, of="numbers", empty=True)
-    if len(listed) != servers:
-        raise ValueError(
-            f"{_CALLER}: capacities must have one number for each parameter server; "
-            f"got {len(listed)} for {servers}."
-        )
-    return [check_number(capacities=size, above=0) for size in listed]
 
 
 def _fewest_bytes(capacities: Sequence[float]) -> _Strategy:

@@ -192,8 +192,11 @@ def server_config(
     starts at once. On a machine with no more processors than tasks, spinning takes
     processor time from another task.
     """
+    processors = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # those that this process may use
+        processors = len(os.sched_getaffinity(0))
     config = tf.compat.v1.ConfigProto()
-    if shares_processors(addresses, own, processors=_count_processors()):
+    if shares_processors(addresses, own, processors=processors):
         config.experimental.disable_thread_spinning = True
     return config
 
@@ -227,13 +230,6 @@ def keep_freed_memory() -> bool:
         (_M_TOP_PAD, _HEAP_BYTES),
     )
     return all(mallopt(name, value) for name, value in settings)
-
-
-def _count_processors() -> int:
-    """Counts the processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _tasks_of(addresses: Mapping[str, Sequence[str]]) -> list[tuple[str, int]]:

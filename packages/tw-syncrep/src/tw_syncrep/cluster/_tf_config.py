@@ -111,7 +111,12 @@ def read_tf_config(text: str | None = None) -> TaskConfig:
             '"task": {"type": "worker", "index": 0}}.'
         )
     cluster, task = _parse(text)
-    addresses = _read_cluster(cluster)
+    if not _are_addresses(cluster):
+        raise ValueError(
+            "read_tf_config: 'cluster' must map jobs to lists of 'host:port'; got "
+            f"{cluster!r}."
+        )
+    addresses = {_job_name(job): tuple(own) for job, own in cluster.items() if own}
     faults = _faults_of_cluster(addresses) + _faults_of_task(task, addresses)
     if faults:
         raise ValueError("read_tf_config: TF_CONFIG is wrong: " + "; ".join(faults))
@@ -149,15 +154,6 @@ def _parse(text: str) -> tuple[Any, Any]:
             f"'task'; got {text!r}."
         )
     return config.get("cluster", {}), config.get("task", {})
-
-
-def _read_cluster(cluster: Any) -> dict[str, tuple[str, ...]]:
-    if not _are_addresses(cluster):
-        raise ValueError(
-            "read_tf_config: 'cluster' must map jobs to lists of 'host:port'; got "
-            f"{cluster!r}."
-        )
-    return {_job_name(job): tuple(tasks) for job, tasks in cluster.items() if tasks}
 
 
 def _are_addresses(cluster: Any) -> bool:
