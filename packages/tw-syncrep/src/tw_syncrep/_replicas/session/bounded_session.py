@@ -33,37 +33,18 @@ class AbandonedCalls(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     for it again: two of one replica. So this is the first of the hooks.
     """
 
-    def __init__(self) -> None:
-        """Starts with no call left behind."""
-        self._is_left = False
+    is_left = False
+    """Whether the session's call was left behind."""
 
-    def leave(self) -> None:
-        """Records that the session's call was left behind."""
-        self._is_left = True
-
-    def check(self) -> None:
+    def check(self, *_: Any) -> None:
         """Ends a call that was left behind, by raising in it."""
-        if self._is_left:
+        if self.is_left:
             raise AbandonedError(
                 "training_session: this call was left behind; what it returns now is "
                 "of no use to anyone."
             )
 
-    def after_create_session(self, session: Any, coord: Any) -> None:
-        """Checks before the other hooks."""
-        self.check()
-
-    def before_run(self, run_context: Any) -> None:
-        """Checks before the other hooks."""
-        self.check()
-
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Checks before the other hooks."""
-        self.check()
-
-    def end(self, session: Any) -> None:
-        """Checks before the other hooks."""
-        self.check()
+    after_create_session = before_run = after_run = end = check
 
 
 class TrainingSession:
@@ -218,12 +199,10 @@ class TrainingSession:
             raise RuntimeError(
                 "training_session: the session was closed; make a new one."
             )
-        self._events.began("training_session", doing)
         try:
-            return self._thread.run(call, monitor.check, after_s=CHECK_EVERY_S)
+            with self._events.during("training_session", doing):
+                return self._thread.run(call, monitor.check, after_s=CHECK_EVERY_S)
         except BaseException:
             if self._thread.is_abandoned:
                 self._release(True)
             raise
-        finally:
-            self._events.ended("training_session", doing)

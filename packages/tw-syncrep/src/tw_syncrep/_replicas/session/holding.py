@@ -38,8 +38,13 @@ class HoldRounds(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[mi
         if ops is None:
             return
         asked = session.run(ops.next_hold)
+
+        def hold() -> None:
+            with contextlib.suppress(tf.errors.OpError, RuntimeError):
+                session.run(ops.hold)
+
         self._thread = threading.Thread(
-            target=_hold, args=(session, ops), name="tw-syncrep-hold", daemon=True
+            target=hold, name="tw-syncrep-hold", daemon=True
         )
         self._thread.start()
         deadline = time.monotonic() + _LONGEST_S
@@ -85,22 +90,14 @@ def _withdraw(graph: tf.Graph) -> None:
         tf.compat.v1.train.remove_checkpoint(last)
         saver.set_last_checkpoints(kept)
         stem = last.rpartition("-")[0]
-        found = sorted(Path(last).parent.glob("*.index"), key=_written_at)
-        newest = [str(file.with_suffix("")) for file in found]
+        files = Path(last).parent.glob("*.index")
+        by_time = sorted(files, key=lambda file: file.stat().st_mtime)
+        newest = [str(file.with_suffix("")) for file in by_time]
         newest = [name for name in newest if name.startswith(f"{stem}-")]
         if newest:
             tf.compat.v1.train.update_checkpoint_state(
                 str(Path(last).parent), newest[-1], newest
             )
-
-
-def _written_at(file: Path) -> float:
-    return file.stat().st_mtime
-
-
-def _hold(session: tf.compat.v1.Session, ops: LifecycleOps) -> None:
-    with contextlib.suppress(tf.errors.OpError, RuntimeError):
-        session.run(ops.hold)
 
 
 class WhileActing(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]

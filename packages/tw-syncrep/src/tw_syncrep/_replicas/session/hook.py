@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.black_box import Recorder
+from tw_core.black_box import Recorder, Wait, add_report
 from tw_core.checks import check_flag, check_whole_number, public
 from tw_syncrep._checks import check_methods, check_session
 from tw_syncrep._errors import ReplicaReplacedError, SyncTimeoutError
@@ -21,7 +21,6 @@ from tw_syncrep._replicas.protocol.queues import WakeReason
 from tw_syncrep._replicas.protocol.round import SUPERSEDED
 from tw_syncrep._replicas.session.holding import HoldRounds
 from tw_syncrep._replicas.session.rounds import BatchStamps, ChiefRole
-from tw_syncrep._replicas.timeouts.reports import report_replies
 from tw_syncrep._replicas.timeouts.start_barrier import StartBarrier
 from tw_syncrep._replicas.timeouts.status import (
     is_held_by_others,
@@ -95,7 +94,6 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._replaced = 0
         self._session: Any = None
         self._opened = 0  # the last incarnation that this chief has begun
-        self._begun: SyncGraph | None = None
 
     @property
     def wait_timeout_s(self) -> float | None:
@@ -171,7 +169,6 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
                 "SyncReplicasOptimizer.apply_gradient should be called before using "
                 "the hook: call apply_gradients() or minimize() first."
             ) from None
-        self._begun = graph
         self._events = Recorder(
             f"SyncReplicasOptimizer, replica {graph.replica} of {graph.replicas}"
         )
@@ -264,21 +261,13 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         timeout_s: float,
     ) -> Watchdog:
         graph = self._graph
-        judges = [
-            partial(
-                judge,
-                replica=graph.replica,
-                timeout_s=timeout_s,
-                needed=graph.aggregate,
-            )
-            for judge in (judge_wait, judge_absence)
-        ]
+        own: dict[str, Any] = {"replica": graph.replica, "timeout_s": timeout_s}
         return Watchdog(
             session,
             graph.ops,
-            *judges,
-            replica=graph.replica,
-            timeout_s=timeout_s,
+            partial(judge_wait, needed=graph.aggregate, **own),
+            partial(judge_absence, needed=graph.aggregate, **own),
+            **own,
             replace_session=partial(self._replace_session, session, coord),
             recover=partial(self._chief_role.recover, session)
             if self.is_elastic
@@ -384,9 +373,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     @property
     def _graph(self) -> SyncGraph:
         """The graph that ``begin`` got."""
-        if self._begun is None:
-            raise RuntimeError(_out_of_order("after_create_session", "begin"))
-        return self._begun
+        return self._chief_role.graph
 
     @property
     def _chief_role(self) -> ChiefRole:
@@ -429,10 +416,16 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
                 "step pulls or computes takes longer than wait_timeout_s allows, or is "
                 "lost each time. Raise it, or look at the network."
             )
-            replica, timeout_s = self._graph.replica, self.wait_timeout_s or 0.0
-            error = report_replies(
-                *(late, self._events), replica=replica, deadline_s=timeout_s
+            half_s = (self.wait_timeout_s or 0.0) / 2
+            why = "was lost, or takes too long, in session after session"
+            wait = Wait(
+                who=f"replica {self._graph.replica}",
+                what="the servers' reply to its step",
+                waited_s=half_s,
+                deadline_s=half_s,
+                missing={"the reply": why},
             )
+            error = add_report(late, wait, self._events)
         # For an error that was not raised, the coordinator needs all three parts.
         coord.request_stop((type(error), error, None))
         session.close()
@@ -442,11 +435,9 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
         If a later process has the replica's number, joining is then refused.
         """
-        reason = (
-            f"SyncReplicasOptimizer: replica {self._graph.replica} gave way to {by}"
-        )
+        told = f"replica {self._graph.replica} gave way to {by}; joining again."
         error: Exception = tf.errors.AbortedError(
-            None, None, f"{reason}; joining again."
+            None, None, f"SyncReplicasOptimizer: {told}"
         )
         return error
 

@@ -90,7 +90,7 @@ class ChiefRole:
         on_failure: Callable[[Exception], None],
     ) -> None:
         """Keeps the arguments; does not act yet."""
-        self._graph = graph
+        self.graph = graph
         self._is_chief = is_chief
         self._initial = initial
         self._timeout_s = wait_timeout_s or 0.0
@@ -125,7 +125,7 @@ class ChiefRole:
         acts = self._is_to_act(session)
         self.release()
         self._session = session
-        ops = self._graph.ops
+        ops = self.graph.ops
         if acts:
             self._start(session, join(ops.open, {ops.initial: self._initial}))
         else:
@@ -139,7 +139,7 @@ class ChiefRole:
         status: Status,
     ) -> bool:
         """Lets an elastic run go on without lost replicas, in the watchdog's thread."""
-        graph, ops = self._graph, self._graph.ops
+        graph, ops = self.graph, self.graph.ops
         remedy = find_remedy(
             status,
             error,
@@ -185,10 +185,10 @@ class ChiefRole:
             return False
         options = tf.compat.v1.RunOptions(timeout_in_ms=int(_BATON_S * 1000))
         try:
-            parts = session.run(self._graph.ops.status, options=options)
+            parts = session.run(self.graph.ops.status, options=options)
         except (tf.errors.OpError, RuntimeError):
             return False
-        if read_status(parts).chief == self._graph.replica:
+        if read_status(parts).chief == self.graph.replica:
             return False
         with self._lock:
             self._stop()
@@ -214,15 +214,15 @@ class ChiefRole:
     def _is_to_act(self, session: tf.compat.v1.Session) -> bool:
         if not self.is_elastic:
             return self._is_chief
-        parts = session.run(self._graph.ops.status)
+        parts = session.run(self.graph.ops.status)
         status = read_status(self._times.restate(parts))
-        if status.chief == self._graph.replica:
+        if status.chief == self.graph.replica:
             return self._is_chief or self.is_acting
         return self._is_chief and not is_acting(status, within_s=self._timeout_s)
 
     def _start(self, session: tf.compat.v1.Session, incarnation: int) -> None:
         """Starts the rounds of an incarnation; they end with their session."""
-        graph = self._graph
+        graph = self.graph
         run_round = session.make_callable(graph.round_op, [graph.incarnation])
         with self._lock:
             if self._session is not session:

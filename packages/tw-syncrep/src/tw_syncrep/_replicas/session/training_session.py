@@ -32,13 +32,7 @@ _DEFAULTS: dict[tuple[str, ...], tuple[Any, ...]] = {
     ("save_summaries_steps", "save_summaries_secs"): (100, None),
     ("log_step_count_steps",): (100,),
 }
-_NUMBERS = (
-    "save_checkpoint_secs",
-    "save_checkpoint_steps",
-    "save_summaries_secs",
-    "save_summaries_steps",
-    "log_step_count_steps",
-)
+"""Those of ``MonitoredTrainingSession`` where none of the names is given."""
 
 
 @public
@@ -125,17 +119,20 @@ def training_session(
         "summary_dir": _read_folder(summary_dir=summary_dir),
         "save_graph_def": save_graph_def,
     }
+    _read_numbers(arguments)
     _check_arguments(arguments)
     cluster = cluster or find_tf_config()
     arguments["config"] = with_device_filters(config, cluster)
     if not is_chief:
         arguments["chief_only_hooks"] = []
-    ours = _our_hooks(arguments)
+    hooks = [*arguments["hooks"], *arguments["chief_only_hooks"]]
+    ours = [hook for hook in hooks if isinstance(hook, SyncReplicasHook)]
+    servers = cluster.addresses.get("ps", ()) if cluster is not None else ()
     start_s = _timeout(start_timeout_s, [hook.start_timeout_s for hook in ours])
     calls = AbandonedCalls()
     return TrainingSession(
         partial(_create, arguments, ours, calls, is_chief=is_chief, start_s=start_s),
-        servers=_servers(cluster),
+        servers={f"ps {index}": address for index, address in enumerate(servers)},
         wait_timeout_s=_timeout(wait_timeout_s, [h.wait_timeout_s for h in ours]),
         start_timeout_s=start_s,
         unanswered=lambda: any(hook.is_unanswered for hook in ours),
@@ -168,6 +165,17 @@ def _read_hooks(**given: Any) -> list[Any]:
     return found
 
 
+def _read_numbers(arguments: dict[str, Any]) -> None:
+    """Fills in TensorFlow's defaults, and checks the numbers that may be None."""
+    for every, defaults in _DEFAULTS.items():
+        is_given = any(arguments[name] is not _AS_TENSORFLOW for name in every)
+        for name, default in zip(every, defaults, strict=True):
+            if arguments[name] is _AS_TENSORFLOW:
+                arguments[name] = None if is_given else default
+            if arguments[name] is not None:
+                check_number(finite=False, **{name: arguments[name]})
+
+
 def _check_arguments(arguments: Mapping[str, Any]) -> None:
     """Refuses arguments with which TensorFlow's session would fail later."""
     check_text(master=arguments["master"], empty=True)
@@ -177,24 +185,15 @@ def _check_arguments(arguments: Mapping[str, Any]) -> None:
         "a tf.compat.v1.train.Scaffold",
         scaffold=arguments["scaffold"],
     )
-    for name in _NUMBERS:
-        if arguments[name] not in (None, _AS_TENSORFLOW):
-            check_number(finite=False, **{name: arguments[name]})
     for name in ("stop_grace_period_secs", "max_wait_secs"):
         check_number(at_least=0, finite=False, **{name: arguments[name]})
     check_flag(save_graph_def=arguments["save_graph_def"])
 
 
-def _our_hooks(arguments: Mapping[str, Any]) -> list[SyncReplicasHook]:
-    hooks = [*arguments["hooks"], *arguments["chief_only_hooks"]]
-    return [hook for hook in hooks if isinstance(hook, SyncReplicasHook)]
-
-
 def _release(
     ours: list[SyncReplicasHook], calls: AbandonedCalls, is_left: bool
 ) -> None:
-    if is_left:
-        calls.leave()
+    calls.is_left = calls.is_left or is_left
     for hook in ours:
         hook.release(is_left=is_left)
 
@@ -208,102 +207,78 @@ def _create(
     start_s: float | None,
 ) -> Any:
     """Creates the session with our own creator, for the chief or another replica."""
-    given: dict[str, Any] = {
-        name: None if value is _AS_TENSORFLOW else value
-        for name, value in _with_defaults(arguments).items()
-    }
-    given["scaffold"] = given["scaffold"] or tf.compat.v1.train.Scaffold()
+    scaffold = arguments["scaffold"] or tf.compat.v1.train.Scaffold()
+    common = scaffold, arguments["master"], arguments["config"]
     if is_chief:
         creator: Any = HeldSessionCreator(
-            given["scaffold"],
-            given["master"],
-            given["config"],
-            given["checkpoint_dir"],
+            *common,
+            arguments["checkpoint_dir"],
             is_held=lambda session, is_again: any(
                 hook.is_under_way(session, is_again=is_again) for hook in ours
             ),
             check=calls.check,
         )
     else:
-        longest = given["max_wait_secs"]
+        longest = arguments["max_wait_secs"]
         creator = ReadySessionCreator(
-            given["scaffold"],
-            given["master"],
-            given["config"],
+            *common,
             max_wait_s=longest if start_s is None else min(longest, start_s),
             check=calls.check,
         )
     saving: list[Any] = []
     elastic = [hook for hook in ours if hook.is_elastic]
     if is_chief or elastic:
-        saving = _saving_hooks(given, [hook.make_saver_listener() for hook in ours])
+        listeners = [hook.make_saver_listener() for hook in ours]
+        saving = _saving_hooks(arguments, scaffold, listeners)
     if elastic:  # The replica that acts as the chief may change.
-        saving = [WhileActing(hook, partial(_acts, elastic)) for hook in saving]
-    hooks = [*given["chief_only_hooks"], *saving, *given["hooks"]]
+
+        def acts() -> bool:
+            return any(hook.is_acting for hook in elastic)
+
+        saving = [WhileActing(hook, acts) for hook in saving]
     return tf.compat.v1.train.MonitoredSession(
         creator,
-        hooks=[calls, *hooks],
-        stop_grace_period_secs=given["stop_grace_period_secs"],
+        hooks=[calls, *arguments["chief_only_hooks"], *saving, *arguments["hooks"]],
+        stop_grace_period_secs=arguments["stop_grace_period_secs"],
     )
 
 
-def _acts(elastic: list[SyncReplicasHook]) -> bool:
-    return any(hook.is_acting for hook in elastic)
-
-
-def _with_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Fills in the defaults of ``MonitoredTrainingSession`` where nothing is given."""
-    filled = dict(arguments)
-    for every, default in _DEFAULTS.items():
-        if all(arguments[name] is _AS_TENSORFLOW for name in every):
-            filled |= dict(zip(every, default, strict=True))
-    return filled
-
-
-def _saving_hooks(given: Mapping[str, Any], listeners: list[Any]) -> list[Any]:
+def _saving_hooks(
+    given: Mapping[str, Any], scaffold: Any, listeners: list[Any]
+) -> list[Any]:
     """Makes the chief's hooks for steps per second, summaries and checkpoints."""
+    train = tf.compat.v1.train
     hooks: list[Any] = []
-    scaffold, folder = given["scaffold"], given["checkpoint_dir"]
+    folder = given["checkpoint_dir"]
     summaries = given["summary_dir"] or folder
-    if summaries and (given["log_step_count_steps"] or 0) > 0:
-        hooks.append(
-            tf.compat.v1.train.StepCounterHook(
-                given["log_step_count_steps"], output_dir=summaries
-            )
-        )
+    if summaries and (every := _above_0(given["log_step_count_steps"])):
+        hooks.append(train.StepCounterHook(every, output_dir=summaries))
     steps, seconds = (
         _above_0(given[f"save_summaries_{unit}"]) for unit in ("steps", "secs")
     )
     if summaries and (steps or seconds):
-        hooks.append(
-            tf.compat.v1.train.SummarySaverHook(
-                steps, seconds, output_dir=summaries, scaffold=scaffold
-            )
+        saver = train.SummarySaverHook(
+            steps, seconds, output_dir=summaries, scaffold=scaffold
         )
+        hooks.append(saver)
     seconds, steps = (
         _above_0(given[f"save_checkpoint_{unit}"]) for unit in ("secs", "steps")
     )
     if folder and (steps or seconds):
-        hooks.append(
-            tf.compat.v1.train.CheckpointSaverHook(
-                folder,
-                seconds,
-                steps,
-                scaffold=scaffold,
-                listeners=listeners,
-                save_graph_def=given["save_graph_def"],
-            )
+        saver = train.CheckpointSaverHook(
+            folder,
+            seconds,
+            steps,
+            scaffold=scaffold,
+            listeners=listeners,
+            save_graph_def=given["save_graph_def"],
         )
+        hooks.append(saver)
     return hooks
 
 
 def _above_0(number: float | None) -> float | None:
     return number if number is not None and number > 0 else None
-
-
-def _servers(cluster: TaskConfig | None) -> dict[str, str]:
-    addresses = cluster.addresses.get("ps", ()) if cluster is not None else ()
-    return {f"ps {index}": address for index, address in enumerate(addresses)}
 
 
 def _timeout(given: float | None, of_hooks: list[float | None]) -> float | None:

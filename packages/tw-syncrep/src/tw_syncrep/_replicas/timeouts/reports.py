@@ -1,15 +1,14 @@
-"""The reports of deadline errors in a run with parameter servers.
+"""The report of a deadline error that has a status.
 
 The run table records which replicas have arrived in which round, and when each was last
 heard from: a replica that waits can see from it where all the others are.
 """
 
-from collections.abc import Sequence
 from typing import TypeVar
 
 from tw_core.black_box import Recorder, Wait, add_report
 from tw_syncrep._errors import ChiefLostError, SyncTimeoutError
-from tw_syncrep._replicas.timeouts.status import Status
+from tw_syncrep._replicas.timeouts.status import Status, when_heard
 
 _E = TypeVar("_E", bound=SyncTimeoutError)
 
@@ -20,9 +19,8 @@ def report_run(
     """Adds the report of a wait for the end of a round, or for the start of a run."""
     missing = {f"replica {n}": _replica(status, n) for n in error.missing}
     if isinstance(error, ChiefLostError):
-        why = (
-            f"is the chief, and does not end the round; {_heard(status, status.chief)}"
-        )
+        heard = when_heard(status, status.chief)
+        why = f"is the chief, and does not end the round; {heard}"
         missing[f"replica {status.chief}"] = why
     if not status.incarnation:
         missing["the chief"] = "has not started"
@@ -37,46 +35,6 @@ def report_run(
         states={
             f"replica {n}": _replica(status, n) for n in range(len(status.heard_s))
         },
-    )
-    return add_report(error, wait, events)
-
-
-def report_servers(
-    error: _E,
-    events: Recorder,
-    *,
-    doing: str,
-    answering: Sequence[str],
-    faults: Sequence[str],
-    deadline_s: float,
-) -> _E:
-    """Adds the report of a call that servers do not answer, or that takes too long."""
-    # A fault reads "ps 0 (host:port) cannot be reached".
-    named = dict(fault.partition(" (")[::2] for fault in faults)
-    missing = {name: f"({rest}" for name, rest in named.items()}
-    if not missing and answering:
-        missing["the chief, or another task"] = "all parameter servers answer"
-    wait = Wait(
-        who="training_session",
-        what=f"an answer of the parameter servers to {doing}",
-        waited_s=error.waited_s,
-        deadline_s=deadline_s,
-        arrived=answering,
-        missing=missing or {"a parameter server": "no addresses are known"},
-    )
-    return add_report(error, wait, events)
-
-
-def report_replies(
-    error: _E, events: Recorder, *, replica: int, deadline_s: float
-) -> _E:
-    """Adds the report of a replica that never learns of the end of a round."""
-    wait = Wait(
-        who=f"replica {replica}",
-        what="the servers' reply to its step",
-        waited_s=deadline_s / 2,
-        deadline_s=deadline_s / 2,
-        missing={"the reply": "was lost, or takes too long, in session after session"},
     )
     return add_report(error, wait, events)
 
@@ -96,9 +54,4 @@ def _replica(status: Status, n: int) -> str:
         last = "never" if arrived_s is None else f"{arrived_s:.1f} s ago"
         state = f"is inside its step of round {round_number}; last arrival {last}"
     chief = ", is the chief" if n == status.chief and status.incarnation else ""
-    return f"{state}{chief}; {_heard(status, n)}"
-
-
-def _heard(status: Status, n: int) -> str:
-    heard_s = status.heard_s[n]
-    return "never heard" if heard_s is None else f"heard {heard_s:.1f} s ago"
+    return f"{state}{chief}; {when_heard(status, n)}"

@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from tw_core.black_box import Recorder
+from tw_core.black_box import Recorder, Wait, add_report
 from tw_syncrep._errors import (
     ServerLostError,
     StartTimeoutError,
     SyncTimeoutError,
 )
-from tw_syncrep._replicas.timeouts.reports import report_servers
 from tw_syncrep.cluster._addresses import split_address
 
 CHECK_EVERY_S = 0.5
@@ -84,53 +83,36 @@ class ServerMonitor:
         faults = self.probe(self.servers)
         for fault in faults:
             self.events.noted("did not answer", fault, "a probe")
-        if not faults and not self.unanswered():
+        pause_s = CHECK_EVERY_S
+        if faults or self.unanswered():
+            pause_s = self._check_silence(faults, now)
+        else:
             self._silent_since, self._answered = None, self.clock()
-            self._check_limit(faults)
-            return CHECK_EVERY_S
+        self._check_limit(faults)
+        return pause_s
+
+    def _check_silence(self, faults: Mapping[str, str], now: float) -> float:
+        """Returns as ``check``, or raises if servers were silent for too long."""
         if self._silent_since is None:
             # Since the last answer, except for time in which this process did not ask.
             self._silent_since = max(self._answered, now - CHECK_EVERY_S)
-        silent_s = self.clock() - self._silent_since
-        if self._is_too_long(silent_s):
-            raise self._lost(faults, silent_s)
-        self._check_limit(faults)
         if self.timeout_s is None:
             return CHECK_EVERY_S
+        silent_s = self.clock() - self._silent_since
+        # Without addresses, the watchdog reports silence, and has already waited.
+        if not self.servers or silent_s >= self.timeout_s:
+            named = "; ".join(faults.values()) or "the one that holds the global step"
+            error = ServerLostError(
+                f"training_session: {self.doing} has waited {self._elapsed():.1f} s, "
+                f"and parameter servers have not answered for {silent_s:.1f} s "
+                f"(wait_timeout_s is {self.timeout_s:g}): {named}. Restart them before "
+                "the timeout, or start the whole run again from its last checkpoint.",
+                servers=tuple(faults.values()),
+                waited_s=self._elapsed(),
+            )
+            raise self._with_report(error, faults, self.timeout_s)
         # The last probe is to end when the time is over.
         return max(0.01, min(CHECK_EVERY_S, self.timeout_s - silent_s - _PROBE_S))
-
-    def _is_too_long(self, silent_s: float) -> bool:
-        if self.timeout_s is None:
-            return False
-        # Without addresses, the watchdog reports silence, and has already waited.
-        return not self.servers or silent_s >= self.timeout_s
-
-    def _lost(self, faults: Mapping[str, str], silent_s: float) -> SyncTimeoutError:
-        named = "; ".join(faults.values()) or "the one that holds the global step"
-        error = ServerLostError(
-            f"training_session: {self.doing} has waited {self._elapsed():.1f} s, and "
-            f"parameter servers have not answered for {silent_s:.1f} s "
-            f"(wait_timeout_s is {self.timeout_s:g}): {named}. Restart them before the "
-            "timeout, or start the whole run again from its last checkpoint.",
-            servers=tuple(faults.values()),
-            waited_s=self._elapsed(),
-        )
-        return self._with_report(error, faults, self.timeout_s)
-
-    def _with_report(
-        self,
-        error: SyncTimeoutError,
-        faults: Mapping[str, str],
-        deadline_s: float | None,
-    ) -> SyncTimeoutError:
-        return report_servers(
-            *(error, self.events),
-            doing=self.doing,
-            answering=[name for name in self.servers if name not in faults],
-            faults=list(faults.values()),
-            deadline_s=deadline_s or 0.0,
-        )
 
     def _check_limit(self, faults: Mapping[str, str]) -> None:
         if self.limit_s is None or self._elapsed() < self.limit_s:
@@ -145,6 +127,25 @@ class ServerMonitor:
             waited_s=self._elapsed(),
         )
         raise self._with_report(error, faults, self.limit_s)
+
+    def _with_report(
+        self, error: SyncTimeoutError, faults: Mapping[str, str], deadline_s: float
+    ) -> SyncTimeoutError:
+        answering = [name for name in self.servers if name not in faults]
+        # A fault reads "ps 0 (host:port) cannot be reached".
+        named = (fault.partition(" (") for fault in faults.values())
+        missing = {name: f"({rest}" for name, _, rest in named}
+        if not missing and answering:
+            missing["the chief, or another task"] = "all parameter servers answer"
+        wait = Wait(
+            who="training_session",
+            what=f"an answer of the parameter servers to {self.doing}",
+            waited_s=error.waited_s,
+            deadline_s=deadline_s,
+            arrived=answering,
+            missing=missing or {"a parameter server": "no addresses are known"},
+        )
+        return add_report(error, wait, self.events)
 
     def _elapsed(self) -> float:
         return self.clock() - self._began

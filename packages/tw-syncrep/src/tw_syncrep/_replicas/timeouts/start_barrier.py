@@ -82,28 +82,27 @@ class StartBarrier:
         by an eighth of the time that it took. Returns at once if the run that this
         replica has joined has ended: its step will stop it.
         """
-        began = self._clock()
-        self._events.began(self._name, "the wait for the others' start")
-        while not self._has_started(status := self._read(session)):
+        with self._events.during(self._name, "the wait for the others' start"):
+            self._poll(session, timeout_s)
+        self.is_passed = True
+
+    def _poll(self, session: tf.compat.v1.Session, timeout_s: float | None) -> None:
+        ops, began = self._graph.ops, self._clock()
+        longest_s = longest_pause_s(self._graph.replicas)
+        while not self._has_started(status := read_status(session.run(ops.status))):
             waited_s = self._clock() - began
             if timeout_s is not None and waited_s >= timeout_s:
                 if not self._is_enough(status):
                     raise self._timeout(status, waited_s, timeout_s)
                 self._evict(session, status)
-                break
-            pause_s = self._pause_after(waited_s)
+                return
+            pause_s = min(max(_SHORTEST_PAUSE_S, waited_s * _PAUSE_PER_WAIT), longest_s)
             if self._is_left_out(status):
-                self.join(self._graph.ops.join)
+                self.join(ops.join)
                 pause_s = _SHORTEST_PAUSE_S  # That may have been all that was missing.
             if timeout_s is not None:
                 pause_s = min(pause_s, timeout_s - waited_s)
             self._sleep(pause_s)
-        self._events.ended(self._name, "the wait for the others' start")
-        self.is_passed = True
-
-    def _pause_after(self, waited_s: float) -> float:
-        longest_s = longest_pause_s(self._graph.replicas)
-        return min(max(_SHORTEST_PAUSE_S, waited_s * _PAUSE_PER_WAIT), longest_s)
 
     def _is_enough(self, status: Status) -> bool:
         """Returns whether an elastic run begins without the missing replicas."""
@@ -141,10 +140,13 @@ class StartBarrier:
         own = self._graph.replica
         started = {own} if status.is_closed else {own, *status.joined}
         missing = sorted(set(range(self._graph.replicas)) - started)
+        about_chief = "" if status.incarnation else " The chief has not started."
+        if status.is_closed:
+            about_chief = " The chief has ended the run and has not begun another."
         error = StartTimeoutError(
             f"SyncReplicasOptimizer: replica {own} waited {waited_s:.1f} s for "
             f"the others to start (start_timeout_s is {timeout_s:g}); {self._needed} "
-            f"replicas are needed.{_about_chief(status)} Started: "
+            f"replicas are needed.{about_chief} Started: "
             f"{name_replicas(status, sorted(started))}. Missing: "
             f"{name_replicas(status, missing)}. Start them, or raise start_timeout_s.",
             waited_s=waited_s,
@@ -155,12 +157,3 @@ class StartBarrier:
         return report_run(
             error, status, self._events, replica=own, deadline_s=timeout_s
         )
-
-    def _read(self, session: tf.compat.v1.Session) -> Status:
-        return read_status(session.run(self._graph.ops.status))
-
-
-def _about_chief(status: Status) -> str:
-    if status.is_closed:
-        return " The chief has ended the run and has not begun another."
-    return "" if status.incarnation else " The chief has not started."

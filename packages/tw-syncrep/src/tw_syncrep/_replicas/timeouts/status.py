@@ -160,12 +160,14 @@ def format_status(status: Status) -> str:
 
 def name_replicas(status: Status, replicas: Sequence[int]) -> str:
     """Lists replicas, each with when it was last heard from."""
-    named = []
-    for replica in replicas:
-        heard = status.heard_s[replica]
-        when = "never heard" if heard is None else f"heard {heard:.1f} s ago"
-        named.append(f"{replica} ({when})")
+    named = [f"{replica} ({when_heard(status, replica)})" for replica in replicas]
     return ", ".join(named) or "none"
+
+
+def when_heard(status: Status, replica: int) -> str:
+    """Formats when a replica was last heard from."""
+    heard_s = status.heard_s[replica]
+    return "never heard" if heard_s is None else f"heard {heard_s:.1f} s ago"
 
 
 def judge_wait(
@@ -181,8 +183,8 @@ def judge_wait(
     chief_is_lost = is_complete or (status.chief in status.missing and chief_is_silent)
     lost = name_replicas(status, [status.chief])
     about_chief = f" The chief is lost: replica {lost} does not end the step."
-    kind = ChiefLostError if chief_is_lost else ReplicaTimeoutError
-    return kind(
+    return _timeout_error(
+        ChiefLostError if chief_is_lost else ReplicaTimeoutError,
         f"SyncReplicasOptimizer: replica {replica} waited {waited:.1f} s for the end "
         f"of step {status.step}; wait_timeout_s is {timeout_s:g}."
         f"{about_chief if chief_is_lost else ''} Arrived: "
@@ -190,11 +192,8 @@ def judge_wait(
         f"{name_replicas(status, status.missing)}. Restart what is missing before the "
         "timeout, raise wait_timeout_s, or have backups (total_num_replicas above "
         "replicas_to_aggregate).",
-        step=status.step,
+        status,
         waited_s=waited,
-        arrived=status.arrived,
-        missing=status.missing,
-        heard_s=status.heard_s,
     )
 
 
@@ -256,15 +255,26 @@ def judge_absence(
     is_needed = len(status.arrived) < min(needed, _present(status))
     if replica not in status.missing or not is_needed or status.waiting_s < timeout_s:
         return None
-    return ReplicaTimeoutError(
+    return _timeout_error(
+        ReplicaTimeoutError,
         f"SyncReplicasOptimizer: the gradient of replica {replica} for step "
         f"{status.step} has not arrived; others have waited {status.waiting_s:.1f} s "
         f"for it and given it up (wait_timeout_s is {timeout_s:g}). Arrived: "
         f"{name_replicas(status, status.arrived)}. Missing: "
         f"{name_replicas(status, status.missing)}. If it computes for so long, raise "
         "wait_timeout_s; else look at its input and its network.",
-        step=status.step,
+        status,
         waited_s=status.waiting_s,
+    )
+
+
+def _timeout_error(
+    kind: type[SyncTimeoutError], message: str, status: Status, *, waited_s: float
+) -> SyncTimeoutError:
+    return kind(
+        message,
+        step=status.step,
+        waited_s=waited_s,
         arrived=status.arrived,
         missing=status.missing,
         heard_s=status.heard_s,

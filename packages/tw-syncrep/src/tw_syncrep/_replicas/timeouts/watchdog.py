@@ -136,7 +136,9 @@ class Watchdog:
         next_beat = self._clock() + self._heartbeat_s
         # A wait that begins during a sleep ends after it: nothing need end the sleep.
         while True:
-            began, pause = self._clock(), self._pause(next_beat)
+            began, check_at = self._clock(), self._check_at
+            due = next_beat if check_at is None else min(next_beat, check_at)
+            pause = max(0.0, due - began)
             if self._stopped.wait(pause):
                 return
             now = self._clock()
@@ -148,11 +150,6 @@ class Watchdog:
             check_at = self._check_at
             if check_at is not None and now >= check_at:
                 self._check()
-
-    def _pause(self, next_beat: float) -> float:
-        check_at = self._check_at
-        due = next_beat if check_at is None else min(next_beat, check_at)
-        return max(0.0, due - self._clock())
 
     def _check(self) -> None:
         answer = self._ask([self._ops.position, *self._ops.status])
@@ -168,28 +165,19 @@ class Watchdog:
             self._end_overdue(position, overdue)
             return
         error = self._judge(status)
-        if error is not None and self._has_recovered(error, status):
-            # The replicas get a while to go on.
-            self._check_again(in_s=min(self._timeout_s / 4, 1.0))
-        elif error is not None:
-            self._check_again(in_s=self._timeout_s)
-            self._fail(error, status)
-        else:
+        if error is None:
             self._look_at_silence(status, running_s)
             self._check_again(in_s=self._rest_of_wait(status))
-
-    def _has_recovered(self, error: SyncTimeoutError, status: Status) -> bool:
-        has = self._recover is not None and self._recover(self._ask, error, status)
-        if has:
+        elif self._recover is not None and self._recover(self._ask, error, status):
             told = f"the run without {type(error).__name__} in round"
             self._events.noted("continued", self._name, told, status.round_number)
-        return has
-
-    def _fail(self, error: SyncTimeoutError, status: Status) -> None:
-        """Wakes the training op's wait, after which the hook raises ``error``."""
-        self.error = self._with_report(error, status)
-        if not self._wake((status.round_number, status.incarnation)):
-            self._check_again(in_s=_ASK_TIMEOUT_S)
+            # The replicas get a while to go on.
+            self._check_again(in_s=min(self._timeout_s / 4, 1.0))
+        else:
+            self._check_again(in_s=self._timeout_s)
+            self.error = self._with_report(error, status)  # The hook raises it.
+            if not self._wake((status.round_number, status.incarnation)):
+                self._check_again(in_s=_ASK_TIMEOUT_S)
 
     def _with_report(self, error: SyncTimeoutError, status: Status) -> SyncTimeoutError:
         return report_run(
