@@ -120,6 +120,7 @@ def test_each_server_gets_one_payload():
             grads,
             variables,
             SyncOptions(1, 1, 0, None, "replicas"),
+            first=SERVERS[0],
             ticket_size=5,
             shared_name="x",
         )

@@ -251,16 +251,23 @@ def _changes_on(server: str, after: tf.Operation) -> list[tf.Operation]:
     """
     if not tf.compat.v1.control_flow_v2_enabled():  # An op may be inside a loop.
         return [after]
-    found, todo, seen = [], [after], {after}
+    return [
+        op
+        for op in ops_up_to([after])
+        if any(i.dtype == tf.resource and i.op.device == server for i in op.inputs)
+    ]
+
+
+def ops_up_to(last: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
+    """Yields ops and all that run before them, each once."""
+    todo = list(last)
+    seen = set(todo)
     while todo:
         op = todo.pop()
-        resources = [given for given in op.inputs if given.dtype == tf.resource]
-        if any(handle.op.device == server for handle in resources):
-            found.append(op)
+        yield op
         before = {*(given.op for given in op.inputs), *op.control_inputs} - seen
         todo += before
         seen |= before
-    return found
 
 
 def _gains(variable: Any, below_bytes: int) -> bool:

@@ -51,13 +51,15 @@ def build_sync_graph(
     with tf.name_scope(f"{name}/step/"):
         reply = build_step(state, replica, by_index, weight)
     with detached_scope():
-        with tf.name_scope(f"{name}/round/"):
-            apply = _apply_with(opt, variables, global_step, average)
-            round_op, incarnation = build_round(state, apply, replica.pulling.publish)
+        with exact_device_scope(state.table.device):
+            with tf.name_scope(f"{name}/round/"):
+                apply = _apply_with(opt, variables, global_step, average)
+                publish = replica.pulling.publish
+                round_op, incarnation = build_round(state, apply, publish)
+            with tf.name_scope(f"{name}/session/"):
+                ops = build_lifecycle_ops(state, replica)
         every = tf.compat.v1.global_variables()
         uninitialized = tf.compat.v1.report_uninitialized_variables(every)
-        with tf.name_scope(f"{name}/session/"):
-            ops = build_lifecycle_ops(state, replica)
         return SyncGraph(
             state=state,
             replica=replica_index,
@@ -87,11 +89,7 @@ def _apply_with(
             with tf.device(None):  # on the means' own devices
                 means = {n: with_unique_rows(mean) for n, mean in means.items()}
         pairs = [(means.get(n), variable) for n, variable in enumerate(variables)]
-        with (
-            exact_device_scope(global_step.device),
-            tf.compat.v1.name_scope(""),
-            slots_like_parts(variables),
-        ):
+        with tf.compat.v1.name_scope(""), slots_like_parts(variables):
             update = opt.apply_gradients(pairs, global_step)
             if average is None:
                 return update

@@ -18,12 +18,11 @@ from tw_syncrep._replicas.protocol.queues import (
 )
 from tw_syncrep._replicas.protocol.run_table import (
     TICKET_SIZE,
-    RunField,
     RunTable,
-    make_notice,
     make_run_table,
 )
 from tw_syncrep._replicas.transfer.payload import Payload, SyncOptions, make_payloads
+from tw_syncrep.cluster._parameter_cache import ops_up_to
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,6 @@ class SyncState:
     quota: tuple[int, ...]  # [R] slots that each replica may fill in a round
     aggregate: int  # gradients per round
     is_elastic: bool  # replicas may be evicted, and come back by arriving
-
-    def notify_chief(self, replica: int) -> tf.Operation:
-        """Returns the op, on the current device, that has the chief read the table."""
-        incarnation = self.table.read([RunField.INCARNATION])[0]
-        return self.arrivals.enqueue_notice(make_notice(replica, incarnation))
 
     @property
     def payloads(self) -> list[Payload]:
@@ -112,14 +106,8 @@ class SyncGraph:
         """Returns whether fetching ops, tensors or their names runs the step."""
         step = self.train_op
         found = [step.graph.as_graph_element(fetch) for fetch in fetches]
-        todo = [fetch.op if isinstance(fetch, tf.Tensor) else fetch for fetch in found]
-        seen = set(todo)
-        while todo and step not in seen:
-            above = todo.pop()
-            before = {tensor.op for tensor in above.inputs} | set(above.control_inputs)
-            todo += before - seen
-            seen |= before
-        return step in seen
+        ops = [fetch.op if isinstance(fetch, tf.Tensor) else fetch for fetch in found]
+        return step in ops_up_to(ops)
 
 
 def make_state(
@@ -135,14 +123,16 @@ def make_state(
     with tf.name_scope(f"{name}/meeting/"):
         table = make_run_table(device, shared_name=f"{name}/board")
         payloads = make_payloads(
-            grads, variables, options, ticket_size=TICKET_SIZE, shared_name=name
+            grads,
+            variables,
+            options,
+            first=device,
+            ticket_size=TICKET_SIZE,
+            shared_name=name,
         )
         arrivals = make_gradient_queue(
             device,
-            payloads.pop(
-                device,
-                Payload((), (), options.wire_dtype, TICKET_SIZE, options.weighs),
-            ),
+            payloads.pop(device),
             shared_name=f"{name}/arrivals",
             name="arrivals",
         )
@@ -172,16 +162,14 @@ def share_out(count: int, replicas: int) -> tuple[int, ...]:
     return tuple(share + (replica < more) for replica in range(replicas))
 
 
-def share_initial_tokens(
-    num_tokens: int, *, aggregate: int, replicas: int
-) -> tuple[int, ...]:
+def share_initial_tokens(state: SyncState, num_tokens: int) -> tuple[int, ...]:
     """Divides initial tokens, with which replicas continue before step 1 is over.
 
     They are needed when there are fewer replicas than gradients per step: some replica
     must then contribute a second gradient before the first round can end. More of them
     let replicas compute gradients that arrive too late, as TensorFlow's default does.
     """
-    needed = max(0, aggregate - replicas)
+    needed = max(0, state.aggregate - state.replicas)
     if num_tokens == -1:
         num_tokens = needed
     if num_tokens < needed:
@@ -189,4 +177,4 @@ def share_initial_tokens(
             "SyncReplicasOptimizer.get_init_tokens_op: Too few tokens to finish the "
             f"first step: {num_tokens} (given) vs {needed} (needed)."
         )
-    return share_out(num_tokens, replicas)
+    return share_out(num_tokens, state.replicas)

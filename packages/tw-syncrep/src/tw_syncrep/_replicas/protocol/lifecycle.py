@@ -37,45 +37,44 @@ from tw_syncrep.cluster._placement import detached_scope, exact_device_scope
 
 
 def build_lifecycle_ops(state: SyncState, replica: Replica) -> LifecycleOps:
-    """Builds the ops; to be called in ``detached_scope``."""
+    """Builds the ops, detached and on the table's device."""
     table, own = state.table, replica.index
-    with exact_device_scope(table.device):
-        with exact_device_scope(replica.device):
-            place = replica.position.read_value()
-        none = tf.zeros([state.replicas], tf.int64)
-        position, initial, whom, life = (
-            tf.compat.v1.placeholder_with_default(default, default.shape, name=name)
-            for name, default in (
-                ("place", place),
-                ("initial", none),
-                ("whom", none),
-                ("life", tf.zeros([], tf.int64)),
-            )
+    with exact_device_scope(replica.device):
+        place = replica.position.read_value()
+    none = tf.zeros([state.replicas], tf.int64)
+    position, initial, whom, life = (
+        tf.compat.v1.placeholder_with_default(default, default.shape, name=name)
+        for name, default in (
+            ("place", place),
+            ("initial", none),
+            ("whom", none),
+            ("life", tf.zeros([], tf.int64)),
         )
-        hold, held = _build_hold(table)
-        return LifecycleOps(
-            join=build_join(state, replica, life),
-            open=_build_open(state, replica, initial=initial, life=life),
-            take_over=_build_take_over(
-                state, replica, position=position, whom=whom, initial=initial
-            ),
-            initial=initial,
-            claim=_build_claim(state, own, life),
-            draw=draw_life(table, own),
-            life=life,
-            leave=_build_leave(state, own),
-            evict=_build_evict(state, own, position=position, whom=whom),
-            whom=whom,
-            close=_build_close(state, own),
-            heartbeat=table.write_of(own, {ReplicaField.HEARD: table.now()}),
-            wake=state.wake_queues.wake(own, position),
-            position=position,
-            status=_status_parts(state),
-            next_hold=table.read([RunField.DRAWN])[0] + 1,
-            hold=hold,
-            held=held,
-            release=_release_holds(table),
-        )
+    )
+    hold, held = _build_hold(table)
+    return LifecycleOps(
+        join=build_join(state, replica, life),
+        open=_build_open(state, replica, initial=initial, life=life),
+        take_over=_build_take_over(
+            state, replica, position=position, whom=whom, initial=initial
+        ),
+        initial=initial,
+        claim=_build_claim(state, own, life),
+        draw=draw_life(table, own),
+        life=life,
+        leave=_build_leave(state, own),
+        evict=_build_evict(state, own, position=position, whom=whom),
+        whom=whom,
+        close=_build_close(state, own),
+        heartbeat=table.write_of(own, {ReplicaField.HEARD: table.now()}),
+        wake=state.wake_queues.wake(own, position),
+        position=position,
+        status=_status_parts(state),
+        next_hold=table.read([RunField.DRAWN])[0] + 1,
+        hold=hold,
+        held=held,
+        release=_release_holds(table),
+    )
 
 
 def _build_open(
@@ -198,7 +197,8 @@ def _build_leave(state: SyncState, replica: int) -> tf.Operation:
     joined = table.read_of(replica, ReplicaField.JOINED)[0]
     rows = {ReplicaField.HEARD: table.now(), ReplicaField.LEFT: joined}
     with tf.control_dependencies([table.write_of(replica, rows)]):
-        return state.notify_chief(replica)
+        incarnation = table.read([RunField.INCARNATION])[0]
+        return state.arrivals.notify(replica, incarnation)
 
 
 def _build_evict(
@@ -217,7 +217,7 @@ def _build_evict(
         written = mark_evicted(table, is_due & (whom > 0) & missing, run=now[2])
     given_back = table.give_back(baton, after=[written])
     with tf.control_dependencies([given_back]):
-        return state.notify_chief(replica)
+        return state.arrivals.notify(replica, now[1])
 
 
 def _have_arrived(state: SyncState, position: tf.Tensor) -> tf.Tensor:
@@ -290,9 +290,7 @@ def _status_parts(state: SyncState) -> list[tf.Tensor]:
 
 def build_initial_tokens_op(state: SyncState, num_tokens: int) -> tf.Operation:
     """Returns the op that gives out initial tokens; see ``share_initial_tokens``."""
-    counts = share_initial_tokens(
-        num_tokens, aggregate=state.aggregate, replicas=state.replicas
-    )
+    counts = share_initial_tokens(state, num_tokens)
     keys = replica_keys(state.replicas, ReplicaField.INITIAL)
     with detached_scope(), exact_device_scope(state.table.device):
         given = state.table.write([(keys, counts)])

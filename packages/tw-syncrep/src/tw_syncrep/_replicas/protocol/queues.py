@@ -8,6 +8,7 @@ whether it still counts; a token only makes its replica read the run table again
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +18,7 @@ from tw_syncrep._replicas.protocol.run_table import (
     ReplicaField,
     RunField,
     RunTable,
+    make_notice,
     replica_key,
     weight_of,
 )
@@ -62,10 +64,10 @@ class GradientQueue:
         """Returns the op, on the current device, that enqueues an element."""
         return self.queue.enqueue([ticket, *sent])
 
-    def enqueue_notice(self, ticket: tf.Tensor) -> tf.Operation:
-        """As ``enqueue``, of a ticket without a gradient."""
+    def notify(self, replica: int, incarnation: tf.Tensor) -> tf.Operation:
+        """Returns the op that has the chief of an incarnation read the table."""
         nothing = [tf.zeros([0], dtype) for dtype in self.queue.dtypes[1:]]
-        return self.enqueue(ticket, nothing)
+        return self.enqueue(make_notice(replica, incarnation), nothing)
 
     def dequeue(self) -> list[tf.Tensor]:
         """Dequeues an element, on the current device: a ticket and its tensors."""
@@ -149,9 +151,7 @@ class WakeQueues:
         included; 0 if it need not wait.
         """
         position, session = ticket[1:3], ticket[3]
-
-        def read_rows() -> tf.Tensor:
-            return self.table.read(_watched_keys(replica))
+        read_rows = partial(self.table.read, _watched_keys(replica))
 
         def must_wait(rows: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
             changes = [
@@ -194,15 +194,18 @@ class WakeQueues:
 
     def wake_all(self) -> tf.Operation:
         """Returns the op that makes every replica read the table again."""
-        changed = WakeReason.TABLE_CHANGED
-        return tf.group(*(queue.enqueue(_token(changed)) for queue in self.queues))
+        changed = _token(WakeReason.TABLE_CHANGED)
+        return tf.group(*(queue.enqueue(changed) for queue in self.queues))
 
     def end_round(self) -> tf.Operation:
         """Returns the op that makes every replica see the next round.
 
         Tokens do not pile up for a replica that is slow or gone.
         """
-        return tf.group(*map(_enqueue_if_room, self.queues))
+        changed = _token(WakeReason.TABLE_CHANGED)
+        return tf.group(
+            *(_enqueue_if(q.size() < _BACKLOG, q, changed) for q in self.queues)
+        )
 
     def close(self) -> tf.Operation:
         """Returns the op after which waiting fails with ``OutOfRangeError``."""
@@ -264,11 +267,6 @@ def _reason(token: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
     )
     changed = tf.constant(WakeReason.TABLE_CHANGED, tf.int64)
     return tf.where(is_for_another, changed, token[0])
-
-
-def _enqueue_if_room(queue: tf.queue.QueueBase) -> tf.Operation:
-    token = _token(WakeReason.TABLE_CHANGED)
-    return _enqueue_if(queue.size() < _BACKLOG, queue, token)
 
 
 def _enqueue_if(

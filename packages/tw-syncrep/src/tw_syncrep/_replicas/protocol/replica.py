@@ -127,8 +127,8 @@ def build_join(state: SyncState, replica: Replica, life: tf.Tensor) -> tf.Operat
     }
     written = [table.write_of(own, rows, where=is_own), take_number(table, own, life)]
     with tf.control_dependencies(written):
-        notified = state.notify_chief(own)
         position = table.read([RunField.ROUND, RunField.INCARNATION])
+        notified = state.arrivals.notify(own, position[1])
         # The chief may not have written the table's own step yet.
         step = tf.cast(state.global_step.read_value(), tf.int64)
         given = tf.where(is_own, number, REFUSED)

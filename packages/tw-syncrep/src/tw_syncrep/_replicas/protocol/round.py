@@ -30,7 +30,6 @@ from tw_syncrep._replicas.protocol.run_table import (
     run_mark,
     weight_of,
 )
-from tw_syncrep.cluster._placement import exact_device_scope
 
 Apply = Callable[[dict[int, Any]], Any]
 """Takes mean gradients by index; returns the op that has applied them."""
@@ -43,37 +42,39 @@ SUPERSEDED = "superseded by a later incarnation"
 def build_round(
     state: SyncState, apply: Apply, publish: Callable[[tf.Operation], tf.Operation]
 ) -> tuple[tf.Operation, tf.Tensor]:
-    """Builds the chief's round, on servers alone, and its incarnation's placeholder."""
+    """Builds the chief's round, and its incarnation's placeholder.
+
+    To be called detached and on the table's device; it runs on servers alone.
+    """
     table = state.table
-    with exact_device_scope(table.device):
-        now = table.read([RunField.ROUND, RunField.INCARNATION, RunField.RUN])
-        own = tf.compat.v1.placeholder_with_default(now[1], [], name="incarnation")
-        with tf.control_dependencies([_fence(tf.equal(own, now[1]))]):
-            now = tf.identity(now)
-        decision, tickets, sums = _decide(state, now)
-        with tf.control_dependencies([decision.count]):
-            baton = table.take_baton()
-        with tf.control_dependencies([_begin_changes(table, decision, baton)]):
-            tickets = [tf.identity(accepted) for accepted in tickets]
-            count = tf.cast(decision.count, tf.int32)
-            means = state.arrivals.payload.means(sums, count)
-        for queue in state.gradient_queues:
-            means |= queue.mean_of(tickets[0])
-        # Some optimizers begin before they have their gradients, as Adam does by
-        # decaying the moments of sparse ones; a checkpoint must not catch that.
-        with tf.control_dependencies([count]):
-            applied = publish(tf.group(apply(means)))
-        with tf.control_dependencies([applied]):
-            rows = [
-                (RunField.ROUND, decision.round + 1),
-                (RunField.STEP, state.global_step.read_value()),
-                (RunField.CHANGING, 0),
-                (ring_key(decision.round), table.now()),
-            ]
-            written = table.write(rows)
-        given_back = table.give_back(baton, after=[written])
-        with tf.control_dependencies([given_back]):
-            return state.wake_queues.end_round(), own
+    now = table.read([RunField.ROUND, RunField.INCARNATION, RunField.RUN])
+    own = tf.compat.v1.placeholder_with_default(now[1], [], name="incarnation")
+    with tf.control_dependencies([_fence(tf.equal(own, now[1]))]):
+        now = tf.identity(now)
+    decision, tickets, sums = _decide(state, now)
+    with tf.control_dependencies([decision.count]):
+        baton = table.take_baton()
+    with tf.control_dependencies([_begin_changes(table, decision, baton)]):
+        tickets = [tf.identity(accepted) for accepted in tickets]
+        count = tf.cast(decision.count, tf.int32)
+        means = state.arrivals.payload.means(sums, count)
+    for queue in state.gradient_queues:
+        means |= queue.mean_of(tickets[0])
+    # Some optimizers begin before they have their gradients, as Adam does by
+    # decaying the moments of sparse ones; a checkpoint must not catch that.
+    with tf.control_dependencies([count]):
+        applied = publish(tf.group(apply(means)))
+    with tf.control_dependencies([applied]):
+        rows = [
+            (RunField.ROUND, decision.round + 1),
+            (RunField.STEP, state.global_step.read_value()),
+            (RunField.CHANGING, 0),
+            (ring_key(decision.round), table.now()),
+        ]
+        written = table.write(rows)
+    given_back = table.give_back(baton, after=[written])
+    with tf.control_dependencies([given_back]):
+        return state.wake_queues.end_round(), own
 
 
 def _fence(is_own: tf.Tensor) -> tf.Operation:

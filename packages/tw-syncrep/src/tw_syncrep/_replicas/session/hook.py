@@ -174,14 +174,12 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         )
         self._known_fetches: dict[tuple[str, ...], bool] = {}
         self._role = ChiefRole(
-            graph,
+            graph=graph,
             is_chief=self._is_chief,
             initial=share_initial_tokens(
-                self._num_tokens if self._is_chief else -1,
-                aggregate=graph.aggregate,
-                replicas=graph.replicas,
+                graph.state, self._num_tokens if self._is_chief else -1
             ),
-            wait_timeout_s=self.wait_timeout_s,
+            timeout_s=self.wait_timeout_s or 0.0,
             min_replicas=self._min_replicas,
             times=self._times,
             on_failure=self._end_rounds,

@@ -160,10 +160,14 @@ def make_payloads(
     variables: Sequence[tf.Variable],
     options: SyncOptions,
     *,
+    first: str,
     ticket_size: int,
     shared_name: str,
 ) -> dict[str, Payload]:
-    """Plans a replica's payloads by server; to be called in ``detached_scope``."""
+    """Plans a replica's payloads by server; to be called in ``detached_scope``.
+
+    The ``first`` server has one even if no gradient goes there.
+    """
     dense: dict[int, tf.Variable] = {}
     rows: dict[str, list[RowSums]] = {}
     for n, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
@@ -181,7 +185,7 @@ def make_payloads(
             dense[n] = variable
     planned = plan_packs(dense, below_bytes=options.below_bytes)
     payloads = {}
-    for server in dict.fromkeys([*(pack.server for pack in planned), *rows]):
+    for server in dict.fromkeys([first, *(pack.server for pack in planned), *rows]):
         packs = tuple(pack for pack in planned if pack.server == server)
         sums = tuple(rows.get(server, ()))
         if not sums and holds_bytes(options.wire_dtype or tf.float32):
