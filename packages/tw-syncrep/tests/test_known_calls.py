@@ -177,12 +177,12 @@ def test_a_closed_session_runs_nothing():
 def test_a_training_session_looks_at_a_call_once(monkeypatch, is_chief):
     made = []
 
-    class Counted(creators.KnownCall):
+    class Counted(creators.PreparedCall):
         def run(self, session, values):
             made.append(values)
             return super().run(session, values)
 
-    monkeypatch.setattr(creators, "KnownCall", Counted)
+    monkeypatch.setattr(creators, "PreparedCall", Counted)
     with tf.Graph().as_default():
         x = v1.placeholder(tf.float32, [])
         twice = 2 * x

@@ -12,6 +12,7 @@ import tensorflow as tf
 from syncrep_given import make, vector
 from syncrep_threads import new_container, start_by_hand
 
+from tw_core.black_box import Recorder
 from tw_syncrep import StartTimeoutError
 from tw_syncrep._replicas.protocol.run_table import RING, ReplicaField, RunField
 from tw_syncrep._replicas.timeouts.start_barrier import StartBarrier
@@ -36,7 +37,13 @@ class Cluster:
             session="session",
             ops=OPS,
         )
-        self.barrier = StartBarrier(graph, self, clock=self.clock, sleep=self.sleep)
+        self.barrier = StartBarrier(
+            graph,
+            self,
+            events=Recorder("replica 1"),
+            clock=self.clock,
+            sleep=self.sleep,
+        )
         self.barrier.incarnation = self.incarnation
         self.replicas = replicas
 
@@ -133,7 +140,7 @@ def test_replicas_of_a_cluster_pass_once_all_have_joined():
         *(start_by_hand(r, build, container=container) for r in (0, 1)), strict=True
     )
     graphs = [model.opt.sync_graph for model in models]
-    other = StartBarrier(graphs[1], sessions[1])
+    other = StartBarrier(graphs[1], sessions[1], events=Recorder("replica 1"))
     clock = itertools.count()
 
     def sleep(seconds):
@@ -141,7 +148,13 @@ def test_replicas_of_a_cluster_pass_once_all_have_joined():
         if len(pauses) == 3:
             other.join(graphs[1].ops.join)
 
-    chief = StartBarrier(graphs[0], sessions[0], clock=clock.__next__, sleep=sleep)
+    chief = StartBarrier(
+        graphs[0],
+        sessions[0],
+        events=Recorder("replica 0"),
+        clock=clock.__next__,
+        sleep=sleep,
+    )
     chief.join(graphs[0].ops.open)
     chief.wait(sessions[0], timeout_s=60)
     assert pauses == pytest.approx([1 / 8, 2 / 8, 3 / 8])

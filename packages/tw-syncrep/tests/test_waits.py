@@ -35,8 +35,7 @@ from tw_syncrep._replicas.timeouts.server_monitor import (
     find_faults,
 )
 from tw_syncrep._replicas.timeouts.status import (
-    Remedy,
-    find_remedy,
+    find_evicted,
     format_status,
     is_acting,
     is_held_by_others,
@@ -46,6 +45,7 @@ from tw_syncrep._replicas.timeouts.status import (
     overdue_s,
     read_status,
 )
+from tw_syncrep._replicas.timeouts.steady_times import SteadyTimes
 from tw_syncrep._replicas.timeouts.watchdog import Watchdog, heartbeat_interval
 
 NOW = 1_000_000_000
@@ -124,8 +124,8 @@ def test_who_was_evicted_is_neither_missing_nor_has_it_left():
     assert (read.left, read.evicted) == ((), ())
 
 
-def remedy(error=ReplicaTimeoutError, *, replica=0, min_replicas=1, **changes):
-    return find_remedy(
+def evicted(error=ReplicaTimeoutError, *, replica=0, min_replicas=1, **changes):
+    return find_evicted(
         status(**changes),
         error("late"),
         replica,
@@ -135,24 +135,24 @@ def remedy(error=ReplicaTimeoutError, *, replica=0, min_replicas=1, **changes):
 
 
 def test_an_elastic_run_goes_on_without_those_that_have_not_arrived():
-    assert remedy() == Remedy((2,), takes_over=False)
-    assert remedy(min_replicas=2) == Remedy((2,), takes_over=False)
-    assert remedy(min_replicas=3) is None
+    assert evicted() == (2,)
+    assert evicted(min_replicas=2) == (2,)
+    assert evicted(min_replicas=3) is None
     heard_s = (0.0, 0.0, 0.1)  # It lives, but has not come for as long.
-    assert remedy(heard_s=heard_s) == Remedy((2,), takes_over=False)
+    assert evicted(heard_s=heard_s) == (2,)
 
 
 def test_a_lost_chief_is_replaced_and_only_the_silent_are_evicted_with_it():
     lost = {"error": ChiefLostError, "chief": 2, "min_replicas": 1}
-    assert remedy(**lost) == Remedy((2,), takes_over=True)
+    assert evicted(**lost) == (2,)
     apart = {"arrived": (0,), "missing": (1, 2)}
-    assert remedy(**lost, **apart) == Remedy((2,), takes_over=True)
+    assert evicted(**lost, **apart) == (2,)
     silent = {"heard_s": (0.0, 5.1, None)}
-    assert remedy(**lost, **apart, **silent) == Remedy((1, 2), takes_over=True)
-    assert remedy(**(lost | {"min_replicas": 2}), **apart, **silent) is None
+    assert evicted(**lost, **apart, **silent) == (1, 2)
+    assert evicted(**(lost | {"min_replicas": 2}), **apart, **silent) is None
     # A chief whose own rounds do not end begins anew, and stays.
-    own = remedy(ChiefLostError, chief=0, missing=())
-    assert own == Remedy((), takes_over=True)
+    own = evicted(ChiefLostError, chief=0, missing=())
+    assert own == ()
 
 
 def test_a_chief_acts_while_it_is_heard_from_in_a_run_that_is_open():
@@ -284,6 +284,8 @@ def watchdog_of(
         timeout_s=2.0,
         replace_session=replace_session,
         recover=recover,
+        events=Recorder("SyncReplicasOptimizer"),
+        times=SteadyTimes(),
     )
     asked = ["heartbeat", ["position", "status"], ["wake"]]
     asked += [["evict", "take over"]] if recover else []

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, check_whole_number, public
+from tw_core.checks import check_whole_number, public
 from tw_syncrep._checks import check_session, check_timeouts
 from tw_syncrep._replicas.arguments import (
     check_choice,
@@ -161,10 +161,6 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         Raises:
           ValueError: called before ``apply_gradients``.
         """
-        return self._graph
-
-    @property
-    def _graph(self) -> SyncGraph:
         if self._built is None:
             raise ValueError(
                 f"{_CLASS}: call apply_gradients() or minimize() first; queues and ops "
@@ -175,17 +171,17 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     @property
     def chief_init_op(self) -> tf.Operation:
         """The op that the chief runs before its first round."""
-        return self._graph.ops.open
+        return self.sync_graph.ops.open
 
     @property
     def local_step_init_op(self) -> tf.Operation:
         """The op that a replica runs before its first step."""
-        return self._graph.ops.join
+        return self.sync_graph.ops.join
 
     @property
     def ready_for_local_init_op(self) -> tf.Tensor:
         """Names of uninitialized global variables, string [*]."""
-        return self._graph.uninitialized
+        return self.sync_graph.uninitialized
 
     @public
     def compute_gradients(
@@ -287,7 +283,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         Raises:
           ValueError: called before ``apply_gradients``.
         """
-        graph = self._graph
+        graph = self.sync_graph
         if self._runner is None:
             self._runner = make_queue_runner(graph.state, graph.round_op)
         return self._runner
@@ -304,7 +300,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
           ValueError: called before ``apply_gradients``, or too few tokens.
           TypeError: not a whole number.
         """
-        state = self._graph.state
+        state = self.sync_graph.state
         check_whole_number(num_tokens=num_tokens)
         return build_initial_tokens_op(state, int(num_tokens))
 
@@ -321,8 +317,6 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         Raises:
           TypeError: not True or False, or not a whole number.
         """
-        check_flag(is_chief=is_chief)
-        check_whole_number(num_tokens=num_tokens)
         return SyncReplicasHook(
             *(self, is_chief, num_tokens),
             ends_all=self._ends_all,
@@ -337,7 +331,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
           TypeError: ``session`` is not a session.
           ValueError: it is one of another graph, or ``apply_gradients`` was not called.
         """
-        graph = self._graph
+        graph = self.sync_graph
         check_session(session, graph.train_op.graph)
         return read_status(session.run(graph.ops.status))
 

@@ -7,6 +7,7 @@ and then, and leaves the thread behind when waiting has become pointless.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -85,13 +86,17 @@ class TrainingSession:
         check_function(release=release)
         check_kind(Mapping, "addresses by task", servers=servers)
         check_timeouts(wait_timeout_s=wait_timeout_s, start_timeout_s=start_timeout_s)
-        self._servers = servers
-        self._wait_timeout_s = wait_timeout_s
-        self._unanswered = unanswered
-        self._failure = failure
         self._release = release
         named = ", ".join(f"{name} at {at}" for name, at in servers.items())
         self._events = Recorder("training_session", facts={"servers": named or "none"})
+        self._monitor = partial(
+            ServerMonitor,
+            servers=servers,
+            timeout_s=wait_timeout_s,
+            unanswered=unanswered,
+            failure=failure,
+            events=self._events,
+        )
         self._graph = tf.compat.v1.get_default_graph()
         self._thread = CallThread(
             "tw-syncrep-session", surroundings=self._graph.as_default()
@@ -181,15 +186,7 @@ class TrainingSession:
     def _call(
         self, doing: str, call: Callable[[], T], *, limit_s: float | None = None
     ) -> T:
-        monitor = ServerMonitor(
-            doing,
-            self._servers,
-            self._wait_timeout_s,
-            limit_s=limit_s,
-            unanswered=self._unanswered,
-            failure=self._failure,
-            events=self._events,
-        )
+        monitor = self._monitor(doing, limit_s=limit_s)
         if self._thread.is_abandoned:
             raise AbandonedError(
                 "training_session: an earlier call did not return and was left "

@@ -35,7 +35,7 @@ class KnownCall:
             )
             for tensor in feeds
         ]
-        self._prepared = PreparedCall(graph, fetches, list(feeds))
+        self.prepared = PreparedCall(graph, fetches, list(feeds))
 
     def read(self, feed_dict: Mapping[tf.Tensor, Any]) -> list[np.ndarray] | None:
         """Returns the fed values as arrays; None if TensorFlow has to check them."""
@@ -53,10 +53,6 @@ class KnownCall:
                 return None
             arrays.append(array)
         return arrays
-
-    def run(self, session: tf.compat.v1.Session, values: list[np.ndarray]) -> Any:
-        """Runs the call, as ``Session.run`` does."""
-        return self._prepared.run(session, values)
 
 
 class KnowingSession(tf.compat.v1.Session):  # type: ignore[misc]
@@ -94,7 +90,7 @@ class KnowingSession(tf.compat.v1.Session):  # type: ignore[misc]
         if known is not None:
             values = known.read(feed_dict)
             if values is not None:
-                return known.run(self, values)
+                return known.prepared.run(self, values)
         result = super().run(fetches, feed_dict, options, run_metadata)
         if known is None and key is not None and _is_usual(fetches, feed_dict):
             call = KnownCall(self.graph, fetches, feed_dict or {})

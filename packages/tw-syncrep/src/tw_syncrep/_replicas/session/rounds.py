@@ -3,15 +3,16 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
-from tw_syncrep._errors import SyncTimeoutError
+from tw_syncrep._errors import ChiefLostError, SyncTimeoutError
 from tw_syncrep._replicas.protocol.graph import SyncGraph
 from tw_syncrep._replicas.timeouts.status import (
     Status,
-    find_remedy,
+    find_evicted,
     is_acting,
     is_silent,
     name_replicas,
@@ -45,7 +46,6 @@ class BatchStamps:
     """
 
     def __init__(self) -> None:
-        """Starts with no batch numbered."""
         self._last = 0
         self._number = 0
         self._has_returned = True
@@ -70,6 +70,7 @@ class BatchStamps:
         self._has_returned = True
 
 
+@dataclass(eq=False, kw_only=True)
 class ChiefRole:
     """Whether this process acts as the chief, and the rounds that it then runs.
 
@@ -78,33 +79,22 @@ class ChiefRole:
     still waits for gradients that will not arrive.
     """
 
-    def __init__(
-        self,
-        graph: SyncGraph,
-        *,
-        is_chief: bool,
-        initial: Sequence[int],
-        wait_timeout_s: float | None,
-        min_replicas: int | None,
-        times: SteadyTimes,
-        on_failure: Callable[[Exception], None],
-    ) -> None:
-        """Keeps the arguments; does not act yet."""
-        self.graph = graph
-        self._is_chief = is_chief
-        self._initial = initial
-        self._timeout_s = wait_timeout_s or 0.0
-        self._min_replicas = min_replicas
-        self._times = times
-        self._on_failure = on_failure  # The replica's own step may not notice.
-        self._lock = threading.Lock()  # A watchdog may take over while a session ends.
-        self._session: tf.compat.v1.Session | None = None
-        self._stopped: threading.Event | None = None
+    graph: SyncGraph
+    is_chief: bool
+    initial: Sequence[int]
+    timeout_s: float
+    min_replicas: int | None  # None unless the run is elastic
+    times: SteadyTimes
+    on_failure: Callable[[Exception], None]  # The replica's own step may not notice.
+    # A watchdog may take over while a session ends.
+    _lock: Any = field(init=False, default_factory=threading.Lock)
+    _session: tf.compat.v1.Session | None = field(init=False, default=None)
+    _stopped: threading.Event | None = field(init=False, default=None)
 
     @property
     def is_elastic(self) -> bool:
         """Whether the run goes on without replicas that are lost."""
-        return self._min_replicas is not None
+        return self.min_replicas is not None
 
     @property
     def is_acting(self) -> bool:
@@ -114,7 +104,7 @@ class ChiefRole:
     @property
     def ends_run(self) -> bool:
         """Whether the run ends with this replica."""
-        return self.is_acting if self.is_elastic else self._is_chief
+        return self.is_acting if self.is_elastic else self.is_chief
 
     def begin(self, session: tf.compat.v1.Session, join: Callable[..., int]) -> None:
         """Joins the run in a new session, as the chief or as another replica.
@@ -127,7 +117,7 @@ class ChiefRole:
         self._session = session
         ops = self.graph.ops
         if acts:
-            self._start(session, join(ops.open, {ops.initial: self._initial}))
+            self._start(session, join(ops.open, {ops.initial: self.initial}))
         else:
             join(ops.join)
 
@@ -140,29 +130,29 @@ class ChiefRole:
     ) -> bool:
         """Lets an elastic run go on without lost replicas, in the watchdog's thread."""
         graph, ops = self.graph, self.graph.ops
-        remedy = find_remedy(
+        evicted = find_evicted(
             status,
             error,
             graph.replica,
-            timeout_s=self._timeout_s,
-            min_replicas=self._min_replicas or 1,
+            timeout_s=self.timeout_s,
+            min_replicas=self.min_replicas or 1,
         )
-        if remedy is None:
+        if evicted is None:
             return False
         feed: dict[Any, Any] = {
             ops.position: (status.round_number, status.incarnation),
-            ops.whom: [int(n in remedy.evicted) for n in range(graph.replicas)],
+            ops.whom: [int(n in evicted) for n in range(graph.replicas)],
         }
-        if not remedy.takes_over:
+        if not isinstance(error, ChiefLostError):
             _log.warning(
                 "SyncReplicasOptimizer: replica %d goes on without replica(s) %s: no "
                 "gradient for step %d.",
-                *(graph.replica, name_replicas(status, remedy.evicted), status.step),
+                *(graph.replica, name_replicas(status, evicted), status.step),
             )
             return ask([ops.evict], feed, timeout_s=_BATON_S) is not None
-        if is_silent(status, status.chief, within_s=self._timeout_s / 2):
+        if is_silent(status, status.chief, within_s=self.timeout_s / 2):
             ask([ops.release])  # It may have been lost while saving.
-        feed[ops.initial] = self._initial
+        feed[ops.initial] = self.initial
         answer = ask([ops.take_over], feed, timeout_s=_BATON_S)
         if answer is None:
             return False
@@ -213,12 +203,12 @@ class ChiefRole:
 
     def _is_to_act(self, session: tf.compat.v1.Session) -> bool:
         if not self.is_elastic:
-            return self._is_chief
+            return self.is_chief
         parts = session.run(self.graph.ops.status)
-        status = read_status(self._times.restate(parts))
+        status = read_status(self.times.restate(parts))
         if status.chief == self.graph.replica:
-            return self._is_chief or self.is_acting
-        return self._is_chief and not is_acting(status, within_s=self._timeout_s)
+            return self.is_chief or self.is_acting
+        return self.is_chief and not is_acting(status, within_s=self.timeout_s)
 
     def _start(self, session: tf.compat.v1.Session, incarnation: int) -> None:
         """Starts the rounds of an incarnation; they end with their session."""
@@ -236,7 +226,7 @@ class ChiefRole:
                     run_round(incarnation)
                 except Exception as error:
                     if not stopped.is_set():
-                        self._on_failure(error)
+                        self.on_failure(error)
                     return
 
         threading.Thread(target=run, name="tw-syncrep-chief", daemon=True).start()

@@ -12,7 +12,6 @@ from tw_syncrep._checks import (
     check_config,
     check_kind,
     check_methods,
-    check_timeouts,
 )
 from tw_syncrep._replicas.session.bounded_session import AbandonedCalls, TrainingSession
 from tw_syncrep._replicas.session.creators import (
@@ -101,7 +100,6 @@ def training_session(
     """
     check_flag(is_chief=is_chief)
     check_kind(TaskConfig, "a cluster.TaskConfig, or None", cluster=cluster)
-    check_timeouts(wait_timeout_s=wait_timeout_s, start_timeout_s=start_timeout_s)
     arguments = {
         "master": master,
         "checkpoint_dir": _read_folder(checkpoint_dir=checkpoint_dir),

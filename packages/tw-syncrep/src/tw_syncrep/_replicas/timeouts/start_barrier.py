@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -25,6 +26,7 @@ _SHORTEST_PAUSE_S = 0.05
 _PAUSE_PER_WAIT = 1 / 8
 
 
+@dataclass(eq=False)
 class StartBarrier:
     """The start of a replica's session, which needs the chief and enough replicas.
 
@@ -32,18 +34,21 @@ class StartBarrier:
     only then is there an incarnation to compute for.
     """
 
-    def __init__(
-        self,
-        graph: SyncGraph,
-        session: tf.compat.v1.Session,
-        *,
-        life: int = 0,
-        at_least: int | None = None,
-        events: Recorder | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], object] = time.sleep,
-    ) -> None:
+    graph: SyncGraph
+    session: tf.compat.v1.Session
+    _: KW_ONLY
+    events: Recorder
+    life: int = 0
+    at_least: int | None = None  # replicas that suffice at the timeout; None: all
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], object] = time.sleep
+    is_passed: bool = field(init=False, default=False)
+    incarnation: int = field(init=False, default=0)
+    number: int = field(init=False, default=0)  # of the session; later ones are greater
+
+    def __post_init__(self) -> None:
         """Checks that all variables have values; does not join yet."""
+        graph, session = self.graph, self.session
         names = [name.decode() for name in session.run(graph.uninitialized)]
         if names:
             raise RuntimeError(
@@ -51,28 +56,19 @@ class StartBarrier:
                 f"no value: {', '.join(names)}. Add them to the init_op, or make them "
                 "before the session."
             )
-        self.is_passed = False
-        self._graph = graph
-        self._session = session
         self._needed = min(graph.aggregate, graph.replicas)
-        self._clock = clock
-        self._sleep = sleep
-        self._at_least = at_least  # replicas that suffice at the timeout; None: all
-        self._events = events or Recorder("SyncReplicasOptimizer")
         self._name = f"replica {graph.replica}"
-        self.life = life or int(session.run(graph.ops.draw))
-        self.incarnation = 0
-        self.number = 0  # of the session; later ones are greater
+        self.life = self.life or int(session.run(graph.ops.draw))
 
     def join(self, op: tf.Operation, feed: Mapping[Any, Any] | None = None) -> int:
         """Joins the run with ``op``, the graph's op ``join`` or ``open``."""
-        self._session.run(op, {**(feed or {}), self._graph.ops.life: self.life})
-        fetches = [self._graph.position, self._graph.session]
-        position, number = self._session.run(fetches)
+        self.session.run(op, {**(feed or {}), self.graph.ops.life: self.life})
+        fetches = [self.graph.position, self.graph.session]
+        position, number = self.session.run(fetches)
         self.incarnation, self.number = int(position[1]), int(number)
         if self.number == REFUSED:
-            raise ReplicaReplacedError(self._graph.replica)
-        self._events.noted("joined", self._name, "incarnation", self.incarnation)
+            raise ReplicaReplacedError(self.graph.replica)
+        self.events.noted("joined", self._name, "incarnation", self.incarnation)
         return self.incarnation
 
     def wait(self, session: tf.compat.v1.Session, *, timeout_s: float | None) -> None:
@@ -82,15 +78,15 @@ class StartBarrier:
         by an eighth of the time that it took. Returns at once if the run that this
         replica has joined has ended: its step will stop it.
         """
-        with self._events.during(self._name, "the wait for the others' start"):
+        with self.events.during(self._name, "the wait for the others' start"):
             self._poll(session, timeout_s)
         self.is_passed = True
 
     def _poll(self, session: tf.compat.v1.Session, timeout_s: float | None) -> None:
-        ops, began = self._graph.ops, self._clock()
-        longest_s = longest_pause_s(self._graph.replicas)
+        ops, began = self.graph.ops, self.clock()
+        longest_s = longest_pause_s(self.graph.replicas)
         while not self._has_started(status := read_status(session.run(ops.status))):
-            waited_s = self._clock() - began
+            waited_s = self.clock() - began
             if timeout_s is not None and waited_s >= timeout_s:
                 if not self._is_enough(status):
                     raise self._timeout(status, waited_s, timeout_s)
@@ -102,17 +98,17 @@ class StartBarrier:
                 pause_s = _SHORTEST_PAUSE_S  # That may have been all that was missing.
             if timeout_s is not None:
                 pause_s = min(pause_s, timeout_s - waited_s)
-            self._sleep(pause_s)
+            self.sleep(pause_s)
 
     def _is_enough(self, status: Status) -> bool:
         """Returns whether an elastic run begins without the missing replicas."""
-        if self._at_least is None or not status.incarnation or status.is_closed:
+        if self.at_least is None or not status.incarnation or status.is_closed:
             return False
-        return not self._is_left_out(status) and len(status.joined) >= self._at_least
+        return not self._is_left_out(status) and len(status.joined) >= self.at_least
 
     def _evict(self, session: tf.compat.v1.Session, status: Status) -> None:
-        ops, position = self._graph.ops, (status.round_number, status.incarnation)
-        whom = [int(n not in status.joined) for n in range(self._graph.replicas)]
+        ops, position = self.graph.ops, (status.round_number, status.incarnation)
+        whom = [int(n not in status.joined) for n in range(self.graph.replicas)]
         session.run(ops.evict, {ops.position: position, ops.whom: whom})
         missing = [n for n, is_missing in enumerate(whom) if is_missing]
         _log.warning(
@@ -122,7 +118,7 @@ class StartBarrier:
 
     def _has_started(self, status: Status) -> bool:
         if status.is_closed:  # A replica that joins later is in the next run.
-            return self._graph.replica in status.joined
+            return self.graph.replica in status.joined
         there = {*status.joined, *status.left, *status.evicted}
         enough = len(there) >= self._needed
         return status.incarnation > 0 and enough and not self._is_left_out(status)
@@ -132,14 +128,14 @@ class StartBarrier:
         if not status.incarnation or status.is_closed:
             return False
         is_older = status.incarnation != self.incarnation
-        return is_older or self._graph.replica not in status.joined
+        return is_older or self.graph.replica not in status.joined
 
     def _timeout(
         self, status: Status, waited_s: float, timeout_s: float
     ) -> StartTimeoutError:
-        own = self._graph.replica
+        own = self.graph.replica
         started = {own} if status.is_closed else {own, *status.joined}
-        missing = sorted(set(range(self._graph.replicas)) - started)
+        missing = sorted(set(range(self.graph.replicas)) - started)
         about_chief = "" if status.incarnation else " The chief has not started."
         if status.is_closed:
             about_chief = " The chief has ended the run and has not begun another."
@@ -154,6 +150,4 @@ class StartBarrier:
             missing=missing,
             heard_s=status.heard_s,
         )
-        return report_run(
-            error, status, self._events, replica=own, deadline_s=timeout_s
-        )
+        return report_run(error, status, self.events, replica=own, deadline_s=timeout_s)

@@ -197,37 +197,28 @@ def judge_wait(
     )
 
 
-@dataclass(frozen=True)
-class Remedy:
-    """How a run goes on when a wait is over its deadline."""
-
-    evicted: tuple[int, ...]
-    takes_over: bool  # whether the replica that waits becomes the chief
-
-
-def find_remedy(
+def find_evicted(
     status: Status,
     error: SyncTimeoutError,
     replica: int,
     *,
     timeout_s: float,
     min_replicas: int,
-) -> Remedy | None:
-    """Decides how an elastic run goes on without missing replicas; None if it cannot.
+) -> tuple[int, ...] | None:
+    """Decides without whom an elastic run goes on; None if it cannot.
 
-    If the chief is lost, a replica that is missing but was heard from lately may be
-    about to arrive: it is not evicted with the chief.
+    If the chief is lost, ``replica`` takes over, and a replica that is missing but was
+    heard from lately may be about to arrive: it is not evicted with the chief.
     """
     if not status.incarnation:  # The chief restores the variables.
         return None
-    takes_over = isinstance(error, ChiefLostError)
     evicted = set(status.missing)
-    if takes_over:
+    if isinstance(error, ChiefLostError):
         silent = {n for n in evicted if is_silent(status, n, within_s=timeout_s / 2)}
         evicted = (silent | {status.chief}) - {replica}
     if _present(status) - len(evicted) < min_replicas:
         return None
-    return Remedy(tuple(sorted(evicted)), takes_over)
+    return tuple(sorted(evicted))
 
 
 def is_acting(status: Status, *, within_s: float) -> bool:

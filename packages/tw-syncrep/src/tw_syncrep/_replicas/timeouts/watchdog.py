@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -43,41 +44,32 @@ Ask = Callable[..., Sequence[Any] | None]
 """Takes fetches and their feeds; returns None if no answer arrives in time."""
 
 
+@dataclass(eq=False)
 class Watchdog:
     """Bounds the waits of one session's training op."""
 
-    def __init__(
-        self,
-        session: tf.compat.v1.Session,
-        ops: LifecycleOps,
-        judge: Callable[[Status], SyncTimeoutError | None],
-        judge_absence: Callable[[Status], SyncTimeoutError | None],
-        *,
-        replica: int,
-        timeout_s: float,
-        replace_session: Callable[[str], None],
-        recover: Callable[[Ask, SyncTimeoutError, Status], bool] | None = None,
-        events: Recorder | None = None,
-        times: SteadyTimes | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    session: tf.compat.v1.Session
+    ops: LifecycleOps
+    judge: Callable[[Status], SyncTimeoutError | None]
+    judge_absence: Callable[[Status], SyncTimeoutError | None]
+    _: KW_ONLY
+    replica: int
+    timeout_s: float
+    replace_session: Callable[[str], None]
+    recover: Callable[[Ask, SyncTimeoutError, Status], bool] | None
+    events: Recorder
+    times: SteadyTimes
+    clock: Callable[[], float] = time.monotonic
+    error: Exception | None = field(init=False, default=None)
+    """Why the training op was woken."""
+    given_up: Exception | None = field(init=False, default=None)
+    """Why to leave the training op behind: waking it fails."""
+
+    def __post_init__(self) -> None:
         """Asks every question once, in the caller's thread, and starts its own."""
-        self.error: Exception | None = None  # why the training op was woken
-        self.given_up: Exception | None = None  # why to leave it behind: waking fails
-        self._session = session
-        self._ops = ops
-        self._judge = judge
-        self._judge_absence = judge_absence
-        self._replica = replica
-        self._timeout_s = timeout_s
-        self._replace_session = replace_session
-        self._recover = recover
-        self._events = events or Recorder("SyncReplicasOptimizer")
-        self._name = f"replica {replica}"
+        self._name = f"replica {self.replica}"
         self._calls = 0
-        self._clock = clock
-        self._times = times or SteadyTimes(clock)
-        self._heartbeat_s = heartbeat_interval(timeout_s)
+        self._heartbeat_s = heartbeat_interval(self.timeout_s)
         self._check_at: float | None = None
         self._began_at = 0.0
         self._still_s = 0.0  # part of the wait in which the whole process did not run
@@ -85,11 +77,12 @@ class Watchdog:
         self._answered_at = 0.0
         self._has_logged = False
         self._stopped = threading.Event()
+        session, ops = self.session, self.ops
         session.run(ops.heartbeat)
         _, *parts = session.run([ops.position, *ops.status])
-        self._times.restate(parts)
+        self.times.restate(parts)
         session.run([ops.wake], {ops.position: _NO_WAIT})
-        if recover is not None:
+        if self.recover is not None:
             session.run([ops.evict, ops.take_over], {ops.position: _NO_WAIT})
         self._thread = threading.Thread(
             target=self._run, name="tw-syncrep-watchdog", daemon=True
@@ -108,22 +101,22 @@ class Watchdog:
             return False
         is_waiting = self._check_at is not None
         since = max(self._began_at, self._answered_at) if is_waiting else asked_at
-        now = self._clock()
-        return now - asked_at >= _ASK_TIMEOUT_S and now - since >= self._timeout_s
+        now = self.clock()
+        return now - asked_at >= _ASK_TIMEOUT_S and now - since >= self.timeout_s
 
     def begin_wait(self) -> None:
         """Records that the training op starts."""
         self._calls += 1
-        self._events.began(self._name, "training op, call", self._calls)
+        self.events.began(self._name, "training op, call", self._calls)
         self.error = None
         self._has_logged = False
         self._still_s = 0.0
-        self._began_at = self._clock()
-        self._check_at = self._began_at + min(self._timeout_s / 4, self._heartbeat_s)
+        self._began_at = self.clock()
+        self._check_at = self._began_at + min(self.timeout_s / 4, self._heartbeat_s)
 
     def end_wait(self) -> None:
         """Records that it has returned."""
-        self._events.ended(self._name, "training op, call", self._calls)
+        self.events.ended(self._name, "training op, call", self._calls)
         self._check_at = None
         self.error = None
         self._asked_at = None
@@ -133,95 +126,95 @@ class Watchdog:
         self._stopped.set()
 
     def _run(self) -> None:
-        next_beat = self._clock() + self._heartbeat_s
+        next_beat = self.clock() + self._heartbeat_s
         # A wait that begins during a sleep ends after it: nothing need end the sleep.
         while True:
-            began, check_at = self._clock(), self._check_at
+            began, check_at = self.clock(), self._check_at
             due = next_beat if check_at is None else min(next_beat, check_at)
             pause = max(0.0, due - began)
             if self._stopped.wait(pause):
                 return
-            now = self._clock()
+            now = self.clock()
             if now - began - pause > _LATE_S:  # The process, and its step, stood still.
                 self._still_s += now - began - pause
             if now >= next_beat:
-                self._ask(self._ops.heartbeat)
+                self._ask(self.ops.heartbeat)
                 next_beat = now + self._heartbeat_s
             check_at = self._check_at
             if check_at is not None and now >= check_at:
                 self._check()
 
     def _check(self) -> None:
-        answer = self._ask([self._ops.position, *self._ops.status])
-        running_s = self._clock() - self._began_at
+        answer = self._ask([self.ops.position, *self.ops.status])
+        running_s = self.clock() - self._began_at
         if answer is None:  # A lost server is left to the session's bounds.
             self._check_again(in_s=_ASK_TIMEOUT_S)
             return
-        position, parts = answer[0], self._times.restate(answer[1:])
-        overdue = overdue_s(parts, position, self._replica, running_s=running_s)
+        position, parts = answer[0], self.times.restate(answer[1:])
+        overdue = overdue_s(parts, position, self.replica, running_s=running_s)
         status = read_status(parts)
-        self._events.noted("saw", self._name, "round", status.round_number)
+        self.events.noted("saw", self._name, "round", status.round_number)
         if overdue > 0 and self._check_at is not None:
             self._end_overdue(position, overdue)
             return
-        error = self._judge(status)
+        error = self.judge(status)
         if error is None:
             self._look_at_silence(status, running_s)
             self._check_again(in_s=self._rest_of_wait(status))
-        elif self._recover is not None and self._recover(self._ask, error, status):
+        elif self.recover is not None and self.recover(self._ask, error, status):
             told = f"the run without {type(error).__name__} in round"
-            self._events.noted("continued", self._name, told, status.round_number)
+            self.events.noted("continued", self._name, told, status.round_number)
             # The replicas get a while to go on.
-            self._check_again(in_s=min(self._timeout_s / 4, 1.0))
+            self._check_again(in_s=min(self.timeout_s / 4, 1.0))
         else:
-            self._check_again(in_s=self._timeout_s)
+            self._check_again(in_s=self.timeout_s)
             self.error = self._with_report(error, status)  # The hook raises it.
             if not self._wake((status.round_number, status.incarnation)):
                 self._check_again(in_s=_ASK_TIMEOUT_S)
 
     def _with_report(self, error: SyncTimeoutError, status: Status) -> SyncTimeoutError:
         return report_run(
-            *(error, status, self._events),
-            replica=self._replica,
-            deadline_s=self._timeout_s,
+            *(error, status, self.events),
+            replica=self.replica,
+            deadline_s=self.timeout_s,
         )
 
     def _wake(self, position: Sequence[int]) -> bool:
         """Ends the wait at ``position``; returns whether the server has answered."""
-        feed = {self._ops.position: tuple(position)}
+        feed = {self.ops.position: tuple(position)}
         # In a list: the answer to a bare op is None.
-        return self._ask([self._ops.wake], feed, timeout_s=_WAKE_TIMEOUT_S) is not None
+        return self._ask([self.ops.wake], feed, timeout_s=_WAKE_TIMEOUT_S) is not None
 
     def _end_overdue(self, position: Sequence[int], overdue: float) -> None:
         """Wakes a training op whose round is over, or has its session replaced."""
-        half_s = self._timeout_s / 2  # so that the others need not give it up
+        half_s = self.timeout_s / 2  # so that the others need not give it up
         if overdue < half_s:
             if overdue >= half_s / 4:
                 self._wake(position)
             self._check_again(in_s=min(half_s / 4, half_s - overdue))
             return
         self.stop()
-        self._replace_session(
-            f"SyncReplicasOptimizer: replica {self._replica} did not learn of the end "
+        self.replace_session(
+            f"SyncReplicasOptimizer: replica {self.replica} did not learn of the end "
             f"of round {position[0]}, {overdue:.1f} s ago; replacing its session."
         )
 
     def _look_at_silence(self, status: Status, running_s: float) -> None:
         """Logs, and finally gives up, a step that neither returns nor arrives."""
-        arrived_s = status.arrived_s[self._replica]
+        arrived_s = status.arrived_s[self.replica]
         has_arrived = arrived_s is not None and arrived_s <= running_s
         active_s = running_s - self._still_s
-        if has_arrived or active_s < self._timeout_s / 4:
+        if has_arrived or active_s < self.timeout_s / 4:
             return
-        if active_s >= self._timeout_s:
-            given_up = self._judge_absence(status)
+        if active_s >= self.timeout_s:
+            given_up = self.judge_absence(status)
             if given_up is not None and self.given_up is None:
                 self.given_up = self._with_report(given_up, status)
-        if active_s >= 2 * self._timeout_s and self._replica in status.evicted:
+        if active_s >= 2 * self.timeout_s and self.replica in status.evicted:
             self.stop()
-            self._replace_session(
+            self.replace_session(
                 f"SyncReplicasOptimizer: the run goes on without replica "
-                f"{self._replica}, whose training op has run for {running_s:.1f} s; "
+                f"{self.replica}, whose training op has run for {running_s:.1f} s; "
                 "replacing its session."
             )
             return
@@ -232,37 +225,37 @@ class Watchdog:
             "SyncReplicasOptimizer: the training op of replica %d has run for %.1f s, "
             "and its gradient has not arrived: it computes, waits for its input, or "
             "was lost on the way. The server answers: %s.",
-            self._replica,
+            self.replica,
             running_s,
             format_status(status),
         )
 
     def _rest_of_wait(self, status: Status) -> float:
         waited = [status.arrived_s[replica] or 0.0 for replica in status.arrived]
-        rest_s = max(0.02, self._timeout_s - max(waited, default=0.0))
+        rest_s = max(0.02, self.timeout_s - max(waited, default=0.0))
         return min(rest_s, longest_pause_s(len(status.heard_s)))
 
     def _check_again(self, *, in_s: float) -> None:
         if self._check_at is not None:
-            self._check_at = self._clock() + in_s
+            self._check_at = self.clock() + in_s
 
     def _ask(
         self, fetches: Any, feed: Any = None, *, timeout_s: float = _ASK_TIMEOUT_S
     ) -> Sequence[Any] | None:
         """Runs a small fetch; returns None if the server does not answer in time."""
         options = tf.compat.v1.RunOptions(timeout_in_ms=int(timeout_s * 1000))
-        self._asked_at = self._asked_at or self._clock()
-        self._events.began(self._name, "a question to the server")
+        self._asked_at = self._asked_at or self.clock()
+        self.events.began(self._name, "a question to the server")
         try:
-            answer: Sequence[Any] = self._session.run(fetches, feed, options=options)
+            answer: Sequence[Any] = self.session.run(fetches, feed, options=options)
         except (tf.errors.CancelledError, RuntimeError):
             self.stop()  # The session was closed: there is nothing left to watch.
             return None
         except tf.errors.OpError:
             return None
-        self._events.ended(self._name, "a question to the server")
+        self.events.ended(self._name, "a question to the server")
         self._asked_at = None
-        self._answered_at = self._clock()
+        self._answered_at = self.clock()
         return answer
 
 
