@@ -164,14 +164,16 @@ def _read_hooks(**given: Any) -> list[Any]:
 
 
 def _read_numbers(arguments: dict[str, Any]) -> None:
-    """Fills in TensorFlow's defaults, and checks the numbers that may be None."""
+    """Fills in TensorFlow's defaults, and None where a number means never."""
     for every, defaults in _DEFAULTS.items():
         is_given = any(arguments[name] is not _AS_TENSORFLOW for name in every)
         for name, default in zip(every, defaults, strict=True):
-            if arguments[name] is _AS_TENSORFLOW:
-                arguments[name] = None if is_given else default
-            if arguments[name] is not None:
-                check_number(finite=False, **{name: arguments[name]})
+            number = arguments[name]
+            if number is _AS_TENSORFLOW:
+                number = None if is_given else default
+            if number is not None:
+                check_number(finite=False, **{name: number})
+            arguments[name] = number if number is not None and number > 0 else None
 
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:
@@ -249,19 +251,16 @@ def _saving_hooks(
     hooks: list[Any] = []
     folder = given["checkpoint_dir"]
     summaries = given["summary_dir"] or folder
-    if summaries and (every := _above_0(given["log_step_count_steps"])):
+    every = given["log_step_count_steps"]
+    if summaries and every:
         hooks.append(train.StepCounterHook(every, output_dir=summaries))
-    steps, seconds = (
-        _above_0(given[f"save_summaries_{unit}"]) for unit in ("steps", "secs")
-    )
+    steps, seconds = given["save_summaries_steps"], given["save_summaries_secs"]
     if summaries and (steps or seconds):
         saver = train.SummarySaverHook(
             steps, seconds, output_dir=summaries, scaffold=scaffold
         )
         hooks.append(saver)
-    seconds, steps = (
-        _above_0(given[f"save_checkpoint_{unit}"]) for unit in ("secs", "steps")
-    )
+    steps, seconds = given["save_checkpoint_steps"], given["save_checkpoint_secs"]
     if folder and (steps or seconds):
         saver = train.CheckpointSaverHook(
             folder,
@@ -273,10 +272,6 @@ def _saving_hooks(
         )
         hooks.append(saver)
     return hooks
-
-
-def _above_0(number: float | None) -> float | None:
-    return number if number is not None and number > 0 else None
 
 
 def _timeout(given: float | None, of_hooks: list[float | None]) -> float | None:
