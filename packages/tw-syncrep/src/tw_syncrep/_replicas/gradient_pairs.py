@@ -17,19 +17,14 @@ from tw_syncrep.cluster._parameter_cache import with_masters
 def read_gradients(
     grads_and_vars: Any, global_step: Any, *, weight: Any, sparse_mean: str
 ) -> tuple[list[Any], list[tf.Variable]]:
-    """Checks the arguments of ``apply_gradients``, in whose place it returns [N] each.
-
-    Parameters are in the place of their copies. Gradients of unknown shape are checked
-    in each step.
-    """
+    """Returns [N] gradients and [N] variables; parameters in place of their copies."""
     given = _read_pairs(grads_and_vars)
     _check_resources([variable for _, variable in given])
     pairs = with_masters(given)
     _check_step(global_step)
     _check_graph([*pairs, (None, global_step)])
     _check_weight(weight, sparse_mean)
-    _check_kinds(pairs)
-    _check_shapes(pairs)
+    _check_gradients(pairs)
     [ensured] = ensure_gradient_shapes([pairs])
     grads = [_with_a_row_per_index(grad, variable) for grad, variable in ensured]
     return grads, [variable for _, variable in pairs]
@@ -108,22 +103,6 @@ def _check_weight(weight: Any, sparse_mean: str) -> None:
         )
 
 
-def _check_shapes(pairs: Sequence[tuple[Any, tf.Variable]]) -> None:
-    unknown = [v.name for _, v in pairs if not v.shape.is_fully_defined()]
-    if unknown:
-        raise ValueError(
-            f"{caller()}: variables must have fully known shapes; got "
-            f"{', '.join(unknown)} without."
-        )
-    misfits = [_misfit(grad, variable) for grad, variable in pairs if grad is not None]
-    found = [misfit for misfit in misfits if misfit]
-    if found:
-        raise ValueError(
-            f"{caller()}: a gradient must have the shape of its variable; got "
-            f"{'; '.join(found)}."
-        )
-
-
 def _check_resources(variables: Sequence[Any]) -> None:
     others = [
         str(getattr(variable, "name", variable))
@@ -138,7 +117,7 @@ def _check_resources(variables: Sequence[Any]) -> None:
         )
 
 
-def _check_kinds(pairs: Sequence[tuple[Any, tf.Variable]]) -> None:
+def _check_gradients(pairs: Sequence[tuple[Any, tf.Variable]]) -> None:
     others = [
         f"{variable.name}: {type(grad).__name__}"
         for grad, variable in pairs
@@ -158,6 +137,19 @@ def _check_kinds(pairs: Sequence[tuple[Any, tf.Variable]]) -> None:
         raise TypeError(
             f"{caller()}: a gradient must have the dtype of its variable; got "
             f"{', '.join(others)}. Cast it; for narrower transfers pass compression=."
+        )
+    unknown = [v.name for _, v in pairs if not v.shape.is_fully_defined()]
+    if unknown:
+        raise ValueError(
+            f"{caller()}: variables must have fully known shapes; got "
+            f"{', '.join(unknown)} without."
+        )
+    misfits = [_misfit(grad, variable) for grad, variable in pairs if grad is not None]
+    found = [misfit for misfit in misfits if misfit]
+    if found:
+        raise ValueError(
+            f"{caller()}: a gradient must have the shape of its variable; got "
+            f"{'; '.join(found)}."
         )
 
 
