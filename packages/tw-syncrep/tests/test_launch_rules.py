@@ -20,7 +20,7 @@ from tw_syncrep.launch._messages import (
     decode,
     encode,
 )
-from tw_syncrep.launch._plan import Node, Share, lay_out, plan_tasks
+from tw_syncrep.launch._plan import Share, lay_out, plan_tasks
 from tw_syncrep.launch._rules import Action, Rules, Standing, judge_end, judge_loss
 from tw_syncrep.launch._run import summarize
 
@@ -28,11 +28,18 @@ WORKERS = frozenset({"worker 0", "worker 1", "worker 2"})
 
 
 def test_a_cluster_lies_over_machines_in_the_order_of_their_ranks():
-    nodes = [Node("a", 1, (1, 2)), Node("::1", 2, (3, 4)), Node("c", 0, ())]
-    cluster, firsts = lay_out([*nodes, Node("d", 1, (5,))], ps=1)
+    machines = {"a": (1, 2), "::1": (3, 4), "c": (), "d": (5,)}
+    workers = [1, 2, 0, 1]
+    cluster, firsts = lay_out(
+        [
+            Hello(node, host, workers[node], ports, {})
+            for node, (host, ports) in enumerate(machines.items())
+        ],
+        ps=1,
+    )
     assert cluster == {"ps": ("a:1",), "worker": ("a:2", "[::1]:3", "[::1]:4", "d:5")}
     assert firsts == (0, 1, 3, 3)
-    assert "ps" not in lay_out([Node("a", 1, (1,))], ps=0)[0]
+    assert "ps" not in lay_out([Hello(0, "a", 1, (1,), {})], ps=0)[0]
 
 
 def test_plans_list_servers_first_and_an_evaluator_outside():

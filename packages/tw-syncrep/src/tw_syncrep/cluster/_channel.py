@@ -97,6 +97,12 @@ class LineSocket:
                     raise TimeoutError(f"LineSocket: took nothing for {timeout_s} s.")
                 data = data[self.connection.send(data) :]
 
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until something can be received; returns whether it can."""
+        ready = select.poll()
+        ready.register(self.connection, select.POLLIN)
+        return bool(ready.poll(1000 * max(0.0, timeout_s)))
+
     def receive(self) -> list[dict[str, Any]] | None:
         """Returns the messages received, None at the end; call when readable."""
         lines = self.receive_lines()

@@ -23,6 +23,7 @@ from tw_syncrep.launch._meeting import (
     gather,
     join,
     open_port,
+    part,
 )
 from tw_syncrep.launch._messages import SIGNALS, Hello, Over, Signalled
 from tw_syncrep.launch._options import parse
@@ -124,7 +125,7 @@ def _lead(
         if isinstance(members, Over):
             return members
         director = Director(machine, members, options.rules, inbox)
-        farewell.callback(director.part)
+        farewell.callback(part, director.members, inbox)
         return director.run()
 
 
@@ -136,7 +137,7 @@ def _follow(
 ) -> Over:
     """Runs as a machine other than node 0."""
     host, port = options.coordinator
-    joined = join(
+    link = join(
         host,
         port,
         _hello(options, machine),
@@ -144,11 +145,11 @@ def _follow(
         silence_s=options.node_timeout,
         inbox=inbox,
     )
-    if isinstance(joined, Over):
-        return joined
-    link, start = joined
+    if isinstance(link, Over):
+        return link
     farewell.callback(link.drop)
-    return follow(machine, link, start, inbox, f"node 0 ({host})")
+    within_s, node_0 = options.start_timeout, f"node 0 ({host})"
+    return follow(machine, link, inbox, node_0, within_s=within_s)
 
 
 def _hello(options: argparse.Namespace, machine: Machine) -> Hello:

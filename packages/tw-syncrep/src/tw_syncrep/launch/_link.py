@@ -5,7 +5,6 @@ launcher that was stopped or cut off is noticed like one that has ended.
 """
 
 import contextlib
-import select
 import socket
 import threading
 import time
@@ -46,10 +45,8 @@ class Link:
     def receive(self, within_s: float) -> Message:
         """Waits for a message; OSError if none arrives, ValueError if it is invalid."""
         end = time.monotonic() + within_s
-        poll = select.poll()
-        poll.register(self._line, select.POLLIN)
         while not self._received:
-            if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
+            if not self._line.wait(end - time.monotonic()):
                 raise TimeoutError
             lines = self._line.receive_lines()
             if lines is None:

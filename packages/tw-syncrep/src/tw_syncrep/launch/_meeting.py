@@ -9,14 +9,14 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from signal import Signals
 
 from tw_syncrep.cluster._addresses import join_address, listen, may_pass
 from tw_syncrep.launch._link import Link, Lost
-from tw_syncrep.launch._messages import SIGNALS, Hello, Message, Over, Signalled, Start
+from tw_syncrep.launch._messages import SIGNALS, Hello, Message, Over, Signalled
 from tw_syncrep.launch._output import announce
 
 CANNOT_START = 2
@@ -49,7 +49,7 @@ class Arrived:
     hello: Hello
 
 
-@dataclass(frozen=True)
+@dataclass
 class Member:
     """A machine of the run; node 0 itself has no link."""
 
@@ -179,14 +179,14 @@ def gather(
                 over = after_signal(number, members[0].name)
             case Arrived(link, hello):
                 _welcome(members, link, hello, num_nodes, inbox)
-            case Heard(link, Signalled(number)) if number in SIGNALS:
-                over = after_signal(number, _member(members, link).name)
-            case Heard(link, Lost(why)) if any(
-                m.link is link for m in members.values()
-            ):
-                member = _member(members, link)
-                del members[member.hello.node]
-                announce(f"{member.name} has left before the run began: {why}")
+            case Heard(link, message):
+                sender = find_sender(members.values(), link)
+                match sender, message:
+                    case Member(), Signalled(number) if number in SIGNALS:
+                        over = after_signal(number, sender.name)
+                    case Member(), Lost(why):
+                        del members[sender.hello.node]
+                        announce(f"{sender.name} has left before the run began: {why}")
     by_rank = [members[rank] for rank in sorted(members)]
     if over is None and (difference := find_difference(by_rank)):
         over = Over(CANNOT_START, difference)
@@ -205,44 +205,17 @@ def join(
     within_s: float,
     silence_s: float,
     inbox: Inbox,
-) -> tuple[Link, Start] | Over:
-    """Joins node 0 from another machine, and waits for the start.
+) -> Link | Over:
+    """Joins node 0 from another machine.
 
     An empty ``hello.host`` stands for this end's address of the connection.
     """
     end = time.monotonic() + within_s
     link = _connect(host, port, end=end, silence_s=silence_s, inbox=inbox)
-    if isinstance(link, Over):
-        return link
-    own_host = hello.host or link.own_host
-    link.send(Hello(hello.node, own_host, hello.workers, hello.ports, hello.settings))
-    link.attend(lambda link, message: inbox.put(Heard(link, message)))
-    start = _await_start(
-        link, f"node 0 at {join_address(host, port)}", end, within_s, inbox
-    )
-    if isinstance(start, Over):
-        link.close()
-        return start
-    return link, start
-
-
-def _await_start(
-    link: Link, node_0: str, end: float, within_s: float, inbox: Inbox
-) -> Start | Over:
-    while True:
-        match next_event(inbox, end - time.monotonic()):
-            case None:
-                said = f"{node_0} did not begin within {within_s:g} s"
-                return Over(CANNOT_START, said)
-            case Signalled() as signalled:
-                link.send(signalled)
-                return after_signal(signalled.number)
-            case Heard(_, Over() as over):
-                return over
-            case Heard(_, Lost(why)):
-                return Over(CANNOT_START, f"{node_0} is lost: {why}")
-            case Heard(_, Start() as start):
-                return start
+    if isinstance(link, Link):
+        link.send(replace(hello, host=hello.host or link.own_host))
+        link.attend(lambda link, message: inbox.put(Heard(link, message)))
+    return link
 
 
 def find_difference(members: Sequence[Member]) -> str:
@@ -256,11 +229,17 @@ def find_difference(members: Sequence[Member]) -> str:
     differences = [
         f"{first.name} has {name} {value}, but {other.name} has {name} {theirs}"
         for other in others
-        for name, value, theirs in _unlike(first.hello.settings, other.hello.settings)
+        for name, value in first.hello.settings.items()
+        if (theirs := other.hello.settings.get(name, "none")) != value
     ]
     if not differences:
         return ""
     return "; ".join(differences) + "; all machines need the same versions and options"
+
+
+def find_sender(members: Iterable[Member], link: Link) -> Member | None:
+    """Returns the machine at the other end of a link, unless it has left."""
+    return next((member for member in members if member.link is link), None)
 
 
 def tell(members: Sequence[Member], message: Message) -> None:
@@ -283,17 +262,6 @@ def part(members: Sequence[Member], inbox: Inbox) -> None:
         match next_event(inbox, end - time.monotonic()):
             case Heard(link, Lost()):
                 waiting = [other for other in waiting if other is not link]
-
-
-def _unlike(
-    ours: Mapping[str, str], theirs: Mapping[str, str]
-) -> list[tuple[str, str, str]]:
-    both = {name: (ours.get(name, "none"), theirs.get(name, "none")) for name in ours}
-    return [(name, *pair) for name, pair in both.items() if pair[0] != pair[1]]
-
-
-def _member(members: Mapping[int, Member], link: Link) -> Member:
-    return next(member for member in members.values() if member.link is link)
 
 
 def _missing(members: Mapping[int, Member], num_nodes: int, within_s: float) -> str:

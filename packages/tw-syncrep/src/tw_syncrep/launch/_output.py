@@ -22,9 +22,13 @@ class TaskOutput:
         self, name: str, out: IO[bytes] | None, err: IO[bytes] | None, log: Path | None
     ) -> None:
         """Copies ``out`` to stdout, ``err`` to stderr, both to ``log``, in threads."""
-        self._name = name
+        self._name, self._path = name, log
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
-        self._log = None if log is None else _Log(log, users=2)
+        self._logging, self._num_open = threading.Lock(), 2
+        self._log: IO[bytes] | None = None
+        if log is not None:
+            with self._ending_log():
+                self._log = log.open("wb", buffering=0)
         self._readers = [
             threading.Thread(target=self._read, args=pair, daemon=True)
             for pair in ((out, sys.stdout), (err, sys.stderr))
@@ -37,55 +41,36 @@ class TaskOutput:
         """The last lines of both streams, truncated to a readable length."""
         return tuple(line[:_LINE_CHARACTERS] for line in list(self._last))
 
-    def wait(self, timeout_s: float) -> bool:
-        """Waits until all output is passed on; returns whether it is.
+    def wait(self, timeout_s: float) -> None:
+        """Waits until all output is passed on.
 
         It never is while a process that left the task's group keeps the output open.
         """
         for reader in self._readers:
             reader.join(timeout_s)
-        return not any(reader.is_alive() for reader in self._readers)
 
     def _read(self, theirs: IO[bytes] | None, ours: TextIO | None) -> None:
         for line in _lines(theirs):
             text = line.decode(errors="replace").rstrip("\n")
             self._last.append(text)
-            if self._log is not None:
-                self._log.write(line)
+            with self._ending_log():
+                if self._log is not None:
+                    self._log.write(line)
             say(ours, f"[{self._name}] {text}\n")
-        if self._log is not None:
-            self._log.close()
-
-
-class _Log:
-    """A log file that threads share; a write error ends the log and nothing else."""
-
-    def __init__(self, path: Path, *, users: int) -> None:
-        """Empties the file, which is closed once ``users`` threads have closed it."""
-        self._path, self._users = path, users
-        self._lock = threading.Lock()
-        self._file: IO[bytes] | None = None
-        with self._giving_up():
-            self._file = path.open("wb", buffering=0)
-
-    def write(self, line: bytes) -> None:
-        with self._lock, self._giving_up():
-            if self._file is not None:
-                self._file.write(line)
-
-    def close(self) -> None:
-        with self._lock, self._giving_up():
-            self._users -= 1
-            if self._file is not None and not self._users:
-                self._file.close()
+        with self._ending_log():
+            self._num_open -= 1
+            if self._log is not None and not self._num_open:
+                self._log.close()
 
     @contextlib.contextmanager
-    def _giving_up(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            announce(f"{self._path}: {error.strerror}; this log ends here")
-            self._file = None
+    def _ending_log(self) -> Iterator[None]:
+        """Scope of one thread's use of the log; an error ends the log, nothing else."""
+        with self._logging:
+            try:
+                yield
+            except OSError as error:
+                announce(f"{self._path}: {error.strerror}; this log ends here")
+                self._log = None
 
 
 def check_log_folder(folder: Path) -> None:
@@ -113,8 +98,10 @@ def say(stream: TextIO | None, text: str) -> None:
     try:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
-    except BrokenPipeError:
-        _discard(stream)
+    except BrokenPipeError:  # Flushing the rest at exit would fail.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
     except (OSError, ValueError):
         pass
 
@@ -130,10 +117,3 @@ def _lines(stream: IO[bytes] | None) -> Iterator[bytes]:
     while stream is not None and (line := stream.readline(_LINE_BYTES)):
         is_whole = line.endswith(b"\n") or len(line) == _LINE_BYTES
         yield line if is_whole else line + b"\n"
-
-
-def _discard(stream: TextIO) -> None:
-    """Redirects a stream to devnull; flushing the rest at exit would fail otherwise."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)

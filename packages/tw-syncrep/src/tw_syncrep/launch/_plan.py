@@ -6,17 +6,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from tw_syncrep.cluster._addresses import join_address
+from tw_syncrep.launch._messages import Hello
 
 Cluster = Mapping[str, Sequence[str]]
-
-
-@dataclass(frozen=True)
-class Node:
-    """A machine as the other machines see it."""
-
-    host: str
-    workers: int
-    ports: Sequence[int]  # its parameter servers', then its workers'
 
 
 @dataclass(frozen=True)
@@ -46,7 +38,7 @@ class TaskPlan:
 
 
 def lay_out(
-    nodes: Sequence[Node], *, ps: int
+    nodes: Sequence[Hello], *, ps: int
 ) -> tuple[dict[str, tuple[str, ...]], tuple[int, ...]]:
     """Returns each job's addresses, and the index of each machine's first worker."""
     counts = [node.workers for node in nodes]

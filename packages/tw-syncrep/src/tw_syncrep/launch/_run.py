@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tw_syncrep.launch._link import Link, Lost
 from tw_syncrep.launch._machine import Machine
@@ -13,8 +14,8 @@ from tw_syncrep.launch._meeting import (
     Inbox,
     Member,
     after_signal,
+    find_sender,
     next_event,
-    part,
     tell,
     turn_away,
 )
@@ -29,7 +30,7 @@ from tw_syncrep.launch._messages import (
     Stop,
 )
 from tw_syncrep.launch._output import announce
-from tw_syncrep.launch._plan import Node, lay_out
+from tw_syncrep.launch._plan import lay_out
 from tw_syncrep.launch._rules import (
     Action,
     Rules,
@@ -56,11 +57,10 @@ class Director:
     ) -> None:
         """Starts nothing yet; ``members`` are all machines, by rank."""
         self._machine, self._rules, self._inbox = machine, rules, inbox
-        self._members = list(members)
-        self._ports = {m.hello.node: m.hello.ports for m in members}
-        self._cluster, self._firsts = self._lay_out()
-        workers = self._cluster.get("worker", ())
-        self._standing = Standing(frozenset(f"worker {n}" for n in range(len(workers))))
+        self.members = list(members)
+        self._firsts: tuple[int, ...] = ()  # The index of each machine's first worker.
+        count = sum(member.hello.workers for member in members)
+        self._standing = Standing(frozenset(f"worker {n}" for n in range(count)))
         self._number, self._run_id = 0, secrets.token_hex(8)
         self._owing: set[int] = set()
         self._due: float | None = None
@@ -83,26 +83,22 @@ class Director:
                 self._start()
             self._handle(next_event(self._inbox, _TICK_S))
             if idle := self._machine.tick():
-                self._note_idle(0, idle)
-        tell(self._members, self._over)
+                self._note_idle(self.members[0], idle)
+        tell(self.members, self._over)
         return self._over
-
-    def part(self) -> None:
-        """Waits until the other machines know that the run is over."""
-        part(self._members, self._inbox)
 
     def _handle(self, event: object) -> None:
         match event:
             case Signalled(number):
-                here = self._members[0].name if len(self._members) > 1 else ""
+                here = self.members[0].name if len(self.members) > 1 else ""
                 self._over = after_signal(number, here)
             case TaskProcess() as process:
                 if ended := self._machine.take(process):
-                    self._note_end(self._members[0], ended)
+                    self._note_end(self.members[0], ended)
             case Arrived(link, hello):
                 turn_away(Member(hello, link), "the run has begun")
             case Heard(link, message):
-                sender = next((m for m in self._members if m.link is link), None)
+                sender = find_sender(self.members, link)
                 if sender is not None:
                     self._hear(sender, message)
 
@@ -111,7 +107,7 @@ class Director:
             case Ended():
                 self._note_end(sender, message)
             case Idle():
-                self._note_idle(sender.hello.node, message)
+                self._note_idle(sender, message)
             case Signalled(number) if number in SIGNALS:
                 self._over = after_signal(number, sender.name)
             case Lost(why):
@@ -123,7 +119,7 @@ class Director:
         self._standing, verdict = judge_end(
             self._standing, self._rules, task=ended.task, status=ended.status
         )
-        where = member.name if len(self._members) > 1 else ""
+        where = member.name if len(self.members) > 1 else ""
         if verdict.action is Action.FAIL:
             self._over = Over(ended.status, verdict.said, failed=ended, where=where)
         else:
@@ -131,7 +127,7 @@ class Director:
 
     def _note_loss(self, member: Member, why: str) -> None:
         rank = member.hello.node
-        self._members.remove(member)
+        self.members.remove(member)
         self._owing.discard(rank)
         first = self._firsts[rank]
         names = {f"worker {first + n}" for n in range(member.hello.workers)}
@@ -155,22 +151,22 @@ class Director:
                 self._order(member, Restart(task, verdict.said))
             case Action.RESTART_GROUP:
                 self._delay_s = verdict.after_s
-                self._owing = {m.hello.node for m in self._members}
-                for each in self._members:
+                self._owing = {m.hello.node for m in self.members}
+                for each in self.members:
                     self._order(each, Stop(verdict.said))
 
-    def _note_idle(self, rank: int, idle: Idle) -> None:
-        self._ports[rank] = idle.ports
-        self._owing.discard(rank)
+    def _note_idle(self, member: Member, idle: Idle) -> None:
+        member.hello = replace(member.hello, ports=idle.ports)
+        self._owing.discard(member.hello.node)
         if not self._owing:
             self._due = time.monotonic() + self._delay_s
 
     def _start(self) -> None:
         self._due = None
-        self._cluster, self._firsts = self._lay_out()
-        for member in self._members:
-            first = self._firsts[member.hello.node]
-            start = Start(self._number, self._cluster, first, self._run_id)
+        hellos = [member.hello for member in self.members]
+        cluster, self._firsts = lay_out(hellos, ps=self._machine.share.ps)
+        for member, first in zip(self.members, self._firsts, strict=True):
+            start = Start(self._number, cluster, first, self._run_id)
             self._order(member, start)
 
     def _order(self, member: Member, order: Start | Restart | Stop) -> None:
@@ -179,21 +175,18 @@ class Director:
         else:
             member.link.send(order)
 
-    def _lay_out(self) -> tuple[dict[str, tuple[str, ...]], tuple[int, ...]]:
-        hellos = [member.hello for member in self._members]
-        return lay_out(
-            [Node(h.host, h.workers, self._ports[h.node]) for h in hellos],
-            ps=self._machine.share.ps,
-        )
-
 
 def follow(
-    machine: Machine, link: Link, start: Start, inbox: Inbox, node_0: str
+    machine: Machine, link: Link, inbox: Inbox, node_0: str, *, within_s: float
 ) -> Over:
-    """Carries out node 0's orders until the run is over."""
-    machine.obey(start)
+    """Carries out node 0's orders until the run is over, or does not begin in time."""
+    end, has_begun = time.monotonic() + within_s, False
     while True:
         match next_event(inbox, _TICK_S):
+            case None if not has_begun and time.monotonic() >= end:
+                said = f"{node_0} did not begin within {within_s:g} s"
+                over = Over(CANNOT_START, said)
+                break
             case Signalled() as signalled:
                 link.send(signalled)
                 over = after_signal(signalled.number)
@@ -204,9 +197,12 @@ def follow(
             case Heard(_, Over() as over):
                 break
             case Heard(_, Lost(why)):
-                over = Over(_NODE_LOST, f"{node_0} is lost: {why}; ending all tasks")
+                over = Over(CANNOT_START, f"{node_0} is lost: {why}")
+                if has_begun:
+                    over = Over(_NODE_LOST, f"{over.said}; ending all tasks")
                 break
             case Heard(_, (Start() | Restart() | Stop()) as order):
+                has_begun = True
                 announce("" if isinstance(order, Start) else order.said)
                 machine.obey(order)
         if idle := machine.tick():

@@ -145,12 +145,6 @@ class TaskProcess:
         self._output = TaskOutput(plan.name, *pipes, log)
         ends.watch(self._process.pid, lambda: self._end(on_end))
 
-    @property
-    def status(self) -> int | None:
-        """Exit status as a shell reports it; None while it runs."""
-        code = self._code
-        return code if code is None or code >= 0 else 128 - code
-
     def send(self, number: int) -> None:
         """Sends a signal to the task and its children, if it runs."""
         with self._signalling:
@@ -158,14 +152,16 @@ class TaskProcess:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, number)
 
-    def wait_for_output(self, timeout_s: float) -> bool:
-        """Waits until all output is passed on; returns whether it is."""
-        return self._output is None or self._output.wait(timeout_s)
+    def wait_for_output(self, timeout_s: float) -> None:
+        """Waits until all output is passed on."""
+        if self._output is not None:
+            self._output.wait(timeout_s)
 
     def report(self) -> Ended:
         """Reports how it ended, with its last lines if it failed."""
-        status = self.status or 0
-        killer = _signal_name(-self._code) if self._code and self._code < 0 else ""
+        code = self._code or 0
+        status = code if code >= 0 else 128 - code  # As a shell reports it.
+        killer = _signal_name(-code) if code < 0 else ""
         lines: tuple[str, ...] = (self._fault,) if self._fault else ()
         if status and self._output is not None:
             self.wait_for_output(_LAST_LINES_S)
