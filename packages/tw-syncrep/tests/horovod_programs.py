@@ -6,6 +6,7 @@ import json
 import os
 import time
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,9 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
     tf.config.threading.set_inter_op_parallelism_threads(options.get("threads", 0))
     if (timeout_s := options.get("timeout_s")) is not None:
         join = _basics.join_prepared
-        _basics.join_prepared = functools.partial(join, timeout_s=timeout_s)
+        _basics.join_prepared = lambda prepare, limits: join(
+            prepare, replace(limits, timeout_s=timeout_s, warning_s=timeout_s)
+        )
     answer(pipe, hvd.init)
     while True:
         try:
@@ -764,12 +767,12 @@ def average_metrics(logs: dict[str, float]) -> dict[str, float]:
 
 def bring_new_shapes(shapes: int, kept: int) -> tuple[list[float], int]:
     """Sums tensors of many shapes eagerly, twice; tells how many functions it keeps."""
-    from tw_syncrep.processes import _group
+    from tw_syncrep.processes import _calls
 
-    _group._MAX_COMPILED = kept
+    _calls._MAX_COMPILED = kept
     lengths = [*range(1, shapes + 1)] * 2
     sums = [float(hvd.allreduce(tf.ones([n]), op=hvd.Sum)[0]) for n in lengths]
-    return sums, len(_basics.find_group()._compiled)
+    return sums, len(_basics.find_group().calls._compiled)
 
 
 def agree_on_keys(counts: list[int]) -> list[int]:
@@ -777,7 +780,7 @@ def agree_on_keys(counts: list[int]) -> list[int]:
     from tw_syncrep.processes._agreement import Exchange
 
     group = _basics.find_group()
-    firsts = [group.agree(Exchange(f"number {n}", ()), n) for n in counts]
+    firsts = [group.calls.agree(Exchange(f"number {n}", ()), n) for n in counts]
     return [first - firsts[0] for first in firsts]
 
 
@@ -788,6 +791,7 @@ def reduce_apart(count: int) -> list[set[float]]:
     """
     from tw_syncrep.processes import _collectives
     from tw_syncrep.processes._agreement import Exchange
+    from tw_syncrep.processes._running import run_collectives
 
     group, last = _basics.find_group(), _collectives.KEYS_PER_TENSOR - 1
 
@@ -803,8 +807,8 @@ def reduce_apart(count: int) -> list[set[float]]:
         tensors = [tf.ones([first + n]) for n in range(count)]
         specs = [tf.TensorSpec([None], tf.float32)] * count
         exchange = Exchange(f"{count} tensors from {first}", ())
-        got = _collectives.run_collectives(
-            body, tensors, specs, group=group, exchange=exchange
+        got = run_collectives(
+            body, tensors, group=group, exchange=exchange, specs=specs
         )
         results.append({float(t[0]) for t in got} | {float(t[-1]) for t in got})
     return results

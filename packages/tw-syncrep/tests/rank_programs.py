@@ -19,7 +19,7 @@ import syncrep_programs
 import tensorflow as tf
 
 from tw_syncrep import _tf_compat, processes
-from tw_syncrep.processes import _group
+from tw_syncrep.processes import _calls
 
 _counter: Any = None
 v1 = tf.compat.v1
@@ -442,7 +442,8 @@ def heed_signal(group: Any, fault: str, busy_s: float) -> None:
         if fault == "failed":
             end_program(group, "raise RuntimeError('as it was told')")
         elif fault == "broken":
-            group._member._read_report = group._member.introductions.index
+            member = group.calls.member
+            member._read_report = member.introductions.index
         else:
             time.sleep(busy_s)
 
@@ -568,7 +569,7 @@ def reduce_until_interrupted(group: Any, mode: str) -> float:
 
 def fail_outside_of_collectives(group: Any) -> list[str]:
     """Tells of errors with which no collective has to do; a wait for a rank hangs."""
-    _group._VERDICT_S = 600.0
+    _calls._VERDICT_S = 600.0
     batches = iter(tf.data.Dataset.range(1))
 
     @group.bounded

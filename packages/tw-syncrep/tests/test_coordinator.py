@@ -17,11 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rank_faults import NOISES, send_raw
 
+from tw_syncrep.cluster._channel import LineSocket
 from tw_syncrep.processes._agreement import Exchange
 from tw_syncrep.processes._attendance import Attendance, Deadlines, Report
 from tw_syncrep.processes._coordinator import _FIRST_KEY, Coordinator
 from tw_syncrep.processes._member import Member
-from tw_syncrep.processes._side_channel import Introduction, LineSocket
+from tw_syncrep.processes._side_channel import Introduction
 
 LIMITS = Deadlines(timeout_s=1.5, first_timeout_s=30.0, warning_s=0.3)
 SIZE = 4
@@ -48,7 +49,7 @@ def channel():
     """Ranks 0 and 1, which live, and 2 and 3, which are driven by hand."""
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
-    coordinator = Coordinator(listener, SIZE, LIMITS)
+    coordinator = Coordinator(listener, SIZE, LIMITS, own=introduction(0))
     driven = [HandDriven(address, introduction(rank)) for rank in (2, 3)]
     with ThreadPoolExecutor(2) as pool:
         living = list(

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tw_syncrep.horovod as hvd
 import tw_syncrep.horovod.keras as hvd_keras
 from tw_syncrep.horovod import _basics
+from tw_syncrep.processes._attendance import Deadlines
 
 _SCOPE = "ignore_name_scope=False"
 _SET = "process_set=global_process_set"
@@ -272,31 +273,27 @@ def test_it_is_said_that_init_was_not_called(name):
 @pytest.mark.parametrize(
     ("argument", "shutdown", "check", "stall_s", "warning_s"),
     [
-        (None, None, None, 600.0, None),
-        (None, "0", "0", 600.0, None),
+        (None, None, None, 600.0, 60.0),
+        (None, "0", "0", 600.0, 60.0),
         (None, "1800", "90.5", 1800.0, 90.5),
-        (20.0, "1800", "", 20.0, None),
+        (20.0, "1800", "", 20.0, 60.0),
     ],
 )
 def test_how_long_a_rank_is_waited_for_is_said_as_horovod_says_it(
     monkeypatch, argument, shutdown, check, stall_s, warning_s
 ):
-    told = {}
+    told = []
     monkeypatch.setattr(_basics, "_group", None)
     monkeypatch.setattr(
         _basics,
         "join_prepared",
-        lambda prepare, **options: told.update(options) or SimpleNamespace(size=1),
+        lambda prepare, limits: told.append(limits) or SimpleNamespace(size=1),
     )
     for name, text in {"SHUTDOWN": shutdown, "CHECK": check}.items():
         if text is not None:
             monkeypatch.setenv(f"HOROVOD_STALL_{name}_TIME_SECONDS", text)
     hvd.init(stall_timeout_s=argument)
-    assert told == {
-        "first_timeout_s": stall_s,
-        "stall_timeout_s": stall_s,
-        "warning_s": warning_s,
-    }
+    assert told == [Deadlines(60.0, stall_s, stall_s, warning_s)]
 
 
 @pytest.mark.parametrize("name", ["SHUTDOWN", "CHECK"])

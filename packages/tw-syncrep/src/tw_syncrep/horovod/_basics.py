@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tw_core.checks import caller, check_number, public
 from tw_syncrep import _tf_compat
+from tw_syncrep.processes._attendance import Deadlines
 from tw_syncrep.processes._group import ProcessGroup
 from tw_syncrep.processes._joining import join_prepared
 
@@ -110,20 +111,20 @@ def init(
     if stall_timeout_s is not None:
         check_number(above=0.0, stall_timeout_s=stall_timeout_s)
     if _group is None:
-        if stall_timeout_s is None:
-            stall_timeout_s = _read_seconds("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
+        stall_s = stall_timeout_s or _read_seconds(
+            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 600.0
+        )
+        warning_s = _read_seconds("HOROVOD_STALL_CHECK_TIME_SECONDS", 60.0)
         _group = join_prepared(
-            lambda group: pin_gpu(tf.config.experimental, group.local_rank),
-            first_timeout_s=stall_timeout_s or 600.0,
-            stall_timeout_s=stall_timeout_s or 600.0,
-            warning_s=_read_seconds("HOROVOD_STALL_CHECK_TIME_SECONDS"),
+            lambda local_rank: pin_gpu(tf.config.experimental, local_rank),
+            Deadlines(60.0, stall_s, stall_s, warning_s),
         )
         if _group.size > 1:
             _tf_compat.explain_unavailable(_group.explain)
 
 
-def _read_seconds(variable: str) -> float | None:
-    """Reads a Horovod environment variable; returns None if it is 0 or not set."""
+def _read_seconds(variable: str, default_s: float) -> float:
+    """Reads a Horovod environment variable, 0 for the default."""
     text = os.environ.get(variable) or "0"
     try:
         seconds = float(text)
@@ -134,7 +135,7 @@ def _read_seconds(variable: str) -> float | None:
             f"init: {variable} must be a number of seconds, 0 for the default; got "
             f"{text!r}."
         )
-    return seconds or None
+    return seconds or default_s
 
 
 def pin_gpu(config: Any, local_rank: int) -> None:

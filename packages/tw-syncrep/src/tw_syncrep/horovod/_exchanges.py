@@ -17,20 +17,22 @@ import tensorflow as tf
 from tw_core import flat_packs
 from tw_core.checks import caller
 from tw_syncrep.horovod._basics import Average, Max, Min, Product, ReduceOp, Sum
-from tw_syncrep.processes._agreement import Exchange, TensorSpec
+from tw_syncrep.processes._agreement import Exchange, describe_tensor
 from tw_syncrep.processes._collectives import (
     BUCKETS,
     KEYS_PER_TENSOR,
     add_up,
+    check_dtypes,
+    combine_flat,
     compare_shapes,
     find_bucket,
     gather,
     gather_rows,
-    pad,
-    run_collectives,
+    row_spec,
     swap,
 )
 from tw_syncrep.processes._group import ProcessGroup
+from tw_syncrep.processes._running import run_collectives
 
 _MERGES = {Average: "Add", Sum: "Add", Min: "Min", Max: "Max", Product: "Mul"}
 _NARROW = ("float16", "bfloat16")
@@ -56,13 +58,12 @@ def reduce(
     ``scales`` multiply before and after. Means of integers are rounded towards zero.
     Ranks match the exchange by ``name``; by program order if it is "".
     """
-    _check_dtypes(tensors, _REDUCED)
+    check_dtypes(tensors, _REDUCED)
     wide = [scaled(_widened(t), scales[0]) for t in tensors]
     if group.size > 1:
         options = (("op", op.name), *_describe_scales(scales))
-        exchange = Exchange(
-            "an allreduce", tuple(map(_describe, tensors)), options, name
-        )
+        described = tuple(map(describe_tensor, tensors))
+        exchange = Exchange("an allreduce", described, options, name)
         wide = _reduce_packs(tensors, wide, op, group, exchange)
     return [
         _finished(reduced, op, scales[1], group, tensor.dtype)
@@ -86,10 +87,12 @@ def gather_all(
     gathered = run_collectives(
         body,
         carried,
-        [_row_spec(t) for t in carried],
+        specs=[row_spec(t) for t in carried],
         group=group,
         exchange=Exchange(
-            "an allgather", tuple(_describe_rows(t) for t in tensors), name=name
+            "an allgather",
+            tuple(describe_tensor(t, has_rows=True) for t in tensors),
+            name=name,
         ),
     )
     return [_restored(g, t.dtype) for g, t in zip(gathered, tensors, strict=True)]
@@ -109,7 +112,7 @@ def deal(
 
     def body(brought: list[tf.Tensor], keys: list[int]) -> list[tf.Tensor]:
         (rows, counts), key = brought, keys[0]
-        rows = _compared_rows(rows, "an alltoall", group, keys[1])
+        rows = _compared(rows, rows.shape[1:], "an alltoall", group, keys[1])
         received = swap(tf.reshape(counts, [group.size, 1]), group, key)[:, 0]
         longest = add_up(tf.reduce_max(counts, keepdims=True), group, key + 1, "Max")
         bucket = find_bucket(longest[0])
@@ -121,9 +124,11 @@ def deal(
     got, received = run_collectives(
         body,
         [carried, counts],
-        [_row_spec(carried), tf.TensorSpec([group.size], tf.int32)],
+        specs=[row_spec(carried), tf.TensorSpec([group.size], tf.int32)],
         group=group,
-        exchange=Exchange("an alltoall", (_describe_rows(rows),), name=name),
+        exchange=Exchange(
+            "an alltoall", (describe_tensor(rows, has_rows=True),), name=name
+        ),
     )
     return _restored(got, rows.dtype), received
 
@@ -137,7 +142,7 @@ def reduce_shares(
     name: str = "",
 ) -> tf.Tensor:
     """Reduces [R, ...] to row shares; the first ``R % size`` ranks get one more row."""
-    _check_dtypes([tensor], _REDUCED)
+    check_dtypes([tensor], _REDUCED)
     _check_rows([tensor])
     wide = scaled(_widened(tensor), scales[0])
     if group.size == 1:
@@ -147,10 +152,7 @@ def reduce_shares(
 
     def body(brought: list[tf.Tensor], keys: list[int]) -> list[tf.Tensor]:
         [rows], [key] = brought, keys
-        if not tensor.shape.is_fully_defined():
-            size = compare_shapes(rows, group, key, to="a reducescatter")
-            with tf.control_dependencies([size]):
-                rows = tf.identity(rows)
+        rows = _compared(rows, tensor.shape, "a reducescatter", group, key)
         counts = count_shares(tf.shape(rows)[0], group.size)
         bucket = find_bucket(counts[0])
         blocks = _blocks(rows, counts, tf.gather(BUCKETS, bucket))
@@ -163,11 +165,11 @@ def reduce_shares(
     [share] = run_collectives(
         body,
         [sent],
-        [_row_spec(sent)],
+        specs=[row_spec(sent)],
         group=group,
         exchange=Exchange(
             "a reducescatter",
-            (_describe(tensor),),
+            (describe_tensor(tensor),),
             (("op", op.name), *_describe_scales(scales)),
             name,
         ),
@@ -239,7 +241,6 @@ def _reduce_packs(
     got = run_collectives(
         body,
         packed,
-        [tf.TensorSpec(t.shape, t.dtype) for t in packed],
         group=group,
         exchange=exchange,
     )
@@ -250,49 +251,44 @@ def _combine(
     tensor: tf.Tensor, op: ReduceOp, narrow: Any, group: ProcessGroup, key: Any
 ) -> tf.Tensor:
     divides = op is Average and tensor.dtype.is_floating
-    flat = tf.reshape(tensor, [-1])
-    bucket: Any = 0
-    if not tensor.shape.is_fully_defined():
-        size = compare_shapes(tensor, group, key, to="an allreduce")
-        bucket = find_bucket(size)
-        flat, key = pad(flat, bucket), key + 1
-    elif not tensor.shape.num_elements():  # TensorFlow's ring rejects empty tensors.
-        flat = pad(flat, 0)
-    if narrow is None:
-        combined = add_up(flat, group, key + bucket, _MERGES[op], divides=divides)
-    else:
-        combined = _add_parts(flat, narrow, group, key + 2 * bucket, divides)
-    result = tf.reshape(combined[: tf.size(tensor)], tf.shape(tensor))
-    return tf.ensure_shape(result, tensor.shape)
+
+    def combine(flat: tf.Tensor, key: Any) -> tf.Tensor:
+        if narrow is None:
+            return add_up(flat, group, key, _MERGES[op], divides=divides)
+        return _add_parts(flat, narrow, group, key, divides)
+
+    return combine_flat(tensor, combine, group, key, to="an allreduce")
 
 
 def _add_parts(
     flat: tf.Tensor, narrow: tf.DType, group: ProcessGroup, key: Any, divides: bool
 ) -> tf.Tensor:
     """Adds in ``flat``'s dtype, a part on each rank, but transfers as ``narrow``."""
-    sent = tf.pad(tf.cast(flat, narrow), [[0, -tf.size(flat) % group.size]])
+    size = tf.size(flat)
+    sent = tf.pad(tf.cast(flat, narrow), [[0, -size % group.size]])
     swapped = swap(tf.reshape(sent, [group.size, -1]), group, key)
     total = tf.reduce_sum(tf.cast(swapped, flat.dtype), axis=0)
     if divides:
         total /= group.size
     gathered = gather(tf.cast(total, narrow), group, key + 1)
-    return tf.cast(gathered, flat.dtype)
+    return tf.cast(tf.slice(gathered, [0], [size]), flat.dtype)
 
 
 def _gather(rows: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
     # The last of the keys: gathering rows needs one per bucket.
     last = key + KEYS_PER_TENSOR - 1
-    rows = _compared_rows(rows, "an allgather", group, last)
+    rows = _compared(rows, rows.shape[1:], "an allgather", group, last)
     return gather_rows([rows], group, key)[0]
 
 
-def _compared_rows(
-    rows: tf.Tensor, to: str, group: ProcessGroup, key: Any
+def _compared(
+    rows: tf.Tensor, shape: tf.TensorShape, to: str, group: ProcessGroup, key: Any
 ) -> tf.Tensor:
-    """Returns rows, having compared unknown dimensions with all ranks."""
-    if rows.shape[1:].is_fully_defined():
+    """Returns rows, having compared ``shape``, of their last axes, if it is unknown."""
+    if shape.is_fully_defined():
         return rows
-    size = compare_shapes(rows, group, key, to=to, axis=1)
+    axis = rows.shape.rank - shape.rank
+    size = compare_shapes(rows, group, key, to=to, axis=axis)
     with tf.control_dependencies([size]):
         return tf.identity(rows)
 
@@ -320,40 +316,13 @@ def _restored(carried: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return carried if carried.dtype == dtype else tf.bitcast(carried, dtype)
 
 
-def _row_spec(tensor: tf.Tensor) -> tf.TensorSpec:
-    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
-
-
 def _describe_scales(scales: tuple[float, float]) -> tuple[tuple[str, str], ...]:
     before, after = (str(s if tf.is_tensor(s) else float(s)) for s in scales)
     return ("prescale_factor", before), ("postscale_factor", after)
 
 
-def _describe(tensor: tf.Tensor) -> TensorSpec:
-    known = tensor.shape.rank is not None
-    shape = tuple(tensor.shape.as_list()) if known else None
-    return TensorSpec("", tensor.dtype.name, shape)
-
-
-def _describe_rows(tensor: tf.Tensor) -> TensorSpec:
-    return TensorSpec("", tensor.dtype.name, (None, *tensor.shape.as_list()[1:]))
-
-
-def _check_dtypes(tensors: Sequence[tf.Tensor], known: Sequence[str]) -> None:
-    others = [
-        f"{n} is {t.dtype.name}"
-        for n, t in enumerate(tensors)
-        if t.dtype.name not in known
-    ]
-    if others:
-        raise ValueError(
-            f"{caller()}: tensors must be {', '.join(known)}; of those given, "
-            f"{', '.join(others)}."
-        )
-
-
 def _check_rows(tensors: Sequence[tf.Tensor]) -> None:
-    _check_dtypes(tensors, _MOVED)
+    check_dtypes(tensors, _MOVED)
     others = [f"{n} is {t.shape}" for n, t in enumerate(tensors) if not t.shape.rank]
     if others:
         raise ValueError(

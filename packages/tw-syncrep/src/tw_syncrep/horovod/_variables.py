@@ -13,6 +13,7 @@ from tw_syncrep.horovod._basics import (
     find_group,
     global_process_set,
 )
+from tw_syncrep.processes._variables import read_variable
 
 v1 = tf.compat.v1
 
@@ -78,10 +79,7 @@ def broadcast_(
     own = list(variables)
     done = processes.broadcast_variables(own, group=group, root=root_rank)
     with tf.control_dependencies([] if done is None else [done]):
-        return [
-            v.read_value() if hasattr(v, "read_value") else tf.convert_to_tensor(v)
-            for v in own
-        ]
+        return list(map(read_variable, own))
 
 
 def broadcast_global_variables(root_rank: int) -> tf.Operation:

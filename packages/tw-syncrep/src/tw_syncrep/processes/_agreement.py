@@ -7,6 +7,7 @@ compares the descriptions, and reports to all ranks that they agree, or how they
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 GRADIENTS = "the sum of gradients"
 END = "the end of all data"
@@ -28,6 +29,16 @@ class TensorSpec:
         shape = "of unknown shape" if self.shape is None else str(list(self.shape))
         sparse = f", {self.indices} rows of" if self.indices else ""
         return f"{self.name or 'a tensor'}{sparse} {self.dtype} {shape}"
+
+
+def describe_tensor(
+    tensor: Any, name: str = "", *, has_rows: bool = False, indices: str = ""
+) -> TensorSpec:
+    """Describes a tensor, or one that ``has_rows``, whose number may differ by rank."""
+    shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
+    if has_rows and shape is not None:
+        shape = (None, *shape[1:])
+    return TensorSpec(name, tensor.dtype.name, shape, indices)
 
 
 @dataclass(frozen=True)
@@ -78,17 +89,13 @@ def _compare(first: Exchange, other: Exchange, one: str, two: str) -> str:
                 f"tensor {place} of {_title(first)} is {mine_} on {one} and {theirs_} "
                 f"on {two}"
             )
+    longer = max(first.tensors, other.tensors, key=len)
+    extra = longer[min(len(first.tensors), len(other.tensors))]
     return (
         f"{one} brings {len(first.tensors)} tensors to {_title(first)}, {two} "
-        f"{len(other.tensors)}; the first that only one has is "
-        f"{_first_extra(first, other)}"
+        f"{len(other.tensors)}; the first that only one has is {extra}"
     )
 
 
 def _title(exchange: Exchange) -> str:
     return f"{exchange.kind!r}{f' named {exchange.name!r}' if exchange.name else ''}"
-
-
-def _first_extra(first: Exchange, other: Exchange) -> TensorSpec:
-    longer = max(first.tensors, other.tensors, key=len)
-    return longer[min(len(first.tensors), len(other.tensors))]

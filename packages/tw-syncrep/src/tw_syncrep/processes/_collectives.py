@@ -1,137 +1,52 @@
-"""Collectives of TensorFlow's eager runtime, run from each mode.
+"""Collectives of all ranks: TensorFlow's ops, and what is made of them.
 
-    tf.function      the ops are part of the function; an op before and an op after them
-                     count, so that the side channel knows how far this rank is
-    eager            the same ops, compiled into a function of their own
-    session graph    an op calls such a function through Python: neither a plain local
-                     session nor a server's has an eager runtime of its own
-
-Each exchange is described first, and all ranks agree on it (``_agreement.py``). The
-keys by which TensorFlow matches the ops of different processes follow from that.
+All but ``row_spec`` and ``check_dtypes`` are for the bodies that ``run_collectives``
+runs, which gives them their keys.
 """
 
-import contextlib
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from tw_core.modes import (
-    builds_session_graph,
-    compiles_with_xla,
-    traces_function,
-    without_autograph,
-)
-from tw_syncrep import _tf_compat
-from tw_syncrep.processes._agreement import Exchange
+from tw_core.checks import caller
 from tw_syncrep.processes._group import ProcessGroup
 
 GROUP_KEY = 6_144
 """Other users of collectives in a process (``tf.distribute``) count from 1."""
 
-Body = Callable[[list[tf.Tensor], list[int]], list[tf.Tensor]]
-"""Takes this rank's tensors, and the first key of each; returns the results.
+BUCKETS = tuple(
+    sorted({(8 + m << e) // 8 for e in range(31) for m in range(8)} - {2**31})
+)
+"""Padded lengths of tensors whose length changes from step to step.
 
-A tensor of known shape has two keys, any other KEYS_PER_TENSOR.
+TensorFlow requires one shape per key. There are eight lengths per power of two, so that
+at most an eighth is padding.
 """
 
+KEYS_PER_LENGTH = len(BUCKETS)
 
-@without_autograph
-def run_collectives(
-    body: Body,
-    tensors: Sequence[tf.Tensor],
-    specs: Sequence[tf.TensorSpec],
-    *,
-    group: ProcessGroup,
-    exchange: Exchange,
-    find_weight: Callable[[list[tf.Tensor]], tf.Tensor] | None = None,
-) -> list[tf.Tensor]:
-    """Runs collectives in the caller's mode; ``specs`` describe inputs and results.
-
-    In exchanges that finished ranks join with -0.0, ``find_weight`` returns the weight
-    of all ranks, [1], from the results.
-    """
-    graph = None
-    if not tf.executing_eagerly():
-        if compiles_with_xla():
-            raise ValueError(
-                "Collectives between processes cannot be compiled by XLA; trace the "
-                "step with jit_compile=False (of a Keras model: compile("
-                "jit_compile=False))."
-            )
-        graph = _outermost_graph()
-    counts = [2 if s.shape.is_fully_defined() else KEYS_PER_TENSOR for s in specs]
-    *offsets, num_keys = itertools.accumulate(counts, initial=0)
-    first_key = group.note_use(exchange, graph, num_keys)
-    bound = _Bound(
-        body,
-        specs,
-        [first_key + n for n in offsets],
-        group,
-        needs_all=find_weight is None,
-    )
-    if find_weight is not None:
-        group.of_step[first_key] = (bound, find_weight)
-    if builds_session_graph():
-        return _run_in_session(bound, tensors, may_hold=not exchange.name)
-    if traces_function():
-        return _run_in_function(bound, tensors, is_ordered=not exchange.name)
-    return bound.run(tensors)
+KEYS_PER_TENSOR = 1 + 2 * KEYS_PER_LENGTH
+"""For a tensor whose length changes: one to compare lengths, then two per bucket."""
 
 
-class _Bound:
-    """Collectives with their keys, compiled when they are first called from Python."""
-
-    def __init__(
-        self,
-        body: Body,
-        specs: Sequence[tf.TensorSpec],
-        keys: list[int],
-        group: ProcessGroup,
-        *,
-        needs_all: bool,
-    ) -> None:
-        """Takes arguments of ``run_collectives``, and the first key of each tensor."""
-        self.group = group
-        self.specs = list(specs)
-        self.key = keys[0]
-        self._body, self._keys = body, keys
-        self.needs_all = needs_all  # Including ranks that have finished.
-
-    def build(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Builds the ops in the current graph."""
-        # A group has one device per rank, whichever logical CPU the caller uses.
-        has_gpu = bool(tf.config.list_logical_devices("GPU"))
-        with contextlib.nullcontext() if has_gpu else tf.device("/cpu:0"):
-            return self._body(list(tensors), self._keys)
-
-    def run(self, tensors: Sequence[Any], *, blocks: bool = True) -> list[tf.Tensor]:
-        """Runs them now, eagerly; see ``ProcessGroup.host_call``."""
-
-        def trace() -> Any:
-            traced = tf.function(
-                lambda *brought: self.build(brought),
-                input_signature=self.specs,
-                autograph=False,
-            )
-            return traced.get_concrete_function()
-
-        compiled = self.group.compile(self.key, trace)
-        with self.group.host_call(self.key, blocks=blocks, needs_all=self.needs_all):
-            return list(compiled(*tensors))
-
-    def run_with_nothing(self) -> list[tf.Tensor]:
-        """Runs them on tensors of -0.0; dimensions of unknown size are 0."""
-        shapes = [[size or 0 for size in spec.shape.as_list()] for spec in self.specs]
-        return self.run(
-            [
-                -tf.zeros(shape, spec.dtype)
-                for shape, spec in zip(shapes, self.specs, strict=True)
-            ],
-            blocks=False,
+def check_dtypes(tensors: Sequence[tf.Tensor], known: Sequence[str]) -> None:
+    """Refuses tensors of other dtypes."""
+    others = [
+        f"{n} is {t.dtype.name}"
+        for n, t in enumerate(tensors)
+        if t.dtype.name not in known
+    ]
+    if others:
+        raise ValueError(
+            f"{caller()}: tensors must be {', '.join(known)}; of those given, "
+            f"{', '.join(others)}."
         )
+
+
+def row_spec(tensor: tf.Tensor) -> tf.TensorSpec:
+    """Describes [R, ...] for ``run_collectives``, where R may differ between ranks."""
+    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
 
 
 def add_up(
@@ -143,13 +58,10 @@ def add_up(
     """
     return tf.raw_ops.CollectiveReduceV2(
         input=tensor,
-        group_size=group.size,
-        group_key=GROUP_KEY,
-        instance_key=key,
         ordering_token=[],
         merge_op=op,
         final_op="Div" if divides else "Id",
-        communication_hint="auto",
+        **_among(group, key),
     )
 
 
@@ -181,117 +93,11 @@ def _run_with_elements(
     flat = tf.reshape(tensor, [tf.shape(tensor)[0], width])
     if may_be_empty:
         flat = tf.pad(flat, [[0, 0], [0, tf.cast(tf.equal(width, 0), tf.int32)]])
-    got = op(
-        input=flat,
-        group_size=group.size,
-        group_key=GROUP_KEY,
-        instance_key=key,
-        ordering_token=[],
-        communication_hint="auto",
-    )
+    got = op(input=flat, ordering_token=[], **_among(group, key))
     if not may_be_empty:
         return tf.reshape(got, [-1, *known])
     shape = tf.concat([tf.shape(got)[:1], tf.shape(tensor)[1:]], axis=0)
     return tf.ensure_shape(tf.reshape(got[:, :width], shape), [None, *known])
-
-
-def _run_in_function(
-    bound: _Bound, tensors: Sequence[tf.Tensor], *, is_ordered: bool
-) -> list[tf.Tensor]:
-    progress, graph = bound.group.progress, tf.compat.v1.get_default_graph()
-    with tf.control_dependencies(tensors), tf.device("/cpu:0"):
-        began = [1, 0, bound.key, int(bound.needs_all)]
-        progress.assign_add(began, read_value=False)
-    known = len(graph.get_operations())
-    results = bound.build(tensors)
-    if not is_ordered:
-        # A function runs collectives in program order, which differs between ranks
-        # where names match them.
-        made = graph.get_operations()[known:]
-        _tf_compat.run_independently(
-            graph, [op for op in made if op.type.startswith(("Collective", "Assert"))]
-        )
-    with tf.control_dependencies(results), tf.device("/cpu:0"):
-        progress.assign_add([0, 1, -bound.key, 0], read_value=False)
-    return results
-
-
-def _run_in_session(
-    bound: _Bound, tensors: Sequence[tf.Tensor], *, may_hold: bool
-) -> list[tf.Tensor]:
-    """Calls the collectives through Python.
-
-    A ``tf.numpy_function`` holds one of the session's threads until all ranks have
-    entered. Ranks start independent collectives in different orders, so with as many
-    of them as threads no rank would reach the one in which another rank waits. One
-    such op per graph is safe, as nothing that it depends on waits for it, and is the
-    fastest; the rest are called from a dataset, which runs on a thread of its own.
-    """
-
-    def call(*arrays: np.ndarray) -> list[np.ndarray]:
-        with _tf_compat.eager_mode():
-            return [result.numpy() for result in bound.run(arrays, blocks=False)]
-
-    dtypes = [spec.dtype for spec in bound.specs]
-    shapes = [spec.shape for spec in bound.specs]
-    graph = _outermost_graph()
-    # Ranks may build named ones in different orders, and would hold different ones.
-    if may_hold and graph not in bound.group.holding_threads:
-        bound.group.holding_threads.add(graph)
-        got = list(tf.numpy_function(call, tensors, dtypes))
-        for tensor, shape in zip(got, shapes, strict=True):
-            tensor.set_shape(shape)
-        return got
-    traced = tf.function(
-        lambda *given: tf.numpy_function(call, given, dtypes),
-        input_signature=bound.specs,
-        autograph=False,
-    )
-    # TensorFlow takes what is outside of a function in the global graph for eager, and
-    # would place the call on a task, which a session without a server has not.
-    with graph.as_default():
-        function = traced.get_concrete_function()
-    dataset = tf.raw_ops.MapDataset(
-        input_dataset=tf.raw_ops.TensorDataset(
-            components=tensors, output_shapes=shapes
-        ),
-        other_arguments=[],
-        f=function,
-        output_types=dtypes,
-        output_shapes=shapes,
-        use_inter_op_parallelism=False,  # The function runs on the dataset's thread.
-    )
-    return list(
-        tf.raw_ops.DatasetToSingleElement(
-            dataset=dataset, output_types=dtypes, output_shapes=shapes
-        )
-    )
-
-
-def _outermost_graph() -> Any:
-    """Returns the graph of the function being traced, not of one of its branches."""
-    graph = tf.compat.v1.get_default_graph()
-    while getattr(graph, "outer_graph", None) is not None:
-        outer = graph.outer_graph
-        if not hasattr(outer, "outer_graph"):
-            break
-        graph = outer
-    return graph
-
-
-BUCKETS = tuple(
-    sorted({(8 + m << e) // 8 for e in range(31) for m in range(8)} - {2**31})
-)
-"""Padded lengths of tensors whose length changes from step to step.
-
-TensorFlow requires one shape per key. There are eight lengths per power of two, so that
-at most an eighth is padding.
-"""
-
-KEYS_PER_LENGTH = len(BUCKETS)
-
-KEYS_PER_TENSOR = 1 + 2 * KEYS_PER_LENGTH
-"""For a tensor whose length changes: one to compare lengths, then two per bucket."""
 
 
 def find_bucket(length: tf.Tensor) -> tf.Tensor:
@@ -337,6 +143,34 @@ def compare_shapes(
         return tf.reduce_max(sizes)
 
 
+def combine_flat(
+    tensor: tf.Tensor,
+    combine: Callable[[tf.Tensor, Any], tf.Tensor],
+    group: ProcessGroup,
+    key: Any,
+    *,
+    to: str,
+    skips_empty: bool = False,
+) -> tf.Tensor:
+    """Combines tensors of any shape by a function of [R] and the first of two keys.
+
+    A shape not known before the graph runs is compared, and padded to the bucket of the
+    longest, which has its own keys.
+    """
+    flat = tf.reshape(tensor, [-1])
+    is_padded = not tensor.shape.is_fully_defined()
+    if is_padded:
+        longest = compare_shapes(tensor, group, key, to=to, skips_empty=skips_empty)
+        bucket = find_bucket(longest)
+        flat, key = pad(flat, bucket), key + 1 + 2 * bucket
+    elif not tensor.shape.num_elements():  # TensorFlow's ring rejects empty tensors.
+        is_padded, flat = True, pad(flat, 0)
+    combined = combine(flat, key)
+    if is_padded:
+        combined = tf.slice(combined, [0], [tf.size(tensor)])
+    return tf.ensure_shape(tf.reshape(combined, tf.shape(tensor)), tensor.shape)
+
+
 def gather_rows(
     tensors: Sequence[tf.Tensor], group: ProcessGroup, key: Any
 ) -> list[tf.Tensor]:
@@ -361,24 +195,21 @@ def gather_rows(
 
 def send(tensor: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
     """Sends a tensor to all other ranks, which ``receive`` it; returns it."""
-    return tf.raw_ops.CollectiveBcastSendV2(
-        input=tensor,
-        group_size=group.size,
-        group_key=GROUP_KEY,
-        instance_key=key,
-        communication_hint="auto",
-    )
+    return tf.raw_ops.CollectiveBcastSendV2(input=tensor, **_among(group, key))
 
 
 def receive(
     shape: tf.TensorShape, dtype: tf.DType, group: ProcessGroup, key: Any
 ) -> tf.Tensor:
     """Returns the tensor that another rank sends."""
-    return tf.raw_ops.CollectiveBcastRecvV2(
-        group_size=group.size,
-        group_key=GROUP_KEY,
-        instance_key=key,
-        shape=shape,
-        T=dtype,
-        communication_hint="auto",
-    )
+    return tf.raw_ops.CollectiveBcastRecvV2(shape=shape, T=dtype, **_among(group, key))
+
+
+def _among(group: ProcessGroup, key: Any) -> dict[str, Any]:
+    """Returns the arguments that all collective ops share."""
+    return {
+        "group_size": group.size,
+        "group_key": GROUP_KEY,
+        "instance_key": key,
+        "communication_hint": "auto",
+    }

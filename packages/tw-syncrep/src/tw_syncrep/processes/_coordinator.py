@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tw_syncrep.cluster._addresses import split_address
-from tw_syncrep.cluster._channel import MAX_BYTES, read_as
+from tw_syncrep.cluster._channel import MAX_BYTES, LineSocket, read_as
 from tw_syncrep.processes._agreement import FOLLOWED, Exchange, find_difference
 from tw_syncrep.processes._attendance import (
     Attendance,
@@ -18,11 +18,7 @@ from tw_syncrep.processes._attendance import (
     Report,
     describe_finished,
 )
-from tw_syncrep.processes._side_channel import (
-    Introduction,
-    LineSocket,
-    find_interval_s,
-)
+from tw_syncrep.processes._side_channel import Introduction, find_interval_s
 
 _log = logging.getLogger(__name__)
 _FIRST_KEY = 1 << 18
@@ -52,11 +48,11 @@ class Coordinator:
         size: int,
         limits: Deadlines,
         *,
-        own: Introduction | None = None,
+        own: Introduction,
     ) -> None:
         """Starts the thread, which closes ``listener`` when it ends.
 
-        All ranks must agree with ``own``, rank 0's; by default with the first to join.
+        All ranks must agree with ``own``, rank 0's.
         """
         self.size = size
         self._limits = limits
@@ -67,7 +63,8 @@ class Coordinator:
         self._num_turned_away = 0
         self._sockets: dict[int, LineSocket] = {}
         self._introductions: dict[int, Introduction] = {}
-        self._attendance: Attendance | None = None
+        self._is_complete = False  # All ranks have joined.
+        self._attendance = Attendance(size, limits, time.monotonic())
         self._agreeing: dict[int, dict[int, Exchange | None]] = {}  # None: follows.
         self._agreeing_since: dict[int, float] = {}
         self._paired: dict[str, dict[int, Exchange]] = {}  # Named ones.
@@ -153,7 +150,7 @@ class Coordinator:
         for rank, known in list(self._sockets.items()):
             if known is line:
                 del self._sockets[rank]
-                if self._attendance is not None:
+                if self._is_complete:
                     self._attendance.close(rank)
                 else:
                     del self._introductions[rank]  # May reconnect.
@@ -165,7 +162,7 @@ class Coordinator:
             return
         rank = next(rank for rank, known in self._sockets.items() if known is line)
         now_s = time.monotonic()
-        if "report" in message and self._attendance is not None:
+        if "report" in message:
             report = read_as(Report, message["report"])
             self._attendance.hear(rank, report, now_s)
             self._send(rank, {"do": "beat"})
@@ -173,8 +170,7 @@ class Coordinator:
             number = message["number"]  # Name and place, if it is matched by name.
             number = read_as(str if isinstance(number, str) else int, number)
             exchange = read_as(Exchange | None, message["exchange"])
-            if self._attendance is not None:
-                self._attendance.ranks[rank].finished = exchange is None
+            self._attendance.ranks[rank].finished = exchange is None
             if exchange is not None and number not in self._keys:
                 self._keys[number] = self._next_key
                 self._next_key += read_as(int, message["keys"])
@@ -188,12 +184,12 @@ class Coordinator:
             self._tell_followers()
         if message["do"] == "unfollow":
             self._agreeing.get(read_as(int, message["number"]), {}).pop(rank, None)
-        if message["do"] == "bye" and self._attendance is not None:
+        if message["do"] == "bye" and self._is_complete:
             self._attendance.leave(rank)
             self._leaving[rank] = now_s + float(message["wait_s"])
             if self._attendance.has_behind(rank):  # By the latest reports.
                 self._send_all({"do": "report"})
-        if message["do"] == "lost" and self._attendance is not None:
+        if message["do"] == "lost":
             self._attendance.fail(rank, str(message["why"]))
             # It will have ended before the others could be asked.
             self._missing_since, self._asked_s = now_s - _TOGETHER_S, now_s - _ANSWER_S
@@ -231,8 +227,8 @@ class Coordinator:
             for rank in self._sockets:
                 self._send(rank, {"do": "wait", "absent": absent})
             return
-        now_s = time.monotonic()
-        self._attendance = Attendance(self.size, self._limits, now_s)
+        self._is_complete = True
+        self._attendance = Attendance(self.size, self._limits, time.monotonic())
         ranks = [asdict(self._introductions[rank]) for rank in range(self.size)]
         for rank in range(self.size):
             self._send(rank, {"do": "welcome", "ranks": ranks})
@@ -243,17 +239,17 @@ class Coordinator:
         It is if the newcomer belongs to a later start of the same run, or replaces a
         lost rank.
         """
-        if self._own is not None and comer.run != self._own.run:
+        if comer.run != self._own.run:
             return False
-        is_later = self._own is not None and comer.start > self._own.start
-        is_lost = self._attendance is not None and comer.rank not in self._sockets
+        is_later = comer.start > self._own.start
+        is_lost = self._is_complete and comer.rank not in self._sockets
         return is_later or (is_lost and 0 <= comer.rank < self.size == comer.size)
 
     def _find_refusal(self, comer: Introduction) -> str:
         own = self._own
-        if own is not None and (comer.run, comer.start) != (own.run, own.start):
+        if (comer.run, comer.start) != (own.run, own.start):
             return _describe_other_run(own, comer)
-        if self._attendance is not None:
+        if self._is_complete:
             return (
                 f"the ranks are complete, and {comer.task} comes too late as rank "
                 f"{comer.rank}; a rank that was lost comes back when all start again"
@@ -270,13 +266,12 @@ class Coordinator:
             other = own
         if other is not None:
             return f"{other.task} and {comer.task} both are rank {comer.rank}"
-        for other_ in [*([] if own is None else [own]), *self._introductions.values()]:
-            for name, version in other_.versions.items():
-                if comer.versions.get(name) != version:
-                    return (
-                        f"rank {other_.rank} ({other_.task}) has {name} {version}, "
-                        f"rank {comer.rank} ({comer.task}) {comer.versions.get(name)}"
-                    )
+        for name, version in own.versions.items():
+            if comer.versions.get(name) != version:
+                return (
+                    f"rank 0 ({own.task}) has {name} {version}, rank {comer.rank} "
+                    f"({comer.task}) {comer.versions.get(name)}"
+                )
         return ""
 
     def _agree(self, number: int) -> None:
@@ -330,9 +325,9 @@ class Coordinator:
         for line, since_s in list(self._unknown.items()):
             if now_s - since_s > _GREETING_S:
                 self._drop(line)
-        if self._attendance is None:
+        if not self._is_complete:
             return
-        self._let_go(self._attendance, now_s)
+        self._let_go(now_s)
         awaited = {
             rank
             for brought in self._agreeing.values()
@@ -345,7 +340,7 @@ class Coordinator:
         )
         if not missing:
             self._missing_since = self._asked_s = None
-            self._warn(self._attendance, now_s)
+            self._warn(now_s)
         elif self._missing_since is None:
             self._missing_since = now_s
         elif now_s - self._missing_since >= _TOGETHER_S and self._have_answered(
@@ -354,24 +349,24 @@ class Coordinator:
             self._tell(missing)
             self._ended.set()
 
-    def _let_go(self, attendance: Attendance, now_s: float) -> None:
+    def _let_go(self, now_s: float) -> None:
         """Answers goodbyes once all others have completed their last exchange.
 
         Data that a process has sent in it may still be in that process's memory.
         """
         for rank, until_s in list(self._leaving.items()):
-            if now_s < until_s and attendance.has_behind(rank):
+            if now_s < until_s and self._attendance.has_behind(rank):
                 continue
             del self._leaving[rank]
             self._send(rank, {"do": "bye"})
             if rank == 0:  # This thread is about to end with it.
-                entered = attendance.ranks[0].report.entered
+                entered = self._attendance.ranks[0].report.entered
                 self._send_all({"do": "over", "entered": entered})
 
-    def _warn(self, attendance: Attendance, now_s: float) -> None:
+    def _warn(self, now_s: float) -> None:
         """Warns all ranks about those that report, but hold the others up."""
         warning_s, limit_s = self._limits.warning_s, self._limits.stall_timeout_s
-        slow = attendance.find_slow(now_s)
+        slow = self._attendance.find_slow(now_s)
         if not slow:
             slow = self._find_unasked(now_s, warning_s)
             limit_s = self._limits.first_timeout_s
@@ -379,20 +374,17 @@ class Coordinator:
             self._warned_s = None
         elif self._warned_s is None or now_s - self._warned_s >= warning_s:
             self._warned_s = now_s
-            states = attendance.describe(now_s)
-            told = {str(rank): f"{slow[rank]}; it {states[rank]}" for rank in slow}
+            states = self._attendance.describe(now_s)
+            told = {rank: f"{slow[rank]}; it {states[rank]}" for rank in slow}
             self._send_all({"do": "slow", "slow": told, "limit_s": limit_s})
 
     def _tell(self, missing: dict[int, str]) -> None:
         """Reports to all ranks which are missing, and where every rank is."""
-        if self._attendance is None:
-            return
-        states = self._attendance.describe(time.monotonic())
         self._send_all(
             {
                 "do": "missing",
-                "missing": {str(rank): why for rank, why in missing.items()},
-                "states": {str(rank): state for rank, state in states.items()},
+                "missing": missing,
+                "states": self._attendance.describe(time.monotonic()),
                 "arrived": self._attendance.find_arrived(),
             }
         )
@@ -407,9 +399,9 @@ class Coordinator:
             self._asked_s = now_s
             self._send_all({"do": "report"})
         is_late = now_s - self._asked_s >= _ANSWER_S
-        if is_late or self._attendance is None:
-            return is_late
-        return set(self._attendance.find_unheard(self._asked_s)) <= set(missing)
+        return is_late or missing.keys() >= set(
+            self._attendance.find_unheard(self._asked_s)
+        )
 
     def _find_unasked(self, now_s: float, limit_s: float) -> dict[int, str]:
         """Finds ranks that have not described a collective that others wait for."""

@@ -9,7 +9,7 @@ import socket
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from tw_syncrep.processes._attendance import Deadlines
 from tw_syncrep.processes._coordinator import Coordinator
 from tw_syncrep.processes._group import ProcessGroup
 from tw_syncrep.processes._member import AbsentError, Member
-from tw_syncrep.processes._side_channel import Introduction, find_run
+from tw_syncrep.processes._side_channel import Introduction, find_local_ranks, find_run
 
 _log = logging.getLogger(__name__)
 _joined: "weakref.ref[ProcessGroup] | None" = None
@@ -94,47 +94,36 @@ def join(
     (0, 1)
     >>> group.leave()
     """
-    return join_prepared(
-        lambda group: None,
-        coordinator,
-        rank=rank,
-        size=size,
-        timeout_s=timeout_s,
-        first_timeout_s=first_timeout_s,
-        start_timeout_s=start_timeout_s,
-        stall_timeout_s=stall_timeout_s,
-    )
-
-
-def join_prepared(
-    prepare: Callable[[ProcessGroup], None],
-    coordinator: str | None = None,
-    *,
-    rank: int | None = None,
-    size: int | None = None,
-    timeout_s: float = 60.0,
-    first_timeout_s: float = 600.0,
-    start_timeout_s: float = 300.0,
-    stall_timeout_s: float = 600.0,
-    warning_s: float | None = None,
-) -> ProcessGroup:
-    """Joins as ``join`` does; calls ``prepare`` before TensorFlow's runtime starts."""
-    global _joined
     check_number(above=0.0, timeout_s=timeout_s)
     check_number(above=0.0, first_timeout_s=first_timeout_s)
     check_number(above=0.0, start_timeout_s=start_timeout_s)
     check_number(above=0.0, stall_timeout_s=stall_timeout_s)
+    limits = Deadlines(timeout_s, first_timeout_s, stall_timeout_s, timeout_s)
+    seat = _find_seat(coordinator, rank, size)
+    return join_prepared(lambda local_rank: None, limits, seat, start_timeout_s)
+
+
+def join_prepared(
+    prepare: Callable[[int], None],
+    limits: Deadlines,
+    seat: "_Seat | None" = None,
+    start_timeout_s: float = 300.0,
+) -> ProcessGroup:
+    """Joins as ``join`` does; ``prepare(local_rank)`` precedes TensorFlow's runtime.
+
+    It is not called if this process is alone.
+    """
+    global _joined
     before = None if _joined is None else _joined()
     if before is not None and not before.has_left:
         raise RuntimeError(
             "join: this process has joined a group already; hand that group on."
         )
-    seat = _find_seat(coordinator, rank, size)
-    limits = Deadlines(
-        timeout_s,
-        max(timeout_s, first_timeout_s),
-        max(timeout_s, stall_timeout_s),
-        warning_s or timeout_s,
+    seat = seat or _seat_from_tf_config()
+    limits = replace(
+        limits,
+        first_timeout_s=max(limits.timeout_s, limits.first_timeout_s),
+        stall_timeout_s=max(limits.timeout_s, limits.stall_timeout_s),
     )
     if seat.size == 1:
         alone = _introduce(seat, port=0)
@@ -142,7 +131,6 @@ def join_prepared(
     else:
         group = _join_others(seat, limits, start_timeout_s, prepare)
     _joined = weakref.ref(group)
-    group.start()
     return group
 
 
@@ -198,7 +186,7 @@ def _join_others(
     seat: _Seat,
     limits: Deadlines,
     start_timeout_s: float,
-    prepare: Callable[[ProcessGroup], None],
+    prepare: Callable[[int], None],
 ) -> ProcessGroup:
     if _tf_compat.has_started():
         raise RuntimeError(
@@ -221,7 +209,9 @@ def _join_others(
         member = Member(
             *(address, own, limits), start_timeout_s=start_timeout_s, end_s=end_s
         )
-        group = ProcessGroup(
+        prepare(find_local_ranks(member.introductions, seat.rank).index(seat.rank))
+        _join_cluster([other.address for other in member.introductions], seat.rank)
+        return ProcessGroup(
             member.introductions,
             seat.rank,
             member=member,
@@ -229,9 +219,6 @@ def _join_others(
             limits=limits,
             start_runtime=functools.partial(_start_runtime, seat.rank, held),
         )
-        prepare(group)
-        _join_cluster([other.address for other in member.introductions], seat.rank)
-        return group
     except Exception as error:
         if held is not None:
             held.close()

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import math
-import selectors
 import socket
 import threading
 import time
@@ -13,14 +12,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from tw_syncrep.cluster._addresses import join_address
-from tw_syncrep.cluster._channel import read_as
+from tw_syncrep.cluster._channel import LineSocket, read_as
 from tw_syncrep.processes._agreement import Exchange
 from tw_syncrep.processes._attendance import Deadlines, Report, describe_slow
-from tw_syncrep.processes._side_channel import (
-    Introduction,
-    LineSocket,
-    find_interval_s,
-)
+from tw_syncrep.processes._side_channel import Introduction, find_interval_s
 
 _log = logging.getLogger(__name__)
 _AGAIN_S = 0.5
@@ -127,7 +122,7 @@ class Member:
         return key
 
     def follow(self, is_over: Callable[[], bool], *, is_idle: bool) -> Exchange | None:
-        """Waits for the next collective of others; see ``ProcessGroup.follow``."""
+        """Waits for the next collective of others; see ``Calls.follow``."""
         with self._changed:
             number = self._next_number
         # Up to date: others may still be in a collective that it has just left.
@@ -216,39 +211,32 @@ class Member:
         """Waits until all ranks have joined, or until this one must reconnect."""
         absent: Sequence[int] = ()
         refusal, is_final, is_open = "", False, True
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._line, selectors.EVENT_READ)
-            while is_open and not is_final and not self.introductions:
-                left_s = end_s - time.monotonic()
-                if left_s <= 0:
-                    self._line.close()
-                    told = _describe_absent(absent, start_timeout_s)
-                    raise AbsentError(told, absent or (0,))
-                if not selector.select(left_s):
-                    continue
-                try:
-                    messages = self._line.receive()
-                    is_open = messages is not None
-                    for message in messages or ():
-                        if message["do"] == "refused":
-                            refusal = read_as(str, message.get("why"))
-                            is_final = message.get("again") is not True
-                        if message["do"] == "wait":
-                            absent = read_as(tuple[int, ...], message.get("absent"))
-                        if message["do"] == "welcome":
-                            ranks = message.get("ranks")
-                            self.introductions = read_as(
-                                tuple[Introduction, ...], ranks
-                            )
-                except OSError:
-                    is_open = False
-                except ValueError as error:
-                    is_final = True
-                    refusal = (
-                        f"what answers at {join_address(*address)} is not rank 0 "
-                        f"({error}); correct the coordinator's address, or end what "
-                        "listens there"
-                    )
+        while is_open and not is_final and not self.introductions:
+            if not self._line.wait(end_s - time.monotonic()):
+                self._line.close()
+                told = _describe_absent(absent, start_timeout_s)
+                raise AbsentError(told, absent or (0,))
+            try:
+                messages = self._line.receive()
+                is_open = messages is not None
+                for message in messages or ():
+                    if message["do"] == "refused":
+                        refusal = read_as(str, message.get("why"))
+                        is_final = message.get("again") is not True
+                    if message["do"] == "wait":
+                        absent = read_as(tuple[int, ...], message.get("absent"))
+                    if message["do"] == "welcome":
+                        ranks = message.get("ranks")
+                        self.introductions = read_as(tuple[Introduction, ...], ranks)
+            except OSError:
+                is_open = False
+            except ValueError as error:
+                is_final = True
+                refusal = (
+                    f"what answers at {join_address(*address)} is not rank 0 "
+                    f"({error}); correct the coordinator's address, or end what "
+                    "listens there"
+                )
         if self.introductions:
             return
         self._line.close()
@@ -275,28 +263,26 @@ class Member:
 
     def _serve(self) -> None:
         interval_s = find_interval_s(self._limits.timeout_s)
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._line, selectors.EVENT_READ)
-            while not self._ended.is_set():
-                until_s = min(self._due_s, self._heard_s + self._limits.timeout_s)
-                try:
-                    if selector.select(max(0.0, until_s - time.monotonic())):
-                        self._hear(self._line.receive())
-                        if self._over_at is None:
-                            continue
-                        break
-                    self._due_s = time.monotonic() + interval_s
-                    if not self._said_bye:
-                        message = {"do": "beat", "report": asdict(self._read_report())}
-                        self._line.send(message, timeout_s=self._limits.timeout_s)
-                    silent_s = time.monotonic() - self._heard_s
-                    if silent_s >= self._limits.timeout_s:
-                        self._lose({0: f"has been silent for {silent_s:.1f} s"})
-                except OSError:
-                    with contextlib.suppress(OSError, ValueError):
-                        while messages := self._line.receive():  # Sent before that.
-                            self._hear(messages)
-                    self._hear(None)
+        while not self._ended.is_set():
+            until_s = min(self._due_s, self._heard_s + self._limits.timeout_s)
+            try:
+                if self._line.wait(until_s - time.monotonic()):
+                    self._hear(self._line.receive())
+                    if self._over_at is None:
+                        continue
+                    break
+                self._due_s = time.monotonic() + interval_s
+                if not self._said_bye:
+                    message = {"do": "beat", "report": asdict(self._read_report())}
+                    self._line.send(message, timeout_s=self._limits.timeout_s)
+                silent_s = time.monotonic() - self._heard_s
+                if silent_s >= self._limits.timeout_s:
+                    self._lose({0: f"has been silent for {silent_s:.1f} s"})
+            except OSError:
+                with contextlib.suppress(OSError, ValueError):
+                    while messages := self._line.receive():  # Sent before that.
+                        self._hear(messages)
+                self._hear(None)
         while self._over_at is not None and not self._ended.wait(interval_s):
             if self._is_agreeing or self._read_report().entered > self._over_at:
                 self._lose({0: "has ended, and this rank waits for it"})

@@ -22,14 +22,22 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import caller, check_function, check_list
-from tw_core.gradients import check_weight, map_values, values_of, weigh
+from tw_core.checks import caller, check_function, public
+from tw_core.gradients import (
+    Gradients,
+    check_gradients,
+    check_weight,
+    check_weights,
+    map_values,
+    values_of,
+    weigh,
+)
 from tw_core.modes import without_autograph
+from tw_syncrep.processes._collectives import check_dtypes
 from tw_syncrep.processes._gradient_exchange import (
     NARROW,
     exchange_gradients,
     narrow_dtype,
-    plan_exchange,
 )
 from tw_syncrep.processes._group import ProcessGroup
 
@@ -41,6 +49,7 @@ _WHOLE = ("int32", "int64")
 _WIRE_DTYPES = (None, *NARROW)
 
 
+@public
 def sum_across(
     grads: Grads,
     *,
@@ -74,9 +83,10 @@ def sum_across(
       TypeError: an argument is of another type.
       ReplicaTimeoutError: a rank is missing (see ``ProcessGroup.bounded``).
     """
-    return _reduce(grads, group, sum_towers, wire_dtype, names, weight=1.0)[0]
+    return _reduce(grads, group, sum_towers, wire_dtype, names, weight=1.0)
 
 
+@public
 def mean_across(
     grads: Grads,
     *,
@@ -116,9 +126,10 @@ def mean_across(
         weight=weight,
         weights=weights,
         is_mean=True,
-    )[0]
+    )
 
 
+@public
 def mean_of_ranks(
     grads: Grads,
     *,
@@ -132,31 +143,19 @@ def mean_of_ranks(
 
     For callers that take a reducer that adds, and divide by the number of towers: the
     builders, and the optimizers of tw-ampopt and tw-rlload, whose steps then equal
-    those on all ranks' batches as one.
-
-    Args:
-      grads: as ``sum_across`` takes them, of floats.
-      group: the ranks.
-      weight: of this rank, as ``mean_across`` takes it: the sum of its towers' weights
-        where ``tw_reduce.mean(reducer, weights=...)`` wraps this reducer.
-      sum_towers: as for ``sum_across``.
-      wire_dtype: as for ``sum_across``.
-      names: as for ``sum_across``.
+    those on all ranks' batches as one. Arguments and errors are those of
+    ``mean_across``; where ``tw_reduce.mean(reducer, weights=...)`` wraps this reducer,
+    ``weight`` is the sum of the towers' weights.
 
     Returns:
       [K][N]: K times the mean.
-
-    Raises:
-      ValueError: as ``mean_across``.
-      TypeError: as ``sum_across``.
-      ReplicaTimeoutError: as ``sum_across``.
     """
     return _reduce(
         *(grads, group, sum_towers, wire_dtype, names),
         weight=weight,
         is_mean=True,
         divides_towers=False,
-    )[0]
+    )
 
 
 @without_autograph
@@ -171,10 +170,16 @@ def _reduce(
     weights: Sequence[Any] | None = None,
     is_mean: bool = False,
     divides_towers: bool = True,
-) -> tuple[list[list[Any]], tf.Tensor]:
-    """Returns the sums or means, and the total weight of all ranks."""
+) -> list[list[Any]]:
     wire = _check(grads, sum_towers, wire_dtype, names)
-    _check_weights(weight, weights, len(grads))
+    if weight is not None and weights is not None:
+        raise ValueError(
+            f"{caller()}: weights of towers make the weight of this rank, which is "
+            "their sum; pass one of both."
+        )
+    if weight is not None:
+        check_weight(weight)
+    check_weights(weights, num_towers=len(grads))
     # Narrow gradients are weighed where they are added, which yields their mean.
     narrow = [narrow_dtype(values_of(grad).dtype, wire) for grad in grads[0]]
     if weights is not None:
@@ -189,7 +194,8 @@ def _reduce(
             for tower, *factors in zip(grads, shares, own, strict=True)
         ]
     local = _add_towers(grads) if sum_towers is None else list(sum_towers(grads)[0])
-    _check_dtypes(local, (*_FLOATS, *(() if is_mean else _WHOLE)))
+    known = _FLOATS if is_mean else (*_FLOATS, *_WHOLE)
+    check_dtypes([values_of(grad) for grad in local], known)
     if is_mean and weights is None:
         part = 1.0 / len(grads) if divides_towers else 1.0
         share: Any = part
@@ -203,8 +209,15 @@ def _reduce(
     weighs = is_mean and weight is not None
     brought = tf.reshape(tf.cast(1.0 if weight is None else weight, tf.float32), [1])
     brought = tf.abs(brought)  # -0.0 means that a rank is done.
-    plan = plan_exchange(local, wire, divides=is_mean and not weighs, weighs=weighs)
-    reduced, total = exchange_gradients(local, brought, plan, group, names)
+    reduced, total = exchange_gradients(
+        local,
+        brought,
+        group,
+        names,
+        wire=wire,
+        divides=is_mean and not weighs,
+        weighs=weighs,
+    )
     if weighs:
 
         def divide(values: tf.Tensor) -> tf.Tensor:
@@ -214,7 +227,7 @@ def _reduce(
             grad if is_narrow else map_values(divide, grad)
             for grad, is_narrow in zip(reduced, narrow, strict=True)
         ]
-    return [list(reduced) for _ in grads], total[0]
+    return [list(reduced) for _ in grads]
 
 
 def _check(
@@ -223,23 +236,16 @@ def _check(
     wire_dtype: Any,
     names: Sequence[str],
 ) -> str | None:
-    lengths = [len(tower) for tower in grads]
-    if not lengths or len(set(lengths)) > 1 or not lengths[0]:
-        raise ValueError(
-            f"{caller()}: every tower must bring the same number of gradients, at "
-            f"least one; got {lengths}."
-        )
-    absent = [n for n, g in enumerate(grads[0]) if g is None]
-    if absent:
-        raise ValueError(
-            f"{caller()}: there is no gradient (None) at positions {absent}; leave "
-            "these variables out, on all ranks."
-        )
+    if not isinstance(grads, Gradients):
+        check_gradients(grads)
+    if not grads[0]:
+        raise ValueError(f"{caller()}: grads must hold at least one gradient.")
     if sum_towers is not None:
         check_function(sum_towers=sum_towers)
-    if names and len(names) != lengths[0]:
+    if names and len(names) != len(grads[0]):
         raise ValueError(
-            f"{caller()}: needs a name per gradient; got {len(names)} for {lengths[0]}."
+            f"{caller()}: needs a name per gradient; got {len(names)} for "
+            f"{len(grads[0])}."
         )
     wire = None if wire_dtype is None else tf.as_dtype(wire_dtype).name
     if wire not in _WIRE_DTYPES:
@@ -247,19 +253,6 @@ def _check(
             f"{caller()}: wire_dtype must be one of {_WIRE_DTYPES}; got {wire_dtype!r}."
         )
     return wire
-
-
-def _check_dtypes(local: Sequence[Any], known: Sequence[str]) -> None:
-    others = [
-        f"{n} ({values_of(grad).dtype.name})"
-        for n, grad in enumerate(local)
-        if values_of(grad).dtype.name not in known
-    ]
-    if others:
-        raise ValueError(
-            f"{caller()}: takes {', '.join(known)}; got others at positions "
-            f"{', '.join(others)}."
-        )
 
 
 def _add_towers(grads: Grads) -> list[Any]:
@@ -282,23 +275,3 @@ def _join_rows(column: Sequence[Any]) -> tf.IndexedSlices:
         tf.concat([slices.indices for slices in column], axis=0),
         column[0].dense_shape,
     )
-
-
-def _check_weights(weight: Any, weights: Any, num_towers: int) -> None:
-    if weight is not None:
-        check_weight(weight)
-    if weights is None:
-        return
-    if weight is not None:
-        raise ValueError(
-            f"{caller()}: weights of towers make the weight of this rank, which is "
-            "their sum; pass one of both."
-        )
-    check_list(weights=weights, of="numbers or scalar tensors, one per tower")
-    for own in weights:
-        check_weight(own)
-    if len(weights) != num_towers:
-        raise ValueError(
-            f"{caller()}: weights must be one per tower ({num_towers}); got "
-            f"{len(weights)}."
-        )

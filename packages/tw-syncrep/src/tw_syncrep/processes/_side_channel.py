@@ -18,10 +18,8 @@ through TensorFlow. Messages are JSON objects, one per line (``cluster/_channel.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-from tw_syncrep.cluster._channel import LineSocket as LineSocket
 
 _RUNS = (
     # Variables that together name a run, of which the first must be set; and one that
@@ -55,6 +53,12 @@ class Introduction:
     versions: Mapping[str, str]  # Of software that must be the same on all ranks.
     run: str = ""  # "" if unknown.
     start: int = 0  # How often the run was started before.
+
+
+def find_local_ranks(introductions: Sequence[Introduction], rank: int) -> list[int]:
+    """Returns the ranks on the machine of one of them."""
+    own = introductions[rank].machine
+    return [r for r, other in enumerate(introductions) if other.machine == own]
 
 
 def find_run(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:

@@ -17,9 +17,11 @@ import tensorflow as tf
 
 from tw_syncrep import _tf_compat
 from tw_syncrep.processes._agreement import END, Exchange
-from tw_syncrep.processes._collectives import add_up, run_collectives
+from tw_syncrep.processes._calls import Calls
+from tw_syncrep.processes._collectives import add_up
 from tw_syncrep.processes._gradient_exchange import follow_exchange
 from tw_syncrep.processes._group import ProcessGroup
+from tw_syncrep.processes._running import run_collectives
 
 _Batch = TypeVar("_Batch")
 _END = Exchange(END, ())
@@ -56,9 +58,9 @@ def finish(group: ProcessGroup) -> int:
         return failed or (bool(shares) and all(s.is_done for s in shares.values()))
 
     while True:
-        for key in group.of_step.keys() - shares.keys():
-            shares[key] = _Share(group, key)
-        found = group.follow(is_over, is_idle=not shares)
+        for key in group.calls.of_step.keys() - shares.keys():
+            shares[key] = _Share(group.calls, key)
+        found = group.calls.follow(is_over, is_idle=not shares)
         if found is None or found == _END:
             break
         follow_exchange(found, group, graph)
@@ -68,7 +70,7 @@ def finish(group: ProcessGroup) -> int:
     for share in shares.values():
         if share.error is not None:
             raise share.error
-    group.agree(_END)  # Later exchanges do not belong to these steps.
+    group.calls.agree(_END)  # Later exchanges do not belong to these steps.
     return max((share.steps for share in shares.values()), default=0)
 
 
@@ -78,18 +80,18 @@ class _Share(threading.Thread):
     Other ranks may run the exchanges of a step in any order, so each has a thread.
     """
 
-    def __init__(self, group: ProcessGroup, key: int) -> None:
+    def __init__(self, calls: Calls, key: int) -> None:
         """Starts the thread."""
         super().__init__(name="tw-syncrep-finish", daemon=True)
         self.steps = 0
         self.is_done = False
         self.error: BaseException | None = None
-        self._group, self._key = group, key
+        self._calls, self._key = calls, key
         self.start()
 
     def run(self) -> None:
         """Takes part in step after step."""
-        exchange, find_weight = self._group.of_step[self._key]
+        exchange, find_weight = self._calls.of_step[self._key]
         try:
             with _tf_compat.eager_mode():
                 while not _is_end(find_weight(exchange.run_with_nothing())):
@@ -97,7 +99,7 @@ class _Share(threading.Thread):
             self.is_done = True
         except BaseException as error:  # ``finish`` raises it in its caller's thread.
             self.error = error
-        self._group.look_again()
+        self._calls.look_again()
 
 
 def _is_end(weight: tf.Tensor) -> bool:
@@ -138,7 +140,6 @@ def _all_have(has_one: bool, group: ProcessGroup) -> bool:
         [least] = run_collectives(
             lambda brought, keys: [add_up(brought[0], group, keys[0], "Min")],
             [tf.constant([int(has_one)], tf.int32)],
-            [tf.TensorSpec([1], tf.int32)],
             group=group,
             exchange=Exchange("whether all have a batch", ()),
         )

@@ -13,9 +13,15 @@ import tensorflow as tf
 from tw_core import flat_packs
 from tw_core.checks import check_whole_number
 from tw_core.modes import builds_session_graph, without_autograph
-from tw_syncrep.processes._agreement import Exchange, TensorSpec
-from tw_syncrep.processes._collectives import gather, receive, run_collectives, send
+from tw_syncrep.processes._agreement import Exchange, TensorSpec, describe_tensor
+from tw_syncrep.processes._collectives import (
+    gather,
+    receive,
+    row_spec,
+    send,
+)
 from tw_syncrep.processes._group import ProcessGroup
+from tw_syncrep.processes._running import run_collectives
 
 _PACK_BYTES = 64 << 20
 """The most sent at once, which needs twice that memory in addition to the variables."""
@@ -51,8 +57,8 @@ def broadcast_variables(
         do not match those of another rank.
       ReplicaTimeoutError: a rank is missing.
     """
-    tensors = [_read(variable) for variable in variables]
-    names = [_name_of(variable) for variable in variables]
+    tensors = [read_variable(variable) for variable in variables]
+    names = [name_of(variable) for variable in variables]
     values = broadcast(tensors, group=group, root=root, names=names)
     offset = (group.rank - root) % group.size * _SEEDS_APART % 2**31
     for n, name in enumerate(names):
@@ -91,14 +97,14 @@ def check_same(variables: Sequence[Any], *, group: ProcessGroup) -> tf.Operation
     is_graph = builds_session_graph()
     if group.size == 1 or not variables:
         return tf.no_op() if is_graph else None
-    tensors = [_read(variable) for variable in variables]
-    names = [_name_of(variable) for variable in variables]
+    tensors = [read_variable(variable) for variable in variables]
+    names = [name_of(variable) for variable in variables]
     own = [tf.fingerprint(tf.reshape(tensor, [1, -1])) for tensor in tensors]
     sums = tf.stack([tf.bitcast(octets, tf.int64) for octets in own], axis=1)
     [of_all] = run_collectives(
         lambda brought, keys: [gather(brought[0], group, keys[0])],
         [sums],
-        [tf.TensorSpec([None, len(names)], tf.int64)],
+        specs=[row_spec(sums)],
         group=group,
         exchange=Exchange("a comparison of variables", _describe(tensors, names)),
     )
@@ -224,7 +230,6 @@ def _broadcast_pack(
     [received] = run_collectives(
         body,
         [pack],
-        [tf.TensorSpec(pack.shape, pack.dtype)],
         group=group,
         exchange=Exchange("a broadcast", specs, (("root", str(root)),), label),
     )
@@ -238,11 +243,7 @@ def _broadcast_pack(
 def _describe(
     tensors: Sequence[tf.Tensor], names: Sequence[str]
 ) -> tuple[TensorSpec, ...]:
-    return tuple(
-        TensorSpec(names[n] if names else "", tensor.dtype.name, shape)
-        for n, tensor in enumerate(tensors)
-        for shape in [tuple(tensor.shape.as_list())]
-    )
+    return tuple(map(describe_tensor, tensors, names or [""] * len(tensors)))
 
 
 def _to_words(tensor: tf.Tensor) -> tf.Tensor:
@@ -276,11 +277,13 @@ def _from_words(words: tf.Tensor, shape: tf.TensorShape, dtype: tf.DType) -> tf.
     return tf.reshape(octets if dtype == tf.uint8 else tf.bitcast(octets, dtype), shape)
 
 
-def _name_of(variable: Any) -> str:
+def name_of(variable: Any) -> str:
+    """Returns the name of a variable of TensorFlow or Keras, the same on all ranks."""
     return str(getattr(variable, "path", None) or variable.name)
 
 
-def _read(variable: Any) -> tf.Tensor:
+def read_variable(variable: Any) -> tf.Tensor:
+    """Returns the value of a variable of TensorFlow or Keras."""
     if hasattr(variable, "read_value"):
         return variable.read_value()
     return tf.convert_to_tensor(variable)

@@ -1,0 +1,344 @@
+"""A rank's calls of collectives: what is agreed on, how far it is, who is missing."""
+
+import contextlib
+import sys
+import sysconfig
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core import black_box
+from tw_syncrep import _tf_compat
+from tw_syncrep._errors import ReplicaTimeoutError
+from tw_syncrep.processes._agreement import Exchange
+from tw_syncrep.processes._attendance import (
+    Deadlines,
+    Report,
+    describe_missing,
+    describe_report,
+)
+from tw_syncrep.processes._interrupts import InterruptWatch
+from tw_syncrep.processes._member import Member
+
+_MAX_COMPILED = 256
+"""Each takes 0.3 MiB; a program with new shapes in every step never stops adding."""
+
+_VERDICT_S = 2.0
+_AGREEMENT = "agreement on"
+_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib"))
+
+
+class Calls:
+    """A rank's calls of collectives, which its side channel reports to rank 0."""
+
+    def __init__(
+        self,
+        rank: int,
+        tasks: Sequence[str],
+        *,
+        member: Member | None,
+        limits: Deadlines,
+        start_runtime: Callable[[], None] | None,
+    ) -> None:
+        """Takes ``member`` None of a rank that is alone."""
+        self.member = member
+        self.interrupts: InterruptWatch | None = None
+        self.of_step: dict[int, Any] = {}  # Exchanges of a training step, by first key.
+        # Session graphs in which an op holds a thread while it waits.
+        self.holding_threads: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.moved_s = time.monotonic()
+        self._rank, self._tasks, self._limits = rank, tasks, limits
+        self._start_runtime = start_runtime
+        self._keys: dict[tuple[Exchange, int, bool], int] = {}
+        self._exchanges: dict[int, Exchange] = {}  # By first key.
+        self._traced, self._inside = 0, ""
+        self._compiled: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self._entered = self._completed = self._needing_all = 0  # By calls from Python.
+        self._hosted: dict[int, tuple[int, bool]] = {}  # Such calls in progress.
+        self._waiting: Exchange | None = None  # Not yet described by all ranks.
+        self._threads: set[int] = set()
+        self._progress: tf.Variable | None = None
+        self._uses: weakref.WeakKeyDictionary[Any, dict[Exchange, int]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._lock, self._describing = threading.Lock(), threading.RLock()
+        self._name = f"rank {rank}"
+        self._events = black_box.Recorder(
+            f"ProcessGroup, rank {rank} of {len(tasks)}",
+            facts={f"rank {r}": task for r, task in enumerate(tasks)},
+        )
+        self._reported = 0, 0
+        self._reporting = threading.Lock()
+        self._lost: ReplicaTimeoutError | None = None
+
+    def note_use(self, exchange: Exchange, graph: Any, num_keys: int) -> int:
+        """Returns the first of a collective's keys, on which all ranks agree.
+
+        A collective that is built again, in another graph or after a change of the
+        batch, keeps its keys; a second one of the same kind in one graph gets its own.
+        Waits for all ranks if it is new, unless it is built under a name: named ones
+        may be built in any order. ``graph`` is None if it runs immediately.
+        """
+        self._threads.add(threading.get_ident())
+        by_name = graph is not None and bool(exchange.name)
+        with self._describing:
+            uses = {} if graph is None else self._uses.setdefault(graph, {})
+            place = uses.get(exchange, 0)
+            uses[exchange] = place + 1
+            key = self._keys.get((exchange, place, by_name))
+            if key is None:
+                key = self.agree(exchange, num_keys, by_name=by_name)
+                self._keys[exchange, place, by_name] = key
+                self._exchanges[key] = exchange
+            if graph is not None:
+                self._traced, self._inside = self._read_progress()[0], exchange.kind
+        return key
+
+    def agree(
+        self, exchange: Exchange, num_keys: int = 0, *, by_name: bool = False
+    ) -> int:
+        """Waits until all ranks have described one exchange; returns its first key.
+
+        Raises ValueError if their descriptions differ.
+        """
+        if self.member is None:
+            return 0
+        # Once all agree, some ranks may run it at once, which needs all ranks' servers.
+        start_runtime, self._start_runtime = self._start_runtime, None
+        if start_runtime is not None:
+            start_runtime()
+        what = f"{_AGREEMENT} {exchange.kind!r}"
+        self._events.began(self._name, what, self.num_agreed)
+        self._waiting = None if by_name else exchange
+        try:
+            key = self.member.agree(exchange, num_keys, by_name=by_name)
+        except TimeoutError:  # The event stays open: this rank is still in it.
+            raise self._as_error(self.member.missing) from None
+        except BaseException:
+            self._events.ended(self._name, what, self.num_agreed)
+            raise
+        finally:
+            self._waiting = None
+        self._events.ended(self._name, what, self.num_agreed)
+        return key
+
+    def follow(self, is_over: Callable[[], bool], *, is_idle: bool) -> Exchange | None:
+        """Waits for a collective that other ranks describe and this rank has not.
+
+        Returns None if ``is_over``, which is called again after ``look_again``, or if
+        all ranks are idle here: they take part in nothing meanwhile.
+        """
+        if self.member is None:
+            return None
+        try:
+            return self.member.follow(is_over, is_idle=is_idle)
+        except TimeoutError:
+            raise self._as_error(self.member.missing) from None
+
+    def look_again(self) -> None:
+        """Makes ``follow`` call its ``is_over`` again."""
+        if self.member is not None:
+            self.member.look_again()
+
+    @property
+    def num_agreed(self) -> int:
+        """The number of collectives on which ranks have agreed."""
+        return len(self._keys)
+
+    def compile(
+        self, key: int, trace: Callable[[], Callable[..., Any]]
+    ) -> Callable[..., Any]:
+        """Returns the compiled function of a key; the last few hundred are kept."""
+        with self._lock:
+            compiled = self._compiled.pop(key, None)
+        compiled = trace() if compiled is None else compiled
+        with self._lock:
+            self._compiled[key] = compiled
+            while len(self._compiled) > _MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return compiled
+
+    @property
+    def progress(self) -> tf.Variable:
+        """int64 [4]: collectives entered and completed, keys, collectives of all ranks.
+
+        Each collective in a function adds to it before and after it runs. The third
+        number is the sum of the keys of those that are running. The last counts those
+        entered that also need ranks that have finished.
+        """
+        if self._progress is None:
+            with tf.init_scope(), tf.device("/cpu:0"):
+                self._progress = tf.Variable(
+                    [0, 0, 0, 0],
+                    dtype=tf.int64,
+                    trainable=False,
+                    name="tw_syncrep_progress",
+                )
+        return self._progress
+
+    @contextlib.contextmanager
+    def host_call(self, key: int, *, blocks: bool, needs_all: bool) -> Iterator[None]:
+        """Scope of collectives from ``key`` on that run immediately, from Python.
+
+        The program waits for them if they block; in a session, and in ``finish``, other
+        collectives may start meanwhile. If they need all, ranks that have finished must
+        take part, too.
+        """
+        with self._lock:
+            self._entered += 1
+            self._needing_all += needs_all
+            number = self._entered
+            self._hosted[number] = key, blocks
+            if blocks:
+                self._threads.add(threading.get_ident())
+        with self.naming_missing(
+            f"host call {number}"
+        ):  # Several at once in a session.
+            yield
+        with self._lock:
+            self._completed += 1
+            del self._hosted[number]
+
+    @contextlib.contextmanager
+    def naming_missing(self, what: str) -> Iterator[None]:
+        """Scope of collectives, ``what`` in reports; errors name missing ranks."""
+        self._events.began(self._name, what)
+        try:
+            yield
+        except tf.errors.OpError as error:
+            missing = self.find_missing()
+            if self.interrupts is not None:
+                self.interrupts.hear()
+            if missing is None:
+                raise
+            raise missing from error
+        self._events.ended(self._name, what)
+
+    def find_missing(self) -> ReplicaTimeoutError | None:
+        """Returns the error behind a collective's error; None if no rank is missing."""
+        if self.member is None:
+            return None
+        # An error from anything else, such as the end of a dataset, need not wait.
+        wait_s = _VERDICT_S if self.is_inside() else 0.0
+        missing = self.member.wait_for_missing(wait_s)
+        return self._as_error(missing) if missing else None
+
+    def abort(self, missing: dict[int, str]) -> None:
+        """Aborts this rank's collectives, as ranks are missing."""
+        try:
+            # While this rank is still inside the collective.
+            text = black_box.report(self._wait(missing), self._events)
+        except Exception:  # The report is made again with the error.
+            text = ""
+        _tf_compat.abort_collectives(self._describe(missing))
+        self._as_error(missing, text)
+
+    def is_inside(self) -> bool:
+        """Whether this rank is inside a collective, or one of its own has failed."""
+        entered, completed, *_ = self._read_progress()
+        return entered > completed
+
+    def read_report(self) -> Report:
+        """Returns how far this rank is."""
+        entered, completed, keys, needing_all = self._read_progress()
+        if (entered, completed) != self._reported:  # No Python runs inside a step.
+            self._reported, self.moved_s = (entered, completed), time.monotonic()
+            self._events.noted("was seen", self._name, "entered collective", entered)
+        inside = self._find_inside(entered - completed, keys)
+        place = _find_place()
+        return Report(
+            *(entered, completed, self._traced, self._inside, place, *inside),
+            needing_all=needing_all,
+        )
+
+    def _read_progress(self) -> tuple[int, int, int, int]:
+        """Returns ``progress`` plus the calls from Python, except for their keys."""
+        marks = [0, 0, 0, 0]
+        if self._progress is not None:
+            with _tf_compat.eager_mode():
+                marks = self._progress.numpy().tolist()
+        entered, completed, keys, needing_all = marks
+        return (
+            self._entered + entered,
+            self._completed + completed,
+            keys,
+            self._needing_all + needing_all,
+        )
+
+    def _find_inside(self, num_inside: int, keys: int) -> tuple[int, str, str]:
+        """Returns a ``Report``'s number, order and what."""
+        waiting, hosted = self._waiting, list(self._hosted.values())
+        # Another thread may start the collective in which other ranks wait.
+        is_alone = len(self._threads) == 1
+        if waiting is not None and self.member is not None:
+            number = -self.member.num_described
+            return number if is_alone else 0, "", f"the agreement on {waiting}"
+        key, blocks = hosted[0] if hosted else (keys, True)
+        exchange = self._exchanges.get(key)
+        if num_inside != 1 or exchange is None:
+            return 0, "", ""
+        order = "" if hosted else exchange.name
+        return key if blocks and is_alone else 0, order, str(exchange)
+
+    def _as_error(self, missing: dict[int, str], text: str = "") -> ReplicaTimeoutError:
+        """Returns an error; those of all threads share one report, made once."""
+        wait = self._wait(missing)
+        error = ReplicaTimeoutError(
+            self._describe(missing),
+            waited_s=wait.deadline_s,
+            arrived=sorted(set(range(len(self._tasks))) - set(missing)),
+            missing=sorted(missing),
+        )
+        with self._reporting:
+            if self._lost is None:
+                self._lost = black_box.add_report(error, wait, self._events, text=text)
+            else:
+                error.report = self._lost.report
+                error.report_path = self._lost.report_path
+                error.add_note(self._lost.__notes__[0])
+        return _tf_compat.kept_by_autograph(error)
+
+    def _wait(self, missing: dict[int, str]) -> black_box.Wait:
+        """Describes this rank's wait, and what is known about the other ranks."""
+        own, member, now_s = self.read_report(), self.member, time.monotonic()
+        states = member.states if member is not None else {}
+        states = states or {self._rank: describe_report(own)}
+        arrived: Collection[int] = member.arrived if member is not None else ()
+        what = f"collective {own.entered + (own.completed == own.entered)}"
+        if own.inside:
+            what += f" (traced last: {own.inside!r})"
+        since_s, deadline_s = self.moved_s, self._limits.timeout_s
+        if now_s - since_s >= self._limits.stall_timeout_s:
+            deadline_s = self._limits.stall_timeout_s
+        for one in self._events.open:
+            if one.what.startswith(_AGREEMENT):
+                what, arrived = one.what, set(states) - set(missing)
+                since_s, deadline_s = one.since_s, self._limits.first_timeout_s
+        return black_box.Wait(
+            who=self._name,
+            what=what,
+            waited_s=now_s - since_s,
+            deadline_s=deadline_s,
+            arrived=[f"rank {rank}" for rank in sorted(arrived or {self._rank})],
+            missing={f"rank {rank}": why for rank, why in sorted(missing.items())},
+            states={f"rank {rank}": state for rank, state in sorted(states.items())},
+        )
+
+    def _describe(self, missing: dict[int, str]) -> str:
+        return describe_missing(missing, self._tasks, own=self._rank)
+
+
+def _find_place() -> str:
+    """Returns the function and line of the program that the main thread is in."""
+    frame = innermost = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    if (frame := frame or innermost) is None:
+        return ""
+    module = frame.f_globals.get("__name__", "?")
+    return f"{module}.{frame.f_code.co_name}:{frame.f_lineno}"

@@ -1,0 +1,219 @@
+"""Runs exchanges of TensorFlow's eager runtime, from each mode.
+
+    tf.function      the ops are part of the function; an op before and an op after them
+                     count, so that the side channel knows how far this rank is
+    eager            the same ops, compiled into a function of their own
+    session graph    an op calls such a function through Python: neither a plain local
+                     session nor a server's has an eager runtime of its own
+
+Each exchange is described first, and all ranks agree on it (``_agreement.py``). The
+keys by which TensorFlow matches the ops of different processes follow from that.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tw_core.modes import (
+    builds_session_graph,
+    compiles_with_xla,
+    traces_function,
+    without_autograph,
+)
+from tw_syncrep import _tf_compat
+from tw_syncrep.processes._agreement import Exchange
+from tw_syncrep.processes._collectives import KEYS_PER_TENSOR
+from tw_syncrep.processes._group import ProcessGroup
+
+Body = Callable[[list[tf.Tensor], list[int]], list[tf.Tensor]]
+"""Takes this rank's tensors, and the first key of each; returns the results.
+
+A tensor of known shape has two keys, any other KEYS_PER_TENSOR.
+"""
+
+
+@without_autograph
+def run_collectives(
+    body: Body,
+    tensors: Sequence[tf.Tensor],
+    *,
+    group: ProcessGroup,
+    exchange: Exchange,
+    specs: Sequence[tf.TensorSpec] = (),
+    find_weight: Callable[[list[tf.Tensor]], tf.Tensor] | None = None,
+) -> list[tf.Tensor]:
+    """Runs collectives in the caller's mode.
+
+    ``specs`` describe inputs and results, by default those of ``tensors``. In exchanges
+    that finished ranks join with -0.0, ``find_weight`` returns the weight of all ranks,
+    [1], from the results.
+    """
+    specs = specs or [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
+    graph = None
+    if not tf.executing_eagerly():
+        if compiles_with_xla():
+            raise ValueError(
+                "Collectives between processes cannot be compiled by XLA; trace the "
+                "step with jit_compile=False (of a Keras model: compile("
+                "jit_compile=False))."
+            )
+        graph = _outermost_graph()
+    counts = [2 if s.shape.is_fully_defined() else KEYS_PER_TENSOR for s in specs]
+    *offsets, num_keys = itertools.accumulate(counts, initial=0)
+    first_key = group.calls.note_use(exchange, graph, num_keys)
+    bound = _Bound(
+        body,
+        specs,
+        [first_key + n for n in offsets],
+        group,
+        needs_all=find_weight is None,
+    )
+    if find_weight is not None:
+        group.calls.of_step[first_key] = (bound, find_weight)
+    if builds_session_graph():
+        return _run_in_session(bound, tensors, may_hold=not exchange.name)
+    if traces_function():
+        return _run_in_function(bound, tensors, is_ordered=not exchange.name)
+    return bound.run(tensors)
+
+
+class _Bound:
+    """Collectives with their keys, compiled when they are first called from Python."""
+
+    def __init__(
+        self,
+        body: Body,
+        specs: Sequence[tf.TensorSpec],
+        keys: list[int],
+        group: ProcessGroup,
+        *,
+        needs_all: bool,
+    ) -> None:
+        """Takes arguments of ``run_collectives``, and the first key of each tensor."""
+        self.group = group
+        self.specs = list(specs)
+        self.key = keys[0]
+        self._body, self._keys = body, keys
+        self.needs_all = needs_all  # Including ranks that have finished.
+
+    def build(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Builds the ops in the current graph."""
+        # A group has one device per rank, whichever logical CPU the caller uses.
+        has_gpu = bool(tf.config.list_logical_devices("GPU"))
+        with contextlib.nullcontext() if has_gpu else tf.device("/cpu:0"):
+            return self._body(list(tensors), self._keys)
+
+    def run(self, tensors: Sequence[Any], *, blocks: bool = True) -> list[tf.Tensor]:
+        """Runs them now, eagerly; see ``Calls.host_call``."""
+
+        def trace() -> Any:
+            traced = tf.function(
+                lambda *brought: self.build(brought),
+                input_signature=self.specs,
+                autograph=False,
+            )
+            return traced.get_concrete_function()
+
+        calls = self.group.calls
+        compiled = calls.compile(self.key, trace)
+        with calls.host_call(self.key, blocks=blocks, needs_all=self.needs_all):
+            return list(compiled(*tensors))
+
+    def run_with_nothing(self) -> list[tf.Tensor]:
+        """Runs them on tensors of -0.0; dimensions of unknown size are 0."""
+        shapes = [[size or 0 for size in spec.shape.as_list()] for spec in self.specs]
+        return self.run(
+            [
+                -tf.zeros(shape, spec.dtype)
+                for shape, spec in zip(shapes, self.specs, strict=True)
+            ],
+            blocks=False,
+        )
+
+
+def _run_in_function(
+    bound: _Bound, tensors: Sequence[tf.Tensor], *, is_ordered: bool
+) -> list[tf.Tensor]:
+    progress, graph = bound.group.calls.progress, tf.compat.v1.get_default_graph()
+    with tf.control_dependencies(tensors), tf.device("/cpu:0"):
+        began = [1, 0, bound.key, int(bound.needs_all)]
+        progress.assign_add(began, read_value=False)
+    known = len(graph.get_operations())
+    results = bound.build(tensors)
+    if not is_ordered:
+        # A function runs collectives in program order, which differs between ranks
+        # where names match them.
+        made = graph.get_operations()[known:]
+        _tf_compat.run_independently(
+            graph, [op for op in made if op.type.startswith(("Collective", "Assert"))]
+        )
+    with tf.control_dependencies(results), tf.device("/cpu:0"):
+        progress.assign_add([0, 1, -bound.key, 0], read_value=False)
+    return results
+
+
+def _run_in_session(
+    bound: _Bound, tensors: Sequence[tf.Tensor], *, may_hold: bool
+) -> list[tf.Tensor]:
+    """Calls the collectives through Python.
+
+    A ``tf.numpy_function`` holds one of the session's threads until all ranks have
+    entered. Ranks start independent collectives in different orders, so with as many
+    of them as threads no rank would reach the one in which another rank waits. One
+    such op per graph is safe, as nothing that it depends on waits for it, and is the
+    fastest; the rest are called from a dataset, which runs on a thread of its own.
+    """
+
+    def call(*arrays: np.ndarray) -> list[np.ndarray]:
+        with _tf_compat.eager_mode():
+            return [result.numpy() for result in bound.run(arrays, blocks=False)]
+
+    dtypes = [spec.dtype for spec in bound.specs]
+    shapes = [spec.shape for spec in bound.specs]
+    graph = _outermost_graph()
+    # Ranks may build named ones in different orders, and would hold different ones.
+    if may_hold and graph not in bound.group.calls.holding_threads:
+        bound.group.calls.holding_threads.add(graph)
+        got = list(tf.numpy_function(call, tensors, dtypes))
+        for tensor, shape in zip(got, shapes, strict=True):
+            tensor.set_shape(shape)
+        return got
+    traced = tf.function(
+        lambda *given: tf.numpy_function(call, given, dtypes),
+        input_signature=bound.specs,
+        autograph=False,
+    )
+    # TensorFlow takes what is outside of a function in the global graph for eager, and
+    # would place the call on a task, which a session without a server has not.
+    with graph.as_default():
+        function = traced.get_concrete_function()
+    dataset = tf.raw_ops.MapDataset(
+        input_dataset=tf.raw_ops.TensorDataset(
+            components=tensors, output_shapes=shapes
+        ),
+        other_arguments=[],
+        f=function,
+        output_types=dtypes,
+        output_shapes=shapes,
+        use_inter_op_parallelism=False,  # The function runs on the dataset's thread.
+    )
+    return list(
+        tf.raw_ops.DatasetToSingleElement(
+            dataset=dataset, output_types=dtypes, output_shapes=shapes
+        )
+    )
+
+
+def _outermost_graph() -> Any:
+    """Returns the graph of the function being traced, not of one of its branches."""
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(graph, "outer_graph", None) is not None:
+        outer = graph.outer_graph
+        if not hasattr(outer, "outer_graph"):
+            break
+        graph = outer
+    return graph
