@@ -5,8 +5,10 @@
     import tw_syncrep.horovod as hvd
 
 Processes that ``tw-launch`` starts are its ranks. Names, arguments and meaning are
-those of Horovod 0.28; unsupported features (process sets, Adasum, the elastic module,
-timelines) are refused by name.
+those of Horovod 0.28. What is not supported (process sets, Adasum, the elastic module,
+timelines) is refused by name, with a ``NotImplementedError``. Functions that need the
+ranks raise ``ValueError`` before ``init``, and ``ReplicaTimeoutError`` if a rank is
+missing.
 """
 
 import lazy_loader

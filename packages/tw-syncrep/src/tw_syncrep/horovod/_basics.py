@@ -43,11 +43,7 @@ class ProcessSet:
 
     @public
     def __init__(self, ranks_or_comm: Any) -> None:
-        """Refuses, as there are no other sets.
-
-        Raises:
-          NotImplementedError: always.
-        """
+        """Refuses, as there are no other sets."""
         _refuse(f"collectives are of all ranks; got {ranks_or_comm!r}")
 
     @property
@@ -170,8 +166,10 @@ def is_initialized() -> bool:
     return _group is not None
 
 
-def find_group() -> ProcessGroup:
-    """Returns the group that ``init`` joined; errors name ``caller``."""
+def find_group(process_set: Any = global_process_set) -> ProcessGroup:
+    """Returns the group that ``init`` joined, which is the only process set."""
+    if process_set is not global_process_set:
+        _refuse(f"process_set must be global_process_set; got {process_set!r}")
     if _group is None:
         raise ValueError(
             f"{caller()}: hvd.init() has not been called; call it once, before "
@@ -313,48 +311,26 @@ def rocm_built() -> bool:
 
 @public
 def add_process_set(process_set: Any) -> NoReturn:
-    """Refuses: collectives always involve all ranks.
-
-    Raises:
-      NotImplementedError: always.
-    """
+    """Refuses: collectives always involve all ranks."""
     _refuse(f"collectives are of all ranks; got {process_set!r}")
 
 
 @public
 def remove_process_set(process_set: Any) -> NoReturn:
-    """Refuses: there are no process sets to remove.
-
-    Raises:
-      NotImplementedError: always.
-    """
+    """Refuses: there are no process sets to remove."""
     _refuse(f"collectives are of all ranks; got {process_set!r}")
 
 
 @public
 def start_timeline(file_path: str, mark_cycles: bool = False) -> NoReturn:
-    """Refuses: ``tf.profiler.experimental.start`` records collectives too.
-
-    Raises:
-      NotImplementedError: always.
-    """
+    """Refuses: ``tf.profiler.experimental.start`` records collectives too."""
     _refuse("use tf.profiler.experimental.start(logdir)")
 
 
 @public
 def stop_timeline() -> NoReturn:
-    """Refuses: ``tf.profiler.experimental.stop`` ends a recording of collectives too.
-
-    Raises:
-      NotImplementedError: always.
-    """
+    """Refuses: ``tf.profiler.experimental.stop`` ends a recording."""
     _refuse("use tf.profiler.experimental.stop()")
-
-
-def check_process_set(process_set: Any) -> None:
-    """Refuses every process set but the global one."""
-    if process_set is not global_process_set:
-        _refuse(f"process_set must be global_process_set; got {process_set!r}")
 
 
 def check_op(op: Any, among: Sequence[ReduceOp]) -> ReduceOp:

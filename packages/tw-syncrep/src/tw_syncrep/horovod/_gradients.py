@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import caller, check_flag, check_number
+from tw_core.checks import caller, check_flag, check_number, check_whole_number
 from tw_core.gradients import weigh
 from tw_core.modes import without_autograph
 from tw_syncrep.horovod import _ops
@@ -16,11 +16,11 @@ from tw_syncrep.horovod._basics import (
     ReduceOp,
     Sum,
     check_op,
-    check_process_set,
     find_group,
 )
 from tw_syncrep.horovod.compression import Compression
 from tw_syncrep.processes import mean_across, sum_across
+from tw_syncrep.processes._variables import name_of
 
 Grads = Sequence[Any]
 """[N] dense, ``tf.IndexedSlices`` or None."""
@@ -41,6 +41,8 @@ class GradientReducer:
     sparse_as_dense: bool
     predivides: float  # divisor before the sum of a mean, multiplied back afterwards
     scales_local: bool  # whether local variables' are divided by the number of ranks
+    passes: int  # whose gradients an optimizer adds up before they are reduced
+    share: float  # multiplies the reduced sums over passes
 
     @without_autograph
     def reduce(
@@ -57,7 +59,11 @@ class GradientReducer:
         own = [n for n, g in enumerate(results) if g is not None]
         shared = [n for n in own if id(variables[n]) not in local]
         if shared:
-            names = [_name_of(variables[n]) for n in shared]
+            # A tensor's name may differ between ranks.
+            names = [
+                name_of(variables[n]) if hasattr(variables[n], "assign") else ""
+                for n in shared
+            ]
             reduced = self._reduce_shared([results[n] for n in shared], names)
             for n, grad in zip(shared, reduced, strict=True):
                 results[n] = grad
@@ -69,9 +75,7 @@ class GradientReducer:
     def densify(self, grads: Grads) -> list[Any]:
         """Makes sparse gradients dense if ``sparse_as_dense``."""
         return [
-            tf.convert_to_tensor(g)
-            if self.sparse_as_dense and isinstance(g, tf.IndexedSlices)
-            else g
+            tf.convert_to_tensor(g) if self.sparse_as_dense and _is_sparse(g) else g
             for g in grads
         ]
 
@@ -80,24 +84,20 @@ class GradientReducer:
         if self.op not in (Average, Sum):
             compression = self.compression
             return _ops.grouped_allreduce(grads, op=self.op, compression=compression)
-        sent, contexts = list(grads), [None] * len(grads)
-        if self.compression not in _WIRES:
-            for n, grad in enumerate(grads):
-                if not isinstance(grad, tf.IndexedSlices):
-                    sent[n], contexts[n] = self.compression.compress(grad)
+        own = Compression.none if self.compression in _WIRES else self.compression
+        sent = [(g, None) if _is_sparse(g) else own.compress(g) for g in grads]
         combine = mean_across if self.op is Average else sum_across
         [reduced] = combine(
-            [[weigh(g, 1.0 / self.predivides) for g in sent]],
+            [[weigh(g, 1.0 / self.predivides) for g, _ in sent]],
             group=group,
             wire_dtype=_WIRES.get(self.compression),
             names=names,
         )
         reduced = [weigh(g, self.predivides) for g in reduced]
-        if self.compression not in _WIRES:
-            for n, grad in enumerate(reduced):
-                if not isinstance(grad, tf.IndexedSlices):
-                    reduced[n] = self.compression.decompress(grad, contexts[n])
-        return reduced
+        return [
+            g if _is_sparse(g) else own.decompress(g, context)
+            for g, (_, context) in zip(reduced, sent, strict=True)
+        ]
 
 
 def make_reducer(
@@ -111,17 +111,21 @@ def make_reducer(
     groups: Any,
     process_set: Any,
     scale_local_gradients: bool,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
 ) -> GradientReducer:
     """Checks the arguments that Horovod's optimizers and tapes share.
 
     ``groups`` is checked but changes nothing, as all gradients travel together.
     """
-    check_process_set(process_set)
+    find_group(process_set)
     known = check_op(op, among)
     factor = gradient_predivide_factor
     check_number(above=0.0, gradient_predivide_factor=factor)
     check_flag(sparse_as_dense=sparse_as_dense)
     check_flag(scale_local_gradients=scale_local_gradients)
+    check_whole_number(backward_passes_per_step=backward_passes_per_step, at_least=1)
+    check_flag(average_aggregated_gradients=average_aggregated_gradients)
     if factor != 1.0 and known is not Average:
         raise ValueError(
             f"{caller()}: gradient_predivide_factor is for op Average; got {factor} "
@@ -140,15 +144,20 @@ def make_reducer(
             f"{caller()}: groups must be a positive number or a list of lists of "
             f"variables; got {groups!r}."
         )
-    find_group()
     return GradientReducer(
-        known, compression, sparse_as_dense, factor, scale_local_gradients
+        known,
+        compression,
+        sparse_as_dense,
+        factor,
+        scale_local_gradients,
+        backward_passes_per_step,
+        1.0 / backward_passes_per_step if average_aggregated_gradients else 1.0,
     )
 
 
 def check_dense(grads: Grads) -> None:
     """Refuses sparse gradients, which cannot be added up over several passes."""
-    sparse = [n for n, g in enumerate(grads) if isinstance(g, tf.IndexedSlices)]
+    sparse = [n for n, g in enumerate(grads) if _is_sparse(g)]
     if sparse:
         raise ValueError(
             f"{caller()}: backward_passes_per_step above 1 adds dense gradients; at "
@@ -156,7 +165,5 @@ def check_dense(grads: Grads) -> None:
         )
 
 
-def _name_of(variable: Any) -> str:
-    if not hasattr(variable, "assign"):  # A tensor: its name may differ between ranks.
-        return ""
-    return str(getattr(variable, "path", None) or variable.name)
+def _is_sparse(grad: Any) -> bool:
+    return isinstance(grad, tf.IndexedSlices)

@@ -13,7 +13,6 @@ from tw_syncrep import _tf_compat
 from tw_syncrep.horovod import _exchanges
 from tw_syncrep.horovod._basics import (
     Max,
-    check_process_set,
     find_group,
     global_process_set,
 )
@@ -46,12 +45,9 @@ def broadcast_object(
       On the root, ``obj`` itself; elsewhere, a copy.
 
     Raises:
-      NotImplementedError: another process set.
-      ValueError: ``init`` was not called, or the root is not a rank.
-      ReplicaTimeoutError: a rank is missing.
+      ValueError: the root is not a rank.
     """
-    check_process_set(process_set)
-    group = find_group()
+    group = find_group(process_set)
     is_root = group.rank == root_rank
     words = _to_words(obj) if is_root else np.zeros([0], np.int32)
     with _tf_compat.eager_mode():
@@ -76,16 +72,8 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: Any = global_process_set,
 ) -> Callable[[Any], Any]:
-    """Returns ``broadcast_object`` as a function of the object alone.
-
-    Args:
-      root_rank: as in ``broadcast_object``.
-      session: not needed.
-      name: ranks must agree on it.
-      process_set: all ranks.
-    """
-    check_process_set(process_set)
-    find_group()
+    """Returns ``broadcast_object`` as a function of the object alone."""
+    find_group(process_set)
     return lambda obj: broadcast_object(obj, root_rank, name=name)
 
 
@@ -106,14 +94,8 @@ def allgather_object(
 
     Returns:
       [size], by rank.
-
-    Raises:
-      NotImplementedError: another process set.
-      ValueError: ``init`` was not called.
-      ReplicaTimeoutError: a rank is missing.
     """
-    check_process_set(process_set)
-    group = find_group()
+    group = find_group(process_set)
     words = _to_words(obj)
     with _tf_compat.eager_mode():
         own = [tf.constant(words), tf.constant([len(words)])]
@@ -124,18 +106,8 @@ def allgather_object(
 
 @public
 def barrier(process_set: Any = global_process_set) -> None:
-    """Waits until all ranks have called it; runs at once, in graph mode too.
-
-    Args:
-      process_set: all ranks.
-
-    Raises:
-      NotImplementedError: another process set.
-      ValueError: ``init`` was not called.
-      ReplicaTimeoutError: a rank is missing.
-    """
-    check_process_set(process_set)
-    group = find_group()
+    """Waits until all ranks have called it; runs at once, in graph mode too."""
+    group = find_group(process_set)
     with _tf_compat.eager_mode():
         _exchanges.reduce([tf.zeros([1], tf.int32)], Max, group=group)
 
@@ -154,10 +126,8 @@ def join() -> tf.Tensor:
       op's result.
 
     Raises:
-      ValueError: ``init`` was not called.
       RuntimeError: other ranks broadcast meanwhile, or do something else that needs
         all ranks.
-      ReplicaTimeoutError: a rank is missing.
     """
     group = find_group()
     if tf.executing_eagerly():

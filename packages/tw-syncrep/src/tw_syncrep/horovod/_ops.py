@@ -17,7 +17,6 @@ from tw_syncrep.horovod._basics import (
     Average,
     ReduceOp,
     Sum,
-    check_process_set,
     choose_op,
     find_group,
     global_process_set,
@@ -67,13 +66,12 @@ def allreduce(
       The result, of the same shape and dtype, the same on all ranks.
 
     Raises:
-      NotImplementedError: Adasum, another process set; Min, Max, Product or factors
-        with ``tf.IndexedSlices``.
-      ValueError: ``init`` was not called; ``op`` and ``average`` are both given; a
-        dtype that cannot be added; a tensor that differs from another rank's.
-      ReplicaTimeoutError: a rank is missing.
+      NotImplementedError: Adasum; Min, Max, Product or factors with
+        ``tf.IndexedSlices``.
+      ValueError: ``op`` and ``average`` are both given; a dtype that cannot be added; a
+        tensor that differs from another rank's.
     """
-    check_process_set(process_set)
+    find_group(process_set)
     [result] = _allreduce(
         [tensor],
         compression,
@@ -99,30 +97,12 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """Reduces tensors over all ranks in one exchange.
+    """Reduces [N] tensors, dense or sparse, over all ranks in one exchange.
 
-    Args:
-      tensors: [N], dense or sparse, of any dtypes; the same on all ranks.
-      average: as in ``allreduce``.
-      device_dense: changes nothing.
-      device_sparse: changes nothing.
-      compression: as in ``allreduce``.
-      op: as in ``allreduce``.
-      prescale_factor: as in ``allreduce``.
-      postscale_factor: as in ``allreduce``.
-      process_set: all ranks.
-      ignore_name_scope: as in ``allreduce``.
-      name: as in ``allreduce``, but does not name the results.
-
-    Returns:
-      [N] results.
-
-    Raises:
-      NotImplementedError: as in ``allreduce``.
-      ValueError: as in ``allreduce``.
-      ReplicaTimeoutError: as in ``allreduce``.
+    Their dtypes may differ. All else is as in ``allreduce``, but ``name`` does not name
+    the [N] results.
     """
-    check_process_set(process_set)
+    find_group(process_set)
     scales = (prescale_factor, postscale_factor)
     chosen = choose_op(op, average)
     label = full_name(name, ignore_name_scope)
@@ -149,12 +129,9 @@ def allgather(
       [sum of R, ...], the same on all ranks.
 
     Raises:
-      NotImplementedError: another process set.
-      ValueError: ``init`` was not called; shape []; a shape or dtype that differs from
-        another rank's.
-      ReplicaTimeoutError: a rank is missing.
+      ValueError: shape []; a shape or dtype that differs from another rank's.
     """
-    check_process_set(process_set)
+    find_group(process_set)
     label = full_name(name, ignore_name_scope)
     [result] = gather_rows([tensor], label)
     return named(result, name)
@@ -168,23 +145,11 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: Any = global_process_set,
 ) -> Tensors:
-    """Joins the rows of all ranks for each of several tensors, in one exchange.
+    """Joins the rows of all ranks for each of [N] tensors, in one exchange.
 
-    Args:
-      tensors: [N] as ``allgather`` takes them.
-      name: as in ``allreduce``, but does not name the results.
-      ignore_name_scope: as in ``allreduce``.
-      process_set: all ranks.
-
-    Returns:
-      [N] results.
-
-    Raises:
-      NotImplementedError: as in ``allgather``.
-      ValueError: as in ``allgather``.
-      ReplicaTimeoutError: as in ``allgather``.
+    All else is as in ``allgather``, but ``name`` does not name the [N] results.
     """
-    check_process_set(process_set)
+    find_group(process_set)
     label = full_name(name, ignore_name_scope)
     return gather_rows(tensors, label)
 
@@ -211,13 +176,10 @@ def broadcast(
       The root's tensor, of the same shape and dtype.
 
     Raises:
-      NotImplementedError: another process set.
-      ValueError: ``init`` was not called; a root that is not a rank; a string; a shape
-        or dtype that differs from another rank's.
-      ReplicaTimeoutError: a rank is missing.
+      ValueError: a root that is not a rank; a string; a shape or dtype that differs
+        from another rank's.
     """
-    check_process_set(process_set)
-    group = find_group()
+    group = find_group(process_set)
     label = full_name(name, ignore_name_scope)
 
     def forward(given: Tensors) -> Tensors:
@@ -318,7 +280,6 @@ def _allreduce(
     scales: tuple[float, float],
     name: str,
 ) -> list[Any]:
-    find_group()
     sparse = {n: t for n, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)}
     if sparse and (op not in (Average, Sum) or scales != (1.0, 1.0)):
         raise NotImplementedError(

@@ -11,10 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, check_whole_number, public
+from tw_core.checks import public
 from tw_core.flat_variables import slots_like_parts
 from tw_core.modes import builds_session_graph, without_autograph
-from tw_syncrep.horovod._basics import ALL_OPS, Average, global_process_set
+from tw_syncrep.horovod._basics import ALL_OPS, Average, Sum, global_process_set
 from tw_syncrep.horovod._gradients import (
     GradientReducer,
     Grads,
@@ -74,33 +74,13 @@ def DistributedOptimizer(
       whose ``apply_gradients`` does not. For Keras: ``keras.DistributedOptimizer``.
 
     Raises:
-      NotImplementedError: Adasum, another process set.
-      ValueError: ``init`` was not called; an argument is out of range.
+      NotImplementedError: Adasum.
+      ValueError: an argument is out of range; a Keras optimizer reduces already.
       TypeError: not an optimizer, or an argument has the wrong type.
     """
-    if not isinstance(optimizer, v1.train.Optimizer):
-        from tw_syncrep.horovod.keras._optimizer import (
-            DistributedOptimizer as ForKeras,
-        )
-
-        return ForKeras(
-            optimizer,
-            name=name,
-            compression=compression,
-            sparse_as_dense=sparse_as_dense,
-            gradient_predivide_factor=gradient_predivide_factor,
-            op=op,
-            backward_passes_per_step=backward_passes_per_step,
-            average_aggregated_gradients=average_aggregated_gradients,
-            num_groups=num_groups,
-            groups=groups,
-            process_set=process_set,
-            scale_local_gradients=scale_local_gradients,
-        )
-    check_whole_number(backward_passes_per_step=backward_passes_per_step, at_least=1)
-    check_flag(average_aggregated_gradients=average_aggregated_gradients)
+    is_of_keras = not isinstance(optimizer, v1.train.Optimizer)
     reducer = make_reducer(
-        ALL_OPS,
+        (Average, Sum) if is_of_keras else ALL_OPS,
         op=op,
         compression=compression,
         sparse_as_dense=sparse_as_dense,
@@ -109,36 +89,27 @@ def DistributedOptimizer(
         groups=groups,
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
     )
-    share = 1.0
-    if average_aggregated_gradients:
-        share = 1.0 / backward_passes_per_step
-    return _DistributedOptimizer(
-        optimizer,
-        name or f"Distributed{type(optimizer).__name__}",
-        use_locking,
-        reducer,
-        backward_passes_per_step,
-        share,
-    )
+    if is_of_keras:
+        from tw_syncrep.horovod.keras._optimizer import copy_reducing
+
+        return copy_reducing(optimizer, name, reducer)
+    name = name or f"Distributed{type(optimizer).__name__}"
+    return _DistributedOptimizer(optimizer, name, use_locking, reducer)
 
 
 class _DistributedOptimizer(v1.train.Optimizer):  # type: ignore[misc,name-defined]
     """A wrapped optimizer whose ``compute_gradients`` reduces over all ranks."""
 
     def __init__(
-        self,
-        optimizer: Any,
-        name: str,
-        use_locking: bool,
-        reducer: GradientReducer,
-        passes: int,
-        share: float,
+        self, optimizer: Any, name: str, use_locking: bool, reducer: GradientReducer
     ) -> None:
-        """Wraps ``optimizer``; ``share`` multiplies sums over ``passes``."""
         super().__init__(name=name, use_locking=use_locking)
         self._optimizer, self._reducer = optimizer, reducer
-        self._passes, self._share = passes, share
+        self.get_slot, self.variables = optimizer.get_slot, optimizer.variables
+        self.get_slot_names = optimizer.get_slot_names
         self._local: dict[int, Any] = {}
         self._is_last: weakref.WeakKeyDictionary[Any, tf.Tensor] = (
             weakref.WeakKeyDictionary()
@@ -153,7 +124,7 @@ class _DistributedOptimizer(v1.train.Optimizer):  # type: ignore[misc,name-defin
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         grads = [grad for grad, _ in pairs]
         variables = [variable for _, variable in pairs]
-        if self._passes == 1:
+        if self._reducer.passes == 1:
             reduced = self._reducer.reduce(grads, variables, self._local)
         else:
             reduced = self._add_pass(grads, variables)
@@ -167,16 +138,18 @@ class _DistributedOptimizer(v1.train.Optimizer):  # type: ignore[misc,name-defin
         leaves = [
             leaf for grad, _ in pairs if grad is not None for leaf in _parts(grad)
         ]
-        if self._passes == 1:
-            # A gradient may have to read another variable before its update.
-            awaited = map(tf.identity, leaves) if builds_session_graph() else []
-            with (
-                tf.control_dependencies(list(awaited)),
-                slots_like_parts([variable for _, variable in pairs]),
-            ):
+
+        def apply() -> Any:
+            with slots_like_parts([variable for _, variable in pairs]):
                 return self._optimizer.apply_gradients(
                     pairs, global_step=global_step, name=name
                 )
+
+        if self._reducer.passes == 1:
+            # A gradient may have to read another variable before its update.
+            awaited = map(tf.identity, leaves) if builds_session_graph() else []
+            with tf.control_dependencies(list(awaited)):
+                return apply()
         is_last = self._is_last.get(v1.get_default_graph())
         if is_last is None:
             raise RuntimeError(
@@ -184,12 +157,8 @@ class _DistributedOptimizer(v1.train.Optimizer):  # type: ignore[misc,name-defin
                 "above 1 call compute_gradients, in the same graph, before."
             )
 
-        def apply() -> tf.Tensor:
-            with slots_like_parts([variable for _, variable in pairs]):
-                done = self._optimizer.apply_gradients(
-                    pairs, global_step=global_step, name=name
-                )
-            with tf.control_dependencies([done]):
+        def finish() -> tf.Tensor:
+            with tf.control_dependencies([apply()]):
                 return tf.constant(True)
 
         def count() -> tf.Tensor:
@@ -201,19 +170,7 @@ class _DistributedOptimizer(v1.train.Optimizer):  # type: ignore[misc,name-defin
                 return tf.constant(False)
 
         with tf.control_dependencies(leaves):
-            return tf.cond(is_last, apply, count).op
-
-    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the wrapped optimizer's ``get_slot``."""
-        return self._optimizer.get_slot(*args, **kwargs)
-
-    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the wrapped optimizer's ``get_slot_names``."""
-        return self._optimizer.get_slot_names(*args, **kwargs)
-
-    def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the wrapped optimizer's ``variables``."""
-        return self._optimizer.variables(*args, **kwargs)
+            return tf.cond(is_last, finish, count).op
 
     @without_autograph
     def _add_pass(self, grads: Grads, variables: list[Any]) -> list[Any]:
@@ -233,13 +190,14 @@ class _DistributedOptimizer(v1.train.Optimizer):  # type: ignore[misc,name-defin
         totals = [
             kept.read_value() + grad for kept, grad in zip(sums, own, strict=True)
         ]
-        is_last = tf.equal(counted, self._passes)
+        is_last = tf.equal(counted, self._reducer.passes)
         self._is_last[v1.get_default_graph()] = is_last
 
         def reduce() -> list[tf.Tensor]:
             chosen = [variables[n] for n in places]
             reduced = self._reducer.reduce(totals, chosen, self._local)
-            return [grad * tf.cast(self._share, grad.dtype) for grad in reduced]
+            share = self._reducer.share
+            return [grad * tf.cast(share, grad.dtype) for grad in reduced]
 
         got = tf.cond(is_last, reduce, lambda: [tf.identity(grad) for grad in own])
         got = list(got) if isinstance(got, list | tuple) else [got]

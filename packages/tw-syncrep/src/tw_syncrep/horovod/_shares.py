@@ -12,7 +12,6 @@ from tw_syncrep.horovod._basics import (
     Average,
     Sum,
     check_op,
-    check_process_set,
     find_group,
     global_process_set,
 )
@@ -53,14 +52,11 @@ def alltoall(
       [size], the number of rows from each rank.
 
     Raises:
-      NotImplementedError: another process set.
       ValueError: as in ``allgather``.
       tf.errors.InvalidArgumentError: R is not the sum of the splits, or not a multiple
         of the number of ranks.
-      ReplicaTimeoutError: a rank is missing.
     """
-    check_process_set(process_set)
-    group = find_group()
+    group = find_group(process_set)
     rows = tf.convert_to_tensor(tensor)
     counts = _count_rows(rows, splits, group)
     label, received = full_name(name, ignore_name_scope), Tensors()
@@ -109,11 +105,10 @@ def reducescatter(
       This rank's rows; the first ``R % size`` ranks have one more than the rest.
 
     Raises:
-      NotImplementedError: another ``op``, another process set.
+      NotImplementedError: another ``op``.
       ValueError: as in ``allreduce``; shape [].
-      ReplicaTimeoutError: a rank is missing.
     """
-    check_process_set(process_set)
+    find_group(process_set)
     scales = (prescale_factor, postscale_factor)
     label = full_name(name, ignore_name_scope)
     [result] = _reducescatter([tensor], compression, op, scales, label)
@@ -131,26 +126,8 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensors:
-    """Applies ``reducescatter`` to each of several tensors.
-
-    Args:
-      tensors: [N] as ``reducescatter`` takes them.
-      device_dense: changes nothing.
-      compression: as in ``reducescatter``.
-      op: as in ``reducescatter``.
-      process_set: all ranks.
-      prescale_factor: as in ``reducescatter``.
-      postscale_factor: as in ``reducescatter``.
-
-    Returns:
-      [N] results.
-
-    Raises:
-      NotImplementedError: as in ``reducescatter``.
-      ValueError: as in ``reducescatter``.
-      ReplicaTimeoutError: as in ``reducescatter``.
-    """
-    check_process_set(process_set)
+    """Applies ``reducescatter`` to each of [N] tensors; returns [N] shares."""
+    find_group(process_set)
     scales = (prescale_factor, postscale_factor)
     return _reducescatter(tensors, compression, op, scales)
 

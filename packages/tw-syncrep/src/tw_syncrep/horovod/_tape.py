@@ -10,6 +10,15 @@ from tw_syncrep.horovod._basics import ALL_OPS, Average, global_process_set
 from tw_syncrep.horovod._gradients import GradientReducer, make_reducer
 from tw_syncrep.horovod.compression import Compression
 
+_PASSED_ON = (
+    "batch_jacobian",
+    "jacobian",
+    "reset",
+    "stop_recording",
+    "watch",
+    "watched_variables",
+)
+
 
 @public
 def DistributedGradientTape(
@@ -27,25 +36,12 @@ def DistributedGradientTape(
 ) -> Any:
     """Returns a tape whose ``gradient`` is reduced over all ranks.
 
-    Args:
-      gradtape: already recorded, or to be recorded through the returned tape.
-      device_dense: changes nothing.
-      device_sparse: changes nothing.
-      compression: of the gradients that are sent.
-      sparse_as_dense: whether sparse gradients are made dense first.
-      op: Average, Sum, Min, Max or Product.
-      gradient_predivide_factor: divisor applied before the sum of a mean; the result is
-        multiplied by it afterwards.
-      num_groups: deprecated for ``groups``.
-      groups: changes nothing: all gradients travel together.
-      process_set: all ranks.
-      scale_local_gradients: whether gradients of sources registered with
-        ``register_local_source``, which each rank keeps, are divided by the number of
-        ranks.
+    ``gradtape`` is recorded already, or through the returned tape; ``op`` is Average,
+    Sum, Min, Max or Product. All else is as in ``DistributedOptimizer``; local are the
+    sources registered with ``register_local_source``.
 
     Raises:
-      NotImplementedError: Adasum, another process set.
-      ValueError: ``init`` was not called; an argument is out of range.
+      ValueError: an argument is out of range.
       TypeError: not a tape, or an argument has the wrong type.
     """
     if not isinstance(gradtape, tf.GradientTape):
@@ -80,24 +76,11 @@ def PartialDistributedGradientTape(
 ) -> Any:
     """Returns a ``DistributedGradientTape`` that keeps some layers local to each rank.
 
-    Args:
-      gradtape: as in ``DistributedGradientTape``.
-      device_dense: changes nothing.
-      device_sparse: changes nothing.
-      compression: as in ``DistributedGradientTape``.
-      sparse_as_dense: as in ``DistributedGradientTape``.
-      op: as in ``DistributedGradientTape``.
-      gradient_predivide_factor: as in ``DistributedGradientTape``.
-      num_groups: deprecated for ``groups``.
-      groups: changes nothing.
-      process_set: all ranks.
-      local_layers: one or several built Keras layers; each rank keeps the gradients of
-        their variables.
-      scale_local_gradients: as in ``DistributedGradientTape``.
+    ``local_layers`` is one or several built Keras layers; each rank keeps the gradients
+    of their variables. All else is as in ``DistributedGradientTape``.
 
     Raises:
-      NotImplementedError: as in ``DistributedGradientTape``.
-      ValueError: as in ``DistributedGradientTape``; an item is not a layer.
+      ValueError: an item of ``local_layers`` is not a layer.
     """
     import keras
 
@@ -129,11 +112,15 @@ def PartialDistributedGradientTape(
 
 
 class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
-    """A wrapper of the tape that records; only ``gradient`` differs."""
+    """A wrapper of the tape that records; only ``gradient`` differs.
+
+    Jacobians are this rank's.
+    """
 
     def __init__(self, tape: tf.GradientTape, reducer: GradientReducer) -> None:
-        """Wraps a tape, recorded already or not."""
         super().__init__()
+        for method in _PASSED_ON:
+            setattr(self, method, getattr(tape, method))
         self._wrapped, self._reducer = tape, reducer
         self._local: dict[int, Any] = {}
 
@@ -181,27 +168,3 @@ class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         pairs = list(zip(sources, grads, strict=True))
         local = [pair for pair in pairs if id(pair[0]) in self._local]
         return local, [pair for pair in pairs if id(pair[0]) not in self._local]
-
-    def jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """Computes this rank's Jacobian."""
-        return self._wrapped.jacobian(*args, **kwargs)
-
-    def batch_jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """Computes this rank's batch Jacobian."""
-        return self._wrapped.batch_jacobian(*args, **kwargs)
-
-    def watch(self, tensor: Any) -> None:
-        """Makes the wrapped tape watch a tensor."""
-        self._wrapped.watch(tensor)
-
-    def watched_variables(self) -> Any:
-        """Returns the variables that the wrapped tape watches."""
-        return self._wrapped.watched_variables()
-
-    def stop_recording(self) -> Any:
-        """Returns the wrapped tape's scope."""
-        return self._wrapped.stop_recording()
-
-    def reset(self) -> None:
-        """Resets the wrapped tape."""
-        self._wrapped.reset()

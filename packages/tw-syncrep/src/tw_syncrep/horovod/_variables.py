@@ -9,7 +9,6 @@ from tw_core.checks import public
 from tw_core.modes import builds_session_graph, without_autograph
 from tw_syncrep import processes
 from tw_syncrep.horovod._basics import (
-    check_process_set,
     find_group,
     global_process_set,
 )
@@ -40,13 +39,10 @@ def broadcast_variables(
       In a session graph, the op that does it; otherwise None, once it is done.
 
     Raises:
-      NotImplementedError: another process set.
-      ValueError: ``init`` was not called; unknown shapes, strings, a root that is not a
-        rank, or variables that differ from another rank's.
-      ReplicaTimeoutError: a rank is missing.
+      ValueError: unknown shapes, strings, a root that is not a rank, or variables that
+        differ from another rank's.
     """
-    check_process_set(process_set)
-    group = find_group()
+    group = find_group(process_set)
     return processes.broadcast_variables(list(variables), group=group, root=root_rank)
 
 
@@ -58,26 +54,12 @@ def broadcast_(
     name: str | None = None,
     process_set: Any = global_process_set,
 ) -> list[tf.Tensor]:
-    """Gives all ranks the values of one rank's variables, and returns the values.
+    """Does what ``broadcast_variables`` does, and returns the values.
 
-    Args:
-      variables: as in ``broadcast_variables``.
-      root_rank: the rank whose values are taken.
-      name: changes nothing.
-      process_set: all ranks.
-
-    Returns:
-      The values.
-
-    Raises:
-      NotImplementedError: as in ``broadcast_variables``.
-      ValueError: as in ``broadcast_variables``.
-      ReplicaTimeoutError: as in ``broadcast_variables``.
+    ``name`` changes nothing.
     """
-    check_process_set(process_set)
-    group = find_group()
     own = list(variables)
-    done = processes.broadcast_variables(own, group=group, root=root_rank)
+    done = broadcast_variables(own, root_rank, process_set)
     with tf.control_dependencies([] if done is None else [done]):
         return list(map(read_variable, own))
 

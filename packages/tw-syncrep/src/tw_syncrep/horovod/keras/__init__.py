@@ -3,6 +3,10 @@
 .. code-block:: python
 
     import tw_syncrep.horovod.keras as hvd
+
+Collectives run at once here, in graph mode too: they take anything that converts to a
+tensor, and return a tensor, in graph mode an array. All else is as in
+``tw_syncrep.horovod``.
 """
 
 from tw_syncrep.horovod import elastic

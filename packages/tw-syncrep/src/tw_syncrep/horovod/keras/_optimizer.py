@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tw_core.checks import check_flag, check_whole_number
+from tw_core.checks import public
 from tw_core.gradients import map_values
 from tw_core.modes import without_autograph
 from tw_syncrep.horovod._basics import Average, Sum, global_process_set
@@ -22,6 +22,7 @@ from tw_syncrep.horovod.compression import Compression
 _CALLER = "DistributedOptimizer"
 
 
+@public
 def DistributedOptimizer(
     optimizer: Any,
     name: str | None = None,
@@ -42,48 +43,17 @@ def DistributedOptimizer(
 
     The copy has the configuration of ``optimizer`` and fresh state. Its class is a
     subclass of ``optimizer``'s with the same name, so that a model saved with it loads
-    where this package is not installed.
+    where this package is not installed. Its ``apply`` and ``apply_gradients`` reduce
+    first.
 
-    Args:
-      optimizer: of Keras 3; the outermost, such as a ``LossScaleOptimizer``, if several
-        wrap each other.
-      name: of the copy; by default, that of ``optimizer``.
-      device_dense: changes nothing.
-      device_sparse: changes nothing.
-      compression: of the gradients that are sent.
-      sparse_as_dense: whether sparse gradients are made dense first.
-      gradient_predivide_factor: divisor applied before the sum of a mean; the result is
-        multiplied by it afterwards.
-      op: Average or Sum.
-      backward_passes_per_step: number of steps whose gradients each rank adds up
-        before they are reduced and applied; ``iterations`` counts all of them.
-      average_aggregated_gradients: whether sums over passes are divided by their
-        number.
-      num_groups: deprecated for ``groups``.
-      groups: changes nothing: all gradients travel together.
-      process_set: all ranks.
-      scale_local_gradients: whether gradients of variables registered with
-        ``register_local_var``, which each rank keeps, are divided by the number of
-        ranks.
+    Arguments and errors are those of ``tw_syncrep.horovod.DistributedOptimizer``, but:
 
-    Returns:
-      The copy. Its ``apply`` and ``apply_gradients`` reduce first.
-
-    Raises:
-      NotImplementedError: another reduction or process set.
-      ValueError: ``init`` was not called; an argument is out of range; an optimizer
-        that reduces already.
-      TypeError: not an optimizer of Keras 3, or an argument has the wrong type.
+    - ``optimizer`` is of Keras 3, and the outermost if several wrap each other, such as
+      a ``LossScaleOptimizer``;
+    - ``name`` is by default that of ``optimizer``;
+    - ``op`` is Average or Sum;
+    - ``iterations`` counts all ``backward_passes_per_step``.
     """
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(
-            f"{_CALLER}: needs an optimizer of keras.optimizers (Keras 3) or of "
-            f"tf.compat.v1.train; got {optimizer!r}."
-        )
-    if isinstance(optimizer, Distributed):
-        raise ValueError(f"{_CALLER}: {optimizer!r} reduces gradients already.")
-    check_whole_number(backward_passes_per_step=backward_passes_per_step, at_least=1)
-    check_flag(average_aggregated_gradients=average_aggregated_gradients)
     reducer = make_reducer(
         (Average, Sum),
         op=op,
@@ -94,13 +64,23 @@ def DistributedOptimizer(
         groups=groups,
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
     )
-    share = 1.0
-    if average_aggregated_gradients:
-        share = 1.0 / backward_passes_per_step
+    return copy_reducing(optimizer, name, reducer)
+
+
+def copy_reducing(optimizer: Any, name: str | None, reducer: GradientReducer) -> Any:
+    """Copies an optimizer of Keras as one that reduces first."""
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(
+            f"{_CALLER}: needs an optimizer of keras.optimizers (Keras 3) or of "
+            f"tf.compat.v1.train; got {optimizer!r}."
+        )
+    if isinstance(optimizer, Distributed):
+        raise ValueError(f"{_CALLER}: {optimizer!r} reduces gradients already.")
     own = type(optimizer)
-    settings = (reducer, backward_passes_per_step, share)
-    members = {"__module__": own.__module__, "_settings": settings}
+    members = {"__module__": own.__module__, "_reducer": reducer}
     cls: Any = type(own.__name__, (Distributed, own), members)
     config = optimizer.get_config()
     return cls.from_config(config | {"name": name} if name else config)
@@ -109,9 +89,8 @@ def DistributedOptimizer(
 class _State:
     """State of a distributed optimizer that Keras does not save."""
 
-    def __init__(self, reducer: GradientReducer, passes: int, share: float) -> None:
-        """Starts at pass 0; ``share`` multiplies the sums over ``passes`` of a step."""
-        self.reducer, self.passes, self.share = reducer, passes, share
+    def __init__(self) -> None:
+        """Starts at pass 0."""
         self.local: dict[int, Any] = {}
         self.count: tf.Variable | None = None
         self.sums: dict[int, tf.Variable] = {}
@@ -138,11 +117,11 @@ class Distributed:
     """The part of a distributed optimizer that is not Keras's."""
 
     _horovod: Any = None
-    _settings: tuple[GradientReducer, int, float]  # The class's: from_config finds it.
+    _reducer: GradientReducer  # The class's: from_config finds it.
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._horovod = _State(*self._settings)
+        self._horovod = _State()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Returns a copy with fresh state, as Keras does, that also reduces."""
@@ -184,17 +163,16 @@ class Distributed:
         variables = list(own._trainable_variables if given is None else given)
         if len(known) != len(variables):  # Keras refuses it.
             base.apply(known, trainable_variables)
-        elif self._horovod.passes > 1 and any(g is not None for g in known):
+        elif self._reducer.passes > 1 and any(g is not None for g in known):
             self._add_pass(known, variables, base.apply)
         else:
-            state = self._horovod
-            reduced = state.reducer.reduce(known, variables, state.local)
+            reduced = self._reducer.reduce(known, variables, self._horovod.local)
             base.apply(reduced, trainable_variables)
 
     def _add_pass(self, grads: list[Any], variables: list[Any], apply: Any) -> None:
         state = self._horovod
         own: Any = self
-        dense = state.reducer.densify(grads)
+        dense = self._reducer.densify(grads)
         check_dense(dense)
         if not own.built:
             own.build(variables)
@@ -210,8 +188,8 @@ class Distributed:
 
         def finish() -> tf.Tensor:
             totals = [None if kept is None else kept.read_value() for kept in sums]
-            reduced = state.reducer.reduce(totals, variables, state.local)
-            share = functools.partial(scaled, factor=state.share)
+            reduced = self._reducer.reduce(totals, variables, state.local)
+            share = functools.partial(scaled, factor=self._reducer.share)
             apply(
                 [g if g is None else map_values(share, g) for g in reduced], variables
             )
@@ -223,4 +201,4 @@ class Distributed:
             getattr(self, "inner_optimizer", own)._iterations.assign_add(1)
             return tf.constant(False)
 
-        tf.cond(tf.equal(state.count, state.passes), finish, count)
+        tf.cond(tf.equal(state.count, self._reducer.passes), finish, count)

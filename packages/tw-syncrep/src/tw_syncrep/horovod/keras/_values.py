@@ -22,20 +22,7 @@ def allreduce(
     op: Any = None,
     compression: Any = Compression.none,
 ) -> Any:
-    """Reduces a value over all ranks; see ``tw_syncrep.horovod.allreduce``.
-
-    Args:
-      value: convertible to a tensor.
-      name: see there.
-      average: see there.
-      prescale_factor: see there.
-      postscale_factor: see there.
-      op: see there.
-      compression: see there.
-
-    Returns:
-      A tensor; in graph mode an array.
-    """
+    """Reduces a value over all ranks, as ``tw_syncrep.horovod.allreduce`` does."""
     return _run(
         lambda: _ops.allreduce(
             tf.constant(value),
@@ -50,43 +37,17 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """Joins the rows of all ranks; see ``tw_syncrep.horovod.allgather``.
-
-    Args:
-      value: convertible to a tensor.
-      name: see there.
-
-    Returns:
-      A tensor; in graph mode an array.
-    """
+    """Joins the rows of all ranks, as ``tw_syncrep.horovod.allgather`` does."""
     return _run(lambda: _ops.allgather(tf.constant(value), name))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """Returns one rank's value; see ``tw_syncrep.horovod.broadcast``.
-
-    Args:
-      value: convertible to a tensor.
-      root_rank: the rank whose value is sent.
-      name: see there.
-
-    Returns:
-      A tensor; in graph mode an array.
-    """
+    """Returns one rank's value, as ``tw_syncrep.horovod.broadcast`` does."""
     return _run(lambda: _ops.broadcast(tf.constant(value), root_rank, name))
 
 
 def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any:
-    """Gives each rank a share; see ``tw_syncrep.horovod.reducescatter``.
-
-    Args:
-      value: convertible to a tensor.
-      name: see there.
-      op: Average or Sum.
-
-    Returns:
-      A tensor; in graph mode an array.
-    """
+    """Gives each rank a share, as ``tw_syncrep.horovod.reducescatter`` does."""
     return _run(lambda: _shares.reducescatter(tf.constant(value), op=op, name=name))
 
 
@@ -130,7 +91,7 @@ def load_model(
 
     Raises:
       NotImplementedError: ``legacy_opts``; Keras 3 has no such optimizers.
-      ValueError: ``init`` was not called, or no model can be read.
+      ValueError: no model can be read.
     """
     if legacy_opts:
         raise NotImplementedError(

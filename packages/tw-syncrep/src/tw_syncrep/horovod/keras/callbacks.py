@@ -36,7 +36,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
           local_variables: one or several of the model's, which each rank keeps.
 
         Raises:
-          ValueError: ``init`` was not called, or an item is not a variable.
+          ValueError: an item is not a variable.
         """
         super().__init__()
         find_group()
@@ -119,7 +119,7 @@ class CheckWeightsCallback(keras.callbacks.Callback):  # type: ignore[misc]
           every: batches between checks, 1 or more; the same on all ranks.
 
         Raises:
-          ValueError: ``init`` was not called; ``every`` is below 1.
+          ValueError: ``every`` is below 1.
           TypeError: ``every`` is not an integer.
         """
         super().__init__()
@@ -154,9 +154,6 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
         Args:
           device: changes nothing.
-
-        Raises:
-          ValueError: ``init`` was not called.
         """
         super().__init__()
         find_group()
@@ -288,7 +285,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
           verbose: whether rank 0 prints a line when the rate is reached.
 
         Raises:
-          ValueError: ``init`` was not called, or no initial rate.
+          ValueError: no initial rate.
         """
         ranks = size()
 
