@@ -44,7 +44,7 @@ def test_a_cluster_lies_over_machines_in_the_order_of_their_ranks():
 
 def test_plans_list_servers_first_and_an_evaluator_outside():
     share = Share(ps=1, workers=2, evaluators=1, gpus=(None, None))
-    plans = plan_tasks(share, cluster={"worker": ("a:1", "a:2")})
+    plans = plan_tasks(share, Start(0, {"worker": ("a:1", "a:2")}, 0, ""))
     assert [p.name for p in plans] == ["ps 0", "worker 0", "worker 1", "evaluator 0"]
     config = json.loads(plans[-1].variables["TF_CONFIG"])
     assert config["task"] == {"type": "evaluator", "index": 0}
@@ -53,7 +53,7 @@ def test_plans_list_servers_first_and_an_evaluator_outside():
 
 def test_a_worker_is_told_its_place_on_the_machine_and_others_only_the_machine():
     share = Share(ps=1, workers=2, evaluators=0, gpus=(None, None), node=3, num_nodes=5)
-    plans = plan_tasks(share, cluster={}, first_worker=7, start=2, run="5f0c")
+    plans = plan_tasks(share, Start(2, {}, 7, "5f0c"))
     own = [
         {name: value for name, value in p.variables.items() if name.startswith("TW_")}
         for p in plans

@@ -52,14 +52,8 @@ class Machine:
     def obey(self, order: Start | Restart | Stop) -> None:
         """Carries out an order of node 0 without waiting for its completion."""
         match order:
-            case Start(number, cluster, first, run):
-                plans = plan_tasks(
-                    self.share,
-                    cluster=cluster,
-                    first_worker=first,
-                    start=number,
-                    run=run,
-                )
+            case Start():
+                plans = plan_tasks(self.share, order)
                 self._plans = {plan.name: plan for plan in plans}
                 self._asked, self._deadline = set(), None
                 self._processes = {}

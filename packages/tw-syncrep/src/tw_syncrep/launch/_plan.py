@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from tw_syncrep.cluster._addresses import join_address
-from tw_syncrep.launch._messages import Hello
-
-Cluster = Mapping[str, Sequence[str]]
+from tw_syncrep.launch._messages import Hello, Start
 
 
 @dataclass(frozen=True)
@@ -50,28 +48,21 @@ def lay_out(
     return {job: addresses for job, addresses in jobs.items() if addresses}, firsts
 
 
-def plan_tasks(
-    share: Share,
-    *,
-    cluster: Cluster,
-    first_worker: int = 0,
-    start: int = 0,
-    run: str = "",
-) -> tuple[TaskPlan, ...]:
+def plan_tasks(share: Share, start: Start) -> tuple[TaskPlan, ...]:
     """Plans the tasks of one machine; only workers get GPUs."""
     counts = {"ps": share.ps, "worker": share.workers, "evaluator": share.evaluators}
     tasks = []
     for job, count in counts.items():
         for place in range(count):
             is_worker = job == "worker"
-            index = place + first_worker * is_worker
-            config = {"cluster": cluster, "task": {"type": job, "index": index}}
+            index = place + start.first_worker * is_worker
+            config = {"cluster": start.cluster, "task": {"type": job, "index": index}}
             variables = {
                 "TF_CONFIG": json.dumps(config),
                 "TW_NODE_RANK": str(share.node),
                 "TW_NUM_NODES": str(share.num_nodes),
-                "TW_RUN_ID": run,
-                "TW_START": str(start),
+                "TW_RUN_ID": start.run,
+                "TW_START": str(start.number),
             }
             if is_worker:
                 variables["TW_LOCAL_RANK"] = str(place)
