@@ -106,15 +106,20 @@ def exchange_gradients(
         total *= group.size
     if plan.weighs:
         spread = _in_units(total, total)[0]
-
-        def divide(values: tf.Tensor) -> tf.Tensor:
-            if narrow_dtype(values.dtype, plan.wire) is None:
-                return values
-            wide = tf.cast(values, tf.float32)
-            return tf.cast(tf.math.divide_no_nan(wide, spread), values.dtype)
-
-        reduced = {n: map_values(divide, grad) for n, grad in reduced.items()}
+        reduced = {n: _divide_narrow(g, spread, wire) for n, g in reduced.items()}
     return [reduced[n] for n in range(len(local))], total
+
+
+def _divide_narrow(grad: Any, weight: tf.Tensor, wire: str | None) -> Any:
+    """Divides a narrow gradient by the weight of its sum; others were not weighed."""
+
+    def divide(values: tf.Tensor) -> tf.Tensor:
+        if narrow_dtype(values.dtype, wire) is None:
+            return values
+        wide = tf.cast(values, tf.float32)
+        return tf.cast(tf.math.divide_no_nan(wide, weight), values.dtype)
+
+    return map_values(divide, grad)
 
 
 def _in_units(weights: tf.Tensor, total: tf.Tensor) -> tf.Tensor:

@@ -251,30 +251,26 @@ def _to_words(tensor: tf.Tensor) -> tf.Tensor:
     if tensor.dtype == tf.bool:
         tensor = tf.cast(tensor, tf.uint8)
     flat = tf.reshape(tensor, [-1])
-    if tensor.dtype.size >= 4:
-        words = flat if tensor.dtype == tf.int32 else tf.bitcast(flat, tf.int32)
-        return tf.reshape(words, [tensor.shape.num_elements() * tensor.dtype.size // 4])
-    octets = flat if tensor.dtype == tf.uint8 else tf.bitcast(flat, tf.uint8)
-    octets = tf.reshape(octets, [-1])
-    count = tensor.shape.num_elements() * tensor.dtype.size
-    octets = tf.pad(octets, [[0, -count % 4]])
-    return tf.bitcast(tf.reshape(octets, [(count + 3) // 4, 4]), tf.int32)
+    if tensor.dtype.size < 4:
+        octets = tf.reshape(_as_bits(flat, tf.uint8), [-1])
+        flat = tf.reshape(tf.pad(octets, [[0, -octets.shape[0] % 4]]), [-1, 4])
+    words = _as_bits(flat, tf.int32)
+    return words if words.shape.rank == 1 else tf.reshape(words, [-1])
 
 
 def _from_words(words: tf.Tensor, shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
     """Reverses ``_to_words``."""
-    if dtype.size >= 4:
-        if dtype.size > 4:
-            words = tf.reshape(words, [-1, dtype.size // 4])
-        flat = words if dtype == tf.int32 else tf.bitcast(words, dtype)
-        return tf.reshape(flat, shape)
-    octets = tf.reshape(tf.bitcast(words, tf.uint8), [-1])
-    octets = octets[: shape.num_elements() * dtype.size]
-    if dtype == tf.bool:
-        return tf.reshape(tf.cast(octets, tf.bool), shape)
-    if dtype.size == 2:
-        return tf.reshape(tf.bitcast(tf.reshape(octets, [-1, 2]), dtype), shape)
-    return tf.reshape(octets if dtype == tf.uint8 else tf.bitcast(octets, dtype), shape)
+    if dtype.size < 4:
+        octets = tf.reshape(tf.bitcast(words, tf.uint8), [-1])
+        words = octets[: shape.num_elements() * dtype.size]
+    if dtype.size > words.dtype.size:
+        words = tf.reshape(words, [-1, dtype.size // words.dtype.size])
+    values = tf.cast(words, dtype) if dtype == tf.bool else _as_bits(words, dtype)
+    return tf.reshape(values, shape)
+
+
+def _as_bits(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    return tensor if tensor.dtype == dtype else tf.bitcast(tensor, dtype)
 
 
 def name_of(variable: Any) -> str:
