@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tw_syncrep.processes._attendance import (
+from tw_syncrep.processes._side_channel._attendance import (
     Attendance,
     Deadlines,
     Report,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tw_syncrep.cluster._channel import LineSocket, parse_line, read_as
 from tw_syncrep.launch._messages import MAX_BYTES, Hello, encode
 from tw_syncrep.processes._agreement import Exchange, TensorSpec
-from tw_syncrep.processes._attendance import Report
-from tw_syncrep.processes._side_channel import Introduction
+from tw_syncrep.processes._side_channel._attendance import Report
+from tw_syncrep.processes._side_channel._introduction import Introduction
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from rank_faults import NOISES, send_raw
 
 from tw_syncrep.cluster._channel import LineSocket
 from tw_syncrep.processes._agreement import Exchange
-from tw_syncrep.processes._attendance import Attendance, Deadlines, Report
-from tw_syncrep.processes._coordinator import _FIRST_KEY, Coordinator
-from tw_syncrep.processes._member import Member
-from tw_syncrep.processes._side_channel import Introduction
+from tw_syncrep.processes._side_channel._attendance import Attendance, Deadlines, Report
+from tw_syncrep.processes._side_channel._coordinator import _FIRST_KEY, Coordinator
+from tw_syncrep.processes._side_channel._introduction import Introduction
+from tw_syncrep.processes._side_channel._member import Member
 
 LIMITS = Deadlines(timeout_s=1.5, first_timeout_s=30.0, warning_s=0.3)
 SIZE = 4

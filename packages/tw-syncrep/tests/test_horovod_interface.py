@@ -13,7 +13,7 @@ import tensorflow as tf
 import tw_syncrep.horovod as hvd
 import tw_syncrep.horovod.keras as hvd_keras
 from tw_syncrep.horovod import _basics
-from tw_syncrep.processes._attendance import Deadlines
+from tw_syncrep.processes._side_channel._attendance import Deadlines
 
 _SCOPE = "ignore_name_scope=False"
 _SET = "process_set=global_process_set"

@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from tw_core.checks import caller, check_number, public
 from tw_syncrep import _tf_compat
-from tw_syncrep.processes._attendance import Deadlines
 from tw_syncrep.processes._group import ProcessGroup
 from tw_syncrep.processes._joining import join_prepared
+from tw_syncrep.processes._side_channel._attendance import Deadlines
 
 _group: ProcessGroup | None = None
 

@@ -16,14 +16,14 @@ from tw_core import black_box
 from tw_syncrep import _tf_compat
 from tw_syncrep._errors import ReplicaTimeoutError
 from tw_syncrep.processes._agreement import Exchange
-from tw_syncrep.processes._attendance import (
+from tw_syncrep.processes._interrupts import InterruptWatch
+from tw_syncrep.processes._side_channel._attendance import (
     Deadlines,
     Report,
     describe_missing,
     describe_report,
 )
-from tw_syncrep.processes._interrupts import InterruptWatch
-from tw_syncrep.processes._member import Member
+from tw_syncrep.processes._side_channel._member import Member
 
 _MAX_COMPILED = 256
 """Each takes 0.3 MiB; a program with new shapes in every step never stops adding."""

@@ -13,12 +13,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from tw_syncrep.processes._attendance import Deadlines
 from tw_syncrep.processes._calls import Calls
-from tw_syncrep.processes._coordinator import Coordinator
 from tw_syncrep.processes._interrupts import InterruptWatch
-from tw_syncrep.processes._member import Member
-from tw_syncrep.processes._side_channel import Introduction, find_local_ranks
+from tw_syncrep.processes._side_channel._attendance import Deadlines
+from tw_syncrep.processes._side_channel._coordinator import Coordinator
+from tw_syncrep.processes._side_channel._introduction import (
+    Introduction,
+    find_local_ranks,
+)
+from tw_syncrep.processes._side_channel._member import Member
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -30,11 +30,15 @@ from tw_syncrep.cluster._addresses import (
 from tw_syncrep.cluster._network_exposure import find_free_ports, warn_if_exposed
 from tw_syncrep.cluster._servers import keep_freed_memory, server_config
 from tw_syncrep.cluster._tf_config import find_tf_config
-from tw_syncrep.processes._attendance import Deadlines
-from tw_syncrep.processes._coordinator import Coordinator
 from tw_syncrep.processes._group import ProcessGroup
-from tw_syncrep.processes._member import AbsentError, Member
-from tw_syncrep.processes._side_channel import Introduction, find_local_ranks, find_run
+from tw_syncrep.processes._side_channel._attendance import Deadlines
+from tw_syncrep.processes._side_channel._coordinator import Coordinator
+from tw_syncrep.processes._side_channel._introduction import (
+    Introduction,
+    find_local_ranks,
+    find_run,
+)
+from tw_syncrep.processes._side_channel._member import AbsentError, Member
 
 _log = logging.getLogger(__name__)
 _joined: "weakref.ref[ProcessGroup] | None" = None

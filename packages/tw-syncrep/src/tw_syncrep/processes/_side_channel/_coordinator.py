@@ -12,13 +12,16 @@ from typing import Any
 from tw_syncrep.cluster._addresses import split_address
 from tw_syncrep.cluster._channel import MAX_BYTES, LineSocket, read_as
 from tw_syncrep.processes._agreement import FOLLOWED, Exchange, find_difference
-from tw_syncrep.processes._attendance import (
+from tw_syncrep.processes._side_channel._attendance import (
     Attendance,
     Deadlines,
     Report,
     describe_finished,
 )
-from tw_syncrep.processes._side_channel import Introduction, find_interval_s
+from tw_syncrep.processes._side_channel._introduction import (
+    Introduction,
+    find_interval_s,
+)
 
 _log = logging.getLogger(__name__)
 _FIRST_KEY = 1 << 18

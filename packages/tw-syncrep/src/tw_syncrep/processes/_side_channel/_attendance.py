@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tw_syncrep.processes._side_channel import find_interval_s
+from tw_syncrep.processes._side_channel._introduction import find_interval_s
 
 _MISMATCH_BEATS = 4
 

@@ -14,8 +14,15 @@ from typing import Any
 from tw_syncrep.cluster._addresses import join_address
 from tw_syncrep.cluster._channel import LineSocket, read_as
 from tw_syncrep.processes._agreement import Exchange
-from tw_syncrep.processes._attendance import Deadlines, Report, describe_slow
-from tw_syncrep.processes._side_channel import Introduction, find_interval_s
+from tw_syncrep.processes._side_channel._attendance import (
+    Deadlines,
+    Report,
+    describe_slow,
+)
+from tw_syncrep.processes._side_channel._introduction import (
+    Introduction,
+    find_interval_s,
+)
 
 _log = logging.getLogger(__name__)
 _AGAIN_S = 0.5
