@@ -344,3 +344,14 @@ def test_one_name_is_described_alike():
         in_collective(found, 0, now_s, 7, SUM, "loss")
         in_collective(found, 1, now_s, 9, LOSS, "loss")
     assert sorted(found.find_missing(2)) == [1]
+
+
+def test_a_finished_rank_is_missing_where_all_are_needed():
+    found = attendance(2)
+    found.ranks[1].finished = True
+    found.hear(0, Report(entered=1), 1.0)
+    assert found.find_missing(1.0) == {}
+    found.hear(0, Report(entered=2, needing_all=1), 1.0)
+    [(missing, why)] = found.find_missing(1.0).items()
+    assert missing == 1
+    assert "rank 0 has come to a collective, which needs all ranks" in why
