@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -34,28 +34,8 @@ _WITH_PAIRS = (
 )
 
 
-class WrappedOptimizer(Protocol):
-    """An optimizer of one tower."""
-
-    def build(self, variables: Sequence[Any]) -> None:
-        """Makes the slots, ahead of the update."""
-        ...
-
-    def apply(self, grads: Sequence[Any], variables: Sequence[Any]) -> Any:
-        """Updates by float32 gradients, maybe sparse; returns a dependency or None."""
-        ...
-
-    def variables(self) -> list[tf.Variable]:
-        """Lists the optimizer's own variables, slots included."""
-        ...
-
-    def get_slot(self, var: Any, name: str) -> tf.Variable | None:
-        """Returns a slot, or None."""
-        ...
-
-    def get_slot_names(self) -> list[str]:
-        """Lists the names of the slots."""
-        ...
+WrappedOptimizer: TypeAlias = "WrappedV1 | WrappedKeras3 | MasterWeights"
+"""An optimizer of one tower; all kinds have the same methods."""
 
 
 def wrap(optimizer: Any) -> WrappedOptimizer:
@@ -75,19 +55,18 @@ class WrappedV1:
     """A v1 optimizer, or one of tf_keras's legacy ones."""
 
     def __init__(self, optimizer: Any) -> None:
-        """Wraps ``optimizer``."""
         self.optimizer = optimizer
         self._variables: dict[int, tf.Variable] = {}
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Makes the slots."""
-        self._variables |= {id(v): v for v in map(tf_variable, variables)}
+        """Makes the slots, ahead of the update."""
+        self._variables |= {id(v): v for v in tf_variables(variables)}
         # In eager mode their names have always been without a scope.
         with tf.name_scope("") if tf.executing_eagerly() else nullcontext():
             create_slots(self.optimizer, variables)
 
     def apply(self, grads: Sequence[Any], variables: Sequence[Any]) -> Any:
-        """Returns the op that updates."""
+        """Updates by float32 gradients, maybe sparse; returns a dependency or None."""
         return apply_pairs(self.optimizer, _cast_pairs(grads, variables))
 
     def variables(self) -> list[tf.Variable]:
@@ -122,7 +101,6 @@ class WrappedKeras3:
     """A Keras 3 optimizer."""
 
     def __init__(self, optimizer: Any) -> None:
-        """Wraps ``optimizer``."""
         self.optimizer = optimizer
         self._variables: list[Any] = []
 
@@ -137,7 +115,7 @@ class WrappedKeras3:
         self._variables = list(variables)
 
     def apply(self, grads: Sequence[Any], variables: Sequence[Any]) -> Any:
-        """Updates; returns a tensor to depend on if one is needed."""
+        """Updates by float32 gradients, maybe sparse; returns a dependency or None."""
         self._check_known(variables)
         # Rows that share an index are added before they are rounded.
         grads = [
@@ -197,7 +175,6 @@ class MasterWeights:
     """
 
     def __init__(self, wrapped: WrappedOptimizer) -> None:
-        """Wraps ``wrapped`` once more."""
         self._wrapped = wrapped
         self._masters: dict[int, tf.Variable] = {}
 
@@ -262,13 +239,9 @@ def _cast_pairs(
     grads: Sequence[Any], variables: Sequence[Any]
 ) -> list[tuple[Any, Any]]:
     return [
-        (grad if v.dtype == tf.float32 else _cast(grad, v.dtype), v)
-        for grad, v in zip(grads, variables, strict=True)
+        (map_values(partial(tf.cast, dtype=variable.dtype), grad), variable)
+        for grad, variable in zip(grads, variables, strict=True)
     ]
-
-
-def _cast(grad: Any, dtype: Any) -> Any:
-    return map_values(partial(tf.cast, dtype=dtype), grad)
 
 
 def _keras_reference(variable: Any) -> str:
