@@ -14,6 +14,7 @@ from tw_core.checks import check_flag, check_text, check_whole_number, public
 from tw_core.devices import canonical_device
 
 _log = logging.getLogger("tw_ampopt")
+_COUNTS = ("updates", "skipped_updates")
 _MEMORY = "mem_usage_gb"  # the older system's name
 _GIB = 2.0**30
 # As tf.summary.scalar writes it, which needs TensorBoard to be installed.
@@ -89,7 +90,7 @@ class StatisticsHook(
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Notes the counts restored from a checkpoint."""
-        self._interval = OverflowInterval(session.run(self._statistics))
+        self._interval = Interval(session.run(self._statistics))
 
     def before_run(self, run_context: Any) -> Any:
         """Requests the gradients' flags, if names are to be logged."""
@@ -110,8 +111,7 @@ class StatisticsHook(
         self._writer.close()
 
     def _write(self, session: Any) -> None:
-        values = self._interval.close(session.run(self._statistics))
-        values |= _memory_of(self._optimizer)
+        values = self._interval.close(session.run(self._statistics), self._optimizer)
         feeds = {self._feeds[name]: value for name, value in values.items()}
         written = session.run([self._summaries[name] for name in values], feeds)
         for summary in written:
@@ -153,7 +153,7 @@ class StatisticsWriter:
         self._is_closed = False
         self._optimizer = optimizer
         self._writer = tf.summary.create_file_writer(logdir)
-        self._interval = OverflowInterval(_as_numbers(optimizer.statistics()))
+        self._interval = Interval(optimizer.statistics())
 
     @public("StatisticsWriter.write")
     def write(self, step: int | None = None) -> None:
@@ -178,8 +178,7 @@ class StatisticsWriter:
             raise RuntimeError(
                 "StatisticsWriter.write: comes after close; make another writer."
             )
-        values = self._interval.close(_as_numbers(self._optimizer.statistics()))
-        values |= _memory_of(self._optimizer)
+        values = self._interval.close(self._optimizer.statistics(), self._optimizer)
         at = self._interval.due if step is None else step
         with self._writer.as_default():
             for name, value in values.items():
@@ -193,31 +192,29 @@ class StatisticsWriter:
         self._writer.close()
 
 
-class OverflowInterval:
-    """The share of skipped updates between two writes of statistics."""
+class Interval:
+    """The statistics between two writes."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        """Starts at the counts in ``values``, a dictionary of statistics."""
-        self._updates, self._skipped = _counts(values)
-        self.due = self._updates + self._skipped
+        self._counts = [int(values[name]) for name in _COUNTS]
 
-    def close(self, values: Mapping[str, Any]) -> dict[str, float]:
-        """Ends an interval; returns ``values`` with its ``overflow_frequency``."""
-        updates, skipped = _counts(values)
-        new_updates, new_skipped = updates - self._updates, skipped - self._skipped
-        if new_updates < 0 or new_skipped < 0:  # the counts were reset meanwhile
-            new_updates, new_skipped = updates, skipped
+    @property
+    def due(self) -> int:
+        """Updates that were due until the last write, skipped ones included."""
+        return sum(self._counts)
+
+    def close(
+        self, values: Mapping[str, Any], optimizer: Optimizer | TowerOptimizer
+    ) -> dict[str, float]:
+        """Returns the ``values`` to write, with the interval's overflow frequency."""
+        before, self._counts = self._counts, [int(values[name]) for name in _COUNTS]
+        new = [now - then for now, then in zip(self._counts, before, strict=True)]
+        if min(new) < 0:  # the counts were reset meanwhile
+            new = self._counts
         closed = {name: float(value) for name, value in values.items()}
-        if new_updates + new_skipped:
-            share = new_skipped / (new_updates + new_skipped)
-            closed["overflow_frequency"] = share
-        self._updates, self._skipped = updates, skipped
-        self.due = updates + skipped
-        return closed
-
-
-def _counts(values: Mapping[str, Any]) -> tuple[int, int]:
-    return int(values["updates"]), int(values["skipped_updates"])
+        if sum(new):
+            closed["overflow_frequency"] = new[1] / sum(new)
+        return closed | _memory_of(optimizer)
 
 
 def _memory_of(optimizer: Optimizer | TowerOptimizer) -> dict[str, float]:
@@ -242,7 +239,3 @@ def _memory_of(optimizer: Optimizer | TowerOptimizer) -> dict[str, float]:
 
 def _as_text(path: Any) -> Any:
     return fspath(path) if isinstance(path, PathLike) else path
-
-
-def _as_numbers(values: dict[str, tf.Tensor]) -> dict[str, float]:
-    return {name: float(value) for name, value in values.items()}
