@@ -212,7 +212,7 @@ def test_good_gradients_of_unknown_shape_train(make, kind, multiplier):
         (
             [tf.ones(6, tf.complex64), tf.ones(2, tf.int32), None, None],
             TypeError,
-            r"floating dtype.*; got complex64 for a:0 in tower 0, int32 for b:0",
+            r"floating dtype.*; got complex64 for a:0 in tower 0; int32 for b:0",
         ),
     ],
     ids=["packed", "dense shape", "indices", "kinds", "dtypes"],

@@ -163,7 +163,11 @@ def of_settings(name, make, steps):
             TypeError,
             "function of the number of updates",
         ),
-        ({"learning_rate": lambda u: None}, TypeError, "must be a number or a scalar"),
+        (
+            {"learning_rate": lambda u: None},
+            TypeError,
+            "must return a number or a scalar",
+        ),
         ({steps: "2"}, TypeError, f"{steps} must be a whole number"),
         ({steps: 0}, ValueError, f"{steps} must be a whole number of 1 or more; got 0"),
         ({steps: NAN}, ValueError, "got nan"),
@@ -342,7 +346,7 @@ def of_gradients(name, call):
         (
             given(grads=[tf.sparse.from_dense([1.0, 2.0])]),
             TypeError,
-            "a gradient is a tensor, an IndexedSlices, or None",
+            "a gradient is a tensor of a floating dtype",
         ),
     )
 

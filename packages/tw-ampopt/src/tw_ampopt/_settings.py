@@ -1,24 +1,23 @@
-"""An optimizer's settings, checked once and kept as plain values.
-
-``Settings`` are the same in all optimizers that share; ``UpdateOptions`` belong to one
-optimizer alone.
-"""
+"""An optimizer's settings, checked once and kept as plain values."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
+import numpy as np
 import tensorflow as tf
 
 from tw_ampopt._checks.arguments import check_numeric_scalar
 from tw_ampopt._loss_scale import GradualLossScale, LossScale, NoOpLossScale
 from tw_ampopt._wrapped.factory import (
-    LearningRate,
     LearningRateLike,
     OptimizerFactory,
     check_learning_rate,
     find_factory,
+    is_number,
+    next_rate,
     same_rate,
     takes_name,
 )
@@ -30,29 +29,39 @@ AccumulationSteps: TypeAlias = int | tf.Tensor | tf.Variable
 Reducer: TypeAlias = Callable[[Sequence[Sequence[Any]]], Sequence[Sequence[Any]]]
 
 _ON_NONFINITE = ("skip_group", "drop_micro_batch")
+# What sharing optimizers must agree on, with the arguments' names.
+_SHARED = {
+    "factory": "tf_optimizer",
+    "kwargs": "arguments",
+    "rule": "loss_scale",
+    "master_copies": "master_copies",
+    "learning_rate": "learning_rate",
+}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings that sharing optimizers must agree on."""
+    """The settings of one optimizer."""
 
     prefix: str  # of the wrapped optimizers' names
     factory: OptimizerFactory
+    kwargs: Mapping[str, Any]
     learning_rate: LearningRateLike
     rule: LossScale
     master_copies: bool
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-    def rate(self, updates: tf.Variable) -> LearningRate:
-        """Returns the learning rate as a function of the count of updates."""
-        return LearningRate(self.learning_rate, updates)
+    accumulation_steps: AccumulationSteps | None  # micro-batches per update
+    steps_message: str  # for a tensor of steps with a bad value
+    drops: bool  # a bad micro-batch is dropped, rather than its update skipped
+    clip: float | None  # bound of the global norm
+    reducer: Reducer | None  # None for tw_reduce.all_reduce of the devices
 
     def make_wrapped(self, index: int, updates: tf.Variable) -> WrappedOptimizer:
-        """Makes wrapped optimizer number ``index``."""
-        named = (
-            {"name": f"{self.prefix}_opt{index}"} if takes_name(self.factory) else {}
-        )
-        rate = self.rate(updates).for_optimizer()
+        """Makes wrapped optimizer number ``index``; ``updates`` counts the updates."""
+        name = f"{self.prefix}_opt{index}"
+        named = {"name": name} if takes_name(self.factory) else {}
+        rate: Any = self.learning_rate
+        if not is_number(rate):  # to be called in the graph of the update
+            rate = partial(next_rate, rate, updates)
         try:
             optimizer = self.factory(learning_rate=rate, **named, **self.kwargs)
         except (TypeError, ValueError) as error:
@@ -65,41 +74,64 @@ class Settings:
         wrapped = wrap(optimizer)
         return MasterWeights(wrapped) if self.master_copies else wrapped
 
+    def check_share(self, other: "Settings") -> None:
+        """Refuses to share with an optimizer of different settings."""
+        pairs = {key: (getattr(self, key), getattr(other, key)) for key in _SHARED}
+        different = [
+            f"{_SHARED[key]} {here!r} here, {there!r} there"
+            for key, (here, there) in pairs.items()
+            if not (same_rate(here, there) if key == "learning_rate" else here == there)
+        ]
+        if different:
+            raise ValueError(
+                f"{caller()}: share takes an optimizer made with the same settings, "
+                f"since both use one set of slots and one scale; got "
+                f"{'; '.join(different)}."
+            )
 
-@dataclass(frozen=True)
-class UpdateOptions:
-    """Options for updates, which belong to one optimizer alone."""
 
-    accumulation_steps: AccumulationSteps | None  # micro-batches per update
-    steps_message: str  # for a tensor of steps with a bad value
-    drops: bool  # a bad micro-batch is dropped, rather than its update skipped
-    clip: float | None  # bound of the global norm
-    reducer: Reducer | None  # None for tw_reduce.all_reduce of the devices
-
-
-def check_settings(
-    *,
+def read_settings(
     prefix: str,
+    *,
     tf_optimizer: str | OptimizerFactory,
     learning_rate: LearningRateLike,
-    rule: LossScale | None,
+    loss_scale: LossScale | None,
     master_copies: bool,
+    on_nonfinite: str,
+    clip_by_global_norm: float | None,
+    reducer: Reducer | None,
     kwargs: Mapping[str, Any],
+    **steps: Any,  # the number of micro-batches per update, by the argument's name
 ) -> Settings:
-    """Checks the arguments of both classes, and finds the optimizer's factory."""
-    if inspect.isclass(rule) or not isinstance(rule, LossScale | None):
+    """Checks the arguments of both optimizers, and finds the optimizer's factory."""
+    if inspect.isclass(loss_scale) or not isinstance(loss_scale, LossScale | None):
         raise TypeError(
             f"{caller()}: loss_scale must be a rule such as "
-            f"tw_ampopt.DynamicLossScale(); got {rule!r}."
+            f"tw_ampopt.DynamicLossScale(); got {loss_scale!r}."
         )
+    if on_nonfinite not in _ON_NONFINITE:
+        raise ValueError(
+            f"{caller()}: on_nonfinite must be one of {list(_ON_NONFINITE)}; got "
+            f"{on_nonfinite!r}."
+        )
+    clip = clip_by_global_norm
+    if clip is not None:
+        clip = check_number(above=0, clip_by_global_norm=clip)
     check_learning_rate(learning_rate)
+    ((steps_name, given),) = steps.items()
+    message = f"{caller()}: {steps_name} must be a whole number of 1 or more; got:"
     return Settings(
         prefix,
         find_factory(tf_optimizer),
-        learning_rate,
-        NoOpLossScale() if rule is None else rule,
-        check_flag(master_copies=master_copies),
         dict(kwargs),
+        learning_rate,
+        NoOpLossScale() if loss_scale is None else loss_scale,
+        check_flag(master_copies=master_copies),
+        _checked_steps(given, steps_name, message),
+        message,
+        on_nonfinite == "drop_micro_batch",
+        clip,
+        None if reducer is None else check_adds(reducer=reducer),
     )
 
 
@@ -124,56 +156,6 @@ def choose_rule(
         raise ValueError(f"{caller()}: loss_scaling_init: {error}") from error
 
 
-def check_share(ours: Settings, theirs: Settings) -> None:
-    """Refuses to share between optimizers of different settings."""
-    names = {"factory": "tf_optimizer", "rule": "loss_scale", "kwargs": "arguments"}
-    pairs = {
-        key: (getattr(ours, key), getattr(theirs, key))
-        for key in ("factory", "kwargs", "rule", "master_copies", "learning_rate")
-    }
-    different = [
-        f"{names.get(key, key)} {here!r} here, {there!r} there"
-        for key, (here, there) in pairs.items()
-        if not (same_rate(here, there) if key == "learning_rate" else here == there)
-    ]
-    if different:
-        raise ValueError(
-            f"{caller()}: share takes an optimizer made with the same settings, "
-            f"since both use one set of slots and one scale; got "
-            f"{'; '.join(different)}."
-        )
-
-
-def check_update_options(
-    *,
-    steps: Any,
-    steps_name: str,
-    on_nonfinite: str,
-    clip_by_global_norm: float | None,
-    reducer: Reducer | None,
-) -> UpdateOptions:
-    """Checks the options for updates."""
-    if on_nonfinite not in _ON_NONFINITE:
-        raise ValueError(
-            f"{caller()}: on_nonfinite must be one of {list(_ON_NONFINITE)}; got "
-            f"{on_nonfinite!r}."
-        )
-    if clip_by_global_norm is not None:
-        clip_by_global_norm = check_number(
-            above=0, clip_by_global_norm=clip_by_global_norm
-        )
-    if reducer is not None:
-        check_adds(reducer=reducer)
-    message = f"{caller()}: {steps_name} must be a whole number of 1 or more; got:"
-    return UpdateOptions(
-        accumulation_steps=_checked_steps(steps, steps_name, message),
-        steps_message=message,
-        drops=on_nonfinite == "drop_micro_batch",
-        clip=clip_by_global_norm,
-        reducer=reducer,
-    )
-
-
 def _checked_steps(value: Any, name: str, message: str) -> AccumulationSteps | None:
     """Returns None if nothing is to be accumulated: for None and 1."""
     if value is None:
@@ -181,14 +163,12 @@ def _checked_steps(value: Any, name: str, message: str) -> AccumulationSteps | N
     if tf.is_tensor(value) or isinstance(value, tf.Variable):
         check_numeric_scalar(value, name=name)
         return value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        whole = getattr(value, "item", lambda: None)()  # a NumPy number
-        if isinstance(whole, bool) or not isinstance(whole, int | float):
-            raise TypeError(
-                f"{caller()}: {name} must be a whole number of micro-batches or a "
-                f"numeric scalar tensor; got {value!r}."
-            )
-        value = whole
-    if not (value >= 1 and float(value).is_integer()):
-        raise ValueError(f"{message.removesuffix(':')} {value}.")
-    return None if value == 1 else int(value)
+    whole = value.item() if isinstance(value, np.generic | np.ndarray) else value
+    if isinstance(whole, bool) or not isinstance(whole, int | float):
+        raise TypeError(
+            f"{caller()}: {name} must be a whole number of micro-batches or a "
+            f"numeric scalar tensor; got {value!r}."
+        )
+    if not (whole >= 1 and float(whole).is_integer()):
+        raise ValueError(f"{message.removesuffix(':')} {whole}.")
+    return None if whole == 1 else int(whole)

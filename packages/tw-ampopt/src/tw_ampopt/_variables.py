@@ -55,6 +55,12 @@ def identity(variable: Any) -> int:
     return id(tf_variable(variable))
 
 
+def bool_after(ops: Sequence[Any], value: bool) -> tf.Tensor:
+    """Returns a constant for a branch to return, known once ops have run."""
+    with tf.control_dependencies(present(ops)):
+        return tf.constant(value)
+
+
 def present(items: Sequence[Any]) -> list[Any]:
     """Drops None, which an eager assignment without ``read_value`` returns."""
     return [item for item in items if item is not None]

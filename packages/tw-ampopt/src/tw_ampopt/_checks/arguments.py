@@ -8,10 +8,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tw_ampopt._variables import identity
 from tw_core.checks import caller, check_text
-from tw_core.gradients import values_of
+from tw_core.gradients import check_grad_list, values_of
 from tw_core.modes import builds_session_graph
-from tw_core.variables import is_variable, tf_variable
+from tw_core.variables import (
+    is_variable,
+    repeated_variables,
+    tf_variable,
+    tf_variables,
+)
 
 _SCOPE = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 
@@ -40,13 +46,18 @@ def check_loss(loss: object) -> None:
             f"{caller()}: loss must be a scalar; got a tensor of shape {loss.shape}. "
             "Take its mean or sum."
         )
-    check_same_graph([loss], lambda _: "the loss")
+    check_same_graph([loss], ["the loss"])
 
 
 def check_variables(variables: Iterable[Any]) -> list[Any]:
     """Refuses anything but floating resource variables of known shape."""
     found = list(variables)
-    wrong = [v for v in found if not _is_resource_variable(v)]
+    wrong = [
+        v
+        for v in found
+        # A reference variable's dtype is the reference type of its base dtype.
+        if not is_variable(v) or tf_variable(v).dtype != tf_variable(v).dtype.base_dtype
+    ]
     if wrong:
         raise TypeError(
             f"{caller()}: only resource variables, TensorFlow's or Keras's, are "
@@ -74,8 +85,38 @@ def check_variables(variables: Iterable[Any]) -> list[Any]:
             f"{caller()}: variables must have known shapes, as slots and accumulators "
             f"have theirs; got {', '.join(wrong)}. Make them with a full shape."
         )
-    check_same_graph(found, lambda n: f"the variable {name_of(found[n])}")
+    check_same_graph(found, [f"the variable {name_of(v)}" for v in found])
     return found
+
+
+def variables_by_tower(variables: Any) -> list[list[Any]]:
+    """Returns checked [K][N] variables; [1][N] if all towers share theirs."""
+    wanted = f"{caller()}: variables must be one list per tower, or one list for all"
+    lists = lists_by_tower(variables, wanted)
+    for tower in lists:
+        check_variables(tower)
+    if not any(lists):
+        raise ValueError(
+            f"{caller()}: no variables; build the model before the optimizer, and pass "
+            "e.g. [model.trainable_variables for model in models]."
+        )
+    keys = [list(map(identity, tower)) for tower in lists]
+    if all(key == keys[0] for key in keys):
+        lists = lists[:1]
+    check_alike(lists)
+    twice = repeated_variables([v for tower in lists for v in tower])
+    if twice:
+        raise ValueError(
+            f"{caller()}: {sorted(v.name for v in twice)} came more than once; every "
+            "tower has its own variables, or all have the same list."
+        )
+    return lists
+
+
+def check_alike(lists: Sequence[Sequence[Any]]) -> None:
+    """Refuses towers whose variables differ, or are not in the same order."""
+    pairs = [[(None, v) for v in tf_variables(tower)] for tower in lists]
+    check_grad_list(pairs, allow_none=True)
 
 
 def check_differentiation(
@@ -118,7 +159,7 @@ def check_value(value: object) -> None:
         raise TypeError(
             f"{caller()}: value must be of a floating dtype; got {dtype.name}."
         )
-    check_same_graph([value], lambda _: "value")
+    check_same_graph([value], ["value"])
 
 
 def check_counter(global_step: Any) -> None:
@@ -142,7 +183,7 @@ def check_numeric_scalar(value: Any, *, name: str) -> None:
         raise ValueError(
             f"{caller()}: {name} must be a scalar; got shape {value.shape}."
         )
-    check_same_graph([value], lambda _: name)
+    check_same_graph([value], [name])
 
 
 def check_slot(var: object, name: object) -> None:
@@ -152,11 +193,12 @@ def check_slot(var: object, name: object) -> None:
     check_text(name=name)
 
 
-def check_same_graph(values: Sequence[Any], name: Callable[[int], str]) -> None:
-    """Refuses values that ops made now cannot use; ``name(n)`` names value n."""
+def check_same_graph(values: Sequence[Any], names: Sequence[str]) -> None:
+    """Refuses values that ops made now cannot use."""
     is_eager = tf.executing_eagerly()
     usable = [] if is_eager else [*graphs_around(tf.compat.v1.get_default_graph())]
-    foreign = [name(n) for n, v in enumerate(values) if not _is_usable(v, usable)]
+    named = zip(values, names, strict=True)
+    foreign = [name for value, name in named if not _is_usable(value, usable)]
     if foreign:
         raise ValueError(
             f"{caller()}: everything must belong to the graph that is being built; got "
@@ -172,16 +214,21 @@ def graphs_around(graph: tf.Graph) -> Iterator[tf.Graph]:
         graph = getattr(graph, "outer_graph", None)
 
 
+def lists_by_tower(values: Any, wanted: str) -> list[list[Any]]:
+    """Lists what came as one list per tower, or as a single one."""
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise TypeError(f"{wanted}; got {values!r}.")
+    are_lists = [isinstance(tower, list | tuple) for tower in values]
+    if not any(are_lists):
+        return [list(values)]
+    if not all(are_lists):
+        raise TypeError(f"{wanted}; got lists and others: {values!r}.")
+    return [list(tower) for tower in values]
+
+
 def name_of(variable: Any) -> str:
     """Returns a variable's name for messages; for a Keras variable, its path."""
     return str(getattr(variable, "path", None) or variable.name)
-
-
-def _is_resource_variable(value: Any) -> bool:
-    # A reference variable's dtype is the reference type of its base dtype.
-    return is_variable(value) and (
-        tf_variable(value).dtype == tf_variable(value).dtype.base_dtype
-    )
 
 
 def _is_usable(value: Any, usable: Sequence[tf.Graph]) -> bool:

@@ -1,4 +1,4 @@
-"""Checks of gradients against their variables: kind, dtype, shape.
+"""Gradients as callers pass them, read against their variables: kind, dtype, shape.
 
 Shapes that are known while the step is built are compared then, all others by tw-core
 when the step runs.
@@ -15,63 +15,61 @@ from tw_ampopt._checks.arguments import (
     check_name,
     check_same_graph,
     check_variables,
+    lists_by_tower,
     name_of,
 )
+from tw_ampopt._variables import identity
 from tw_core.checks import caller
-from tw_core.gradients import check_any_gradient, ensure_gradient_shapes
+from tw_core.gradients import Gradient, check_any_gradient, ensure_gradient_shapes
 from tw_core.variables import repeated_variables
 
 _KINDS = (tf.Tensor, tf.Variable, tf.IndexedSlices, np.ndarray, np.generic)
 
-_Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 # A gradient in context: its tower's number, the gradient, and its variable.
 _Place: TypeAlias = tuple[int, Any, Any]
 
 
 def check_gradients(
     towers: Sequence[Sequence[Any]], lists: Sequence[Sequence[Any]]
-) -> list[list[_Gradient | None]]:
+) -> list[list[Gradient]]:
     """Returns [K][N] gradients as tensors, checked against their variables."""
+    pairs = [
+        list(zip(map(_as_tensors, tower), own, strict=True))
+        for tower, own in zip(towers, lists, strict=True)
+    ]
     places = [
-        (k, _as_tensors(grad), variable)
-        for k, (tower, own) in enumerate(zip(towers, lists, strict=True))
-        for grad, variable in zip(tower, own, strict=True)
+        (k, grad, variable)
+        for k, tower in enumerate(pairs)
+        for grad, variable in tower
         if grad is not None
     ]
     _check_kinds(places)
     _check_graphs(places)
-    _check_dtypes(places)
     _check_shapes(places)
-    settled = {
-        (k, id(variable)): _with_dense_shape(grad, variable)
-        for k, grad, variable in places
-    }
-    pairs = [
-        [(settled.get((k, id(variable))), variable) for variable in own]
-        for k, own in enumerate(lists)
-    ]
-    return [[grad for grad, _ in own] for own in ensure_gradient_shapes(pairs)]
+    settled = [[(_with_dense_shape(g, v), v) for g, v in tower] for tower in pairs]
+    return [[grad for grad, _ in own] for own in ensure_gradient_shapes(settled)]
 
 
 def check_still_usable(
     towers: Sequence[Sequence[Sequence[Any]]], lists: Sequence[Sequence[Any]]
 ) -> None:
     """Checks that kept [K][N][calls] gradients belong to the graph being built."""
-    places = [
-        (k, grad, variable)
-        for k, (tower, own) in enumerate(zip(towers, lists, strict=True))
-        for calls, variable in zip(tower, own, strict=True)
-        for grad in calls
-        if grad is not None
-    ]
-    _check_graphs(places)
+    _check_graphs(
+        [
+            (k, grad, variable)
+            for k, (tower, own) in enumerate(zip(towers, lists, strict=True))
+            for calls, variable in zip(tower, own, strict=True)
+            for grad in calls
+            if grad is not None
+        ]
+    )
 
 
 def check_application(
     grads_and_vars: Any, global_step: Any, name: Any
-) -> tuple[list[_Gradient | None], list[Any]]:
+) -> tuple[list[Gradient], list[Any]]:
     """Checks one tower's ``apply_gradients``; returns [N] gradients and variables."""
-    pairs = check_pairs(list_pairs(grads_and_vars))
+    pairs = _check_pairs(_list_pairs(grads_and_vars))
     check_step_and_name(global_step, name)
     variables = [variable for _, variable in pairs]
     [grads] = check_gradients([[grad for grad, _ in pairs]], [variables])
@@ -85,7 +83,51 @@ def check_step_and_name(global_step: Any, name: Any) -> None:
         check_name(name)
 
 
-def list_pairs(grads_and_vars: Any) -> list[Any]:
+def gradients_by_tower(
+    grads: Any, lists: Sequence[Sequence[Any]]
+) -> list[list[Gradient]]:
+    """Checks [K][N] gradients, or [N] for one tower, of [K][N] variables."""
+    wanted = f"{caller()}: grads must be [K][N] gradients, one list per tower"
+    by_tower = lists_by_tower(grads, wanted)
+    counts, expected = [len(t) for t in by_tower], [len(own) for own in lists]
+    if counts != expected:
+        raise ValueError(
+            f"{caller()}: grads must hold one gradient (or None) per variable from "
+            f"each of {len(lists)} towers, {expected} of them; got {counts}."
+        )
+    check_any_gradient([g for tower in by_tower for g in tower], lists[0])
+    return check_gradients(by_tower, lists)
+
+
+def gradients_of_pairs(
+    grads_and_vars: Any, lists: Sequence[Sequence[Any]]
+) -> list[list[Gradient]]:
+    """Checks [N] or [K][N] pairs; returns the gradients of [K][N] variables."""
+    pairs = _list_pairs(grads_and_vars)
+    nested = bool(pairs) and all(isinstance(tower, list) for tower in pairs)
+    by_tower = pairs if nested else [pairs]
+    if len(by_tower) != len(lists):
+        raise ValueError(
+            f"{caller()}: grads_and_vars must hold pairs from each of {len(lists)} "
+            f"towers; got them from {len(by_tower)}."
+        )
+    grads = []
+    for tower, own in zip(by_tower, lists, strict=True):
+        found = {identity(v): (grad, v) for grad, v in _check_pairs(tower)}
+        known = {identity(v): v for v in own}
+        unknown = [name_of(v) for key, (_, v) in found.items() if key not in known]
+        missing = [name_of(v) for key, v in known.items() if key not in found]
+        if unknown or missing:
+            raise ValueError(
+                f"{caller()}: the pairs must have the variables that the optimizer was "
+                f"made for; got unknown {unknown}, and missing are {missing}. A "
+                "variable without a gradient takes part with None."
+            )
+        grads.append([found[key][0] for key in known])
+    return check_gradients(grads, lists)
+
+
+def _list_pairs(grads_and_vars: Any) -> list[Any]:
     """Lists the items of an iterable, such as a ``zip``."""
     if isinstance(grads_and_vars, str | dict) or not isinstance(
         grads_and_vars, Iterable
@@ -97,7 +139,7 @@ def list_pairs(grads_and_vars: Any) -> list[Any]:
     return list(grads_and_vars)
 
 
-def check_pairs(pairs: Sequence[Any]) -> list[tuple[Any, Any]]:
+def _check_pairs(pairs: Sequence[Any]) -> list[tuple[Any, Any]]:
     """Checks [N] pairs, except for each gradient's kind, dtype and shape."""
     wrong = [p for p in pairs if not isinstance(p, tuple | list) or len(p) != 2]
     if wrong:
@@ -129,39 +171,33 @@ def _as_tensors(grad: Any) -> Any:
 
 def _check_kinds(places: Sequence[_Place]) -> None:
     wrong = [
-        f"{grad!r} for {name_of(variable)} in tower {k}"
+        f"{fault} for {name_of(variable)} in tower {k}"
         for k, grad, variable in places
-        if not isinstance(grad, _KINDS)
+        if (fault := _kind_fault(grad))
     ]
     if wrong:
         raise TypeError(
-            f"{caller()}: a gradient is a tensor, an IndexedSlices, or None; got "
-            f"{'; '.join(wrong)}."
+            f"{caller()}: a gradient is a tensor of a floating dtype, an IndexedSlices "
+            f"with int32 or int64 indices, or None; got {'; '.join(wrong)}. Cast it "
+            "where you compute it."
         )
+
+
+def _kind_fault(grad: Any) -> str | None:
+    if not isinstance(grad, _KINDS):
+        return repr(grad)
+    dtype = tf.as_dtype(grad.dtype)
+    if not dtype.is_floating:
+        return str(dtype.name)
+    indices = getattr(grad, "indices", None)
+    if indices is not None and indices.dtype not in (tf.int32, tf.int64):
+        return f"indices of {indices.dtype.name}"
+    return None
 
 
 def _check_graphs(places: Sequence[_Place]) -> None:
-    grads = [grad for _, grad, _ in places]
-    check_same_graph(grads, lambda n: _named(places[n]))
-
-
-def _check_dtypes(places: Sequence[_Place]) -> None:
-    wrong = [
-        f"{tf.as_dtype(grad.dtype).name} for {name_of(variable)} in tower {k}"
-        for k, grad, variable in places
-        if not tf.as_dtype(grad.dtype).is_floating
-    ]
-    wrong += [
-        f"indices of {grad.indices.dtype.name} for {name_of(variable)} in tower {k}"
-        for k, grad, variable in places
-        if isinstance(grad, tf.IndexedSlices)
-        and grad.indices.dtype not in (tf.int32, tf.int64)
-    ]
-    if wrong:
-        raise TypeError(
-            f"{caller()}: gradients must be of a floating dtype, indices int32 or "
-            f"int64; got {', '.join(wrong)}. Cast them where you compute them."
-        )
+    names = [f"the gradient of {name_of(v)} in tower {k}" for k, _, v in places]
+    check_same_graph([grad for _, grad, _ in places], names)
 
 
 def _check_shapes(places: Sequence[_Place]) -> None:
@@ -192,11 +228,6 @@ def _fits(grad: Any, variable: Any) -> bool:
     )
 
 
-def _named(place: _Place) -> str:
-    k, _, variable = place
-    return f"the gradient of {name_of(variable)} in tower {k}"
-
-
 def _shown(grad: Any) -> str:
     if not isinstance(grad, tf.IndexedSlices):
         return str(grad.shape)
@@ -205,9 +236,9 @@ def _shown(grad: Any) -> str:
     )
 
 
-def _with_dense_shape(grad: Any, variable: Any) -> _Gradient:
+def _with_dense_shape(grad: Any, variable: Any) -> Gradient:
     if not isinstance(grad, tf.IndexedSlices):
-        return tf.convert_to_tensor(grad)
+        return None if grad is None else tf.convert_to_tensor(grad)
     if grad.shape.is_fully_defined():
         return grad
     sizes = tf.TensorShape(variable.shape).as_list()

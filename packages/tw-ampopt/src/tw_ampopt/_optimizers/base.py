@@ -1,20 +1,19 @@
 """The base of both optimizers: settings, shared state, and the methods that read it."""
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tw_ampopt._checks.arguments import check_slot, check_value, name_of
-from tw_ampopt._settings import Settings, check_share
+from tw_ampopt._checks.arguments import check_slot, name_of
+from tw_ampopt._settings import Settings
 from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
+from tw_ampopt._wrapped.factory import next_rate
 from tw_core import copy_to_replicas
 from tw_core.checks import caller, public
 from tw_core.modes import without_autograph
-from tw_core.variables import tf_variable
 
 
 class BaseOptimizer:
@@ -32,7 +31,7 @@ class BaseOptimizer:
                 f"{caller()}: share must be a tw_ampopt.{own.__name__}; got {share!r}."
             )
         else:
-            check_share(settings, share._settings)
+            settings.check_share(share._settings)
             shared = share._shared
         self._settings, self._shared = settings, shared
 
@@ -40,9 +39,6 @@ class BaseOptimizer:
 
     # The class and the optimizer's name, with which ``caller()`` opens messages.
     _public_name: str
-
-    def _enter(self) -> None:
-        """Refuses a call in a mode that the optimizer does not work in."""
 
     def _scope(self) -> AbstractContextManager[None]:
         """Returns the scope in which ops are built."""
@@ -53,34 +49,32 @@ class BaseOptimizer:
         raise NotImplementedError
 
     def _started(self, value: Any) -> SharedState:
-        """Returns the shared state, with a scale for ``value``."""
+        """Checks a value to be scaled; returns the shared state, with its scale."""
         raise NotImplementedError
 
     @public
     @without_autograph
     def apply_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies a tensor by the scale; returns it unchanged without scaling."""
-        self._enter()
-        check_value(value)
         return self._started(value).scaled(value)
 
     @public
     @without_autograph
     def undo_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies a tensor by 1 / scale; returns it unchanged without scaling."""
-        self._enter()
-        check_value(value)
         return self._started(value).unscaled(value)
 
     @public
     def get_slot(self, var: Any, name: str) -> tf.Variable | None:
         """Returns the slot ``name`` of ``var`` in the wrapped optimizer, or None."""
         check_slot(var, name)
-        return self._shared.get_slot(var, name)
+        slots = (own.get_slot(var, name) for own in self._shared.wrapped.values())
+        return next((slot for slot in slots if slot is not None), None)
 
     def get_slot_names(self) -> list[str]:
-        """Lists the names of the wrapped optimizer's slots."""
-        return self._shared.get_slot_names()
+        """Lists the names of the wrapped optimizer's slots; none before it is made."""
+        first = next(iter(self._shared.wrapped.values()), None)
+        return [] if first is None else first.get_slot_names()
 
     @public
     @without_autograph
@@ -99,13 +93,14 @@ class BaseOptimizer:
         updater = self._built()
         with self._scope():
             scalars = self._shared.scalars
-            rate = self._settings.rate(scalars.updates)
             with tf.device(scalars.host or None):
                 updates = scalars.updates.read_value()
                 skipped = scalars.skipped.read_value()
                 due = tf.maximum(updates + skipped, 1)
                 values = {
-                    "learning_rate": rate.tensor(),
+                    "learning_rate": next_rate(
+                        self._settings.learning_rate, scalars.updates
+                    ),
                     "overflow_frequency": tf.cast(skipped, tf.float32)
                     / tf.cast(due, tf.float32),
                     "updates": updates,
@@ -130,12 +125,19 @@ class BaseOptimizer:
           ValueError: another shape, or values that are not bool.
         """
         variables = self._built().variables
-        flags = flags.numpy() if hasattr(flags, "numpy") else flags
-        rows = _checked_flags(flags, variables)
-        lists = variables * (len(rows) if len(variables) == 1 else 1)
+        try:
+            array = np.asarray(flags.numpy() if hasattr(flags, "numpy") else flags)
+        except ValueError:  # rows of unequal length
+            array = np.asarray(None)
+        wanted = (len(variables), len(variables[0]))
+        if array.shape != wanted or array.dtype != np.bool_:
+            raise ValueError(
+                f"{caller()}: flags must be [towers, variables] bools, here "
+                f"{list(wanted)}, the value of nonfinite_gradients; got {flags!r}."
+            )
         return [
             [name_of(v) for flag, v in zip(row, tower, strict=True) if flag]
-            for row, tower in zip(rows, lists, strict=True)
+            for row, tower in zip(array, variables, strict=True)
         ]
 
     @public
@@ -151,31 +153,5 @@ class BaseOptimizer:
         updater = self._built()
         with self._scope():
             return copy_to_replicas(
-                [
-                    [*map(tf_variable, variables), *wrapped.variables()]
-                    for variables, wrapped in updater.replicas()
-                ]
+                [[*own, *wrapped.variables()] for own, wrapped in updater.replicas()]
             )
-
-
-def _checked_flags(flags: Any, variables: Sequence[Sequence[Any]]) -> list[list[bool]]:
-    array = np.asarray(flags) if _is_regular(flags) else np.asarray(None)
-    num_towers, num_variables = len(variables), len(variables[0])
-    fits = array.ndim == 2 and array.shape[1] == num_variables and len(array) > 0
-    if num_towers > 1:
-        fits = fits and len(array) == num_towers
-    if not fits or array.dtype != np.bool_:
-        raise ValueError(
-            f"{caller()}: flags must be [towers, variables] bools, here "
-            f"[{num_towers}, {num_variables}], the value of nonfinite_gradients; got "
-            f"{flags!r}."
-        )
-    rows: list[list[bool]] = array.tolist()
-    return rows
-
-
-def _is_regular(flags: Any) -> bool:
-    if isinstance(flags, np.ndarray):
-        return True
-    is_nested = isinstance(flags, Sequence) and not isinstance(flags, str)
-    return is_nested and len({np.size(row) for row in flags}) == 1

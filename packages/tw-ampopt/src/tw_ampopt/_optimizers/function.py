@@ -10,22 +10,26 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_ampopt._checks.arguments import check_differentiation, check_name
-from tw_ampopt._checks.gradients import check_step_and_name
-from tw_ampopt._loss_scale import LossScale
-from tw_ampopt._optimizers.base import BaseOptimizer
-from tw_ampopt._optimizers.tower_gradients import (
-    gradients_by_tower,
-    gradients_of_pairs,
-    towers_of,
+from tw_ampopt._checks.arguments import (
+    check_differentiation,
+    check_name,
+    check_value,
     variables_by_tower,
 )
-from tw_ampopt._settings import Reducer, check_settings, check_update_options
+from tw_ampopt._checks.gradients import (
+    check_step_and_name,
+    gradients_by_tower,
+    gradients_of_pairs,
+)
+from tw_ampopt._loss_scale import LossScale
+from tw_ampopt._optimizers.base import BaseOptimizer
+from tw_ampopt._settings import Reducer, read_settings
 from tw_ampopt._update.buffers import RawGradients, nonfinite_flags
 from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
+from tw_ampopt._variables import common_device
 from tw_ampopt._wrapped.factory import LearningRateLike, OptimizerFactory
-from tw_core import Tower
+from tw_core import Tower, check_towers, towers
 from tw_core.checks import caller, check_flag, check_text, public
 from tw_core.devices import canonical_device
 from tw_core.modes import builds_session_graph, compiles_with_xla, without_autograph
@@ -120,26 +124,22 @@ class TowerOptimizer(
         self.learning_rate = learning_rate
         self.report_mem_usage = report_mem_usage
         lists = variables_by_tower(variables)
-        chosen = towers_of(lists, towers)
-        settings = check_settings(
-            prefix=self.id,
+        settings = read_settings(
+            self.id,
             tf_optimizer=tf_optimizer,
             learning_rate=learning_rate,
-            rule=loss_scale,
+            loss_scale=loss_scale,
             master_copies=master_copies,
-            kwargs=kwargs,
-        )
-        options = check_update_options(
-            steps=accumulation_steps,
-            steps_name="accumulation_steps",
             on_nonfinite=on_nonfinite,
             clip_by_global_norm=clip_by_global_norm,
             reducer=reducer,
+            kwargs=kwargs,
+            accumulation_steps=accumulation_steps,
         )
+        keyed = [(tower.name, tower.device) for tower in _towers_of(lists, towers)]
         self._set_up(settings, share, TowerOptimizer)
-        keyed = [(tower.name, tower.device) for tower in chosen]
         with tf.name_scope(f"{self.id}/"):
-            self._updater = Updater(self._shared, options, keyed, lists, weighs=True)
+            self._updater = Updater(self._shared, settings, keyed, lists, weighs=True)
         # A module saves the variables that it can reach through its attributes; it
         # does not look into the shared state and the updater.
         self._saved = {
@@ -191,7 +191,7 @@ class TowerOptimizer(
             under XLA.
         """
         raw = self._raw(grads)
-        check_weights(weights, num_towers=len(self.devices))
+        check_weights(weights, num_towers=len(raw))
         return self._updater.step(raw, are_scaled=True, weights=weights)
 
     @public
@@ -202,8 +202,7 @@ class TowerOptimizer(
         Args:
           grads: as for ``apply``. Call it only if the answer is needed.
         """
-        raw = self._raw(grads)
-        return nonfinite_flags(raw, self._updater.devices)
+        return nonfinite_flags(self._raw(grads), self._updater.devices)
 
     @public
     def reset_optimizer_state(self) -> None:
@@ -282,12 +281,9 @@ class TowerOptimizer(
         self._enter()
         check_step_and_name(global_step, name)
         self._check_xla()
-        updater = self._updater
         with tf.name_scope(name or f"{self.id}_update"):
-            raw = gradients_of_pairs(
-                grads_and_vars, updater.variables, len(updater.devices)
-            )
-            return updater.step(raw, are_scaled=False, global_step=global_step)
+            raw = _raw(gradients_of_pairs(grads_and_vars, self._updater.variables))
+            return self._updater.step(raw, are_scaled=False, global_step=global_step)
 
     def variables(self) -> list[tf.Variable]:
         """Lists scale, counts, slots and accumulators, as v1 optimizers do."""
@@ -319,14 +315,14 @@ class TowerOptimizer(
         return self._updater
 
     def _started(self, value: Any) -> SharedState:
+        self._enter()
+        check_value(value)
         return self._shared
 
     def _raw(self, grads: Sequence[Any]) -> RawGradients:
-        """Returns a caller's gradients, checked, as [K][N][1]."""
         self._enter()
-        updater = self._updater
         self._check_xla()
-        return gradients_by_tower(grads, updater.variables, len(updater.devices))
+        return _raw(gradients_by_tower(grads, self._updater.variables))
 
     def _check_xla(self) -> None:
         if not compiles_with_xla():
@@ -339,3 +335,23 @@ class TowerOptimizer(
                 f"device; got towers on {devices}. Leave jit_compile=True to the "
                 "functions that compute a tower's gradients."
             )
+
+
+def _raw(grads: Sequence[Sequence[Any]]) -> RawGradients:
+    """Returns checked [K][N] gradients as [K][N][1], one call each."""
+    return [[[grad] for grad in tower] for tower in grads]
+
+
+def _towers_of(
+    lists: Sequence[Sequence[Any]], given: Sequence[Tower] | None
+) -> tuple[Tower, ...]:
+    """Returns the given towers, or one for each list of variables, on its device."""
+    if given is None:
+        return tuple(towers([common_device(tower) for tower in lists]))
+    check_towers(given)
+    if len(lists) not in (1, len(given)):
+        raise ValueError(
+            f"{caller()}: variables must be one list per tower, or one list for all; "
+            f"got {len(lists)} lists for {len(given)} towers."
+        )
+    return tuple(given)

@@ -10,22 +10,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_ampopt._checks.arguments import check_differentiation, check_name
-from tw_ampopt._checks.gradients import (
-    check_application,
-    check_gradients,
-    check_still_usable,
+from tw_ampopt._checks.arguments import (
+    check_differentiation,
+    check_name,
+    check_value,
 )
+from tw_ampopt._checks.gradients import check_application, check_gradients
 from tw_ampopt._loss_scale import LossScale
 from tw_ampopt._optimizers.base import BaseOptimizer
-from tw_ampopt._optimizers.graph_steps import GraphSteps, check_in_graph
-from tw_ampopt._optimizers.tower_gradients import Registered, check_weights_usable
-from tw_ampopt._settings import (
-    Reducer,
-    check_settings,
-    check_update_options,
-    choose_rule,
-)
+from tw_ampopt._optimizers.graph_steps import GraphSteps, Registered, check_in_graph
+from tw_ampopt._settings import Reducer, choose_rule, read_settings
 from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
 from tw_ampopt._variables import common_device
@@ -127,25 +121,22 @@ class Optimizer(BaseOptimizer):
         self.loss_scaling_dec = loss_scaling_dec
         self.report_mem_usage = report_mem_usage
         gradual = (loss_scaling_init, loss_scaling_inc, loss_scaling_dec)
-        settings = check_settings(
-            prefix=self.scope.rpartition("/")[2],
+        settings = read_settings(
+            self.scope.rpartition("/")[2],
             tf_optimizer=tf_optimizer,
             learning_rate=learning_rate,
-            rule=choose_rule(loss_scale, gradual if use_loss_scaling else None),
+            loss_scale=choose_rule(loss_scale, gradual if use_loss_scaling else None),
             master_copies=master_copies,
-            kwargs=kwargs,
-        )
-        options = check_update_options(
-            steps=minibatch_multiplier,
-            steps_name="minibatch_multiplier",
             on_nonfinite=on_nonfinite,
             clip_by_global_norm=clip_by_global_norm,
             reducer=reducer,
+            kwargs=kwargs,
+            minibatch_multiplier=minibatch_multiplier,
         )
         self.optimizer_class = settings.factory
         self.optimizer_kwargs = dict(kwargs)
         self._set_up(settings, share, Optimizer)
-        self._steps = GraphSteps(self.scope, settings, self._shared, options)
+        self._steps = GraphSteps(self.scope, settings, self._shared)
         self._registered = Registered()
 
     @public
@@ -198,24 +189,7 @@ class Optimizer(BaseOptimizer):
         """
         check_flag(allow_no_op=allow_no_op)
         towers = self._registered.take(allow_none=allow_no_op)
-        updated = []
-        if towers:
-            variables = [tower.variables for tower in towers]
-            grads = [tower.in_order() for tower in towers]
-            check_still_usable(grads, variables)
-            places = [(tower.key, tower.device) for tower in towers]
-            weights = None
-            if self._registered.weigh:
-                brought = [weight for tower in towers for weight in tower.weights]
-                check_weights_usable(brought)
-                with self._scope():
-                    grads = [tower.in_order_weighed() for tower in towers]
-                    weights = [tower.weight() for tower in towers]
-            updated = [
-                self._steps.build(
-                    places, variables, grads, are_scaled=True, weights=weights
-                )
-            ]
+        updated = [self._steps.build_registered(towers)] if towers else []
         with self._scope():
             return tf.group(*updated, name="TrainingOp")
 
@@ -364,4 +338,5 @@ class Optimizer(BaseOptimizer):
         )
 
     def _started(self, value: Any) -> SharedState:
+        check_value(value)
         return self._steps.start(getattr(value, "device", ""))

@@ -1,44 +1,175 @@
-"""The steps of one optimizer in a session graph, and the state made for them.
+"""What one optimizer of a session graph has registered and built.
 
-State is made when the first step for a set of variables is built.
+Losses are registered one by one; the device of a loss identifies its tower. State is
+made when the first step for a set of variables is built.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
+from tw_ampopt._checks.arguments import (
+    check_alike,
+    check_loss,
+    check_same_graph,
+    check_variables,
+    name_of,
+)
 from tw_ampopt._checks.gradients import check_still_usable
-from tw_ampopt._settings import Settings, UpdateOptions
-from tw_ampopt._update.buffers import RawGradients, nonfinite_flags
+from tw_ampopt._settings import Settings
+from tw_ampopt._update.buffers import Buffer, RawGradients, nonfinite_flags
 from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
-from tw_ampopt._variables import are_local
+from tw_ampopt._update.weights import as_tensors, mean_of_calls
+from tw_ampopt._variables import are_local, host_of
 from tw_core.checks import caller
+from tw_core.devices import canonical_device
+from tw_core.gradients import check_weight
 from tw_core.modes import builds_session_graph
-from tw_core.variables import tf_variables
+from tw_core.variables import repeated_variables, tf_variable, tf_variables
 
 _GATE_OP = 1  # v1's name for gradients that wait for each other
+
+
+@dataclass
+class DeviceGradients:
+    """The gradients that one device has registered."""
+
+    key: str  # canonical name of the device
+    device: str  # as the losses have it
+    variables: list[Any] = field(default_factory=list)  # in order of registration
+    # By a variable's id: the gradient and the weight of each call.
+    calls: dict[int, list[tuple[Buffer | None, Any]]] = field(default_factory=dict)
+    weights: list[Any] = field(default_factory=list)  # one per call, or none at all
+
+    def gradients(self) -> list[list[Buffer | None]]:
+        """Returns [N][calls] gradients."""
+        return [[grad for grad, _ in self.calls[id(v)]] for v in self.variables]
+
+    def weighted_means(self) -> list[list[Buffer | None]]:
+        """Returns [N][1] gradients, weighted means over the calls."""
+        with tf.device(self.device or None):
+            return [[mean_of_calls(self.calls[id(v)])] for v in self.variables]
+
+    def weight(self) -> Any:
+        """Returns the total weight of all calls."""
+        if len(self.weights) == 1:
+            return self.weights[0]
+        with tf.device(host_of(self.device) or None):
+            return tf.add_n(as_tensors(self.weights))
+
+
+class Registered:
+    """All devices' gradients, until an op takes them."""
+
+    def __init__(self) -> None:
+        self._by_device: dict[str, DeviceGradients] = {}
+        self._taken = False
+
+    def check(self, loss: Any, trainable_vars: Any, weight: Any) -> list[Any]:
+        """Checks one registration and returns its variables as a list."""
+        if self._taken:
+            raise RuntimeError(
+                f"{caller()}: comes after apply_updates, whose op would not see these "
+                "gradients; register all of them first."
+            )
+        check_loss(loss)
+        self._check_weight(weight)
+        if isinstance(trainable_vars, dict):
+            trainable_vars = list(trainable_vars.values())
+        if not isinstance(trainable_vars, list | tuple):
+            raise TypeError(
+                f"{caller()}: trainable_vars must be a list or dict of variables; got "
+                f"{trainable_vars!r}."
+            )
+        if not trainable_vars:
+            raise ValueError(
+                f"{caller()}: trainable_vars is empty; pass the variables that the "
+                f"loss {loss.name!r} trains."
+            )
+        variables = check_variables(trainable_vars)
+        twice = sorted(map(name_of, repeated_variables(variables)))
+        if twice:
+            raise ValueError(
+                f"{caller()}: trainable_vars holds {twice} more than once; each "
+                "variable has one gradient per call. To add up losses, register them "
+                "one by one."
+            )
+        _check_device(loss, variables)
+        return variables
+
+    def add(
+        self,
+        device: str,
+        variables: Sequence[Any],
+        grads: Sequence[Buffer | None],
+        weight: Any,
+    ) -> None:
+        """Adds the gradients of one call, and its weight, unless that is None."""
+        key = canonical_device(device)
+        own = self._by_device.setdefault(key, DeviceGradients(key, device))
+        if weight is not None:
+            own.weights.append(weight)
+        for variable, grad in zip(variables, grads, strict=True):
+            if id(variable) not in own.calls:
+                own.variables.append(variable)
+            own.calls.setdefault(id(variable), []).append((grad, weight))
+
+    def take(self, *, allow_none: bool) -> list[DeviceGradients]:
+        """Returns each device's gradients, once; ``[]`` for none, if allowed."""
+        if self._taken:
+            raise RuntimeError(
+                f"{caller()}: was called before; keep the op that it returned."
+            )
+        towers = list(self._by_device.values())
+        calls = [call for tower in towers for call in tower.calls.values()]
+        reaches = any(grad is not None for call in calls for grad, _ in call)
+        if not reaches and not allow_none:
+            if not towers:
+                raise ValueError(
+                    f"{caller()}: no gradients were registered; call "
+                    "register_gradients, or pass allow_no_op=True."
+                )
+            names = sorted({name_of(v) for tower in towers for v in tower.variables})
+            raise ValueError(
+                f"{caller()}: no registered loss depends on any of its variables "
+                f"{names}; check what the losses are computed from, or pass "
+                "allow_no_op=True."
+            )
+        if reaches:
+            named = [f"tower {k} is {t.device!r}" for k, t in enumerate(towers)]
+            try:
+                check_alike([tower.variables for tower in towers])
+            except ValueError as error:  # A registration has a device, and no number.
+                raise ValueError(f"{error}\nHere {', '.join(named)}.") from None
+        self._taken = True
+        return towers if reaches else []
+
+    def _check_weight(self, weight: Any) -> None:
+        if weight is not None:
+            check_weight(weight)
+            _check_weights_usable([weight])
+        weighs = any(tower.weights for tower in self._by_device.values())
+        if self._by_device and weighs != (weight is not None):
+            came, before = ("one", "none") if weight is not None else ("none", "some")
+            raise ValueError(
+                f"{caller()}: every registration brings a weight, or none does; got "
+                f"{came} after {before}."
+            )
 
 
 class GraphSteps:
     """Updaters, keyed by their variables, and the last step built."""
 
-    def __init__(
-        self,
-        scope: str,
-        settings: Settings,
-        shared: SharedState,
-        options: UpdateOptions,
-    ) -> None:
-        """Stores the settings, and the graph being built."""
+    def __init__(self, scope: str, settings: Settings, shared: SharedState) -> None:
         self.updater: Updater | None = None  # of the last step
         self.reset_op: tf.Operation | None = None
         self._scope = scope
         self._settings = settings
         self._shared = shared
-        self._options = options
         self._updaters: dict[tuple[int | bool, ...], Updater] = {}
         self._grads: RawGradients = []
         self._flags: tf.Tensor | None = None
@@ -76,6 +207,19 @@ class GraphSteps:
                 tf.compat.v1.gradients(scaled, plain, gate_gradients=gate, **options)
             )
 
+    def build_registered(self, towers: Sequence[DeviceGradients]) -> tf.Tensor:
+        """Builds the step of registered gradients; returns whether any changed."""
+        variables = [tower.variables for tower in towers]
+        grads, weights = [tower.gradients() for tower in towers], None
+        check_still_usable(grads, variables)
+        if towers[0].weights:  # then all have some
+            _check_weights_usable([w for tower in towers for w in tower.weights])
+            with self.scope():
+                grads = [tower.weighted_means() for tower in towers]
+                weights = [tower.weight() for tower in towers]
+        places = [(tower.key, tower.device) for tower in towers]
+        return self.build(places, variables, grads, are_scaled=True, weights=weights)
+
     def build(
         self,
         towers: Sequence[tuple[str, str]],  # [K] keys and devices
@@ -87,16 +231,16 @@ class GraphSteps:
         global_step: tf.Variable | None = None,
     ) -> tf.Tensor:
         """Builds a step, with state for new variables; returns whether any changed."""
-        accumulates = self._options.accumulation_steps is not None
+        accumulates = self._settings.accumulation_steps is not None
         # Weighted steps have their own accumulators: others are saved as they were.
         weighs = accumulates and weights is not None
-        plain = tf_variables(v for tower in variables for v in tower)
+        plain = tf_variables([v for tower in variables for v in tower])
         key = (weighs, *map(id, plain))
         is_new = key not in self._updaters
         with self.scope():
             if is_new:
                 self._updaters[key] = Updater(
-                    *(self._shared, self._options, towers, variables), weighs=weighs
+                    *(self._shared, self._settings, towers, variables), weighs=weighs
                 )
             updater = self._updaters[key]
             updated = updater.step(
@@ -139,3 +283,23 @@ def check_in_graph() -> None:
             f"{caller()}: builds a session graph; got {where}. Use it inside "
             "tf.Graph().as_default(), or tw_ampopt.TowerOptimizer with tf.function."
         )
+
+
+def _check_device(loss: Any, variables: Sequence[Any]) -> None:
+    device = canonical_device(loss.device)
+    elsewhere = [
+        f"{name_of(variable)} on {tf_variable(variable).device!r}"
+        for variable in variables
+        if canonical_device(tf_variable(variable).device) != device
+    ]
+    if elsewhere:
+        raise ValueError(
+            f"{caller()}: variables must be on their loss's device; the loss "
+            f"{loss.name!r} is on {loss.device!r}, but {', '.join(elsewhere)}. Compute "
+            "the loss where its variables are: with tf.device(variable.device)."
+        )
+
+
+def _check_weights_usable(weights: Sequence[Any]) -> None:
+    tensors = [weight for weight in weights if tf.is_tensor(weight)]
+    check_same_graph(tensors, ["a weight"] * len(tensors))

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tw_ampopt._update.buffers import all_finite_and_norm
 from tw_ampopt._update.weights import AccumulatedWeight
-from tw_ampopt._variables import make_state, present
+from tw_ampopt._variables import bool_after, make_state, present
 from tw_core.gradients import Gradient
 from tw_core.modes import compiles_with_xla
 
@@ -108,10 +108,14 @@ class GradientAccumulator:
                 ),
             ]
             with tf.control_dependencies(noted):
-                summed, divisor = tf.identity(summed), self._divisor(summed)
+                added_up = tf.identity(summed)
+                if self.weight is None:
+                    divisor = tf.cast(summed, tf.float32) * float(len(self._devices))
+                else:
+                    divisor = self.weight.divisor(summed)
             # Where an update is due, nothing is emptied before the divisor is known.
             with tf.control_dependencies([divisor]):
-                return Progress(tf.identity(full), seen, summed, divisor)
+                return Progress(tf.identity(full), seen, added_up, divisor)
 
     def take(self) -> tuple[list[list[tf.Tensor]], list[tf.Operation]]:
         """Returns [K][M] sums, and the ops that clear the state once these are read."""
@@ -151,11 +155,6 @@ class GradientAccumulator:
             buffers, factors, empty, partial(self.weight.add, shares, unit)
         )
 
-    def _divisor(self, summed: tf.Tensor) -> tf.Tensor:
-        if self.weight is not None:
-            return self.weight.divisor(summed)
-        return tf.cast(summed, tf.float32) * float(len(self._devices))
-
     def _checked_steps(self) -> tf.Tensor:
         if isinstance(self._steps, int):
             return tf.constant(self._steps, tf.int64)
@@ -175,10 +174,10 @@ class GradientAccumulator:
 
         def keep() -> tf.Tensor:
             noted = summed.assign_add(1, read_value=False)
-            return _true_after([*self._add_all(batch), noted])
+            return bool_after([*self._add_all(batch), noted], True)
 
         def drop() -> tf.Tensor:
-            return _true_after([dropped.assign_add(1, read_value=False)])
+            return bool_after([dropped.assign_add(1, read_value=False)], True)
 
         good = _all_towers_finite(self._devices, batch)
         with tf.control_dependencies([tf.cond(good, keep, drop)]):
@@ -244,7 +243,7 @@ def _add_tower(
 
 def _unless(is_empty: tf.Tensor, add: Callable[[], list[Any]]) -> tf.Tensor:
     # A tower without rows has NaN gradients, and NaN * 0 is still NaN.
-    return tf.cond(is_empty, lambda: tf.constant(True), lambda: _true_after(add()))
+    return tf.cond(is_empty, lambda: tf.constant(True), lambda: bool_after(add(), True))
 
 
 def _add(
@@ -264,11 +263,6 @@ def _add(
     return tf.raw_ops.ResourceApplyGradientDescent(
         var=variable.handle, alpha=minus_inverse, delta=buffer
     )
-
-
-def _true_after(ops: Sequence[Any]) -> tf.Tensor:
-    with tf.control_dependencies(present(ops)):
-        return tf.constant(True)
 
 
 def _all_towers_finite(devices: Sequence[str], batch: _MicroBatch) -> tf.Tensor:

@@ -13,10 +13,10 @@ The original divided by the number of calls even where a call's loss did not rea
 the variable; here a call that does not reach a variable does not count for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -59,25 +59,24 @@ def make_buffers(
     keep_sparse: bool,
 ) -> tuple[PackPlan, list[list[Buffer]]]:
     """Joins gradients by one plan, into [K][M] float32 buffers on towers' devices."""
-    clean = []
-    for device, tower in zip(devices, grads, strict=True):
-        with tf.device(device or None):
-            clean.append(list(map(_mean_of_calls, tower, shapes)))
+    clean = on_devices(
+        devices, lambda tower: list(map(_mean_of_calls, tower, shapes)), grads
+    )
     sparse = [
         all(isinstance(grad, tf.IndexedSlices) for grad in column)
         for column in zip(*clean, strict=True)
     ]
     plan = plan_buffers(shapes, sparse=sparse if keep_sparse else None)
     may_stay = {n for n in plan.alone if sparse[n]}
-    buffers = []
-    for device, tower in zip(devices, clean, strict=True):
-        with tf.device(device or None):
-            own = [
-                grad if n in may_stay else tf.convert_to_tensor(grad)
-                for n, grad in enumerate(tower)
-            ]
-            buffers.append(pack(own, plan))
-    return plan, buffers
+
+    def packed(tower: Sequence[Buffer]) -> list[Buffer]:
+        own = [
+            grad if n in may_stay else tf.convert_to_tensor(grad)
+            for n, grad in enumerate(tower)
+        ]
+        return pack(own, plan)
+
+    return plan, on_devices(devices, packed, clean)
 
 
 def to_float32(grad: Buffer) -> Buffer:
@@ -110,11 +109,19 @@ def all_finite_and_norm(buffers: Sequence[Buffer]) -> tuple[tf.Tensor, tf.Tensor
 
 def nonfinite_flags(grads: RawGradients, devices: Sequence[str]) -> tf.Tensor:
     """Returns [K, N] bool: which gradients have an element that is not finite."""
-    rows = []
-    for device, tower in zip(devices, grads, strict=True):
-        with tf.device(device or None):
-            rows.append(tf.stack([_any_nonfinite(calls) for calls in tower]))
+    rows = on_devices(devices, lambda own: tf.stack(list(map(_is_bad, own))), grads)
     return tf.stack(rows)
+
+
+def on_devices(
+    devices: Sequence[str], fn: Callable[..., Any], *towers: Sequence[Any]
+) -> list[Any]:
+    """Calls a function for each of K towers, on the tower's device."""
+    results = []
+    for device, *own in zip(devices, *towers, strict=True):
+        with tf.device(device or None):
+            results.append(fn(*own))
+    return results
 
 
 def _mean_of_calls(calls: Sequence[Buffer | None], shape: Sequence[int]) -> Buffer:
@@ -143,6 +150,6 @@ def _is_finite(grad: Buffer) -> tf.Tensor:
     return tf.reduce_all(tf.math.is_finite(values_of(grad)))
 
 
-def _any_nonfinite(calls: Sequence[Buffer | None]) -> tf.Tensor:
+def _is_bad(calls: Sequence[Buffer | None]) -> tf.Tensor:
     finite = [_is_finite(grad) for grad in calls if grad is not None]
     return tf.logical_not(tf.reduce_all(tf.stack([tf.constant(True), *finite])))

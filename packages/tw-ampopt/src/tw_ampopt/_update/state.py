@@ -29,7 +29,6 @@ class Scalars:
     """The variables that control and count updates."""
 
     def __init__(self, rule: LossScale, host: str) -> None:
-        """Makes the variables."""
         self.host = host
         self._rule = rule
         self._state = {
@@ -38,7 +37,10 @@ class Scalars:
         }
         self.updates = make_state(0, name="updates", device=host)
         self.skipped = make_state(0, name="skipped_updates", device=host)
-        self.mutex = f"{_unique_name(self.updates)}_mutex"  # of steps that accumulate
+        # Of steps that accumulate. Sessions of one server share variables by name, and
+        # so must share the mutex. Outside of session graphs, names repeat.
+        unique = self.updates.op.name if builds_session_graph() else uuid4().hex
+        self.mutex = f"{unique}_mutex"
         # Scaling and unscaling must see the same value. Where nothing orders a read
         # against updates, the graph (of a session, or of wrap_function) reads once,
         # and its branches and loops use that value.
@@ -129,7 +131,6 @@ class SharedState:
         rule: LossScale,
         make_wrapped: Callable[[int, tf.Variable], WrappedOptimizer],
     ) -> None:
-        """Stores how to make the state."""
         self._rule = rule
         self._make_wrapped = make_wrapped
         self._scalars: Scalars | None = None
@@ -182,25 +183,9 @@ class SharedState:
         inverse = self.scalars.inverse()
         return [g if g is None else scale(to_float32(g), inverse) for g in grads]
 
-    def get_slot(self, var: Any, name: str) -> tf.Variable | None:
-        """Returns the slot ``name`` of ``var`` in whichever optimizer has it."""
-        slots = (own.get_slot(var, name) for own in self.wrapped.values())
-        return next((slot for slot in slots if slot is not None), None)
-
-    def get_slot_names(self) -> list[str]:
-        """Lists the names of the slots; none before an optimizer is made."""
-        first = next(iter(self.wrapped.values()), None)
-        return [] if first is None else first.get_slot_names()
-
     def slots(self) -> list[tf.Variable]:
         """Lists the optimizers' own variables, tower by tower."""
         return [v for own in self.wrapped.values() for v in own.variables()]
-
-
-def _unique_name(variable: tf.Variable) -> str:
-    # Sessions of one server share variables by name, and so must share the mutex.
-    # Outside of session graphs, names repeat.
-    return str(variable.op.name) if builds_session_graph() else uuid4().hex
 
 
 def _times(value: Buffer, factor: tf.Tensor | None) -> Buffer:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 import tw_reduce
-from tw_ampopt._settings import UpdateOptions
+from tw_ampopt._settings import Settings
 from tw_ampopt._update.accumulator import (
     GradientAccumulator,
     Progress,
@@ -23,11 +23,12 @@ from tw_ampopt._update.buffers import (
     RawGradients,
     all_finite_and_norm,
     make_buffers,
+    on_devices,
     plan_buffers,
 )
 from tw_ampopt._update.state import SharedState, SlotRequest
 from tw_ampopt._update.weights import total_of
-from tw_ampopt._variables import are_local, make_state, present
+from tw_ampopt._variables import are_local, bool_after, make_state, present
 from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer
 from tw_core.checks import caller
 from tw_core.flat_packs import PackPlan, unpack
@@ -44,17 +45,18 @@ class Updater:
     def __init__(
         self,
         shared: SharedState,
-        options: UpdateOptions,
+        settings: Settings,
         towers: Sequence[tuple[str, str]],  # [K] keys and devices
-        variables: Sequence[Sequence[Any]],
+        variables: Sequence[Sequence[Any]],  # [K][N]; [1][N] if all share theirs
         *,
         weighs: bool,  # whether accumulated gradients may have weights
     ) -> None:
-        """Makes the state that belongs to these variables alone."""
-        self._options = options
+        self._settings = settings
         self.devices = [device for _, device in towers]
-        # [K][N], or [1][N] if all towers share their variables.
-        self.variables = [list(tower) for tower in variables]
+        # [K][N]; the same lists if all towers share their variables.
+        self.variables = [list(own) for own in variables] * (
+            len(towers) // len(variables)
+        )
         self._shapes = [tuple(variable.shape) for variable in variables[0]]
         local = [are_local(tower) for tower in variables]
         first = tf_variable(variables[0][0])
@@ -62,12 +64,12 @@ class Updater:
         with tf.init_scope(), override_to_local_variable(local[0]):
             self._make_own_state(weighs)
         self.wrapped = [
-            shared.build(SlotRequest(*tower, own, is_local))
-            for tower, own, is_local in zip(towers, self.variables, local, strict=False)
+            shared.build(SlotRequest(*tower, list(own), is_local))
+            for tower, own, is_local in zip(towers, variables, local, strict=False)
         ]
 
     def _make_own_state(self, weighs: bool) -> None:
-        host, steps = self._scalars.host, self._options.accumulation_steps
+        host, steps = self._scalars.host, self._settings.accumulation_steps
         # Of the last update.
         self.global_norm = make_state(0.0, name="global_norm", device=host)
         self.accumulator: GradientAccumulator | None = None
@@ -76,8 +78,8 @@ class Updater:
                 plan_buffers(self._shapes).packed_shapes(self._shapes),
                 self.devices,
                 steps=steps,
-                steps_message=self._options.steps_message,
-                drops=self._options.drops,
+                steps_message=self._settings.steps_message,
+                drops=self._settings.drops,
                 weighs=weighs,
                 host=host,
             )
@@ -89,7 +91,7 @@ class Updater:
 
     def replicas(self) -> list[tuple[list[Any], WrappedOptimizer]]:
         """Lists each tower's variables with its optimizer."""
-        return list(zip(self.variables, self.wrapped, strict=True))
+        return list(zip(self.variables, self.wrapped, strict=False))
 
     def step(
         self,
@@ -180,20 +182,11 @@ class Updater:
             with tf.device(self._scalars.host or None):
                 shares = shares_of(weights)
                 total = total_of(shares)
-            buffers = self._multiplied(buffers, shares)
+            buffers = on_devices(self.devices, _weigh_each, buffers, shares)
         with tf.device(self._scalars.host or None):
             if factor is None:
                 return buffers, partial(scale, factor=1.0 / total)
             return buffers, partial(_divided, factor * total)
-
-    def _multiplied(
-        self, buffers: Sequence[Sequence[Buffer]], shares: Sequence[tf.Tensor]
-    ) -> list[list[Buffer]]:
-        own = []
-        for device, tower, share in zip(self.devices, buffers, shares, strict=True):
-            with tf.device(device or None):
-                own.append([weigh(buffer, share) for buffer in tower])
-        return own
 
     def _reduce(
         self, sums: Sequence[Sequence[Buffer]], average: Average | None
@@ -207,14 +200,10 @@ class Updater:
             sums = self._sum_over_towers(sums)
         if average is None:
             return [list(tower) for tower in sums]
-        means = []
-        for device, tower in zip(self.devices, sums, strict=True):
-            with tf.device(device or None):
-                means.append([average(buffer) for buffer in tower])
-        return means
+        return on_devices(self.devices, lambda own: list(map(average, own)), sums)
 
     def _sum_over_towers(self, given: Sequence[Sequence[Buffer]]) -> Any:
-        reducer = self._options.reducer
+        reducer = self._settings.reducer
         if reducer is None:
             reducer = tw_reduce.all_reduce(self.devices)
         sums = reducer(given)
@@ -244,19 +233,21 @@ class Updater:
             counts = present([self._scalars.updates, global_step])
             noted = [v.assign_add(1, read_value=False) for v in counts]
             noted.append(self.global_norm.assign(norm, read_value=False))
-        with tf.control_dependencies(present(noted)):
-            return tf.constant(True)
+        return bool_after(noted, True)
 
     def _skip(self) -> tf.Tensor:
         skipped = self._scalars.skipped.assign_add(1, read_value=False)
-        with tf.control_dependencies(present([skipped])):
-            return tf.constant(False)
+        return bool_after([skipped], False)
 
     def _clipped(self, buffers: Sequence[Buffer], norm: tf.Tensor) -> Sequence[Buffer]:
-        bound = self._options.clip
+        bound = self._settings.clip
         if bound is None:
             return buffers
         return [scale(buffer, bound / tf.maximum(norm, bound)) for buffer in buffers]
+
+
+def _weigh_each(tower: Sequence[Buffer], share: tf.Tensor) -> list[Buffer]:
+    return [weigh(buffer, share) for buffer in tower]
 
 
 def _divided(divisor: tf.Tensor, buffer: Buffer) -> Buffer:
@@ -265,17 +256,13 @@ def _divided(divisor: tf.Tensor, buffer: Buffer) -> Buffer:
 
 
 def _are_sums_of(given: Sequence[Sequence[Buffer]], sums: Any) -> bool:
-    lists = (list, tuple)
-    if not isinstance(sums, lists) or len(sums) != len(given):
+    try:
+        towers = list(zip(given, sums, strict=True))
+        pairs = [pair for tower in towers for pair in zip(*tower, strict=True)]
+    except (TypeError, ValueError):
         return False
     return all(
-        isinstance(tower, lists)
-        and len(tower) == len(own)
-        and all(map(_may_be_sum_of, tower, own))
-        for tower, own in zip(sums, given, strict=True)
+        isinstance(total, tf.Tensor | tf.IndexedSlices)
+        and buffer.shape.is_compatible_with(total.shape)
+        for buffer, total in pairs
     )
-
-
-def _may_be_sum_of(total: Any, buffer: Buffer) -> bool:
-    is_sum = isinstance(total, tf.Tensor | tf.IndexedSlices)
-    return is_sum and bool(buffer.shape.is_compatible_with(total.shape))

@@ -37,15 +37,9 @@ def total_of(shares: Shares) -> tf.Tensor:
     return tf.cast(total, tf.float32)
 
 
-def mean_of_calls(
-    calls: Sequence[Buffer | None], weights: Sequence[Any]
-) -> Buffer | None:
+def mean_of_calls(calls: Sequence[tuple[Buffer | None, Any]]) -> Buffer | None:
     """Averages one variable's gradients over the calls that reach it, in float32."""
-    reached = [
-        (grad, weight)
-        for grad, weight in zip(calls, weights, strict=True)
-        if grad is not None
-    ]
+    reached = [(grad, weight) for grad, weight in calls if grad is not None]
     if len(reached) < 2:
         return reached[0][0] if reached else None
     shares = shares_of([weight for _, weight in reached])

@@ -49,39 +49,28 @@ def takes_name(factory: OptimizerFactory) -> bool:
     return any(p.name == "name" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-class LearningRate:
-    """A learning rate in the form that each family of optimizers takes."""
-
-    def __init__(self, value: LearningRateLike, updates: tf.Variable) -> None:
-        """Stores the rate; ``updates`` counts the updates made."""
-        self._opening = f"{caller()}: what the schedule learning_rate returns"
-        self._value = value
-        self._updates = updates
-
-    def for_optimizer(self) -> Any:
-        """Returns a number, or a function to be called in the graph of the update."""
-        return self._value if _is_number(self._value) else self.tensor
-
-    def tensor(self) -> tf.Tensor:
-        """Returns the rate of the next update as a float32 scalar."""
-        value = self._value
-        if callable(value) and not isinstance(value, tf.Variable | tf.Tensor):
-            value = value(self._updates.read_value())
-            self._check_returned(value)
-        return tf.cast(tf.convert_to_tensor(value), tf.float32)
-
-    def _check_returned(self, value: object) -> None:
+def next_rate(value: LearningRateLike, updates: tf.Variable) -> tf.Tensor:
+    """Returns the rate of the next update, after ``updates`` others, in float32."""
+    if callable(value) and not isinstance(value, tf.Variable | tf.Tensor):
+        value = value(updates.read_value())
         if isinstance(value, tf.Tensor | tf.Variable):
             _check_tensor(value)
-        elif not _is_number(value) and not hasattr(value, "dtype"):
+        elif not is_number(value) and not hasattr(value, "dtype"):
             raise TypeError(
-                f"{self._opening} must be a number or a scalar tensor; got {value!r}."
+                f"{caller()}: the schedule learning_rate must return a number or a "
+                f"scalar tensor; got {value!r}."
             )
+    return tf.cast(tf.convert_to_tensor(value), tf.float32)
+
+
+def is_number(value: object) -> bool:
+    """Tests whether a rate is a plain number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_learning_rate(value: object) -> None:
     """Refuses an invalid learning rate; a negative one is accepted."""
-    if _is_number(value):
+    if is_number(value):
         _check_finite(value)
     elif isinstance(value, tf.Tensor | tf.Variable):
         _check_tensor(value)
@@ -94,7 +83,7 @@ def check_learning_rate(value: object) -> None:
 
 def same_rate(one: object, other: object) -> bool:
     """Compares two rates; tensors and schedules are equal only to themselves."""
-    return one is other or (_is_number(one) and _is_number(other) and one == other)
+    return one is other or (is_number(one) and is_number(other) and one == other)
 
 
 def _by_name(dotted: str) -> Any:
@@ -140,10 +129,6 @@ def _check_tensor(value: Any) -> None:
 def _check_finite(value: Any) -> None:
     if value is not None and not math.isfinite(value):
         raise ValueError(f"{caller()}: learning_rate must be finite; got {value}.")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _takes_one(schedule: Callable[..., Any]) -> bool:
