@@ -6,11 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 
 from tw_ampopt import (
     DynamicLossScale,
-    GradualLossScale,
     Optimizer,
     SimpleAdam,
     StaticLossScale,
@@ -216,11 +214,6 @@ def test_sharing_between_different_optimizers_is_refused(graph, arguments, named
     assert named in str(error.value)
 
 
-def test_sharing_with_something_else_is_refused(graph):
-    with pytest.raises(TypeError, match=r"share must be a tw_ampopt\.Optimizer"):
-        Optimizer(share="A")
-
-
 def test_reset_needs_a_session_and_state(graph):
     optimizer = Optimizer("T")
     with pytest.raises(RuntimeError, match=r"'T'\.reset_op: there is no state yet"):
@@ -306,12 +299,6 @@ def test_a_variable_on_another_device_than_the_loss_is_refused(graph):
     assert "CPU:1" in str(e.value)
 
 
-def test_a_variable_twice_in_one_call_is_refused(graph):
-    w = variable_on("/cpu:0", name="again")
-    with pytest.raises(ValueError, match=r"holds \['again:0'\] more than once"):
-        Optimizer().register_gradients(square_loss(w), [w, w])
-
-
 def test_different_variables_on_the_devices_are_refused(graph):
     optimizer = Optimizer()
     for device, shape in (("/cpu:0", 2), ("/cpu:1", 3)):
@@ -363,20 +350,6 @@ def test_applying_twice_and_registering_late_are_refused(graph):
         optimizer.register_gradients(square_loss(w), [w])
 
 
-@pytest.mark.parametrize("multiplier", [0, -1, 2.5, np.nan, np.inf])
-def test_a_multiplier_below_one_or_not_whole_is_refused(graph, multiplier):
-    with pytest.raises(
-        ValueError, match=f"whole number of 1 or more; got {multiplier}"
-    ):
-        Optimizer(minibatch_multiplier=multiplier)
-
-
-@pytest.mark.parametrize("multiplier", ["4", True, [2], np.bool_(True)])
-def test_a_multiplier_that_is_no_number_is_refused(graph, multiplier):
-    with pytest.raises(TypeError, match="whole number of micro-batches"):
-        Optimizer(minibatch_multiplier=multiplier)
-
-
 def test_a_multiplier_tensor_of_the_wrong_kind_is_refused(graph):
     with pytest.raises(TypeError, match="must be numeric; got bool"):
         Optimizer(minibatch_multiplier=tf.constant(True))
@@ -408,89 +381,6 @@ def test_numpy_numbers_count_too(graph):
         for want in ([1, 2], [1, 2], [0, 0]):
             sess.run(step)
             np.testing.assert_array_equal(sess.run(w), want)
-
-
-def test_a_start_outside_of_the_bounds_is_refused(graph):
-    with pytest.raises(ValueError, match="initial log2 must lie within the bounds"):
-        Optimizer(use_loss_scaling=True, loss_scaling_init=-1.0)
-
-
-def test_two_kinds_of_scaling_are_refused(graph):
-    with pytest.raises(ValueError, match="two rules for one scale"):
-        Optimizer(use_loss_scaling=True, loss_scale=GradualLossScale())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"loss_scale": 128}, TypeError, "loss_scale must be a rule such as"),
-        ({"learning_rate": "fast"}, TypeError, "learning_rate must be a number"),
-        ({"on_nonfinite": "ignore"}, ValueError, "must be one of \\['skip_group', "),
-        (
-            {"clip_by_global_norm": 0.0},
-            ValueError,
-            "clip_by_global_norm must be above 0",
-        ),
-        ({"reducer": "nccl"}, TypeError, "reducer must be a function; got"),
-        ({"tf_optimizer": "tf.train.NoSuch"}, ValueError, "could not be resolved"),
-        ({"tf_optimizer": "no.such.thing"}, ValueError, "could not be resolved"),
-        ({"tf_optimizer": 3}, TypeError, "class, a factory or a dotted name"),
-        (
-            {"tf_optimizer": SimpleAdam()},
-            TypeError,
-            "every tower needs its own optimizer",
-        ),
-    ],
-)
-def test_a_bad_setting_is_refused(graph, arguments, error, message):
-    with pytest.raises(error, match=message):
-        Optimizer(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (lambda **_: object(), r"cannot wrap builtins.object; can wrap .*Keras 3"),
-        (tf_keras.optimizers.Adam, r"cannot wrap tf_keras.*legacy"),
-        (
-            lambda learning_rate: keras.optimizers.LossScaleOptimizer(
-                keras.optimizers.SGD()
-            ),
-            "scales the loss itself",
-        ),
-        (
-            lambda learning_rate: keras.optimizers.SGD(gradient_accumulation_steps=2),
-            "accumulates itself; let tw_ampopt do so",
-        ),
-    ],
-)
-def test_an_optimizer_that_cannot_be_wrapped_is_refused(graph, made, message):
-    optimizer = Optimizer(tf_optimizer=made)
-    w = variable_on("/cpu:0")
-    optimizer.register_gradients(square_loss(w), [w])
-    with pytest.raises(TypeError, match=message):
-        optimizer.apply_updates()
-
-
-@pytest.mark.parametrize(
-    ("loss", "variables", "error", "message"),
-    [
-        (1.0, lambda w: [w], TypeError, "loss must be a tensor"),
-        (None, lambda w: w, TypeError, "must be a list or dict of variables"),
-        (None, lambda w: [], ValueError, "trainable_vars is empty"),
-        (None, lambda w: [w, 3.0], TypeError, "only resource variables.* got \\[3"),
-    ],
-)
-def test_a_bad_registration_is_refused(graph, loss, variables, error, message):
-    w = variable_on("/cpu:0")
-    with pytest.raises(error, match=message):
-        Optimizer().register_gradients(loss or square_loss(w), variables(w))
-
-
-def test_a_reference_variable_is_refused(graph):
-    w = v1.Variable([1.0, 2.0], use_resource=False)
-    with pytest.raises(TypeError, match="enable_resource_variables"):
-        Optimizer().register_gradients(tf.reduce_sum(w), [w])
 
 
 @pytest.mark.parametrize(
@@ -614,43 +504,9 @@ def test_a_replica_made_of_local_variables_has_local_state_of_the_same_names(gra
     assert set(names[0]) <= {v.name for v in v1.global_variables()}
 
 
-@pytest.mark.parametrize(
-    ("pairs", "error", "message"),
-    [
-        (
-            lambda w: [(None, w)],
-            ValueError,
-            r"no gradient for any variable; got \['w:0'\]",
-        ),
-        (lambda w: [(tf.ones(2), w)] * 2, ValueError, r"\['w:0'\] came more than once"),
-        (lambda w: [w], TypeError, r"must hold \(gradient, variable\) pairs"),
-    ],
-)
-def test_bad_pairs_are_refused(graph, pairs, error, message):
-    w = variable_on("/cpu:0")
-    with pytest.raises(error, match=message):
-        Optimizer().apply_gradients(pairs(w))
-
-
 def test_no_variables_are_refused(graph):
     with pytest.raises(ValueError, match="compute_gradients: no variables"):
         Optimizer().compute_gradients(tf.constant(1.0))
-
-
-@pytest.mark.parametrize("kind", [Optimizer, SimpleAdam])
-def test_an_empty_list_of_variables_is_refused(graph, kind):
-    loss = square_loss(variable_on("/cpu:0"))
-    with pytest.raises(
-        ValueError, match=r"compute_gradients: .*pass those .* got var_list=\[\]"
-    ):
-        kind().compute_gradients(loss, [])
-
-
-def test_simple_adam_refuses_a_loss_without_gradients(graph):
-    w = variable_on("/cpu:0")
-    adam = SimpleAdam()
-    with pytest.raises(ValueError, match=r"SimpleAdam.*: no gradient .* \['w:0'\]"):
-        adam.apply_gradients(adam.compute_gradients(tf.constant(1.0), [w]))
 
 
 def test_simple_adam_counts_steps_on_its_own(graph):

@@ -6,6 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
+from keras.optimizers import SGD, LossScaleOptimizer
 
 import tw_ampopt
 from tw_ampopt import (
@@ -135,7 +137,10 @@ def of_settings(name, make, steps):
             TypeError,
             "tf_optimizer must be a cl",
         ),
+        ({"tf_optimizer": SimpleAdam()}, TypeError, "every tower needs its own opt"),
         ({"tf_optimizer": "adam"}, ValueError, "'adam' could not be resolved"),
+        ({"tf_optimizer": "tf.train.NoSuch"}, ValueError, "could not be resolved"),
+        ({"tf_optimizer": "no.such.thing"}, ValueError, "could not be resolved"),
         (
             {"tf_optimizer": "keras.optimizers"},
             TypeError,
@@ -150,7 +155,22 @@ def of_settings(name, make, steps):
         (
             {"tf_optimizer": lambda **_: None},
             TypeError,
-            "cannot wrap builtins.NoneType",
+            "cannot wrap builtins.NoneType; can wrap tf.compat.v1.train",
+        ),
+        (
+            {"tf_optimizer": tf_keras.optimizers.Adam},
+            TypeError,
+            "cannot wrap tf_keras.",
+        ),
+        (
+            {"tf_optimizer": lambda learning_rate: LossScaleOptimizer(SGD())},
+            TypeError,
+            "it scales the loss itself",
+        ),
+        (
+            {"tf_optimizer": lambda learning_rate: SGD(gradient_accumulation_steps=2)},
+            TypeError,
+            "it accumulates itself; let tw_ampopt do so",
         ),
         ({"beta3": 1.0}, TypeError, "learning_rate and ['beta3']"),
         ({"learning_rate": None}, TypeError, "learning_rate must be a number"),
@@ -168,14 +188,19 @@ def of_settings(name, make, steps):
             TypeError,
             "must return a number or a scalar",
         ),
-        ({steps: "2"}, TypeError, f"{steps} must be a whole number"),
+        ({steps: "2"}, TypeError, f"{steps} must be a whole number of micro-batches"),
+        ({steps: True}, TypeError, "whole number of micro-batches"),
+        ({steps: [2]}, TypeError, "whole number of micro-batches"),
+        ({steps: np.bool_(True)}, TypeError, "whole number of micro-batches"),
         ({steps: 0}, ValueError, f"{steps} must be a whole number of 1 or more; got 0"),
+        ({steps: -1}, ValueError, "whole number of 1 or more; got -1"),
+        ({steps: float("inf")}, ValueError, "got inf"),
         ({steps: NAN}, ValueError, "got nan"),
         ({steps: 2.5}, ValueError, "got 2.5"),
-        ({"share": 3}, TypeError, "got 3"),
-        ({"loss_scale": "dynamic"}, TypeError, "got 'dynamic'"),
+        ({"share": 3}, TypeError, f"share must be a tw_ampopt.{name}; got 3"),
+        ({"loss_scale": "dynamic"}, TypeError, "must be a rule such as tw_ampopt.Dyn"),
         ({"loss_scale": DynamicLossScale}, TypeError, "loss_scale must be a rule"),
-        ({"on_nonfinite": "skip"}, ValueError, "got 'skip'"),
+        ({"on_nonfinite": "skip"}, ValueError, "must be one of ['skip_group', 'drop"),
         ({"on_nonfinite": None}, ValueError, "got None"),
         ({"clip_by_global_norm": "a"}, TypeError, "must be a number; got 'a'"),
         ({"clip_by_global_norm": 0}, ValueError, "must be above 0"),
@@ -183,7 +208,7 @@ def of_settings(name, make, steps):
         ({"clip_by_global_norm": True}, TypeError, "must be a number; got True"),
         ({"master_copies": "no"}, TypeError, "must be True or False; got 'no'"),
         ({"report_mem_usage": None}, TypeError, "must be True or False; got None"),
-        ({"reducer": "nccl"}, TypeError, "got 'nccl'"),
+        ({"reducer": "nccl"}, TypeError, "reducer must be a function; got 'nccl'"),
         ({"reducer": mean(sum_balanced)}, ValueError, "reducer averages already"),
     )
 
@@ -205,6 +230,11 @@ def of_pairs(name, call):
         (given(grads_and_vars=3), TypeError, "pairs; got 3"),
         (given(grads_and_vars="ab"), TypeError, "pairs; got 'ab'"),
         (given(grads_and_vars=[None]), TypeError, "got [None]"),
+        (
+            (lambda w: {pair: [(ONES, w)] * 2},),
+            ValueError,
+            "['w:0'] came more than once",
+        ),
         (given(grads_and_vars=[]), ValueError, "got []"),
         (one(lambda w: (ONES, None)), TypeError, "only resource variables"),
         (one(lambda w: (ONES, "w")), TypeError, "got ['w']"),
@@ -324,6 +354,7 @@ def of_flags(name, call):
 def of_gradients(name, call):
     """Arguments of ``TowerOptimizer.apply`` and ``nonfinite_gradients``."""
     rows_of_text = tf.IndexedSlices(tf.ones(1), tf.constant(["a"]))
+    matrix_rows = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]))
     rows_of_floats = tf.IndexedSlices(tf.ones(1), tf.constant([1.0]))
     return rows(
         name,
@@ -339,6 +370,7 @@ def of_gradients(name, call):
         (given(grads=[None]), ValueError, "no gradient for any variable"),
         (given(grads=[1.0]), TypeError, "got 1.0 for w:0"),
         (given(grads=[np.ones(3)]), ValueError, "has a gradient of shape (3,)"),
+        (given(grads=[matrix_rows]), ValueError, "w:0 (2,) has a gradient of shape"),
         (given(grads=[np.complex64(ONES)]), TypeError, "got complex64 for w:0"),
         (given(grads=[ONES > 0]), TypeError, "got bool for w:0"),
         (given(grads=[rows_of_text]), TypeError, "indices of string for w:0"),
@@ -361,6 +393,16 @@ OPTIMIZER = [
         ({"use_loss_scaling": True, "loss_scaling_init": NAN}, ValueError, "got nan"),
         ({"use_loss_scaling": True, "loss_scaling_inc": -1}, ValueError, "at least 0"),
         ({"use_loss_scaling": True, "loss_scaling_dec": None}, TypeError, "got None"),
+        (
+            {"use_loss_scaling": True, "loss_scaling_init": -1.0},
+            ValueError,
+            "initial log2 must lie within the bounds",
+        ),
+        (
+            {"use_loss_scaling": True, "loss_scale": GradualLossScale()},
+            ValueError,
+            "two rules for one scale",
+        ),
     ),
     *rows(
         "Optimizer.register_gradients",
@@ -381,7 +423,12 @@ OPTIMIZER = [
         ({"variables": lambda w: []}, ValueError, "trainable_vars is empty"),
         ({"variables": lambda w: {}}, ValueError, "trainable_vars is empty"),
         ({"variables": lambda w: [None]}, TypeError, "got [None]"),
-        ({"variables": lambda w: ["a"]}, TypeError, "got ['a']"),
+        ({"variables": lambda w: ["a"]}, TypeError, "only resource variables"),
+        (
+            {"variables": lambda w: [v1.Variable(ONES, use_resource=False)]},
+            TypeError,
+            "tf.compat.v1.enable_resource_variables()",
+        ),
         ({"variables": lambda w: [w, w]}, ValueError, "['w:0'] more than once"),
         ({"variables": lambda w: [variable(tf.int32)]}, TypeError, "of int32"),
         ({"variables": lambda w: [variable(tf.complex64)]}, TypeError, "of complex64"),
@@ -420,7 +467,8 @@ TOWER_OPTIMIZER = [
         ({"variables": ["a"]}, TypeError, "got ['a']"),
         ({"variables": [ONES]}, TypeError, "only resource variables"),
         ({"variables": [None]}, TypeError, "got [None]"),
-        ({"variables": []}, ValueError, "no variables"),
+        ({"variables": []}, ValueError, "no variables; build the model"),
+        ({"variables": [[]]}, ValueError, "no variables; build the model"),
         ({"towers": 3}, TypeError, "towers must be a list of tw_core.Tower"),
         ({"towers": []}, ValueError, "towers is empty"),
         ({"towers": ["/cpu:0"]}, TypeError, "got ['/cpu:0']"),
