@@ -13,7 +13,7 @@ from tw_rlload._function.batch import DeviceBatch, buffers_of, check_eager
 from tw_rlload._function.step import FunctionStep
 from tw_rlload._loading.buffers import Loaded
 from tw_rlload._loading.plan import first_sequence
-from tw_rlload._training.gradients import ApplyFn, check_clipping, reducer_of_sums
+from tw_rlload._training.gradients import ApplyFn, read_update
 from tw_rlload._training.loop import (
     LOOP_SPECS,
     EpochResult,
@@ -87,10 +87,8 @@ class EpochFunction:
             )
         check_function(loss_fn=loss_fn)
         self._step = FunctionStep(
-            *(batch.towers, batch.specs, loss_fn, models, optimizers),
-            reducer=reducer_of_sums(reducer, batch.towers),
-            grad_norm_clipping=check_clipping(grad_norm_clipping),
-            apply_fn=apply_fn,
+            *(batch.specs, loss_fn, models, optimizers),
+            read_update(batch.towers, reducer, grad_norm_clipping, apply_fn),
         )
         self._buffers = buffers_of(batch)
         variables = self._buffers.variables

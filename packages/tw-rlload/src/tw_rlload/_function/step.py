@@ -11,17 +11,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tw_core import Tower, map_towers
-from tw_core.checks import caller, check_function, check_list
+from tw_core.checks import caller, check_list
 from tw_core.optimizers import check_optimizer, create_slots
 from tw_core.variables import is_variable, tf_variable, tf_variables
-from tw_reduce import Reducer
 from tw_rlload._loading.specs import WEIGHTS, ColumnSpec
-from tw_rlload._training.gradients import (
-    ApplyFn,
-    Pairs,
-    apply_once,
-    combine_gradients,
-)
+from tw_rlload._training.gradients import Pairs, Update
 
 
 class TowerOutput(NamedTuple):
@@ -38,30 +32,24 @@ class FunctionStep:
 
     def __init__(
         self,
-        towers: Sequence[Tower],
         specs: Sequence[ColumnSpec],
         loss_fn: Callable[..., Any],
         models: Sequence[Any],
         optimizers: Sequence[Any],
-        *,
-        reducer: Reducer,
-        grad_norm_clipping: float | None,
-        apply_fn: ApplyFn | None,
+        update: Update,
     ) -> None:
         """Checks the models, and makes the optimizers' variables."""
+        towers, has_apply = update.towers, update.apply_fn is not None
         check_list(models=models, of="models", empty=True)
         check_list(optimizers=optimizers, of="optimizers", empty=True)
-        if apply_fn is not None:
-            check_function(apply_fn=apply_fn)
-        _check_counts(len(towers), models, optimizers, has_apply=apply_fn is not None)
+        _check_counts(len(towers), models, optimizers, has_apply=has_apply)
         for optimizer in optimizers:
             check_optimizer(optimizer)
-        self._towers, self._specs, self._loss_fn = towers, specs, loss_fn
-        self._reducer, self._clip = reducer, grad_norm_clipping
+        self._update, self._specs, self._loss_fn = update, specs, loss_fn
         self._models = list(models) * (len(towers) // len(models))
-        self._optimizers, self._apply_fn = list(optimizers), apply_fn
+        self._optimizers = list(optimizers)
         self._variables = [_trainable(model) for model in self._models]
-        if apply_fn is not None:
+        if has_apply:
             _check_built(optimizers[0])
             return
         for tower, optimizer in zip(towers, optimizers, strict=False):
@@ -70,24 +58,22 @@ class FunctionStep:
 
     def __call__(self, rows: list[list[tf.Tensor]]) -> list[TowerOutput]:
         """Trains once on [K][C] rows; returns the towers' results."""
-        outputs = map_towers(self._tower_output, self._towers, self._models, rows)
+        towers = self._update.towers
+        outputs = map_towers(self._tower_output, towers, self._models, rows)
         weights = [output.weight for output in outputs if output.weight is not None]
-        pairs = combine_gradients(
+        pairs = self._update.combine(
             [output.pairs for output in outputs],
             weights or None,
-            reducer=self._reducer,
-            grad_norm_clipping=self._scaled_bound(),
+            bound=self._scaled_bound(),
             own_variables=len({id(model) for model in self._models}) > 1,
         )
-        if self._apply_fn is not None:
-            [optimizer] = self._optimizers
-            towers, variables = self._towers, self._variables
-            apply_once(self._apply_fn, towers, pairs, variables, optimizer)
+        if self._update.apply_fn is not None:
+            self._update.apply_once(pairs, self._variables, self._optimizers[0])
             return outputs
         owners = len(self._optimizers)
         map_towers(
             _apply_pairs,
-            self._towers[:owners],
+            towers[:owners],
             self._optimizers,
             pairs[:owners],
             [output.pairs for output in outputs[:owners]],
@@ -117,10 +103,11 @@ class FunctionStep:
         # The gradients are those of scaled losses. All optimizers have the same scale,
         # as all see the same gradients.
         optimizer = self._optimizers[0]
-        if self._clip is None or hasattr(optimizer, "compute_gradients"):
-            return self._clip
+        bound = self._update.bound
+        if bound is None or hasattr(optimizer, "compute_gradients"):
+            return bound
         # In float64, as the gradients may be.
-        return tf.cast(_scaled(optimizer, tf.constant(1.0)), tf.float64) * self._clip
+        return tf.cast(_scaled(optimizer, tf.constant(1.0)), tf.float64) * bound
 
 
 def _apply_pairs(_: Tower, optimizer: Any, pairs: Pairs, computed: Pairs) -> None:

@@ -22,11 +22,7 @@ from tw_rlload._loading.specs import specs_of_placeholders
 from tw_rlload._session.epochs import SessionCalls, build_epochs, session_writer
 from tw_rlload._session.step import SessionStep
 from tw_rlload._tf_compat import inside_branch_or_loop
-from tw_rlload._training.gradients import (
-    ApplyFn,
-    check_clipping,
-    reducer_of_sums,
-)
+from tw_rlload._training.gradients import ApplyFn, read_update
 from tw_rlload._training.loop import EpochResult, Packed, make_picks, make_result
 from tw_rlload._training.order import (
     EpochOrder,
@@ -128,10 +124,7 @@ class LocalSyncParallelOptimizer:
         made = towers(devices)
         check_optimizer(optimizer)
         check_function(build_graph=build_graph)
-        if apply_fn is not None:
-            check_function(apply_fn=apply_fn)
-        reducer = reducer_of_sums(reducer, made)
-        bound = check_clipping(grad_norm_clipping)
+        update = read_update(made, reducer, grad_norm_clipping, apply_fn)
         specs = specs_of_placeholders(input_placeholders, rnn_inputs)
         self._buffers = Buffers(
             *(made, specs),
@@ -148,10 +141,7 @@ class LocalSyncParallelOptimizer:
         rows = (made, self._buffers.specs, self._buffers.variables)
         self._bind_writer = session_writer(made, self._buffers.variables, self._calls)
         self._step = SessionStep(
-            *(*rows, self.loss_inputs, build_graph, optimizer),
-            reducer=reducer,
-            grad_norm_clipping=bound,
-            apply_fn=apply_fn,
+            *(*rows, self.loss_inputs, build_graph, optimizer, update)
         )
         self._epochs = build_epochs(self._step, make_picks(*rows))
 

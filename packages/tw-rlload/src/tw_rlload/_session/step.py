@@ -21,16 +21,10 @@ from tw_core.variables import (
     tower_build,
     variable_origin,
 )
-from tw_reduce import Reducer
 from tw_rlload._loading.plan import LoadPlan
 from tw_rlload._loading.specs import WEIGHTS, ColumnSpec, DataVariables
-from tw_rlload._training.gradients import (
-    ApplyFn,
-    Pairs,
-    apply_once,
-    combine_gradients,
-)
-from tw_rlload._training.loop import MinibatchSlice, slice_rows
+from tw_rlload._training.gradients import Pairs, Update
+from tw_rlload._training.loop import slice_rows
 
 v1 = tf.compat.v1
 
@@ -46,12 +40,10 @@ class SessionStep:
         placeholders: Sequence[tf.Tensor],
         build_graph: Callable[..., Any],
         optimizer: Any,
-        *,
-        reducer: Reducer,
-        grad_norm_clipping: float | None,
-        apply_fn: ApplyFn | None,
+        update: Update,
     ) -> None:
         """Builds losses and update. Without ``apply_fn`` towers share variables."""
+        own_variables = update.apply_fn is not None
         has_weights = specs[-1] is WEIGHTS
         self._fed, self.inputs = _slice_step(towers, specs, variables)
 
@@ -65,7 +57,7 @@ class SessionStep:
             whole.append(tf.ones(tf.shape(whole[0])[:1]))
         self.common_loss, built, updates = _build_losses(
             *(towers, whole, self.inputs, build_loss, optimizer),
-            own_variables=apply_fn is not None,
+            own_variables=own_variables,
         )
         self.losses, grad_list = [loss for loss, _ in built], [p for _, p in built]
         self.weights = None  # else [K], numbers of rows that are not pads
@@ -74,26 +66,21 @@ class SessionStep:
                 lambda _, rows: tf.reduce_sum(rows[-1]), towers, self.inputs
             )
         owned = [[v for _, v in own] for own in grad_list]
-        if apply_fn is None:
+        if not own_variables:
             _check_shared(owned)
-        pairs = combine_gradients(
-            *(grad_list, self.weights),
-            reducer=reducer,
-            grad_norm_clipping=grad_norm_clipping,
-            own_variables=apply_fn is not None,
+        pairs = update.combine(
+            *(grad_list, self.weights), bound=update.bound, own_variables=own_variables
         )
         # Reported losses are read before the update, whichever run fetches them.
         awaited = [*updates, *filter(tf.is_tensor, map(loss_of, self.losses))]
-        if apply_fn is not None:  # it may not wait for all gradients by itself
+        if own_variables:  # apply_fn may not wait for all gradients by itself
             grads = [tf.identity(grad) for own in pairs for grad, _ in own]
             awaited.append(tf.group(*grads))
         with tf.control_dependencies(awaited):
-            if apply_fn is None:
-                self.train_op = apply_pairs(optimizer, pairs[0])
+            if own_variables:
+                self.train_op = _checked_op(update.apply_once(pairs, owned, optimizer))
             else:
-                self.train_op = _checked_op(
-                    apply_once(apply_fn, towers, pairs, owned, optimizer)
-                )
+                self.train_op = apply_pairs(optimizer, pairs[0])
         self.fetches = [_fetches_of(loss) for loss in self.losses]
 
     def request(
@@ -120,12 +107,11 @@ def _slice_step(
     with tf.device("/cpu:0"):
         # One feed for four numbers, as every feed takes time.
         fed = v1.placeholder(tf.int32, [4], "cut")
-        first, count, length, buffer = tf.unstack(fed)
-    which = MinibatchSlice(first, count, length)
+        *cut, buffer = tf.unstack(fed)  # first sequence, their number, their length
 
     def pick(tower: Tower) -> list[tf.Tensor]:
         branches = [
-            partial(slice_rows, columns[tower.index], specs, which)
+            partial(slice_rows, columns[tower.index], specs, *cut)
             for columns in variables
         ]
         if len(branches) == 1:

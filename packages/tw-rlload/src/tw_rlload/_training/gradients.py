@@ -5,17 +5,18 @@ applies tower 0's result, or every tower's.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from tw_core import Tower
-from tw_core.checks import caller, check_number, public
+from tw_core.checks import caller, check_function, check_number, public
 from tw_core.gradients import (
+    Gradients,
     check_any_gradient,
     check_grad_list,
     map_values,
-    merge_grad_list,
     read_pairs,
     values_of,
     with_unique_rows,
@@ -76,63 +77,75 @@ def weighted_mean(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         return tf.math.divide_no_nan(total, tf.reduce_sum(weights))
 
 
-def reducer_of_sums(reducer: Reducer | None, towers: Sequence[Tower]) -> Reducer:
-    """Returns the given reducer, or the towers' all-reduce; refuses one of means."""
-    if reducer is None:
-        return all_reduce([tower.device for tower in towers])
-    return check_adds(reducer=reducer)
+@dataclass(frozen=True)
+class Update:
+    """How towers' gradients become an update: summed, averaged, clipped, applied."""
+
+    towers: tuple[Tower, ...]
+    reducer: Reducer
+    bound: float | None  # of the averaged gradients' global norm
+    apply_fn: Any  # an ApplyFn; None where optimizers apply
+
+    def combine(
+        self,
+        grad_list: Sequence[Pairs],
+        tower_weights: Sequence[tf.Tensor] | None,
+        *,
+        bound: tf.Tensor | float | None,  # in the scale of the gradients
+        own_variables: bool,
+    ) -> list[Pairs]:
+        """Averages the towers' gradients and clips them by their global norm.
+
+        Returns [K][M] pairs of the M variables that have a gradient. A tower of weight
+        0 does not count, even if its gradients are NaN. Shapes that are not known yet
+        are checked by ops such as ``check_gradient_shape/tower0/w``.
+        """
+        found = [grad for tower in grad_list for grad, _ in tower]
+        check_any_gradient(found, [variable for _, variable in grad_list[0]])
+        kept = _without_missing(grad_list)
+        read = read_pairs(kept, variables="own" if own_variables else "any")
+        means = mean(self.reducer, weights=tower_weights)(read)
+        # Reducers that add in one place return one list for all towers: clip it once.
+        unique = {tuple(map(id, tower)): tower for tower in means}
+        clipped = {key: _clipped(own, bound) for key, own in unique.items()}
+        averaged = [clipped[tuple(map(id, tower))] for tower in means]
+        return Gradients(averaged, read.variables).pairs
+
+    def apply_once(
+        self,
+        pairs: Sequence[Pairs],
+        variables: Sequence[Sequence[Any]],
+        optimizer: Any,
+    ) -> Any:
+        """Calls ``apply_fn`` with combined pairs, and None for all other variables.
+
+        It gets every variable, so that their owners do not depend on the loss.
+        """
+        grads = []
+        for found, own in zip(pairs, variables, strict=True):
+            grad_of = {id(tf_variable(variable)): grad for grad, variable in found}
+            grads.append([grad_of.get(id(tf_variable(variable))) for variable in own])
+        own_lists = [list(own) for own in variables]
+        return self.apply_fn(self.towers, grads, own_lists, optimizer)
 
 
-def check_clipping(bound: float | None) -> float | None:
-    """Checks the bound of the gradients' norm; returns None if it is None or 0."""
-    if bound is None:
-        return None
-    return check_number(grad_norm_clipping=bound, at_least=0) or None
-
-
-def apply_once(
-    apply_fn: ApplyFn,
+def read_update(
     towers: Sequence[Tower],
-    pairs: Sequence[Pairs],
-    variables: Sequence[Sequence[Any]],
-    optimizer: Any,
-) -> Any:
-    """Calls ``apply_fn`` with the pairs that ``combine_gradients`` returned.
-
-    ``apply_fn`` gets a gradient or None for every variable, so that their owners do not
-    depend on the loss.
-    """
-    grads = []
-    for found, own in zip(pairs, variables, strict=True):
-        grad_of = {id(tf_variable(variable)): grad for grad, variable in found}
-        grads.append([grad_of.get(id(tf_variable(variable))) for variable in own])
-    return apply_fn(towers, grads, [list(own) for own in variables], optimizer)
-
-
-def combine_gradients(
-    grad_list: Sequence[Pairs],
-    tower_weights: Sequence[tf.Tensor] | None,
-    *,
-    reducer: Reducer,
-    grad_norm_clipping: tf.Tensor | float | None,
-    own_variables: bool,
-) -> list[Pairs]:
-    """Averages the towers' gradients and clips them by their global norm.
-
-    Returns [K][M] pairs of the M variables that have a gradient. A tower of weight 0
-    does not count, even if its gradients are NaN. Shapes that are not known yet are
-    checked by ops such as ``check_gradient_shape/tower0/w``.
-    """
-    found = [grad for tower in grad_list for grad, _ in tower]
-    check_any_gradient(found, [variable for _, variable in grad_list[0]])
-    kept = _without_missing(grad_list)
-    read = read_pairs(kept, variables="own" if own_variables else "any")
-    means = mean(reducer, weights=tower_weights)(read)
-    # Reducers that add in one place return the same tensors for all towers: clip once.
-    clipped = {tuple(map(id, tower)): tower for tower in means}
-    clipped = {key: _clipped(own, grad_norm_clipping) for key, own in clipped.items()}
-    averaged = [clipped[tuple(map(id, tower))] for tower in means]
-    return merge_grad_list(averaged, read.variables)
+    reducer: Reducer | None,
+    grad_norm_clipping: float | None,
+    apply_fn: ApplyFn | None,
+) -> Update:
+    """Checks what both modes take; a bound of 0 is none."""
+    if reducer is None:
+        reducer = all_reduce([tower.device for tower in towers])
+    else:
+        check_adds(reducer=reducer)
+    bound = grad_norm_clipping
+    if bound is not None:
+        bound = check_number(grad_norm_clipping=bound, at_least=0) or None
+    if apply_fn is not None:
+        check_function(apply_fn=apply_fn)
+    return Update(tuple(towers), reducer, bound, apply_fn)
 
 
 def _numbers(name: str, value: object) -> tf.Tensor:

@@ -60,14 +60,6 @@ class ScalarLayout:
     others: tuple[dict[str, np.dtype[Any]], ...]
 
 
-class MinibatchSlice(NamedTuple):
-    """The sequences of a step on each device; int32 scalars."""
-
-    first: tf.Tensor
-    count: tf.Tensor
-    length: tf.Tensor  # rows per sequence
-
-
 class LoopFeeds(NamedTuple):
     """The inputs of a loop of T turns; int32 tensors, or arrays to be fed."""
 
@@ -143,17 +135,21 @@ def loop_feeds(plan: LoadPlan, order: EpochOrder, buffer: int) -> LoopFeeds:
 
 
 def slice_rows(
-    variables: Sequence[tf.Variable], specs: Sequence[ColumnSpec], which: MinibatchSlice
+    variables: Sequence[tf.Variable],
+    specs: Sequence[ColumnSpec],
+    first: tf.Tensor,
+    count: tf.Tensor,
+    length: tf.Tensor,
 ) -> list[tf.Tensor]:
-    """Slices consecutive sequences out of each column of one tower."""
+    """Slices ``count`` sequences of ``length`` rows out of each column of one tower."""
 
     def consecutive(variable: tf.Variable, spec: ColumnSpec) -> tf.Tensor:
-        first, count, length = which
+        start, rows = first, count
         if not spec.is_state:
-            first, count = first * length, count * length
+            start, rows = first * length, count * length
         others = len(spec.inner_shape)
-        begin = tf.stack([first, *[0] * others])
-        size = tf.stack([count, *[-1] * others])
+        begin = tf.stack([start, *[0] * others])
+        size = tf.stack([rows, *[-1] * others])
         return tf.slice(variable.read_value(), begin, size)
 
     return _of_each(consecutive, variables, specs)
@@ -168,9 +164,9 @@ def make_picks(
         columns: list[list[tf.Variable]], feeds: LoopFeeds, turn: tf.Tensor
     ) -> list[list[tf.Tensor]]:
         count, length = tf.unstack(feeds.shape, num=2)
-        which = MinibatchSlice(feeds.steps[turn] * count, count, length)
+        cut = (feeds.steps[turn] * count, count, length)
         return map_towers(
-            lambda _, mine: slice_rows(mine, specs, which), towers, columns
+            lambda _, mine: slice_rows(mine, specs, *cut), towers, columns
         )
 
     def gathered(
