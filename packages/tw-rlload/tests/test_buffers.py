@@ -74,11 +74,6 @@ def test_old_rows_are_freed_before_new_ones_are_written():
     ]
 
 
-def test_there_is_nothing_to_train_on_before_a_load():
-    with pytest.raises(RuntimeError, match=r"optimize: .*nothing has been loaded yet"):
-        current(make())
-
-
 def test_a_refused_load_touches_nothing_and_leaves_nothing_to_train_on():
     buffers, writer = make(), FakeWriter()
     load(buffers)
@@ -242,18 +237,6 @@ def test_a_failure_in_the_background_is_raised_and_leaves_nothing_to_train_on():
         current(buffers)
     load(buffers)
     assert current(buffers).report.rows_loaded == 8
-
-
-def test_one_buffer_cannot_load_in_the_background():
-    with pytest.raises(RuntimeError, match="make the Owner with num_buffers=2"):
-        make().load_next([ROWS], [], FakeWriter())
-
-
-@pytest.mark.parametrize("number", [0, 3])
-def test_there_are_one_or_two_buffers(number):
-    message = f"Owner: num_buffers must be 1, .*got {number}"
-    with pytest.raises(ValueError, match=message):
-        make(number)
 
 
 def test_dropped_rows_are_said_once(caplog):

@@ -113,32 +113,6 @@ def test_values_that_are_not_finite_are_refused_on_request(bad, dtype):
         read([big, n], check_finite=True)
 
 
-def test_a_symbolic_tensor_is_refused():
-    with tf.Graph().as_default():
-        x = tf.zeros([4, 3])
-        with pytest.raises(TypeError, match="'x' is a symbolic tensor"):
-            read([x, N])
-
-
-@pytest.mark.parametrize("given", [X, "xn", 3, None])
-def test_what_is_no_collection_of_columns_is_refused(given):
-    with pytest.raises(TypeError, match="columns must be a list or a dictionary; got"):
-        read(given)
-
-
 def test_columns_of_unequal_length_are_refused_with_all_lengths():
     with pytest.raises(ValueError, match=r"all columns .*\{'x': 4, 'n': 3\}"):
         prepare(SPECS, [X, N[:3]], [], plan_load, check_finite=False)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "shape", "message"),
-    [
-        (tf.string, [None], "'x' has dtype string; only floats"),
-        (tf.float32, None, "'x' has shape <unknown>; rows are cut along axis 0"),
-        (tf.float32, [], r"'x' has shape \(\); rows are cut along axis 0"),
-    ],
-)
-def test_a_spec_that_cannot_be_loaded_is_refused(dtype, shape, message):
-    with pytest.raises(ValueError, match=message):
-        specs_of(x=(dtype, shape))

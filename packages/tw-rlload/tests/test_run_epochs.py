@@ -238,12 +238,3 @@ def test_a_progress_bar_without_tqdm_is_refused(make_trainer, monkeypatch):
     trainer.load(regression_rows(48))
     with pytest.raises(ImportError, match=r"install it with pip install 'tqdm>=4.66'"):
         trainer.run_epochs(1, progress=True)
-
-
-def test_bad_arguments_are_refused_in_the_name_of_run_epochs(make_trainer):
-    trainer = regression_trainer(make_trainer)
-    trainer.load(regression_rows(48))
-    with pytest.raises(ValueError, match="run_epochs: num_epochs must be at least 1"):
-        trainer.run_epochs(0)
-    with pytest.raises(ValueError, match="run_epochs: shuffle must be None or one of"):
-        trainer.run_epochs(1, "columns")
