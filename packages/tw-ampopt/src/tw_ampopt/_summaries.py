@@ -70,22 +70,10 @@ class StatisticsHook(
         self._flags: tf.Tensor | None = None
 
     def begin(self) -> None:
-        """Builds the summary ops, while the graph can still be changed."""
+        """Builds what is read between steps, while the graph can still be changed."""
         self._statistics = self._optimizer.statistics()
         if self._name_nonfinite:
             self._flags = self._optimizer.nonfinite_gradients()
-        self._feeds = {
-            name: tf.compat.v1.placeholder(tf.float32, [])
-            for name in [*self._statistics, _MEMORY]
-        }
-        self._summaries = {
-            # Not tf.compat.v1.summary.scalar, whose tags are names of ops: it renames
-            # a tag when an op or a variable has that name already.
-            name: tf.raw_ops.ScalarSummary(
-                tags=f"{self._optimizer.id}/{name}", values=feed
-            )
-            for name, feed in self._feeds.items()
-        }
         self._writer = tf.compat.v1.summary.FileWriter(self._logdir)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
@@ -112,10 +100,10 @@ class StatisticsHook(
 
     def _write(self, session: Any) -> None:
         values = self._interval.close(session.run(self._statistics), self._optimizer)
-        feeds = {self._feeds[name]: value for name, value in values.items()}
-        written = session.run([self._summaries[name] for name in values], feeds)
-        for summary in written:
-            self._writer.add_summary(summary, self._interval.due)
+        summary = tf.compat.v1.Summary()
+        for name, value in values.items():
+            summary.value.add(tag=f"{self._optimizer.id}/{name}", simple_value=value)
+        self._writer.add_summary(summary, self._interval.due)
         self._writer.flush()
 
     def _log_names(self, flags: Any) -> None:
