@@ -157,23 +157,13 @@ class SessionEpochs:
         self, step: SessionStep, losses: list[tf.Tensor], picks: list[Pick]
     ) -> None:
         """Copies the step into a loop."""
+        leaves = [list(_leaves(fetches)) for fetches in step.fetches]
         others = [
-            {
-                name: value
-                for name, value in _leaves(fetches)
-                if tf.is_tensor(value)
-                and value.shape.rank == 0
-                and is_numeric(value.dtype)
-            }
-            for fetches in step.fetches
+            {name: value for name, value in own if _is_scalar(value)} for own in leaves
         ]
         self.layout, scalars = lay_out(losses, step.weights, others)
-        operations = [
-            value
-            for fetches in step.fetches
-            for _, value in _leaves(fetches)
-            if isinstance(value, tf.Operation)
-        ]
+        fetched = [value for own in leaves for _, value in own]
+        operations = [op for op in fetched if isinstance(op, tf.Operation)]
         operations = [step.train_op, *operations]
         self._step = step
         replaced = [tensor for tower in step.inputs for tensor in tower]
@@ -245,6 +235,10 @@ def _leaves(fetches: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield from _leaves(value, f"{prefix}{name}/")
         else:
             yield f"{prefix}{name}", value
+
+
+def _is_scalar(value: Any) -> bool:
+    return tf.is_tensor(value) and value.shape.rank == 0 and is_numeric(value.dtype)
 
 
 def _ancestors(
