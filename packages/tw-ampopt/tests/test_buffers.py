@@ -5,12 +5,14 @@ only what a step costs depends on it.
 """
 
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tw_ampopt._update import buffers
 from tw_ampopt._update.buffers import make_buffers, plan_buffers
 from tw_core.flat_packs import unpack
 from tw_core.testing import SparseRows, run_in_function, run_in_graph
@@ -20,7 +22,8 @@ SHAPES = st.lists(st.lists(st.integers(0, 5), max_size=3), min_size=1, max_size=
 
 @given(SHAPES, st.integers(0, 30))
 def test_every_gradient_stands_in_the_plan_once(shapes, limit):
-    plan = plan_buffers(shapes, join_up_to=limit)
+    with mock.patch.object(buffers, "JOIN_UP_TO", limit):
+        plan = plan_buffers(shapes)
     packed = [n for pack in plan.packs for n in pack]
     assert sorted([*packed, *plan.alone]) == list(range(len(shapes)))
     assert all(math.prod(shapes[n]) <= limit for n in packed)
@@ -50,9 +53,9 @@ def test_unpacking_gives_what_was_packed(run):
 
     def packed_and_unpacked(tower):
         raw = [[[grad] for grad in tower]]
-        plan, [buffers] = make_buffers(raw, shapes, ["/cpu:0"], keep_sparse=True)
-        assert len(buffers) == 2
-        return unpack(buffers, plan, shapes)
+        plan, [packed] = make_buffers(raw, shapes, ["/cpu:0"], keep_sparse=True)
+        assert len(packed) == 2
+        return unpack(packed, plan, shapes)
 
     for got, want in zip(run(packed_and_unpacked, grads), grads, strict=True):
         np.testing.assert_array_equal(got, want)
@@ -66,11 +69,11 @@ def test_a_small_sparse_gradient_is_packed_dense_unless_it_may_stay_sparse(
     rows = SparseRows(np.ones((2, 2), np.float32), np.array([1, 1]), np.array([3, 2]))
     shapes = [(3, 2), (2,), (1,)]
 
-    def buffers(*tower):
+    def pack(*tower):
         raw = [[[grad] for grad in tower]]
         return make_buffers(raw, shapes, ["/cpu:0"], keep_sparse=keep_sparse)[1][0]
 
-    got = run(buffers, rows, np.array([5, 6], np.float32), np.ones(1, np.float32))
+    got = run(pack, rows, np.array([5, 6], np.float32), np.ones(1, np.float32))
     if keep_sparse:
         np.testing.assert_array_equal(got[0], [5, 6, 1])
         np.testing.assert_array_equal(got[1].values, np.ones((2, 2)))

@@ -29,22 +29,18 @@ def checks(devices: Sequence[str]) -> Iterator[tuple[str, Callable[[], None]]]:
 
 def _check_gate(devices: Sequence[str]) -> None:
     towers = tw_core.towers(devices)
-    models = tw_core.replicate(towers, lambda tower: _Model())
+    copies = tw_core.map_towers(lambda _: tf.Variable(_START), towers)
     optimizer = tw_ampopt.TowerOptimizer(
-        [list(model.trainable_variables) for model in models],
-        tf_optimizer=v1.train.GradientDescentOptimizer,
-        learning_rate=_RATE,
-        loss_scale=tw_ampopt.DynamicLossScale(),
-        towers=towers,
+        [[weights] for weights in copies], towers=towers, **_settings()
     )
 
-    def gradients(tower: tw_core.Tower, model: _Model, factor: Any) -> list[tf.Tensor]:
+    def gradients(tower: tw_core.Tower, weights: Any, factor: Any) -> list[tf.Tensor]:
         with tf.GradientTape() as tape:
-            loss = optimizer.apply_loss_scaling(_loss(model.weights, tower.index))
-        return [tape.gradient(loss, model.weights) * factor]
+            loss = optimizer.apply_loss_scaling(_loss(weights, tower.index))
+        return [tape.gradient(loss, weights) * factor]
 
     def step(factors: Sequence[tf.Tensor]) -> tf.Tensor:
-        return optimizer.apply(tw_core.map_towers(gradients, towers, models, factors))
+        return optimizer.apply(tw_core.map_towers(gradients, towers, copies, factors))
 
     call = tf.function(step, autograph=False)
     ones = [tf.ones([]) for _ in towers]
@@ -54,13 +50,7 @@ def _check_gate(devices: Sequence[str]) -> None:
             f"a step that is not finite and one that is were taken {taken} instead of "
             "[False, True]"
         )
-    _compare([model.weights.numpy() for model in models])
-
-
-class _Model(tf.Module):  # type: ignore[misc] # TensorFlow is untyped
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = tf.Variable(_START)
+    _compare([weights.numpy() for weights in copies])
 
 
 def _check_graph_gate(devices: Sequence[str]) -> None:
@@ -68,11 +58,7 @@ def _check_graph_gate(devices: Sequence[str]) -> None:
     # GPUs are configured already.
     config = tw_core.session_config(num_cpus=len(devices)) if is_cpu else None
     with tf.Graph().as_default(), v1.Session(config=config) as session:
-        optimizer = tw_ampopt.Optimizer(
-            tf_optimizer=v1.train.GradientDescentOptimizer,
-            learning_rate=_RATE,
-            loss_scale=tw_ampopt.DynamicLossScale(),
-        )
+        optimizer = tw_ampopt.Optimizer(**_settings())
         factor = v1.placeholder_with_default(1.0, [])
         copies = []
         for k, device in enumerate(devices):
@@ -86,6 +72,14 @@ def _check_graph_gate(devices: Sequence[str]) -> None:
         session.run(train_op, {factor: np.inf})
         session.run(train_op)
         _compare(session.run(copies))
+
+
+def _settings() -> dict[str, Any]:
+    return {
+        "tf_optimizer": v1.train.GradientDescentOptimizer,
+        "learning_rate": _RATE,
+        "loss_scale": tw_ampopt.DynamicLossScale(),
+    }
 
 
 def _loss(weights: tf.Variable, tower: int) -> tf.Tensor:

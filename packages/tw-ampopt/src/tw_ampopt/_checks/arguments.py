@@ -46,7 +46,7 @@ def check_loss(loss: object) -> None:
             f"{caller()}: loss must be a scalar; got a tensor of shape {loss.shape}. "
             "Take its mean or sum."
         )
-    check_same_graph([loss], ["the loss"])
+    check_same_graph([loss], lambda _: "the loss")
 
 
 def check_variables(variables: Iterable[Any]) -> list[Any]:
@@ -85,7 +85,7 @@ def check_variables(variables: Iterable[Any]) -> list[Any]:
             f"{caller()}: variables must have known shapes, as slots and accumulators "
             f"have theirs; got {', '.join(wrong)}. Make them with a full shape."
         )
-    check_same_graph(found, [f"the variable {name_of(v)}" for v in found])
+    check_same_graph(found, lambda n: f"the variable {name_of(found[n])}")
     return found
 
 
@@ -159,7 +159,7 @@ def check_value(value: object) -> None:
         raise TypeError(
             f"{caller()}: value must be of a floating dtype; got {dtype.name}."
         )
-    check_same_graph([value], ["value"])
+    check_same_graph([value], lambda _: "value")
 
 
 def check_counter(global_step: Any) -> None:
@@ -183,7 +183,7 @@ def check_numeric_scalar(value: Any, *, name: str) -> None:
         raise ValueError(
             f"{caller()}: {name} must be a scalar; got shape {value.shape}."
         )
-    check_same_graph([value], [name])
+    check_same_graph([value], lambda _: name)
 
 
 def check_slot(var: object, name: object) -> None:
@@ -193,12 +193,11 @@ def check_slot(var: object, name: object) -> None:
     check_text(name=name)
 
 
-def check_same_graph(values: Sequence[Any], names: Sequence[str]) -> None:
-    """Refuses values that ops made now cannot use."""
+def check_same_graph(values: Sequence[Any], name: Callable[[int], str]) -> None:
+    """Refuses values that ops made now cannot use; ``name(n)`` names value n."""
     is_eager = tf.executing_eagerly()
     usable = [] if is_eager else [*graphs_around(tf.compat.v1.get_default_graph())]
-    named = zip(values, names, strict=True)
-    foreign = [name for value, name in named if not _is_usable(value, usable)]
+    foreign = [name(n) for n, v in enumerate(values) if not _is_usable(v, usable)]
     if foreign:
         raise ValueError(
             f"{caller()}: everything must belong to the graph that is being built; got "

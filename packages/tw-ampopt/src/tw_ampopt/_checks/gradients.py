@@ -85,8 +85,8 @@ def check_step_and_name(global_step: Any, name: Any) -> None:
 
 def gradients_by_tower(
     grads: Any, lists: Sequence[Sequence[Any]]
-) -> list[list[Gradient]]:
-    """Checks [K][N] gradients, or [N] for one tower, of [K][N] variables."""
+) -> list[list[list[Gradient]]]:
+    """Checks gradients, [K][N] or [N], of [K][N] variables; returns [K][N][1]."""
     wanted = f"{caller()}: grads must be [K][N] gradients, one list per tower"
     by_tower = lists_by_tower(grads, wanted)
     counts, expected = [len(t) for t in by_tower], [len(own) for own in lists]
@@ -96,13 +96,13 @@ def gradients_by_tower(
             f"each of {len(lists)} towers, {expected} of them; got {counts}."
         )
     check_any_gradient([g for tower in by_tower for g in tower], lists[0])
-    return check_gradients(by_tower, lists)
+    return _of_one_call(check_gradients(by_tower, lists))
 
 
 def gradients_of_pairs(
     grads_and_vars: Any, lists: Sequence[Sequence[Any]]
-) -> list[list[Gradient]]:
-    """Checks [N] or [K][N] pairs; returns the gradients of [K][N] variables."""
+) -> list[list[list[Gradient]]]:
+    """Checks pairs, [K][N] or [N], of [K][N] variables; returns [K][N][1]."""
     pairs = _list_pairs(grads_and_vars)
     nested = bool(pairs) and all(isinstance(tower, list) for tower in pairs)
     by_tower = pairs if nested else [pairs]
@@ -124,7 +124,11 @@ def gradients_of_pairs(
                 "variable without a gradient takes part with None."
             )
         grads.append([found[key][0] for key in known])
-    return check_gradients(grads, lists)
+    return _of_one_call(check_gradients(grads, lists))
+
+
+def _of_one_call(grads: Sequence[Sequence[Gradient]]) -> list[list[list[Gradient]]]:
+    return [[[grad] for grad in tower] for tower in grads]
 
 
 def _list_pairs(grads_and_vars: Any) -> list[Any]:
@@ -196,8 +200,11 @@ def _kind_fault(grad: Any) -> str | None:
 
 
 def _check_graphs(places: Sequence[_Place]) -> None:
-    names = [f"the gradient of {name_of(v)} in tower {k}" for k, _, v in places]
-    check_same_graph([grad for _, grad, _ in places], names)
+    def named(n: int) -> str:
+        k, _, variable = places[n]
+        return f"the gradient of {name_of(variable)} in tower {k}"
+
+    check_same_graph([grad for _, grad, _ in places], named)
 
 
 def _check_shapes(places: Sequence[_Place]) -> None:

@@ -282,7 +282,7 @@ class TowerOptimizer(
         check_step_and_name(global_step, name)
         self._check_xla()
         with tf.name_scope(name or f"{self.id}_update"):
-            raw = _raw(gradients_of_pairs(grads_and_vars, self._updater.variables))
+            raw = gradients_of_pairs(grads_and_vars, self._updater.variables)
             return self._updater.step(raw, are_scaled=False, global_step=global_step)
 
     def variables(self) -> list[tf.Variable]:
@@ -322,7 +322,7 @@ class TowerOptimizer(
     def _raw(self, grads: Sequence[Any]) -> RawGradients:
         self._enter()
         self._check_xla()
-        return _raw(gradients_by_tower(grads, self._updater.variables))
+        return gradients_by_tower(grads, self._updater.variables)
 
     def _check_xla(self) -> None:
         if not compiles_with_xla():
@@ -335,11 +335,6 @@ class TowerOptimizer(
                 f"device; got towers on {devices}. Leave jit_compile=True to the "
                 "functions that compute a tower's gradients."
             )
-
-
-def _raw(grads: Sequence[Sequence[Any]]) -> RawGradients:
-    """Returns checked [K][N] gradients as [K][N][1], one call each."""
-    return [[[grad] for grad in tower] for tower in grads]
 
 
 def _towers_of(

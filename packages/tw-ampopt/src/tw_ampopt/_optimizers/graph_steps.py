@@ -302,4 +302,4 @@ def _check_device(loss: Any, variables: Sequence[Any]) -> None:
 
 def _check_weights_usable(weights: Sequence[Any]) -> None:
     tensors = [weight for weight in weights if tf.is_tensor(weight)]
-    check_same_graph(tensors, ["a weight"] * len(tensors))
+    check_same_graph(tensors, lambda _: "a weight")

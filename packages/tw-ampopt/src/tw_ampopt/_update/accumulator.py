@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tw_ampopt._update.buffers import all_finite_and_norm
+from tw_ampopt._update.buffers import all_finite_and_norm, on_devices
 from tw_ampopt._update.weights import AccumulatedWeight
 from tw_ampopt._variables import bool_after, make_state, present
 from tw_core.gradients import Gradient
@@ -31,8 +31,8 @@ class _MicroBatch(NamedTuple):
     """A micro-batch to be added."""
 
     buffers: Sequence[Sequence[Gradient]]  # [K][M]
-    factors: Sequence[tf.Tensor] | None  # [K] float32, for the buffers
-    empty: Sequence[tf.Tensor] | None  # [K] bool, whether a tower has weight 0
+    factors: Sequence[tf.Tensor | None]  # [K] float32, for the buffers
+    empty: Sequence[tf.Tensor | None]  # [K] bool, whether a tower has weight 0
     note: Callable[[], list[Any]]  # returns the ops that record the weights
 
 
@@ -142,15 +142,15 @@ class GradientAccumulator:
         weights: Sequence[Any] | None,
         before: tf.Tensor,
     ) -> _MicroBatch:
+        nothing = [None] * len(buffers)
         if self.weight is None:
-            factors = None if inverse is None else [inverse] * len(buffers)
-            return _MicroBatch(buffers, factors, None, list)
+            return _MicroBatch(buffers, [inverse] * len(buffers), nothing, list)
         summed = before if self.summed is None else self.summed.read_value()
         shares, unit = self.weight.begin(weights, summed)
         factors = [tf.cast(share, tf.float32) for share in shares]
         if inverse is not None:
             factors = [factor * inverse for factor in factors]
-        empty = None if weights is None else [tf.equal(share, 0) for share in shares]
+        empty = nothing if weights is None else [tf.equal(s, 0) for s in shares]
         return _MicroBatch(
             buffers, factors, empty, partial(self.weight.add, shares, unit)
         )
@@ -185,17 +185,10 @@ class GradientAccumulator:
         return total, [total]
 
     def _add_all(self, batch: _MicroBatch) -> list[Any]:
-        ops: list[Any] = []
-        for k, (device, sums) in enumerate(zip(self._devices, self.sums, strict=True)):
-            factor = None if batch.factors is None else batch.factors[k]
-            with tf.device(device or None):
-                add = partial(_add_tower, sums, batch.buffers[k], factor)
-                if batch.empty is None:
-                    ops += add()
-                else:
-                    ops.append(_unless(batch.empty[k], add))
+        towers = (self.sums, batch.buffers, batch.factors, batch.empty)
+        added = on_devices(self._devices, _add_tower, *towers)
         with tf.device(self._host or None):
-            return [*ops, *batch.note()]
+            return [*(op for ops in added for op in ops), *batch.note()]
 
 
 def one_at_a_time(
@@ -236,14 +229,17 @@ def _add_tower(
     sums: Sequence[tf.Variable],
     buffers: Sequence[Gradient],
     factor: tf.Tensor | None,
+    is_empty: tf.Tensor | None,
 ) -> list[Any]:
-    minus = None if factor is None else -factor
-    return [_add(v, b, minus) for v, b in zip(sums, buffers, strict=True)]
+    def add() -> list[Any]:
+        minus = None if factor is None else -factor
+        return [_add(v, b, minus) for v, b in zip(sums, buffers, strict=True)]
 
-
-def _unless(is_empty: tf.Tensor, add: Callable[[], list[Any]]) -> tf.Tensor:
+    if is_empty is None:
+        return add()
     # A tower without rows has NaN gradients, and NaN * 0 is still NaN.
-    return tf.cond(is_empty, lambda: tf.constant(True), lambda: bool_after(add(), True))
+    nothing = partial(tf.constant, True)
+    return [tf.cond(is_empty, nothing, lambda: bool_after(add(), True))]
 
 
 def _add(
@@ -266,11 +262,9 @@ def _add(
 
 
 def _all_towers_finite(devices: Sequence[str], batch: _MicroBatch) -> tf.Tensor:
-    finite = []
-    for k, (device, tower) in enumerate(zip(devices, batch.buffers, strict=True)):
-        with tf.device(device or None):
-            own = all_finite_and_norm(tower)[0]
-            if batch.empty is not None:
-                own = tf.logical_or(own, batch.empty[k])
-            finite.append(own)
+    def is_good(tower: Sequence[Gradient], is_empty: tf.Tensor | None) -> tf.Tensor:
+        finite = all_finite_and_norm(tower)[0]
+        return finite if is_empty is None else tf.logical_or(finite, is_empty)
+
+    finite = on_devices(devices, is_good, batch.buffers, batch.empty)
     return tf.reduce_all(tf.stack(finite)) if len(finite) > 1 else finite[0]

@@ -32,10 +32,7 @@ _SHRINK = 2.0**-64  # a factor that keeps squares within float32
 
 
 def plan_buffers(
-    shapes: Sequence[Sequence[int]],
-    *,
-    sparse: Sequence[bool] | None = None,
-    join_up_to: int = JOIN_UP_TO,
+    shapes: Sequence[Sequence[int]], *, sparse: Sequence[bool] | None = None
 ) -> PackPlan:
     """Decides which gradients are joined.
 
@@ -45,7 +42,7 @@ def plan_buffers(
     stays = [False] * len(shapes) if sparse is None else sparse
     return plan_packs(
         [
-            "small" if not is_sparse and prod(shape) <= join_up_to else None
+            "small" if not is_sparse and prod(shape) <= JOIN_UP_TO else None
             for shape, is_sparse in zip(shapes, stays, strict=True)
         ]
     )
@@ -81,6 +78,8 @@ def make_buffers(
 
 def to_float32(grad: Buffer) -> Buffer:
     """Casts a gradient, dense or sparse."""
+    if grad.dtype == tf.float32:
+        return grad
     return map_values(partial(tf.cast, dtype=tf.float32), grad)
 
 

@@ -35,8 +35,7 @@ from tw_core.flat_packs import PackPlan, unpack
 from tw_core.gradients import map_values, scale, shares_of, values_of, weigh
 from tw_core.variables import override_to_local_variable, tf_variable
 
-Average: TypeAlias = Callable[[Buffer], Buffer]
-"""Makes a mean of a sum over towers."""
+Average: TypeAlias = Callable[[Buffer], Buffer]  # makes means of sums over towers
 
 
 class Updater:

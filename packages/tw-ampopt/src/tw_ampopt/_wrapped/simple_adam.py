@@ -155,15 +155,12 @@ class SimpleAdam:
         with tf.device(var.device):
             rate = self.learning_rate
             rate = tf.cast(rate() if callable(rate) else rate, tf.float32)
-            b1, b2 = (
-                power.read_value() * beta
-                for power, beta in zip(
-                    self._powers, (self.beta1, self.beta2), strict=True
-                )
-            )
+            first, second = self._powers
+            b1 = first.read_value() * self.beta1
+            b2 = second.read_value() * self.beta2
             ops = [
-                power.assign(value, read_value=False)
-                for power, value in zip(self._powers, (b1, b2), strict=True)
+                first.assign(b1, read_value=False),
+                second.assign(b2, read_value=False),
             ]
             return ops, rate * tf.sqrt(1.0 - b2) / (1.0 - b1)
 

@@ -20,18 +20,7 @@ from tw_core.optimizers import OptimizerKind, apply_pairs, create_slots, kind_of
 from tw_core.variables import override_to_local_variable, tf_variable, tf_variables
 
 _HALF = (tf.float16, tf.bfloat16)
-
-_CAN_BE_WRAPPED = (
-    "tf.compat.v1.train optimizers (and classes that follow "
-    "tw_core.optimizers.OptimizerLike, as "
-    "tw_ampopt.SimpleAdam does), tf_keras.optimizers.legacy optimizers, and Keras 3 "
-    "optimizers that neither scale the loss nor accumulate themselves"
-)
-_WITH_PAIRS = (
-    OptimizerKind.V1,
-    OptimizerKind.LIKE_V1,
-    OptimizerKind.TF_KERAS_LEGACY,
-)
+_LIKE_V1 = (OptimizerKind.V1, OptimizerKind.LIKE_V1, OptimizerKind.TF_KERAS_LEGACY)
 
 
 WrappedOptimizer: TypeAlias = "WrappedV1 | WrappedKeras3 | MasterWeights"
@@ -44,10 +33,13 @@ def wrap(optimizer: Any) -> WrappedOptimizer:
     if kind is OptimizerKind.KERAS_3:
         _check_keras_3(optimizer)
         return WrappedKeras3(optimizer)
-    if kind in _WITH_PAIRS:
+    if kind in _LIKE_V1:
         return WrappedV1(optimizer)
     raise TypeError(
-        f"{caller()}: cannot wrap {_class_of(optimizer)}; can wrap {_CAN_BE_WRAPPED}."
+        f"{caller()}: cannot wrap {_class_of(optimizer)}; can wrap tf.compat.v1.train "
+        "optimizers (and classes that follow tw_core.optimizers.OptimizerLike, as "
+        "tw_ampopt.SimpleAdam does), tf_keras.optimizers.legacy optimizers, and Keras "
+        "3 optimizers that neither scale the loss nor accumulate themselves."
     )
 
 
@@ -239,9 +231,13 @@ def _cast_pairs(
     grads: Sequence[Any], variables: Sequence[Any]
 ) -> list[tuple[Any, Any]]:
     return [
-        (map_values(partial(tf.cast, dtype=variable.dtype), grad), variable)
-        for grad, variable in zip(grads, variables, strict=True)
+        (grad if v.dtype == tf.float32 else _cast(grad, v.dtype), v)
+        for grad, v in zip(grads, variables, strict=True)
     ]
+
+
+def _cast(grad: Any, dtype: Any) -> Any:
+    return map_values(partial(tf.cast, dtype=dtype), grad)
 
 
 def _keras_reference(variable: Any) -> str:
