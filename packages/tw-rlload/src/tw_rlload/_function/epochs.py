@@ -151,7 +151,7 @@ class EpochFunction:
         Raises:
           RuntimeError: nothing is loaded, another call has not returned, or in a
             graph or a ``tf.function``.
-          ValueError: a bad argument.
+          ValueError, TypeError: a bad argument.
         """
         check_eager("gives arrays")
         with self._buffers.training(self, "run_epochs") as loaded:
