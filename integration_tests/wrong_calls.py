@@ -47,7 +47,7 @@ WANTED = {
     int: "must be (a|the) (whole )?number",
     float: "must be (a number|a real number|finite|seconds)",
 }
-WANTED_ANY = r"\b(must|unknown|known are|is not|is neither|wants|needs|has no)\b"
+WANTED_ANY = r"\b(must|unknown|known are|(is|are) not|is neither|wants|needs|has no)\b"
 
 
 def fits(value: Any, annotation: Any) -> bool:
@@ -268,7 +268,9 @@ class Interface:
         name = self._said(argument)
         kinds = wanted(argument.annotation)
         inner = _innermost(value)
-        shown = (repr(value), type(value).__name__, repr(inner), type(inner).__name__)
+        shown = [repr(value), type(value).__name__, repr(inner), type(inner).__name__]
+        if isinstance(value, list):
+            shown.append(f"'{argument.name}': {len(value)}")
         lacks = {
             "the name of what was called": not message.startswith(owner or method),
             "the name of the argument": not re.search(rf"\b{name}\b", message),
@@ -313,9 +315,9 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         function = function.__init__
     # An alias may quote what the module that uses it does not import.
     own = getattr(inspect.unwrap(function), "__globals__", {})
-    names = vars(typing) | vars(collections.abc) | {"tf": tf} | own
+    known = {"tf": tf, "Gradient": Any, **vars(typing), **vars(collections.abc)}
     return {
-        name: _hint(annotation, names)
+        name: _hint(annotation, known | own)
         for name, annotation in inspect.get_annotations(function).items()
     }
 

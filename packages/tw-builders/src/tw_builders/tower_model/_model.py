@@ -78,7 +78,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
           RuntimeError: in a graph or a ``tf.function``.
         """
         check_function(make_model=make_model)
-        if variables not in APPLY:
+        if variables not in list(APPLY):  # Of what has no hash too.
             raise ValueError(
                 f"TowerModel: variables must be one of {sorted(APPLY)}; got "
                 f"{variables!r}."
