@@ -44,10 +44,12 @@ POOL = (None, True, 3, 2.5, math.nan, "nonsense", [3], {"nonsense": 3}, Stranger
 WANTED = {
     bool: "must be True or False",
     collections.abc.Callable: "must be a (function|name or a reducer)",
-    int: "must be (a|the) (whole )?number",
+    int: "must be (a|the) (whole )?number|must be an int",
     float: "must be (a number|a real number|finite|seconds)",
 }
-WANTED_ANY = r"\b(must|unknown|known are|(is|are) not|is neither|wants|needs|has no)\b"
+WANTED_ANY = (
+    r"\b(must|unknown|known are|(is|are) not|is neither|wants|needs|has no|only)\b"
+)
 
 
 def fits(value: Any, annotation: Any) -> bool:
@@ -122,6 +124,7 @@ class Interface:
       named: what messages call an argument, where that is not its name; by
         ``".name"`` or ``"function.name"``.
       exempt: functions and arguments that take no wrong value, with the reason.
+      calls: what to call in place of a function, as to use what it returns.
     """
 
     def __init__(
@@ -131,9 +134,10 @@ class Interface:
         around: Callable[[str], AbstractContextManager[Any]] = in_graph,
         named: Mapping[str, str] | None = None,
         exempt: Mapping[str, str] | None = None,
+        calls: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         self.package, self.given, self.around = package, given, around
-        self.named, self.exempt = named or {}, exempt or {}
+        self.named, self.exempt, self.calls = named or {}, exempt or {}, calls or {}
 
     @cached_property
     def functions(self) -> dict[str, Callable[..., Any]]:
@@ -175,8 +179,8 @@ class Interface:
 
     def _bound(self, function: str) -> Callable[..., Any]:
         owner, _, method = function.rpartition(".")
-        if not owner:
-            return self.functions[function]
+        if function in self.calls or not owner:
+            return self.calls.get(function) or self.functions[function]
         make = self.given.get(function) or self.given.get(owner)
         make = make or partial(self.call, owner)
         return getattr(make(), method)
@@ -230,8 +234,6 @@ class Interface:
         ]
 
     def _named(self, key: str) -> list[tuple[str, str]]:
-        if key in self.functions:
-            return [(key, "")]
         function, _, name = key.rpartition(".")
         found = [
             (argument.function, name)
@@ -239,9 +241,9 @@ class Interface:
             if argument.name == name and function in ("", argument.function)
             if function or not self._is_exempt(argument)
         ]
-        if not found:
+        if not found and key not in self.functions:
             raise KeyError(f"{self.package} has no {key}")
-        return found
+        return found or [(key, "")]
 
     def faults(self, argument: Argument) -> Iterator[str]:
         """Passes every wrong value of the pool, and says what is wrong of answers."""
@@ -272,7 +274,9 @@ class Interface:
         if isinstance(value, list):
             shown.append(f"'{argument.name}': {len(value)}")
         lacks = {
-            "the name of what was called": not message.startswith(owner or method),
+            "the name of what was called": not re.match(
+                rf"(tw_\w+\.)?{owner or method}\b", message
+            ),
             "the name of the argument": not re.search(rf"\b{name}\b", message),
             "what came": not any(text in message for text in shown),
             f"what was wanted, {kinds}": not re.search(kinds, message),
