@@ -14,6 +14,7 @@ import importlib
 import inspect
 import math
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -123,7 +124,8 @@ class Interface:
       around: returns the context of a call, given its name; by default a graph.
       named: what messages call an argument, where that is not its name; by
         ``".name"`` or ``"function.name"``.
-      exempt: functions and arguments that take no wrong value, with the reason.
+      exempt: why functions and arguments, their names with blanks between them, are
+        passed no wrong value.
       calls: what to call in place of a function, as to use what it returns.
     """
 
@@ -137,7 +139,10 @@ class Interface:
         calls: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         self.package, self.given, self.around = package, given, around
-        self.named, self.exempt, self.calls = named or {}, exempt or {}, calls or {}
+        self.named, self.calls = named or {}, calls or {}
+        self.exempt = {
+            name for names in (exempt or {}).values() for name in names.split()
+        }
 
     @cached_property
     def functions(self) -> dict[str, Callable[..., Any]]:
@@ -146,7 +151,7 @@ class Interface:
         lines = (PACKAGES / self.package / "api.txt").read_text().splitlines()
         for match in filter(None, map(LINE.match, lines)):
             owner, name, value = _find(match[1])
-            if _checks_nothing(owner) or _checks_nothing(value):
+            if _is_bare(owner) or _is_bare(value) or _is_record(value):
                 continue
             name = f"{owner.__name__}.{name}" if owner else name
             found.setdefault(name, value)
@@ -156,9 +161,8 @@ class Interface:
     def arguments(self) -> list[Argument]:
         """The arguments of all functions."""
         return [
-            Argument(function, parameter.name, hints.get(parameter.name, Any), doc)
+            Argument(function, parameter.name, _hint(parameter, value), _raises(value))
             for function, value in self.functions.items()
-            for hints, doc in [(_hints(value), _raises(value))]
             for parameter in _parameters(value)
         ]
 
@@ -212,9 +216,9 @@ class Interface:
     def unchecked(self, rows: Iterable[WrongCall]) -> list[str]:
         """Lists functions without a wrong call, and exemptions of what is not there."""
         with_calls = {row.name for row in rows} | {a.function for a in self.checked}
-        lacking = {a.function for a in self.arguments} - with_calls - {*self.exempt}
+        lacking = {a.function for a in self.arguments} - with_calls - self.exempt
         known = {*map(str, self.arguments)} | {f".{a.name}" for a in self.arguments}
-        return sorted(lacking | ({*self.exempt} - known - {*self.functions}))
+        return sorted(lacking | (self.exempt - known - {*self.functions}))
 
     def rows(
         self, table: Mapping[str, Sequence[tuple[Any, type[Exception], str]]]
@@ -299,13 +303,18 @@ def _find(path: str) -> tuple[type | None, str, Any]:
     return owner, rest[-1], value
 
 
-def _checks_nothing(value: Any) -> bool:
-    """Protocols, exceptions, enums and plain records."""
+def _is_bare(value: Any) -> bool:
+    """Protocols, exceptions, enums and tuples, which check nothing."""
     if not isinstance(value, type):
         return False
-    is_record = dataclasses.is_dataclass(value) and not hasattr(value, "__post_init__")
     is_plain = issubclass(value, BaseException | tuple) or hasattr(value, "__members__")
-    return is_record or is_plain or getattr(value, "_is_protocol", False)
+    return is_plain or getattr(value, "_is_protocol", False)
+
+
+def _is_record(value: Any) -> bool:
+    """Dataclasses whose constructors check nothing."""
+    is_class = isinstance(value, type) and dataclasses.is_dataclass(value)
+    return is_class and not hasattr(value, "__post_init__")
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -314,24 +323,15 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return [p for p in own if p.kind not in fixed and p.name != "self"]
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    if isinstance(function, type) and not dataclasses.is_dataclass(function):
-        function = function.__init__
+def _hint(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:
     # An alias may quote what the module that uses it does not import.
-    own = getattr(inspect.unwrap(function), "__globals__", {})
-    known = {"tf": tf, "Gradient": Any, **vars(typing), **vars(collections.abc)}
-    return {
-        name: _hint(annotation, known | own)
-        for name, annotation in inspect.get_annotations(function).items()
-    }
-
-
-def _hint(annotation: Any, names: Mapping[str, Any]) -> Any:
-    alone = types.SimpleNamespace(__annotations__={"it": annotation})
+    names = {"tf": tf, "Gradient": Any, **vars(typing), **vars(collections.abc)}
+    names |= vars(sys.modules[function.__module__])
+    alone = types.SimpleNamespace(__annotations__={"it": parameter.annotation})
     try:
-        return typing.get_type_hints(alone, dict(names))["it"]
+        return typing.get_type_hints(alone, names)["it"]
     except (NameError, TypeError):
-        return annotation
+        return parameter.annotation
 
 
 def _raises(function: Callable[..., Any]) -> str:

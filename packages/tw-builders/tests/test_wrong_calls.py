@@ -45,10 +45,6 @@ OF_REPLICAS = [*AT_OWNERS, "owned_variables", "apply_gradients", "make_optimizer
 OF_GRADS = ["apply_at_owners", "apply_sharded_gradients", "apply_gradients"]
 
 
-# They hand their arguments to Keras.
-KERAS = ("compile", "predict_step", "test_step", "train_step", "set_weights")
-
-
 def descend():
     return v1.train.GradientDescentOptimizer(0.1)
 
@@ -125,15 +121,16 @@ NAMED = {
     ".device_for_small_variables": "device strings",
 }
 EXEMPT = {
-    **{
-        f"{name}.build_on_towers": "DataParallelBuilder's, and named so"
-        for name in BUILDERS
-    },
-    "AsyncRunner.__exit__": "Python calls it",
-    "TowerModel.name": "Keras answers",
-    **{f"TowerModel.{name}": "Keras answers" for name in KERAS},
-    "get_sync_bn_mean_var.inputs": "takes any array",
-    "get_sync_bn_mean_var.sync_statistics": "one value is known; a row below",
+    "DataParallelBuilder's, and named so": " ".join(
+        f"{name}.build_on_towers" for name in BUILDERS
+    ),
+    "Python calls it": "AsyncRunner.__exit__",
+    "Keras answers": (
+        "TowerModel.name TowerModel.compile TowerModel.predict_step "
+        "TowerModel.test_step TowerModel.train_step TowerModel.set_weights"
+    ),
+    "takes any array": "get_sync_bn_mean_var.inputs",
+    "knows one value; a row below": "get_sync_bn_mean_var.sync_statistics",
 }
 
 

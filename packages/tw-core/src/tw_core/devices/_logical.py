@@ -198,6 +198,7 @@ def check_known_devices(devices: Iterable[str]) -> None:
       devices: device strings.
 
     Raises:
+      TypeError: not a list.
       ValueError: one or more devices are unknown, or TensorFlow cannot read
         the string.
     """
