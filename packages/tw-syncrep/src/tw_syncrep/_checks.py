@@ -22,10 +22,12 @@ def check_timeouts(**given: Any) -> None:
     )
 
 
-def check_kind(kind: type | tuple[type, ...], wanted: str, **given: Any) -> None:
+def check_kind(
+    kind: type | tuple[type, ...], wanted: str, *, or_none: bool = True, **given: Any
+) -> None:
     """Refuses an argument that is neither None nor of a ``kind``, named ``wanted``."""
     for name, value in given.items():
-        if value is not None and not isinstance(value, kind):
+        if not isinstance(value, kind) and not (or_none and value is None):
             raise TypeError(
                 f"{caller()}: {name} must be {wanted}; got {value!r} "
                 f"({type(value).__name__})."

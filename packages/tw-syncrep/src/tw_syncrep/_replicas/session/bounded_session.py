@@ -84,7 +84,7 @@ class TrainingSession:
         check_function(unanswered=unanswered)
         check_function(failure=failure)
         check_function(release=release)
-        check_kind(Mapping, "addresses by task", servers=servers)
+        check_kind(Mapping, "addresses by task", or_none=False, servers=servers)
         check_timeouts(wait_timeout_s=wait_timeout_s, start_timeout_s=start_timeout_s)
         self._release = release
         named = ", ".join(f"{name} at {at}" for name, at in servers.items())
