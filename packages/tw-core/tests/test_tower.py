@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_core import Tower, map_towers, towers
+from tw_core import map_towers, towers
 from tw_core.checks import public
 from tw_core.devices import canonical_device
 from tw_core.testing import run_eagerly, run_in_function, run_in_graph
@@ -37,39 +37,6 @@ def test_tower_0_is_the_main_one_and_all_have_names():
 def test_a_tower_does_not_change():
     with pytest.raises(FrozenInstanceError):
         towers([0])[0].index = 1
-
-
-@pytest.mark.parametrize(("index", "total"), [(1, 1), (-1, 2), (0, 0)])
-def test_a_tower_outside_of_its_total_is_refused(index, total):
-    with pytest.raises(ValueError, match=f"Tower: .*got index={index}, total={total}"):
-        Tower(index, "/cpu:0", total)
-
-
-def test_no_device_is_refused():
-    with pytest.raises(ValueError, match=r"towers: devices is empty; .*available_dev"):
-        towers([])
-
-
-@pytest.mark.parametrize("devices", ["/cpu:0", 2, {0, 1}, iter([0])])
-def test_what_is_no_list_of_devices_is_refused(devices):
-    with pytest.raises(TypeError, match="towers: devices must be a list of ints and"):
-        towers(devices)
-
-
-@pytest.mark.parametrize("device", [None, 1.0, True, b"/cpu:0"])
-def test_what_is_no_device_is_refused(device):
-    with pytest.raises(TypeError, match=r"towers: a device is an int .*; got "):
-        towers([0, device])
-
-
-def test_a_negative_gpu_is_refused():
-    with pytest.raises(ValueError, match="towers: a GPU number is 0 or more; got -1"):
-        towers([-1])
-
-
-def test_a_string_that_is_no_device_is_refused():
-    with pytest.raises(ValueError, match="towers: 'cpu0' is not a TensorFlow device"):
-        towers(["cpu0"])
 
 
 def test_several_towers_on_a_device_are_allowed_and_said(caplog):
@@ -117,16 +84,6 @@ def test_eager_results_lie_on_the_towers_device():
     got = map_towers(lambda _: tf.constant(1.0) + 1.0, made)
     devices = [canonical_device(x.device) for x in got]
     assert devices == ["/device:CPU:2", "/device:CPU:5"]
-
-
-def test_no_towers_is_refused():
-    with pytest.raises(ValueError, match="map_towers: towers is empty; make some with"):
-        map_towers(lambda _: None, [])
-
-
-def test_what_is_no_tower_is_refused():
-    with pytest.raises(TypeError, match=r"map_towers: .*; got \['/cpu:0', 1\]. Make"):
-        map_towers(lambda _: None, ["/cpu:0", 1])
 
 
 def test_sequences_of_another_length_are_refused():

@@ -214,9 +214,12 @@ CHECK_PAIRS = ("check_grad_list", "check_shared_grad_list")
 CHECK_PAIRS += ("check_replicated_grad_list", "read_pairs")
 OTHERS = {
     "Tower.device": NO_DEVICE,
-    "Tower": [({"index": 1}, ValueError, "got index=1, total=1")],
+    "Tower": [
+        ({"index": index, "total": total}, ValueError, f"got {index=}, {total=}")
+        for index, total in ((1, 1), (-1, 2), (0, 0))
+    ],
     "towers.devices": [
-        ([], ValueError, "devices is empty"),
+        ([], ValueError, "or tw_core.devices.available_devices()"),
         ([None], TypeError, "a device is an int"),
         ([True], TypeError, "got True"),
         ([0.5], TypeError, "got 0.5"),
@@ -238,6 +241,7 @@ OTHERS = {
         ({"devices": ["/cpu:99"]}, ValueError, "unknown devices ['/cpu:99']"),
     ],
     "placement": [
+        ({"graph": None}, TypeError, "get_concrete_function(...).graph"),
         ({"fetches": ["x", 3]}, TypeError, "tensors and operations; got ['x', 3]"),
         (
             {"fetches": [of_another_graph()]},
@@ -259,9 +263,15 @@ OTHERS = {
     ".ns_name": [("t/", ValueError, "must not end in '/'")],
     "TrainTowerContext": [
         NO_NAME,
-        ({"index": 2, "total": 2}, ValueError, "got index=2, total=2"),
+        *(
+            ({"index": index, "total": total}, ValueError, f"got {index=}, {total=}")
+            for index, total in ((1, 1), (-1, 1), (0, 0), (3, 2))
+        ),
     ],
-    "PredictTowerContext": [NO_NAME],
+    "PredictTowerContext": [
+        NO_NAME,
+        ({"vs_name": "own/"}, ValueError, "names must not end in '/'"),
+    ],
     "TowerContext": [
         ({"tower_name": "", "vs_name": "scope"}, ValueError, "needs a name"),
         ({"tower_name": "t/"}, ValueError, "must not end in '/'"),
@@ -468,9 +478,9 @@ ROWS = [
             (
                 "freeze_collections",
                 freeze_collections,
-                (None,),
+                ("a", None, 3),
                 TypeError,
-                "got [None]",
+                "got [None, 3]",
             ),
             (
                 *("TowerFunc.__call__", in_tower, (TowerFunc(print, SPEC),)),

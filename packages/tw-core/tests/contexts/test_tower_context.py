@@ -199,24 +199,6 @@ def test_entering_a_context_twice_is_refused(graph):
         pass
 
 
-@pytest.mark.parametrize(("index", "total"), [(1, 1), (-1, 1), (0, 0), (3, 2)])
-def test_an_index_outside_of_the_total_is_refused(graph, index, total):
-    want = f"index must be 0 or more and below total; got index={index}, total={total}"
-    with pytest.raises(ValueError, match=want):
-        TrainTowerContext("tower", index=index, total=total)
-
-
-def test_a_vs_name_without_a_name_is_refused():
-    with pytest.raises(ValueError, match=r"vs_name='own'.*needs a name"):
-        TrainTowerContext("", vs_name="own")
-
-
-@pytest.mark.parametrize("given", [("tower0/", ""), ("tower0", "own/")])
-def test_a_name_that_ends_in_a_slash_is_refused(given):
-    with pytest.raises(ValueError, match="names must not end in '/'"):
-        PredictTowerContext(*given)
-
-
 def test_an_open_variable_scope_is_refused_for_training(graph):
     tower = train(0)
     with v1.variable_scope("outer"):

@@ -124,12 +124,6 @@ def test_a_handle_knows_what_its_tower_added_to_a_collection(func):
         assert handle.get_collection(name="mine") == [handle.outputs["loss"]]
 
 
-@pytest.mark.parametrize("kwargs", [{}, {"key": "a", "name": "b"}])
-def test_a_collection_needs_exactly_one_name(func, kwargs):
-    with pytest.raises(ValueError, match="get_collection: give key or its older name"):
-        func.towers[0].get_collection(**kwargs)
-
-
 # All towers.
 
 

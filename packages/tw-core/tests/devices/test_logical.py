@@ -125,14 +125,6 @@ def test_another_number_of_cpus_after_tensorflow_has_started_is_refused():
         use_logical_cpus(3)
 
 
-@pytest.mark.parametrize("count", [0, -1])
-def test_fewer_than_one_cpu_is_refused(count):
-    with pytest.raises(
-        ValueError, match=f"use_logical_cpus: .*at least 1; got {count}"
-    ):
-        use_logical_cpus(count)
-
-
 def test_a_session_without_a_configuration_has_the_logical_cpus(graph):
     with tf.compat.v1.Session() as sess:
         check_devices(CPUS, session=sess)

@@ -3,7 +3,6 @@
 from collections import Counter
 
 import keras
-import pytest
 import tensorflow as tf
 
 from tw_core import map_towers, placement, replicate, towers
@@ -197,15 +196,6 @@ def test_a_variable_made_in_the_session_graph_around_a_function_is_its_own(graph
         w = v1.get_variable("w", [3])
     inner = tf.function(lambda: w + 1.0, autograph=False).get_concrete_function().graph
     assert placement(inner).variables == {CPU1: {"w": 12}}
-
-
-@pytest.mark.parametrize("given", [None, "graph", tf.function(lambda: 0)])
-def test_what_is_no_graph_is_refused(given):
-    want = (
-        r"placement: graph must be a tf.Graph; got .*get_concrete_function\(...\).graph"
-    )
-    with pytest.raises(TypeError, match=want):
-        placement(given)
 
 
 # Compared with what TensorFlow makes of the graph.

@@ -147,28 +147,7 @@ def test_a_table_goes_to_the_least_loaded_task_and_counts_nothing(graph):
     assert strategy.bytes_on == [4, 0]
 
 
-def test_no_task_is_refused():
-    with pytest.raises(
-        ValueError, match=r"LeastLoadedTask: ps_tasks must be .*; got 0"
-    ):
-        LeastLoadedTask(0)
-
-
 # What is refused.
-
-
-@pytest.mark.parametrize("cluster", ["ps", 3, [("ps", ["a:1"])]])
-def test_another_kind_of_cluster_is_refused(cluster):
-    want = f"cluster must be a tf.train.ClusterSpec.*got {type(cluster).__name__}"
-    with pytest.raises(TypeError, match=want):
-        replica_device_setter(cluster=cluster)
-
-
-def test_a_strategy_that_cannot_be_called_is_refused():
-    with pytest.raises(
-        TypeError, match=r"ps_strategy must be a function .*; got 'greedy'"
-    ):
-        replica_device_setter(1, ps_strategy="greedy")
 
 
 @pytest.mark.parametrize("argument", ["ps_device", "worker_device"])

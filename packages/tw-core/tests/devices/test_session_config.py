@@ -76,10 +76,3 @@ def test_tensorflows_own_configuration_takes_a_large_sum_apart(graph):
 def test_each_configuration_is_a_fresh_one():
     session_config().device_count["CPU"] = 1
     assert session_config().device_count["CPU"] == NUM_CPUS
-
-
-@pytest.mark.parametrize("num_cpus", [0, -2])
-def test_fewer_than_one_cpu_is_refused(num_cpus):
-    want = f"session_config: num_cpus must be at least 1; got {num_cpus}"
-    with pytest.raises(ValueError, match=want):
-        session_config(num_cpus=num_cpus)

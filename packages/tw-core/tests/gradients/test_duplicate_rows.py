@@ -94,15 +94,3 @@ def test_rows_are_added_where_they_lie():
         with tf.device("/cpu:3"):
             rows = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([1, 1]))
         assert sum_duplicate_rows(rows).values.device == "/device:CPU:3"
-
-
-@pytest.mark.parametrize("other", [None, "rows", 1.0, np.ones(2)])
-def test_what_is_not_sparse_is_refused(other):
-    name = type(other).__name__
-    with pytest.raises(TypeError, match=f"must be a tf.IndexedSlices; got {name}. Use"):
-        sum_duplicate_rows(other)
-
-
-def test_a_dense_tensor_is_refused():
-    with pytest.raises(TypeError, match=r"got EagerTensor\. Use a dense"):
-        sum_duplicate_rows(tf.ones([2]))

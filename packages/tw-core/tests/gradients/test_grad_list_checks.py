@@ -377,15 +377,6 @@ def test_reference_variables_are_named(graph, reference_variables):
     assert second.startswith("b:0 is a reference variable")
 
 
-@pytest.mark.parametrize(
-    "grad_list", [None, 3, [None], [3, 4], {}, zip([1], [2], strict=True)]
-)
-def test_what_is_no_list_of_lists_is_refused(grad_list):
-    want = r"grad_list must be a list with one list of \(gradient, variable\) pairs per"
-    with pytest.raises(TypeError, match=want):
-        check_grad_list(grad_list)
-
-
 def test_one_towers_pairs_without_a_list_around_them_are_refused():
     with pytest.raises(
         TypeError, match="got something else at tower 0 item 0, tower 0 it"

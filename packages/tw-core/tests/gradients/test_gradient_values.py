@@ -65,11 +65,6 @@ def test_no_factor_leaves_the_gradient_as_it_is(grad):
     assert scale(grad, None) is grad
 
 
-def test_an_integer_gradient_is_not_scaled_to_zero():
-    with pytest.raises(TypeError, match=r"^scale: grad must be floating.*got int32\."):
-        scale(tf.constant([1, 2]), 0.5)
-
-
 @each_mode
 def test_a_function_is_called_on_the_values(run):
     got = run(lambda *g: [map_values(tf.square, grad) for grad in g], DENSE, ROWS)

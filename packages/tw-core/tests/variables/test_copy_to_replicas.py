@@ -109,11 +109,6 @@ def v(*shape, dtype=np.float32, name="v"):
     return tf.Variable(np.zeros(shape, dtype), name=name)
 
 
-def test_no_tower_is_refused():
-    with pytest.raises(ValueError, match="copy_to_replicas: no tower's variables were"):
-        copy_to_replicas([])
-
-
 def test_lists_of_different_lengths_are_refused_with_their_names():
     want = r"got \[2, 1\] of them in towers 0..1: \[\['a:0', 'b:0'\], \['a:0'\]\]"
     with pytest.raises(ValueError, match=want):

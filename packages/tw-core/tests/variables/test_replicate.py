@@ -156,11 +156,6 @@ def test_get_variable_code_gets_variables_of_its_own_in_a_session_graph(graph):
 # What is refused.
 
 
-def test_no_tower_is_refused():
-    with pytest.raises(ValueError, match="replicate: towers is empty; make some with"):
-        replicate([], Linear)
-
-
 def test_an_unknown_device_is_refused_before_the_factory_is_called():
     with pytest.raises(ValueError, match=r"replicate: unknown devices \['/cpu:99'\]"):
         replicate(towers(["/cpu:0", "/cpu:99"]), lambda _: pytest.fail("was called"))
@@ -184,13 +179,6 @@ def test_a_keras_model_without_its_variables_is_refused():
         replicate(
             TOWERS, lambda _: keras.Sequential([keras.layers.Dense(2)], name="late")
         )
-
-
-def test_what_has_no_variables_is_refused():
-    with pytest.raises(
-        TypeError, match="replicate: the factory returned dict, which has"
-    ):
-        replicate(TOWERS, lambda _: {})
 
 
 def test_one_model_for_all_towers_is_refused():

@@ -118,17 +118,3 @@ def test_wrapped_graph_code_may_use_the_policies(policy):
     wrapped = tf.compat.v1.wrap_function(lambda: build(policy)[1], [])
     assert len(wrapped()) == 2
     assert len(wrapped.graph.get_collection(v1.GraphKeys.TRAINABLE_VARIABLES)) in (2, 4)
-
-
-def test_one_string_for_the_devices_is_refused():
-    with pytest.raises(
-        TypeError, match=r"Shared: devices must be .*Write \('/cpu:0',\)"
-    ):
-        Shared("/cpu:0")
-
-
-def test_what_is_no_device_is_refused():
-    with pytest.raises(
-        ValueError, match="Shared: 'no' is not a TensorFlow device string"
-    ):
-        Shared(("no",))

@@ -488,9 +488,3 @@ def test_an_unknown_device_is_refused(policy, device):
 
     with pytest.raises(ValueError, match=r"VariableStore.scope: unknown .*/cpu:99'\]"):
         traced()
-
-
-@pytest.mark.parametrize("policy", [Shared, Replicated, None, "shared", ()])
-def test_what_is_no_policy_is_refused(policy):
-    with pytest.raises(TypeError, match="VariableStore: policy must be a Shared"):
-        VariableStore(policy)
