@@ -265,14 +265,3 @@ def test_rows_of_unknown_dense_shape_are_refused(run):
     )
     with pytest.raises(ValueError, match=wanted):
         run(reducer(2, CollectiveKeys()), [[rows], [rows]])
-
-
-def test_devices_must_be_one_a_tower_and_distinct():
-    keys = CollectiveKeys()
-    with tf.Graph().as_default():
-        grads = [[tf.ones([2])]] * 2
-        with pytest.raises(ValueError, match="one device per tower; got 3 for 2"):
-            sum_collective(grads, devices=CPUS[:3], keys=keys)
-        wanted = r"a device of its own; several are on \['/device:CPU:1'\]"
-        with pytest.raises(ValueError, match=wanted):
-            sum_collective(grads, devices=["/cpu:1", "/device:CPU:1"], keys=keys)

@@ -11,16 +11,10 @@ import tensorflow as tf
 from tw_core.testing import CPUS, SparseRows, run_in_function, run_in_graph
 from tw_reduce import (
     auto,
-    compress,
     hierarchical,
-    packed,
-    partition,
     reducer_for_mode,
-    sum_balanced,
-    sum_collective,
     sum_nccl,
     sum_on_device,
-    sum_round_robin,
 )
 from tw_reduce.reducers import CollectiveKeys
 from tw_reduce.tensorpack import (
@@ -82,11 +76,6 @@ def test_allreduce_grads_by_nccl_is_refused_without_gpus():
         pytest.raises(ValueError, match=r"NCCL adds between GPUs only.*sum_balanced"),
     ):
         placed(partial(allreduce_grads, average=True), arrays(towers_of(2)))
-
-
-def test_allreduce_grads_lists_its_modes():
-    with pytest.raises(ValueError, match=r"\['collective', 'nccl'\]; got 'cpu'"):
-        allreduce_grads([[tf.ones(2)]] * 2, True, "cpu")
 
 
 @each_mode
@@ -275,25 +264,15 @@ def test_a_variables_gradients_of_unknown_shape_are_compared_in_the_run(mode):
         step(good[0], np.ones([4, 2], np.float32))
 
 
-def test_the_packer_refuses_a_wrong_order_and_other_shapes():
-    with pytest.raises(ValueError, match="num_split must be at least 1; got 0"):
-        GradientPacker(0)
+def test_the_packer_names_everything_that_differs_from_its_plan():
     packer = GradientPacker(1)
-    with pytest.raises(RuntimeError, match="compute_strategy"):
-        packer.pack([tf.ones(2000)])
     assert packer.compute_strategy([tf.ones(2000)])
-    with pytest.raises(RuntimeError, match="second time"):
-        packer.compute_strategy([tf.ones(2000)])
     wanted = (
         r"GradientPacker\.pack: tensors must be those that compute_strategy saw; there "
         r"are 2 instead of 1, 0 is float16 \(2001,\) instead of float32 \(2000,\)\."
     )
     with pytest.raises(ValueError, match=wanted):
         packer.pack([tf.ones(2001, tf.float16), tf.ones(3)])
-    with pytest.raises(ValueError, match=r"unpack: .*0 is float32 \(3,\) instead of "):
-        packer.unpack([tf.ones(3)])
-    with pytest.raises(TypeError, match=r"pack: tensors must be dense.*0 \(NoneType\)"):
-        packer.pack([None])
 
 
 @each_mode
@@ -339,40 +318,9 @@ def test_groups_must_hold_every_tower_once():
             hierarchical([[0, 1, 2], []])
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda devices: partial(sum_balanced, devices=devices),
-        lambda devices: partial(sum_round_robin, devices=devices),
-        auto,
-    ],
-)
-def test_no_device_is_refused(make):
-    with tf.Graph().as_default(), pytest.raises(ValueError, match="device"):
-        make([])([[tf.ones(2)]] * 2)
-
-
 def test_unknown_devices_are_refused_in_a_function():
     with pytest.raises(ValueError, match=r"unknown devices \['/cpu:77'\]"):
         run_in_function(partial(sum_on_device, device="/cpu:77"), arrays(towers_of(2)))
-
-
-def test_one_device_for_two_collective_towers_is_refused():
-    with tf.Graph().as_default(), pytest.raises(ValueError, match="device"):
-        sum_collective([[tf.ones(2)]] * 2, devices=["/cpu:0", "/cpu:0"], keys=KEYS)
-
-
-def test_compress_takes_floating_dtypes_only():
-    with pytest.raises((TypeError, ValueError), match="int32"):
-        compress(partial(sum_on_device, device="/cpu:0"), tf.int32)
-
-
-def test_a_route_to_nowhere_is_refused():
-    with pytest.raises(ValueError, match="reducers is empty"):
-        partition(lambda info: "a", {})
-    reducer = partition(lambda info: "b", {"a": packed(auto(CPUS[:2]))})
-    with tf.Graph().as_default(), pytest.raises(ValueError, match=r"'b'|b"):
-        reducer([[tf.ones(2)]] * 2)
 
 
 def test_keys_never_come_twice():

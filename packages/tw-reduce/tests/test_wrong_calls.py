@@ -176,7 +176,10 @@ OTHERS = {
     ".devices": [([], ValueError, "devices is empty")],
     "sum_collective.devices": [
         (TWO[:1], ValueError, "one device per tower; got 1 for 2 towers"),
-        (TWO[:1] * 2, ValueError, "a device of its own"),
+        (
+            ["/cpu:1", "/device:CPU:1"],
+            *(ValueError, "a device of its own; several are on ['/device:CPU:1']"),
+        ),
     ],
     "sum_collective.grads": [
         (Late(lambda: ones(tf.complex64)), TypeError, "positions 0 (complex64)"),
@@ -191,6 +194,9 @@ OTHERS = {
     "check_adds": [
         ({"mode": None}, TypeError, "mode must be a function; got None"),
         ({"mode": mean(balanced)}, ValueError, "mode averages already, and its means"),
+    ],
+    "allreduce_grads.mode": [
+        ("cpu", ValueError, "mode must be one of ['collective', 'nccl']; got 'cpu'"),
     ],
     "reducer_for_mode.mode": [
         ("hierarchical", ValueError, "means eight towers; got 2"),
@@ -325,7 +331,10 @@ WRONG_LISTS = [
     (list, ValueError, "grads is empty"),
     (lambda: [[tf.ones([2])], []], ValueError, "got [1, 0] from towers 0..1"),
     (lambda: [[tf.ones([2])], [None]], ValueError, "gradient None in towers [1]"),
-    (lambda: [[tf.ones([2])], [2.0]], TypeError, "grads[1][0] is float"),
+    (
+        lambda: [[tf.ones(2), 1.0], ["g", tf.ones(2)]],
+        *(TypeError, "grads[0][1] is float, grads[1][0] is str"),
+    ),
     (lambda: [[tf.Variable(1.0)]], TypeError, "Variable. Convert it"),
     (of_another_graph, ValueError, "position 0 has gradients of another graph"),
     (lambda: [[EAGER]] * 2, ValueError, "or eager ones in a graph, in towers [0, 1]"),
