@@ -6,9 +6,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 from tw_ampopt import (
     DynamicLossScale,
+    GradualLossScale,
     Optimizer,
     SimpleAdam,
     StaticLossScale,
@@ -383,6 +385,47 @@ def test_numpy_numbers_count_too(graph):
             np.testing.assert_array_equal(sess.run(w), want)
 
 
+def test_a_start_outside_of_the_bounds_is_refused(graph):
+    with pytest.raises(ValueError, match="initial log2 must lie within the bounds"):
+        Optimizer(use_loss_scaling=True, loss_scaling_init=-1.0)
+
+
+def test_two_kinds_of_scaling_are_refused(graph):
+    with pytest.raises(ValueError, match="two rules for one scale"):
+        Optimizer(use_loss_scaling=True, loss_scale=GradualLossScale())
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda **_: object(), r"cannot wrap builtins.object; can wrap .*Keras 3"),
+        (tf_keras.optimizers.Adam, r"cannot wrap tf_keras.*legacy"),
+        (
+            lambda learning_rate: keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.SGD()
+            ),
+            "scales the loss itself",
+        ),
+        (
+            lambda learning_rate: keras.optimizers.SGD(gradient_accumulation_steps=2),
+            "accumulates itself; let tw_ampopt do so",
+        ),
+    ],
+)
+def test_an_optimizer_that_cannot_be_wrapped_is_refused(graph, made, message):
+    optimizer = Optimizer(tf_optimizer=made)
+    w = variable_on("/cpu:0")
+    optimizer.register_gradients(square_loss(w), [w])
+    with pytest.raises(TypeError, match=message):
+        optimizer.apply_updates()
+
+
+def test_a_reference_variable_is_refused(graph):
+    w = v1.Variable([1.0, 2.0], use_resource=False)
+    with pytest.raises(TypeError, match="enable_resource_variables"):
+        Optimizer().register_gradients(tf.reduce_sum(w), [w])
+
+
 @pytest.mark.parametrize(
     "method", ["statistics", "nonfinite_gradients", "copy_to_replicas"]
 )
@@ -504,9 +547,34 @@ def test_a_replica_made_of_local_variables_has_local_state_of_the_same_names(gra
     assert set(names[0]) <= {v.name for v in v1.global_variables()}
 
 
+@pytest.mark.parametrize(
+    ("pairs", "error", "message"),
+    [
+        (
+            lambda w: [(None, w)],
+            ValueError,
+            r"no gradient for any variable; got \['w:0'\]",
+        ),
+        (lambda w: [(tf.ones(2), w)] * 2, ValueError, r"\['w:0'\] came more than once"),
+        (lambda w: [w], TypeError, r"must hold \(gradient, variable\) pairs"),
+    ],
+)
+def test_bad_pairs_are_refused(graph, pairs, error, message):
+    w = variable_on("/cpu:0")
+    with pytest.raises(error, match=message):
+        Optimizer().apply_gradients(pairs(w))
+
+
 def test_no_variables_are_refused(graph):
     with pytest.raises(ValueError, match="compute_gradients: no variables"):
         Optimizer().compute_gradients(tf.constant(1.0))
+
+
+def test_simple_adam_refuses_a_loss_without_gradients(graph):
+    w = variable_on("/cpu:0")
+    adam = SimpleAdam()
+    with pytest.raises(ValueError, match=r"SimpleAdam.*: no gradient .* \['w:0'\]"):
+        adam.apply_gradients(adam.compute_gradients(tf.constant(1.0), [w]))
 
 
 def test_simple_adam_counts_steps_on_its_own(graph):

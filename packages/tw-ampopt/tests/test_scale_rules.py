@@ -1,7 +1,5 @@
 """The rules against plain Python."""
 
-import math
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -137,40 +135,3 @@ def test_scaling_by_a_whole_exponent_and_back_changes_no_bit(log2, seed):
 def test_a_fractional_exponent_gives_the_fractional_power():
     scale = GradualLossScale().scale(tf.constant(10.0005))
     np.testing.assert_allclose(scale, 2.0**10.0005, rtol=1e-6)
-
-
-@pytest.mark.parametrize("kind", [GradualLossScale, DynamicLossScale])
-def test_bounds_that_exclude_the_start_are_refused(kind):
-    with pytest.raises(ValueError, match=r"within the bounds; got init=5, lowest=6"):
-        kind(init=5, lowest=6, highest=7)
-
-
-@pytest.mark.parametrize("bounds", [(3, 2), (-200, 0), (0, 121)])
-def test_bounds_in_disorder_or_beyond_float32_are_refused(bounds):
-    lowest, highest = bounds
-    with pytest.raises(ValueError, match=r"must lie within -120\.\.120"):
-        GradualLossScale(init=2, lowest=lowest, highest=highest)
-
-
-@pytest.mark.parametrize("step", [-1.0, math.inf, math.nan])
-def test_a_step_that_is_none_is_refused(step):
-    with pytest.raises(ValueError, match="increment must be "):
-        GradualLossScale(increment=step)
-    with pytest.raises(ValueError, match="decrement must be "):
-        GradualLossScale(decrement=step)
-
-
-def test_counts_below_one_are_refused():
-    with pytest.raises(ValueError, match="growth_interval counts updates, 1 or more"):
-        DynamicLossScale(growth_interval=0)
-    with pytest.raises(ValueError, match="hysteresis counts updates, 1 or more; got 0"):
-        DynamicLossScale(hysteresis=0)
-
-
-def test_a_fraction_where_an_exponent_is_whole_is_refused():
-    with pytest.raises(
-        TypeError, match=r"every number must be an int; got {'init': 1.5}"
-    ):
-        DynamicLossScale(init=1.5)
-    with pytest.raises(TypeError, match="GradualLossScale takes fractions"):
-        StaticLossScale(log2=True)

@@ -141,6 +141,8 @@ SETTINGS = [
     ({"name": "a b"}, ValueError, "name must begin with a letter"),
     ({"tf_optimizer": keras.optimizers.Adam()}, TypeError, "tf_optimizer must be a cl"),
     ({"tf_optimizer": "adam"}, ValueError, "'adam' could not be resolved"),
+    ({"tf_optimizer": "tf.train.NoSuch"}, ValueError, "could not be resolved"),
+    ({"tf_optimizer": "no.such.thing"}, ValueError, "could not be resolved"),
     ({"tf_optimizer": "keras.optimizers"}, TypeError, "tf_optimizer must be a class"),
     ({"tf_optimizer": "tf.constant"}, TypeError, "called with learning_rate and []"),
     ({"tf_optimizer": tf.Variable}, ValueError, "called with learning_rate and []"),
@@ -156,6 +158,9 @@ SETTINGS = [
 STEPS = [
     (0, ValueError, "must be a whole number of 1 or more; got 0"),
     (2.5, ValueError, "got 2.5"),
+    (-1, ValueError, "whole number of 1 or more; got -1"),
+    (INF, ValueError, "whole number of 1 or more; got inf"),
+    (np.bool_(True), TypeError, "whole number of micro-batches"),
 ]
 
 
@@ -235,6 +240,7 @@ GRADIENTS = [
     ([1.0], TypeError, "got 1.0 for w:0"),
     ([np.ones(3)], ValueError, "has a gradient of shape (3,)"),
     ([np.complex64(ONES)], TypeError, "got complex64 for w:0"),
+    ([tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]))], ValueError, "w:0"),
     ([ONES > 0], TypeError, "got bool for w:0"),
     (
         [tf.IndexedSlices(tf.ones(1), tf.constant(["a"]))],
@@ -298,7 +304,8 @@ OTHERS = {
     "TowerOptimizer.variables": [
         *VARIABLES,
         ([ONES], TypeError, "only resource variables"),
-        ([], ValueError, "no variables"),
+        ([], ValueError, "no variables; build the model"),
+        ([[]], ValueError, "no variables; build the model"),
         ([[WEIGHT], None], TypeError, "got lists and others"),
         ([[[WEIGHT]]], TypeError, "only resource variables"),
         (Late(lambda: [variable(tf.int32)]), TypeError, ":0 of int32"),
@@ -334,14 +341,20 @@ OTHERS = {
         ({"increment": -1}, ValueError, "increment must be at least 0; got -1"),
         ({"decrement": INF}, ValueError, "decrement must be finite"),
         ({"init": -1.0}, ValueError, "must lie within the bounds; got init=-1.0"),
-        ({"lowest": 121.0}, ValueError, "must lie within -120..120"),
+        *(
+            ({"lowest": lowest, "highest": highest}, ValueError, "within -120..120")
+            for lowest, highest in ((121.0, 122.0), (65.0, 64.0), (-200.0, 120.0))
+        ),
     ],
     "DynamicLossScale": [
         ({"growth_interval": 0}, ValueError, "growth_interval counts updates"),
         ({"hysteresis": 0}, ValueError, "hysteresis counts updates"),
         ({"init": 25}, ValueError, "must lie within the bounds"),
     ],
-    "StaticLossScale": [({"log2": 121}, ValueError, "within -120..120")],
+    "StaticLossScale.log2": [
+        (121, ValueError, "within -120..120"),
+        (True, TypeError, "GradualLossScale takes fractions"),
+    ],
     "SimpleAdam": [
         ({"name": ""}, ValueError, "name must not be empty"),
         ({"name": "a b"}, ValueError, "name must begin with a letter"),

@@ -95,11 +95,6 @@ def test_equally_named_variables_of_two_towers_are_not_taken_for_one():
         make(Own)
 
 
-def test_a_loss_object_without_gradients_is_refused():
-    with pytest.raises(TypeError, match=r"object with gradients.optimizer.; got float"):
-        make(lambda inputs: 1.0)
-
-
 def test_gradients_that_want_a_loss_which_nobody_knows_are_refused():
     class NoLoss:
         def gradients(self, optimizer, loss):

@@ -166,6 +166,7 @@ OTHERS = {
             TypeError,
             "the class AdamOptimizer. Make an",
         ),
+        ({"replicas_to_aggregate": 0}, ValueError, "1; got replicas_to_aggregate=0"),
         ({"total_num_replicas": 0}, ValueError, "got total_num_replicas=0"),
         ({"variable_averages": 0.9}, TypeError, "must be a tf.train.Expo"),
         ({"variables_to_average": ["w"]}, TypeError, "a list of variables; got '"),
@@ -196,7 +197,7 @@ OTHERS = {
         (3, TypeError, "pairs; got 3"),
         (None, TypeError, "must be a list of (gradient, variable) pairs; got None"),
         (EAGER, TypeError, "pairs; got <tf."),
-        ([], ValueError, "no (gradient, variable) p"),
+        ([], ValueError, "Must supply at least one variable"),
         ([EAGER], TypeError, "must hold (gradient, variable) pairs; got <tf.Tensor"),
         ([(EAGER, None)], TypeError, "resource variables are supported; got None"),
         ([(EAGER, "w")], TypeError, "only resource variables are supported; got w"),
@@ -282,6 +283,7 @@ OTHERS = {
     ],
     "start_local": [
         ({"ps": -1}, ValueError, "needs ps >= 0 and workers >= 1; got -1 and 2"),
+        ({"workers": 0}, ValueError, "workers >= 1; got 1 and 0"),
         ({"config": 1}, TypeError, "config must be a tf.compat.v1.ConfigProto; got 1"),
     ],
     "with_device_filters": [
