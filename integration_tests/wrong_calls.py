@@ -18,7 +18,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from types import NoneType
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tw_core.testing import WrongCall
+from tw_core.testing import WrongCall, check_wrong_call
 
 PACKAGES = Path(__file__).parents[1] / "packages"
 LINE = re.compile(r"(?:class|def) ([\w.]+)\(")
@@ -108,7 +108,7 @@ class Late:
         self.make = make
 
 
-def in_graph(_: str) -> AbstractContextManager[Any]:
+def in_graph(_: object = None) -> AbstractContextManager[Any]:
     """The context of calls that build: a graph of their own."""
     return tf.Graph().as_default()
 
@@ -292,6 +292,31 @@ class Interface:
         }
         lacking = [what for what, is_so in lacks.items() if is_so]
         return f"lacks {', '.join(lacking)}: {message}" if lacking else ""
+
+
+class WrongCalls:
+    """The tests of an interface; a subclass has it, and rows of calls in a context."""
+
+    interface: Interface
+    rows: Sequence[WrongCall]
+    rows_in: Callable[..., AbstractContextManager[Any]] = nullcontext  # or a method
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        if "argument" in metafunc.fixturenames:
+            metafunc.parametrize("argument", self.interface.checked, ids=str)
+        if "row" in metafunc.fixturenames:
+            ids = [f"{row.name}: {row.says}" for row in self.rows]
+            metafunc.parametrize("row", self.rows, ids=ids)
+
+    def test_a_wrong_value_is_refused_in_a_sentence(self, argument: Argument) -> None:
+        assert list(self.interface.faults(argument)) == []
+
+    def test_a_wrong_call_is_refused_in_a_sentence(self, row: WrongCall) -> None:
+        with self.rows_in():
+            check_wrong_call(row)
+
+    def test_every_public_name_has_wrong_calls(self) -> None:
+        assert self.interface.unchecked(self.rows) == []
 
 
 def _find(path: str) -> tuple[type | None, str, Any]:

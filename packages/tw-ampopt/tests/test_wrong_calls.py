@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from wrong_calls import Interface, Late
+from wrong_calls import Interface, Late, WrongCalls
 
 from tw_ampopt import (
     DynamicLossScale,
@@ -415,18 +415,8 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("argument", INTERFACE.checked, ids=str)
-def test_a_wrong_value_is_refused_in_a_sentence(argument):
-    assert list(INTERFACE.faults(argument)) == []
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda r: f"{r.name} {r.says[:40]}")
-def test_a_wrong_call_is_refused_in_a_sentence(row):
-    check_wrong_call(row)
-
-
-def test_every_public_name_has_wrong_calls():
-    assert INTERFACE.unchecked(ROWS) == []
+class TestWrongCalls(WrongCalls):
+    interface, rows = INTERFACE, ROWS
 
 
 @pytest.mark.parametrize(

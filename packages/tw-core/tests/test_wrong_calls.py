@@ -4,9 +4,8 @@ from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
-import pytest
 import tensorflow as tf
-from wrong_calls import Interface, Late
+from wrong_calls import Interface, Late, WrongCalls, in_graph
 
 from tw_core import (
     Replicated,
@@ -26,7 +25,7 @@ from tw_core.contexts import (
     TowerHandle,
     freeze_collections,
 )
-from tw_core.testing import CPUS, WrongCall, check_wrong_call
+from tw_core.testing import CPUS, WrongCall
 
 v1 = tf.compat.v1
 OURS = towers(list(CPUS[:2]))
@@ -519,18 +518,8 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("argument", INTERFACE.checked, ids=str)
-def test_a_wrong_value_is_refused_in_a_sentence(argument):
-    assert list(INTERFACE.faults(argument)) == []
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.name} {row.says[:40]}")
-def test_a_wrong_call_is_refused_in_a_sentence(row, graph):
-    check_wrong_call(row)
-
-
-def test_every_public_name_has_wrong_calls():
-    assert INTERFACE.unchecked(ROWS) == []
+class TestWrongCalls(WrongCalls):
+    interface, rows, rows_in = INTERFACE, ROWS, in_graph
 
 
 def test_a_check_that_is_missing_is_found():

@@ -2,11 +2,10 @@
 
 from functools import partial
 
-import pytest
 import tensorflow as tf
-from wrong_calls import Interface, Late
+from wrong_calls import Interface, Late, WrongCalls, in_graph
 
-from tw_core.testing import CPUS, WrongCall, check_wrong_call
+from tw_core.testing import CPUS, WrongCall
 from tw_reduce import (
     accumulate_as,
     all_reduce,
@@ -39,13 +38,6 @@ ON_DEVICE = Strategy("sum_on_device", "sum_on_device", 0)
 TIMES = {"auto": {ON_DEVICE: 1.0}, "all_reduce": {ON_DEVICE: 1.0}}
 MEASURED = Measurements(("/device:CPU:0",), {}, (MeasuredProfile("p", (4,), TIMES),))
 EAGER = tf.constant([1.0])
-
-
-@pytest.fixture
-def graph():
-    """A fresh graph, the default one during the test."""
-    with tf.Graph().as_default() as graph:
-        yield graph
 
 
 def on_first(grads):
@@ -410,15 +402,5 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("argument", INTERFACE.checked, ids=str)
-def test_a_wrong_value_is_refused_in_a_sentence(argument):
-    assert list(INTERFACE.faults(argument)) == []
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.name}: {row.says}")
-def test_a_wrong_call_is_refused_in_a_sentence(row, graph):
-    check_wrong_call(row)
-
-
-def test_no_public_name_goes_without_wrong_calls():
-    assert INTERFACE.unchecked(ROWS) == []
+class TestWrongCalls(WrongCalls):
+    interface, rows, rows_in = INTERFACE, ROWS, in_graph

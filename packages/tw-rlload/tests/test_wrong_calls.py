@@ -5,12 +5,11 @@ from functools import cache, partial
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
-from wrong_calls import Interface, Late
+from wrong_calls import Interface, Late, WrongCalls
 
 from tw_core import towers
-from tw_core.testing import CPUS, WrongCall, check_wrong_call
+from tw_core.testing import CPUS, WrongCall
 from tw_rlload import (
     plan_load,
 )
@@ -355,15 +354,5 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("argument", INTERFACE.checked, ids=str)
-def test_a_wrong_value_is_refused_in_a_sentence(argument):
-    assert list(INTERFACE.faults(argument)) == []
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.name}: {row.says}")
-def test_a_wrong_call_is_refused_in_a_sentence(row):
-    check_wrong_call(row)
-
-
-def test_every_public_name_has_wrong_calls():
-    assert INTERFACE.unchecked(ROWS) == []
+class TestWrongCalls(WrongCalls):
+    interface, rows = INTERFACE, ROWS

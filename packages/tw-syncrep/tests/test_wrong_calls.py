@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import keras
 import pytest
 import tensorflow as tf
-from wrong_calls import Interface, Late
+from wrong_calls import Interface, Late, WrongCalls, in_graph
 
-from tw_core.testing import WrongCall, check_wrong_call
+from tw_core.testing import WrongCall
 from tw_syncrep import SyncReplicasHook, SyncReplicasOptimizer, cluster
 from tw_syncrep import launch as launcher
 
@@ -405,19 +405,8 @@ ROWS = INTERFACE.rows(OTHERS)
 ROWS += [WrongCall(name, *case) for name, cases in STATES.items() for case in cases]
 
 
-@pytest.mark.parametrize("argument", INTERFACE.checked, ids=str)
-def test_a_wrong_value_is_refused_in_a_sentence(argument):
-    assert list(INTERFACE.faults(argument)) == []
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.name}: {row.says}")
-def test_a_wrong_call_is_refused_in_a_sentence(row):
-    with tf.Graph().as_default():
-        check_wrong_call(row)
-
-
-def test_every_public_name_has_wrong_calls():
-    assert INTERFACE.unchecked(ROWS) == []
+class TestWrongCalls(WrongCalls):
+    interface, rows, rows_in = INTERFACE, ROWS, in_graph
 
 
 @pytest.mark.parametrize(
