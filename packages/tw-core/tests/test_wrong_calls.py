@@ -314,7 +314,11 @@ OTHERS = {
     ],
     "copy_to_replicas.variable_lists": [
         ([], ValueError, "no tower's variables were given"),
-        ([None], TypeError, "must be a list of variables; got None"),
+        (
+            [None],
+            TypeError,
+            "variable_lists must be a list with one list of variables per tower; got so",
+        ),
         ([["w"]], TypeError, "tower 0 number 0: str"),
     ],
     ".variable": NO_VARIABLE,

@@ -202,7 +202,7 @@ OTHERS = {
         ({"": on_first}, ValueError, "got ['']"),
         ({"a": None}, TypeError, "must be a function; got None"),
     ],
-    ".infos": [([None, 3], TypeError, "got others at 0 (NoneType), 1 (int)")],
+    ".infos": [([None, 3], TypeError, "got others at positions 0 (NoneType), 1 (int)")],
     "plan_splits.num_split": [(0, ValueError, "num_split must be at least 1; got 0")],
     "plan_balanced.num_bytes": [
         (["1"], TypeError, "num_bytes must be a whole number; got '1'"),
