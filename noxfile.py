@@ -125,12 +125,10 @@ def install_command(package: str, source: str) -> str:
     return found[0]
 
 
-def tool(
-    session: nox.Session, module: str, *arguments: str | Path, **options: Any
-) -> None:
-    """Runs a module of integration_tests/interfaces with the session's Python."""
+def tool(session: nox.Session, *arguments: str | Path, **options: Any) -> None:
+    """Runs a module of integration_tests with the session's Python."""
     env = {**ENV, "PYTHONPATH": str(ROOT / "integration_tests")}
-    command = ("python", "-m", f"interfaces.{module}", *map(str, arguments))
+    command = ("python", "-m", *map(str, arguments))
     session.run(*command, env=env, **options)
 
 
@@ -311,7 +309,7 @@ def pieces(session: nox.Session) -> None:
         session.log(command)
         session.run("sh", "-c", command, env=env, external=True, silent=True)
         less = ["--no-example"] if source == "checkout" else []
-        tool(session, "pieces", *closure(package), *less)
+        tool(session, "interfaces.pieces", *closure(package), *less)
         session.run("pip", "uninstall", "--yes", *closure(package), silent=True)
 
 
@@ -320,7 +318,7 @@ def pieces(session: nox.Session) -> None:
 def api(session: nox.Session, package: str) -> None:
     """Checks the frozen public interface, or rewrites it, as in: -- --write."""
     session.install(*group("api"))
-    tool(session, "api", package, *session.posargs)
+    tool(session, "interfaces", "api", package, *session.posargs)
 
 
 def run_planned(session: nox.Session, planner: str, package: str) -> None:
@@ -332,7 +330,7 @@ def run_planned(session: nox.Session, planner: str, package: str) -> None:
     folder = Path(session.create_tmp()).resolve() / "planned"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    tool(session, "siblings", planner, package, folder)
+    tool(session, "interfaces", planner, package, folder)
     runs = json.loads((folder / "runs.json").read_text())
     if not runs:
         session.skip("nothing to prove, as said above")
@@ -373,7 +371,7 @@ def released(session: nox.Session) -> None:
     session.install(*group("release"))
     tree = Path(session.create_tmp()).resolve() / "tree"
     shutil.rmtree(tree, ignore_errors=True)
-    tool(session, "released", tree)
+    tool(session, "interfaces", "released", tree)
     names = ("test_exports.py", "test_wrong_calls.py")
     tests = [path for name in names for path in tree.glob(f"packages/*/tests/{name}")]
     session.install(*map(wheel, PACKAGES), *test_requirements(*PACKAGES, root=tree))
@@ -390,18 +388,19 @@ def released(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def release(session: nox.Session) -> None:
-    """Releases packages, as in: -- tw-core minor. Publishes nothing."""
+    """Releases packages, as in: -- tw-core. Publishes nothing."""
     session.install(*group("release"))
     # After Ctrl-C the tool removes its clone.
     ending: dict[str, Any] = {"interrupt_timeout": 60, "terminate_timeout": 10}
-    tool(session, "release", "--nox", sys.executable, "--", *session.posargs, **ending)
+    words = ("release", "--nox", sys.executable, "--", *session.posargs)
+    tool(session, "interfaces", *words, **ending)
 
 
 @nox.session(reuse_venv=True)
 def tagged(session: nox.Session) -> None:
     """Checks what a tag releases, and builds it anew, as in: -- tw-core-v0.2.0."""
     session.install(*group("release"))
-    tool(session, "tagged", *session.posargs)
+    tool(session, "interfaces", "tagged", *session.posargs)
 
 
 def build_site(session: nox.Session) -> None:

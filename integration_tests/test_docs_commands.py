@@ -19,7 +19,7 @@ MODULES = {
     "train-rl": ["docs/examples/ppo/train.py"],
     "bench": ["integration_tests/benchmarks/*.py"],
     "faults": ["integration_tests/faults/run.py"],
-    "api": ["integration_tests/interfaces/api.py"],
+    "api": ["integration_tests/interfaces/__main__.py"],
 }
 OURS = re.compile(r"^(?:packages|docs|integration_tests)/[\w./*-]+$")
 

@@ -10,18 +10,19 @@ from interfaces import release as module
 from interfaces.manifest import find_releases
 from interfaces.release import (
     ARCHIVES,
+    build_tagged,
     check_archives,
     check_same_bytes,
+    check_tag,
     plan,
     release,
     run_sessions,
-    target_version,
 )
-from interfaces.repository import build
+from interfaces.repository import Repository, build
 from interfaces.toy_repository import WORK, ToyRepository
-from packaging.version import Version
 
 SETTINGS = Path(__file__).parents[1] / "pyproject.toml"
+TAG = "tw-a-v0.1.0"
 EPOCH = 1_700_000_000
 
 
@@ -38,15 +39,29 @@ def toy(tmp_path):
     return repository
 
 
+@pytest.fixture
+def tagged(tmp_path):
+    """Has a release of tw-a, tagged."""
+    repository = ToyRepository.create(tmp_path / "toy")
+    (repository.root / ".gitignore").write_text("out/\n")
+    repository.released("tw-a", "0.1.0")
+    repository.git("tag", TAG)
+    return repository
+
+
+@pytest.fixture
+def lightly(monkeypatch):
+    """Leaves out what takes long: archives and their installation."""
+    monkeypatch.setattr(module, "build_twice", lambda *_: None)
+    monkeypatch.setattr(module, "built_wheels", lambda *_: {})
+    monkeypatch.setattr(module, "install", lambda *_: None)
+
+
 def state(repository):
     """Returns all that a failed release must leave alone."""
-    return (
-        repository.git("rev-parse", "HEAD"),
-        repository.git("symbolic-ref", "HEAD"),
-        repository.git("tag"),
-        repository.git("status", "--porcelain"),
-        sorted(path for path in repository.root.rglob("*") if ".git" not in path.parts),
-    )
+    told = (("rev-parse", "HEAD"), ("symbolic-ref", "HEAD"), ("tag",), ("status", "-s"))
+    files = [path for path in repository.root.rglob("*") if ".git" not in path.parts]
+    return [repository.git(*words) for words in told], sorted(files)
 
 
 @contextmanager
@@ -65,40 +80,23 @@ def tags(targets):
     return [target.tag for target in targets]
 
 
-@pytest.mark.parametrize(
-    ("last", "standing", "part", "version"),
-    [
-        (None, "0.1.0", "first", "0.1.0"),
-        ("0.1.0", "0.1.0", "patch", "0.1.1"),
-        ("0.1.3", "0.1.3", "minor", "0.2.0"),
-        ("0.1.3", "0.2.0", "minor", "0.2.0"),
-        ("0.9.0", "0.9.0", "major", "1.0.0"),
-    ],
-)
-def test_the_part_says_which_version_follows(last, standing, part, version):
-    last = last and Version(last)
-    assert target_version(last, Version(standing), part) == Version(version)
+def rename_argument(toy):
+    toy.write_work("tw-a", WORK.replace("size", "count"))
+    toy.commit("Rename")
 
 
-@pytest.mark.parametrize(
-    ("last", "standing", "part", "said"),
-    [
-        (None, "0.1.0", "minor", "there is no release yet; use first for 0.1.0"),
-        ("0.1.0", "0.1.0", "first", "0.1.0 is released; use one of patch"),
-        ("0.1.0", "0.2.0", "patch", "patch makes 0.1.1 of 0.1.0, but pyproject.toml"),
-        ("0.2.0", "0.1.0", "patch", "but pyproject.toml already says 0.1.0"),
-        ("0.1.0", "0.1.0", "small", "got the part 'small'; wanted one of patch, minor"),
-    ],
-)
-def test_a_part_that_does_not_suit_is_refused(last, standing, part, said):
-    last = last and Version(last)
-    with pytest.raises(ValueError, match=said):
-        target_version(last, Version(standing), part)
+def raise_version(toy, version="0.2.0"):
+    toy.package("tw-a", version)
+    toy.commit(f"Raise the version to {version}")
 
 
 def leave_changes(toy):
     (toy.root / "new.txt").write_text("x")
     (toy.root / "pyproject.toml").write_text("# x")
+
+
+def leave_fragment(toy):
+    toy.fragment("tw-a", "What the changelog lacks.")
 
 
 def take_fragment_away(toy):
@@ -107,59 +105,77 @@ def take_fragment_away(toy):
     toy.commit("Take it away")
 
 
-def rename_argument(toy):
-    toy.write_work("tw-a", WORK.replace("size", "count"))
-    toy.commit("Rename")
+def forget_section(toy):
+    (toy.root / "packages" / "tw-a" / "CHANGELOG.md").write_text("# Changelog\n")
 
 
 def tag_it(toy):
-    toy.git("tag", "tw-a-v0.1.0")
+    toy.git("tag", TAG)
+
+
+def work_on(toy):
+    toy.commit("Work on")
 
 
 @pytest.mark.parametrize(
     ("spoil", "words", "said"),
     [
-        (leave_changes, "all first", r"got 2 changes:(?s:.)*\? new\.txt"),
-        (print, "tw-a tw-x first", r"of which \['tw-x'\] are unknown; .* tw-b, or all"),
-        (print, "all minor", r"tw-a: there is no release yet.*\ntw-b: there is no"),
-        (tag_it, "tw-a first", r"the tag tw-a-v0\.1\.0 exists"),
-        (take_fragment_away, "tw-a first", r"tw-a/changelog\.d holds nothing"),
-        (rename_argument, "tw-a first", r"the code \(\+\) differ"),
+        (leave_changes, "all", r"got 2 changes:(?s:.)*\? new\.txt"),
+        (print, "tw-a tw-x", r"of which \['tw-x'\] are unknown; .* tw-b, or all"),
+        (tag_it, "tw-a", r"tw-a: the tag tw-a-v0\.1\.0 exists"),
+        (take_fragment_away, "tw-a", r"tw-a/changelog\.d holds nothing"),
+        (rename_argument, "tw-a", r"the code \(\+\) differ"),
     ],
 )
 def test_what_can_be_seen_at_once_is_refused_at_once(toy, spoil, words, said):
     spoil(toy)
-    *packages, part = words.split()
     with pytest.raises(ValueError, match=said):
-        plan(toy, packages, part)
+        plan(toy, words.split())
 
 
-def test_a_patch_that_breaks_its_users_is_refused_with_the_part_that_will_do(toy):
+def test_the_faults_of_all_packages_are_told(toy):
+    tag_it(toy)
+    toy.git("tag", "tw-b-v0.1.0")
+    with pytest.raises(ValueError, match=r"tw-a: the tag .*\ntw-b: the tag "):
+        plan(toy, ["all"])
+
+
+def test_a_released_version_is_followed_by_its_patch_and_a_raised_one_stands(toy):
+    toy.released("tw-a", "0.1.3")
+    assert tags(plan(toy, ["tw-a"])) == ["tw-a-v0.1.4"]
+    raise_version(toy, "0.2.0")
+    assert tags(plan(toy, ["all"])) == ["tw-a-v0.2.0", "tw-b-v0.1.0"]
+    raise_version(toy, "0.1.2")
+    with pytest.raises(ValueError, match=r"must be 0\.1\.3 or higher; got 0\.1\.2"):
+        plan(toy, ["tw-a"])
+
+
+def test_a_patch_that_breaks_its_users_is_refused_with_the_version_that_will_do(toy):
     toy.released("tw-a", "0.1.0")
     rename_argument(toy)
     toy.freeze("tw-a")
     toy.commit("Freeze")
-    said = r"must be 0\.2\.0 \(part minor\) or higher; got 0\.1\.1\."
-    with pytest.raises(ValueError, match=said):
-        plan(toy, ["tw-a"], "patch")
-    assert tags(plan(toy, ["tw-a"], "minor")) == ["tw-a-v0.2.0"]
+    with pytest.raises(ValueError, match=r"must be 0\.2\.0 or higher; got 0\.1\.1\."):
+        plan(toy, ["tw-a"])
+    raise_version(toy)
+    assert tags(plan(toy, ["tw-a"])) == ["tw-a-v0.2.0"]
 
 
 def test_releases_are_committed_tagged_and_found_again(toy, monkeypatch):
     monkeypatch.setenv("UV_PYTHON", "3.99")  # not the one that makes the release
     checked = []
-    release(toy.root, ["tw-b", "tw-a"], "first", checked.extend)
+    release(toy.root, ["tw-b", "tw-a"], checked.extend)
     assert tags(checked) == toy.git("tag").split() == ["tw-a-v0.1.0", "tw-b-v0.1.0"]
     assert toy.git("status", "--porcelain") == ""
     assert toy.git("symbolic-ref", "--short", "HEAD") == "main"
     for one in find_releases(toy, "tw-a", "tw-b"):
         assert one.commit == toy.git("rev-parse", f"{one.tag}^{{commit}}")
-    assert len(list((toy.root / ARCHIVES).iterdir())) == 4
+    assert len(list((toy.root / ARCHIVES).glob("tw-?/*"))) == 4
 
     toy.write_work("tw-a", WORK + "\n\ndef _new() -> None: ...\n")
     toy.fragment("tw-a", "What is new.")
     toy.commit("Work on")
-    release(toy.root, ["tw-a"], "patch", passed)
+    release(toy.root, ["tw-a"], passed)
     assert tags(find_releases(toy, "tw-a")) == ["tw-a-v0.1.0", "tw-a-v0.1.1"]
     folder = toy.root / "packages" / "tw-a"
     text = (folder / "pyproject.toml").read_text()
@@ -169,17 +185,10 @@ def test_releases_are_committed_tagged_and_found_again(toy, monkeypatch):
     assert changelog.index("- What is new.") < changelog.index("## 0.1.0 (20") < first
 
 
-@pytest.fixture
-def lightly(monkeypatch):
-    """Leaves out what takes long: archives and their installation."""
-    monkeypatch.setattr(module, "prepare_archives", lambda *_: [])
-    monkeypatch.setattr(module, "install", lambda *_: None)
-
-
 @pytest.mark.usefixtures("lightly")
 @pytest.mark.parametrize(
     ("step", "time"),
-    [("commit", 2), ("prepare_archives", 2), ("install", 2), ("bring_back", 1)],
+    [("commit", 2), ("build_twice", 2), ("install", 2), ("bring_back", 1)],
 )
 def test_a_failure_in_any_step_leaves_the_repository_as_it_was(
     toy, monkeypatch, step, time
@@ -194,8 +203,8 @@ def test_a_failure_in_any_step_leaves_the_repository_as_it_was(
         return whole(*arguments)
 
     monkeypatch.setattr(module, step, fail_late)
-    with refused(toy, "on fire"):
-        release(toy.root, ["all"], "first", passed)
+    with refused(toy, "on fire\nNothing was released"):
+        module.run(toy.root, ["all"], "true")
 
 
 @pytest.mark.usefixtures("lightly")
@@ -209,7 +218,7 @@ def test_a_session_that_fails_keeps_a_release_from_being_made(toy, tmp_path):
         run_sessions(str(nox), [*targets, *targets])
 
     with refused(toy, r"compat\(tw-a\) and integration must pass"):
-        release(toy.root, ["tw-a"], "first", check)
+        release(toy.root, ["tw-a"], check)
 
 
 @pytest.mark.usefixtures("lightly")
@@ -226,7 +235,7 @@ def test_what_changed_meanwhile_is_not_released(toy, what):
 
     meddled = []
     with pytest.raises(RuntimeError, match="changed while the release was checked"):
-        release(toy.root, ["all"], "first", meddle)
+        release(toy.root, ["all"], meddle)
     assert [state(toy)] == meddled
 
 
@@ -234,7 +243,7 @@ def test_a_tool_that_calls_git_does_not_reach_the_hook_that_runs(
     toy, tmp_path, monkeypatch
 ):
     outer = ToyRepository.create(tmp_path / "outer")
-    [target] = plan(toy, ["tw-a"], "first")
+    [target] = plan(toy, ["tw-a"])
     before = outer.git("ls-files", "--stage")
     monkeypatch.setenv("GIT_DIR", str(outer.root / ".git"))
     monkeypatch.setenv("GIT_INDEX_FILE", str(outer.root / ".git" / "index"))
@@ -249,14 +258,14 @@ def test_a_package_that_does_not_load_is_not_released(toy):
     toy.write_work("tw-a", "from tw_a import play\n\n" + WORK)
     toy.commit("Use what is not there")
     with refused(toy, "tw_a does not load from its wheel"):
-        release(toy.root, ["all"], "first", passed)
+        release(toy.root, ["all"], passed)
 
 
 def test_a_package_whose_sibling_is_not_released_is_refused_alone(toy):
     with refused(toy, "tw-b admits no set of released siblings"):
-        release(toy.root, ["tw-b"], "first", passed)
+        release(toy.root, ["tw-b"], passed)
     toy.released("tw-a", "0.1.0")
-    assert tags(release(toy.root, ["tw-b"], "first", passed)) == ["tw-b-v0.1.0"]
+    assert tags(release(toy.root, ["tw-b"], passed)) == ["tw-b-v0.1.0"]
 
 
 def test_two_builds_are_the_same_and_one_at_another_time_is_not(toy, tmp_path):
@@ -266,7 +275,7 @@ def test_two_builds_are_the_same_and_one_at_another_time_is_not(toy, tmp_path):
     check_same_bytes(tmp_path / "1", tmp_path / "2")
     with pytest.raises(RuntimeError, match=r"M\s.*tw_a-0\.1\.0-py3-none-any\.whl"):
         check_same_bytes(tmp_path / "1", tmp_path / "3")
-    sdist, _ = check_archives(tmp_path / "1", source / "pyproject.toml")
+    sdist = tmp_path / "1" / "tw_a-0.1.0.tar.gz"
     with tarfile.open(sdist) as archive:
         assert {member.mtime for member in archive} == {EPOCH}
     sdist.unlink()
@@ -280,3 +289,34 @@ def test_a_description_that_an_index_would_not_show_is_refused(toy, tmp_path):
     build(pyproject.parent, tmp_path / "1")
     with pytest.raises(RuntimeError, match="twine check --strict"):
         check_archives(tmp_path / "1", pyproject)
+
+
+def test_what_is_published_is_built_from_the_tagged_commit_alone(tagged, tmp_path):
+    old = tagged.root / ARCHIVES / "tw-a" / "old.whl"
+    old.parent.mkdir(parents=True)
+    old.write_text("of a run before")
+    folder = build_tagged(tagged.root, TAG)
+    exported = Repository(tagged.root).export(TAG, tmp_path / "again")
+    epoch = tagged.git("log", "-1", "--format=%ct", TAG)
+    build(exported / "packages" / "tw-a", tmp_path / "built", epoch=epoch)
+    assert len(list(folder.iterdir())) == 2
+    check_same_bytes(folder, tmp_path / "built")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "tag", "said"),
+    [
+        (print, "v0.1.0", r"got the tag 'v0\.1\.0'; wanted one such as tw-a-v0\.1\.0"),
+        (print, "tw-x-v0.1.0", r"got the tag 'tw-x-v0\.1\.0'"),
+        (print, "tw-a-v0.1.1", r"pyproject\.toml says 0\.1\.0\.(?s:.)*no such tag"),
+        (work_on, TAG, r"it names [0-9a-f]{9}; checked out is [0-9a-f]{9}\."),
+        (raise_version, TAG, r"pyproject\.toml says 0\.2\.0\.(?s:.)*only for 0\.1\.0"),
+        (forget_section, TAG, r"no dated section for 0\.1\.0, only for none"),
+        (leave_fragment, TAG, r"changelog\.d holds \['\+toy\.added\.md'\]"),
+        (rename_argument, TAG, r"api\.txt \(-\) and the code \(\+\) differ"),
+    ],
+)
+def test_a_tag_that_does_not_agree_with_the_files_is_refused(tagged, spoil, tag, said):
+    spoil(tagged)
+    with pytest.raises(ValueError, match=said):
+        check_tag(tagged, tag)

@@ -2,14 +2,14 @@
 
 import json
 import shutil
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from interfaces.__main__ import main
 from interfaces.manifest import Manifest, find_releases, needed_by
 from interfaces.repository import build
-from interfaces.siblings import DIST, build_wheels, compat, forward, main
+from interfaces.siblings import DIST, build_wheels, compat, forward
 from interfaces.toy_repository import ToyRepository
 from packaging.version import Version
 
@@ -96,9 +96,9 @@ def test_a_session_runs_what_it_says_or_says_why_it_has_nothing_to_prove(
         toy.package(name, *state)
         build_now(toy, name)
     runs = plan(toy.root, package, into)
-    assert [stems(run.wheels) for run in runs] == [wheels] * bool(wheels)
+    assert [stems(run["wheels"]) for run in runs] == [wheels] * bool(wheels)
     assert said in capsys.readouterr().out
-    for tree in (Path(run.root) for run in runs):
+    for tree in (Path(run["root"]) for run in runs):
         # Of a release its own tests count: tw-b had none.
         assert (tree / "packages" / "tw-b" / "tests").exists() == (plan is compat)
 
@@ -124,13 +124,13 @@ def test_forward_prefers_released_siblings_to_those_of_the_checkout(toy, into):
     toy.package("tw-c", "0.1.1", needs)
     build_now(toy, "tw-c")
     _, run = forward(toy.root, "tw-a", into)
-    assert stems(run.wheels) == ["tw_a-0.1.2", "tw_b-0.1.0", "tw_c-0.1.0"]
+    assert stems(run["wheels"]) == ["tw_a-0.1.2", "tw_b-0.1.0", "tw_c-0.1.0"]
     toy.package("tw-a", "0.2.0")  # which the released tw-b excludes
     toy.package("tw-b", "0.2.0", {"tw-a": ">=0.2"})
     build_now(toy, "tw-a", "tw-b")
     shutil.rmtree(into)
     [run] = forward(toy.root, "tw-a", into)
-    assert stems(run.wheels) == ["tw_a-0.2.0", "tw_b-0.2.0", "tw_c-0.1.0"]
+    assert stems(run["wheels"]) == ["tw_a-0.2.0", "tw_b-0.2.0", "tw_c-0.1.0"]
 
 
 def test_the_wheel_of_a_release_holds_what_its_commit_held(toy, tmp_path):
@@ -159,8 +159,7 @@ def test_a_clone_without_tags_is_enough_and_a_shallow_one_is_not(
     toy.git("clone", "--quiet", "--no-tags", *depth, toy.root.as_uri(), clone)
     shutil.copytree(toy.root / DIST, clone / DIST)
     monkeypatch.chdir(clone)
-    monkeypatch.setattr(sys, "argv", ["siblings", session, package, str(into)])
-    assert main() == bool(depth)
+    assert main([session, package, str(into)]) == bool(depth)
     assert bool(depth) == ("git fetch --unshallow" in capsys.readouterr().err)
     runs = json.loads((into / "runs.json").read_text()) if not depth else []
     assert [run["package"] for run in runs] == ["tw-b"] * (not depth)

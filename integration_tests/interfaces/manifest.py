@@ -23,19 +23,12 @@ _DATED = re.compile(r"^## (\S+) \(\d{4}-\d{2}-\d{2}\)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Manifest:
-    """A package at one point in history.
-
-    Attributes:
-      name: as in ``tw-core``.
-      version: the one that stands in the file.
-      needs: the names of what it declares to need, siblings and others.
-      commit: that released it; empty for the checkout's.
-    """
+    """A package at one point in history; ``needs`` names siblings and others."""
 
     name: str
     version: Version
     needs: frozenset[str]
-    commit: str = ""
+    commit: str = ""  # that released it; of the checkout, none
 
     @property
     def module(self) -> str:
@@ -85,9 +78,7 @@ def needed_by(name: str, states: Iterable[Manifest]) -> set[str]:
 def find_releases(repository: Repository, *packages: str) -> list[Manifest]:
     """Finds the releases up to HEAD: of each package, the lowest version first.
 
-    Raises:
-      RuntimeError: a tag is missing, and the clone is shallow; or there is no
-        repository.
+    ``RuntimeError`` where a tag is missing in a shallow clone, or the repository is.
     """
     releases = []
     for name in packages:

@@ -1,4 +1,4 @@
-"""Releases packages, whole or not at all; the session ``release``.
+"""Releases packages, whole or not at all.
 
 What can be refused at once is refused first. Then each package is committed, tagged,
 built, checked and installed in a clone, and the sessions ``compat`` and ``integration``
@@ -6,26 +6,23 @@ run. One atomic push brings branch and tags back at the very end: whatever fails
 leaves the repository as it was. Nothing is published.
 """
 
-import argparse
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from packaging.version import Version
-
-from interfaces.api import PARTS, bump, check_file, check_version
+from interfaces.api import check, check_file, due_version
 from interfaces.manifest import Manifest, find_releases, needed_by, read_manifests
-from interfaces.repository import Repository, build, run, run_module
-from interfaces.siblings import build_wheels, choose
+from interfaces.repository import Repository, build, run_module
+from interfaces.repository import run as run_tool
+from interfaces.siblings import Wheels, build_wheels, built_wheels, choose
 
 ARCHIVES = Path("out") / "release"
-FIRST = "first"
 ALL = "all"
 # Has the branch that is checked out move together with its files, if these are clean.
 _RECEIVE = "git -c receive.denyCurrentBranch=updateInstead receive-pack"
@@ -36,22 +33,13 @@ for name in module.__all__:
 """
 
 
-def main() -> int:
-    """Makes the release; returns 1 where it failed, with nothing changed."""
-    usage = "release -- PACKAGE [PACKAGE ...] PART"
-    parser = argparse.ArgumentParser(prog="release", usage=usage)
-    parser.add_argument("--nox", required=True, help="a Python that has nox")
-    parser.add_argument("packages", nargs="+", help="names of packages, or all")
-    parser.add_argument("part", help="patch, minor, major, or first")
-    options = parser.parse_args()
-    sessions = partial(run_sessions, options.nox)
+def run(root: Path, packages: Sequence[str], nox: str) -> None:
+    """Makes the release, or raises with nothing changed."""
     try:
-        targets = release(Path.cwd(), options.packages, options.part, sessions)
+        targets = release(root, packages, partial(run_sessions, nox))
     except (RuntimeError, ValueError) as error:
-        sys.stderr.write(f"release: {error}\nNothing was released.\n")
-        return 1
+        raise RuntimeError(f"{error}\nNothing was released.") from None
     sys.stdout.write(f"Released {_tags(targets)}; archives lie in {ARCHIVES}/.\n")
-    return 0
 
 
 def run_sessions(python: str, targets: Sequence[Manifest]) -> None:
@@ -64,22 +52,15 @@ def run_sessions(python: str, targets: Sequence[Manifest]) -> None:
 
 
 def release(
-    root: Path,
-    words: Sequence[str],
-    part: str,
-    check: Callable[[Sequence[Manifest]], None],
+    root: Path, words: Sequence[str], test: Callable[[Sequence[Manifest]], None]
 ) -> list[Manifest]:
-    """Makes a release, where ``check`` does not raise; the rest is as in ``main``.
+    """Makes a release, where ``test`` does not raise.
 
-    Returns:
-      The released packages, each after all those that it needs.
-
-    Raises:
-      ValueError: what stands against the release.
-      RuntimeError: a tool fails.
+    Returns the released packages, each after all those that it needs. ``ValueError`` is
+    what stands against the release, and ``RuntimeError`` a tool that fails.
     """
     repository = Repository(root)
-    targets = plan(repository, words, part)
+    targets = plan(repository, words)
     sys.stdout.write(f"To release: {_tags(targets)}.\n")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -91,21 +72,19 @@ def release(
         for target in targets:
             print(f"{target.tag}: commit, build, check, install", flush=True)
             commit(clone, target)
-            archives = prepare_archives(clone, target, folder)
-            wheels |= {path: target for path in archives if path.suffix == ".whl"}
-            install(target, wheels)
-        check(targets)
+            made = folder / "archives" / target.name
+            build_twice(clone, target, made)
+            install(target, wheels := wheels | built_wheels([target], made))
+        test(targets)
         bring_back(repository, clone, targets)
-        for made in (folder / "archives").iterdir():
-            shutil.copytree(made, root / ARCHIVES, dirs_exist_ok=True)
+        shutil.copytree(folder / "archives", root / ARCHIVES, dirs_exist_ok=True)
     return targets
 
 
-def plan(repository: Repository, words: Sequence[str], part: str) -> list[Manifest]:
+def plan(repository: Repository, words: Sequence[str]) -> list[Manifest]:
     """Decides the versions and checks all that can be checked without building.
 
-    Raises:
-      ValueError: what stands against the release, of every package.
+    ``ValueError`` is what stands against the release, of every package.
     """
     if changes := repository.git("status", "--porcelain").splitlines():
         listed = "\n  ".join(changes[:20])
@@ -120,55 +99,45 @@ def plan(repository: Repository, words: Sequence[str], part: str) -> list[Manife
             f"got the packages {list(words)}, of which {unknown} are unknown; wanted "
             f"one or more of {', '.join(manifests)}, or {ALL}."
         )
-    targets, faults = [], []
-    for name in (one for one in manifests if one in words or ALL in words):
-        try:
-            targets.append(plan_package(repository, manifests[name], part))
-        except ValueError as fault:
-            faults.append(f"{name}: {fault}")
+    wanted = [one for name, one in manifests.items() if name in words or ALL in words]
+    targets = [next_release(repository, one) for one in wanted]
+    faults = [
+        f"{one.name}: {fault}"
+        for one in targets
+        if (fault := find_fault(repository, one))
+    ]
     if faults:
         raise ValueError("\n".join(faults))
     return targets
 
 
-def plan_package(repository: Repository, standing: Manifest, part: str) -> Manifest:
-    """Decides the version of one package and checks what it would release."""
-    root, releases = repository.root, find_releases(repository, standing.name)
-    last = releases[-1].version if releases else None
-    version = target_version(last, standing.version, part)
-    target = replace(standing, version=version)
-    fragments = f"{standing.folder}/changelog.d"
-    if not [one for one in (root / fragments).glob("*.md") if one.name != "README.md"]:
-        raise ValueError(
-            f"{fragments} holds nothing; say there what changed, as in +name.added.md."
+def next_release(repository: Repository, standing: Manifest) -> Manifest:
+    """Returns the version that stands there, or what follows if it is released.
+
+    What follows is the next patch: a change of the interface that demands more has
+    raised the version itself, as the session ``api`` wants it.
+    """
+    released = [one.version for one in find_releases(repository, standing.name)]
+    if standing.version not in released[-1:]:
+        return standing
+    return replace(standing, version=due_version(standing.version, ["+"]))
+
+
+def find_fault(repository: Repository, target: Manifest) -> str:
+    """Says what stands against the release of a package, or nothing."""
+    if not _fragments(repository, target):
+        return (
+            f"{target.folder}/changelog.d holds nothing; say there what changed, as in "
+            f"+name.added.md."
         )
     if repository.git("tag", "--list", target.tag):
-        raise ValueError(f"the tag {target.tag} exists; a release is made once.")
-    fault = check_file(root, standing)
-    fault = fault or check_version(root, standing, version, releases)
-    if fault:
-        raise ValueError(fault)
-    return target
+        return f"the tag {target.tag} exists; a release is made once."
+    return check(repository.root, target)
 
 
-def target_version(last: Version | None, standing: Version, part: str) -> Version:
-    """Returns the version that follows ``last``, which may stand there already."""
-    if part not in (*PARTS, FIRST):
-        known = ", ".join((*PARTS, FIRST))
-        raise ValueError(f"got the part {part!r}; wanted one of {known}.")
-    if last is None:
-        if part != FIRST:
-            raise ValueError(f"there is no release yet; use {FIRST} for {standing}.")
-        return standing
-    if part == FIRST:
-        raise ValueError(f"{last} is released; use one of {', '.join(PARTS)}.")
-    version = bump(last, part)
-    if standing not in (last, version):
-        raise ValueError(
-            f"{part} makes {version} of {last}, but pyproject.toml already says "
-            f"{standing}; use the part that leads there."
-        )
-    return version
+def _fragments(repository: Repository, target: Manifest) -> list[str]:
+    folder = repository.root / target.folder / "changelog.d"
+    return sorted(p.name for p in folder.glob("*.md") if p.name != "README.md")
 
 
 def make_clone(repository: Repository, folder: Path) -> Repository:
@@ -196,40 +165,41 @@ def commit(tree: Repository, target: Manifest) -> None:
     tree.git("tag", "--annotate", "-m", title, target.tag)
 
 
-def prepare_archives(tree: Repository, target: Manifest, folder: Path) -> list[Path]:
-    """Builds the archives twice, compares and checks them; returns the first ones.
+def build_twice(tree: Repository, target: Manifest, into: Path) -> None:
+    """Builds the archives of HEAD twice, compares and checks them, and leaves one pair.
 
     The second build is made from the files of the commit in another folder, and both
     have its time, so that whoever has the commit can build the same.
     """
     epoch = tree.git("log", "-1", "--format=%ct")
-    source = tree.root / target.folder
-    first, again = folder / "archives" / target.name, folder / "again" / target.name
-    build(source, first, epoch=epoch)
-    committed = tree.export("HEAD", again / "tree") / target.folder
-    build(committed, again / "archives", epoch=epoch)
-    check_same_bytes(first, again / "archives")
-    return check_archives(first, source / "pyproject.toml")
+    with tempfile.TemporaryDirectory() as name:
+        first, again = Path(name) / "first", Path(name) / "again"
+        committed = tree.export("HEAD", Path(name) / "tree")
+        build(tree.root / target.folder, first, epoch=epoch)
+        build(committed / target.folder, again, epoch=epoch)
+        check_same_bytes(first, again)
+        check_archives(first, committed / target.folder / "pyproject.toml")
+        shutil.copytree(first, into)
 
 
 def check_same_bytes(one: Path, other: Path) -> None:
     """Refuses two folders whose files differ in name or bytes; names every one."""
     try:
-        run("git", "diff", "--no-index", "--no-renames", "--name-status", one, other)
+        run_tool(
+            *("git", "diff", "--no-index", "--no-renames", "--name-status", one, other)
+        )
     except RuntimeError as error:
         raise RuntimeError(f"two builds must give the same bytes.\n{error}") from None
 
 
-def check_archives(folder: Path, pyproject: Path) -> list[Path]:
-    """Has the tools that indexes and users rely on check archives; lists these."""
-    archives = [*folder.glob("*.tar.gz"), *folder.glob("*.whl")]
+def check_archives(folder: Path, pyproject: Path) -> None:
+    """Has the tools that indexes and users rely on check archives."""
     run_module("validate_pyproject", pyproject)
-    run_module("twine", "check", "--strict", *archives)
-    run_module("check_wheel_contents", archives[-1])
-    return archives
+    run_module("twine", "check", "--strict", *folder.iterdir())
+    run_module("check_wheel_contents", *folder.glob("*.whl"))
 
 
-def install(target: Manifest, wheels: dict[Path, Manifest]) -> None:
+def install(target: Manifest, wheels: Wheels) -> None:
     """Loads a release from its wheel, with its newest siblings and no other of ours.
 
     The wheels are a package's and its siblings', so that none comes from an index.
@@ -269,9 +239,66 @@ def bring_back(
         ) from None
 
 
+def build_tagged(root: Path, tag: str) -> Path:
+    """Checks a release by its tag, and builds what is published of it.
+
+    The session ``release`` makes the tag, where its maker works. What is published is
+    built once more where the tag arrives, from nothing but the tagged commit: the
+    workflow ``release.yml`` runs this, and uploads what is in the returned folder, the
+    sdist and the wheel and nothing else.
+    """
+    repository = Repository(root)
+    target = check_tag(repository, tag)
+    folder = root / ARCHIVES / target.name
+    shutil.rmtree(folder, ignore_errors=True)
+    build_twice(repository, target, folder)
+    sys.stdout.write(
+        f"{folder}: {', '.join(sorted(p.name for p in folder.iterdir()))}\n"
+    )
+    return folder
+
+
+def check_tag(repository: Repository, tag: str) -> Manifest:
+    """Returns the package that ``tag`` releases, where everything says the same.
+
+    ``ValueError`` is what does not, all of it.
+    """
+    manifests = read_manifests(repository.root)
+    name = tag.rpartition("-v")[0]
+    if name not in manifests:
+        raise ValueError(
+            f"got the tag {tag!r}; wanted one such as "
+            f"{' or '.join(one.tag for one in manifests.values())}."
+        )
+    target = manifests[name]
+    if faults := list(_find_disagreements(repository, target, tag)):
+        raise ValueError("\n".join(f"{tag}: {fault}" for fault in faults))
+    return target
+
+
+def _find_disagreements(
+    repository: Repository, target: Manifest, tag: str
+) -> Iterator[str]:
+    if target.tag != tag:
+        yield f"pyproject.toml says {target.version}."
+    if not repository.git("tag", "--list", tag):
+        yield "there is no such tag."
+        return
+    head, named = repository.git("rev-parse", "HEAD", f"{tag}^{{commit}}").split()
+    if head != named:
+        yield f"it names {named[:9]}; checked out is {head[:9]}."
+    dated = [str(one.version) for one in find_releases(repository, target.name)]
+    if str(target.version) not in dated:
+        listed = ", ".join(dated) or "none"
+        yield (
+            f"CHANGELOG.md has no dated section for {target.version}, only for "
+            f"{listed}."
+        )
+    if left := _fragments(repository, target):
+        yield f"changelog.d holds {left}, which no release has."
+    if fault := check_file(repository.root, target):
+        yield fault
+
+
 def _tags(targets: Iterable[Manifest]) -> str:
     return ", ".join(target.tag for target in targets)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 Words = str | Path
 
@@ -24,8 +25,7 @@ def run(
 ) -> str:
     """Runs a command and returns what it prints, without the space around that.
 
-    Raises:
-      RuntimeError: it fails; the message holds all that it said.
+    ``RuntimeError`` with all that it said where it fails.
     """
     # Not only git: tools call it too.
     outside = {name: os.environ[name] for name in os.environ.keys() - _of_hooks()}
@@ -45,24 +45,16 @@ def run(
     return done.stdout.strip()
 
 
-def run_module(
-    module: str,
-    *arguments: Words,
-    cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
-) -> str:
-    """Runs ``python -m module`` with this interpreter; as ``run``."""
-    return run(sys.executable, "-m", module, *arguments, cwd=cwd, env=env)
+def run_module(*words: Words, **where: Any) -> str:
+    """Runs ``python -m`` with this interpreter; as ``run``."""
+    return run(sys.executable, "-m", *words, **where)
 
 
 def build(source: Path, into: Path, *options: str, epoch: str = "") -> None:
     """Has uv build archives of a package's folder, with what is installed here.
 
-    Args:
-      source: the package's folder.
-      into: where the archives are left.
-      *options: of ``uv build``; without any it makes a wheel from an sdist.
-      epoch: the time that all files in them get, in seconds since 1970.
+    Without ``options`` it makes a wheel from an sdist; all files in them get the time
+    ``epoch``, in seconds since 1970.
     """
     clock = {"SOURCE_DATE_EPOCH": epoch} if epoch else {}
     here = ("--no-build-isolation", "--python", sys.executable, "--out-dir", into)

@@ -5,14 +5,13 @@ those of the checkout. It sees no index, where others may have our names, and le
 third parties out: the session installs those of today first, and holds them.
 """
 
-import argparse
 import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from interfaces.manifest import (
     PREFIX,
@@ -25,32 +24,14 @@ from interfaces.repository import Repository, build, run_module
 
 DIST = "dist"
 Wheels = dict[Path, Manifest]
+# Tests of a package, in the tree ``root``, with all wheels that they need.
+PlannedRun = dict[str, Any]
+Planner = Callable[[Path, str, Path], list[PlannedRun]]
 
 
-@dataclass(frozen=True)
-class PlannedRun:
-    """Tests of a package, in the tree ``root``, with all wheels that they need."""
-
-    package: str
-    root: str
-    wheels: tuple[str, ...]
-
-
-def main() -> int:
-    """Leaves runs.json for the session; returns 1 where nothing can be planned."""
-    plans = {"compat": compat, "forward": forward}
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("session", choices=plans)
-    parser.add_argument("package")
-    parser.add_argument("into", type=Path, help="folder for runs.json and wheels")
-    asked = parser.parse_args()
-    try:
-        runs = plans[asked.session](Path.cwd(), asked.package, asked.into)
-    except (RuntimeError, ValueError) as error:
-        sys.stderr.write(f"{asked.session}({asked.package}): {error}\n")
-        return 1
-    (asked.into / "runs.json").write_text(json.dumps([asdict(run) for run in runs]))
-    return 0
+def run(planner: Planner, root: Path, package: str, into: Path) -> None:
+    """Leaves ``runs.json`` for the session."""
+    (into / "runs.json").write_text(json.dumps(planner(root, package, into)))
 
 
 def compat(root: Path, package: str, into: Path) -> list[PlannedRun]:
@@ -63,16 +44,15 @@ def compat(root: Path, package: str, into: Path) -> list[PlannedRun]:
     own = manifests[package]
     releases = find_releases(Repository(root), *manifests)
     needed = needed_by(package, [*manifests.values(), *releases])
-    old = build_wheels(root, (one for one in releases if one.name in needed), into)
-    current = (one for one in manifests.values() if one.name in {package, *needed})
-    chosen = choose(
-        built_wheels(current, root / DIST) | old, [own], resolution="lowest"
-    )
-    if not old.keys() & chosen.keys():
-        why = "no earlier release of a sibling is in its bounds"
-        sys.stdout.write(f"{package}: {why if needed else 'needs no sibling'}.\n")
-        return []
-    return [_planned(own, chosen, root)]
+    old = build_wheels(root, [one for one in releases if one.name in needed], into)
+    current = [one for one in manifests.values() if one.name in {package, *needed}]
+    wheels = built_wheels(current, root / DIST) | old
+    chosen = choose(wheels, [own], resolution="lowest")
+    if old.keys() & chosen.keys():
+        return [_planned(own, chosen, root)]
+    why = "no earlier release of a sibling is in its bounds"
+    sys.stdout.write(f"{package}: {why if needed else 'needs no sibling'}.\n")
+    return []
 
 
 def forward(root: Path, package: str, into: Path) -> list[PlannedRun]:
@@ -105,6 +85,15 @@ def forward(root: Path, package: str, into: Path) -> list[PlannedRun]:
     return runs
 
 
+def released(root: Path, into: Path) -> None:
+    """Leaves the tree of the newest release of all."""
+    repository = Repository(root)
+    releases = find_releases(repository, *read_manifests(root))
+    commits = [release.commit for release in releases]
+    newest = repository.git("rev-list", "--topo-order", "-1", *commits)
+    repository.export(newest, into)
+
+
 def _chosen(wheels: Mapping[Path, Manifest], pins: Sequence[Manifest]) -> Wheels:
     try:
         return choose(wheels, pins)
@@ -115,7 +104,8 @@ def _chosen(wheels: Mapping[Path, Manifest], pins: Sequence[Manifest]) -> Wheels
 def _planned(tested: Manifest, chosen: Wheels, root: Path) -> PlannedRun:
     others = [str(one) for one in chosen.values() if one != tested]
     sys.stdout.write(f"{tested} is tested with {', '.join(others)}.\n")
-    return PlannedRun(tested.name, str(root), tuple(map(str, chosen)))
+    wheels = [str(wheel) for wheel in chosen]
+    return {"package": tested.name, "root": str(root), "wheels": wheels}
 
 
 def build_wheels(root: Path, releases: Iterable[Manifest], into: Path) -> Wheels:
@@ -149,13 +139,9 @@ def choose(
 ) -> Wheels:
     """Has uv choose wheels that go together, ``pins`` and all siblings that they need.
 
-    Args:
-      wheels: what there is; of two with the same version the later one counts.
-      pins: what must be chosen, in this very version.
-      resolution: which versions uv prefers, ``highest`` or ``lowest``.
-
-    Raises:
-      ValueError: nothing goes together; the message is uv's.
+    Of two wheels with the same version the later one counts. ``resolution``, highest or
+    lowest, says which versions uv prefers; ``ValueError``, with what uv says, where
+    nothing goes together.
     """
     by_line = {f"{one.name}=={one.version}": path for path, one in wheels.items()}
     needs = {need for one in wheels.values() for need in one.needs}
@@ -177,7 +163,3 @@ def choose(
                 raise ValueError(f"nothing goes together.\n{error}") from None
             raise
     return {by_line[line]: wheels[by_line[line]] for line in said.split()}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

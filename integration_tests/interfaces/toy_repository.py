@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from interfaces.api import write
+from interfaces.api import write_file
 from interfaces.manifest import read_manifests
 from interfaces.repository import Repository
 
@@ -82,7 +82,7 @@ class ToyRepository(Repository):
 
     def freeze(self, name: str) -> None:
         """Writes the interface file of a package."""
-        write(self.root, read_manifests(self.root)[name])
+        write_file(self.root, read_manifests(self.root)[name])
 
     def commit(self, message: str) -> str:
         """Commits everything; returns the commit."""
