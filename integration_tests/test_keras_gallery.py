@@ -110,6 +110,7 @@ def test_a_program_runs_with_its_options(arguments, where, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["regression.py", "--epochs", "2", *arguments])
     with programs():
         import gallery
+
         import regression
 
         monkeypatch.setattr(gallery.tw_core, "use_logical_cpus", lambda count: None)

@@ -14,6 +14,13 @@ import argparse
 import sys
 from itertools import pairwise
 
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--towers", type=int, default=1)
+parser.add_argument("--epochs", type=int, default=40)
+parser.add_argument("--no-scaling", action="store_true")
+if __name__ == "__main__":  # Help and wrong options do not wait for TensorFlow.
+    parser.parse_args()
+
 import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
@@ -143,10 +150,6 @@ def train(num_towers: int = 1, epochs: int = 40, *, scaling: bool = True) -> dic
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--towers", type=int, default=1)
-    parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument("--no-scaling", action="store_true")
     options = parser.parse_args()
     for name in ("towers", "epochs"):
         if getattr(options, name) < 1:

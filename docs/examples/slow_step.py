@@ -10,6 +10,13 @@ import time
 from functools import partial
 from pathlib import Path
 
+FAULTS = ("none", "wrong-device", "unpacked", "late-input")
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--fault", choices=FAULTS, default="none")
+parser.add_argument("--out", type=Path, default=Path("out/slow"))
+if __name__ == "__main__":  # Help and wrong options do not wait for TensorFlow.
+    parser.parse_args()
+
 import numpy as np
 import tensorflow as tf
 
@@ -18,7 +25,6 @@ import tw_core
 import tw_reduce
 
 v1 = tf.compat.v1
-FAULTS = ("none", "wrong-device", "unpacked", "late-input")
 LARGE, SMALL, NUM_SMALL, ROWS = 1024, 16, 300, 128
 LATE_S = 0.05  # how long a late batch takes
 
@@ -86,9 +92,6 @@ def record(fault, num_steps=5):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--fault", choices=FAULTS, default="none")
-    parser.add_argument("--out", type=Path, default=Path("out/slow"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     steps = record(options.fault)

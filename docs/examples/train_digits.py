@@ -10,20 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-import tensorflow as tf
 import tyro
-from digits_run import Program, Run
-from digits_variables import FunctionVariables, GraphVariables
-from sklearn.datasets import load_digits
-
-import tw_builders
-import tw_core
-import tw_reduce
-
-v1 = tf.compat.v1
-FILTERS = (16, 32)
-FLAT_BELOW = 16 * 1024  # bytes: with --flat all but the two largest are flat
 
 
 @dataclass(frozen=True)
@@ -42,6 +29,24 @@ class Options:
     seed: int = 1  # of the first weights and of the order of the images
     resume: bool = False  # go on from the checkpoint in --out
     out: Path = Path("out/train")  # folder for pictures, figures and checkpoint
+
+
+if __name__ == "__main__":  # Help and wrong options do not wait for TensorFlow.
+    asked = tyro.cli(Options, description=__doc__)
+
+import numpy as np
+import tensorflow as tf
+from digits_run import Program, Run
+from digits_variables import FunctionVariables, GraphVariables
+from sklearn.datasets import load_digits
+
+import tw_builders
+import tw_core
+import tw_reduce
+
+v1 = tf.compat.v1
+FILTERS = (16, 32)
+FLAT_BELOW = 16 * 1024  # bytes: with --flat all but the two largest are flat
 
 
 def logits(images):
@@ -166,4 +171,4 @@ def main(options):
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    main(asked)

@@ -15,6 +15,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--ps", type=int, default=1)
+parser.add_argument("--workers", type=int, default=2)
+parser.add_argument("--address", help="of a running Ray cluster; by default local")
+parser.add_argument("arguments", nargs="*", help="for train.py, after --")
+if __name__ == "__main__":  # Help and wrong options do not wait for Ray.
+    parser.parse_args()
+
 import ray
 
 TRAIN = Path(__file__).with_name("train.py")
@@ -49,11 +57,6 @@ class Task:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--ps", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--address", help="of a running Ray cluster; by default local")
-    parser.add_argument("arguments", nargs="*", help="for train.py, after --")
     options = parser.parse_args()
     if options.ps < 1 or options.workers < 1:
         parser.error(f"needs --ps and --workers; got {options.ps}, {options.workers}")

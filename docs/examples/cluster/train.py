@@ -13,6 +13,14 @@ import math
 import os
 import signal
 
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--steps", type=int, default=300)
+parser.add_argument("--batch", type=int, default=64, help="rows a replica and step")
+parser.add_argument("--checkpoints", help="a directory that all tasks see")
+parser.add_argument("--wait-timeout", type=float, default=60.0, help="seconds")
+if __name__ == "__main__":  # Help and wrong options do not wait for TensorFlow.
+    parser.parse_args()
+
 import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
@@ -24,11 +32,6 @@ TEST_ROWS = 400
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch", type=int, default=64, help="rows a replica and step")
-    parser.add_argument("--checkpoints", help="a directory that all tasks see")
-    parser.add_argument("--wait-timeout", type=float, default=60.0, help="seconds")
     options = parser.parse_args()
     for name in ("steps", "batch", "wait_timeout"):
         if not 0 < getattr(options, name) < math.inf:

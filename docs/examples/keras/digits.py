@@ -3,9 +3,10 @@
 Batch normalisation is synchronised: it takes the whole batch, over all towers.
 """
 
+from gallery import devices, run
+
 import keras
 import numpy as np
-from gallery import devices, run
 from keras import layers
 from sklearn.datasets import load_digits
 

@@ -4,9 +4,10 @@ The features are frozen until the new head has learned, and then trained with it
 small rate.
 """
 
+from gallery import devices, run
+
 import keras
 import numpy as np
-from gallery import devices, run
 from keras import layers
 from sklearn.datasets import load_digits
 

@@ -7,9 +7,19 @@ program runs as the one that has these instead.
 
 import argparse
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--towers", type=int, default=2)
+parser.add_argument("--epochs", type=int, help="of training; each program has its")
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--float64", action="store_true", help="compute in float64")
+parser.add_argument("--plain", action="store_true", help="one device, plain Keras")
+if Path(sys.argv[0]).resolve().parent == Path(__file__).resolve().parent:
+    parser.parse_args()  # Help and wrong options do not wait for Keras.
 
 import keras
 import numpy as np
@@ -72,12 +82,6 @@ def use_float64():
 
 def run(main, path):
     """Runs a program with the options of the command line."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--towers", type=int, default=2)
-    parser.add_argument("--epochs", type=int, help="of training; each program has its")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--float64", action="store_true", help="compute in float64")
-    parser.add_argument("--plain", action="store_true", help="one device, plain Keras")
     options = parser.parse_args()
     if options.towers < 1:
         parser.error(f"--towers must be at least 1; got {options.towers}")

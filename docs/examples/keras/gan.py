@@ -4,10 +4,11 @@ Two models and two optimizers in a ``train_step`` of their own, in plain Keras. 
 follows from seeds that are in the batch, so that every run of a seed is the same.
 """
 
+from gallery import devices, normal_rows, run
+
 import keras
 import numpy as np
 import tensorflow as tf
-from gallery import devices, normal_rows, run
 from keras import layers
 from sklearn.datasets import load_digits
 

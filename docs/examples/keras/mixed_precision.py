@@ -4,9 +4,10 @@ Keras scales the loss by itself under this policy, and skips steps whose gradien
 not finite.
 """
 
+from gallery import devices, run
+
 import keras
 import numpy as np
-from gallery import devices, run
 from keras import layers
 from sklearn.datasets import load_digits
 

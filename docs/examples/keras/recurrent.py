@@ -3,9 +3,10 @@
 A wave is the sum of two sines of unlike frequency, with a little noise.
 """
 
+from gallery import devices, run
+
 import keras
 import numpy as np
-from gallery import devices, run
 from keras import layers
 
 from tw_builders import TowerModel  # plain Keras: no such line

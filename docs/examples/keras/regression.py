@@ -4,9 +4,10 @@ Grave cases are rare. Each row has a weight, so that rare cases count as much to
 as common ones do.
 """
 
+from gallery import devices, run
+
 import keras
 import numpy as np
-from gallery import devices, run
 from keras import layers
 from sklearn.datasets import load_diabetes
 

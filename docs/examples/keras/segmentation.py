@@ -4,9 +4,10 @@ Convolutions shrink the image and enlarge it again; what the second half compute
 what the first had at the same size. Batch normalisation is synchronised.
 """
 
+from gallery import devices, run
+
 import keras
 import numpy as np
-from gallery import devices, run
 from keras import layers
 
 from tw_builders import TowerModel  # plain Keras: no such line

@@ -4,10 +4,11 @@ The texts are the docstrings that both packages bring along. Words become vector
 mean over a line is classified.
 """
 
+from gallery import devices, run
+
 import keras
 import numpy as np
 import tensorflow as tf
-from gallery import devices, run
 from keras import layers
 
 from tw_builders import TowerModel  # plain Keras: no such line

@@ -4,9 +4,10 @@ Each place of the output attends to the whole input, and says which digit stands
 once the sequence is sorted.
 """
 
+from gallery import devices, run
+
 import keras
 import numpy as np
-from gallery import devices, run
 from keras import layers
 
 from tw_builders import TowerModel  # plain Keras: no such line

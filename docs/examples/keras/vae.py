@@ -4,10 +4,11 @@ It has a ``train_step`` of its own, in plain Keras. The noise of an image follow
 seed that is in the batch, so that every run of a seed is the same.
 """
 
+from gallery import devices, normal_rows, run
+
 import keras
 import numpy as np
 import tensorflow as tf
-from gallery import devices, normal_rows, run
 from keras import layers
 from sklearn.datasets import load_digits
 

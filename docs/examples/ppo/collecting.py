@@ -5,30 +5,17 @@ its sequences in one piece.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+from tasks import Discounts
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 # (observations [N, ...], state [N, H], starts [N]) -> actions, log probabilities and
 # values, [N] each, and the next state [N, H].
 Act: TypeAlias = Callable[[Floats, Floats, Floats], tuple[Any, Floats, Floats, Floats]]
-
-
-@dataclass(frozen=True)
-class Discounts:
-    """How far ahead returns look.
-
-    Attributes:
-      gamma: discount of a step.
-      lam: of generalised advantage estimation.
-    """
-
-    gamma: float
-    lam: float
 
 
 class HideColumns(gym.ObservationWrapper):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from tasks import Weighting
 
 v1 = tf.compat.v1
 
@@ -31,21 +32,6 @@ class Shape:
     hidden: int
     state: int
     steps: int
-
-
-@dataclass(frozen=True)
-class Weighting:
-    """What the loss is made of.
-
-    Attributes:
-      clip: how far the probability ratio may leave 1.
-      entropy: weight of the entropy.
-      value: weight of the values' squared error.
-    """
-
-    clip: float
-    entropy: float
-    value: float
 
 
 def placeholders(shape: Shape) -> tuple[list[tf.Tensor], list[tf.Tensor]]:

@@ -2,8 +2,33 @@
 
 from dataclasses import dataclass
 
-from collecting import Discounts
-from policies import Weighting
+
+@dataclass(frozen=True)
+class Discounts:
+    """How far ahead returns look.
+
+    Attributes:
+      gamma: discount of a step.
+      lam: of generalised advantage estimation.
+    """
+
+    gamma: float
+    lam: float
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """What the loss is made of.
+
+    Attributes:
+      clip: how far the probability ratio may leave 1.
+      entropy: weight of the entropy.
+      value: weight of the values' squared error.
+    """
+
+    clip: float
+    entropy: float
+    value: float
 
 
 @dataclass(frozen=True)

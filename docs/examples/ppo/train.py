@@ -14,16 +14,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tasks import TASKS, Task
+
+STEPS = 102_400
+TAIL = 100
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}; default all")
+parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+parser.add_argument("--steps", type=int, default=STEPS, help="of the environments")
+parser.add_argument("--towers", type=int, default=2, help="logical CPUs to train on")
+parser.add_argument("--out", type=Path, default=Path("out/ppo"))
+if __name__ == "__main__":  # Help and wrong options do not wait for TensorFlow.
+    parser.parse_args()
+
 import numpy as np
 import tensorflow as tf
 from curves import draw
 from learner import Learner
-from tasks import TASKS, Task
 
 import tw_core
-
-STEPS = 102_400
-TAIL = 100
 
 
 @dataclass(frozen=True)
@@ -95,14 +104,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}; default all")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=STEPS, help="of the environments")
-    parser.add_argument(
-        "--towers", type=int, default=2, help="logical CPUs to train on"
-    )
-    parser.add_argument("--out", type=Path, default=Path("out/ppo"))
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.tasks) - set(TASKS))
     if unknown:
@@ -112,7 +113,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"--{name} must be at least 1; got {getattr(options, name)}")
     if min(options.seeds) < 0:
         parser.error(f"--seeds must be 0 or more; got {options.seeds}")
-    _check_towers(parser, options)
+    _check_towers(options)
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -120,7 +121,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _check_towers(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+def _check_towers(options: argparse.Namespace) -> None:
     """Refuses towers that cannot share a minibatch, or have no device."""
     for name in options.tasks or TASKS:
         sequences = TASKS[name].minibatch // TASKS[name].sequence
