@@ -17,8 +17,13 @@ from packaging.version import Version
 NEEDS = {"tw-a": ">=0.1,<0.2", "no-such-thing": ">=1"}
 
 
-def stems(paths):
-    return sorted(Path(path).name.split("-py3")[0] for path in paths)
+def stems(run):
+    return sorted(Path(path).name.split("-py3")[0] for path in run["wheels"])
+
+
+def build_now(toy, *names):
+    for name in names:
+        build(toy.root / "packages" / name, toy.root / DIST, "--wheel")
 
 
 def test_what_a_package_needs_through_others_in_any_state_is_needed():
@@ -56,11 +61,6 @@ def into(tmp_path):
     return folder
 
 
-def build_now(toy, *names):
-    for name in names:
-        build(toy.root / "packages" / name, toy.root / DIST, "--wheel")
-
-
 OLDEST = "tw-b 0.1.1 (the checkout) is tested with tw-a 0.1.0 (commit"
 # What happens -> session, package, what the checkout raised, wheels, what is said.
 PLANS = {
@@ -96,7 +96,7 @@ def test_a_session_runs_what_it_says_or_says_why_it_has_nothing_to_prove(
         toy.package(name, *state)
         build_now(toy, name)
     runs = plan(toy.root, package, into)
-    assert [stems(run["wheels"]) for run in runs] == [wheels] * bool(wheels)
+    assert [stems(run) for run in runs] == [wheels] * bool(wheels)
     assert said in capsys.readouterr().out
     for tree in (Path(run["root"]) for run in runs):
         # Of a release its own tests count: tw-b had none.
@@ -124,13 +124,13 @@ def test_forward_prefers_released_siblings_to_those_of_the_checkout(toy, into):
     toy.package("tw-c", "0.1.1", needs)
     build_now(toy, "tw-c")
     _, run = forward(toy.root, "tw-a", into)
-    assert stems(run["wheels"]) == ["tw_a-0.1.2", "tw_b-0.1.0", "tw_c-0.1.0"]
+    assert stems(run) == ["tw_a-0.1.2", "tw_b-0.1.0", "tw_c-0.1.0"]
     toy.package("tw-a", "0.2.0")  # which the released tw-b excludes
     toy.package("tw-b", "0.2.0", {"tw-a": ">=0.2"})
     build_now(toy, "tw-a", "tw-b")
     shutil.rmtree(into)
     [run] = forward(toy.root, "tw-a", into)
-    assert stems(run["wheels"]) == ["tw_a-0.2.0", "tw_b-0.2.0", "tw_c-0.1.0"]
+    assert stems(run) == ["tw_a-0.2.0", "tw_b-0.2.0", "tw_c-0.1.0"]
 
 
 def test_the_wheel_of_a_release_holds_what_its_commit_held(toy, tmp_path):
