@@ -13,7 +13,7 @@ this package's parameter server.
 import contextlib
 import json
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from allreduce_works import (
     Work,
     parameter_after,
 )
-from harness import Contender, Report, hear, race, tasks
+from harness import Block, Report, ask, race_blocks, tasks
 from syncrep_works import PULLED
 from syncrep_works import Work as ServerWork
 
@@ -39,11 +39,7 @@ from tw_syncrep.cluster._network_exposure import find_free_ports
 
 OPTIONS = {"works": "allreduce_works.WORKS", "rounds": 21, "workers": 2, "torch": None}
 
-BLOCK_S = 0.25
-WAIT_S = 120.0
 TORCH = Path(__file__).with_name("allreduce_torch.py")
-Block = Callable[[int], float]
-"""Runs a number of steps on all ranks, and returns the slowest one's seconds."""
 
 
 def main(options: Any, report: Report) -> None:
@@ -56,24 +52,11 @@ def main(options: Any, report: Report) -> None:
                 blocks[DDP] = stack.enter_context(started)
             if SERVER in work.contenders and options.workers == 2:
                 blocks[SERVER] = stack.enter_context(server(work))
-            steps = {name: _count_steps(block) for name, block in blocks.items()}
-            timings = race(
-                work.name,
-                [Contender(name, lambda: None) for name in blocks],
-                peer=PEER,
-                rounds=options.rounds,
-                timer=lambda c, b=blocks, n=steps: b[c.name](n[c.name]) / n[c.name],
-            )
+            timings = race_blocks(work.name, blocks, peer=PEER, rounds=options.rounds)
         report.add(timings, PEER)
         for name, peer, most in work.targets:
             if {name, peer} <= set(blocks):
                 report.compare(timings, name, peer, most)
-
-
-def _count_steps(block: Block) -> int:
-    """Returns how many steps make a block."""
-    seconds = block(5) / 5
-    return min(max(3, int(BLOCK_S / seconds)), 300)
 
 
 @contextlib.contextmanager
@@ -82,18 +65,14 @@ def ours_and_peers(work: Work, size: int) -> Iterator[dict[str, Block]]:
     ports = find_free_ports(size)
     with tasks() as start:
         pipes = [start(serve_rank, ports, rank, work) for rank in range(size)]
-
-        def ask(message: Any) -> list[Any]:
-            for pipe in pipes:
-                pipe.send(message)
-            return [hear(pipe, WAIT_S) for pipe in pipes]
-
         names = [name for name in work.contenders if name not in (SERVER, DDP)]
         for name in names:
-            ask(("make", name))
-            ask(("run", name, CHECKED_STEPS))
-            _check(name, ask(("read", name)))
-        yield {name: lambda n, own=name: max(ask(("run", own, n))) for name in names}
+            ask(pipes, "make", name)
+            ask(pipes, "run", name, CHECKED_STEPS)
+            _check(name, ask(pipes, "read", name))
+        yield {
+            name: lambda n, own=name: max(ask(pipes, "run", own, n)) for name in names
+        }
 
 
 @contextlib.contextmanager
@@ -134,9 +113,8 @@ def server(work: Work) -> Iterator[Block]:
     """Starts the same with a parameter server and two replicas."""
     [size] = set(work.shapes)
     model = ServerWork(work.name, len(work.shapes), *size, (PULLED,), ())
-    with syncrep.processes(model) as crew:
-        crew.check()
-        yield lambda steps: crew.block(PULLED, steps)
+    with syncrep.processes(model) as blocks:
+        yield blocks[PULLED]
 
 
 def _check(name: str, seen: Sequence[float]) -> None:

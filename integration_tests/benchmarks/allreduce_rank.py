@@ -2,8 +2,8 @@
 
 import json
 import os
-import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from allreduce_works import (
@@ -15,6 +15,7 @@ from allreduce_works import (
     SESSION,
     Work,
 )
+from harness import answer, block_of
 
 
 def serve_rank(pipe: Any, ports: list[int], rank: int, work: Work) -> None:
@@ -27,23 +28,15 @@ def serve_rank(pipe: Any, ports: list[int], rank: int, work: Work) -> None:
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     group = _join_beside(strategy, rank, len(ports), ports[0])
-    made: dict[str, tuple[Callable[[], Any], Callable[[], float]]] = {}
-    while True:
-        try:
-            command, name, *rest = pipe.recv()
-        except EOFError:
-            return
-        if command == "make":
-            made[name] = _make(name, strategy, group, rank, work)
-            pipe.send("made")
-        elif command == "read":
-            pipe.send(made[name][1]())
+
+    def make(name: str) -> Any:
+        if name == SESSION:
+            step, read = _make_session(group, rank, work)
         else:
-            step = made[name][0]
-            began = time.perf_counter()
-            for _ in range(*rest):
-                step()
-            pipe.send(time.perf_counter() - began)
+            step, read = _make_function(name, strategy, group, rank, work)
+        return block_of(step), read
+
+    answer(pipe, make)
 
 
 def _join_beside(strategy: Any, rank: int, size: int, port: int) -> Any:
@@ -60,56 +53,8 @@ def _join_beside(strategy: Any, rank: int, size: int, port: int) -> Any:
         return processes.join(address, rank=rank, size=size)
 
 
-def _make(name: str, strategy: Any, group: Any, rank: int, work: Work) -> Any:
-    if name == SESSION:
-        return _make_session(group, rank, work)
-    if name == FLAT:
-        return _make_flat(group, rank, work)
-    return _make_function(name, strategy, group, rank, work)
-
-
 def _make_function(
     name: str, strategy: Any, group: Any, rank: int, work: Work
-) -> tuple[Callable[[], Any], Callable[[], float]]:
-    import contextlib
-
-    import tensorflow as tf
-
-    from tw_syncrep import processes
-
-    is_peer = name == PEER
-    with strategy.scope() if is_peer else contextlib.nullcontext():
-        found = [tf.Variable(tf.ones(shape)) for shape in work.shapes]
-        momenta = [tf.Variable(tf.zeros(shape)) for shape in work.shapes]
-
-    def step() -> None:
-        # A gradient that needs the parameters.
-        grads = [rank + 1.0 + 1e-30 * tf.identity(v) for v in found]
-        if is_peer:
-            context = tf.distribute.get_replica_context()
-            means = context.all_reduce(tf.distribute.ReduceOp.MEAN, grads)
-        else:
-            wire = "bfloat16" if name == BFLOAT16 else None
-            [means] = processes.mean_across([grads], group=group, wire_dtype=wire)
-        for variable, momentum, mean in zip(found, momenta, means, strict=True):
-            tf.raw_ops.ResourceApplyKerasMomentum(
-                var=variable.handle,
-                accum=momentum.handle,
-                lr=RATE,
-                grad=mean,
-                momentum=MOMENTUM,
-            )
-
-    def read() -> float:
-        return float(found[-1].numpy().ravel()[-1])
-
-    if is_peer:
-        return tf.function(lambda: strategy.run(step)), read
-    return group.bounded(tf.function(step)), read
-
-
-def _make_flat(
-    group: Any, rank: int, work: Work
 ) -> tuple[Callable[[], Any], Callable[[], float]]:
     import tensorflow as tf
 
@@ -117,16 +62,29 @@ def _make_flat(
     from tw_syncrep import processes
 
     flat = FlatVariables()
-    with flat.scope():
+    scopes = {PEER: strategy.scope, FLAT: flat.scope}
+    with scopes.get(name, nullcontext)():
         found = [tf.Variable(tf.ones(shape)) for shape in work.shapes]
-    packed = pack_gradients([(tf.zeros(v.shape), v) for v in found])
-    momenta = [tf.Variable(tf.zeros(v.shape)) for _, v in packed]
+    trained = found
+    if name == FLAT:
+        zeros = [(tf.zeros(v.shape), v) for v in found]
+        trained = [v for _, v in pack_gradients(zeros)]
+    with strategy.scope() if name == PEER else nullcontext():
+        momenta = [tf.Variable(tf.zeros(v.shape)) for v in trained]
 
     def step() -> None:
-        with flat.reading():
+        with flat.reading() if name == FLAT else nullcontext():
+            # A gradient that needs the parameters.
             grads = [rank + 1.0 + 1e-30 * tf.identity(v) for v in found]
-        pairs = pack_gradients(list(zip(grads, found, strict=True)))
-        [means] = processes.mean_across([[grad for grad, _ in pairs]], group=group)
+        pairs = list(zip(grads, found, strict=True))
+        pairs = pack_gradients(pairs) if name == FLAT else pairs
+        grads = [grad for grad, _ in pairs]
+        if name == PEER:
+            context = tf.distribute.get_replica_context()
+            means = context.all_reduce(tf.distribute.ReduceOp.MEAN, grads)
+        else:
+            wire = "bfloat16" if name == BFLOAT16 else None
+            [means] = processes.mean_across([grads], group=group, wire_dtype=wire)
         for (_, variable), momentum, mean in zip(pairs, momenta, means, strict=True):
             tf.raw_ops.ResourceApplyKerasMomentum(
                 var=variable.handle,
@@ -139,6 +97,8 @@ def _make_flat(
     def read() -> float:
         return float(found[-1].numpy().ravel()[-1])
 
+    if name == PEER:
+        return tf.function(lambda: strategy.run(step)), read
     return group.bounded(tf.function(step)), read
 
 

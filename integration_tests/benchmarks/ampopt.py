@@ -9,7 +9,6 @@ import time
 from itertools import product
 from typing import Any
 
-import numpy as np
 from ampopt_contenders import (
     OURS,
     PLAIN,
@@ -17,14 +16,13 @@ from ampopt_contenders import (
     Made,
     Size,
     count_operations,
-    keras_plain,
-    keras_scaled,
     our_graph,
     our_keras,
     plain_graph,
     tensorflow_graph,
+    their_keras,
 )
-from harness import Report, Timing, race, ratio
+from harness import Report, Timing, checked, race, ratio
 
 import tw_core
 
@@ -62,9 +60,9 @@ def race_function(size: Size, multiplier: int | None, rounds: int) -> list[Timin
     """Races Keras 3 optimizers in ``tf.function``."""
     calls = multiplier or 1
     made = [
-        keras_scaled(size, calls, multiplier),
+        their_keras(size, calls, multiplier, scaled=True),
         our_keras(size, calls, multiplier),
-        keras_plain(size, calls),
+        their_keras(size, calls, scaled=False),
     ]
     check(made[:2], made[2])
     work = f"tf.function, Keras Adam, {size}, {_how(multiplier)}"
@@ -85,14 +83,10 @@ def check(made: list[Made], plain: Made) -> None:
     """Makes every contender reach by runs what ``plain`` reaches by steps."""
     for _ in range(CHECKED_UPDATES):
         plain.step()
-    want = plain.read()
+    want, within = plain.read(), {"rtol": 1e-5, "atol": 1e-6}
     for one in made:
-        for _ in range(CHECKED_UPDATES):
-            one.contender.run()
-        for got, value in zip(one.read(), want, strict=True):
-            np.testing.assert_allclose(
-                got, value, rtol=1e-5, atol=1e-6, err_msg=one.contender.name
-            )
+        name, run = one.contender.name, one.contender.run
+        checked(name, run, one.read, want, steps=CHECKED_UPDATES, **within)
 
 
 def _race(work: str, made: list[Made], peer: str, rounds: int) -> list[Timing]:

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from harness import Contender
+from training import cpus, packed_sum
 
 import tw_ampopt
 import tw_core
@@ -100,11 +101,7 @@ def plain_graph(size: Size, num_towers: int, calls: int) -> Made:
             for loss, variables in zip(model.losses, model.towers, strict=True)
         ]
         if num_towers > 1:
-            devices = [f"/cpu:{k}" for k in range(num_towers)]
-            reducer = tw_reduce.broadcast(
-                partial(tw_reduce.sum_balanced, devices=devices)
-            )
-            grads = tw_reduce.mean(tw_reduce.packed(reducer))(grads)
+            grads = tw_reduce.mean(packed_sum(cpus(num_towers)))(grads)
         ops = []
         for k, pairs in enumerate(zip(grads, model.towers, strict=True)):
             with tf.device(f"/cpu:{k}"):
@@ -124,9 +121,7 @@ def our_graph(
     """Ours; with weights those are 3, 4, ... rows, which only the run knows."""
     with tf.Graph().as_default():
         model = GraphModel(size, num_towers)
-        optimizer = tw_ampopt.Optimizer(
-            learning_rate=RATE, minibatch_multiplier=multiplier, loss_scale=SCALE
-        )
+        optimizer = our_optimizer(multiplier)
         for k, (loss, own) in enumerate(zip(model.losses, model.towers, strict=True)):
             rows = v1.placeholder_with_default(3 + k, []) if weighs else None
             optimizer.register_gradients(loss, own, weight=rows)
@@ -168,30 +163,23 @@ class FunctionModel:
         return Made(contender, concrete, lambda: [v.numpy() for v in self.variables])
 
 
-def keras_plain(size: Size, calls: int) -> Made:
+def their_keras(
+    size: Size, calls: int, multiplier: int | None = None, *, scaled: bool
+) -> Made:
     model = FunctionModel(size)
-    optimizer = keras.optimizers.Adam(RATE, epsilon=1e-8)
-    optimizer.build(model.variables)
-
-    def step() -> None:
-        optimizer.apply(model.grads(lambda loss: loss), model.variables)
-
-    return model.contender("Keras optimizer without scaling", step, calls)
-
-
-def keras_scaled(size: Size, calls: int, multiplier: int | None) -> Made:
-    model = FunctionModel(size)
-    inner = keras.optimizers.Adam(
+    optimizer = keras.optimizers.Adam(
         RATE, epsilon=1e-8, gradient_accumulation_steps=multiplier
     )
-    optimizer = keras.optimizers.LossScaleOptimizer(inner)
+    if scaled:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     optimizer.build(model.variables)
+    scale = optimizer.scale_loss if scaled else lambda loss: loss
 
     def step() -> None:
-        grads = model.grads(optimizer.scale_loss)
-        optimizer.apply(grads, model.variables)
+        optimizer.apply(model.grads(scale), model.variables)
 
-    return model.contender("Keras LossScaleOptimizer", step, calls)
+    own = "LossScaleOptimizer" if scaled else "optimizer without scaling"
+    return model.contender(f"Keras {own}", step, calls)
 
 
 def our_keras(size: Size, calls: int, multiplier: int | None) -> Made:
@@ -213,26 +201,27 @@ def our_keras(size: Size, calls: int, multiplier: int | None) -> Made:
 
 def count_operations(size: Size, multiplier: int) -> dict[str, int]:
     """Counts the nodes of whole graphs, function bodies included."""
-
-    def plain(model: GraphModel) -> None:
-        loss, variables = model.losses[0], model.towers[0]
-        v1.train.AdamOptimizer(RATE).minimize(loss, var_list=variables)
-
-    def ours(model: GraphModel) -> None:
-        optimizer = tw_ampopt.Optimizer(
-            learning_rate=RATE, minibatch_multiplier=multiplier, loss_scale=SCALE
-        )
-        optimizer.register_gradients(model.losses[0], model.towers[0])
-        optimizer.apply_updates()
-
     counts = {}
-    for name, build in ((PLAIN, plain), (OURS, ours)):
+    for name in (PLAIN, OURS):
         with tf.Graph().as_default() as graph:
-            build(GraphModel(size, 1))
+            model = GraphModel(size, 1)
+            [loss], [variables] = model.losses, model.towers
+            if name == PLAIN:
+                v1.train.AdamOptimizer(RATE).minimize(loss, var_list=variables)
+            else:
+                optimizer = our_optimizer(multiplier)
+                optimizer.register_gradients(loss, variables)
+                optimizer.apply_updates()
             proto = graph.as_graph_def()
         bodies = sum(len(function.node_def) for function in proto.library.function)
         counts[name] = len(proto.node) + bodies
     return counts
+
+
+def our_optimizer(multiplier: int | None) -> tw_ampopt.Optimizer:
+    return tw_ampopt.Optimizer(
+        learning_rate=RATE, minibatch_multiplier=multiplier, loss_scale=SCALE
+    )
 
 
 def _repeat(step: Callable[[], Any], calls: int) -> None:

@@ -7,7 +7,6 @@ takes of it is measured apart, with the tickets of many replicas already there.
 """
 
 import itertools
-import json
 import os
 import statistics
 import sys
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import OUT, machine
+from harness import save
 
 OPTIONS = {
     "workers": [2, 4, 8, 16],
@@ -35,13 +34,11 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 def main(options: Any, _: object) -> None:
     """Counts and times, and writes ``out/bench/calls.json``."""
-    found = {
-        "calls": count_all(options.workers, options.servers, options.timed_steps),
-        "rounds": time_rounds(options.tickets, options.servers),
-        "machine": machine(),
-    }
-    OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / "calls.json").write_text(json.dumps(found, indent=1))
+    save(
+        "calls",
+        calls=count_all(options.workers, options.servers, options.timed_steps),
+        rounds=time_rounds(options.tickets, options.servers),
+    )
 
 
 def count_all(

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from harness import Contender, Report, Timing, race
+import training
+from harness import Contender, Report, Timing, checked, race
 
 import tw_builders
 import tw_core
@@ -30,19 +31,11 @@ def graph_contenders() -> list[Contender]:
             w = v1.get_variable("w", initializer=np.float32(1))
             return [(tf.gradients(w * w, w)[0], w)]
 
-        grads = builder.call_for_each_tower(tower)
         descend = partial(v1.train.GradientDescentOptimizer, 0.25)
-        train_op, sync = builder.build(grads, descend)
-        session = v1.Session(config=tw_core.session_config())
-        init = [v1.global_variables_initializer(), v1.local_variables_initializer()]
-        session.run(init)
-        session.run(sync)
+        session, train_op, copies = training.session_step(builder, tower, descend)
     run = session.make_callable(train_op)
-    check(run, lambda: session.run([own[0][1] for own in grads]))
-    return [
-        Contender(PEER, run),
-        Contender("Session.run", lambda: session.run(train_op)),
-    ]
+    peer = contender(PEER, run, lambda: session.run([w for [w] in copies]))
+    return [peer, Contender("Session.run", lambda: session.run(train_op))]
 
 
 def function_contenders() -> list[Contender]:
@@ -66,9 +59,8 @@ def function_contenders() -> list[Contender]:
         )
         tw_builders.apply_gradients(ours, reduced, variables, optimizers)
 
-    check(step, lambda: [own.w.numpy() for own in variables])
     return [
-        Contender("tf.function", step),
+        contender("tf.function", step, lambda: [own.w.numpy() for own in variables]),
         Contender("concrete function", step.get_concrete_function()),
     ]
 
@@ -79,10 +71,10 @@ class Scalar(tf.Module):
         self.w = tf.Variable(1.0, name="w")
 
 
-def check(run: Any, values: Any) -> None:
-    for _ in range(STEPS):
-        run()
-    np.testing.assert_allclose(values(), 0.5**STEPS)
+def contender(name: str, run: Any, values: Any) -> Contender:
+    """Compares a few steps, which halve each variable, with what they must give."""
+    want = [0.5**STEPS] * len(DEVICES)
+    return checked(name, run, values, want, steps=STEPS, rtol=1e-7, atol=0.0)
 
 
 def run_cell(rounds: int) -> list[Timing]:

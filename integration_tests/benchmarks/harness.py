@@ -20,10 +20,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tw_reduce.doctor._race import race as take_turns
+from tw_reduce.doctor._race import seconds_of
 
 OUT = Path("out/bench")
+WAIT_S = 120.0  # for a process to answer
+Block = Callable[[int], float]  # runs steps on all processes; the slowest one's seconds
 _T = TypeVar("_T")
 _MIN_BLOCK_S = 0.02
+_BLOCK_S = 0.25  # of steps on several processes
 
 
 @dataclass(frozen=True)
@@ -100,13 +104,18 @@ class Report:
 
     def write(self) -> Path:
         """Writes JSON and a plot below ``out/bench/``."""
-        OUT.mkdir(parents=True, exist_ok=True)
-        path = OUT / f"{self.name}.json"
-        content = {"machine": machine(), "rows": self.rows, "targets": self.targets}
-        path.write_text(json.dumps(content, indent=2) + "\n")
-        draw(self.rows, OUT / f"{self.name}.png", title=self.name)
+        path = save(self.name, rows=self.rows, targets=self.targets)
+        draw(self.rows, path.with_suffix(".png"), title=self.name)
         print(f"Wrote {path} and {path.with_suffix('.png')}")
         return path
+
+
+def save(name: str, **content: Any) -> Path:
+    """Writes JSON below ``out/bench/``, and what the machine is."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    path = OUT / f"{name}.json"
+    path.write_text(json.dumps({"machine": machine(), **content}, indent=2) + "\n")
+    return path
 
 
 def race(
@@ -142,6 +151,27 @@ def race(
     return [
         _timing(work, c, times[c.name].times_s, times[peer].times_s) for c in contenders
     ]
+
+
+def checked(
+    name: str,
+    run: Callable[[], Any],
+    values: Callable[[], Any],
+    want: Sequence[Any],
+    *,
+    steps: int = 1,
+    rtol: float = 1e-4,
+    atol: float = 1e-5,
+    **options: Any,
+) -> Contender:
+    """Returns a contender that has the values wanted after some steps."""
+    import numpy as np
+
+    for _ in range(steps):
+        run()
+    for got, value in zip(values(), want, strict=True):
+        np.testing.assert_allclose(got, value, rtol=rtol, atol=atol, err_msg=name)
+    return Contender(name, run, **options)
 
 
 def in_own_process(cell: Callable[..., _T], *args: Any) -> _T:
@@ -188,11 +218,59 @@ def tasks() -> Iterator[Callable[..., Any]]:
             process.join()
 
 
-def hear(pipe: Any, wait_s: float) -> Any:
+def hear(pipe: Any, wait_s: float = WAIT_S) -> Any:
     """Returns the next message of a process that ``tasks`` has started."""
     if not pipe.poll(wait_s):
         raise TimeoutError(f"a process said nothing for {wait_s} s")
     return pipe.recv()
+
+
+def ask(pipes: Sequence[Any], *message: Any) -> list[Any]:
+    """Sends all processes a message at once, and returns their answers."""
+    for pipe in pipes:
+        pipe.send(message)
+    return [hear(pipe) for pipe in pipes]
+
+
+def answer(pipe: Any, make: Callable[[str], tuple[Any, Any]]) -> None:
+    """Obeys ``ask`` until the parent is gone: make, run a block of steps, read.
+
+    Args:
+      pipe: to the parent.
+      make: makes a contender by its name: what runs a number of steps and returns the
+        seconds, and what reads a parameter.
+    """
+    made: dict[str, tuple[Any, Any]] = {}
+    while True:
+        try:
+            command, name, *rest = pipe.recv()
+        except EOFError:
+            return
+        if command == "make":
+            made[name] = make(name)
+        run, read = made[name]
+        pipe.send({"make": list, "run": run, "read": read}[command](*rest))
+
+
+def block_of(step: Callable[[], Any]) -> Block:
+    """Returns what runs a number of steps, and gives the seconds of all."""
+    return lambda steps: seconds_of(step, steps) * steps
+
+
+def race_blocks(
+    work: str, blocks: dict[str, Block], *, peer: str, rounds: int
+) -> list[Timing]:
+    """Races steps of which a block is run at a time, on all processes at once."""
+    steps = {}
+    for name, block in blocks.items():
+        steps[name] = min(max(3, int(_BLOCK_S / (block(5) / 5))), 300)
+    return race(
+        work,
+        [Contender(name, list) for name in blocks],
+        peer=peer,
+        rounds=rounds,
+        timer=lambda c: blocks[c.name](steps[c.name]) / steps[c.name],
+    )
 
 
 def paired_ratio(timings: Sequence[Timing], ours: str, theirs: str) -> float:

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from harness import Contender, Report, Timing, in_own_process, race
+import training
+from harness import Contender, Report, Timing, checked, in_own_process, race
 
 import tw_builders
 import tw_core
@@ -107,31 +108,30 @@ def over(items: Callable[[], Iterator[Any]], step: Callable[[Any], Any]) -> Epoc
     return epoch
 
 
-def towers_step(model: str, towers: int) -> tuple[Any, Any, Any]:
-    ours = tw_core.towers([f"/cpu:{k}" for k in range(towers)])
-    models = tw_core.map_towers(
-        lambda _: [tf.Variable(w) for w in weights_of(model)], ours
-    )
-    make = partial(v1.train.MomentumOptimizer, RATE, MOMENTUM)
-    optimizers = tw_builders.make_optimizers(ours, make, models)
-    reduce = tw_reduce.mean(tw_reduce.all_reduce([tower.device for tower in ours]))
+def weights_loss(model: training.Weights, x: Any, y: Any) -> Any:
+    return loss_of(model.all, x, y)
 
-    def gradients(_: Any, variables: Weights, part: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = loss_of(variables, *part)
-        return tape.gradient(loss, variables)
 
-    @tf.function(autograph=False)
-    def step(parts: Any) -> None:
-        grads = tw_core.map_towers(gradients, ours, models, parts)
-        tw_builders.apply_gradients(ours, reduce(grads), models, optimizers)
-
-    return ours, step, lambda: [w.numpy() for w in models[0]]
+def momentum() -> Any:
+    return v1.train.MomentumOptimizer(RATE, MOMENTUM)
 
 
 def per_tower(model: str, turns: int, towers: int, *, kind: str) -> Built:
-    ours, step, values = towers_step(model, towers)
+    ours = tw_core.towers(training.cpus(towers))
+    devices = [tower.device for tower in ours]
+    take, trained = training.function_step(
+        devices,
+        lambda: training.Weights(weights_of(model)),
+        weights_loss,
+        momentum,
+        reduce=tw_reduce.all_reduce(devices),
+    )
     inputs = tw_builders.per_tower(dataset(model, turns), ours)
+    values = partial(training.values_of, trained)
+
+    def step(parts: Any) -> None:
+        take(*map(list, zip(*parts, strict=True)))
+
     if kind == "memory":
         parts = list(inputs)
         return over(lambda: iter(parts), step), values
@@ -139,7 +139,7 @@ def per_tower(model: str, turns: int, towers: int, *, kind: str) -> Built:
 
         @tf.function(autograph=False)
         def cut(x: Any, y: Any) -> None:
-            step(list(zip(tf.split(x, towers), tf.split(y, towers), strict=True)))
+            take(tf.split(x, towers), tf.split(y, towers))
 
         source = dataset(model, turns).prefetch(2)
         return over(lambda: iter(source), lambda batch: cut(*batch)), values
@@ -153,31 +153,22 @@ def per_tower(model: str, turns: int, towers: int, *, kind: str) -> Built:
 
 
 def mirrored(strategy: Any, model: str, turns: int, *, in_memory: bool) -> Built:
-    towers = strategy.num_replicas_in_sync
-    with strategy.scope():
-        variables = [tf.Variable(w) for w in weights_of(model)]
-        optimizer = tf.keras.optimizers.SGD(RATE, momentum=MOMENTUM)
-        optimizer.build(variables)
-
-    def replica_step(x: Any, y: Any) -> None:
-        with tf.GradientTape() as tape:
-            loss = loss_of(variables, x, y) / towers
-        grads = tape.gradient(loss, variables)
-        optimizer.apply_gradients(list(zip(grads, variables, strict=True)))
-
-    @tf.function(autograph=False)
-    def step(item: Any) -> None:
-        strategy.run(replica_step, args=item)
-
+    step, trained = training.mirrored_step(
+        strategy,
+        lambda: training.Weights(weights_of(model)),
+        weights_loss,
+        partial(tf.keras.optimizers.SGD, RATE, momentum=MOMENTUM),
+    )
     inputs = strategy.experimental_distribute_dataset(dataset(model, turns))
     items = list(inputs) if in_memory else inputs
-    return over(lambda: iter(items), step), lambda: [w.numpy() for w in variables]
+    take = over(lambda: iter(items), lambda item: step(*item))
+    return take, partial(training.values_of, trained)
 
 
 def in_session(model: str, turns: int, towers: int, *, kind: str) -> Built:
-    devices = [f"/cpu:{k}" for k in range(towers)]
+    devices = training.cpus(towers)
     source = dataset(model, turns).prefetch(2)
-    with tf.Graph().as_default() as graph:
+    with tf.Graph().as_default():
         if kind == FEEDING:
             spec = source.element_spec
             whole = [v1.placeholder(one.dtype, one.shape) for one in spec]
@@ -196,14 +187,8 @@ def in_session(model: str, turns: int, towers: int, *, kind: str) -> Built:
             k = tw_core.get_current_tower_context().index
             return list(zip(tf.gradients(loss_of(w, *parts[k]), w), w, strict=True))
 
-        grads = builder.call_for_each_tower(tower)
-        train_op, sync_op = builder.build(
-            grads, partial(v1.train.MomentumOptimizer, RATE, MOMENTUM)
-        )
-        sess = v1.Session(graph=graph, config=tw_core.session_config())
-        sess.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
-        sess.run(sync_op or [])
-        values = partial(sess.run, [w for _, w in grads[0]])
+        sess, train_op, [first, *_] = training.session_step(builder, tower, momentum)
+        values = partial(sess.run, first)
         if kind == FEEDING:
             feed = sess.make_callable(train_op, feed_list=whole)
             items = source.as_numpy_iterator
@@ -222,14 +207,6 @@ def in_session(model: str, turns: int, towers: int, *, kind: str) -> Built:
     return epoch, values
 
 
-def checked(name: str, built: Built, want: Any, *, is_bound: bool = False) -> Contender:
-    epoch, values = built
-    epoch()
-    for got, value in zip(values(), want, strict=True):
-        np.testing.assert_allclose(got, value, atol=TOLERANCE, err_msg=name)
-    return Contender(name, epoch, is_bound=is_bound)
-
-
 def run_cell(model: str, towers: int, rounds: int) -> list[list[Timing]]:
     """Races the epochs of a model on a number of towers, in both modes."""
     tw_core.use_logical_cpus(towers)
@@ -237,22 +214,26 @@ def run_cell(model: str, towers: int, rounds: int) -> list[list[Timing]]:
     epoch, values = per_tower(model, turns, 1, kind="per_tower")
     epoch()
     want = values()
-    strategy = tf.distribute.MirroredStrategy([f"/cpu:{k}" for k in range(towers)])
+    strategy = tf.distribute.MirroredStrategy(training.cpus(towers))
     ours = partial(per_tower, model, turns, towers)
     theirs = partial(mirrored, strategy, model, turns)
     session = partial(in_session, model, turns, towers)
-    bound = partial(checked, want=want, is_bound=True)
+
+    def epochs(name: str, built: Built, *, is_bound: bool = False) -> Contender:
+        own = {"atol": TOLERANCE, "is_bound": is_bound}
+        return checked(name, *built, want, rtol=1e-7, **own)
+
     functions = [
-        checked(STRATEGY, theirs(in_memory=False), want),
-        checked("per_tower", ours(kind="per_tower"), want),
-        checked("per_tower, an epoch in a call", ours(kind="one call"), want),
-        checked("batches cut in the step", ours(kind="cut in the step"), want),
-        bound("MirroredStrategy, in memory", theirs(in_memory=True)),
-        bound("towers, in memory", ours(kind="memory")),
+        epochs(STRATEGY, theirs(in_memory=False)),
+        epochs("per_tower", ours(kind="per_tower")),
+        epochs("per_tower, an epoch in a call", ours(kind="one call")),
+        epochs("batches cut in the step", ours(kind="cut in the step")),
+        epochs("MirroredStrategy, in memory", theirs(in_memory=True), is_bound=True),
+        epochs("towers, in memory", ours(kind="memory"), is_bound=True),
     ]
     sessions = [
-        checked(FEEDING, session(kind=FEEDING), want),
-        checked("StagingInput", session(kind="StagingInput"), want),
+        epochs(FEEDING, session(kind=FEEDING)),
+        epochs("StagingInput", session(kind="StagingInput")),
     ]
     title = f"{model}, K = {towers}, {BATCHES} batches of {BATCH}"
     return [

@@ -13,7 +13,7 @@ from harness import Contender, Report, Timing, in_own_process, race, ratio
 from rlload_functions import Functions
 from rlload_session import EPOCH, FEEDING, STEPS, Session
 from rlload_towers import TwoTowers
-from rlload_works import WORKS, check, reference, reference_of_towers
+from rlload_works import WORKS, reference, reference_of_towers
 
 import tw_core
 
@@ -23,8 +23,8 @@ OPTIONS = {"works": "rlload_works.WORKS", "rounds": 31}
 def race_epochs(name: str, rounds: int) -> list[Timing]:
     """Races everything that takes an epoch."""
     work = WORKS[name]
-    wanted = reference(work)
-    contenders = check([*Session(work).built(), *Functions(work).built()], wanted)
+    want = reference(work)
+    contenders = [*Session(work).built(want), *Functions(work, want).built()]
     named = [
         Contender(f"{c.name} ({c.config})", c.run, config=c.config) for c in contenders
     ]
@@ -35,7 +35,7 @@ def race_towers(name: str, rounds: int) -> list[Timing]:
     """Races two towers with RLlib's."""
     tw_core.use_logical_cpus(2)
     work = WORKS[name]
-    contenders = check(TwoTowers(work).built(), reference_of_towers(work))
+    contenders = TwoTowers(work, reference_of_towers(work)).built()
     return race(
         f"two towers, {work.name}", contenders, peer=contenders[-1].name, rounds=rounds
     )

@@ -1,12 +1,14 @@
 """The contenders of the benchmark rlload that are TensorFlow 2."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
-from harness import Contender
+from harness import Contender, checked
 from rlload_session import EPOCH
-from rlload_works import RATE, Built, Work
+from rlload_works import RATE, Work
+from training import Weights, values_of
 
 import tw_core
 import tw_rlload
@@ -14,21 +16,13 @@ import tw_rlload
 v1 = tf.compat.v1
 
 
-class Weights(tf.Module):
-    """A model that is its variables."""
-
-    def __init__(self, work: Work) -> None:
-        super().__init__()
-        self.all = [tf.Variable(w) for w in work.weights()]
-
-
 class Functions:
     """All contenders of TensorFlow 2."""
 
-    def __init__(self, work: Work) -> None:
-        self.work, (self.x, self.y) = work, work.columns()
+    def __init__(self, work: Work, want: list[Any]) -> None:
+        self.work, (self.x, self.y), self.want = work, work.columns(), want
 
-    def built(self) -> list[Built]:
+    def built(self) -> list[Contender]:
         makers = [
             self.epoch,
             self.range_and_slice,
@@ -37,8 +31,8 @@ class Functions:
         ]
         return [make() for make in makers]
 
-    def epoch(self) -> Built:
-        work, model = self.work, Weights(self.work)
+    def epoch(self) -> Contender:
+        work, model = self.work, Weights(self.work.weights())
         specs = {"x": tf.TensorSpec([None, *work.shape], work.dtype)}
         specs["y"] = tf.TensorSpec([None])
         batch = tw_rlload.DeviceBatch(
@@ -57,9 +51,9 @@ class Functions:
 
         return self.checked(EPOCH, run, model)
 
-    def range_and_slice(self) -> Built:
+    def range_and_slice(self) -> Contender:
         """A dataset of numbers, in Python, and a call a step that slices."""
-        work, model = self.work, Weights(self.work)
+        work, model = self.work, Weights(self.work.weights())
         sliced = tf.function(self.sliced_step_of(model))
         starts = tf.data.Dataset.range(0, work.rows, work.step)
 
@@ -69,9 +63,9 @@ class Functions:
 
         return self.checked("tf.data range and slice", run, model)
 
-    def range_and_slice_inside(self) -> Built:
+    def range_and_slice_inside(self) -> Contender:
         """The same with the loop over the dataset inside of one function."""
-        work, model = self.work, Weights(self.work)
+        work, model = self.work, Weights(self.work.weights())
         sliced = self.sliced_step_of(model)
         starts = tf.data.Dataset.range(0, work.rows, work.step)
 
@@ -82,9 +76,9 @@ class Functions:
 
         return self.checked("tf.data range and slice, one call", epoch, model)
 
-    def from_tensors(self) -> Built:
+    def from_tensors(self) -> Contender:
         """A dataset of whole minibatches, in Python."""
-        work, model = self.work, Weights(self.work)
+        work, model = self.work, Weights(self.work.weights())
         step = tf.function(self.step_of(model))
         x = self.x.reshape(-1, work.step, *work.shape)
         rows = tf.data.Dataset.from_tensor_slices((x, self.y.reshape(-1, work.step)))
@@ -112,7 +106,6 @@ class Functions:
 
         return step
 
-    def checked(self, name: str, run: Callable[[], None], model: Weights) -> Built:
-        run()
-        weights = [variable.numpy() for variable in model.all]
-        return Contender(name, run, config="tf.function"), lambda: weights
+    def checked(self, name: str, run: Callable[[], None], model: Weights) -> Contender:
+        read = partial(values_of, model)
+        return checked(name, run, read, self.want, config="tf.function")

@@ -1,11 +1,12 @@
 """The contenders of the benchmark rlload that run in a session."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
-from harness import Contender
-from rlload_works import MINIBATCHES, RATE, Built, Work
+from harness import Contender, checked
+from rlload_works import MINIBATCHES, RATE, Work
 
 import tw_core
 import tw_rlload
@@ -156,7 +157,7 @@ class Session:
             feeds = dict(zip(self.placeholders, rows, strict=True))
             self.sess.run(self.fed, feeds)
 
-    def built(self) -> list[Built]:
+    def built(self, want: list[Any]) -> list[Contender]:
         self.load()
         self.load_original()
         runs = {
@@ -167,9 +168,8 @@ class Session:
             BY_HAND: self.epoch_by_hand,
         }
         found = []
+        read = partial(self.sess.run, self.variables)
         for name, run in runs.items():
             self.sess.run(self.reset)
-            run()
-            weights = self.sess.run(self.variables)
-            found.append((Contender(name, run, config="session"), lambda w=weights: w))
+            found.append(checked(name, run, read, want, config="session"))
         return found

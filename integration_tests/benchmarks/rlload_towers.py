@@ -2,12 +2,13 @@
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
-from harness import Contender
+from harness import Contender, checked
 from rlload_session import Policies
-from rlload_works import RATE, Built, Work
+from rlload_works import RATE, Work
 
 import tw_core
 import tw_rlload
@@ -18,11 +19,11 @@ v1 = tf.compat.v1
 class TwoTowers:
     """A step per call on two devices, beside RLlib's present class."""
 
-    def __init__(self, work: Work) -> None:
-        self.work, (self.x, self.y) = work, work.columns()
+    def __init__(self, work: Work, want: list[Any]) -> None:
+        self.work, (self.x, self.y), self.want = work, work.columns(), want
         self.per_device = work.step // 2
 
-    def built(self) -> list[Built]:
+    def built(self) -> list[Contender]:
         found = [self.race_entry("tw-rlload", self.ours)]
         stack = rllib_tower_stack()
         if stack is None:
@@ -30,7 +31,7 @@ class TwoTowers:
             return found
         return [*found, self.race_entry("RLlib's", lambda *a: self.rllib(stack, *a))]
 
-    def race_entry(self, whose: str, make: Callable[..., Any]) -> Built:
+    def race_entry(self, whose: str, make: Callable[..., Any]) -> Contender:
         with tf.Graph().as_default():
             placeholders = [
                 v1.placeholder(self.work.dtype, [None, *self.work.shape], "x"),
@@ -46,9 +47,8 @@ class TwoTowers:
             for start in range(0, per_device, self.per_device):
                 trainer.optimize(sess, start)
 
-        run()
-        weights = sess.run(variables)
-        return Contender(f"{whose} step per call", run), lambda: weights
+        read = partial(sess.run, variables)
+        return checked(f"{whose} step per call", run, read, self.want)
 
     def ours(self, placeholders: list[tf.Tensor], build: Any) -> Any:
         return tw_rlload.LocalSyncParallelOptimizer(

@@ -1,19 +1,14 @@
 """The batches and models of the benchmark rlload, and what they must come to."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from harness import Contender
 
 MINIBATCHES = 32
 RATE = 1e-3
-
-# A contender, and what gives its weights after the 32 steps.
-Built = tuple[Contender, Callable[[], list[np.ndarray]]]
 
 
 @dataclass(frozen=True)
@@ -97,16 +92,6 @@ def unaligned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     memory = np.zeros(size + 128, np.uint8)
     start = -memory.ctypes.data % 64 + item
     return memory[start : start + size].view(dtype).reshape(shape)
-
-
-def check(built: list[Built], wanted: list[np.ndarray]) -> list[Contender]:
-    """Refuses contenders that reach other weights than those wanted."""
-    for contender, weights in built:
-        for got, want in zip(weights(), wanted, strict=True):
-            np.testing.assert_allclose(
-                got, want, rtol=1e-4, atol=1e-5, err_msg=contender.name
-            )
-    return [contender for contender, _ in built]
 
 
 def reference_of_towers(work: Work) -> list[np.ndarray]:

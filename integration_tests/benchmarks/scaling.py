@@ -6,6 +6,7 @@ costs. What the reduction costs is the distance to that bound.
 """
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import OUT, Contender, Timing, in_own_process, machine, race
+from harness import Contender, Timing, in_own_process, race, save
 
 import tw_core
 import tw_reduce
@@ -213,24 +214,12 @@ def main(options: Any, _: object) -> None:
             _from_one(options.processes), options.cycles, options.blocks
         )
     print_rows(rows)
-    write(rows, machine())
+    kept = [asdict(row) for row in rows]
+    path = save("scaling", size=asdict(CPU_SIZE), rows=kept, anchors=ANCHORS)
+    draw(rows, os.cpu_count() or 1, path.with_suffix(".png"))
+    print(f"Wrote {path} and {path.with_suffix('.png')}")
 
 
 def _from_one(counts: list[int]) -> list[int]:
     """Puts 1 first, to which all is compared."""
     return [1, *(count for count in counts if count != 1)]
-
-
-def write(rows: list[Row], described: dict[str, Any]) -> None:
-    """Writes JSON and the picture below ``out/bench/``."""
-    OUT.mkdir(parents=True, exist_ok=True)
-    path = OUT / "scaling.json"
-    content = {
-        "machine": described,
-        "size": asdict(CPU_SIZE),
-        "rows": [asdict(row) for row in rows],
-        "anchors": ANCHORS,
-    }
-    path.write_text(json.dumps(content, indent=2) + "\n")
-    draw(rows, described["cores"], path.with_suffix(".png"))
-    print(f"Wrote {path} and {path.with_suffix('.png')}")

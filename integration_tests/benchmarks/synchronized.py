@@ -19,9 +19,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from harness import Contender, Report, Timing, paired_ratio, race
+import training
+from harness import Contender, Report, Timing, checked, paired_ratio, race
 
-import tw_builders
 import tw_core
 import tw_reduce
 from tw_core.synchronized import synchronized_layers
@@ -92,113 +92,70 @@ class Collectives(tf.distribute.ReplicaContext):
         )
 
 
-def towers_step(kind: str, towers: int, x: np.ndarray, y: np.ndarray) -> Built:
-    ours = tw_core.towers([f"/cpu:{k}" for k in range(towers)])
-    synchronized = kind != OWN_ROWS
-    models = tw_core.replicate(ours, lambda _: new_model(synchronized=synchronized))
-    optimizers = tw_builders.make_optimizers(ours, new_optimizer)
-    for model, optimizer in zip(models, optimizers, strict=True):
-        optimizer.build(model.trainable_variables)
-    devices = [tower.device for tower in ours]
-    reduce = tw_reduce.mean(partial(tw_reduce.sum_balanced, devices=devices))
+def towers_step(kind: str, devices: list[str], x: np.ndarray, y: np.ndarray) -> Built:
+    def map_towers(run: Any, towers: Any, *args: Any) -> Any:
+        def beside_others(tower: Any, *own: Any) -> Any:
+            if kind != COLLECTIVES:
+                return run(tower, *own)
+            with Collectives(tower.index, len(towers), KEY):
+                return run(tower, *own)
 
-    def tower_pairs(tower: Any, model: Any, x: Any, y: Any) -> Any:
-        collective = Collectives(tower.index, towers, KEY)
-        with (
-            tf.GradientTape() as tape,
-            collective if kind == COLLECTIVES else nullcontext(),
-        ):
-            loss = loss_of(model, x, y)
-        variables = model.trainable_variables
-        return list(zip(tape.gradient(loss, variables), variables, strict=True))
-
-    @tf.function(autograph=False)
-    def step(x: Any, y: Any) -> None:
         with synchronized_layers() if kind == OURS else nullcontext():
-            pairs = tw_core.map_towers(tower_pairs, ours, models, x, y)
-        grads, _ = tw_core.split_grad_list(pairs)
-        tw_builders.apply_gradients(ours, reduce(grads), models, optimizers)
+            return tw_core.map_towers(beside_others, towers, *args)
 
-    def shards(whole: np.ndarray) -> list[tf.Tensor]:
-        parts = []
-        for tower, part in zip(ours, np.split(whole, towers), strict=True):
-            with tf.device(tower.device):
-                parts.append(tf.constant(part))
-        return parts
-
-    return partial(step, shards(x), shards(y)), models[0]
+    step, model = training.function_step(
+        devices,
+        partial(new_model, synchronized=kind != OWN_ROWS),
+        loss_of,
+        new_optimizer,
+        reduce=partial(tw_reduce.sum_balanced, devices=devices),
+        map_towers=map_towers,
+    )
+    return partial(step, *training.shards_of(devices, x, y)), model
 
 
 def mirrored_step(
     strategy: Any, x: np.ndarray, y: np.ndarray, *, synchronized: bool
 ) -> Built:
-    towers = strategy.num_replicas_in_sync
-    with strategy.scope():
-        model = new_model(synchronized=synchronized)
-        optimizer = new_optimizer()
-        optimizer.build(model.trainable_variables)
-    shards = [
-        strategy.experimental_distribute_values_from_function(
-            lambda context, own=own: tf.constant(own[context.replica_id_in_sync_group])
-        )
-        for own in (np.split(x, towers), np.split(y, towers))
-    ]
-
-    def replica_step(x: Any, y: Any) -> None:
-        with tf.GradientTape() as tape:
-            loss = loss_of(model, x, y) / towers
-        variables = model.trainable_variables
-        grads = tape.gradient(loss, variables)
-        optimizer.apply_gradients(list(zip(grads, variables, strict=True)))
-
-    @tf.function(autograph=False)
-    def step(x: Any, y: Any) -> None:
-        strategy.run(replica_step, args=(x, y))
-
-    return partial(step, *shards), model
-
-
-def one_device(x: np.ndarray, y: np.ndarray) -> Built:
-    return towers_step(OURS, 1, x, y)
+    make = partial(new_model, synchronized=synchronized)
+    step, model = training.mirrored_step(strategy, make, loss_of, new_optimizer)
+    return partial(step, *training.mirrored_shards(strategy, x, y)), model
 
 
 def values_of(model: Any) -> list[np.ndarray]:
     return [np.asarray(v.numpy()) for v in model.variables]
 
 
-def contender(name: str, built: Built, want: list[np.ndarray] | None) -> Contender:
+def contender(name: str, built: Built, want: list[np.ndarray]) -> Contender:
     """Runs a step until it is checked; says what the first call took."""
     step, model = built
     start = time.perf_counter()
     step()
     print(f"  {name}: first call {time.perf_counter() - start:.2f} s", flush=True)
-    for _ in range(CHECKED_STEPS - 1):
-        step()
-    if want is not None:
-        for got, value in zip(values_of(model), want, strict=True):
-            np.testing.assert_allclose(got, value, rtol=TOLERANCE, atol=TOLERANCE)
-    return Contender(name, step)
+    read = partial(values_of, model) if want else list
+    within = {"rtol": TOLERANCE, "atol": TOLERANCE}
+    return checked(name, step, read, want, steps=CHECKED_STEPS - 1, **within)
 
 
 def run_cell(towers: int, rounds: int) -> list[Timing]:
     """Races the steps on a number of towers."""
-    tw_core.use_logical_cpus(towers)
+    devices = tw_core.use_logical_cpus(towers)
     random = np.random.default_rng(0)
     x = random.standard_normal(SHAPE).astype(np.float32)
     y = random.standard_normal((SHAPE[0], 10)).astype(np.float32)
-    step, model = one_device(x, y)
+    step, model = towers_step(OURS, devices[:1], x, y)
     for _ in range(CHECKED_STEPS):
         step()
     want = values_of(model)
     # One strategy: two over the same devices use each other's keys.
-    strategy = tf.distribute.MirroredStrategy([f"/cpu:{k}" for k in range(towers)])
+    strategy = tf.distribute.MirroredStrategy(devices)
     mirrored = partial(mirrored_step, strategy, x, y)
     contenders = [
         contender(PEER, mirrored(synchronized=True), want),
-        contender("MirroredStrategy, own rows", mirrored(synchronized=False), None),
-        contender(OWN_ROWS, towers_step(OWN_ROWS, towers, x, y), None),
-        contender(OURS, towers_step(OURS, towers, x, y), want),
-        contender(COLLECTIVES, towers_step(COLLECTIVES, towers, x, y), want),
+        contender("MirroredStrategy, own rows", mirrored(synchronized=False), []),
+        contender(OWN_ROWS, towers_step(OWN_ROWS, devices, x, y), []),
+        contender(OURS, towers_step(OURS, devices, x, y), want),
+        contender(COLLECTIVES, towers_step(COLLECTIVES, devices, x, y), want),
     ]
     work = f"4 normalised layers, batch {SHAPE[0]}, {towers} towers"
     return race(work, contenders, peer=PEER, rounds=rounds)

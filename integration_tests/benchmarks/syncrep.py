@@ -13,9 +13,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from harness import Contender, Report, hear, paired_ratio, race, tasks
-from syncrep_strategy import mirror
-from syncrep_worker import WAIT_S, has_our_servers, serve, train
+from harness import Block, Report, ask, hear, paired_ratio, race_blocks, tasks
+from syncrep_worker import has_our_servers, mirror, serve, train
 from syncrep_works import (
     ASYNCHRONOUS,
     CHECKED_STEPS,
@@ -30,22 +29,13 @@ from tw_syncrep.cluster._network_exposure import find_free_ports
 
 OPTIONS = {"works": "syncrep_works.WORKS", "rounds": 21}
 
-BLOCK_S = 0.25
-_hear = partial(hear, wait_s=WAIT_S)
-
 
 def main(options: Any, report: Report) -> None:
     """Runs the works and writes ``out/bench/syncrep.json``."""
     for work in (WORKS[name] for name in options.works):
-        with processes(work) as crew:
-            crew.check()
-            contenders = [Contender(name, lambda: None) for name in work.contenders]
-            timings = race(
-                work.name,
-                contenders,
-                peer=work.peer,
-                rounds=options.rounds,
-                timer=lambda contender: crew.time(contender.name),
+        with processes(work) as blocks:
+            timings = race_blocks(
+                work.name, blocks, peer=work.peer, rounds=options.rounds
             )
         report.add(timings, work.peer)
         for name, speed in work.targets:
@@ -54,69 +44,42 @@ def main(options: Any, report: Report) -> None:
             report.target(f"{work.name}: {name}", measured, round(1 / speed, 4))
 
 
-class Crew:
-    """The parent's ends of the pipes to the workers of one work."""
-
-    def __init__(self, work: Work, pipes: dict[str, list[Any]]) -> None:
-        self.work = work
-        self._pipes = pipes
-        self._steps: dict[str, int] = {}
-
-    def check(self) -> None:
-        for name in self.work.contenders:
-            self.block(name, CHECKED_STEPS)
-            seen = self._ask(name, ("read", name), who=[0])[0]
-            if name != ASYNCHRONOUS:
-                want = checked_value(self.work, name)
-                np.testing.assert_allclose(seen, want, rtol=1e-2, err_msg=name)
-            seconds = self.block(name, 5) / 5
-            self._steps[name] = min(max(3, int(BLOCK_S / seconds)), 300)
-
-    def time(self, name: str) -> float:
-        """Seconds for one global step."""
-        steps = self._steps[name]
-        return self.block(name, steps) / steps
-
-    def block(self, name: str, steps: int) -> float:
-        """Runs steps on both workers; the slower one's seconds."""
-        return max(self._ask(name, ("run", name, steps)))
-
-    def _ask(self, name: str, message: Any, who: Sequence[int] = (0, 1)) -> list[Any]:
-        pipes = self._pipes[_place(name)]
-        for worker in who:
-            pipes[worker].send(message)
-        return [_hear(pipes[worker]) for worker in who]
-
-
 @contextlib.contextmanager
-def processes(work: Work) -> Iterator[Crew]:
-    """Starts the tasks of a work, and ends them."""
+def processes(work: Work) -> Iterator[dict[str, Block]]:
+    """Starts the tasks of a work; gives what runs a block of each checked contender."""
     with tasks() as start:
 
-        def start_cluster(names: Sequence[str], *, ours: bool) -> list[Any]:
-            ports = find_free_ports(3)
-            cluster = {"ps": ports[:1], "worker": ports[1:]}
-            _hear(start(serve, cluster, "ps", 0, work, ours))
-            workers = [start(train, cluster, "worker", i, work, ours) for i in range(2)]
-            for name in names:
-                for pipe in workers:  # the chief's session first
-                    pipe.send(("make", name))
-                    _hear(pipe)
-            return workers
-
-        pipes = {}
-        for place in dict.fromkeys(map(_place, work.contenders)):
-            names = [name for name in work.contenders if _place(name) == place]
+        def start_cluster(place: str) -> list[Any]:
             if place == "strategy":
                 own = {"worker": find_free_ports(2)}
-                pipes[place] = [
-                    start(mirror, own, "worker", i, work, True) for i in range(2)
-                ]
-                for pipe in pipes[place]:
-                    _hear(pipe)
-            else:
-                pipes[place] = start_cluster(names, ours=place == "ours")
-        yield Crew(work, pipes)
+                return [start(mirror, own, index, work) for index in range(2)]
+            ports = find_free_ports(3)
+            cluster = {"ps": ports[:1], "worker": ports[1:]}
+            ours = place == "ours"
+            hear(start(serve, cluster, "ps", 0, ours))
+            return [start(train, cluster, index, work, ours) for index in range(2)]
+
+        places = {name: _place(name) for name in work.contenders}
+        pipes = {
+            place: start_cluster(place) for place in dict.fromkeys(places.values())
+        }
+        blocks = {}
+        for name, place in places.items():
+            workers = pipes[place]
+            for pipe in workers:  # the chief's session first
+                ask([pipe], "make", name)
+            blocks[name] = partial(_block, workers, name)
+        for name, block in blocks.items():
+            block(CHECKED_STEPS)
+            [seen] = ask(pipes[places[name]][:1], "read", name)
+            if name != ASYNCHRONOUS:
+                want = checked_value(work, name)
+                np.testing.assert_allclose(seen, want, rtol=1e-2, err_msg=name)
+        yield blocks
+
+
+def _block(workers: Sequence[Any], name: str, steps: int) -> float:
+    return max(ask(workers, "run", name, steps))
 
 
 def peer_of(work: Work, name: str) -> str:

@@ -1,9 +1,12 @@
 """A parameter server and a worker: one graph and one session a contender.
 
 They exist twice: with TensorFlow's servers, for programs that are TensorFlow's or
-change the import alone, and with those of ``tw_syncrep.cluster``.
+change the import alone, and with those of ``tw_syncrep.cluster``. Beside them is the
+same model under ``MultiWorkerMirroredStrategy``: no server, no session.
 """
 
+import json
+import os
 import re
 import time
 import warnings
@@ -11,6 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from harness import WAIT_S, answer, block_of
 from syncrep_works import (
     ASYNCHRONOUS,
     BFLOAT16,
@@ -24,7 +28,6 @@ from syncrep_works import (
     Work,
 )
 
-WAIT_S = 120.0
 _POLL_S = 0.02
 BATCH = 1024
 """Rows of the table that a worker draws a step."""
@@ -35,30 +38,46 @@ def has_our_servers(name: str) -> bool:
     return name in (*WHOLE, SAME_SERVERS)
 
 
-def serve(
-    pipe: Any, cluster: Any, job: str, index: int, work: Work, ours: bool
-) -> None:
+def serve(pipe: Any, cluster: Any, job: str, index: int, ours: bool) -> None:
     """The parameter server."""
     server = _task(cluster, job, index, ours=ours)
     pipe.send("serving")
     server.join()
 
 
-def train(
-    pipe: Any, cluster: Any, job: str, index: int, work: Work, ours: bool
-) -> None:
+def train(pipe: Any, cluster: Any, index: int, work: Work, ours: bool) -> None:
     """A worker with one session a contender."""
-    server = _task(cluster, job, index, ours=ours)
-    sessions: dict[str, Any] = {}
-    while True:
-        command, name, *rest = pipe.recv()
-        if command == "make":
-            sessions[name] = Trained(server.target, cluster, index, work, name)
-            pipe.send("made")
-        elif command == "read":
-            pipe.send(sessions[name].read())
-        else:
-            pipe.send(sessions[name].run(*rest))
+    server = _task(cluster, "worker", index, ours=ours)
+
+    def make(name: str) -> Any:
+        made = Trained(server.target, cluster, index, work, name)
+        return made.run, made.read
+
+    answer(pipe, make)
+
+
+def mirror(pipe: Any, cluster: Any, index: int, work: Work) -> None:
+    """A worker of MultiWorkerMirroredStrategy, which has no parameter server."""
+    task = {"type": "worker", "index": index}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": hosts(cluster), "task": task})
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        found = [tf.Variable(tf.ones([work.size])) for _ in range(work.variables)]
+
+    def step() -> None:
+        context = tf.distribute.get_replica_context()
+        grads = [index + 1.0 + 2e-30 * tf.identity(v) for v in found]
+        sums = context.all_reduce(tf.distribute.ReduceOp.MEAN, grads)
+        for variable, mean in zip(found, sums, strict=True):
+            variable.assign_sub(RATE * mean)
+
+    @tf.function
+    def train_step() -> None:
+        strategy.run(step)
+
+    answer(pipe, lambda name: (block_of(train_step), found[0].numpy))
 
 
 @dataclass(frozen=True)
@@ -126,13 +145,11 @@ class Trained:
             config = v1.ConfigProto(device_filters=["/job:ps", device])
             settings = {"config": config, "log_step_count_steps": None}
             self.session = make(target, index == 0, hooks=hooks, **settings)
+            self._block = block_of(lambda: self.session.run(self._train))
             self._name, self._step, self.expected = name, step, 0
 
     def run(self, steps: int) -> float:
-        began = time.perf_counter()
-        for _ in range(steps):
-            self.session.run(self._train)
-        seconds = time.perf_counter() - began
+        seconds = self._block(steps)
         self.expected += steps
         if self._name != ASYNCHRONOUS:
             if self.tokens is not None and self.reached() < self.expected:
@@ -178,7 +195,7 @@ class Trained:
         # A gradient that needs the parameters, so that they must be pulled.
         factor = index + 1.0
         products = [
-            tf.reduce_sum(factor * v + 1e-30 * v * v) for v in map(_read, found)
+            tf.reduce_sum(factor * v + 1e-30 * v * v) for v in map(tf.identity, found)
         ]
         return tf.add_n(products)
 
@@ -236,12 +253,6 @@ def _mean_parameter(first: Any, work: Work) -> Any:
     if not work.rows:
         return tf.identity(first)
     return 1 - tf.reduce_sum(1 - first) / (BATCH * work.size)
-
-
-def _read(variable: Any) -> Any:
-    import tensorflow as tf
-
-    return tf.identity(variable)
 
 
 def _task(cluster: dict[str, list[int]], job: str, index: int, *, ours: bool) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+import training
 
 import tw_builders
 import tw_core
@@ -37,23 +38,15 @@ def make_model() -> Any:
 
 
 def in_function() -> Callable[[Any], None]:
-    towers = make_towers()
-    models = tw_core.replicate(towers, lambda tower: make_model())
-    new = partial(keras.optimizers.SGD, 1e-3, momentum=0.9)
-    optimizers = tw_builders.make_optimizers(towers, new, models)
-    reduce = tw_reduce.mean(tw_reduce.all_reduce([t.device for t in towers]))
-
-    def gradients(tower: Any, model: Any, x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(model(x) ** 2)
-        return tape.gradient(loss, model.trainable_variables)
-
-    @tf.function(autograph=False)
-    def step(*shards: Any) -> None:
-        grads = tw_core.map_towers(gradients, towers, models, shards)
-        tw_builders.apply_gradients(towers, reduce(grads), models, optimizers)
-
-    shards = [tf.ones([ROWS, WIDTH]) for _ in towers]
+    devices = [tower.device for tower in make_towers()]
+    step, _ = training.function_step(
+        devices,
+        make_model,
+        lambda model, x, y: tf.reduce_mean((model(x) - y) ** 2),
+        partial(keras.optimizers.SGD, 1e-3, momentum=0.9),
+        reduce=tw_reduce.all_reduce(devices),
+    )
+    shards = [[tf.ones([ROWS, size])] * len(devices) for size in (WIDTH, 8)]
 
     def take(steps: Any) -> None:
         with steps.step():
@@ -79,14 +72,9 @@ def in_session(num_small: int, *, by_run: bool) -> Callable[[Any], None]:
         )
         return list(zip(tf.gradients(loss, own), own, strict=True))
 
-    with tf.Graph().as_default() as graph:
-        grads = builder.call_for_each_tower(tower)
+    with tf.Graph().as_default():
         new = partial(v1.train.MomentumOptimizer, 1e-3, 0.9)
-        train_op, sync_op = builder.build(grads, new)
-        session = v1.Session(graph=graph, config=tw_core.session_config())
-        session.run([v1.global_variables_initializer()])
-        session.run([v1.local_variables_initializer()])
-        session.run(sync_op)
+        session, train_op, _ = training.session_step(builder, tower, new)
 
     def take(steps: Any) -> None:
         if by_run:
