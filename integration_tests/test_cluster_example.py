@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import run_forked, run_to_its_end
+from launching import run_forked
 
 TRAIN = Path(__file__).parents[1] / "docs/examples/cluster/train.py"
 DEADLINE_S = 150
@@ -18,7 +18,7 @@ def test_two_workers_learn_digits_and_all_tasks_end(tmp_path):
     launch = [sys.executable, "-m", "tw_syncrep.launch", "--grace", str(DEADLINE_S)]
     program = [sys.executable, str(TRAIN), "--steps", "101"]
     program += ["--checkpoints", str(tmp_path)]
-    status, out = run_to_its_end([*launch, "--", *program], deadline_s=DEADLINE_S)
+    status, out = run_forked([*launch, "--", *program], deadline_s=DEADLINE_S)
     assert status == 0, out
     assert "[worker 0] worker 0 has ended" in out
     assert "[worker 1] worker 1 has ended" in out

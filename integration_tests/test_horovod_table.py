@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from horovod_table import REFUSED, ROWS
-from launching import run_to_its_end
+from launching import run_forked
 
 import tw_syncrep.horovod as hvd
 
@@ -22,8 +22,8 @@ def ran(request, tmp_path_factory):
     """What each rank got in each row and mode, and how many ranks there were."""
     folder = tmp_path_factory.mktemp("table")
     program = [sys.executable, str(Path(__file__).parent / "horovod_table.py")]
-    launch = [str(Path(sys.executable).with_name("tw-launch")), "--ps", "0"]
-    status, said = run_to_its_end(
+    launch = [sys.executable, "-m", "tw_syncrep.launch", "--ps", "0"]
+    status, said = run_forked(
         [*launch, "--workers", str(request.param), "--", *program, str(folder)],
         deadline_s=DEADLINE_S,
     )
