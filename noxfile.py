@@ -187,7 +187,7 @@ def full(session: nox.Session) -> None:
     ``tests`` and ``integration`` run a cover of the cases, and long tests in short.
     """
     env = {"TOWERS_TESTS": "full", "TOWERS_CONFORMANCE": "full"}
-    run_on_wheels(session, "integration_tests", *group("horovod"), **env)
+    run_on_wheels(session, "integration_tests", *group("horovod-full"), **env)
     session.run("pytest", *at_once(4), env={**ENV, "PYTHONPATH": None, **env})
     for name in ("pieces", "docs"):
         session.notify(name)

@@ -4,6 +4,7 @@ Two processes under the launcher train each with its own command, and with
 ``tw_syncrep.horovod`` in Horovod's place.
 """
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ def test_deepxde_solves_the_same_on_both_ranks(tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.skipif(not find_spec("deepmd"), reason="nox -s full installs DeePMD-kit")
 def test_deepmd_learns_on_two_ranks(tmp_path):
     (tmp_path / "dp.py").write_text(deepmd.DP)
     deepmd.write_system(tmp_path / "train", frames=8, seed=0)
