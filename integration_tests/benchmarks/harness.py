@@ -248,8 +248,10 @@ def answer(pipe: Any, make: Callable[[str], tuple[Any, Any]]) -> None:
             return
         if command == "make":
             made[name] = make(name)
-        run, read = made[name]
-        pipe.send({"make": list, "run": run, "read": read}[command](*rest))
+            pipe.send("made")
+        else:
+            run, read = made[name]
+            pipe.send(run(*rest) if command == "run" else read())
 
 
 def block_of(step: Callable[[], Any]) -> Block:
