@@ -144,10 +144,12 @@ def build(session: nox.Session) -> None:
     """Builds each package's sdist, and its wheel from that, into dist/."""
     session.install(*group("build"))
     shutil.rmtree(DIST, ignore_errors=True)
+    python = str(Path(session.bin) / "python")
+    here = ("--no-build-isolation", "--python", python, "--no-create-gitignore")
     for package in PACKAGES:
         session.run(
-            *("python", "-m", "build", "--no-isolation"),
-            *("--outdir", str(DIST), f"packages/{package}"),
+            *("python", "-m", "uv", "build", *here),
+            *("--out-dir", str(DIST), f"packages/{package}"),
             silent=True,
         )
 
@@ -326,7 +328,7 @@ def run_planned(session: nox.Session, planner: str, package: str) -> None:
 
     Third parties are today's: they are installed first, and no sibling replaces them.
     """
-    session.install(*group("siblings"))
+    session.install(*group("build"))
     folder = Path(session.create_tmp()).resolve() / "planned"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
