@@ -173,7 +173,7 @@ def run_on_wheels(session: nox.Session, path: str, *more: str, **env: str) -> No
     needed = (*map(wheel, PACKAGES), *test_requirements(*PACKAGES), *extras)
     session.install(*needed)
     variables = {**ENV, "PYTHONPATH": None, **env}
-    session.run("pytest", path, *at_once(3), *session.posargs, env=variables)
+    session.run("pytest", path, *at_once(4), *session.posargs, env=variables)
 
 
 @nox.session(requires=["build"], reuse_venv=False)
