@@ -593,3 +593,28 @@ def test_joining_refuses_other_files_and_tasks_of_one_name(tmp_path):
     with pytest.raises(TypeError, match="paths"):
         merge_traces("x.json", other)
     assert not (tmp_path / "all.json").exists()
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_parts_of_towers_that_are_traced_once_are_named(inline):
+    ours = tw_core.towers(list(CPUS[:2]))
+    weights = [tf.Variable(tf.ones([300, 300])) for _ in ours]
+
+    def gradient(tower, weight, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.matmul(weight, x) ** 2)
+        return tape.gradient(loss, weight)
+
+    @tf.function(autograph=False)
+    def step(x):
+        parts = [x, x + 1.0]
+        return tw_core.map_towers(
+            gradient, ours, weights, parts, trace="once", inline=inline
+        )
+
+    x = tf.ones([300, 300])
+    step(x)
+    with tw_core.record_steps(1) as steps:
+        step(x)
+    found = {(own.tower, own.part) for own in steps.steps[-1].intervals}
+    assert {(k, part) for k in (0, 1) for part in ("forward", "backward")} <= found

@@ -93,7 +93,7 @@ def cargo_of(name: str) -> str:
 def tower_of(name: str) -> int | None:
     """Returns the index of the tower whose scope a name has, or None."""
     for scope in name.split("/"):
-        found = _TOWER.match(scope)
+        found = _TOWER.match(_NUMBER.sub("", scope))  # a scope opened again: tower1_1
         if found:
             return int(found[1])
     return None

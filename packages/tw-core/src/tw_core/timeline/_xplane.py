@@ -51,6 +51,13 @@ class _Ran(NamedTuple):
     num_bytes: int | None
 
 
+class _Caller(NamedTuple):
+    """The operation by which an executor's function was called, in another executor."""
+
+    executor: tuple[object, ...]
+    name: str
+
+
 class _Sent(NamedTuple):
     """A tensor that an executor handed over."""
 
@@ -79,8 +86,8 @@ def steps_of_space(
     marks, calls = _calls(lines)
     if not marks:
         return []
-    ran, sent = _operations(lines)
-    devices = _Devices(lines, graph, ran, sent)
+    ran, sent, callers = _operations(lines)
+    devices = _Devices(lines, graph, ran, sent, callers)
     intervals = [
         interval_of(devices.of(own.executor), *own[1:])
         for own in ran
@@ -165,9 +172,13 @@ def _outermost(events: Iterable[_Event]) -> list[_Event]:
 
 def _operations(
     lines: Iterable[list[_Event]],
-) -> tuple[list[_Ran], list[_Sent]]:
-    """Returns what executors ran and sent; a receive lasts until it has its tensor."""
+) -> tuple[list[_Ran], list[_Sent], dict[tuple[object, ...], _Caller]]:
+    """Returns what executors ran and sent, and who called those of inner functions.
+
+    A receive lasts until it has its tensor.
+    """
     ran: list[_Ran] = []
+    callers: dict[tuple[object, ...], _Caller] = {}
     sent: list[_Sent] = []
     begun: dict[Any, _Ran] = {}
     ended: dict[Any, float] = {}
@@ -178,6 +189,10 @@ def _operations(
         )
         starts = [region.start for region in regions]
         memory = _Memory(line)
+        calls = sorted(
+            (event for event in line if event.name == _BEGIN), key=lambda e: e.start
+        )
+        begins = [event.start for event in calls]
         for event in line:
             if event.name == _END:
                 ended[event.stats.get("_c")] = event.end
@@ -186,6 +201,12 @@ def _operations(
             if index < 0 or event.start > regions[index].end:
                 continue
             executor = _executor(regions[index])
+            if event.name == "FunctionRun":
+                call = bisect_right(begins, event.start) - 1
+                if call >= 0 and event.end <= calls[call].end:
+                    inner = ("function", event.stats.get("_p"))
+                    callers[inner] = _Caller(executor, calls[call].stats["name"])
+                continue
             if event.name == _BEGIN:
                 name, kind = event.stats.get("name", ""), event.stats["kernel_type"]
                 own = _Ran(executor, name, kind, event.start, event.end, None)
@@ -202,7 +223,16 @@ def _operations(
                 source, target = map(canonical_device, key.groups()[:2])
                 sent.append(_Sent(executor, name, key[3], source, target, event.start))
     ran += [own._replace(end=ended[key]) for key, own in begun.items() if key in ended]
-    return _linked(ran), sent
+    named = [own._replace(name=_name_in_caller(own, callers)) for own in ran]
+    return _linked(named), sent, callers
+
+
+def _name_in_caller(own: _Ran, callers: dict[tuple[object, ...], _Caller]) -> str:
+    """Returns the name that an op has where the call of its function is inlined."""
+    name, caller = own.name, callers.get(own.executor)
+    while caller is not None and own.kind not in ("_Send", "_Recv"):
+        name, caller = f"{caller.name}/{name}", callers.get(caller.executor)
+    return name
 
 
 class _Memory:
@@ -263,7 +293,9 @@ class _Devices:
         graph: tf.Graph | None,
         ran: Sequence[_Ran],
         sent: Sequence[_Sent],
+        callers: dict[tuple[object, ...], _Caller],
     ) -> None:
+        self._callers = callers
         self._functions = dict(_called_functions(lines))
         self._asked_by = functools.cache(function_devices)
         ops = graph.get_operations() if graph is not None else []
@@ -294,7 +326,9 @@ class _Devices:
 
     def _asked(self, executor: tuple[object, ...], op: str) -> str:
         """Device that an executor's function, or the graph, asks for."""
-        asked = self._graph
+        asked, caller = self._graph, self._callers.get(executor)
+        if caller is not None:
+            return self.of(executor) or self._asked(*caller)
         if executor[0] == "function":
             name = self._functions.get(executor[-1])
             asked = {} if name is None else self._asked_by(name)
