@@ -140,6 +140,9 @@ EXEMPT = {
     "takes any iterable, whose items it checks": (
         "tf_variables variable_origins repeated_devices"
     ),
+    "called by packages that build on this one, with what they made": (
+        "call_once call_towers_once meet are_alike"
+    ),
     "called by what has read its arguments, for each gradient or variable": (
         "power_of_two shares_of unit_of weigh map_values narrow_source values_of "
         "with_gradient with_unique_rows Gradients read_pairs.variables scale.factor "
@@ -317,7 +320,7 @@ OTHERS = {
         (
             [None],
             TypeError,
-            "variable_lists must be a list with one list of variables per tower; got so",
+            "variable_lists must be a list with one list of variables per tower",
         ),
         ([["w"]], TypeError, "tower 0 number 0: str"),
     ],

@@ -8,6 +8,7 @@ from . import modes as modes
 from . import optimizers as optimizers
 from . import synchronized as synchronized
 from . import timeline as timeline
+from . import tracing as tracing
 from . import variables as variables
 from ._towers import Tower as Tower
 from ._towers import check_towers as check_towers

@@ -1,25 +1,34 @@
 """TensorFlow internals that this package needs beyond the public API."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.eager import context, record
+from tensorflow.python.eager.polymorphic_function import atomic_function
+from tensorflow.python.framework import auto_control_deps_utils, func_graph, ops
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 
 __all__ = [
     "SaveSpec",
     "SaveableObject",
+    "captured_from",
     "control_flow_context",
     "devices_of_runtime",
     "function_devices",
+    "function_of_part",
     "in_xla_context",
+    "is_variable_handle",
     "outermost_function_graph",
+    "read_only_inputs",
     "read_profile",
     "set_initializer",
     "set_input",
+    "set_seed",
     "with_gradient",
 ]
 
@@ -27,6 +36,133 @@ __all__ = [
 def control_flow_context(graph: tf.Graph) -> object:
     """Returns the branch or loop of TensorFlow 1 that is being built, if any."""
     return graph._get_control_flow_context()
+
+
+class _PartOfGraph:
+    """Some operations of a function's graph, as if they were all that it has."""
+
+    _output_names = None
+
+    def __init__(
+        self,
+        graph: tf.Graph,
+        operations: Sequence[tf.Operation],
+        inputs: Sequence[tf.Tensor],
+        outputs: Sequence[tf.Tensor],
+        effects: Sequence[tf.Operation],
+    ) -> None:
+        self._graph, self._operations = graph, operations
+        self.inputs, self.outputs = list(inputs), list(outputs)
+        self.control_outputs = list(effects)
+        # What the whole captured is among the inputs.
+        self.function_captures = func_graph.FuncGraph(graph.name).function_captures
+
+    def get_operations(self) -> Sequence[tf.Operation]:
+        return self._operations
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._graph, name)
+
+
+def function_of_part(
+    graph: tf.Graph,
+    operations: Sequence[tf.Operation],
+    *,
+    inputs: Sequence[tf.Tensor],
+    outputs: Sequence[tf.Tensor],
+    effects: Sequence[tf.Operation],
+    inline: bool,
+    jit_compile: bool,
+) -> Callable[..., Sequence[tf.Tensor]]:
+    """Makes a function of some operations of a function's graph, which stay there.
+
+    They keep their names, devices and stack traces. Control inputs from operations
+    outside the part are removed for good.
+
+    Args:
+      graph: of a ``tf.function``.
+      operations: the part, in the order of building.
+      inputs: tensors of other operations that the part uses.
+      outputs: tensors of the part that the function returns.
+      effects: operations of the part that run in every call.
+      inline: whether a call may be replaced by the operations.
+      jit_compile: whether XLA compiles the function.
+
+    Returns:
+      The function of the inputs. Its results cannot be differentiated.
+    """
+    own = set(operations)
+    for op in operations:
+        kept = [other for other in op.control_inputs if other in own]
+        if len(kept) < len(op.control_inputs):
+            op._remove_all_control_inputs()
+            op._add_control_inputs(kept)
+    part = _PartOfGraph(graph, operations, inputs, outputs, effects)
+    chosen = {"_noinline": not inline, "_XlaMustCompile": jit_compile}
+    attributes = {
+        name: attr_value_pb2.AttrValue(b=True)
+        for name, is_set in chosen.items()
+        if is_set
+    }
+    name = f"__inference_{graph.name}_{ops.uid()}"
+    function = atomic_function.from_func_graph(name, part, attributes)
+
+    def call(*values: tf.Tensor) -> Sequence[tf.Tensor]:
+        results: Sequence[tf.Tensor]
+        with nullcontext() if inline else _optimized_by_caller():
+            results = function.call_flat(*values)
+        if results:
+            record.record_operation("part", results, values, _refuse_gradient)
+            results[0].op._gradient_function = _refuse_gradient
+        return results
+
+    return call
+
+
+@contextmanager
+def _optimized_by_caller() -> Iterator[None]:
+    """Keeps the runtime from optimizing a called function on every device anew.
+
+    Grappler optimizes the functions that a function calls together with the caller,
+    once. A call that is not inlined has its function optimized again when it first
+    runs, for each device, which took half of a first step and changed no later one.
+    """
+    runtime = context.context()
+    options = runtime.function_call_options
+    config = tf.compat.v1.ConfigProto.FromString(options.config_proto_serialized)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    runtime.function_call_options = context.FunctionCallOptions(
+        options.executor_type, config
+    )
+    try:
+        yield
+    finally:
+        runtime.function_call_options = options
+
+
+def _refuse_gradient(*_: Any) -> Any:
+    raise RuntimeError(
+        "tw_core: a function that was traced once for all towers cannot be "
+        "differentiated from outside; take the gradients in the function, or use "
+        "trace='each'."
+    )
+
+
+def is_variable_handle(tensor: tf.Tensor) -> bool:
+    """Returns whether a resource is known to be a variable, not a table or the like."""
+    return bool(getattr(getattr(tensor, "_handle_data", None), "is_set", False))
+
+
+def read_only_inputs(graph: tf.Graph) -> list[tf.Tensor]:
+    """Returns the resources among a function's inputs that it only reads."""
+    find = auto_control_deps_utils.get_read_only_resource_input_indices_graph
+    return [graph.inputs[index] for index in find(graph)]
+
+
+def captured_from(graph: tf.Graph) -> dict[int, tf.Tensor]:
+    """Maps the id of each tensor that a function captured to the one outside."""
+    pairs = getattr(graph, "captures", ())
+    return {id(inside): outside for outside, inside in pairs}
 
 
 def devices_of_runtime() -> list[str] | None:
@@ -57,6 +193,11 @@ def set_initializer(
 def set_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
     """Replaces an input of an op, as TensorFlow does to close its loops."""
     op._update_input(index, tensor)
+
+
+def set_seed(op: tf.Operation, seed: int) -> None:
+    """Replaces the seed of its own that a random op has."""
+    op._set_attr("seed2", attr_value_pb2.AttrValue(i=seed))
 
 
 def with_gradient(

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from numbers import Integral
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ from tw_core.checks import (
 )
 from tw_core.devices._logical import canonical_device, check_known_devices, parse_device
 from tw_core.modes import without_autograph
-from tw_core.synchronized import joined_towers
+from tw_core.synchronized import call_towers_once, joined_towers
 
 _T = TypeVar("_T")
 _log = logging.getLogger("tw_core")
@@ -130,16 +131,31 @@ def towers(devices: Sequence[int | str | Tower]) -> tuple[Tower, ...]:
 
 
 def map_towers(
-    fn: Callable[..., _T], towers: Sequence[Tower], *per_tower: Sequence[Any]
+    fn: Callable[..., _T],
+    towers: Sequence[Tower],
+    *per_tower: Sequence[Any],
+    trace: str = "each",
+    inline: bool | None = None,
 ) -> list[_T]:
     """Calls ``fn(tower, ...)`` for each tower, on its device and under its name.
 
     In a graph, ``fn`` may sum over towers (``tw_core.synchronized``).
 
+    With ``trace="once"``, in a ``tf.function``, TensorFlow traces ``fn`` for tower 0
+    alone, and each tower calls that trace with its own tensors and variables: a step of
+    many towers starts as fast as one of few. The variables of tower k are found in item
+    k of ``per_tower``: in Keras models and optimizers, ``tf.Module``s, variables, and
+    nests of them. Python code of ``fn`` runs once; what differs between towers, such as
+    ``tower.index``, must be passed as a tensor. Gradients are taken inside ``fn``.
+
     Args:
       fn: takes the tower, then one item of each of ``per_tower``.
       towers: K towers.
       *per_tower: sequences of length K; item k goes to tower k.
+      trace: ``"each"`` or ``"once"``.
+      inline: with ``trace="once"``, whether TensorFlow may replace the towers' calls by
+        what they do, which shortens the step of small functions and lengthens the
+        start of large ones; None to decide by the number of operations.
 
     Returns:
       The K results, tower 0 first.
@@ -147,9 +163,14 @@ def map_towers(
     Raises:
       ValueError: no tower; a sequence whose length is not K; in eager mode, in
         ``tf.function`` and where the graph has a default session, a device this
-        process does not have; or towers whose sums over towers do not match.
+        process does not have; or towers whose sums over towers do not match. With
+        ``trace="once"`` also variables that differ in number, shape, dtype or
+        trainability, other Python values that differ, a variable that ``fn`` writes
+        and no tower was given, a tensor from outside that belongs to some towers, or
+        the index or name of a tower that ``fn`` reads.
       TypeError: an item of ``towers`` is not a ``Tower``, ``fn`` is not a function,
         or an item of ``per_tower`` is not a sequence.
+      RuntimeError: ``trace="once"`` outside of ``tf.function``.
 
     >>> import tensorflow as tf
     >>> def mean_of(tower, part):
@@ -158,13 +179,52 @@ def map_towers(
     [('tower0', 2.0), ('tower1', 5.0)]
     """
     # Not marked as public or without_autograph: fn may need AutoGraph.
-    _check_calls(fn, towers, per_tower)
+    _check_calls(fn, towers, per_tower, trace, inline)
+    if trace == "once":
+        context = tf.__internal__.autograph.control_status_ctx()
+        converted = tf.__internal__.autograph.tf_convert(fn, context)
+        return _call_once(converted, towers, per_tower, inline)
     results = []
     with joined_towers(len(towers)) as joined:
         for k, (tower, *items) in enumerate(zip(towers, *per_tower, strict=True)):
             with tower.scope(), joined.tower(k):
                 results.append(fn(tower, *items))
     return results
+
+
+@public("map_towers")
+@without_autograph
+def _call_once(
+    fn: Callable[..., _T],
+    towers: Sequence[Tower],
+    per_tower: Sequence[Sequence[Any]],
+    inline: bool | None,
+) -> list[_T]:
+    return call_towers_once(
+        partial(fn, _AnyTower(len(towers))),
+        [list(items) for items in zip(*per_tower, strict=True)] or [[]] * len(towers),
+        [tower.scope for tower in towers],
+        inline=inline,
+    )
+
+
+class _AnyTower(Tower):
+    """What a function sees of its tower while it is traced for all of them."""
+
+    def __init__(self, total: int) -> None:
+        object.__setattr__(self, "total", total)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("index", "device", "name", "is_main", "scope"):
+            raise ValueError(
+                f"map_towers: the function reads tower.{name} while it is traced once "
+                "for all towers; pass what differs between towers as tensors, such as "
+                "[tf.constant(tower.index) for tower in towers], or use trace='each'."
+            )
+        return super().__getattribute__(name)
+
+    def __repr__(self) -> str:
+        return f"(any of {self.total} towers)"
 
 
 @public
@@ -225,10 +285,18 @@ def check_towers(towers: Sequence[Tower]) -> None:
 @public("map_towers")
 @without_autograph
 def _check_calls(
-    fn: object, towers: Sequence[Tower], per_tower: Sequence[Sequence[Any]]
+    fn: object,
+    towers: Sequence[Tower],
+    per_tower: Sequence[Sequence[Any]],
+    trace: object,
+    inline: bool | None,
 ) -> None:
     check_towers(towers)
     check_function(fn=fn)
+    if trace not in ("each", "once"):
+        raise ValueError(f"map_towers: trace must be 'each' or 'once'; got {trace!r}.")
+    if inline is not None:
+        check_flag(inline=inline)
     others = [items for items in per_tower if not _has_items(items)]
     if others:
         raise TypeError(

@@ -37,6 +37,18 @@ CALLS = frozenset(
     }
 )
 
+# Operations on a variable's handle.
+READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
+WRITES = frozenset(
+    {
+        "AssignVariableOp",
+        "AssignAddVariableOp",
+        "AssignSubVariableOp",
+        "ResourceScatterUpdate",
+        "ResourceScatterAdd",
+    }
+)
+
 # Collection of the names of ops whose handles are not variables of their own. The key
 # is not a string, so that TensorFlow leaves the collection out of exported graphs.
 HIDDEN_HANDLES = ("tw_core/hidden_handles",)

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
-from tw_core._variable_kinds import CALLS, tf_variable, tf_variables
+from tw_core._variable_kinds import CALLS, is_variable, tf_variable, tf_variables
 from tw_core.checks import caller, public
 from tw_core.flat_variables import slots_like_parts
 from tw_core.flat_variables._flat_variables import flat_among
@@ -26,6 +26,7 @@ __all__ = [
     "OptimizerLike",
     "TowerOptimizerLike",
     "apply_pairs",
+    "are_alike",
     "check_elementwise",
     "check_optimizer",
     "create_slots",
@@ -292,6 +293,82 @@ def _once_known(grads: Sequence[Any]) -> AbstractContextManager[Any]:
         [tf.group(*known, name="gradients_known")]
     )
     return gate
+
+
+@public
+def are_alike(optimizers: Sequence[Any]) -> bool:
+    """Returns whether one optimizer's update does what every other one's does.
+
+    Args:
+      optimizers: of any kind, with their state made; at least one.
+
+    Returns:
+      True where all have one class, equal settings, and variables of equal shapes and
+      dtypes. False where this cannot be seen.
+    """
+    first = optimizers[0]
+    if kind_of(first) not in _READABLE:
+        return False
+    return all(
+        type(own) is type(first)
+        and _settings_of(own) == _settings_of(first)
+        and _state_of(own) == _state_of(first)
+        for own in optimizers[1:]
+    )
+
+
+_READABLE = {
+    OptimizerKind.V1,
+    OptimizerKind.KERAS_3,
+    OptimizerKind.TF_KERAS,
+    OptimizerKind.TF_KERAS_LEGACY,
+}
+
+
+def _state_of(optimizer: Any) -> list[Any]:
+    variables = optimizer.variables
+    variables = variables() if callable(variables) else variables
+    return [(tuple(v.shape), v.dtype) for v in variables]
+
+
+def _settings_of(optimizer: Any) -> Any:
+    """Returns what an update depends on besides state; objects stand for themselves."""
+    settings = {name: _setting(value) for name, value in vars(optimizer).items()}
+    for name in ("name", "_name"):
+        settings.pop(name, None)
+    if not hasattr(optimizer, "get_config"):
+        # Of TensorFlow 1, `_lr_t` and the like are tensors of the last update.
+        return {n: v for n, v in settings.items() if not n.endswith("_t")}
+    # Objects in the configuration, such as schedules, may be equal but not the same.
+    settings = {n: v for n, v in settings.items() if not isinstance(v, _Same)}
+    try:
+        with tf.init_scope():
+            config = optimizer.get_config()
+    except Exception:
+        return object()  # equals nothing: a rate without a configuration, for example
+    return settings | _without_names(config)
+
+
+def _without_names(config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_names(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key != "name"
+    }
+
+
+class _Same(int):
+    """The identity of an object."""
+
+
+def _setting(value: Any) -> Any:
+    if isinstance(value, set | frozenset):
+        return frozenset(value)
+    if isinstance(value, bool | int | float | str | None):
+        return value
+    if isinstance(value, dict | list | tuple) or is_variable(value):
+        return None  # state, which is compared by itself
+    return _Same(id(value))
 
 
 # By class name, since several libraries have their own.

@@ -12,16 +12,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tw_core._variable_kinds import READS, WRITES
 from tw_core.modes import orders_effects
 
-_READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
-_WRITES = {
-    "AssignVariableOp",
-    "AssignAddVariableOp",
-    "AssignSubVariableOp",
-    "ResourceScatterUpdate",
-    "ResourceScatterAdd",
-}
 # Python functions are ordered among themselves, whatever they use.
 _CALLS = {"PyFunc", "EagerPyFunc"}
 
@@ -54,12 +47,12 @@ def _ordered_pairs(operations: Sequence[tf.Operation]) -> list[_Pair]:
     last_write: dict[object, tf.Operation] = {}
     reads: dict[object, list[tf.Operation]] = defaultdict(list)
     for op in operations:
-        if op.type not in _READS | _WRITES | _CALLS:
+        if op.type not in READS | WRITES | _CALLS:
             continue
         thing = "python" if op.type in _CALLS else op.inputs[0].ref()
         if thing in last_write:
             pairs.append((last_write[thing], op))
-        if op.type in _READS:
+        if op.type in READS:
             reads[thing].append(op)
             continue
         pairs += [(read, op) for read in reads.pop(thing, [])]

@@ -1,10 +1,12 @@
 """Sums over towers that are built one after the other, in one graph.
 
-Tower 0 needs the total before tower 1 has been built. It goes on with an op whose input
-is a placeholder; once the last tower has added its tensor, the sum of all replaces the
-placeholder. The result is a plain ``AddN``: towers do not synchronise at run time, so
-nothing can hang. The gradient of a sum is the sum of its gradients in all towers, and
-is joined in the same way, in whatever order towers are differentiated.
+Where one trace serves all towers, it is cut here, and the total is computed between the
+towers' calls. Otherwise tower 0 needs the total before tower 1 has been built. It goes
+on with an op whose input is a placeholder; once the last tower has added its tensor,
+the sum of all replaces the placeholder. The result is a plain ``AddN``: towers do not
+synchronise at run time, so nothing can hang. The gradient of a sum is the sum of its
+gradients in all towers, and is joined in the same way, in whatever order towers are
+differentiated.
 
 TensorFlow's own loops close their back edges like this (``Operation._update_input``).
 """
@@ -23,6 +25,7 @@ from tw_core._tf_compat import control_flow_context, set_input, with_gradient
 from tw_core.checks import caller, check_whole_number, public
 from tw_core.modes import compiles_with_xla, without_autograph
 from tw_core.synchronized._cycles import check_order_of_effects
+from tw_core.tracing import Combine, Scope, call_once, meet
 
 _T = TypeVar("_T")
 
@@ -169,7 +172,7 @@ class JoinedTowers:
 class Place:
     """A tower that is being built."""
 
-    joined: JoinedTowers
+    joined: "JoinedTowers | TracedTowers"
     index: int
     scope: str  # the name scope in which the tower was entered
 
@@ -287,20 +290,12 @@ class _Sum:
     def _differentiable(
         self, index: int, tensors: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        sums = list(self.totals)
-        chosen = [n for n, t in enumerate(tensors) if _has_gradient(t)]
-        if not chosen:
-            return sums
-
-        passed = with_gradient(
-            [sums[n] for n in chosen],
-            # Not the sums: their gradient would reach other towers through AddN.
-            [tensors[n] for n in chosen],
+        # Not by the sums: their gradient would reach other towers through AddN.
+        return _differentiable(
+            self.totals,
+            tensors,
             lambda *upstream: self._gradient(index, list(upstream)),
         )
-        for n, total in zip(chosen, passed, strict=True):
-            sums[n] = total
-        return sums
 
     def _gradient(self, index: int, upstream: list[tf.Tensor]) -> list[tf.Tensor]:
         if tf.compat.v1.get_default_graph() is not self.joined.graph:
@@ -319,6 +314,126 @@ class _Sum:
             return self.gradients[n].join(index, upstream)
 
 
+class TracedTowers:
+    """The sums of towers that are traced once."""
+
+    def __init__(self, total: int, graph: tf.Graph, updated: list[Any]) -> None:
+        self.total, self.graph, self._updated = total, graph, updated
+        self.context = control_flow_context(graph)
+
+    def next_sum(self, place: Place, tensors: Sequence[tf.Tensor]) -> "_TracedSum":
+        """Returns the sum that the towers have reached."""
+        del tensors
+        return _TracedSum(place.name())
+
+    def updates(self, variable: Any, index: int) -> bool:
+        """Notes a variable that one tower updates for all; returns True."""
+        del index
+        self._updated.append(variable)
+        return True
+
+
+@dataclass(frozen=True)
+class _TracedSum:
+    """A sum where the trace of all towers is cut."""
+
+    name: str
+
+    def join(self, index: int, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Brings the tower's part, and returns the totals."""
+        del index
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
+        totals = meet(self, tensors, answer=specs)
+        return _differentiable(totals, tensors, self._gradient)
+
+    def _gradient(self, *upstream: tf.Tensor) -> list[tf.Tensor]:
+        with tf.name_scope("sum_over_towers_gradient"):
+            return _TracedSum(f"{self.name} (gradient)").join(0, list(upstream))
+
+
+@without_autograph
+def call_towers_once(
+    fn: Callable[..., _T],
+    items: Sequence[Sequence[Any]],
+    scopes: Sequence[Scope],
+    *,
+    combine: Combine | None = None,
+    written_once: Sequence[Any] = (),
+    inline: bool | None = None,
+    jit_compile: bool = False,
+) -> list[_T]:
+    """As ``tw_core.tracing.call_once``, for towers whose function may sum over them.
+
+    Args:
+      fn: the function of a tower.
+      items: [K] lists of arguments.
+      scopes: [K] functions that return the context of a tower's calls.
+      combine: answers meetings that are not sums; None where there are none.
+      written_once: variables that several towers share and tower 0 alone assigns;
+        moving averages of ``batch_normalization`` are added to them.
+      inline: whether calls are inlined; None to decide by their size.
+      jit_compile: whether XLA compiles the function, part by part.
+
+    Returns:
+      The K results.
+
+    Raises:
+      RuntimeError: outside of ``tf.function``.
+      ValueError: items that do not match, or as ``call_once``.
+      TypeError: tensors of different dtypes.
+    """
+    total, written = len(items), list(written_once)
+
+    def of_any_tower(*own: Any) -> _T:
+        joined = TracedTowers(total, tf.compat.v1.get_default_graph(), written)
+        outer = _entered.places
+        _entered.places = (*outer, Place(joined, 0, joined.graph.get_name_scope()))
+        try:
+            with _entered.around():
+                return fn(*own)
+        finally:
+            _entered.places = outer
+
+    def answer(place: Any, brought: list[Any]) -> Sequence[Any]:
+        if isinstance(place, _TracedSum):
+            return [_add(brought)] * total
+        if combine is None:
+            raise RuntimeError(f"{caller()}: towers came to {place}.")
+        return combine(place, brought)
+
+    return call_once(
+        of_any_tower,
+        items,
+        scopes,
+        combine=answer,
+        written_once=written,
+        inline=inline,
+        jit_compile=jit_compile,
+    )
+
+
+def _add(brought: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+    with tf.name_scope("sum_over_towers"), tf.device(brought[0][0].device):
+        return [tf.add_n(list(column)) for column in zip(*brought, strict=True)]
+
+
+def _differentiable(
+    totals: Sequence[tf.Tensor],
+    tensors: Sequence[tf.Tensor],
+    gradient: Callable[..., Sequence[Any]],
+) -> list[tf.Tensor]:
+    """Returns totals whose gradients flow back through a tower's own tensors."""
+    sums = list(totals)
+    chosen = [n for n, tensor in enumerate(tensors) if _has_gradient(tensor)]
+    if chosen:
+        passed = with_gradient(
+            [sums[n] for n in chosen], [tensors[n] for n in chosen], gradient
+        )
+        for n, total in zip(chosen, passed, strict=True):
+            sums[n] = total
+    return sums
+
+
 def _later(tensor: tf.Tensor) -> tf.Tensor:
     """Returns a tensor whose op's input is replaced later."""
     if not compiles_with_xla():
@@ -335,7 +450,7 @@ def _has_gradient(tensor: tf.Tensor) -> bool:
     return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
-def _check_context(joined: JoinedTowers) -> None:
+def _check_context(joined: "JoinedTowers | TracedTowers") -> None:
     if control_flow_context(joined.graph) is not joined.context:
         raise RuntimeError(
             f"{caller()}: was called in a branch or loop of a tower, which other "

@@ -1,0 +1,11 @@
+"""A function of one tower, traced once and called for every tower.
+
+The trace is cut where towers meet (``meet``): each part becomes a function of the
+tower's tensors and of its variables' handles, which is called once per tower, with that
+tower's variables in the place of the first one's.
+"""
+
+from tw_core.tracing._calls import Combine, Scope, call_once
+from tw_core.tracing._trace import may_meet, meet
+
+__all__ = ["Combine", "Scope", "call_once", "may_meet", "meet"]

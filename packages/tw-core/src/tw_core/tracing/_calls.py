@@ -1,0 +1,212 @@
+"""Calls of a traced function, one per tower, with meetings in between."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core._tf_compat import captured_from, is_variable_handle
+from tw_core._variable_kinds import tf_variables
+from tw_core.checks import caller
+from tw_core.modes import orders_effects, traces_function, without_autograph
+from tw_core.tracing._copies import Copies
+from tw_core.tracing._segments import (
+    Segment,
+    make_segment,
+    own_seeds,
+    seeded_operations,
+    stages_of,
+)
+from tw_core.tracing._trace import Meeting, Trace, components, trace_function
+
+Scope = Callable[[], AbstractContextManager[Any]]
+Combine = Callable[[Any, list[Any]], Sequence[Any]]
+
+
+@without_autograph
+def call_once(
+    fn: Callable[..., Any],
+    items: Sequence[Sequence[Any]],
+    scopes: Sequence[Scope],
+    *,
+    combine: Combine | None = None,
+    written_once: Sequence[Any] = (),
+    inline: bool | None = None,
+    jit_compile: bool = False,
+) -> list[Any]:
+    """Traces ``fn(*items[0])`` once and calls it for each of K towers.
+
+    Args:
+      fn: the function of a tower.
+      items: [K] lists of arguments. Tensors are passed as such; Keras models and
+        optimizers, ``tf.Module``s, variables, and nests of them stand for their
+        variables; anything else must be equal in all towers.
+      scopes: [K] functions that return the context of a tower's calls, which places
+        them on its device.
+      combine: takes the place of a meeting and the [K] values brought there; returns
+        [K] answers. None for a function without meetings.
+      written_once: variables that several towers share and tower 0 alone assigns.
+      inline: whether calls are inlined, which runs small functions faster and starts
+        large ones more slowly; None to decide by the number of operations.
+      jit_compile: whether XLA compiles the function, part by part.
+
+    Returns:
+      The K results.
+
+    Raises:
+      RuntimeError: outside of ``tf.function``.
+      ValueError: items that do not match, a variable made in ``fn``, or one that is
+        written and belongs to no tower.
+      TypeError: tensors of different dtypes.
+    """
+    if not traces_function() or not orders_effects():
+        raise RuntimeError(
+            f"{caller()}: a function is traced once for all towers in a tf.function; "
+            "call it in one, or use trace='each'."
+        )
+    copies = Copies.of(items)
+    arguments = [copies.arguments(k) for k in range(len(items))]
+    trace = trace_function(
+        fn,
+        copies.specs(arguments),
+        copies.rebuilt,
+        total=len(items),
+        may_meet=combine is not None,
+        jit_compile=jit_compile,
+    )
+    towers = [
+        _Tower(trace, copies, k, own, scope)
+        for k, (own, scope) in enumerate(zip(arguments, scopes, strict=True))
+    ]
+    _check_captured(trace, copies, arguments)
+    written = {id(own.handle) for own in tf_variables(written_once)}
+    every = zip(*(map(id, own) for own in copies.handles), strict=True)
+    shared = {own[0] for own in every if len(set(own)) == 1}
+    handles = [own for own, outer in trace.captured if id(outer) in written & shared]
+    seeded = seeded_operations(trace) if len(towers) > 1 else frozenset()
+    for stage in stages_of(trace):
+        make = partial(
+            make_segment, trace, stage, inline=inline, jit_compile=jit_compile
+        )
+        segment = make()
+        for tower in towers:
+            if tower.index == 1 and handles:
+                segment = make(without_writes_to=handles)
+            if tower.index and not seeded.isdisjoint(stage.operations):
+                with own_seeds(seeded, tower.index):
+                    segment = make(without_writes_to=handles)
+            tower.call(segment)
+        for meeting in stage.meetings:
+            if combine is not None and meeting is not trace.meetings[-1]:
+                answers = combine(meeting.place, [t.brought(meeting) for t in towers])
+                for tower, answer in zip(towers, answers, strict=True):
+                    tower.go_on(meeting, answer)
+    return [tower.brought(trace.meetings[-1]) for tower in towers]
+
+
+class _Tower:
+    """The values that one tower has for the tensors of the trace."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        copies: Copies,
+        index: int,
+        arguments: Sequence[tf.Tensor],
+        scope: Scope,
+    ) -> None:
+        self.index = index
+        self._scope = scope
+        self._graph = trace.graph
+        self._counterparts = copies.counterparts(index)
+        self._values: dict[str, Any] = {
+            tensor.name: value
+            for tensor, value in zip(trace.inputs, arguments, strict=True)
+        }
+        pairs = zip(copies.handles[0], copies.handles[index], strict=True)
+        handles = {id(first): own for first, own in pairs}
+        for tensor, outer in trace.captured:
+            self._values[tensor.name] = handles.get(id(outer), outer)
+
+    def call(self, segment: Segment | None) -> None:
+        """Calls a part of the trace, and keeps what it returns."""
+        if segment is None:
+            return
+        with self._scope():
+            results = segment.function(*(self._values[t.name] for t in segment.inputs))
+        for tensor, result in zip(segment.outputs, results, strict=True):
+            self._values[tensor.name] = result
+
+    def brought(self, meeting: Meeting) -> Any:
+        """Returns what this tower brings to a meeting."""
+        return tf.nest.map_structure(self._own, meeting.brought)
+
+    def go_on(self, meeting: Meeting, answer: Any) -> None:
+        """Takes the answer of a meeting."""
+        leaves = tf.nest.flatten(answer) if meeting.given else []
+        for tensor, leaf in zip(meeting.given, leaves, strict=True):
+            self._values[tensor.name] = tf.convert_to_tensor(leaf)
+
+    def _own(self, leaf: Any) -> Any:
+        parts = components(leaf)
+        if not parts:
+            return self._counterparts.get(id(leaf), leaf)
+        own = [
+            self._values[part.name] if part.graph is self._graph else part
+            for part in parts
+        ]
+        return tf.nest.pack_sequence_as(leaf, own, expand_composites=True)
+
+
+def _check_captured(
+    trace: Trace, copies: Copies, arguments: Sequence[Sequence[tf.Tensor]]
+) -> None:
+    """Refuses what a function took from its surroundings and towers cannot share."""
+    owners: dict[int, set[int]] = defaultdict(set)  # towers, by id of what they have
+    for k, (own, more) in enumerate(zip(copies.handles, arguments, strict=True)):
+        for tensor in (*own, *more):
+            owners[id(tensor)].add(k)
+    first = {id(handle) for handle in copies.handles[0]}
+    for tensor, outer in trace.captured:
+        if id(outer) in first:
+            continue
+        towers = _towers_behind(outer, owners)
+        if towers and len(towers) < len(arguments):
+            raise ValueError(
+                f"{caller()}: a function that is traced once for all towers uses "
+                f"{_name_in(trace, outer)}, which belongs to towers {sorted(towers)} "
+                "alone; pass it to the function, an item per tower, or use "
+                "trace='each'."
+            )
+        if is_variable_handle(outer) and tensor.name not in trace.only_read:
+            raise ValueError(
+                f"{caller()}: a function that is traced once for all towers writes "
+                f"{_name_in(trace, outer)}, which no tower was given; pass what holds "
+                "the variable to the function, an item per tower, or use "
+                "trace='each'."
+            )
+
+
+def _towers_behind(tensor: tf.Tensor, owners: dict[int, set[int]]) -> set[int]:
+    """Returns the towers whose tensors and variables a tensor was computed from."""
+    found: set[int] = set()
+    stack, seen = [tensor], set()
+    while stack:
+        own = stack.pop()
+        if id(own) in seen:
+            continue
+        seen.add(id(own))
+        if id(own) in owners:
+            found |= owners[id(own)]
+        elif not hasattr(own, "numpy"):  # an eager tensor comes from nowhere
+            outside = captured_from(own.graph).get(id(own))
+            stack += own.op.inputs if outside is None else [outside]
+    return found
+
+
+def _name_in(trace: Trace, tensor: tf.Tensor) -> str:
+    names = [v.name for v in trace.graph.variables if v.handle is tensor]
+    return str(names[0] if names else getattr(tensor, "name", tensor))

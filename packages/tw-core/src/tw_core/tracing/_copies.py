@@ -1,0 +1,186 @@
+"""The counterparts of what a traced function was given: each tower's own.
+
+The function sees the first tower's items. Of another tower, tensors are passed as
+arguments, and variables are found by their place in the items: in Keras models and
+optimizers, in ``tf.Module``s, in lists.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tw_core._variable_kinds import is_variable, tf_variables
+from tw_core.checks import caller
+
+
+@dataclass(frozen=True)
+class Copies:
+    """The items of K towers, taken apart.
+
+    ``items[k]`` has one leaf per place: ``tensors`` are the places of tensors, whose
+    components are the function's arguments.
+    """
+
+    structure: Any
+    items: list[list[Any]]  # [K] lists of leaves
+    tensors: list[int]
+    variables: list[list[Any]]  # [K] lists of variables, equal ones at one place
+    handles: list[list[tf.Tensor]]  # of the variables
+
+    @classmethod
+    def of(cls, items: Sequence[Sequence[Any]]) -> "Copies":
+        """Reads the items of K towers, which must match."""
+        _check_structures(items)
+        leaves = [tf.nest.flatten(list(own)) for own in items]
+        tensors = []
+        variables: list[list[Any]] = [[] for _ in items]
+        for place, column in enumerate(zip(*leaves, strict=True)):
+            if all(map(_is_tensor, column)):
+                tensors.append(place)
+                continue
+            found = [_variables_of(leaf) for leaf in column]
+            if all(own is not None for own in found):
+                for own, more in zip(variables, found, strict=True):
+                    own.extend(more or ())
+            else:
+                _check_same(column)
+        _check_variables(variables)
+        handles = [list(map(_handle, tf_variables(own))) for own in variables]
+        return cls(list(items[0]), leaves, tensors, variables, handles)
+
+    def arguments(self, k: int) -> list[Any]:
+        """Lists tower k's tensors, in components."""
+        chosen = [self.items[k][place] for place in self.tensors]
+        parts = tf.nest.flatten(chosen, expand_composites=True)
+        return [p if tf.is_tensor(p) else tf.convert_to_tensor(p) for p in parts]
+
+    def specs(self, arguments: Sequence[Sequence[Any]]) -> list[tf.TensorSpec]:
+        """Returns the least general specs of [K] lists of arguments."""
+        return [_common_spec(column) for column in zip(*arguments, strict=True)]
+
+    def rebuilt(self, components: Sequence[Any]) -> list[Any]:
+        """Returns the first tower's items with tensors made of ``components``."""
+        chosen = [self.items[0][place] for place in self.tensors]
+        like = [leaf if tf.is_tensor(leaf) else tf.constant(leaf) for leaf in chosen]
+        tensors = tf.nest.pack_sequence_as(
+            like, list(components), expand_composites=True
+        )
+        leaves = list(self.items[0])
+        for place, tensor in zip(self.tensors, tensors, strict=True):
+            leaves[place] = tensor
+        packed: list[Any] = tf.nest.pack_sequence_as(self.structure, leaves)
+        return packed
+
+    def counterparts(self, k: int) -> dict[int, Any]:
+        """Maps what the first tower has, by identity, to what tower k has instead."""
+        found: dict[int, Any] = {}
+        for own, other in zip(self.items[0], self.items[k], strict=True):
+            found[id(own)] = other
+        first, others = self.variables[0], self.variables[k]
+        found |= zip(map(id, tf_variables(first)), tf_variables(others), strict=True)
+        found |= zip(map(id, first), others, strict=True)
+        return found
+
+
+def _is_tensor(leaf: Any) -> bool:
+    if is_variable(leaf):
+        return False
+    return tf.is_tensor(leaf) or isinstance(leaf, np.ndarray | np.generic)
+
+
+def _variables_of(leaf: Any) -> list[Any] | None:
+    """Lists the variables of a leaf; None where it has none to list."""
+    if is_variable(leaf):
+        return [leaf]
+    names = ("variables", "trainable_variables")
+    name = next((name for name in names if hasattr(leaf, name)), None)
+    if name is None or isinstance(leaf, type):
+        return None
+    variables = getattr(leaf, name)
+    return list(variables() if callable(variables) else variables)
+
+
+def _handle(variable: tf.Variable) -> tf.Tensor:
+    # A view has no memory: reading it reads the flat variable that it is part of.
+    flat = getattr(variable, "flat", None)
+    return (variable if flat is None else flat).handle
+
+
+def _common_spec(column: Sequence[tf.Tensor]) -> tf.TensorSpec:
+    first = column[0]
+    shape = first.shape
+    for other in column[1:]:
+        if other.dtype != first.dtype:
+            raise TypeError(
+                f"{caller()}: towers that are traced once must get tensors of one "
+                f"dtype; got {[tensor.dtype.name for tensor in column]}."
+            )
+        shape = _common_shape(shape, other.shape)
+    return tf.TensorSpec(shape, first.dtype)
+
+
+def _common_shape(one: tf.TensorShape, other: tf.TensorShape) -> tf.TensorShape:
+    if one.rank != other.rank or one.rank is None:
+        return tf.TensorShape(None)
+    pairs = zip(one.as_list(), other.as_list(), strict=True)
+    return tf.TensorShape([a if a == b else None for a, b in pairs])
+
+
+def _check_structures(items: Sequence[Sequence[Any]]) -> None:
+    for k, own in enumerate(items[1:], start=1):
+        try:
+            tf.nest.assert_same_structure(list(items[0]), list(own))
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"{caller()}: towers that are traced once must get items of one "
+                f"structure; those of towers 0 and {k} differ: {error}"
+            ) from None
+
+
+def _check_same(column: Sequence[Any]) -> None:
+    """Refuses Python values that differ: only the first would be seen."""
+    first = column[0]
+    if all(other is first for other in column):
+        return
+    try:
+        are_equal = all(type(o) is type(first) and bool(o == first) for o in column)
+    except (TypeError, ValueError):
+        are_equal = False
+    if not are_equal:
+        raise ValueError(
+            f"{caller()}: a function that is traced once sees tower 0's {first!r:.80} "
+            f"in every tower; got {[f'{other!r:.80}' for other in column]}. Pass what "
+            "differs as tensors, variables as tf.Module, Keras objects or lists, or "
+            "use trace='each'."
+        )
+
+
+def _check_variables(variables: Sequence[Sequence[Any]]) -> None:
+    """Refuses copies whose variables differ, naming all that do."""
+    counts = [len(own) for own in variables]
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"{caller()}: towers that are traced once must have the same variables; "
+            f"got {counts} of them in towers 0..{len(counts) - 1}: "
+            f"{[[v.name for v in own] for own in variables]}."
+        )
+    different = list(_differences(variables))
+    if different:
+        raise ValueError(
+            f"{caller()}: the variables of towers that are traced once must agree in "
+            f"shape, dtype and trainability; got {'; '.join(different)}."
+        )
+
+
+def _differences(variables: Sequence[Sequence[Any]]) -> Iterator[str]:
+    for n, column in enumerate(zip(*variables, strict=True)):
+        kinds = [
+            f"{v.name} {v.dtype if isinstance(v.dtype, str) else v.dtype.name} "
+            f"{tuple(v.shape)}{'' if v.trainable else ' (does not train)'}"
+            for v in column
+        ]
+        if len({kind.partition(" ")[2] for kind in kinds}) > 1:
+            yield f"number {n}: {kinds}"

@@ -1,0 +1,200 @@
+"""The parts of a trace between meetings, each as a function.
+
+Operations are taken in the order in which they were built: what was built before a
+meeting depends on nothing that was built after it, control dependencies included. So
+calling a tower's parts one after the other keeps every order that the whole had.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core._tf_compat import function_of_part, set_seed
+from tw_core._variable_kinds import CALLS, READS, WRITES
+from tw_core.checks import caller
+from tw_core.tracing._trace import Meeting, Trace
+
+# Functions of fewer operations start no faster when they are optimised apart from
+# their caller, and their calls would cost more than their work.
+INLINE_BELOW = 200
+_SEED_STEP = 0x9E3779B1  # odd and large, so that seeds of towers stay apart
+
+
+@dataclass(eq=False)
+class Segment:
+    """A part of a trace, as a function of tensors of the trace."""
+
+    function: Callable[..., Sequence[tf.Tensor]]
+    inputs: list[tf.Tensor]
+    outputs: list[tf.Tensor]
+
+
+@dataclass(eq=False)
+class Stage:
+    """The operations up to a meeting that is waited for, and the meetings there."""
+
+    operations: list[tf.Operation] = field(default_factory=list)
+    meetings: list[Meeting] = field(default_factory=list)
+    outputs: list[tf.Tensor] = field(default_factory=list)  # that are used later
+
+
+def stages_of(trace: Trace) -> list[Stage]:
+    """Cuts a trace at the meetings whose answers are waited for."""
+    stages, ends = [Stage()], []
+    for meeting in trace.meetings:
+        stages[-1].meetings.append(meeting)
+        if meeting.waits:
+            ends.append(meeting.position)
+            stages.append(Stage())
+    outside = _outside(trace)
+    number = 0
+    stage_of: dict[tf.Operation, int] = {}
+    for position, op in enumerate(trace.graph.get_operations()):
+        while number < len(ends) and position >= ends[number]:
+            number += 1
+        if op not in outside:
+            stage_of[op] = number
+            stages[number].operations.append(op)
+    _find_outputs(stages, stage_of, trace.graph)
+    return stages
+
+
+def make_segment(
+    trace: Trace,
+    stage: Stage,
+    *,
+    without_writes_to: Sequence[tf.Tensor] = (),
+    inline: bool | None,
+    jit_compile: bool,
+) -> Segment | None:
+    """Makes the function of a stage; None where nothing has to run.
+
+    ``without_writes_to`` are captured handles whose assignments are left out.
+    """
+    own = set(stage.operations) - _writes_to(stage, without_writes_to)
+    effects = {op for op in trace.must_run & own if op.type not in READS}
+    needed = _needed(own, stage.outputs, effects)
+    if needed.isdisjoint(own):
+        return None
+    operations = [op for op in trace.graph.get_operations() if op in needed]
+    inputs = _inputs(operations, needed)
+    if inline is None:
+        inline = len(operations) < INLINE_BELOW
+    function = function_of_part(
+        trace.graph,
+        operations,
+        inputs=inputs,
+        outputs=stage.outputs,
+        # What must have run when the call ends: reads, too, before a later write.
+        effects=[op for op in operations if op in effects or _uses_resource(op)],
+        inline=inline,
+        jit_compile=jit_compile,
+    )
+    return Segment(function, inputs, stage.outputs)
+
+
+def seeded_operations(trace: Trace) -> frozenset[tf.Operation]:
+    """Returns random operations with a seed, which draw the same numbers in every call.
+
+    Raises:
+      ValueError: one in the body of a ``tf.cond``, a loop or a function.
+    """
+    every = trace.graph.get_operations()
+    if any(op.type in CALLS for op in every):
+        bodies = trace.graph.as_graph_def().library.function
+        inside = [node.name for b in bodies for node in b.node_def if _has_seed(node)]
+        if inside:
+            raise ValueError(
+                f"{caller()}: {', '.join(inside)} have a seed, inside a tf.cond, a "
+                "loop or a function, and would draw the same numbers in every tower "
+                "that is traced once; use tf.random.stateless_uniform and the like, a "
+                "keras.random.SeedGenerator of each copy, or trace='each'."
+            )
+    kinds = {op.type: op for op in every}
+    random = {t for t, op in kinds.items() if "seed2" in op.node_def.attr}
+    return frozenset(op for op in every if op.type in random and _has_seed(op.node_def))
+
+
+def _has_seed(node: Any) -> bool:
+    return "seed2" in node.attr and bool(node.attr["seed"].i or node.attr["seed2"].i)
+
+
+@contextmanager
+def own_seeds(seeded: Iterable[tf.Operation], tower: int) -> Iterator[None]:
+    """Gives operations the seeds of a tower, for the functions made inside."""
+    seeds = {op: op.get_attr("seed2") for op in seeded}
+    for op, seed in seeds.items():
+        set_seed(op, seed + tower * _SEED_STEP)
+    try:
+        yield
+    finally:
+        for op, seed in seeds.items():
+            set_seed(op, seed)
+
+
+def _outside(trace: Trace) -> set[tf.Operation]:
+    """Returns the placeholders of what comes from outside the trace."""
+    tensors = [*trace.inputs, *(own for own, _ in trace.captured)]
+    tensors += [given for meeting in trace.meetings for given in meeting.given]
+    return {tensor.op for tensor in tensors}
+
+
+def _find_outputs(
+    stages: Sequence[Stage], stage_of: dict[tf.Operation, int], graph: tf.Graph
+) -> None:
+    """Lists, for each stage, what its meetings and later stages use of it."""
+    used: list[dict[str, tf.Tensor]] = [{} for _ in stages]
+
+    def use(tensor: tf.Tensor, number: int) -> None:
+        made = stage_of.get(tensor.op)
+        if made is not None and made < number:
+            used[made][tensor.name] = tensor
+
+    for number, stage in enumerate(stages):
+        for op in stage.operations:
+            for tensor in op.inputs:
+                if tensor.op.type != "Const":
+                    use(tensor, number)
+        for meeting in stage.meetings:
+            for tensor in meeting.tensors():
+                if getattr(tensor, "graph", None) is graph:
+                    use(tensor, len(stages))
+    for stage, outputs in zip(stages, used, strict=True):
+        stage.outputs = list(outputs.values())
+
+
+def _needed(
+    own: set[tf.Operation],
+    outputs: Sequence[tf.Tensor],
+    effects: Iterable[tf.Operation],
+) -> set[tf.Operation]:
+    """Returns a stage's operations that its outputs or effects need, and constants."""
+    stack = [*(tensor.op for tensor in outputs), *effects]
+    found: set[tf.Operation] = set()
+    while stack:
+        op = stack.pop()
+        if op in found or not (op in own or op.type == "Const"):
+            continue
+        found.add(op)
+        stack += [tensor.op for tensor in op.inputs]
+        stack += list(op.control_inputs)
+    return found
+
+
+def _inputs(
+    operations: Sequence[tf.Operation], needed: set[tf.Operation]
+) -> list[tf.Tensor]:
+    used = (tensor for op in operations for tensor in op.inputs)
+    return list({t.name: t for t in used if t.op not in needed}.values())
+
+
+def _uses_resource(op: tf.Operation) -> bool:
+    return any(tensor.dtype == tf.resource for tensor in op.inputs)
+
+
+def _writes_to(stage: Stage, handles: Sequence[tf.Tensor]) -> set[tf.Operation]:
+    found = {op for tensor in handles for op in tensor.consumers()}
+    return {op for op in found & set(stage.operations) if op.type in WRITES}

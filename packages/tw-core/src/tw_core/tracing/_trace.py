@@ -1,0 +1,163 @@
+"""The trace of one tower's function, and the places where it meets the others."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core._tf_compat import read_only_inputs
+from tw_core._variable_kinds import is_variable
+from tw_core.checks import caller
+from tw_core.modes import without_autograph
+
+
+def components(leaf: Any) -> list[tf.Tensor]:
+    """Lists the tensors of a leaf: itself, or what a composite one is made of."""
+    if is_variable(leaf) or not tf.is_tensor(leaf):
+        return []
+    parts: list[tf.Tensor] = tf.nest.flatten(leaf, expand_composites=True)
+    return parts
+
+
+@dataclass(eq=False)
+class Meeting:
+    """A place where all towers bring something, and go on with an answer."""
+
+    place: Any
+    brought: Any  # nest of tensors of the trace, and of whatever else was brought
+    given: list[tf.Tensor]  # placeholders of the answer
+    position: int  # the number of operations that the trace had
+    waits: bool  # whether the towers wait for the answer
+
+    def tensors(self) -> list[tf.Tensor]:
+        """Lists what was brought in tensors, by components."""
+        leaves = tf.nest.flatten(self.brought)
+        return [part for leaf in leaves for part in components(leaf)]
+
+
+@dataclass(eq=False)
+class Trace:
+    """A function traced for the first tower."""
+
+    graph: tf.Graph
+    may_meet: bool
+    inputs: list[tf.Tensor]  # without those captured
+    meetings: list[Meeting] = field(default_factory=list)  # the last one is the end
+    captured: list[tuple[tf.Tensor, tf.Tensor]] = field(default_factory=list)
+    must_run: set[tf.Operation] = field(default_factory=set)
+    only_read: set[str] = field(default_factory=set)  # names of captured resources
+
+    def record(
+        self, place: Any, brought: Any, given: Sequence[tf.Tensor] = (), *, waits: bool
+    ) -> None:
+        """Adds a meeting after the operation that was built last."""
+        position = len(self.graph.get_operations()) - len(given)
+        self.meetings.append(Meeting(place, brought, list(given), position, waits))
+
+
+class _Here(threading.local):
+    trace: Trace | None = None
+
+
+_here = _Here()
+
+
+def may_meet() -> bool:
+    """Returns whether this thread traces a tower that can meet the others."""
+    return _here.trace is not None and _here.trace.may_meet
+
+
+def meet(place: Any, brought: Any, *, answer: Any = None, waits: bool = False) -> Any:
+    """Brings something to a place where all towers meet; returns what they agree on.
+
+    Called while a tower is traced. What is built after an answer runs when all towers
+    have brought theirs. Without one the towers go on, unless they wait, and what they
+    brought is combined when they are next waited for.
+
+    Args:
+      place: names the meeting for the ``combine`` of ``call_once``.
+      brought: nest of tensors, and of variables or other objects, which are replaced
+        by each tower's own.
+      answer: nest of ``tf.TensorSpec``: what ``combine`` will return for a tower.
+      waits: whether to wait for all towers where there is no answer.
+
+    Returns:
+      Tensors in the structure of ``answer``.
+
+    Raises:
+      RuntimeError: in the body of a ``tf.cond``, a loop or a function inside the tower.
+    """
+    trace = _here.trace
+    graph = tf.compat.v1.get_default_graph()
+    if trace is None or not trace.may_meet or graph is not trace.graph:
+        raise RuntimeError(
+            f"{caller()}: towers meet at {place}, which was reached in the body of a "
+            "tf.cond, a loop or a function inside a tower, where the others cannot "
+            "follow; do it in the tower itself."
+        )
+    specs = tf.nest.flatten(answer) if answer is not None else []
+    given = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
+    trace.record(place, brought, given, waits=waits or bool(given))
+    return tf.nest.pack_sequence_as(answer, given) if specs else None
+
+
+@without_autograph
+def trace_function(
+    fn: Callable[..., Any],
+    specs: Sequence[tf.TensorSpec],
+    rebuild: Callable[[Sequence[tf.Tensor]], Sequence[Any]],
+    *,
+    total: int,
+    may_meet: bool,
+    jit_compile: bool,
+) -> Trace:
+    """Traces ``fn(*rebuild(tensors))`` for tensors of the given specs."""
+    traces = []
+
+    def body(*tensors: tf.Tensor) -> None:
+        trace = Trace(tf.compat.v1.get_default_graph(), may_meet, list(tensors))
+        with _tracing(trace), tf.variable_creator_scope(_refuse_variable):
+            try:
+                result = fn(*rebuild(tensors))
+            except Exception as error:
+                error.add_note(f"(in tower0 of {total}, which is traced for all)")
+                raise
+            trace.record("the end", result, waits=False)
+        traces.append(trace)
+
+    # Each tower's call chooses the device: no operation may have one from here.
+    with tf.device(None):
+        traced = tf.function(
+            body, autograph=False, jit_compile=jit_compile or None
+        ).get_concrete_function(
+            *[
+                tf.TensorSpec(spec.shape, spec.dtype, f"argument_{n}")
+                for n, spec in enumerate(specs)
+            ]
+        )
+    (trace,) = traces
+    own = traced.graph.inputs[len(trace.inputs) :]
+    trace.captured = list(zip(own, traced.captured_inputs, strict=True))
+    trace.must_run = set(traced.graph.control_outputs)
+    trace.only_read = {tensor.name for tensor in read_only_inputs(traced.graph)}
+    return trace
+
+
+@contextmanager
+def _tracing(trace: Trace) -> Iterator[None]:
+    outer, _here.trace = _here.trace, trace
+    try:
+        yield
+    finally:
+        _here.trace = outer
+
+
+def _refuse_variable(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+    del next_creator
+    raise ValueError(
+        f"{caller()}: the variable {kwargs.get('name')!r} was to be made in a function "
+        "that is traced for all towers; make variables before, each tower's own."
+    )

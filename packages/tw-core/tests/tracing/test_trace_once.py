@@ -1,0 +1,419 @@
+"""A function that is traced once does what it does when it is traced for each tower.
+
+The graph optimizer is off where bits are compared: it rewrites sums over the towers of
+one graph, and so the last bits of what is traced for each.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_core import copy_to_replicas, map_towers, replicate, towers
+from tw_core.flat_variables import flatten
+from tw_core.synchronized import sum_over_towers, synchronized_layers
+from tw_core.testing import CPUS
+from tw_core.tracing import call_once, meet
+
+layers = keras.layers
+ROWS = [3, 1, 2, 4, 3, 1, 2, 2]
+
+
+@pytest.fixture(autouse=True)
+def unoptimised():
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+
+class Loops(keras.Model):
+    """Branches and loops that depend on the rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(4, "tanh")
+
+    def build(self, shape):
+        self.dense.build(shape)
+        self.built = True
+
+    def call(self, x, training=None):
+        x = tf.cond(tf.reduce_sum(x) > 0, lambda: self.dense(x), lambda: x * 2)
+
+        def turn(n, x):
+            return n + 1, self.dense(x) + tf.cast(n, x.dtype)
+
+        return tf.while_loop(lambda n, x: n < tf.shape(x)[0], turn, [0, x])[1]
+
+
+def dense():
+    return keras.Sequential(
+        [
+            keras.Input([4]),
+            layers.Dense(5, "relu"),
+            layers.Dropout(0.5),
+            layers.Dense(2),
+        ]
+    )
+
+
+def normalised(synchronized=False):
+    norm = layers.BatchNormalization(synchronized=synchronized)
+    return keras.Sequential([keras.Input([4]), norm, layers.Dense(2)])
+
+
+def embedding():
+    return keras.Sequential(
+        [keras.Input([4]), layers.Embedding(7, 3), layers.LSTM(3), layers.Dense(2)]
+    )
+
+
+def loops():
+    model = Loops()
+    model.build([None, 4])
+    return model
+
+
+MODELS = {
+    "dense": dense,
+    "normalised": normalised,
+    "synchronised": lambda: normalised(True),
+    "embedding": embedding,
+    "loops": loops,
+}
+
+
+def copies(make, num_towers):
+    def seeded(_):
+        keras.utils.set_random_seed(3)
+        return make()
+
+    return replicate(towers(CPUS[:num_towers]), seeded)
+
+
+def parts(num_towers, whole=False):
+    random = np.random.default_rng(0)
+    draw = (
+        random.integers if whole else (lambda low, high, size: random.normal(size=size))
+    )
+    return [
+        tf.constant(draw(0, 7, size=[rows, 4]), tf.float32)
+        for rows in ROWS[:num_towers]
+    ]
+
+
+def loss_and_gradients(tower, model, x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(x, training=True) ** 2)
+    variables = model.trainable_variables
+    return {
+        "loss": loss,
+        "pairs": list(zip(tape.gradient(loss, variables), variables, strict=True)),
+    }
+
+
+def trained(make, num_towers, whole=False, **options):
+    """Returns the values of all variables after three steps, and the last losses."""
+    models = copies(make, num_towers)
+    ours = towers(CPUS[:num_towers])
+
+    @tf.function(autograph=False)
+    def step(xs):
+        with synchronized_layers():
+            results = map_towers(loss_and_gradients, ours, models, xs, **options)
+        for result in results:
+            for grad, variable in result["pairs"]:
+                variable.assign_sub(0.1 * tf.convert_to_tensor(grad))
+        return [result["loss"] for result in results]
+
+    for _ in range(3):
+        losses = step(parts(num_towers, whole))
+    values = [v.numpy() for model in models for v in model.variables]
+    return [*values, *(loss.numpy() for loss in losses)]
+
+
+@pytest.mark.parametrize("inline", [True, False])
+@pytest.mark.parametrize("num_towers", [1, 2, 3, 8])
+@pytest.mark.parametrize("name", MODELS)
+def test_one_trace_gives_the_bits_of_a_trace_for_each(name, num_towers, inline):
+    how = (MODELS[name], num_towers, name == "embedding")
+    want = trained(*how)
+    got = trained(*how, trace="once", inline=inline)
+    for own, other in zip(got, want, strict=True):
+        np.testing.assert_array_equal(own, other)
+
+
+def test_python_runs_once_and_variables_are_each_towers_own():
+    models, calls = copies(dense, 3), []
+    numbers = [tf.constant(k) for k in range(3)]
+
+    def own(tower, model, number):
+        calls.append(tower.total)
+        return model.variables[0], {"model": model, "n": number * 2, "none": None}
+
+    @tf.function
+    def run():
+        return [
+            (variable is model.variables[0], more["model"] is model, more["n"])
+            for model, (variable, more) in zip(
+                models,
+                map_towers(own, towers(CPUS[:3]), models, numbers, trace="once"),
+                strict=True,
+            )
+        ]
+
+    assert [(a, b, int(n)) for a, b, n in run()] == [
+        (True, True, 2 * k) for k in range(3)
+    ]
+    assert calls == [3]
+
+
+def test_nested_items_ragged_rows_and_gathered_gradients_reach_their_tower():
+    tables = [tf.Variable(tf.ones([5, 2]) * k) for k in range(3)]
+    ragged = [tf.ragged.constant([[k], [k, k + 1]]) for k in range(3)]
+
+    def gathered(tower, item):
+        with tf.GradientTape() as tape:
+            found = tf.reduce_sum(tf.gather(item["table"][0], item["rows"].flat_values))
+        return tape.gradient(found, item["table"][0]), item["rows"] * 2
+
+    @tf.function
+    def run(trace):
+        items = [{"table": [t], "rows": r} for t, r in zip(tables, ragged, strict=True)]
+        return map_towers(gathered, towers(CPUS[:3]), items, trace=trace)
+
+    for once, each in zip(run("once"), run("each"), strict=True):
+        assert isinstance(once[0], tf.IndexedSlices)
+        for a, b in zip(
+            tf.nest.flatten(once, True), tf.nest.flatten(each, True), strict=True
+        ):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_the_calls_are_on_the_towers_devices_and_their_operations_on_none():
+    def product(tower, x):
+        with tf.device("/cpu:3"):
+            total = tf.reduce_sum(x)
+        return x @ tf.transpose(x) + total
+
+    @tf.function
+    def run(xs):
+        with tf.device("/cpu:2"):
+            return map_towers(product, towers(CPUS[:2]), xs, trace="once")
+
+    graph = run.get_concrete_function([tf.ones([2, 2])] * 2).graph
+    calls = [op for op in graph.get_operations() if op.type.endswith("PartitionedCall")]
+    assert [call.device[-6:] for call in calls] == [":CPU:0", ":CPU:1"]
+    (function,) = graph.as_graph_def().library.function
+    devices = {node.op: node.device[-6:] for node in function.node_def}
+    assert devices["MatMul"] == "" and devices["Sum"] == ":CPU:3"
+
+
+def test_shared_and_flat_variables_do_what_they_do_when_traced_for_each():
+    def results(trace):
+        keras.utils.set_random_seed(1)
+        shared = tf.Variable(0.0)
+        ours = towers(CPUS[:2])
+        flats = replicate(ours, lambda tower: flatten(dense))
+        copy_to_replicas([flat.variables for flat in flats])
+
+        def step(tower, model, variable, x):
+            variable.assign_add(tf.reduce_sum(x))
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(model(x) ** 2)
+            return tape.gradient(loss, model.trainable_variables)
+
+        @tf.function(autograph=False)
+        def run(xs):
+            return map_towers(step, ours, flats, [shared] * 2, xs, trace=trace)
+
+        grads = run(parts(2))
+        return [shared.numpy(), *(g.numpy() for own in grads for g in own)]
+
+    for once, each in zip(results("once"), results("each"), strict=True):
+        np.testing.assert_array_equal(once, each)
+
+
+def test_random_operations_with_a_seed_draw_other_numbers_in_each_tower():
+    def draw(tower):
+        return tf.random.uniform([3], seed=4)
+
+    @tf.function
+    def run():
+        return map_towers(draw, towers(CPUS[:2]), trace="once")
+
+    one, other = run()
+    assert not np.array_equal(one, other)
+
+
+def test_towers_wait_for_an_answer_and_go_on_without_one():
+    seen = []
+
+    def combine(place, brought):
+        seen.append(
+            (place, [[type(own).__name__ for own in all_of] for all_of in brought])
+        )
+        if place == "told":
+            return [None] * len(brought)
+        return [tf.add_n([x for x, _ in brought])] * len(brought)
+
+    variables = [tf.Variable(1.0), tf.Variable(10.0)]
+
+    def of_a_tower(variable, x):
+        variable.assign_add(x)
+        meet("told", [variable.read_value()])
+        total = meet("sum", [variable.read_value(), variable], answer=tf.TensorSpec([]))
+        variable.assign(total)
+        return variable.read_value(), total
+
+    @tf.function(autograph=False)
+    def run(xs):
+        scopes = [lambda k=k: tf.device(CPUS[k]) for k in range(2)]
+        items = list(zip(variables, xs, strict=True))
+        return call_once(of_a_tower, items, scopes, combine=combine)
+
+    got = run([tf.constant(1.0), tf.constant(2.0)])
+    assert [[float(x) for x in own] for own in got] == [[14.0, 14.0]] * 2
+    assert [place for place, _ in seen] == ["told", "sum"]
+    assert [float(v) for v in variables] == [14.0, 14.0]
+
+
+def test_a_call_ends_after_all_that_it_reads():
+    """Without that, an inlined call might read what is written after it."""
+    variables = [tf.Variable([1.0, 2.0]) for _ in range(2)]
+
+    def read(tower, variable):
+        return variable * 2, tf.gather(variable, [1])
+
+    @tf.function
+    def run():
+        results = map_towers(
+            read, towers(CPUS[:2]), variables, trace="once", inline=True
+        )
+        for variable in variables:
+            variable.assign([5.0, 5.0])
+        return results
+
+    definition = run.get_concrete_function().graph.as_graph_def()
+    (function,) = definition.library.function
+    reads = {
+        n.name
+        for n in function.node_def
+        if n.op in ("ReadVariableOp", "ResourceGather")
+    }
+    assert len(reads) == 2
+    assert reads <= set(function.control_ret.values())
+
+
+def refused(error, message, fn, *items, function=True):
+    def run():
+        return map_towers(fn, towers(CPUS[:2]), *items, trace="once")
+
+    with pytest.raises(error, match=message) as caught:
+        (tf.function(run, autograph=False) if function else run)()
+    return caught.value
+
+
+OUTSIDE = "writes .*outside.*, which no tower was given"
+
+
+def test_what_towers_cannot_share_is_refused():
+    models = copies(dense, 2)
+    outside = tf.Variable(1.0, name="outside")
+    xs = [tf.ones([200]), tf.ones([200])]
+
+    def write(tower, model):
+        outside.assign_add(1.0)
+
+    refused(ValueError, OUTSIDE, write, models)
+    other = models[1].variables[0]
+    refused(
+        ValueError, r"belongs to towers \[1\] alone", lambda t, m: other + 0, models
+    )
+    refused(ValueError, r"belongs to towers \[0\] alone", lambda t, x: xs[0] + x, xs)
+    for name in ("index", "name", "device", "is_main"):
+        message = f"reads tower.{name} while it is traced once"
+        refused(ValueError, message, lambda t, name=name: getattr(t, name))
+    refused(ValueError, r"sees tower 0's 1 in every tower; got", lambda t, n: n, [1, 2])
+    refused(ValueError, "structure", lambda t, n: n, [[xs[0]], [xs[0], xs[1]]])
+    refused(
+        TypeError, "of one dtype", lambda t, x: x, [tf.constant(1), tf.constant(1.0)]
+    )
+    refused(
+        RuntimeError,
+        "traced once for all towers in a tf.function",
+        write,
+        models,
+        function=False,
+    )
+    with pytest.raises(ValueError, match="trace must be 'each' or 'once'; got 'twice'"):
+        map_towers(write, towers(CPUS[:2]), models, trace="twice")
+
+
+def test_copies_that_differ_are_refused():
+    def one(tower, model):
+        return None
+
+    first = tf.Variable(tf.ones([2]))
+    for other, message in [
+        ([], "must have the same variables; got"),
+        (
+            [tf.Variable(tf.ones([3]))],
+            r"agree in shape, dtype and trainability; got nu",
+        ),
+        ([tf.Variable(tf.ones([2]), trainable=False)], "does not train"),
+    ]:
+        items = [[first], other] if other else [dense(), normalised()]
+        refused(ValueError, message, one, items)
+
+
+def test_variables_seeds_and_sums_in_bodies_are_refused():
+    xs = [tf.ones([2])] * 2
+    refused(ValueError, "was to be made in a function", lambda t, x: tf.Variable(x), xs)
+
+    def seeded(tower, x):
+        return tf.cond(
+            x[0] > 0, lambda: tf.random.uniform([2], seed=1), lambda: tf.ones([2])
+        )
+
+    refused(ValueError, "draw the same numbers in every tower", seeded, xs)
+
+    def summed(tower, x):
+        return tf.cond(x[0] > 0, lambda: sum_over_towers(x), lambda: x)
+
+    refused(RuntimeError, "in the body of a tf.cond, a loop", summed, xs)
+
+
+def test_results_cannot_be_differentiated_from_outside():
+    variables = [tf.Variable(1.0), tf.Variable(2.0)]
+
+    def run():
+        with tf.GradientTape() as tape:
+            results = map_towers(
+                lambda tower, v: v * 2, towers(CPUS[:2]), variables, trace="once"
+            )
+        return tape.gradient(results[0], variables[0])
+
+    with pytest.raises(RuntimeError, match="take the gradients in the function"):
+        tf.function(run)()
+
+
+def test_errors_name_the_line_and_the_tower():
+    def broken(tower, x):
+        raise ValueError("mine")
+
+    error = refused(ValueError, "mine", broken, [tf.ones([2])] * 2)
+    assert any("tower0 of 2, which is traced for all" in n for n in error.__notes__)
+
+    def negative(tower, x):
+        return tf.debugging.check_numerics(tf.sqrt(x), "no root")  # the line
+
+    @tf.function
+    def run(xs):
+        ours = towers(CPUS[:2])
+        return tf.add_n(map_towers(negative, ours, xs, trace="once", inline=False))
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no root") as caught:
+        run([tf.constant([1.0]), tf.constant([-1.0])])
+    assert "test_trace_once.py" in str(caught.value)
+    assert "tower1/" in str(caught.value)
