@@ -8,8 +8,8 @@ its own state (such as Adam's ``beta1_power``) several times per step, and the r
 would drift apart.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -25,14 +25,16 @@ from tw_core.checks import (
 )
 from tw_core.flat_variables import pack_gradients
 from tw_core.gradients import Gradients, GradList, merge_grad_list, read_pairs
-from tw_core.modes import orders_effects, without_autograph
+from tw_core.modes import orders_effects, traces_function, without_autograph
 from tw_core.optimizers import (
     OptimizerKind,
     apply_pairs,
+    are_alike,
     check_optimizer,
     create_slots,
     kind_of,
 )
+from tw_core.tracing import call_once
 from tw_core.variables import (
     is_variable,
     record_variables,
@@ -191,6 +193,16 @@ def apply_to_replicas(
     towers: Sequence[Tower], grads: Gradients, optimizers: Sequence[Any]
 ) -> tf.Operation | None:
     """Applies [K][N] gradients, tower by tower; returns as ``apply_gradients``."""
+    if traces_function() and orders_effects() and len(towers) > 1:
+        for tower, optimizer, own in zip(
+            towers, optimizers, grads.variables, strict=True
+        ):
+            if kind_of(optimizer) in MADE_EARLY:
+                with _in_tower(tower):
+                    create_slots(optimizer, own)
+        if are_alike(optimizers):
+            _apply_once(towers, grads, optimizers)
+            return None
     with tower_build():
         ops = [
             _apply_in_tower(tower, optimizer, pairs)
@@ -227,6 +239,12 @@ def with_flat(read: Gradients) -> Gradients:
 
 
 def _apply_in_tower(tower: Tower, optimizer: Any, pairs: Pairs) -> Any:
+    with _in_tower(tower):
+        return apply_pairs(optimizer, pairs, name="apply_grad")
+
+
+@contextmanager
+def _in_tower(tower: Tower) -> Iterator[None]:
     # Without a name scope for each, the beta1_power of two Adams would collide in a
     # tf.function, and its name would not match tower 0's in a session graph.
     with (
@@ -234,7 +252,24 @@ def _apply_in_tower(tower: Tower, optimizer: Any, pairs: Pairs) -> Any:
         _name_scope_of(tower),
         record_variables(tower, are_copies=True),
     ):
-        return apply_pairs(optimizer, pairs, name="apply_grad")
+        yield
+
+
+def _apply_once(
+    towers: Sequence[Tower], grads: Gradients, optimizers: Sequence[Any]
+) -> None:
+    """Traces the update of one tower, and calls it for each."""
+
+    def update(optimizer: Any, grads: list[Any], variables: list[Any]) -> None:
+        with tf.name_scope("apply_gradients"):  # for timelines
+            pairs = list(zip(grads, variables, strict=True))
+            apply_pairs(optimizer, pairs, name="apply_grad")
+
+    call_once(
+        update,
+        list(zip(optimizers, map(list, grads), grads.variables, strict=True)),
+        [tower.scope for tower in towers],
+    )
 
 
 def _make(tower: Tower, get_opt_fn: Callable[[], _T]) -> _T:

@@ -1,0 +1,89 @@
+"""Optimizers that are alike are traced once, and the others each."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tw_builders
+import tw_core
+from tw_core.testing import CPUS
+
+v1 = tf.compat.v1.train
+SHAPES = [[3, 2], [4]]
+KINDS = {
+    "SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "Adam": lambda: keras.optimizers.Adam(0.1),
+    "a schedule": lambda: keras.optimizers.Adam(
+        keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    ),
+    "AdamW": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.2),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1)),
+    "Lamb": lambda: keras.optimizers.Lamb(0.1),
+    "v1 momentum": lambda: v1.MomentumOptimizer(0.1, 0.9),
+    "v1 Adam": lambda: v1.AdamOptimizer(0.1),
+}
+
+
+def of_towers(num_towers):
+    return [
+        [tf.Variable(tf.ones(s), name=f"v{n}") for n, s in enumerate(SHAPES)]
+        for _ in range(num_towers)
+    ]
+
+
+def gradients():
+    random = np.random.default_rng(1)
+    sparse = tf.IndexedSlices(
+        tf.constant(random.normal(size=[2, 2]), tf.float32),
+        tf.constant([0, 2]),
+        tf.constant([3, 2]),
+    )
+    return [sparse, tf.constant(random.normal(size=[4]), tf.float32)]
+
+
+def trained(makers):
+    """Returns the functions that a step calls, and the variables after three steps."""
+    ours, left = tw_core.towers(CPUS[: len(makers)]), iter(makers)
+    variables = of_towers(len(makers))
+    optimizers = tw_builders.make_optimizers(ours, lambda: next(left)(), variables)
+
+    @tf.function(autograph=False)
+    def step(grads):
+        tw_builders.apply_gradients(ours, [grads] * len(ours), variables, optimizers)
+
+    for _ in range(3):
+        step(gradients())
+    graph = step.get_concrete_function(gradients()).graph
+    calls = [op for op in graph.get_operations() if op.type.endswith("PartitionedCall")]
+    return [call.get_attr("f").name for call in calls], variables
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_optimizers_that_are_alike_are_traced_once(name):
+    called, variables = trained([KINDS[name]] * 3)
+    assert len(called) == 3 and len(set(called)) == 1
+    _, (want,) = trained([KINDS[name]])
+    for own in variables:
+        for got, plain in zip(own, want, strict=True):
+            np.testing.assert_allclose(got, plain, rtol=1e-6)
+
+
+def sgd(*arguments, **options):
+    return lambda: keras.optimizers.SGD(*arguments, **options)
+
+
+UNLIKE = {
+    "class": [sgd(0.1), lambda: keras.optimizers.Adam(0.1)],
+    "rate": [sgd(0.1), sgd(0.2)],
+    "clipping": [sgd(0.1), sgd(0.1, clipvalue=0.01)],
+    "function": [sgd(lambda: 0.1), sgd(lambda: 0.2)],
+    "v1 rate": [lambda rate=rate: v1.MomentumOptimizer(rate, 0.9) for rate in (0.1, 1)],
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_optimizers_that_differ_are_traced_each(name):
+    called, (one, other) = trained(UNLIKE[name])
+    assert called == []
+    assert not np.allclose(one[1], other[1])
