@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -109,31 +108,15 @@ def check_eager(synchronized: Sequence[str]) -> None:
         )
 
 
-def check_xla(model: Any, synchronized: Sequence[str], variables: str) -> None:
+def check_xla(variables: str, *, traces_once: bool) -> None:
     """Refuses models that XLA cannot compile tower by tower."""
-    if synchronized:
-        raise ValueError(
-            f"TowerModel: {', '.join(synchronized)} are synchronised over towers, "
-            "each of which XLA would compile alone; use jit_compile=False."
-        )
     if variables == "parameter_server":
         raise ValueError(
             "TowerModel: XLA needs a tower's variables on its device; with "
             "variables='parameter_server' use jit_compile=False."
         )
-    if type(model).train_step is not keras.Model.train_step:
+    if not traces_once:
         raise ValueError(
-            f"TowerModel: {type(model).__name__} has a train_step of its own, "
-            "which optimizers end, and XLA compiles no further; use "
-            "jit_compile=False, and tf.function(jit_compile=True) inside."
-        )
-
-
-def check_one_output(y_pred: Any) -> None:
-    """Refuses several outputs under XLA: Keras tracks the loss of each in a metric."""
-    count = len(tf.nest.flatten(y_pred))
-    if count > 1:
-        raise ValueError(
-            f"TowerModel: XLA compiles a tower's loss of one output; the model has "
-            f"{count}. Use jit_compile=False."
+            "TowerModel: XLA compiles what all towers have in common; with "
+            "trace='each' use jit_compile=False."
         )

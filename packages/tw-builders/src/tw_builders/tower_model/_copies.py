@@ -18,22 +18,29 @@ from tw_builders.tower_model._checks import (
     check_eager,
     check_losses,
     check_one,
-    check_one_output,
     check_optimizers,
     check_xla,
     divides_by_weights,
     layers_of,
     synchronized_layers_of,
 )
-from tw_builders.tower_model._lockstep import run_in_lockstep
-from tw_builders.tower_model._meetings import Meetings, is_seed, optimizers_of
-from tw_builders.tower_model._updates import APPLY, FlatTraining
+from tw_builders.tower_model._lockstep import naming, run_in_lockstep
+from tw_builders.tower_model._meetings import (
+    Meetings,
+    is_seed,
+    optimizers_of,
+    state_of,
+)
+from tw_builders.tower_model._updates import APPLY, FlatTraining, OptimizerStates
 from tw_builders.tower_model._wrapped import WrappedOptimizer, wrapped
-from tw_core import Tower, copy_to_replicas, replicate
+from tw_core import Tower, copy_to_replicas
 from tw_core.devices import host_of
 from tw_core.optimizers import create_slots
-from tw_core.synchronized import joined_towers, synchronized_layers
-from tw_core.variables import tf_variable
+from tw_core.synchronized import (
+    call_towers_once,
+    joined_towers,
+    synchronized_layers,
+)
 from tw_reduce import Reducer
 
 Weigh = Callable[[Any, Any, Any], Any]
@@ -49,9 +56,14 @@ class Copies:
     variables: str  # "replicated", "sharded" or "parameter_server"
     reducer: Reducer
     weigh: Weigh | None  # the ``weights`` of ``TowerModel``
+    traces_once: bool = True
+    inline: bool | None = None
     flat: FlatTraining | None = None
-    compiled_by_xla: bool = False  # each tower's forward and backward pass
+    compiled_by_xla: bool = False  # each tower's step, part by part
     _is_built: bool = False
+
+    def __post_init__(self) -> None:
+        self.states = OptimizerStates(self.towers)
 
     @classmethod
     def make(
@@ -63,6 +75,8 @@ class Copies:
         flat_below_bytes: int,
         reducer: Reducer,
         weigh: Weigh | None,
+        traces_once: bool,
+        inline: bool | None,
     ) -> "Copies":
         """Calls ``make_model`` for every tower, or once where they share variables."""
         flat = None
@@ -74,7 +88,9 @@ class Copies:
             models = [_make(make_model, host)] * len(towers)
         else:
             models = [_make(make_model, tower.device) for tower in towers]
-        made = cls(towers, models, variables, reducer, weigh, flat)
+        made = cls(
+            *(towers, models, variables, reducer, weigh, traces_once, inline, flat)
+        )
         if all(model.built for model in models):
             made.make_equal()
         return made
@@ -90,19 +106,20 @@ class Copies:
         return list(dict.fromkeys(self.models))
 
     def compile(self, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """Compiles every copy; replicated ones have optimizers of their own."""
+        """Compiles every copy, all with tower 0's optimizers."""
         self._freeze_alike()
-        whole = tf.nest.map_structure(wrapped, (args, options))
-        for k, model in enumerate(self.distinct):
-            given = whole
-            if k > 0 and self.variables == "replicated":
-                given = _with_new_optimizers(given)
-            with tf.device(self.towers[k].device):
+        given = tf.nest.map_structure(wrapped, (args, options))
+        for model, tower in zip(self.distinct, self.towers, strict=False):
+            with tf.device(tower.device):
                 model.compile(*given[0], **given[1])
-            if k > 0 and (self.variables == "sharded" or self.flat is not None):
-                _share_optimizers(self.main, model)
         check_losses(self.main)
+        self.adopt_optimizers()
+
+    def adopt_optimizers(self) -> None:
+        """Takes tower 0's optimizers for all towers."""
         optimizers = optimizers_of(self.main)
+        for model in self.distinct[1:]:
+            _share_optimizers(self.main, model)
         check_optimizers(optimizers, self.variables)
         if self.flat is not None:
             check_one(optimizers)
@@ -124,11 +141,10 @@ class Copies:
 
     def check_compiled(self, *, run_eagerly: bool, by_xla: bool) -> None:
         """Refuses options of ``compile`` that do not work over towers."""
-        names = synchronized_layers_of(self.main)
         if run_eagerly and len(self.towers) > 1:
-            check_eager(names)
+            check_eager(synchronized_layers_of(self.main))
         if by_xla:
-            check_xla(self.main, names, self.variables)
+            check_xla(self.variables, traces_once=self.traces_once)
 
     def make_equal(self) -> None:
         """Checks that the copies match, and gives all of them tower 0's values."""
@@ -140,39 +156,49 @@ class Copies:
         check_adapted(self.distinct)
         if self.flat is not None:
             self.flat.make_equal()
-            self._give_own_seeds()
-            return
-        replicate(self.towers, lambda tower: self.models[tower.index])
+        else:
+            self._copy_variables()
         self._give_own_seeds()
-        if self.variables == "sharded":
+        if self.variables == "replicated":
+            self._make_optimizers_equal()
+        elif self.flat is None:
             optimizer = getattr(self.main, "optimizer", None)
             if optimizer is not None:
                 with tf.device(self.towers[0].device):
                     trained = [list(m.trainable_variables) for m in self.models]
                     create_slots(optimizer, owned(trained))
-            return
-        self._make_optimizers_equal()
+
+    def _copy_variables(self) -> None:
+        """Copies what towers have of their own; seeds differ, and constants may not."""
+        lists = [
+            [v for v in model.variables if not is_seed(v)] for model in self.models
+        ]
+        constant = {
+            id(column[0])
+            for column in zip(*lists, strict=False)
+            if not column[0].trainable and all(v is column[0] for v in column)
+        }
+        copy_to_replicas([[v for v in own if id(v) not in constant] for own in lists])
 
     def step(self, method: str, data: Any) -> Any:
         """Runs one step of every copy on its part of a batch; returns merged logs."""
         sizes, parts = self._cut(data, metrics=True)
         added = adds(self.main)
         weights = None if added else self._weights(parts, sizes)
+        synchronized = synchronized_layers_of(self.main) if len(self.towers) > 1 else ()
         meetings = Meetings(
             self.towers,
-            self.models,
+            [self.main] if self._is_traced_once() else self.models,
             APPLY[self.variables],
             weights=weights,
             average=not added,
             reducer=self.reducer,
-            synchronized=synchronized_layers_of(self.main)
-            if len(self.towers) > 1
-            else (),
-            appliers=self.flat.optimizers if self.flat is not None else (),
+            states=self.states.of,
+            synchronized=synchronized,
+            applier=None if self.flat is None else self.flat.optimizer,
         )
-        steps = [self._step_of(model, method) for model in self.models]
         with meetings.held(), self.flat.training() if self.flat else nullcontext():
-            logs = self._run(steps, parts, meetings.combine)
+            logs = self._run(method, parts, meetings.combine)
         if added and self.main.losses:
             raise ValueError(
                 "TowerModel: a loss that is added over rows cannot be told from the "
@@ -184,8 +210,7 @@ class Copies:
     def predict(self, data: Any) -> Any:
         """Returns every copy's predictions for its part, in the batch's order."""
         _, parts = self._cut(data, metrics=False)
-        steps = [model.predict_step for model in self.models]
-        return _batches.join(self._run(steps, parts, _no_meeting))
+        return _batches.join(self._run("predict_step", parts, _no_meeting))
 
     def _cut(self, data: Any, *, metrics: bool) -> tuple[Any, list[Any]]:
         """Cuts a batch into the towers' parts, and builds the models by the first."""
@@ -214,24 +239,56 @@ class Copies:
                 if k > 0:
                     own.assign(tf.add(main.value, [k * _SEED_STEP, 0]))
 
+    def _is_traced_once(self) -> bool:
+        return self.traces_once and not tf.executing_eagerly()
+
     def _run(
         self,
-        steps: Sequence[Callable[[Any], Any]],
+        method: str,
         parts: Sequence[Any],
         combine: Callable[[Any, list[Any]], Sequence[Any]],
     ) -> list[Any]:
-        fns = [partial(step, part) for step, part in zip(steps, parts, strict=True)]
+        """Runs a step of every copy: traced once, or side by side."""
+        if self._is_traced_once():
+            return self._run_once(method, parts, combine)
+        fns = [
+            partial(getattr(model, method), part)
+            for model, part in zip(self.models, parts, strict=True)
+        ]
         # Sums over towers need a graph; `compile` refuses eager layers that need them.
         may_sum = not tf.executing_eagerly()
         with joined_towers(len(self.towers)) as joined:
             scopes = [_scopes(joined if may_sum else None, k) for k in range(len(fns))]
             return run_in_lockstep(fns, self.towers, combine, scopes=scopes)
 
-    def _step_of(self, model: Any, method: str) -> Callable[[Any], Any]:
-        if self.compiled_by_xla and method == "train_step":
-            return partial(_compiled_train_step, model)
-        step: Callable[[Any], Any] = getattr(model, method)
-        return step
+    def _run_once(
+        self,
+        method: str,
+        parts: Sequence[Any],
+        combine: Callable[[Any, list[Any]], Sequence[Any]],
+    ) -> list[Any]:
+        def step(part: Any, model: Any, *_: Any) -> Any:
+            with tf.variable_creator_scope(_refuse_new_variable), synchronized_layers():
+                return getattr(model, method)(part)
+
+        flats = [()] * len(parts) if self.flat is None else self.flat.flats
+        states = [self.states.known(own) for own in optimizers_of(self.main)]
+        items = [
+            (part, model, flat, [own[k] for own in states if own])
+            for k, (part, model, flat) in enumerate(
+                zip(parts, self.models, flats, strict=True)
+            )
+        ]
+        is_shared = self.variables == "parameter_server"
+        return call_towers_once(
+            step,
+            items,
+            [tower.scope for tower in self.towers],
+            combine=combine,
+            written_once=state_of(self.main) if is_shared else (),
+            inline=self.inline,
+            jit_compile=self.compiled_by_xla and method == "train_step",
+        )
 
     def _weights(self, parts: Sequence[Any], sizes: Sequence[Any]) -> Any:
         weights = [
@@ -242,27 +299,46 @@ class Copies:
         return None if is_equal else weights
 
     def _weight(self, part: Any, size: Any, tower: Tower) -> Any:
+        if self.weigh is None and not divides_by_weights(self.main):
+            return size
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(part)
         with tf.device(tower.device):
             if self.weigh is not None:
                 return self.weigh(x, y, sample_weight)
-            if sample_weight is None or not divides_by_weights(self.main):
+            if sample_weight is None:
                 return size
             return tf.add_n(
                 [tf.reduce_sum(own) for own in tf.nest.flatten(sample_weight)]
             )
 
+    def prepare(self, data: Any) -> None:
+        """Creates what the first batch would, from its specs, before a step is traced.
+
+        A function that makes variables is traced twice.
+        """
+        self._build(data, metrics=True)
+        main, own = self.main, getattr(self.main, "optimizer", None)
+        has_own_step = type(main).train_step is not keras.Model.train_step
+        if own is None or own.built or has_own_step or not main.trainable_variables:
+            return
+        if self.variables == "replicated" and self.flat is None:
+            self.states.of(own, main.trainable_variables)
+        elif self.variables == "parameter_server":
+            create_slots(own, main.trainable_variables)
+
     def _build(self, data: Any, *, metrics: bool) -> None:
         """Creates the variables of the first batch, outside the step being traced."""
-        lacks_metrics = metrics and not _has_metrics_built(self.main)
+        lacks_metrics = metrics and not _has_metrics_built(self.main, data)
         if self._is_built and not lacks_metrics:
             return
         batch = _batches.any_rows(data)
         with tf.init_scope():
             for model, tower in zip(self.distinct, self.towers, strict=False):
-                with tf.device(tower.device):
+                with tf.device(tower.device), naming(tower):
                     _build_variables(batch, model)
-                    if lacks_metrics:
+                    # Where one trace serves all, only tower 0's are used.
+                    side_by_side = model.run_eagerly or not self.traces_once
+                    if lacks_metrics and (tower.is_main or side_by_side):
                         _build_metrics(batch, model)
             if not self._is_built:
                 for model in self.models:
@@ -270,22 +346,15 @@ class Copies:
                 self.make_equal()
 
     def _make_optimizers_equal(self) -> None:
-        by_tower = [optimizers_of(model) for model in self.models]
-        for own in zip(*by_tower, strict=True):
-            if isinstance(own[0], WrappedOptimizer):
-                own[0].copy_to_replicas()
-            if not own[0].built or own[0] is own[-1]:
-                continue
-            for model, tower, optimizer in zip(
-                self.models, self.towers, own, strict=True
-            ):
-                if optimizer is getattr(model, "optimizer", None):
-                    with tf.device(tower.device):
-                        create_slots(optimizer, model.trainable_variables)
-            if all(optimizer.built for optimizer in own):
-                copy_to_replicas(
-                    [[tf_variable(v) for v in optimizer.variables] for optimizer in own]
-                )
+        optimizers = optimizers_of(self.main)
+        for own in optimizers:
+            if isinstance(own, WrappedOptimizer):
+                own.copy_to_replicas()
+            elif own.built and own is getattr(self.main, "optimizer", None):
+                self.states.of(own, self.main.trainable_variables)
+        if self.flat is not None and self.flat.optimizer is not None:
+            optimizers = [self.flat.optimizer]
+        self.states.make_equal(optimizers)
 
 
 def _seeds_of(model: Any) -> list[Any]:
@@ -307,27 +376,20 @@ def _checked_model(model: Any) -> Any:
     return model
 
 
-def _with_new_optimizers(given: Any) -> Any:
-    """Replaces the optimizers among arguments by new ones with the same settings."""
-
-    def new(value: Any) -> Any:
-        if not isinstance(value, keras.optimizers.Optimizer):
-            return value
-        if isinstance(value, WrappedOptimizer):
-            return value  # one for all towers
-        return type(value).from_config(value.get_config())
-
-    return tf.nest.map_structure(new, given)
-
-
 def _share_optimizers(main: Any, model: Any) -> None:
     for name, value in list(vars(main).items()):
         if isinstance(value, keras.optimizers.Optimizer):
             setattr(model, name, value)
 
 
-def _has_metrics_built(model: Any) -> bool:
-    return all(getattr(metric, "built", True) for metric in model.metrics)
+def _has_metrics_built(model: Any, data: Any) -> bool:
+    stateful = list(model.metrics)
+    y = data[1] if isinstance(data, tuple) and len(data) in (2, 3) else None
+    outputs = getattr(model, "outputs", None) or ()
+    if not model.run_eagerly and max(len(outputs), len(tf.nest.flatten(y))) > 1:
+        # The loss of several outputs has metrics of its own, one per output.
+        stateful.append(getattr(model, "_compile_loss", None))
+    return all(getattr(own, "built", True) for own in stateful)
 
 
 def _build_variables(batch: Any, model: Any) -> None:
@@ -375,30 +437,6 @@ def _refuse_new_variable(next_creator: Callable[..., Any], **kwargs: Any) -> Any
         f"TowerModel: the variable {kwargs.get('name')!r} was to be made in a step; "
         "make all variables in make_model, or in the layers' build."
     )
-
-
-def _compiled_train_step(model: Any, data: Any) -> Any:
-    """Keras's ``train_step``, with the forward and backward pass compiled by XLA."""
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-
-    @tf.function(jit_compile=True, autograph=False)  # type: ignore[untyped-decorator]
-    def differentiate(x: Any, y: Any, sample_weight: Any) -> Any:
-        with tf.GradientTape() as tape:
-            y_pred = model(x, training=True)
-            check_one_output(y_pred)
-            loss = model.compute_loss(
-                x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True
-            )
-            optimizer = model.optimizer
-            scaled = loss if optimizer is None else optimizer.scale_loss(loss)
-        return loss, y_pred, tape.gradient(scaled, model.trainable_variables)
-
-    loss, y_pred, grads = differentiate(x, y, sample_weight)
-    model.metrics[0].update_state(
-        loss, sample_weight=tf.shape(tf.nest.flatten(x)[0])[0]
-    )
-    model.optimizer.apply(grads, model.trainable_variables)
-    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
 def _no_meeting(place: Any, brought: list[Any]) -> Sequence[Any]:

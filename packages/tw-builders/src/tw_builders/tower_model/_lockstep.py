@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tw_core import Tower
+from tw_core import Tower, tracing
 from tw_core.modes import without_autograph
+from tw_core.tracing import may_meet
 
 _T = TypeVar("_T")
 _STOP_S = 60.0
@@ -34,15 +35,22 @@ _here = _Here()
 
 
 def tower_index() -> int | None:
-    """Returns the index of the tower whose thread this is; None in any other thread."""
+    """Returns the index of the tower that is run here; None outside of towers.
+
+    Where a step is traced once for all towers, tower 0's is run.
+    """
+    if may_meet():
+        return 0
     return None if _here.thread is None else _here.thread.index
 
 
-def meet(place: Any, brought: Any) -> Any:
-    """Waits, in a tower's thread, for all towers; returns ``combine``'s answer.
+def meet(place: Any, brought: Any, *, answer: Any = None, waits: bool = False) -> Any:
+    """Meets all towers; returns ``combine``'s answer. As ``tw_core.tracing.meet``.
 
     ``place`` names the meeting; equal in all towers.
     """
+    if may_meet():
+        return tracing.meet(place, brought, answer=answer, waits=waits)
     thread = _here.thread
     if thread is None:
         raise RuntimeError("meet: is for functions that run_in_lockstep runs.")
@@ -79,6 +87,16 @@ def run_in_lockstep(
         for thread in threads:
             thread.end()
     return [thread.result for thread in threads]
+
+
+@contextmanager
+def naming(tower: Tower) -> Iterator[None]:
+    """Notes a tower in errors that are raised inside."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"(in {tower.name} of {tower.total}, on {tower.device})")
+        raise
 
 
 def _answer(
@@ -146,11 +164,8 @@ class _TowerThread:
         self._may_run.release()
         self._has_run.acquire()
         if self.error is not None and not self._given_up:
-            self.error.add_note(
-                f"(in {self._tower.name} of {self._tower.total}, on "
-                f"{self._tower.device})"
-            )
-            raise self.error
+            with naming(self._tower):
+                raise self.error
 
     def meet(self, place: Any, brought: Any) -> Any:
         """Hands control to the caller; returns with the answer."""

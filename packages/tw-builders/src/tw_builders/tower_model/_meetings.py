@@ -3,7 +3,8 @@
 While a step is traced, and only then, the ``apply`` of the towers' optimizers and the
 ``update_state`` and ``result`` of their metrics are replaced. Tower 0's metrics are
 updated once, with the arguments of all towers joined, and every tower gets tower 0's
-results: so any metric has the same value as on one device.
+results: so any metric has the same value as on one device. Tower 0's optimizers are
+the ones that update, too: the other towers have their state alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +16,14 @@ import keras
 import tensorflow as tf
 
 from tw_builders.tower_model._batches import join
+from tw_builders.tower_model._checks import layers_of
 from tw_builders.tower_model._lockstep import meet, tower_index
 from tw_builders.tower_model._updates import Brought, Update, apply_wrapped
 from tw_builders.tower_model._wrapped import WrappedOptimizer
 from tw_core import Tower
 from tw_core.gradients import weigh
 from tw_core.optimizers import keep_repeated_rows
+from tw_core.tracing import may_meet
 from tw_reduce import Reducer, mean, sum_on_device
 
 Apply = Callable[[Update, Sequence[Brought]], None]
@@ -38,22 +41,26 @@ class Meetings:
         weights: Sequence[Any] | None,
         average: bool,
         reducer: Reducer,
+        states: Callable[[Any, Sequence[Any]], Sequence[Any]],
         synchronized: Sequence[str] = (),
-        appliers: Sequence[Any] = (),
+        applier: Any = None,
     ) -> None:
         """Finds the optimizers and metrics of the models, which may all be one model.
 
-        ``weights`` are [K], for gradients and losses. ``synchronized`` names layers
-        through which one tower's loss reaches the others. ``appliers`` replace the
-        models' optimizers: one per tower, or one for all.
+        ``models`` are those whose steps are run: all, or tower 0's for all. ``weights``
+        are [K], for gradients and losses. ``states`` makes the towers' states of an
+        optimizer. ``synchronized`` names layers through which one tower's loss reaches
+        the others. ``applier`` replaces tower 0's optimizer.
         """
-        self._appliers = appliers
+        self._states, self._applier = states, applier
         self._synchronized, self._weighed = synchronized, set[int]()
         self._towers, self._apply = towers, apply
         self._weights, self._average, self._reducer = weights, average, reducer
         self._optimizers = [optimizers_of(model) for model in models]
         self._metrics = [list(model.metrics) for model in models]
-        self._shared = _state_of(models[0]) if models[0] is models[-1] else []
+        self._shared = (
+            state_of(models[0]) if len(models) > 1 and models[0] is models[1] else []
+        )
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -71,13 +78,16 @@ class Meetings:
         try:
             for own in self._optimizers:
                 for n, optimizer in enumerate(own):
-                    replace(optimizer, "apply", partial(_meeting, ("optimizer", n)))
+                    if optimizer is not self._optimizers[0][n]:
+                        main = self._optimizers[0][n].scale_loss
+                        replace(optimizer, "scale_loss", lambda _, main=main: main)
                     if self._synchronized and self._weights is not None:
                         replace(optimizer, "scale_loss", partial(_weighing, n))
+                    replace(optimizer, "apply", partial(_applying, n))
             for own in self._metrics:
                 for n, metric in enumerate(own):
-                    replace(metric, "update_state", partial(_meeting, ("metric", n)))
-                    replace(metric, "result", partial(_meeting, ("result", n)))
+                    replace(metric, "update_state", partial(_updating, n))
+                    replace(metric, "result", partial(_showing, n))
             for variable in self._shared:
                 replace(variable, "assign", _by_tower_0)
             yield
@@ -96,7 +106,7 @@ class Meetings:
         elif kind == "metric":
             self._update_metric(self._metrics[0][n], brought)
         else:
-            return [self._metrics[0][n].result()] * len(brought)
+            return [_as_tensors(self._metrics[0][n].result())] * len(brought)
         return [None] * len(brought)
 
     def logs(self, of_towers: Sequence[Any]) -> Any:
@@ -119,7 +129,7 @@ class Meetings:
         return [weight * unit for weight in weights]
 
     def _update(self, n: int, brought: Sequence[Brought]) -> None:
-        optimizers = self._appliers or [own[n] for own in self._optimizers]
+        optimizer = self._applier or self._optimizers[0][n]
         weights = self._weights
         if weights is not None and self._synchronized:
             if n not in self._weighed:
@@ -129,9 +139,12 @@ class Meetings:
                     "your train_step differentiate self.optimizer.scale_loss(loss)."
                 )
             weights = [tf.cast(weight > 0, tf.float32) for weight in weights]
-        update = Update(self._towers, optimizers, weights, self._average, self._reducer)
+        update = Update(
+            *(self._towers, optimizer, self._states),
+            *(weights, self._average, self._reducer),
+        )
         apply = self._apply
-        if isinstance(optimizers[0], WrappedOptimizer):
+        if isinstance(optimizer, WrappedOptimizer):
             apply = apply_wrapped
         with keep_repeated_rows():
             apply(update, brought)
@@ -144,6 +157,12 @@ class Meetings:
         with tf.device(self._towers[0].device):
             merge = partial(self._merged, adds=adds)
             values = tf.nest.map_structure(merge, *positional)
+            masks = tf.nest.map_structure(merge, *[call[2] for call in calls])
+            for value, mask in zip(
+                tf.nest.flatten(values), tf.nest.flatten(masks), strict=True
+            ):
+                if mask is not None:
+                    value._keras_mask = mask  # as Keras's layers leave it
             options = tf.nest.map_structure(merge, *named)
             if weights[0] is not None:
                 options["sample_weight"] = tf.nest.map_structure(
@@ -168,6 +187,8 @@ class Meetings:
 
     def _log(self, values: Sequence[Any]) -> Any:
         first = values[0]
+        if isinstance(first, keras.Variable):  # a learning rate
+            return tf.convert_to_tensor(first)
         if all(value is first for value in values) or not tf.is_tensor(first):
             return first
         if first.shape.rank == 0 and first.dtype.is_floating:
@@ -176,13 +197,28 @@ class Meetings:
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """Lists the Keras optimizers among a model's attributes, ordered by name."""
-    held = [value for _, value in sorted(vars(model).items(), key=lambda item: item[0])]
+    """Lists the Keras optimizers that a model or its layers hold, also in containers.
+
+    Those of the model itself come first, ordered by the attributes' names.
+    """
+    held: list[Any] = []
+    for layer in layers_of(model):
+        values = [value for _, value in sorted(vars(layer).items(), key=lambda i: i[0])]
+        held += [leaf for value in values for leaf in _held_in(value)]
     found = [own for own in held if isinstance(own, keras.optimizers.Optimizer)]
     return list({id(own): own for own in found}.values())
 
 
-def _state_of(model: Any) -> list[Any]:
+def _held_in(value: Any) -> list[Any]:
+    """Lists what a container holds; a list of anything else."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [leaf for item in value for leaf in _held_in(item)]
+    return [value]
+
+
+def state_of(model: Any) -> list[Any]:
     """Lists untrained state that one tower updates, such as moving averages.
 
     Not random generators: towers advance these in turn, so that their numbers differ.
@@ -208,22 +244,54 @@ def _weighing(n: int, scale_loss: Callable[[Any], Any]) -> Callable[[Any], Any]:
         scaled = scale_loss(loss)
         if tower_index() is None:
             return scaled
-        factor = meet(("loss", n), None)
+        factor = meet(("loss", n), None, answer=tf.TensorSpec([], tf.float64))
         # The mean loss over no rows is NaN.
         return weigh(scaled, factor)
 
     return method
 
 
-def _meeting(
-    place: tuple[str, int], original: Callable[..., Any]
-) -> Callable[..., Any]:
+def _applying(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
     def method(*arguments: Any, **named: Any) -> Any:
         if tower_index() is None:
             return original(*arguments, **named)
-        return meet(place, (arguments, named))
+        return meet(("optimizer", n), (arguments, named), waits=True)
 
     return method
+
+
+def _updating(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    def method(*arguments: Any, **named: Any) -> Any:
+        if tower_index() is None:
+            return original(*arguments, **named)
+        masks = tf.nest.map_structure(_mask_of, arguments)
+        return meet(("metric", n), (arguments, named, masks))
+
+    return method
+
+
+def _mask_of(value: Any) -> Any:
+    return getattr(value, "_keras_mask", None)
+
+
+def _showing(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    def method() -> Any:
+        if tower_index() is None:
+            return original()
+        # Of these ops only the shapes are used, where a step is traced once.
+        specs = None
+        if may_meet():
+            specs = tf.nest.map_structure(
+                lambda own: tf.TensorSpec(own.shape, own.dtype),
+                _as_tensors(original()),
+            )
+        return meet(("result", n), None, answer=specs)
+
+    return method
+
+
+def _as_tensors(result: Any) -> Any:
+    return tf.nest.map_structure(tf.convert_to_tensor, result)
 
 
 def _brought(arguments: tuple[Any, ...], named: dict[str, Any]) -> Brought:

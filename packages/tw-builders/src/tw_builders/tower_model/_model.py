@@ -1,5 +1,6 @@
 """``TowerModel``: a Keras model with a copy in every tower."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,10 +8,16 @@ import keras
 import tensorflow as tf
 
 from tw_builders.tower_model._copies import Copies, Weigh
+from tw_builders.tower_model._following import followers
 from tw_builders.tower_model._updates import APPLY
 from tw_core import Tower
 from tw_core import towers as make_towers
-from tw_core.checks import check_function, check_whole_number, public
+from tw_core.checks import (
+    check_flag,
+    check_function,
+    check_whole_number,
+    public,
+)
 from tw_reduce import Reducer, all_reduce
 
 
@@ -47,6 +54,8 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         flat_below_bytes: int = 0,
         reducer: Reducer | None = None,
         weights: Weigh | None = None,
+        trace: str = "once",
+        inline: bool | None = None,
         name: str | None = None,
     ) -> None:
         """Makes the copies, each on its tower's device.
@@ -56,7 +65,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             variables may be made by the first batch.
           devices: ints (GPU numbers) and device strings, or the result of
             ``tw_core.towers``.
-          variables: ``"replicated"``: every tower has variables and an optimizer;
+          variables: ``"replicated"``: every tower has variables and optimizer state;
             ``"sharded"``: every tower has variables, each of which one tower updates
             and the rest copy; ``"parameter_server"``: all towers share one model,
             whose variables are on the host.
@@ -69,11 +78,16 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             weight of its mean loss, a scalar: where a loss is a mean over tokens, their
             number. None for the number of rows, or the sum of ``sample_weight`` where
             the loss is divided by that.
+          trace: ``"once"``: a step is traced for tower 0 alone, and called for every
+            tower with its own variables; ``"each"``: every tower's step is traced, for
+            copies whose Python code differs.
+          inline: with ``trace="once"``, as for ``tw_core.map_towers``.
           name: of the model.
 
         Raises:
-          ValueError: unknown ``variables``, no device, copies that share variables or
-            that differ; or inside the scope of a ``tf.distribute`` strategy.
+          ValueError: unknown ``variables`` or ``trace``, no device, copies that share
+            variables or that differ; or inside the scope of a ``tf.distribute``
+            strategy.
           TypeError: ``make_model`` is not a function, or does not return a Keras model.
           RuntimeError: in a graph or a ``tf.function``.
         """
@@ -83,6 +97,12 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
                 f"TowerModel: variables must be one of {sorted(APPLY)}; got "
                 f"{variables!r}."
             )
+        if trace not in ("once", "each"):
+            raise ValueError(
+                f"TowerModel: trace must be 'once' or 'each'; got {trace!r}."
+            )
+        if inline is not None:
+            check_flag(inline=inline)
         check_whole_number(flat_below_bytes=flat_below_bytes, at_least=0)
         if flat_below_bytes and variables == "parameter_server":
             raise ValueError(
@@ -114,8 +134,13 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             flat_below_bytes=flat_below_bytes,
             reducer=reducer,
             weigh=weights,
+            traces_once=trace == "once",
+            inline=inline,
         )
-        self.built = all(model.built for model in self._own.models)
+        self.jit_compile = False  # XLA compiles towers, never all of them together
+        if getattr(self._own.main, "compiled", False):  # a model that was loaded
+            self._own.adopt_optimizers()
+            super().compile(optimizer=self._own.main.optimizer, jit_compile=False)
 
     @property
     def towers(self) -> list[Any]:
@@ -150,14 +175,14 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
 
         Args:
           *args: optimizer, loss and so on, as the towers' ``compile`` takes them.
-            Where towers have optimizers of their own, these are copies of those given.
+            One optimizer serves all towers, each with variables of its own.
             An optimizer may be a ``TowerOptimizerLike`` of ``tw_core.optimizers`` over
             the towers' variables, such as ``tw_ampopt.TowerOptimizer``, which scales
             losses and accumulates.
           run_eagerly: as in Keras.
           steps_per_execution: as in Keras.
-          jit_compile: whether XLA compiles each tower's forward and backward pass; not
-            with an overridden ``train_step``. ``"auto"`` means no.
+          jit_compile: whether XLA compiles each tower's step, up to where gradients
+            are reduced and metrics updated. ``"auto"`` means no.
           **kwargs: as ``args``.
 
         Raises:
@@ -199,9 +224,17 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         return self._own.main(*args, **kwargs)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains as ``keras.Model.fit`` does, over all towers."""
+        """Trains as ``keras.Model.fit`` does, over all towers.
+
+        Other towers follow what callbacks change in tower 0.
+        """
         self.copy_to_replicas()
-        return super().fit(*args, **kwargs)
+        bound = _FIT.bind(self, *args, **kwargs)
+        callbacks = bound.arguments.get("callbacks")
+        if callbacks and not isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks = [*tf.nest.flatten(callbacks)]
+            bound.arguments["callbacks"] = [*callbacks, followers(self, callbacks)]
+        return super().fit(*bound.args[1:], **bound.kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates as ``keras.Model.evaluate`` does, over all towers."""
@@ -212,6 +245,10 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         """Predicts as ``keras.Model.predict`` does, over all towers."""
         self.copy_to_replicas()
         return super().predict(*args, **kwargs)
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """Computes tower 0's loss."""
+        return self._own.main.compute_loss(*args, **kwargs)
 
     @public("TowerModel")
     def set_weights(self, weights: Any) -> None:
@@ -251,6 +288,21 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         """Finds a layer of tower 0."""
         return self._own.main.get_layer(*args, **kwargs)
 
+    def to_json(self, **kwargs: Any) -> str:
+        """Returns tower 0's configuration as JSON."""
+        return str(self._own.main.to_json(**kwargs))
+
+    def count_params(self) -> int:
+        """Counts the parameters of tower 0."""
+        return int(self._own.main.count_params())
+
+    def quantize(self, *args: Any, **kwargs: Any) -> None:
+        """Refuses: towers would be quantized apart."""
+        raise NotImplementedError(
+            "TowerModel: cannot be quantized; use model.towers[0].quantize(...), which "
+            "is an ordinary model."
+        )
+
     def get_config(self) -> dict[str, Any]:
         """Refuses: only tower 0 has a configuration."""
         raise NotImplementedError(
@@ -258,21 +310,63 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             "save or clone model.towers[0], the model itself."
         )
 
+    def _maybe_symbolic_build(
+        self, iterator: Any = None, data_batch: Any = None
+    ) -> None:
+        # Keras calls this before it traces a step.
+        dataset = getattr(iterator, "_distributed_dataset", None)
+        data = getattr(dataset, "element_spec", data_batch)
+        if data is not None:
+            self._own.prepare(data)
 
-def _of_main(name: str, doc: str) -> property:
-    def get(self: TowerModel) -> Any:
+    def _trackable_children(self, *args: Any, **kwargs: Any) -> Any:
+        # A tf.train.Checkpoint of this holds what one of the plain model does.
+        return self._own.main._trackable_children(*args, **kwargs)
+
+    def _lookup_dependency(self, *args: Any, **kwargs: Any) -> Any:
+        return self._own.main._lookup_dependency(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only what nothing here defines: what the user's class has.
+        if name.startswith("_") or "_own" not in vars(self):
+            raise AttributeError(f"TowerModel has no attribute {name!r}.")
         return getattr(self._own.main, name)
 
-    return property(get, _ignore if name == "layers" else None, doc=doc)
+    def __setattr__(self, name: str, value: Any) -> None:
+        own: Any = vars(self).get("_own")
+        is_ours = name in vars(self) or hasattr(type(self), name)
+        is_ours = is_ours or own is None or name.startswith("_")
+        if not is_ours and hasattr(own.main, name):
+            for model in own.distinct:
+                setattr(model, name, value)
+            return
+        super().__setattr__(name, value)
 
 
-def _ignore(self: TowerModel, value: Any) -> None:
-    raise AttributeError(f"TowerModel: layers are tower 0's; got {value!r}.")
+_FIT = inspect.signature(keras.Model.fit)
 
+
+def _of_main(name: str) -> property:
+    def get(self: TowerModel) -> Any:
+        # Keras asks some of these before the copies are made.
+        own = vars(self).get("_own")
+        return _BEFORE.get(name) if own is None else getattr(own.main, name)
+
+    def put(self: TowerModel, value: Any) -> None:
+        own = vars(self).get("_own")
+        if own is not None and name == "trainable":
+            for model in own.distinct:
+                model.trainable = value
+
+    return property(get, put, doc=f"Tower 0's ``{name}``.")
+
+
+_BEFORE: dict[str, Any] = {"built": False, "trainable": True, "layers": []}
 
 for _name in (
     *("variables", "trainable_variables", "non_trainable_variables"),
-    *("weights", "trainable_weights", "non_trainable_weights"),
-    *("layers", "metrics", "losses"),
+    *("weights", "trainable_weights", "non_trainable_weights", "trainable"),
+    *("layers", "metrics", "losses", "loss", "built"),
+    *("input", "output", "inputs", "outputs", "input_shape", "output_shape"),
 ):
-    setattr(TowerModel, _name, _of_main(_name, f"Tower 0's ``{_name}``."))
+    setattr(TowerModel, _name, _of_main(_name))

@@ -1,11 +1,11 @@
 """How the towers' gradients become updates.
 
-It depends on where the variables are: each tower has copies and an optimizer, or copies
-each of which one tower updates for all, or all towers share one set. Where small
-variables are packed into flat ones, a tower's model lists these as its trainable ones
-while a step is traced, so that a ``train_step`` differentiates with respect to them;
-the compiled optimizer is the one that is saved, with views of the state of those that
-apply.
+It depends on where the variables are: each tower has copies and an optimizer's state,
+or copies each of which one tower updates for all, or all towers share one set. Where
+small variables are packed into flat ones, a tower's model lists these as its trainable
+ones while a step is traced, so that a ``train_step`` differentiates with respect to
+them; the compiled optimizer is the one that is saved, with views of the state of the
+one that applies.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,13 +16,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tw_builders._apply import apply_gradients, apply_shared_gradients
+from tw_builders._apply import apply_shared_gradients
 from tw_builders._owners import owned
 from tw_builders._sharded import apply_sharded_gradients
 from tw_builders.tower_model._lockstep import tower_index
 from tw_core import Tower, copy_to_replicas
 from tw_core.flat_variables import FlatModel, flatten, plain_optimizer
-from tw_core.optimizers import create_slots
+from tw_core.optimizers import apply_pairs, create_slots
+from tw_core.tracing import call_once
 from tw_core.variables import tf_variable
 from tw_reduce import Reducer, mean
 
@@ -40,33 +41,101 @@ class Update:
     """One update by all towers."""
 
     towers: Sequence[Tower]
-    optimizers: Sequence[Any]  # [K], or one for all
+    optimizer: Any  # tower 0's
+    states: Callable[[Any, Sequence[Any]], Sequence[Any]]  # the towers', made if needed
     weights: Sequence[Any] | None  # [K]; None for equal ones
     average: bool
     reducer: Reducer
 
 
+class OptimizerStates:
+    """The variables that towers have for tower 0's optimizers.
+
+    One optimizer serves all towers: traced with its own variables, its update is called
+    with theirs.
+    """
+
+    def __init__(self, towers: Sequence[Tower]) -> None:
+        self._towers = towers
+        self._made: dict[int, list[Any]] = {}
+
+    def of(self, optimizer: Any, variables: Sequence[Any]) -> list[Any]:
+        """Returns [K] states, tower 0's being ``optimizer``; makes what is missing.
+
+        ``variables`` are tower 0's, for an optimizer that is not built yet.
+        """
+        with tf.init_scope():
+            with tf.device(self._towers[0].device):
+                create_slots(optimizer, variables)
+            states = self._made.setdefault(id(optimizer), [optimizer])
+            if len(states) == 1:
+                own = list(optimizer.variables)
+                states += [_copies(own, tower) for tower in self._towers[1:]]
+        return states
+
+    def known(self, optimizer: Any) -> list[Any]:
+        """Returns the states of an optimizer, which may have none yet."""
+        return self._made.get(id(optimizer), [])
+
+    def make_equal(self, optimizers: Sequence[Any]) -> None:
+        """Copies tower 0's states to the other towers."""
+        for optimizer in optimizers:
+            states = self.known(optimizer)
+            if len(states) > 1:
+                own = [tf_variable(v) for v in optimizer.variables]
+                copy_to_replicas([own, *(state.variables for state in states[1:])])
+
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    variables: list[tf.Variable]
+
+
+def _copies(variables: Sequence[Any], tower: Tower) -> _State:
+    with tf.device(tower.device):
+        made = [
+            tf.Variable(tf_variable(own).read_value(), trainable=own.trainable)
+            for own in variables
+        ]
+    return _State(made)
+
+
 def apply_replicated(update: Update, brought: Sequence[Brought]) -> None:
-    """Every tower applies the reduced gradients to its copy, with its own optimizer."""
-    with tf.init_scope():
-        for tower, optimizer, own in zip(
-            update.towers, update.optimizers, brought, strict=True
-        ):
-            with tf.device(tower.device):
-                create_slots(optimizer, own.variables)
-    _follow_learning_rate(update.optimizers)
+    """Every tower applies the reduced gradients to its copy.
+
+    In a ``tf.function`` the optimizer is traced once and called with every tower's
+    variables; eagerly tower 0 updates, and the others copy.
+    """
+    optimizer = update.optimizer
+    states = update.states(optimizer, brought[0].variables)
     kept = _with_gradients(brought)
     grads = [own.grads for own in kept]
     reducer = update.reducer
     if update.average:
         reducer = mean(reducer, weights=update.weights)
-    variables = [own.variables for own in kept]
-    apply_gradients(update.towers, reducer(grads), variables, update.optimizers)
+    reduced = [list(own) for own in reducer(grads)]
+    variables = [list(own.variables) for own in kept]
+
+    def apply(optimizer: Any, grads: list[Any], variables: list[Any]) -> None:
+        with tf.name_scope("apply_gradients"):  # for timelines
+            apply_pairs(optimizer, list(zip(grads, variables, strict=True)))
+
+    if tf.executing_eagerly() or len(update.towers) == 1:
+        with tf.device(update.towers[0].device):
+            apply(optimizer, reduced[0], variables[0])
+        copy_to_replicas(variables)
+        return
+    _follow_learning_rate(optimizer, states)
+    call_once(
+        apply,
+        list(zip(states, reduced, variables, strict=True)),
+        [tower.scope for tower in update.towers],
+    )
 
 
 def apply_sharded(update: Update, brought: Sequence[Brought]) -> None:
     """Each variable's owner applies the reduced gradient, and the others copy it."""
-    optimizer = update.optimizers[0]
+    optimizer = update.optimizer
     with tf.init_scope(), tf.device(update.towers[0].device):
         create_slots(optimizer, owned([own.variables for own in brought]))
     kept = _with_gradients(brought)
@@ -82,7 +151,7 @@ def apply_sharded(update: Update, brought: Sequence[Brought]) -> None:
 
 def apply_shared(update: Update, brought: Sequence[Brought]) -> None:
     """The reduced gradients are applied once, where the variables live."""
-    optimizer = update.optimizers[0]
+    optimizer = update.optimizer
     with tf.init_scope():
         create_slots(optimizer, brought[0].variables)
     pairs = [
@@ -96,7 +165,7 @@ def apply_shared(update: Update, brought: Sequence[Brought]) -> None:
 
 def apply_wrapped(update: Update, brought: Sequence[Brought]) -> None:
     """An optimizer over towers takes all gradients, and reduces them itself."""
-    optimizer = update.optimizers[0]
+    optimizer = update.optimizer
     with tf.device(update.towers[0].device):
         optimizer.wrapped.apply(
             [list(own.grads) for own in brought], weights=update.weights
@@ -124,12 +193,15 @@ def _with_gradients(brought: Sequence[Brought]) -> list[Brought]:
     ]
 
 
-def _follow_learning_rate(optimizers: Sequence[Any]) -> None:
+def _follow_learning_rate(optimizer: Any, states: Sequence[Any]) -> None:
     """Copies the learning rate of tower 0's optimizer, which callbacks change."""
-    rate = getattr(optimizers[0], "learning_rate", None)
-    if isinstance(rate, keras.Variable):  # else a schedule of the iterations
-        for optimizer in optimizers[1:]:
-            optimizer.learning_rate.assign(rate.value)
+    rate = getattr(optimizer, "learning_rate", None)
+    if not isinstance(rate, keras.Variable):  # else a schedule of the iterations
+        return
+    own = [tf_variable(v) for v in optimizer.variables]
+    (n,) = [n for n, variable in enumerate(own) if variable is tf_variable(rate)]
+    for state in states[1:]:
+        state.variables[n].assign(rate.value)
 
 
 _TRAINED = ("trainable_variables", "trainable_weights")
@@ -148,37 +220,32 @@ class FlatTraining:
             with tf.device(tower.device):
                 self._flats.append(flatten(make_model, below_bytes=below_bytes))
         self.models = [flat.model for flat in self._flats]
-        self.optimizers: list[Any] = []  # those that apply; none before ``use``
+        self.optimizer: Any = None  # the one that applies; None before ``use``
 
     def use(self, optimizer: Any, *, sharded: bool) -> None:
-        """Makes the optimizers that apply; ``optimizer``, unbuilt, views their state.
+        """Makes the optimizer that applies; ``optimizer``, unbuilt, views its state.
 
-        With ``sharded`` one serves all towers, with slots at each variable's owner.
+        With ``sharded`` it has slots at each variable's owner.
         """
         if optimizer.built:
             raise ValueError(
                 f"TowerModel: {type(optimizer).__name__} was built before, and its "
                 "slots are not flat; compile with a new one."
             )
-        kind, config = type(optimizer), optimizer.get_config()
-        count = 1 if sharded else len(self._towers)
         trained = [flat.trainable_variables for flat in self._flats]
-        lists = [owned(trained)] if sharded else trained
-        self.optimizers = [kind.from_config(config) for _ in range(count)]
-        for tower, own, variables in zip(
-            self._towers, self.optimizers, lists, strict=False
-        ):
-            with tf.device(tower.device):
-                create_slots(own, variables)
-        plain_optimizer(self.optimizers[0], lambda: optimizer, self._flats[0])
+        self.optimizer = type(optimizer).from_config(optimizer.get_config())
+        with tf.device(self._towers[0].device):
+            create_slots(self.optimizer, owned(trained) if sharded else trained[0])
+        plain_optimizer(self.optimizer, lambda: optimizer, self._flats[0])
 
     def make_equal(self) -> None:
-        """Copies the values of tower 0, its optimizer's included, to all towers."""
+        """Copies the values of tower 0's variables to all towers."""
         copy_to_replicas([flat.variables for flat in self._flats])
-        if len(self.optimizers) > 1:
-            copy_to_replicas(
-                [[tf_variable(v) for v in own.variables] for own in self.optimizers]
-            )
+
+    @property
+    def flats(self) -> list[Any]:
+        """The towers' models with their flat variables."""
+        return self._flats
 
     @contextmanager
     def training(self) -> Iterator[None]:

@@ -1,0 +1,278 @@
+"""Programs as Keras's users write them give what they give on one device."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tower_models import CPUS
+
+from tw_builders import TowerModel
+
+layers = keras.layers
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(40, 4)).astype("float32")
+Y = X[:, :1].copy()
+TOKENS = RANDOM.integers(0, 5, size=(40, 6))
+OF_TOKENS = RANDOM.normal(size=(40, 6, 1)).astype("float32")
+
+
+def dense():
+    return keras.Sequential(
+        [keras.Input([4]), layers.Dense(3, "tanh"), layers.Dense(1)]
+    )
+
+
+def two_outputs():
+    x = keras.Input([4])
+    return keras.Model(x, [layers.Dense(1, name=name)(x) for name in "ab"])
+
+
+def masked():
+    x = keras.Input([6], dtype="int32")
+    embedded = layers.Embedding(5, 4, mask_zero=True)(x)
+    return keras.Model(x, layers.Dense(1)(embedded))
+
+
+def synchronised():
+    norm = layers.BatchNormalization(synchronized=True)
+    return keras.Sequential([keras.Input([4]), norm, layers.Dense(1)])
+
+
+class Linear(keras.Model):
+    """One layer, and what the cases below add."""
+
+    def __init__(self, **attributes):
+        super().__init__()
+        self.inner = keras.Sequential([keras.Input([4]), layers.Dense(1)])
+        self.alpha = 1.0
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def call(self, x):
+        return self.inner(x) * self.alpha
+
+    def doubled(self):
+        return 2 * self.alpha
+
+
+class HoldsOptimizers(Linear):
+    def __init__(self):
+        super().__init__(held={"first": [keras.optimizers.Adam(0.01)]})
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+        (optimizer,) = self.held["first"]
+        variables = self.trainable_variables
+        optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss, "rate": optimizer.learning_rate}
+
+
+class Halves(keras.callbacks.Callback):
+    """Changes weights and the optimizer's state between batches."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1:
+            self.model.set_weights([own / 2 for own in self.model.get_weights()])
+            self.model.optimizer.iterations.assign(7)
+
+
+class HalvesOneLayer(keras.callbacks.Callback):
+    """Changes one layer's variable between epochs."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        kernel = self.model.layers[0].kernel
+        kernel.assign(kernel * 0.5)
+
+
+def excluding():
+    optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.1)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return optimizer
+
+
+def averaging():
+    return keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.5)
+
+
+def adam():
+    return keras.optimizers.Adam(0.01)
+
+
+def freeze(model):
+    model.trainable = False
+
+
+def set_alpha(model):
+    model.alpha = 0.5
+
+
+CASES = {
+    "Adam": {},
+    "compiled by XLA": {"compile": {"jit_compile": True}},
+    "two outputs without metrics": {
+        "make": two_outputs,
+        "y": [Y, Y],
+        "compile": {"loss": ["mse", "mae"]},
+    },
+    "two outputs, compiled by XLA": {
+        "make": two_outputs,
+        "y": [Y, Y],
+        "compile": {"loss": ["mse", "mae"], "jit_compile": True},
+    },
+    "synchronised": {"make": synchronised},
+    "synchronised, compiled by XLA": {
+        "make": synchronised,
+        "compile": {"jit_compile": True},
+    },
+    "optimizers in a container": {"make": HoldsOptimizers, "compile": None},
+    "optimizers in a container, each traced": {
+        "make": HoldsOptimizers,
+        "compile": None,
+        "trace": "each",
+    },
+    "weight decay but for biases": {"optimizer": excluding},
+    "a rate without configuration": {
+        "optimizer": lambda: keras.optimizers.SGD(lambda: 0.05)
+    },
+    "scaled losses": {"optimizer": lambda: keras.optimizers.LossScaleOptimizer(adam())},
+    "scaled losses, flat variables": {
+        "optimizer": lambda: keras.optimizers.LossScaleOptimizer(adam()),
+        "flat_below_bytes": 1_000,
+    },
+    "weights swapped for their averages": {
+        "optimizer": averaging,
+        "callbacks": lambda: [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)],
+    },
+    "a callback sets weights": {"callbacks": lambda: [Halves()]},
+    "a callback sets a layer's variable": {"callbacks": lambda: [HalvesOneLayer()]},
+    "frozen": {"prepare": freeze},
+    "an attribute set": {"make": Linear, "prepare": set_alpha},
+    "batches of one row": {"fit": {"batch_size": 1}},
+    "several steps in one call": {"compile": {"steps_per_execution": 3}},
+    "eagerly": {"compile": {"run_eagerly": True}},
+    "each traced": {"trace": "each"},
+}
+
+
+def trained(model, case):
+    """Compiles and fits a model; returns its weights and history."""
+    case.get("prepare", lambda model: None)(model)
+    if case.get("compile", {}) is None:
+        model.compile()
+    else:
+        options = {"loss": "mse", **case.get("compile", {})}
+        model.compile(case.get("optimizer", adam)(), **options)
+    callbacks = case.get("callbacks", list)()
+    y = case.get("y", Y)
+    options = {"batch_size": 10, "epochs": 2, "verbose": 0, "shuffle": False}
+    if callbacks:
+        options |= {"callbacks": callbacks, "validation_data": (X, y)}
+    history = model.fit(X, y, **{**options, **case.get("fit", {})}).history
+    return [*model.get_weights(), *(np.array(history[k]) for k in sorted(history))]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
+def test_a_program_does_what_it_does_on_one_device(name):
+    case = CASES[name]
+    make = case.get("make", dense)
+    own = {key: case[key] for key in ("trace", "flat_below_bytes") if key in case}
+
+    def seeded():
+        keras.utils.set_random_seed(1)
+        return make()
+
+    want = trained(seeded(), case)
+    many = TowerModel(seeded, CPUS[:2], **own)
+    for one, other in zip(trained(many, case), want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-6, atol=1e-6)
+    for one, other in zip(*(t.get_weights() for t in many.towers), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_metrics_do_not_count_padding():
+    def evaluated(model):
+        model.compile("sgd", "mse", metrics=["mae"])
+        return model.evaluate(TOKENS, OF_TOKENS, batch_size=10, verbose=0)[1]
+
+    def seeded():
+        keras.utils.set_random_seed(1)
+        return masked()
+
+    want = evaluated(seeded())
+    np.testing.assert_allclose(evaluated(TowerModel(seeded, CPUS[:2])), want, rtol=1e-6)
+
+
+def test_what_does_not_train_may_be_shared():
+    teacher = dense()
+    teacher.trainable = False
+    norm = layers.Normalization()
+    norm.adapt(X)
+
+    def make():
+        x = keras.Input([4])
+        return keras.Model(x, layers.Dense(1)(norm(x)) + teacher(x))
+
+    model = TowerModel(make, CPUS[:2])
+    model.compile(adam(), "mse")
+    history = model.fit(X, Y, epochs=3, verbose=0).history["loss"]
+    assert history[-1] < history[0]
+
+
+def test_a_compiled_model_that_was_loaded_goes_on_with_its_optimizer(tmp_path):
+    model = dense()
+    model.compile(adam(), "mse")
+    model.fit(X, Y, verbose=0)
+    model.save(tmp_path / "model.keras")
+
+    def loaded():
+        return keras.models.load_model(tmp_path / "model.keras")
+
+    def go_on(model):
+        model.fit(X, Y, batch_size=10, verbose=0, shuffle=False)
+        return model.get_weights()
+
+    many = go_on(TowerModel(loaded, CPUS[:2]))
+    for one, other in zip(many, go_on(loaded()), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-6, atol=1e-6)
+
+
+def test_the_object_answers_as_the_model_does():
+    model = TowerModel(lambda: Linear(extra=[1]), CPUS[:2])
+    assert model.doubled() == 2 and model.extra == [1]
+    functional = TowerModel(dense, CPUS[:2])
+    plain = functional.towers[0]
+    assert functional.built and functional.inputs is plain.inputs
+    assert functional.output_shape == (None, 1)
+    assert functional.to_json() == plain.to_json()
+    assert keras.Model(functional.inputs, functional.layers[0].output)(X).shape == (
+        40,
+        3,
+    )
+    functional.compile(adam(), "mse")
+    assert functional.loss == "mse"
+    np.testing.assert_allclose(
+        functional.compute_loss(X, Y, functional(X)), np.mean((plain(X) - Y) ** 2), 1e-6
+    )
+    with pytest.raises(NotImplementedError, match=r"use model.towers\[0\]"):
+        functional.quantize("int8")
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        print(functional.nothing_like_it)
+
+
+def test_a_checkpoint_of_the_object_holds_what_one_of_the_model_does(tmp_path):
+    model = TowerModel(dense, CPUS[:2])
+    path = tf.train.Checkpoint(model).save(str(tmp_path / "checkpoint"))
+    plain = dense()
+    tf.train.Checkpoint(plain).restore(path).assert_existing_objects_matched()
+    for one, other in zip(plain.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_exported_towers_serve_predictions(tmp_path):
+    model = TowerModel(dense, CPUS[:2])
+    model.export(tmp_path / "exported", verbose=False)
+    loaded = tf.saved_model.load(str(tmp_path / "exported"))
+    np.testing.assert_allclose(loaded.serve(X), model.predict(X, verbose=0), rtol=1e-6)
