@@ -33,6 +33,8 @@ from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer
 from tw_core.checks import caller
 from tw_core.flat_packs import PackPlan, unpack
 from tw_core.gradients import map_values, scale, shares_of, values_of, weigh
+from tw_core.modes import orders_effects, traces_function
+from tw_core.tracing import call_once
 from tw_core.variables import override_to_local_variable, tf_variable
 
 Average: TypeAlias = Callable[[Buffer], Buffer]  # makes means of sums over towers
@@ -222,11 +224,25 @@ class Updater:
         norm: tf.Tensor,
         global_step: tf.Variable | None,
     ) -> tf.Tensor:
-        done = []
-        for k, (variables, wrapped) in enumerate(self.replicas()):
-            with tf.device(self.devices[k] or None):
-                grads = unpack(self._clipped(means[k], norm), plan, self._shapes)
-                done.append(wrapped.apply(grads, variables))
+        def update(
+            own: Sequence[Buffer], norm: tf.Tensor, variables: list[Any], wrapped: Any
+        ) -> Any:
+            grads = unpack(self._clipped(own, norm), plan, self._shapes)
+            return wrapped.apply(grads, variables)
+
+        items = [
+            (list(means[k]), norm, *replica)
+            for k, replica in enumerate(self.replicas())
+        ]
+        if traces_function() and orders_effects() and _are_alike(self.wrapped):
+            scopes = [partial(tf.device, device or None) for device in self.devices]
+            done = call_once(
+                lambda *item: bool_after([update(*item)], True),
+                *(items, scopes[: len(items)]),
+            )
+        else:
+            devices = self.devices[: len(items)]
+            done = on_devices(devices, lambda item: update(*item), items)
         with tf.control_dependencies(present(done)):
             # Learning rates may be computed from these counts: they change last.
             counts = present([self._scalars.updates, global_step])
@@ -243,6 +259,18 @@ class Updater:
         if bound is None:
             return buffers
         return [scale(buffer, bound / tf.maximum(norm, bound)) for buffer in buffers]
+
+
+def _are_alike(wrapped: Sequence[WrappedOptimizer]) -> bool:
+    """Returns whether one trace can update all: they come from one factory."""
+    kinds = {
+        (
+            type(getattr(own, "optimizer", own)),
+            *((tuple(v.shape), v.dtype) for v in own.variables()),
+        )
+        for own in wrapped
+    }
+    return len(kinds) == 1 and len(wrapped) > 1
 
 
 def _weigh_each(tower: Sequence[Buffer], share: tf.Tensor) -> list[Buffer]:
