@@ -48,6 +48,7 @@ class EpochFunction:
         reducer: Reducer | None = None,
         grad_norm_clipping: float | None = None,
         apply_fn: ApplyFn | None = None,
+        trace: str = "once",
     ) -> None:
         """Checks models and optimizers; traces once, at the first call.
 
@@ -72,9 +73,13 @@ class EpochFunction:
             with the one optimizer, such as ``tw_builders.apply_at_owners``; a
             variable without a gradient in any tower has None. By default every
             optimizer applies to its model.
+          trace: ``"once"``: ``loss_fn`` is traced for tower 0, and called for every
+            tower with its own model; ``"each"``: it is traced for every tower, for
+            models whose Python code differs. As for ``tw_core.map_towers``.
 
         Raises:
-          ValueError: a wrong number of models or optimizers, no variables, a reducer
+          ValueError: an unknown ``trace``, a wrong number of models or optimizers, no
+            variables, a reducer
             that averages, or, with ``apply_fn``, a Keras optimizer that has not been
             built. Variables that two models share are refused at the first call.
           TypeError: an argument of another kind than described above.
@@ -86,9 +91,14 @@ class EpochFunction:
                 f"{caller()}: batch must be a DeviceBatch; got {type(batch).__name__}."
             )
         check_function(loss_fn=loss_fn)
+        if trace not in ("once", "each"):
+            raise ValueError(
+                f"{caller()}: trace must be 'once' or 'each'; got {trace!r}."
+            )
         self._step = FunctionStep(
             *(batch.specs, loss_fn, models, optimizers),
             read_update(batch.towers, reducer, grad_norm_clipping, apply_fn),
+            trace,
         )
         self._buffers = buffers_of(batch)
         variables = self._buffers.variables

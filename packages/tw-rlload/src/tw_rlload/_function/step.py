@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tw_core import Tower, map_towers
 from tw_core.checks import caller, check_list
-from tw_core.optimizers import check_optimizer, create_slots
+from tw_core.optimizers import are_alike, check_optimizer, create_slots
 from tw_core.variables import is_variable, tf_variable, tf_variables
 from tw_rlload._loading.specs import WEIGHTS, ColumnSpec
 from tw_rlload._training.gradients import Pairs, Update
@@ -37,6 +37,7 @@ class FunctionStep:
         models: Sequence[Any],
         optimizers: Sequence[Any],
         update: Update,
+        trace: str,
     ) -> None:
         """Checks the models, and makes the optimizers' variables."""
         towers, has_apply = update.towers, update.apply_fn is not None
@@ -46,6 +47,7 @@ class FunctionStep:
         for optimizer in optimizers:
             check_optimizer(optimizer)
         self._update, self._specs, self._loss_fn = update, specs, loss_fn
+        self._trace = trace
         self._models = list(models) * (len(towers) // len(models))
         self._optimizers = list(optimizers)
         self._variables = [_trainable(model) for model in self._models]
@@ -59,7 +61,12 @@ class FunctionStep:
     def __call__(self, rows: list[list[tf.Tensor]]) -> list[TowerOutput]:
         """Trains once on [K][C] rows; returns the towers' results."""
         towers = self._update.towers
-        outputs = map_towers(self._tower_output, towers, self._models, rows)
+        optimizers = self._optimizers * (len(towers) // len(self._optimizers))
+        outputs = map_towers(
+            *(self._tower_output, towers, self._models, self._variables),
+            *(optimizers, rows),
+            trace=self._trace,
+        )
         weights = [output.weight for output in outputs if output.weight is not None]
         pairs = self._update.combine(
             [output.pairs for output in outputs],
@@ -77,17 +84,21 @@ class FunctionStep:
             self._optimizers,
             pairs[:owners],
             [output.pairs for output in outputs[:owners]],
+            trace=self._trace if are_alike(self._optimizers) else "each",
         )
         return outputs
 
     def _tower_output(
-        self, tower: Tower, model: Any, rows: Sequence[tf.Tensor]
+        self,
+        _: Tower,
+        model: Any,
+        variables: Sequence[Any],
+        optimizer: Any,
+        rows: Sequence[tf.Tensor],
     ) -> TowerOutput:
         inputs = {s.name: t for s, t in zip(self._specs, rows, strict=True)}
         weights = [inputs.pop(WEIGHTS.name)] if self._specs[-1] is WEIGHTS else []
-        variables = self._variables[tower.index]
         plain = tf_variables(variables)
-        optimizer = self._optimizers[tower.index % len(self._optimizers)]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(plain)
             loss, others = _loss_and_others(self._loss_fn(model, inputs, *weights))
