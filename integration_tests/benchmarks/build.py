@@ -1,5 +1,8 @@
 """Tracing a step and running it for the first time: our functions and MirroredStrategy.
 
+A small model, every kind of variables; and networks of Keras, each traced once or for
+each tower.
+
 Each round makes new objects, so that nothing is cached between rounds; making
 the variables is not timed.
 """
@@ -8,12 +11,20 @@ import time
 from functools import partial
 from typing import Any
 
+import networks
 import step
-from harness import Contender, Report, Timing, race
+import step_models
+import tensorflow as tf
+import training
+from harness import Contender, Report, Timing, in_own_process, race
 
 import tw_core
 
-OPTIONS = {"rounds": 9, "towers": [2, 4, 8]}
+OPTIONS = {
+    "rounds": 9,
+    "towers": [2, 4, 8],
+    "networks": ["dense", "convolutional", "attention"],
+}
 
 PEER = "MirroredStrategy"
 TARGETS = {"replicated": 0.4, "sharded": 0.5, "flat": 0.35}
@@ -64,8 +75,46 @@ def _timer(firsts: dict[str, FirstStep]) -> Any:
     return timed
 
 
+def run_network(name: str, towers: int, rounds: int) -> Any:
+    """Races first steps of a network at one number of towers."""
+    devices = tw_core.use_logical_cpus(towers)
+    x, y = networks.data(name, networks.ROWS * towers)
+    make = partial(networks.seeded, name)
+
+    def ours(trace: str) -> Any:
+        step_, _ = training.function_step(
+            devices,
+            make,
+            step_models.loss_of,
+            step_models.new_optimizer,
+            map_towers=partial(tw_core.map_towers, trace=trace),
+        )
+        return partial(step_, *training.shards_of(devices, x, y))
+
+    def mirrored() -> Any:
+        strategy = tf.distribute.MirroredStrategy(devices)
+        step_, _ = training.mirrored_step(
+            strategy, make, step_models.loss_of, step_models.new_optimizer
+        )
+        return partial(step_, *training.mirrored_shards(strategy, x, y))
+
+    makers = {
+        PEER: mirrored,
+        "once": partial(ours, "once"),
+        "each": partial(ours, "each"),
+    }
+    title = f"first step, {name}, K = {towers}"
+    return networks.race_first(title, makers, PEER, rounds)
+
+
 def main(options: Any, report: Report) -> None:
     """Races tracing and the first step of a tf.function."""
+    at_most = {2: 0.8, 4: 0.5, 8: 0.35}
+    for name in options.networks:
+        for towers in options.towers:
+            raced = in_own_process(run_network, name, towers, options.rounds)
+            targets = {("once", PEER): at_most.get(towers, 0.35)}
+            networks.report_first(report, raced, PEER, targets)
     for towers in options.towers:
         timings = report.race(PEER, run_cell, towers, options.rounds)
         for ours, at_most in TARGETS.items():

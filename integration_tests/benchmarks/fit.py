@@ -1,23 +1,31 @@
 """Keras's ``fit`` over towers, under MirroredStrategy and on one device.
 
-An epoch is timed, and what ``fit`` adds to the steps alone. Results come first: all
-contenders must have the same losses.
+The first epoch above a later one is timed, a later epoch, and what ``fit`` adds to the
+steps alone. Results come first: all contenders must have the same losses.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
+import networks
 import numpy as np
 import tensorflow as tf
-from harness import Contender, Report, Timing, race
+from harness import Contender, Report, Timing, in_own_process, race
 
 import tw_core
 from tw_builders import TowerModel
 from tw_reduce import all_reduce, mean
 from tw_reduce.doctor._race import seconds_of
 
-OPTIONS = {"rounds": 9, "towers": [2, 4], "works": "fit.WORKS"}
+OPTIONS = {
+    "rounds": 9,
+    "towers": [2, 4],
+    "works": "fit.WORKS",
+    "networks": ["dense", "convolutional", "attention"],
+    "first_towers": [4, 8],
+}
 
 PEER = "MirroredStrategy"
 AT_MOST = 0.33
@@ -192,6 +200,31 @@ def run_weights(name: str, towers: int, rounds: int) -> list[Timing]:
     return race(title, contenders, peer="equal weights", rounds=rounds)
 
 
+def run_first(name: str, towers: int, rounds: int) -> Any:
+    """Races the first epoch of a network, above a later one."""
+    devices = tw_core.use_logical_cpus(towers)
+    x, y = networks.data(name, networks.ROWS * towers * networks.STEPS)
+    make = partial(networks.seeded, name)
+
+    def fitting(made: Any) -> Callable[[], Any]:
+        made.compile(keras.optimizers.Adam(1e-3), "mse")
+        options = {"batch_size": networks.ROWS * towers, "shuffle": False}
+        return lambda: made.fit(x, y, verbose=0, **options)
+
+    def mirrored() -> Callable[[], Any]:
+        with tf.distribute.MirroredStrategy(devices).scope():
+            return fitting(make())
+
+    makers = {
+        PEER: mirrored,
+        "one device": lambda: fitting(make()),
+        "once": lambda: fitting(TowerModel(make, devices)),
+        "each": lambda: fitting(TowerModel(make, devices, trace="each")),
+    }
+    title = f"first epoch, {name}, K = {towers}"
+    return networks.race_first(title, makers, PEER, rounds)
+
+
 def _overheads(timings: list[Timing]) -> tuple[float, float]:
     """Returns the ms per step that fit adds: over towers, and on one device."""
     median = {timing.name: timing.median_s for timing in timings}
@@ -202,7 +235,17 @@ def _overheads(timings: list[Timing]) -> tuple[float, float]:
 
 
 def main(options: Any, report: Report) -> None:
-    """Races epochs of Keras's fit, and steps with weights."""
+    """Races first and later epochs of Keras's fit, and steps with weights."""
+    for name in options.networks:
+        for towers in options.first_towers:
+            raced = in_own_process(run_first, name, towers, options.rounds)
+            targets = {
+                ("once", PEER): 0.8 if towers < 8 else 0.65,
+                ("once", "each"): 0.45 if towers < 8 else 0.4,
+            }
+            if towers == 8:
+                targets["once", "one device"] = 2.6
+            networks.report_first(report, raced, PEER, targets)
     for work in options.works:
         for towers in options.towers:
             timings = report.race(PEER, run_cell, work, towers, options.rounds)

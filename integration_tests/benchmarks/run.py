@@ -38,6 +38,8 @@ HELP = {
     "towers": "numbers of towers",
     "widths": "of square kernels",
     "workers": "numbers of them",
+    "networks": "whose first step or epoch is timed",
+    "first_towers": "numbers of towers of these",
     "works": "what to run",
 }
 

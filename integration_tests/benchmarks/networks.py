@@ -1,0 +1,132 @@
+"""Networks whose first step is timed, and their data: four rows a tower.
+
+What is timed is the first call above a later one: tracing, the graph optimizer, and
+what is made once.
+"""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+from harness import Contender, Report, Timing, race
+
+from tw_reduce.doctor._race import seconds_of
+
+ROWS, STEPS, LATER = 4, 10, 3
+layers = keras.layers
+
+
+def dense() -> keras.Model:
+    """Two layers of 64."""
+    hidden = [layers.Dense(64, "relu") for _ in range(2)]
+    return keras.Sequential([keras.Input([32]), *hidden, layers.Dense(1)])
+
+
+def convolutional() -> keras.Model:
+    """Twelve convolutions with batch normalisation."""
+    x = inputs = keras.Input([32, 32, 3])
+    for filters in (16, 32, 64):
+        for _ in range(4):
+            x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
+            x = layers.ReLU()(layers.BatchNormalization()(x))
+        x = layers.MaxPool2D()(x)
+    return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling2D()(x)))
+
+
+def attention() -> keras.Model:
+    """Three attention blocks of width 64."""
+    inputs = keras.Input([32], dtype="int32")
+    x = layers.Embedding(1000, 64)(inputs)
+    for _ in range(3):
+        x = layers.LayerNormalization()(x + layers.MultiHeadAttention(4, 16)(x, x))
+        wide = layers.Dense(128, "gelu")(x)
+        x = layers.LayerNormalization()(x + layers.Dense(64)(wide))
+    return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(x)))
+
+
+def resnet() -> keras.Model:
+    """ResNet-50 without its top, on images of 64 x 64."""
+    inputs = keras.Input([64, 64, 3])
+    base = keras.applications.ResNet50(
+        weights=None, include_top=False, input_tensor=inputs, pooling="avg"
+    )
+    return keras.Model(inputs, layers.Dense(1)(base.output))
+
+
+NETWORKS = {
+    "dense": dense,
+    "convolutional": convolutional,
+    "attention": attention,
+    "resnet": resnet,
+}
+
+
+def seeded(name: str) -> keras.Model:
+    """Makes a network, of equal weights every time."""
+    keras.utils.set_random_seed(0)
+    return NETWORKS[name]()
+
+
+def data(name: str, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns rows for a network, and a number to learn for each."""
+    random = np.random.default_rng(0)
+    if name == "attention":
+        x = random.integers(0, 1000, [rows, 32]).astype(np.int32)
+        return x, x[:, :1].astype(np.float32) / 1000
+    shape = {"dense": [32], "convolutional": [32, 32, 3], "resnet": [64, 64, 3]}[name]
+    x = random.normal(size=[rows, *shape]).astype(np.float32)
+    return x, x.reshape(rows, -1).mean(1, keepdims=True)
+
+
+@dataclass
+class Anew:
+    """Makes a step or an epoch anew, and times its first call and later ones."""
+
+    make: Callable[[], Callable[[], Any]]
+    later_s: list[float] = field(default_factory=list)
+
+    def __call__(self) -> float:
+        """Returns the seconds of the first call above a later one."""
+        run = self.make()
+        first = seconds_of(run)
+        self.later_s.append(statistics.median(seconds_of(run) for _ in range(LATER)))
+        return first - self.later_s[-1]
+
+
+def race_first(
+    title: str,
+    makers: dict[str, Callable[[], Callable[[], Any]]],
+    peer: str,
+    rounds: int,
+) -> tuple[list[Timing], dict[str, float]]:
+    """Races first calls; returns their rows, and the medians of later calls."""
+    every = {name: Anew(make) for name, make in makers.items()}
+    timings = race(
+        title,
+        [Contender(name, own) for name, own in every.items()],
+        peer=peer,
+        rounds=rounds,
+        timer=lambda contender: every[contender.name](),
+    )
+    return timings, {n: statistics.median(own.later_s) for n, own in every.items()}
+
+
+def report_first(
+    report: Report,
+    raced: tuple[list[Timing], dict[str, float]],
+    peer: str,
+    targets: dict[tuple[str, str], float],
+) -> None:
+    """Keeps the rows of ``race_first``, and notes targets of (ours, theirs)."""
+    timings, later = raced
+    report.add(timings, peer)
+    for name, seconds in later.items():
+        print(f"  {name}: later {seconds * 1e3:.1f} ms")
+    for (ours, theirs), at_most in targets.items():
+        report.compare(timings, ours, theirs, at_most)
+    if {"once", "each"} <= later.keys():
+        work = f"{timings[0].work}: later, once / each"
+        report.target(work, later["once"] / later["each"], 1.05)
