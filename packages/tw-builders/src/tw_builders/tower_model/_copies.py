@@ -108,6 +108,7 @@ class Copies:
     def compile(self, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         """Compiles every copy, all with tower 0's optimizers."""
         self._freeze_alike()
+        self.states = OptimizerStates(self.towers)  # frees those of older optimizers
         given = tf.nest.map_structure(wrapped, (args, options))
         for model, tower in zip(self.distinct, self.towers, strict=False):
             with tf.device(tower.device):
