@@ -3,6 +3,8 @@
 Operations are taken in the order in which they were built: what was built before a
 meeting depends on nothing that was built after it, control dependencies included. So
 calling a tower's parts one after the other keeps every order that the whole had.
+Loops are the exception: taking a gradient gives the loop new inputs, the empty lists in
+which it collects its intermediate values. These are moved to the part of the loop.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -57,9 +59,23 @@ def stages_of(trace: Trace) -> list[Stage]:
             number += 1
         if op not in outside:
             stage_of[op] = number
-            stages[number].operations.append(op)
+    if len(stages) > 1:
+        _move_to_users(stage_of)
+    for op, number in stage_of.items():
+        stages[number].operations.append(op)
     _find_outputs(stages, stage_of, trace.graph)
     return stages
+
+
+def _move_to_users(stage_of: dict[tf.Operation, int]) -> None:
+    """Moves what an operation has as an input but was built later to its stage."""
+    stack = list(stage_of)
+    while stack:
+        op = stack.pop()
+        for tensor in op.inputs:
+            if stage_of.get(tensor.op, 0) > stage_of[op]:
+                stage_of[tensor.op] = stage_of[op]
+                stack.append(tensor.op)
 
 
 def make_segment(
