@@ -69,6 +69,20 @@ class HoldsOptimizers(Linear):
         return {"loss": loss, "rate": optimizer.learning_rate}
 
 
+class ShowsAVariable(Linear):
+    """A metric of a variable, which changes after the metric's update."""
+
+    def __init__(self):
+        super().__init__()
+        self.shown = keras.metrics.Mean("shown")
+        self.share = self.add_weight(name="share", initializer="ones", trainable=False)
+
+    def train_step(self, data):
+        self.shown.update_state(self.share)
+        self.share.assign(self.share * 0.5)
+        return super().train_step(data)
+
+
 class Halves(keras.callbacks.Callback):
     """Changes weights and the optimizer's state between batches."""
 
@@ -86,6 +100,11 @@ class HalvesOneLayer(keras.callbacks.Callback):
         kernel.assign(kernel * 0.5)
 
 
+class RetracesSteps(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.make_train_function(force=True)
+
+
 def excluding():
     optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.1)
     optimizer.exclude_from_weight_decay(var_names=["bias"])
@@ -98,6 +117,18 @@ def averaging():
 
 def adam():
     return keras.optimizers.Adam(0.01)
+
+
+def clipping():
+    """An optimizer with a method of its own, which tracing a step must not remove."""
+    optimizer = keras.optimizers.SGD(0.1)
+    plain = optimizer.apply
+
+    def apply(grads, variables=None):
+        plain([tf.clip_by_value(grad, -0.01, 0.01) for grad in grads], variables)
+
+    optimizer.apply = apply
+    return optimizer
 
 
 def freeze(model):
@@ -150,6 +181,17 @@ CASES = {
     "frozen": {"prepare": freeze},
     "an attribute set": {"make": Linear, "prepare": set_alpha},
     "batches of one row": {"fit": {"batch_size": 1}},
+    "batches of one row, each traced": {"fit": {"batch_size": 1}, "trace": "each"},
+    "batches of one row, eagerly": {
+        "fit": {"batch_size": 1},
+        "compile": {"run_eagerly": True},
+    },
+    "a metric of a variable": {"make": ShowsAVariable},
+    "an optimizer's own method": {
+        "optimizer": clipping,
+        "fit": {"batch_size": 9},  # steps are traced for 9 rows and for 4
+        "callbacks": lambda: [RetracesSteps()],
+    },
     "several steps in one call": {"compile": {"steps_per_execution": 3}},
     "eagerly": {"compile": {"run_eagerly": True}},
     "each traced": {"trace": "each"},

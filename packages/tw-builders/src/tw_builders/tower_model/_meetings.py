@@ -24,6 +24,7 @@ from tw_core import Tower
 from tw_core.gradients import weigh
 from tw_core.optimizers import keep_repeated_rows
 from tw_core.tracing import may_meet
+from tw_core.variables import is_variable
 from tw_reduce import Reducer, mean, sum_on_device
 
 Apply = Callable[[Update, Sequence[Brought]], None]
@@ -65,13 +66,13 @@ class Meetings:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Makes optimizers and metrics meet, in the towers' threads, while open."""
-        replaced: dict[int, tuple[Any, str]] = {}
+        replaced: dict[int, tuple[Any, str, Any]] = {}
 
         def replace(owner: Any, method: str, new: Callable[..., Any]) -> None:
             # Set on the object, which keeps its class and so is saved as usual.
             key = hash((id(owner), method))
             if key not in replaced:
-                replaced[key] = owner, method
+                replaced[key] = owner, method, vars(owner).get(method)
                 original = getattr(owner, method)
                 setattr(owner, method, new(original))
 
@@ -92,8 +93,10 @@ class Meetings:
                 replace(variable, "assign", _by_tower_0)
             yield
         finally:
-            for owner, method in replaced.values():
+            for owner, method, own_method in replaced.values():
                 delattr(owner, method)
+                if own_method is not None:  # set on the object before
+                    setattr(owner, method, own_method)
 
     def combine(self, place: tuple[str, int], brought: list[Any]) -> Sequence[Any]:
         """Performs once the call that all towers have reached; returns [K] answers."""
@@ -183,7 +186,12 @@ class Meetings:
         reducer: Reducer = partial(sum_on_device, device=self._towers[0].device)
         if self._average:
             reducer = mean(reducer, weights=self._weights)
-        return reducer([[value] for value in values])[0][0]
+        # Keras returns the loss of a part that is known to have no rows as it is: [0].
+        scalars = [
+            value if value.shape.rank == 0 else tf.reduce_mean(value)
+            for value in values
+        ]
+        return reducer([[value] for value in scalars])[0][0]
 
     def _log(self, values: Sequence[Any]) -> Any:
         first = values[0]
@@ -265,9 +273,15 @@ def _updating(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
         if tower_index() is None:
             return original(*arguments, **named)
         masks = tf.nest.map_structure(_mask_of, arguments)
-        return meet(("metric", n), (arguments, named, masks))
+        # Variables are read here: the update may come after a later assignment.
+        values = tf.nest.map_structure(_read, (arguments, named))
+        return meet(("metric", n), (*values, masks))
 
     return method
+
+
+def _read(value: Any) -> Any:
+    return tf.convert_to_tensor(value) if is_variable(value) else value
 
 
 def _mask_of(value: Any) -> Any:
