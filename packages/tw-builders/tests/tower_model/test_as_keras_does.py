@@ -247,6 +247,17 @@ def test_metrics_do_not_count_padding():
     np.testing.assert_allclose(evaluated(TowerModel(seeded, CPUS[:2])), want, rtol=1e-6)
 
 
+def test_towers_draw_other_numbers_from_the_generator_of_keras():
+    class Noise(layers.Layer):
+        def call(self, x):
+            return keras.random.normal(keras.ops.shape(x))
+
+    model = TowerModel(lambda: keras.Sequential([keras.Input([4]), Noise()]), CPUS[:2])
+    keras.utils.clear_session()  # the generator is to be made
+    drawn = np.stack([model.predict(X, verbose=0) for _ in range(2)]).reshape(-1, 4)
+    assert len(np.unique(drawn, axis=0)) == len(drawn) == 80
+
+
 def test_what_does_not_train_may_be_shared():
     teacher = dense()
     teacher.trainable = False

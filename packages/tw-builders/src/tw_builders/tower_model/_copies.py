@@ -274,8 +274,9 @@ class Copies:
 
         flats = [()] * len(parts) if self.flat is None else self.flat.flats
         states = [self.states.known(own) for own in optimizers_of(self.main)]
+        seeds = _global_seeds()
         items = [
-            (part, model, flat, [own[k] for own in states if own])
+            (part, model, flat, [own[k] for own in states if own], seeds)
             for k, (part, model, flat) in enumerate(
                 zip(parts, self.models, flats, strict=True)
             )
@@ -361,6 +362,16 @@ class Copies:
 def _seeds_of(model: Any) -> list[Any]:
     """Lists the [2] states of a model's random generators: a seed and a counter."""
     return [v for v in model.variables if is_seed(v)]
+
+
+def _global_seeds() -> Sequence[tf.Variable]:
+    """Lists the state of the generator that ``keras.random`` uses without a seed.
+
+    Makes it if needed, which a step may not do. Towers share it, and draw in turn.
+    """
+    with tf.init_scope():
+        draw = tf.function(lambda: keras.random.uniform([]), autograph=False)
+        return tuple(draw.get_concrete_function().variables)
 
 
 def _make(make_model: Callable[[], Any], device: str) -> Any:
