@@ -192,6 +192,13 @@ CASES = {
         "fit": {"batch_size": 9},  # steps are traced for 9 rows and for 4
         "callbacks": lambda: [RetracesSteps()],
     },
+    "one row's losses added, eagerly": {
+        "compile": {
+            "loss": keras.losses.MeanSquaredError(reduction="sum"),
+            "run_eagerly": True,
+        },
+        "fit": {"batch_size": 1},
+    },
     "several steps in one call": {"compile": {"steps_per_execution": 3}},
     "eagerly": {"compile": {"run_eagerly": True}},
     "each traced": {"trace": "each"},

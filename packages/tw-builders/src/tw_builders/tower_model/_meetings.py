@@ -186,12 +186,9 @@ class Meetings:
         reducer: Reducer = partial(sum_on_device, device=self._towers[0].device)
         if self._average:
             reducer = mean(reducer, weights=self._weights)
-        # Keras returns the loss of a part that is known to have no rows as it is: [0].
-        scalars = [
-            value if value.shape.rank == 0 else tf.reduce_mean(value)
-            for value in values
-        ]
-        return reducer([[value] for value in scalars])[0][0]
+        # Where a tower is known to have no rows, Keras's loss is an empty list of them.
+        values = [own if own.shape.rank == 0 else tf.reduce_sum(own) for own in values]
+        return reducer([[value] for value in values])[0][0]
 
     def _log(self, values: Sequence[Any]) -> Any:
         first = values[0]
