@@ -322,6 +322,23 @@ def test_the_object_answers_as_the_model_does():
         print(functional.nothing_like_it)
 
 
+def test_a_model_without_variables_or_compile_predicts():
+    class Doubles(keras.Model):
+        def call(self, x):
+            return x * 2
+
+    model = TowerModel(Doubles, CPUS[:2])
+    np.testing.assert_array_equal(model.predict(X, verbose=0), X * 2)
+
+
+def test_what_becomes_part_of_another_model_is_tower_0():
+    model = TowerModel(Linear, CPUS[:2])
+    x = keras.Input([4])
+    outer = keras.Model(x, model(x))
+    assert outer.layers[1] is model.towers[0]
+    np.testing.assert_array_equal(outer(X), model(X))
+
+
 def test_a_checkpoint_of_the_object_holds_what_one_of_the_model_does(tmp_path):
     model = TowerModel(dense, CPUS[:2])
     path = tf.train.Checkpoint(model).save(str(tmp_path / "checkpoint"))

@@ -219,6 +219,10 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         """Runs every tower's ``predict_step``; the rows are in the batch's order."""
         return self._own.predict(data)
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls tower 0's copy, which is also what becomes part of another model."""
+        return self._own.main(*args, **kwargs)
+
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Calls tower 0's copy."""
         return self._own.main(*args, **kwargs)
@@ -324,7 +328,9 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         return self._own.main._trackable_children(*args, **kwargs)
 
     def _lookup_dependency(self, *args: Any, **kwargs: Any) -> Any:
-        return self._own.main._lookup_dependency(*args, **kwargs)
+        main = self._own.main
+        main._maybe_initialize_trackable()  # TensorFlow does so when it tracks
+        return main._lookup_dependency(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         # Only what nothing here defines: what the user's class has.
