@@ -1,0 +1,276 @@
+"""Keras's own tests of training, with every model that they train as a ``TowerModel``.
+
+Keras's wheel holds its tests. Those of the trainer, models, callbacks and optimizers
+are copied to a folder and rewritten: what a test compiles, fits or evaluates is
+``towers(model)`` (``keras_towers``), two copies of its model. All must pass, except
+the ones that are listed here, each of which must fail: what ``TowerModel`` refuses,
+and what tells a ``TowerModel`` from the model by looks alone.
+
+Run by ``nox -s "clients(keras)"``, with words as pytest's ``-k`` takes them to choose
+tests; ``--plain`` leaves the models as they are.
+"""
+
+import argparse
+import ast
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+DEADLINE_S = 1800  # of a file
+FILES = (
+    "trainers/trainer_test.py",
+    "models/*_test.py",
+    "callbacks/*_test.py",
+    "optimizers/*_test.py",
+)
+METHODS = {
+    *("compile", "fit", "evaluate", "predict"),
+    *("train_on_batch", "test_on_batch", "predict_on_batch"),
+}
+TRAINS = re.compile(rf"\.({'|'.join(METHODS)})\(")
+# What tests import from the folder of Keras's repository.
+CONFTEST = """
+import pytest
+from keras.src import backend
+
+
+def skip_if_backend(given, reason):
+    return pytest.mark.skipif(backend.backend() == given, reason=reason)
+"""
+FEWEST_TOWERS = 200  # tests that make towers; fewer are a rewrite that missed them
+
+# Why a test that fails need not pass -> its names.
+BECAUSE = {
+    "get_config is refused: clone tower 0": [
+        "models/cloning_test.py::CloneModelTest.test_compiled_model_cloning",
+    ],
+    "get_config is refused, which pickle asks: pickle tower 0": [
+        f"models/model_test.py::ModelTest.test_functional_pickling_{kind}_{n}"
+        for kind in ("single_output", "single_list_output")
+        for n in range(1, 5)
+    ],
+    "a tf.distribute scope is refused": [
+        "callbacks/swap_ema_weights_test.py::SwapEMAWeightsTest."
+        "test_swap_ema_weights_with_tf_distribute",
+    ],
+    "the class has an attribute `layers`, which a keras.Model may not have": [
+        "trainers/trainer_test.py::TestTrainer.test_loss_scaling_prevents_underflow",
+    ],
+    "a TowerModel in a list of layers, which cannot be copied": [
+        f"trainers/trainer_test.py::TestTrainer.test_trainer_with_raggeds_{kind}"
+        for kind in ("functional", "model")
+    ],
+    "PyTorch is not installed": [
+        "trainers/trainer_test.py::TestTrainer."
+        f"test_fit_with_data_adapter_torch_dataloader_{kind}"
+        for kind in ("iterable", "iterable_with_len", "tensor")
+    ],
+}
+EXCEPTED = {test: reason for reason, tests in BECAUSE.items() for test in tests}
+MOST_EXCEPTED = 45
+
+
+def main() -> int:
+    """Runs the tests, and prints what became of them."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("files", nargs="*", help="words of their names; all by default")
+    parser.add_argument("-k", default="", help="which tests, as pytest takes it")
+    parser.add_argument("--plain", action="store_true", help="without towers")
+    options = parser.parse_args()
+    version = importlib.metadata.version("keras")
+    print(f"Keras {version}: passed (with towers), excepted, failed")
+    is_all = not (options.files or options.k or options.plain)
+    wrong, total = [], 0
+    with tempfile.TemporaryDirectory() as folder:
+        for path in rewritten(Path(folder)):
+            if options.files and not any(own in str(path) for own in options.files):
+                continue
+            outcomes, output = run(path, words=options.k, plain=options.plain)
+            name = str(path.relative_to(folder))
+            excepted = {} if options.plain else EXCEPTED
+            found = judge(name, outcomes, excepted, is_whole=not options.k)
+            passed = [has_towers for good, has_towers in outcomes.values() if good]
+            failed = [test for test, (good, _) in outcomes.items() if not good]
+            num_excepted = sum(f"{name}::{test}" in excepted for test in failed)
+            counts = f"{len(passed):5} ({sum(passed):3}){num_excepted:5}"
+            print(f"{name:45}{counts}{len(failed) - num_excepted:5}", flush=True)
+            if found:
+                print(output)
+            wrong += found
+            total += sum(passed)
+    if is_all and total < FEWEST_TOWERS:
+        wrong.append(f"only {total} tests that passed made towers")
+    if len(EXCEPTED) > MOST_EXCEPTED:
+        wrong.append(f"{len(EXCEPTED)} tests are excepted, more than {MOST_EXCEPTED}")
+    print(*wrong, sep="\n")
+    return 1 if wrong else 0
+
+
+def rewritten(folder: Path) -> Iterator[Path]:
+    """Copies the tests that train, rewritten, and yields their paths."""
+    (folder / "conftest.py").write_text(CONFTEST)
+    source = Path(
+        str(importlib.metadata.distribution("keras").locate_file("keras/src"))
+    )
+    for path in [path for files in FILES for path in sorted(source.glob(files))]:
+        text = path.read_text()
+        if not TRAINS.search(text):
+            continue
+        tree = Rewrite().visit(ast.parse(text))
+        to = folder / path.relative_to(source)
+        to.parent.mkdir(exist_ok=True)
+        to.write_text(ast.unparse(ast.fix_missing_locations(tree)))
+        yield to
+
+
+class Rewrite(ast.NodeTransformer):
+    """Makes a test train towers of its models.
+
+    ``model.fit(...)`` becomes ``(model := towers(model)).fit(...)``, so that what
+    follows looks at the towers as well; what is private is tower 0's. A class of
+    Keras's trainer and a layer, which the tests have for a model, becomes a
+    ``keras.Model``.
+    """
+
+    def __init__(self) -> None:
+        self._bound: list[set[str]] = [set()]
+
+    def visit_Module(self, node: ast.Module) -> ast.AST:
+        at = 1 if ast.get_docstring(node) is not None else 0
+        self.generic_visit(node)
+        node.body[at:at] = ast.parse(
+            "import keras\nfrom keras_towers import plain, towers"
+        ).body
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        arguments = {own.arg for own in ast.walk(node.args) if isinstance(own, ast.arg)}
+        self._bound.append(arguments | set(_assigned(node.body)))
+        self.generic_visit(node)
+        self._bound.pop()
+        return node
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        self._bound.append(set())
+        self.generic_visit(node)
+        self._bound.pop()
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        names = [ast.unparse(base) for base in node.bases]
+        if names and names[0] == "Trainer":
+            model = ast.parse("keras.Model", mode="eval").body
+            layer = [
+                base for base in node.bases[1:] if "Layer" not in ast.unparse(base)
+            ]
+            node.bases = [*layer, model]
+        self.generic_visit(node)
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        is_private = node.attr.startswith("_") and not node.attr.startswith("__")
+        is_read = isinstance(node.ctx, ast.Load) and isinstance(node.value, ast.Name)
+        if is_private and is_read:
+            node.value = ast.Call(ast.Name("plain", ast.Load()), [node.value], [])
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        method = node.func
+        if not isinstance(method, ast.Attribute) or method.attr not in METHODS:
+            return node
+        towers = ast.Call(ast.Name("towers", ast.Load()), [method.value], [])
+        if isinstance(method.value, ast.Name) and method.value.id in self._bound[-1]:
+            method.value = ast.NamedExpr(ast.Name(method.value.id, ast.Store()), towers)
+        elif "super()" not in ast.unparse(method.value):
+            method.value = towers
+        return node
+
+
+def _assigned(body: list[ast.stmt]) -> Iterator[str]:
+    """Names what a function's own statements assign."""
+    inner = (ast.FunctionDef, ast.ClassDef, ast.Lambda)
+    nodes: list[ast.AST] = list(body)
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        if not isinstance(node, inner):
+            nodes += ast.iter_child_nodes(node)
+
+
+def run(
+    path: Path, *, words: str, plain: bool
+) -> tuple[dict[str, tuple[bool, bool]], str]:
+    """Runs a file; returns whether each test passed and made towers, and the output."""
+    report = path.with_suffix(".xml")
+    command = (
+        *(sys.executable, "-P", "-m", "pytest", str(path), "-p", "keras_towers"),
+        *("--import-mode=importlib", "-q", "--tb=native", "-k", words, "-W", "ignore"),
+        *(
+            "-p",
+            "no:cacheprovider",
+            f"--junitxml={report}",
+            f"--rootdir={path.parents[1]}",
+        ),
+    )
+    env = {
+        **os.environ,
+        "KERAS_BACKEND": "tensorflow",
+        "KERAS_TESTS_PLAIN": str(int(plain)),
+        "PYTHONPATH": os.pathsep.join(
+            [os.environ.get("PYTHONPATH", ""), str(path.parents[1])]
+        ),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+    done = subprocess.run(
+        command,
+        cwd=path.parent,
+        env=env,
+        timeout=DEADLINE_S,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    outcomes: dict[str, tuple[bool, bool]] = {}
+    if done.returncode not in (0, 1, 5) or not report.exists():
+        return {"(the file)": (False, False)}, done.stdout
+    for case in ElementTree.parse(report).iter("testcase"):
+        if case.find("skipped") is not None:
+            continue
+        good = case.find("failure") is None and case.find("error") is None
+        made = case.find("properties/property[@name='towers']")
+        kind = case.attrib["classname"].rpartition(".")[2]
+        outcomes[f"{kind}.{case.attrib['name']}"] = (
+            good,
+            made is not None and made.attrib["value"] != "0",
+        )
+    return outcomes, done.stdout
+
+
+def judge(
+    name: str,
+    outcomes: dict[str, tuple[bool, bool]],
+    excepted: dict[str, str],
+    *,
+    is_whole: bool,
+) -> list[str]:
+    """Returns what is not as it should be, of a file or of the tests chosen from it."""
+    good = {f"{name}::{test}": passed for test, (passed, _) in outcomes.items()}
+    own = [test for test in excepted if test.startswith(name)]
+    return [
+        *(f"{test} failed" for test in good if not good[test] and test not in own),
+        *(f"{test} passed: {excepted[test]}?" for test in own if good.get(test)),
+        *(f"{test} did not run" for test in own if is_whole and test not in good),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
