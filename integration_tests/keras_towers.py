@@ -78,7 +78,8 @@ def _is_off() -> bool:
 
 def _copied(model: Any) -> Any:
     if not model.compiled:
-        return copy.deepcopy(model)
+        strategy = tf.distribute.get_strategy()  # of optimizers; there is only one
+        return copy.deepcopy(model, {id(strategy): strategy})
     read, saved = model.__reduce__()  # one that was loaded, which Keras can save
     return read(*saved)
 
