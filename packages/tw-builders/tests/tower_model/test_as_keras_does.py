@@ -353,3 +353,21 @@ def test_exported_towers_serve_predictions(tmp_path):
     model.export(tmp_path / "exported", verbose=False)
     loaded = tf.saved_model.load(str(tmp_path / "exported"))
     np.testing.assert_allclose(loaded.serve(X), model.predict(X, verbose=0), rtol=1e-6)
+
+
+def test_generators_of_tensorflow_draw_in_each_tower():
+    class Noise(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.generator = tf.random.Generator.from_seed(1)
+
+        def call(self, x):
+            return x + self.generator.normal(tf.shape(x))
+
+    def make():
+        return keras.Sequential([keras.Input([4]), Noise(), layers.Dense(1)])
+
+    model = TowerModel(make, CPUS[:2])
+    before = model.towers[1].layers[0].generator.state.numpy()
+    model.predict(X, verbose=0)
+    assert not np.array_equal(before, model.towers[1].layers[0].generator.state)

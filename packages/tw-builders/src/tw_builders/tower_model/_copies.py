@@ -276,7 +276,14 @@ class Copies:
         states = [self.states.known(own) for own in optimizers_of(self.main)]
         seeds = _global_seeds()
         items = [
-            (part, model, flat, [own[k] for own in states if own], seeds)
+            (
+                part,
+                model,
+                flat,
+                [own[k] for own in states if own],
+                seeds,
+                _generators(model),
+            )
             for k, (part, model, flat) in enumerate(
                 zip(parts, self.models, flats, strict=True)
             )
@@ -357,6 +364,12 @@ class Copies:
         if self.flat is not None and self.flat.optimizer is not None:
             optimizers = [self.flat.optimizer]
         self.states.make_equal(optimizers)
+
+
+def _generators(model: Any) -> list[tf.Variable]:
+    """Lists the states of TensorFlow's generators, which Keras does not list."""
+    held = [value for layer in layers_of(model) for value in vars(layer).values()]
+    return [own.state for own in held if isinstance(own, tf.random.Generator)]
 
 
 def _seeds_of(model: Any) -> list[Any]:

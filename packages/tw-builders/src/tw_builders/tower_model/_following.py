@@ -42,6 +42,17 @@ def followers(towers: Any, callbacks: Sequence[Any]) -> keras.callbacks.Callback
     return (_AfterBatches if changes else _AfterEpochs)(towers)
 
 
+def show_tower_0(callbacks: Sequence[Any], model: Any) -> None:
+    """Gives callbacks that write a model by themselves ``model``, tower 0.
+
+    ``OrbaxCheckpoint`` does not call ``save``, but takes the model apart.
+    """
+    kinds = getattr(keras.callbacks, "OrbaxCheckpoint", ())
+    for own in callbacks:
+        if isinstance(own, kinds):
+            own.set_model = lambda _, own=own: type(own).set_model(own, model)
+
+
 _BATCH_HOOKS = (
     *("on_train_batch_begin", "on_train_batch_end"),
     *("on_batch_begin", "on_batch_end"),

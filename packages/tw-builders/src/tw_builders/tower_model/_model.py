@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tw_builders.tower_model._copies import Copies, Weigh
-from tw_builders.tower_model._following import followers
+from tw_builders.tower_model._following import followers, show_tower_0
 from tw_builders.tower_model._updates import APPLY
 from tw_core import Tower
 from tw_core import towers as make_towers
@@ -237,6 +237,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         callbacks = bound.arguments.get("callbacks")
         if callbacks and not isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks = [*tf.nest.flatten(callbacks)]
+            show_tower_0(callbacks, self._own.main)
             bound.arguments["callbacks"] = [*callbacks, followers(self, callbacks)]
         return super().fit(*bound.args[1:], **bound.kwargs)
 
