@@ -76,20 +76,10 @@ def function_of_part(
 ) -> Callable[..., Sequence[tf.Tensor]]:
     """Makes a function of some operations of a function's graph, which stay there.
 
-    They keep their names, devices and stack traces. Control inputs from operations
-    outside the part are removed for good.
-
-    Args:
-      graph: of a ``tf.function``.
-      operations: the part, in the order of building.
-      inputs: tensors of other operations that the part uses.
-      outputs: tensors of the part that the function returns.
-      effects: operations of the part that run in every call.
-      inline: whether a call may be replaced by the operations.
-      jit_compile: whether XLA compiles the function.
-
-    Returns:
-      The function of the inputs. Its results cannot be differentiated.
+    ``operations`` are in the order of building, ``inputs`` tensors of others that they
+    use; ``effects`` run in every call. They keep their names, devices and stack traces.
+    Control inputs from operations outside the part are removed for good. What the
+    function returns cannot be differentiated.
     """
     own = set(operations)
     for op in operations:

@@ -115,8 +115,7 @@ def make_segment(
 def seeded_operations(trace: Trace) -> frozenset[tf.Operation]:
     """Returns random operations with a seed, which draw the same numbers in every call.
 
-    Raises:
-      ValueError: one in the body of a ``tf.cond``, a loop or a function.
+    Refuses those in the body of a ``tf.cond``, a loop or a function.
     """
     every = trace.graph.get_operations()
     if any(op.type in CALLS for op in every):
