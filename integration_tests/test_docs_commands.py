@@ -60,7 +60,8 @@ def test_the_sessions_that_a_page_names_exist(path):
     unknown = {part for part in wanted if part.partition("(")[0] not in known}
     assert not unknown, f"{path}: noxfile.py has no sessions {unknown}"
     packages = set(re.findall(r"\(([\w-]+)\)", " ".join(wanted)))
-    assert packages <= PACKAGES | {"package", "tw-x"}, packages
+    clients = {path.stem for path in ROOT.glob("integration_tests/clients/*.py")}
+    assert packages <= PACKAGES | clients | {"package", "tw-x"}, packages
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name)
