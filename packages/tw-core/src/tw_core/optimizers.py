@@ -346,15 +346,17 @@ def _settings_of(optimizer: Any) -> Any:
             config = optimizer.get_config()
     except Exception:
         return object()  # equals nothing: a rate without a configuration, for example
-    return settings | _without_names(config)
+    return settings, _without_names(config)
 
 
-def _without_names(config: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: _without_names(value) if isinstance(value, dict) else value
-        for key, value in config.items()
-        if key != "name"
-    }
+def _without_names(config: Any) -> Any:
+    """Returns a configuration without names, with tensors by their identity."""
+    if isinstance(config, dict):
+        return {k: _without_names(v) for k, v in config.items() if k != "name"}
+    if isinstance(config, list | tuple):
+        return [_without_names(value) for value in config]
+    # Tensors and arrays have no single answer to being equal.
+    return _Same(id(config)) if hasattr(config, "shape") else config
 
 
 class _Same(int):

@@ -34,6 +34,7 @@ from tw_core.checks import caller
 from tw_core.flat_packs import PackPlan, unpack
 from tw_core.gradients import map_values, scale, shares_of, values_of, weigh
 from tw_core.modes import orders_effects, traces_function
+from tw_core.optimizers import are_alike
 from tw_core.tracing import call_once
 from tw_core.variables import override_to_local_variable, tf_variable
 
@@ -234,7 +235,9 @@ class Updater:
             (list(means[k]), norm, *replica)
             for k, replica in enumerate(self.replicas())
         ]
-        if traces_function() and orders_effects() and _are_alike(self.wrapped):
+        inner = [own.inner for own in self.wrapped]
+        in_function = traces_function() and orders_effects()
+        if len(items) > 1 and in_function and are_alike(inner):
             scopes = [partial(tf.device, device or None) for device in self.devices]
             done = call_once(
                 lambda *item: bool_after([update(*item)], True),
@@ -259,18 +262,6 @@ class Updater:
         if bound is None:
             return buffers
         return [scale(buffer, bound / tf.maximum(norm, bound)) for buffer in buffers]
-
-
-def _are_alike(wrapped: Sequence[WrappedOptimizer]) -> bool:
-    """Returns whether one trace can update all: they come from one factory."""
-    kinds = {
-        (
-            type(getattr(own, "optimizer", own)),
-            *((tuple(v.shape), v.dtype) for v in own.variables()),
-        )
-        for own in wrapped
-    }
-    return len(kinds) == 1 and len(wrapped) > 1
 
 
 def _weigh_each(tower: Sequence[Buffer], share: tf.Tensor) -> list[Buffer]:

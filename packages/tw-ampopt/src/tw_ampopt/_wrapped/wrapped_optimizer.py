@@ -48,6 +48,7 @@ class WrappedV1:
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
+        self.inner: Any = optimizer
         self._variables: dict[int, tf.Variable] = {}
 
     def build(self, variables: Sequence[Any]) -> None:
@@ -94,6 +95,7 @@ class WrappedKeras3:
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
+        self.inner: Any = optimizer
         self._variables: list[Any] = []
 
     def build(self, variables: Sequence[Any]) -> None:
@@ -168,6 +170,7 @@ class MasterWeights:
 
     def __init__(self, wrapped: WrappedOptimizer) -> None:
         self._wrapped = wrapped
+        self.inner: Any = wrapped.inner
         self._masters: dict[int, tf.Variable] = {}
 
     def build(self, variables: Sequence[Any]) -> None:
