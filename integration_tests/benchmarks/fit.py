@@ -1,7 +1,7 @@
 """Keras's ``fit`` over towers, under MirroredStrategy and on one device.
 
 The first epoch above a later one is timed, a later epoch, and what ``fit`` adds to the
-steps alone. Results come first: all contenders must have the same losses.
+steps alone. Of the works, results come first: all contenders must have the same losses.
 """
 
 from collections.abc import Callable

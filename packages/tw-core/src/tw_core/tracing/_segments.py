@@ -19,8 +19,8 @@ from tw_core._variable_kinds import CALLS, READS, WRITES
 from tw_core.checks import caller
 from tw_core.tracing._trace import Meeting, Trace
 
-# Functions of fewer operations start no faster when they are optimised apart from
-# their caller, and their calls would cost more than their work.
+# Functions of fewer operations are inlined: optimizing them once saves little. Networks
+# of 300 operations ran no faster inlined; smaller ones were not measured.
 INLINE_BELOW = 200
 _SEED_STEP = 0x9E3779B1  # odd and large, so that seeds of towers stay apart
 
