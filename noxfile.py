@@ -328,7 +328,7 @@ def run_planned(session: nox.Session, planner: str, package: str) -> None:
 
     Third parties are today's: they are installed first, and no sibling replaces them.
     """
-    session.install(*group("build"))
+    session.install(*group("release"))
     folder = Path(session.create_tmp()).resolve() / "planned"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -365,7 +365,7 @@ def forward(session: nox.Session, package: str) -> None:
 
 @nox.session(requires=["build"], reuse_venv=False)
 def released(session: nox.Session) -> None:
-    """Runs READMEs, pages and tests of names as the last release had them.
+    """Runs READMEs and pages as the last release had them.
 
     The packages are those of now, whatever the release's bounds: what it used may warn,
     and must work.
@@ -374,18 +374,13 @@ def released(session: nox.Session) -> None:
     tree = Path(session.create_tmp()).resolve() / "tree"
     shutil.rmtree(tree, ignore_errors=True)
     tool(session, "interfaces", "released", tree)
-    names = ("test_exports.py", "test_wrong_calls.py")
-    tests = [path for name in names for path in tree.glob(f"packages/*/tests/{name}")]
     session.install(*map(wheel, PACKAGES), *test_requirements(*PACKAGES, root=tree))
     env = {**ENV, "PYTHONPATH": None}
     own = ("-W", "default", *session.posargs)
-    # No promise: CONTRIBUTING.md, and which private module an export lies in.
+    # No promise: CONTRIBUTING.md.
     (tree / "docs" / "CONTRIBUTING.md").unlink()
     with session.chdir(tree):
         session.run("pytest", *own, "integration_tests/test_readmes.py", env=env)
-        private = ("lazy_table", "loads_from_its_module")
-        public = ("-k", " and ".join(f"not {name}" for name in private))
-        session.run("pytest", *own, *public, *map(str, tests), env=env)
 
 
 @nox.session(reuse_venv=True)
