@@ -134,7 +134,7 @@ EXEMPT = {
         "TrainTowerContext.__exit__ StepRecorder.__exit__"
     ),
     "takes anything; only the caller knows what would be wrong": (
-        "is_variable repeated_variables shared_variables kind_of "
+        "is_variable is_same_in_towers repeated_variables shared_variables kind_of "
         "TowerHandles.__contains__ TowerHandles.__getitem__ .x"
     ),
     "takes any iterable, whose items it checks": (

@@ -6,6 +6,7 @@ from . import flat_variables as flat_variables
 from . import gradients as gradients
 from . import modes as modes
 from . import optimizers as optimizers
+from . import ranks as ranks
 from . import synchronized as synchronized
 from . import timeline as timeline
 from . import tracing as tracing

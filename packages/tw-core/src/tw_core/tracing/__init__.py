@@ -6,6 +6,6 @@ tower's variables in the place of the first one's.
 """
 
 from tw_core.tracing._calls import Combine, Scope, call_once
-from tw_core.tracing._trace import may_meet, meet
+from tw_core.tracing._trace import is_same_in_towers, may_meet, meet
 
-__all__ = ["Combine", "Scope", "call_once", "may_meet", "meet"]
+__all__ = ["Combine", "Scope", "call_once", "is_same_in_towers", "may_meet", "meet"]

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core._tf_compat import read_only_inputs
-from tw_core._variable_kinds import is_variable
+from tw_core._variable_kinds import READS, is_variable
 from tw_core.checks import caller
 from tw_core.modes import without_autograph
 
@@ -102,6 +102,35 @@ def meet(place: Any, brought: Any, *, answer: Any = None, waits: bool = False) -
     given = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
     trace.record(place, brought, given, waits=waits or bool(given))
     return tf.nest.pack_sequence_as(answer, given) if specs else None
+
+
+def is_same_in_towers(tensor: Any) -> bool:
+    """Returns whether what is traced computes a tensor from nothing of a tower's own.
+
+    Lengths are taken to be equal in all towers, but for the number of rows.
+    """
+    trace = _here.trace
+    if trace is None or getattr(tensor, "graph", None) is not trace.graph:
+        return False
+    given = [own for meeting in trace.meetings for own in meeting.given]
+    of_tower = {own.op for own in (*trace.inputs, *given)}
+    stack, seen = [tensor.op], set()
+    while stack:
+        op = stack.pop()
+        if op in of_tower or (op._is_stateful and op.type not in READS):
+            return False
+        if op not in seen and not _is_length(op):
+            stack += [own.op for own in op.inputs]
+        seen.add(op)
+    return True
+
+
+def _is_length(op: tf.Operation) -> bool:
+    """Returns whether an operation reads one length of a tensor, not of its rows."""
+    if op.type != "StridedSlice" or op.inputs[0].op.type != "Shape":
+        return False
+    begin = tf.get_static_value(op.inputs[1])
+    return begin is not None and bool(begin[0] >= 1)
 
 
 @without_autograph

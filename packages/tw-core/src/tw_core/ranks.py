@@ -1,0 +1,59 @@
+"""Processes that train together, as a model that trains over them needs them.
+
+A group is whatever has these methods: that of ``tw_syncrep.processes.join``, or one of
+your own.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+@runtime_checkable
+class RankGroup(Protocol):
+    """Processes that train together, each of which is a rank.
+
+    All ranks call ``sum`` and ``broadcast`` in the same order, with tensors of the same
+    shapes and dtypes.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This process's rank, from 0."""
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+
+    def sum(self, tensors: Sequence[Any], *, names: Sequence[str] = ()) -> list[Any]:
+        """Adds tensors over the ranks, in a ``tf.function`` and eagerly.
+
+        Args:
+          tensors: [N] of this rank: floats and whole numbers of 32 and 64 bits, dense
+            or ``tf.IndexedSlices`` of any number of rows.
+          names: [N] for messages, the same on all ranks.
+
+        Returns:
+          [N] sums, the same bits on all ranks. Sparse ones have the rows of all ranks.
+        """
+
+    def broadcast(self, variables: Sequence[Any]) -> None:
+        """Gives all ranks the values of rank 0's variables.
+
+        Random states of Keras (``keras.random.SeedGenerator``) become different ones,
+        derived from rank 0's.
+
+        Args:
+          variables: the same on all ranks, of TensorFlow or Keras.
+        """
+
+    def bounded(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
+        """Makes a function that runs sums raise errors that name lost ranks."""
+
+    def tell(self, what: str) -> None:
+        """Notes on rank 0 that something is done, and waits for nobody."""
+
+    def wait_for(self, what: str) -> None:
+        """Waits on another rank until rank 0 has told ``what`` once more."""
