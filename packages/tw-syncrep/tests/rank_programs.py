@@ -18,6 +18,7 @@ import syncrep_links
 import syncrep_programs
 import tensorflow as tf
 
+from tw_core.ranks import RankGroup
 from tw_syncrep import _tf_compat, processes
 from tw_syncrep.processes import _calls
 
@@ -277,6 +278,24 @@ def exchange_variables(
         session.run(v1.global_variables_initializer())
         session.run(op)
         return list(session.run(made))
+
+
+def act_as_a_rank_group(group: Any, told: bool) -> tuple[list[Any], list[float], str]:
+    """Uses what tw_core.ranks promises of a group; rank 0 tells, and does not wait."""
+    rows = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([group.rank]), [4, 2])
+    own = [tf.fill([2], float(group.rank)), rows, tf.constant([1], tf.int64)]
+    dense, sparse, whole = group.sum(own, names=["a", "b", "c"])
+    variable = tf.Variable(10.0 + group.rank)
+    group.broadcast([variable])
+    if group.rank == 0:
+        group.tell("done")
+        group.tell("done again")
+    elif told:
+        group.wait_for("done again")
+        group.wait_for("done")
+    sums = [dense.numpy().tolist(), sorted(sparse.indices.numpy()), int(whole[0])]
+    kind = "is one" if isinstance(group, RankGroup) else "is none"
+    return sums, [float(variable.numpy())], kind
 
 
 def compare_variables(group: Any, mode: str, arrays: list[np.ndarray]) -> None:

@@ -1,8 +1,13 @@
 """One rank's variables for all: every dtype, mode and root."""
 
+import inspect
+
 import numpy as np
 import pytest
 from ranks import Raised, Ranks
+
+from tw_core.ranks import RankGroup
+from tw_syncrep.processes import ProcessGroup
 
 DTYPES = [
     *("float32", "float64", "float16", "int8", "uint8", "int16", "uint16", "int32"),
@@ -42,6 +47,20 @@ def test_all_get_what_the_root_has(ranks, mode, root):
         for array, want in zip(got, values_of(root, dtypes), strict=True):
             assert array.dtype == want.dtype
             np.testing.assert_array_equal(array, want)
+
+
+def test_a_group_is_what_models_over_ranks_take(ranks):
+    for sums, variables, kind in ranks.call("act_as_a_rank_group", True):
+        assert sums == [[3.0, 3.0], [0, 1, 2], 3]
+        assert (variables, kind) == ([10.0], "is one")
+
+
+def test_a_group_has_what_the_protocol_declares():
+    for name, promised in vars(RankGroup).items():
+        if name.startswith("_") or isinstance(promised, property):
+            continue
+        own = inspect.signature(getattr(ProcessGroup, name))
+        assert list(own.parameters) == list(inspect.signature(promised).parameters)
 
 
 def test_bfloat16_and_nan_arrive_bit_for_bit(ranks):

@@ -140,6 +140,18 @@ class Calls:
         except TimeoutError:
             raise self._as_error(self.member.missing) from None
 
+    def wait_for(self, what: str) -> None:
+        """Waits until rank 0 has told something."""
+        if self.member is None:
+            return
+        told = f"rank 0 to tell {what!r}"
+        self._events.began(self._name, told)
+        try:
+            self.member.wait_for(what)
+        except TimeoutError:
+            raise self._as_error(self.member.missing) from None
+        self._events.ended(self._name, told)
+
     def look_again(self) -> None:
         """Makes ``follow`` call its ``is_over`` again."""
         if self.member is not None:

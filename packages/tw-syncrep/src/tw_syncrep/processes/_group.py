@@ -107,6 +107,61 @@ class ProcessGroup:
 
         return call
 
+    def sum(self, tensors: Sequence[Any], *, names: Sequence[str] = ()) -> list[Any]:
+        """Adds tensors over the ranks; ``sum_across`` of one tower.
+
+        Args:
+          tensors: [N] as ``sum_across`` takes gradients.
+          names: [N] for messages; ranks must agree on them.
+
+        Returns:
+          [N] sums, the same bits on all ranks.
+
+        Raises:
+          ValueError: as ``sum_across``.
+          TypeError: as ``sum_across``.
+          ReplicaTimeoutError: a rank is missing.
+        """
+        from tw_syncrep.processes._reducer import sum_across  # It is for a group.
+
+        return sum_across([tensors], group=self, names=names)[0]
+
+    def broadcast(self, variables: Sequence[Any]) -> None:
+        """Gives all ranks the values of rank 0's variables.
+
+        Args:
+          variables: as ``broadcast_variables`` takes them.
+
+        Raises:
+          ValueError: as ``broadcast_variables``.
+          ReplicaTimeoutError: a rank is missing.
+        """
+        from tw_syncrep.processes._variables import broadcast_variables
+
+        broadcast_variables(variables, group=self)
+
+    def tell(self, what: str) -> None:
+        """Tells all ranks that rank 0 has done something, and waits for nobody.
+
+        Args:
+          what: was done. What is told several times can be waited for as often.
+        """
+        if self.calls.member is not None:
+            self.calls.member.tell(what)
+
+    def wait_for(self, what: str) -> None:
+        """Waits until rank 0 has told something, once for each call.
+
+        Args:
+          what: was told.
+
+        Raises:
+          ReplicaTimeoutError: a rank is missing, or rank 0 has told nothing within
+            ``stall_timeout_s``.
+        """
+        if self.calls.member is not None:
+            self.calls.wait_for(what)
+
     def explain(self, message: str) -> str:
         """Returns an error's message, and the missing ranks, if there are any.
 

@@ -119,6 +119,7 @@ class _Bound:
             return traced.get_concrete_function()
 
         calls = self.group.calls
+        _ = calls.progress  # Made here, as a function that makes it is traced twice.
         compiled = calls.compile(self.key, trace)
         with calls.host_call(self.key, blocks=blocks, needs_all=self.needs_all):
             return list(compiled(*tensors))

@@ -187,6 +187,8 @@ class Coordinator:
             self._tell_followers()
         if message["do"] == "unfollow":
             self._agreeing.get(read_as(int, message["number"]), {}).pop(rank, None)
+        if message["do"] == "tell":
+            self._send_all({"do": "told", "what": read_as(str, message["what"])})
         if message["do"] == "bye" and self._is_complete:
             self._attendance.leave(rank)
             self._leaving[rank] = now_s + float(message["wait_s"])

@@ -61,6 +61,7 @@ class Member:
         self._followed: dict[int, Exchange | None] = {}
         self._next_number = 0
         self._paired: Counter[str] = Counter()
+        self._told: Counter[str] = Counter()  # by rank 0, and not waited for yet
         self._changed = threading.Condition()
         self._heard_s = self._due_s = time.monotonic()
         self._said_bye = False
@@ -152,6 +153,20 @@ class Member:
             self._say({"do": "unfollow", "number": number})
             return None
         return found
+
+    def tell(self, what: str) -> None:
+        """Has rank 0 tell all ranks that something is done."""
+        self._say({"do": "tell", "what": what})
+
+    def wait_for(self, what: str) -> None:
+        """Waits until rank 0 has told something; raises TimeoutError without a rank."""
+        with self._changed:
+            self._is_agreeing = True
+            self._await(lambda: self._told[what] > 0, self._limits.stall_timeout_s)
+            self._is_agreeing = False
+            if not self._told[what]:
+                raise TimeoutError("Somebody is missing.")
+            self._told[what] -= 1
 
     def look_again(self) -> None:
         """Makes a thread in ``follow`` call its ``is_over`` again."""
@@ -312,6 +327,10 @@ class Member:
                 exchange = read_as(Exchange | None, message["exchange"])
                 with self._changed:
                     self._followed[int(message["number"])] = exchange
+                    self._changed.notify_all()
+            if message["do"] == "told":
+                with self._changed:
+                    self._told[read_as(str, message["what"])] += 1
                     self._changed.notify_all()
             if message["do"] == "report":
                 self._due_s = self._heard_s
