@@ -128,7 +128,8 @@ EXEMPT = {
     ),
     "Keras answers": (
         "TowerModel.name TowerModel.compile TowerModel.predict_step "
-        "TowerModel.test_step TowerModel.train_step TowerModel.set_weights"
+        "TowerModel.test_step TowerModel.train_step TowerModel.set_weights "
+        "TowerModel.make_train_function TowerModel.save TowerModel.save_weights"
     ),
     "takes any array": "get_sync_bn_mean_var.inputs",
     "knows one value; a row below": "get_sync_bn_mean_var.sync_statistics",
@@ -296,6 +297,9 @@ OTHERS = {
         (None, TypeError, "lock must be a threading.Lock(); got None"),
     ],
     "TowerModel.variables": [("mirrored", ValueError, "variables must be one of")],
+    "TowerModel.loss_reduction": [("mean", ValueError, "must be 'sum' or None")],
+    "TowerModel.data": [("mine", ValueError, "data must be 'own' or 'shared'")],
+    "TowerModel.uneven": [("pad", ValueError, "uneven must be 'wait' or 'stop'")],
     "StagingInput.input": NO_BATCHES[:1],
     "StagingInput": [
         ({"devices": []}, ValueError, "devices is empty"),

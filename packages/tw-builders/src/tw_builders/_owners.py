@@ -65,8 +65,7 @@ def check_homes(towers: Sequence[Tower], columns: Sequence[Sequence[Any]]) -> No
         f"{variable.name} of {tower.name} is on {tf_variable(variable).device!r}"
         for tower, own in zip(towers, columns, strict=True)
         for variable in own
-        if canonical_device(tf_variable(variable).device or tower.device)
-        != canonical_device(tower.device)
+        if _place(tf_variable(variable).device or tower.device) != _place(tower.device)
     ]
     if elsewhere:
         raise ValueError(
@@ -75,6 +74,13 @@ def check_homes(towers: Sequence[Tower], columns: Sequence[Sequence[Any]]) -> No
             "them under no tf.device of their own, or share them as with a parameter "
             "server."
         )
+
+
+def _place(device: str) -> str:
+    """Spells a device canonically; in eager mode all are of this process."""
+    place = canonical_device(device)
+    # A process that is a task of a cluster names its devices by its task.
+    return f"/device:{place.rpartition('device:')[2]}" if orders_effects() else place
 
 
 @contextmanager

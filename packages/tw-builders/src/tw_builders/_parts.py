@@ -1,6 +1,6 @@
 """Cutting a batch into the towers' parts, as evenly as possible, larger ones first."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -55,7 +55,7 @@ def part_sizes(data: Any, num_parts: int) -> Sizes:
     known = [int(leaf.shape[0]) for leaf in leaves if _has_known_rows(leaf)]
     if len(known) == len(leaves):
         return plan_sizes(known[0], num_parts)
-    rows = [_rows(leaf) for leaf in leaves]
+    rows = [rows_of(leaf) for leaf in leaves]
     message = "A batch's tensors must have the same number of rows; they have:"
     same = tf.reduce_all(tf.equal(rows, rows[0]))
     with tf.control_dependencies([tf.debugging.Assert(same, [message, rows])]):
@@ -63,10 +63,16 @@ def part_sizes(data: Any, num_parts: int) -> Sizes:
     return [least + tf.cast(k < more, tf.int64) for k in range(num_parts)]
 
 
-def cut(data: Any, sizes: Sizes) -> list[Any]:
-    """Cuts a batch into K nests like ``data``; part k has ``sizes[k]`` rows."""
+def cut(data: Any, sizes: Sizes, *, lends_row: bool = False) -> list[Any]:
+    """Cuts a batch into K nests like ``data``; part k has ``sizes[k]`` rows.
+
+    With ``lends_row`` a part without rows gets the batch's last one, for layers that
+    cannot do without.
+    """
+    may_lack = not isinstance(sizes[0], int) or 0 in sizes
+    split = _split_lending if lends_row and may_lack else _split
     leaves = tf.nest.flatten(data)
-    pieces = zip(*(_cut(leaf, sizes) for leaf in leaves), strict=True)
+    pieces = zip(*(_cut(leaf, sizes, split) for leaf in leaves), strict=True)
     return [tf.nest.pack_sequence_as(data, list(own)) for own in pieces]
 
 
@@ -85,24 +91,51 @@ def on_device(part: Any, device: str) -> Any:
         )
 
 
+def rows_of(leaf: Any) -> tf.Tensor:
+    """Returns the number of rows of a tensor of any kind, an int64 scalar."""
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.cast(leaf.nrows(), tf.int64)
+    if isinstance(leaf, tf.SparseTensor):
+        return leaf.dense_shape[0]
+    return tf.shape(leaf, tf.int64)[0]
+
+
 _KINDS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 
 
-def _cut(leaf: Any, sizes: Sizes) -> Sequence[Any]:
-    if leaf is None or len(sizes) == 1:
-        return [leaf] * len(sizes)
+def _cut(leaf: Any, sizes: Sizes, split: Callable[[Any, Sizes], Any]) -> Sequence[Any]:
+    return (
+        [leaf] * len(sizes) if leaf is None or len(sizes) == 1 else split(leaf, sizes)
+    )
+
+
+def _split(leaf: Any, sizes: Sizes) -> Sequence[Any]:
     starts = [0, *accumulate(sizes)][:-1]
-    ranges = zip(starts, sizes, strict=True)
-    if isinstance(leaf, tf.SparseTensor):
-        return [
-            tf.sparse.slice(leaf, _first(leaf, start), _shape(leaf, size))
-            for start, size in ranges
-        ]
-    if isinstance(leaf, tf.RaggedTensor):
-        return [leaf[start : start + size] for start, size in ranges]
+    if isinstance(leaf, tf.SparseTensor | tf.RaggedTensor):
+        return [_slice(leaf, *own) for own in zip(starts, sizes, strict=True)]
     lengths = sizes if isinstance(sizes[0], int) else tf.stack(sizes)
     pieces: list[tf.Tensor] = tf.split(leaf, lengths, num=len(sizes))
     return pieces
+
+
+def _split_lending(leaf: Any, sizes: Sizes) -> Sequence[Any]:
+    *starts, rows = 0, *accumulate(sizes)
+    if isinstance(rows, int):
+        least, most = min, max
+    else:
+        least, most = tf.minimum, tf.maximum
+        starts[0] = tf.zeros_like(rows)
+    last, one = most(rows - 1, 0), least(rows, 1)
+    return [
+        _slice(leaf, least(start, last), most(size, one))
+        for start, size in zip(starts, sizes, strict=True)
+    ]
+
+
+def _slice(leaf: Any, start: Any, size: Any) -> Any:
+    if isinstance(leaf, tf.SparseTensor):
+        return tf.sparse.slice(leaf, _first(leaf, start), _shape(leaf, size))
+    return leaf[start : start + size]
 
 
 def _first(leaf: tf.SparseTensor, start: Any) -> tf.Tensor:
@@ -112,14 +145,6 @@ def _first(leaf: tf.SparseTensor, start: Any) -> tf.Tensor:
 
 def _shape(leaf: tf.SparseTensor, size: Any) -> tf.Tensor:
     return tf.concat([[tf.cast(size, tf.int64)], leaf.dense_shape[1:]], axis=0)
-
-
-def _rows(leaf: Any) -> tf.Tensor:
-    if isinstance(leaf, tf.RaggedTensor):
-        return tf.cast(leaf.nrows(), tf.int64)
-    if isinstance(leaf, tf.SparseTensor):
-        return leaf.dense_shape[0]
-    return tf.shape(leaf, tf.int64)[0]
 
 
 def _has_known_rows(leaf: Any) -> bool:

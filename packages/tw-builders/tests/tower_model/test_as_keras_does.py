@@ -13,6 +13,10 @@ RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(40, 4)).astype("float32")
 Y = X[:, :1].copy()
 TOKENS = RANDOM.integers(0, 5, size=(40, 6))
+WEIGHTS = RANDOM.random(40).astype("float32")
+FILMS = RANDOM.normal(size=(40, 3, 4, 4, 1)).astype("float32")
+BY_WEIGHT = keras.losses.MeanSquaredError("mean_with_sample_weight")
+OF_TOWERS = ("trace", "flat_below_bytes", "variables", "loss_reduction")
 OF_TOKENS = RANDOM.normal(size=(40, 6, 1)).astype("float32")
 
 
@@ -31,6 +35,43 @@ def masked():
     x = keras.Input([6], dtype="int32")
     embedded = layers.Embedding(5, 4, mask_zero=True)(x)
     return keras.Model(x, layers.Dense(1)(embedded))
+
+
+class Positions(keras.Model):
+    """A table of positions, which every tower reads in the same order."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = layers.Embedding(5, 4), layers.Embedding(9, 4)
+        self.last = layers.Dense(1)
+
+    def call(self, words):
+        places = keras.ops.arange(keras.ops.shape(words)[1])
+        x = self.words(words) + self.places(places)
+        return self.last(keras.ops.mean(x, axis=1))
+
+
+def recurrent():
+    """A layer that fails without rows."""
+    films = [keras.Input([3, 4, 4, 1]), layers.ConvLSTM2D(2, 3), layers.Flatten()]
+    return keras.Sequential([*films, layers.Dense(1)])
+
+
+def characters():
+    return keras.Sequential([keras.Input([6, 4]), layers.Dense(5)])
+
+
+class AddsLosses(layers.Layer):
+    """Adds a mean over rows."""
+
+    def call(self, x):
+        self.add_loss(0.1 * tf.reduce_mean(x**2))
+        return x
+
+
+def adding_losses():
+    inner = [keras.Input([4]), layers.Dense(3), AddsLosses(), layers.Dense(1)]
+    return keras.Sequential(inner)
 
 
 def synchronised():
@@ -67,6 +108,19 @@ class HoldsOptimizers(Linear):
         variables = self.trainable_variables
         optimizer.apply(tape.gradient(loss, variables), variables)
         return {"loss": loss, "rate": optimizer.learning_rate}
+
+
+class SumsOverRows(Linear):
+    """Differentiates a loss per row, which the tape adds up."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            losses = tf.reduce_sum((self(x) - y) ** 2, axis=-1)
+        self.optimizer.apply(
+            tape.gradient(losses, self.trainable_variables), self.trainable_variables
+        )
+        return {"loss": tf.reduce_sum(losses)}
 
 
 class ShowsAVariable(Linear):
@@ -199,6 +253,52 @@ CASES = {
         },
         "fit": {"batch_size": 1},
     },
+    "a table of positions": {"make": Positions, "x": TOKENS, "towers": 3},
+    "a table of positions, sharded": {
+        "make": Positions,
+        "x": TOKENS,
+        "variables": "sharded",
+        "towers": 3,
+    },
+    "towers without rows": {
+        "make": recurrent,
+        "x": FILMS,
+        "towers": 3,
+        "fit": {"batch_size": 19},  # 19, 19 and 2
+        "compile": {"metrics": ["mae", keras.metrics.MeanAbsoluteError()]},
+    },
+    "towers without rows, each traced": {
+        "make": recurrent,
+        "x": FILMS,
+        "towers": 3,
+        "trace": "each",
+        "fit": {"batch_size": 13},  # 13, 13, 13 and 1
+    },
+    "towers without rows of characters": {
+        "make": characters,
+        "x": OF_TOKENS * [1, 2, 3, 4],
+        "y": TOKENS[:, :3] % 4 + 1,
+        "towers": 3,
+        "compile": {"loss": keras.losses.CTC()},
+        "fit": {"batch_size": 19},
+    },
+    "losses of rows that are added": {
+        "make": SumsOverRows,
+        "loss_reduction": "sum",
+        "fit": {"batch_size": 9},
+    },
+    "a loss of weights beside a mean over rows": {
+        "make": adding_losses,
+        "compile": {"loss": BY_WEIGHT},
+        "fit": {"sample_weight": WEIGHTS, "batch_size": 9},
+    },
+    "two outputs, weights of their own": {
+        "make": two_outputs,
+        "y": [Y, Y],
+        "towers": 3,
+        "compile": {"loss": [BY_WEIGHT, BY_WEIGHT]},
+        "fit": {"sample_weight": [WEIGHTS, WEIGHTS[::-1]], "batch_size": 19},
+    },
     "several steps in one call": {"compile": {"steps_per_execution": 3}},
     "eagerly": {"compile": {"run_eagerly": True}},
     "each traced": {"trace": "each"},
@@ -214,11 +314,11 @@ def trained(model, case):
         options = {"loss": "mse", **case.get("compile", {})}
         model.compile(case.get("optimizer", adam)(), **options)
     callbacks = case.get("callbacks", list)()
-    y = case.get("y", Y)
+    x, y = case.get("x", X), case.get("y", Y)
     options = {"batch_size": 10, "epochs": 2, "verbose": 0, "shuffle": False}
     if callbacks:
-        options |= {"callbacks": callbacks, "validation_data": (X, y)}
-    history = model.fit(X, y, **{**options, **case.get("fit", {})}).history
+        options |= {"callbacks": callbacks, "validation_data": (x, y)}
+    history = model.fit(x, y, **{**options, **case.get("fit", {})}).history
     return [*model.get_weights(), *(np.array(history[k]) for k in sorted(history))]
 
 
@@ -227,18 +327,19 @@ def trained(model, case):
 def test_a_program_does_what_it_does_on_one_device(name):
     case = CASES[name]
     make = case.get("make", dense)
-    own = {key: case[key] for key in ("trace", "flat_below_bytes") if key in case}
+    own = {key: case[key] for key in OF_TOWERS if key in case}
 
     def seeded():
         keras.utils.set_random_seed(1)
         return make()
 
     want = trained(seeded(), case)
-    many = TowerModel(seeded, CPUS[:2], **own)
+    many = TowerModel(seeded, CPUS[: case.get("towers", 2)], **own)
     for one, other in zip(trained(many, case), want, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=1e-6)
-    for one, other in zip(*(t.get_weights() for t in many.towers), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for tower in many.towers[1:]:
+        for one, other in zip(tower.get_weights(), many.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_metrics_do_not_count_padding():

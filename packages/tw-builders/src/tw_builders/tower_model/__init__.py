@@ -4,6 +4,7 @@ Every tower runs the model's own ``train_step``. The steps are traced side by si
 meet wherever all towers are needed: where an optimizer applies, or a metric is updated.
 """
 
+from tw_builders.tower_model._following import on_rank_0
 from tw_builders.tower_model._model import TowerModel
 
-__all__ = ["TowerModel"]
+__all__ = ["TowerModel", "on_rank_0"]

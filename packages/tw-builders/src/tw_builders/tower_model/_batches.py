@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_builders._parts import check_batch, part_sizes
+from tw_builders._parts import check_batch, part_sizes, rows_of
 
 
 def tensors(data: Any) -> Any:
@@ -29,18 +29,43 @@ def checked_sizes(data: Any, num_parts: int) -> Any:
     return part_sizes(data, num_parts)
 
 
-def join(parts: Sequence[Any]) -> Any:
-    """Joins K nests of tensors along their rows, in the towers' order."""
+def lent_rows(sizes: Sequence[Any]) -> Any:
+    """Returns how many towers have no rows but one that is lent; None if none can."""
+    if isinstance(sizes[0], int):
+        return sizes.count(0) or None
+    return len(sizes) - tf.math.count_nonzero(tf.stack(sizes), dtype=tf.int32)
+
+
+def join(parts: Sequence[Any], lent: Any = None) -> Any:
+    """Joins K nests of tensors along their rows, in the towers' order.
+
+    The last ``lent`` of them are left out. A tower may bring more rows than it got,
+    such as one per token.
+    """
 
     def join_leaf(*pieces: Any) -> Any:
         if pieces[0] is None:
             return None
         if isinstance(pieces[0], tf.SparseTensor):
-            return tf.sparse.concat(0, list(pieces))
-        with tf.device(pieces[0].device if isinstance(pieces[0], tf.Tensor) else None):
-            return tf.concat(list(pieces), axis=0)
+            joined = tf.sparse.concat(0, list(pieces))
+        else:
+            own = pieces[0].device if isinstance(pieces[0], tf.Tensor) else None
+            with tf.device(own):
+                joined = tf.concat(list(pieces), axis=0)
+        return joined if lent is None else _without_last(joined, pieces[-1], lent)
 
     return tf.nest.map_structure(join_leaf, *parts)
+
+
+def _without_last(joined: Any, last: Any, times: Any) -> Any:
+    """Leaves out ``times`` as many rows as ``last`` has."""
+    times = tf.cast(times, tf.int64)
+    if isinstance(joined, tf.SparseTensor):
+        shape = joined.dense_shape
+        rows = shape[:1] - times * last.dense_shape[:1]
+        kept = tf.concat([rows, shape[1:]], axis=0)
+        return tf.sparse.slice(joined, tf.zeros_like(shape), kept)
+    return joined[: rows_of(joined) - times * rows_of(last)]
 
 
 def any_rows(data: Any) -> Any:

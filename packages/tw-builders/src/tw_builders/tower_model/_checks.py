@@ -74,7 +74,7 @@ def _reductions(model: Any) -> set[str]:
     }
 
 
-def adds(model: Any) -> bool:
+def adds_rows(model: Any) -> bool:
     """Returns whether the losses are added over rows."""
     return _reductions(model) == {"sum"}
 

@@ -1,46 +1,40 @@
-"""The copies of a model: made, built, compiled, kept equal, and run side by side."""
+"""The copies of a model: made, built, compiled, and kept equal."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tw_builders._owners import owned
-from tw_builders._parts import cut, on_devices
 from tw_builders.tower_model import _batches
+from tw_builders.tower_model._building import (
+    build_metrics,
+    build_variables,
+    has_metrics_built,
+    is_seed,
+    seeds_of,
+)
 from tw_builders.tower_model._checks import (
-    adds,
     check_adapted,
     check_eager,
     check_losses,
     check_one,
     check_optimizers,
     check_xla,
-    divides_by_weights,
     layers_of,
     synchronized_layers_of,
 )
-from tw_builders.tower_model._lockstep import naming, run_in_lockstep
-from tw_builders.tower_model._meetings import (
-    Meetings,
-    is_seed,
-    optimizers_of,
-    state_of,
-)
-from tw_builders.tower_model._updates import APPLY, FlatTraining, OptimizerStates
+from tw_builders.tower_model._lockstep import naming
+from tw_builders.tower_model._meetings import optimizers_of
+from tw_builders.tower_model._ranks import Ranks
+from tw_builders.tower_model._updates import FlatTraining, OptimizerStates
 from tw_builders.tower_model._wrapped import WrappedOptimizer, wrapped
 from tw_core import Tower, copy_to_replicas
 from tw_core.devices import host_of
 from tw_core.optimizers import create_slots
-from tw_core.synchronized import (
-    call_towers_once,
-    joined_towers,
-    synchronized_layers,
-)
 from tw_reduce import Reducer
 
 Weigh = Callable[[Any, Any, Any], Any]
@@ -56,10 +50,12 @@ class Copies:
     variables: str  # "replicated", "sharded" or "parameter_server"
     reducer: Reducer
     weigh: Weigh | None  # the ``weights`` of ``TowerModel``
+    adds: bool = False  # whether losses are sums over rows, whatever ``compile`` says
     traces_once: bool = True
     inline: bool | None = None
     flat: FlatTraining | None = None
     compiled_by_xla: bool = False  # each tower's step, part by part
+    ranks: Ranks | None = None  # the other processes
     _is_built: bool = False
 
     def __post_init__(self) -> None:
@@ -75,8 +71,10 @@ class Copies:
         flat_below_bytes: int,
         reducer: Reducer,
         weigh: Weigh | None,
+        adds: bool,
         traces_once: bool,
         inline: bool | None,
+        ranks: Ranks | None,
     ) -> "Copies":
         """Calls ``make_model`` for every tower, or once where they share variables."""
         flat = None
@@ -89,7 +87,8 @@ class Copies:
         else:
             models = [_make(make_model, tower.device) for tower in towers]
         made = cls(
-            *(towers, models, variables, reducer, weigh, traces_once, inline, flat)
+            *(towers, models, variables, reducer, weigh, adds),
+            *(traces_once, inline, flat, False, ranks),
         )
         if all(model.built for model in models):
             made.make_equal()
@@ -181,45 +180,25 @@ class Copies:
         }
         copy_to_replicas([[v for v in own if id(v) not in constant] for own in lists])
 
-    def step(self, method: str, data: Any) -> Any:
-        """Runs one step of every copy on its part of a batch; returns merged logs."""
-        sizes, parts = self._cut(data, metrics=True)
-        added = adds(self.main)
-        weights = None if added else self._weights(parts, sizes)
-        synchronized = synchronized_layers_of(self.main) if len(self.towers) > 1 else ()
-        meetings = Meetings(
-            self.towers,
-            [self.main] if self._is_traced_once() else self.models,
-            APPLY[self.variables],
-            weights=weights,
-            average=not added,
-            reducer=self.reducer,
-            states=self.states.of,
-            synchronized=synchronized,
-            applier=None if self.flat is None else self.flat.optimizer,
-        )
-        with meetings.held(), self.flat.training() if self.flat else nullcontext():
-            logs = self._run(method, parts, meetings.combine)
-        if added and self.main.losses:
-            raise ValueError(
-                "TowerModel: a loss that is added over rows cannot be told from the "
-                "regularizers' losses, which every tower has; use the reduction "
-                "'sum_over_batch_size', or no regularizers."
-            )
-        return meetings.logs(logs)
-
-    def predict(self, data: Any) -> Any:
-        """Returns every copy's predictions for its part, in the batch's order."""
-        _, parts = self._cut(data, metrics=False)
-        return _batches.join(self._run("predict_step", parts, _no_meeting))
-
-    def _cut(self, data: Any, *, metrics: bool) -> tuple[Any, list[Any]]:
-        """Cuts a batch into the towers' parts, and builds the models by the first."""
-        data = _batches.tensors(data)
-        sizes = _batches.checked_sizes(data, len(self.towers))
-        parts = on_devices(cut(data, sizes), self.towers)
-        self._build(data, metrics=metrics)
-        return sizes, parts
+    def take_from_rank_0(self) -> None:
+        """Gives this rank's towers the values of rank 0, the optimizers' included."""
+        if self.ranks is None or not self._is_built:
+            return
+        own = getattr(self.main, "optimizer", None)
+        is_built = own is not None and own.built
+        if self.ranks.agree_on_number(int(is_built)) and not is_built:
+            self.states.of(own, self.main.trainable_variables)
+        optimizers = optimizers_of(self.main)
+        if self.flat is None:
+            variables = list(self.main.variables)
+        else:
+            variables = list(self.flat.flats[0].variables)
+            optimizers = [self.flat.optimizer]
+        for optimizer in optimizers:
+            if optimizer.built and not isinstance(optimizer, WrappedOptimizer):
+                variables += optimizer.variables
+        self.ranks.begin(list({id(v): v for v in variables}.values()))
+        self.make_equal()
 
     def _freeze_alike(self) -> None:
         """Sets ``trainable`` in every copy as in tower 0's."""
@@ -236,96 +215,16 @@ class Copies:
         Otherwise dropout would zero the same positions in all towers' parts.
         """
         for k, model in enumerate(self.models):
-            for own, main in zip(_seeds_of(model), _seeds_of(self.main), strict=True):
+            for own, main in zip(seeds_of(model), seeds_of(self.main), strict=True):
                 if k > 0:
                     own.assign(tf.add(main.value, [k * _SEED_STEP, 0]))
-
-    def _is_traced_once(self) -> bool:
-        return self.traces_once and not tf.executing_eagerly()
-
-    def _run(
-        self,
-        method: str,
-        parts: Sequence[Any],
-        combine: Callable[[Any, list[Any]], Sequence[Any]],
-    ) -> list[Any]:
-        """Runs a step of every copy: traced once, or side by side."""
-        if self._is_traced_once():
-            return self._run_once(method, parts, combine)
-        fns = [
-            partial(getattr(model, method), part)
-            for model, part in zip(self.models, parts, strict=True)
-        ]
-        # Sums over towers need a graph; `compile` refuses eager layers that need them.
-        may_sum = not tf.executing_eagerly()
-        with joined_towers(len(self.towers)) as joined:
-            scopes = [_scopes(joined if may_sum else None, k) for k in range(len(fns))]
-            return run_in_lockstep(fns, self.towers, combine, scopes=scopes)
-
-    def _run_once(
-        self,
-        method: str,
-        parts: Sequence[Any],
-        combine: Callable[[Any, list[Any]], Sequence[Any]],
-    ) -> list[Any]:
-        def step(part: Any, model: Any, *_: Any) -> Any:
-            with tf.variable_creator_scope(_refuse_new_variable), synchronized_layers():
-                return getattr(model, method)(part)
-
-        flats = [()] * len(parts) if self.flat is None else self.flat.flats
-        states = [self.states.known(own) for own in optimizers_of(self.main)]
-        seeds = _global_seeds()
-        items = [
-            (
-                part,
-                model,
-                flat,
-                [own[k] for own in states if own],
-                seeds,
-                _generators(model),
-            )
-            for k, (part, model, flat) in enumerate(
-                zip(parts, self.models, flats, strict=True)
-            )
-        ]
-        is_shared = self.variables == "parameter_server"
-        return call_towers_once(
-            step,
-            items,
-            [tower.scope for tower in self.towers],
-            combine=combine,
-            written_once=state_of(self.main) if is_shared else (),
-            inline=self.inline,
-            jit_compile=self.compiled_by_xla and method == "train_step",
-        )
-
-    def _weights(self, parts: Sequence[Any], sizes: Sequence[Any]) -> Any:
-        weights = [
-            self._weight(part, size, tower)
-            for part, size, tower in zip(parts, sizes, self.towers, strict=True)
-        ]
-        is_equal = isinstance(weights[0], int) and len(set(weights)) == 1
-        return None if is_equal else weights
-
-    def _weight(self, part: Any, size: Any, tower: Tower) -> Any:
-        if self.weigh is None and not divides_by_weights(self.main):
-            return size
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(part)
-        with tf.device(tower.device):
-            if self.weigh is not None:
-                return self.weigh(x, y, sample_weight)
-            if sample_weight is None:
-                return size
-            return tf.add_n(
-                [tf.reduce_sum(own) for own in tf.nest.flatten(sample_weight)]
-            )
 
     def prepare(self, data: Any) -> None:
         """Creates what the first batch would, from its specs, before a step is traced.
 
         A function that makes variables is traced twice.
         """
-        self._build(data, metrics=True)
+        self.build(data, metrics=True)
         main, own = self.main, getattr(self.main, "optimizer", None)
         has_own_step = type(main).train_step is not keras.Model.train_step
         if own is None or own.built or has_own_step or not main.trainable_variables:
@@ -335,20 +234,20 @@ class Copies:
         elif self.variables == "parameter_server":
             create_slots(own, main.trainable_variables)
 
-    def _build(self, data: Any, *, metrics: bool) -> None:
+    def build(self, data: Any, *, metrics: bool) -> None:
         """Creates the variables of the first batch, outside the step being traced."""
-        lacks_metrics = metrics and not _has_metrics_built(self.main, data)
+        lacks_metrics = metrics and not has_metrics_built(self.main, data)
         if self._is_built and not lacks_metrics:
             return
         batch = _batches.any_rows(data)
         with tf.init_scope():
             for model, tower in zip(self.distinct, self.towers, strict=False):
                 with tf.device(tower.device), naming(tower):
-                    _build_variables(batch, model)
+                    build_variables(batch, model)
                     # Where one trace serves all, only tower 0's are used.
                     side_by_side = model.run_eagerly or not self.traces_once
                     if lacks_metrics and (tower.is_main or side_by_side):
-                        _build_metrics(batch, model)
+                        build_metrics(batch, model)
             if not self._is_built:
                 for model in self.models:
                     model.built = True
@@ -364,27 +263,6 @@ class Copies:
         if self.flat is not None and self.flat.optimizer is not None:
             optimizers = [self.flat.optimizer]
         self.states.make_equal(optimizers)
-
-
-def _generators(model: Any) -> list[tf.Variable]:
-    """Lists the states of TensorFlow's generators, which Keras does not list."""
-    held = [value for layer in layers_of(model) for value in vars(layer).values()]
-    return [own.state for own in held if isinstance(own, tf.random.Generator)]
-
-
-def _seeds_of(model: Any) -> list[Any]:
-    """Lists the [2] states of a model's random generators: a seed and a counter."""
-    return [v for v in model.variables if is_seed(v)]
-
-
-def _global_seeds() -> Sequence[tf.Variable]:
-    """Lists the state of the generator that ``keras.random`` uses without a seed.
-
-    Makes it if needed, which a step may not do. Towers share it, and draw in turn.
-    """
-    with tf.init_scope():
-        draw = tf.function(lambda: keras.random.uniform([]), autograph=False)
-        return tuple(draw.get_concrete_function().variables)
 
 
 def _make(make_model: Callable[[], Any], device: str) -> Any:
@@ -405,64 +283,3 @@ def _share_optimizers(main: Any, model: Any) -> None:
     for name, value in list(vars(main).items()):
         if isinstance(value, keras.optimizers.Optimizer):
             setattr(model, name, value)
-
-
-def _has_metrics_built(model: Any, data: Any) -> bool:
-    stateful = list(model.metrics)
-    y = data[1] if isinstance(data, tuple) and len(data) in (2, 3) else None
-    outputs = getattr(model, "outputs", None) or ()
-    if not model.run_eagerly and max(len(outputs), len(tf.nest.flatten(y))) > 1:
-        # The loss of several outputs has metrics of its own, one per output.
-        stateful.append(getattr(model, "_compile_loss", None))
-    return all(getattr(own, "built", True) for own in stateful)
-
-
-def _build_variables(batch: Any, model: Any) -> None:
-    """Calls a model on symbols, unless it is built or only has a ``train_step``."""
-    own_step = type(model).train_step is not keras.Model.train_step
-    if model.built or (own_step and type(model).call is keras.Model.call):
-        return
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(_symbols(batch))
-    model(x)
-
-
-def _build_metrics(batch: Any, model: Any) -> None:
-    """Creates the state of a compiled model's losses and metrics."""
-    optimizer, model.optimizer = model.optimizer, None  # its slots are placed elsewhere
-    try:
-        model._symbolic_build(data_batch=_symbols(batch))
-    finally:
-        model.optimizer = optimizer
-
-
-def _symbols(batch: Any) -> Any:
-    def symbol(spec: tf.TensorSpec | None) -> Any:
-        return None if spec is None else keras.KerasTensor(spec.shape, spec.dtype.name)
-
-    return tf.nest.map_structure(symbol, batch)
-
-
-def _scopes(joined: Any, index: int) -> list[AbstractContextManager[Any]]:
-    """Returns the contexts of a tower's thread."""
-    own: list[AbstractContextManager[Any]] = [
-        tf.variable_creator_scope(_refuse_new_variable)
-    ]
-    return own if joined is None else [*own, _synchronized(joined, index)]
-
-
-@contextmanager
-def _synchronized(joined: Any, index: int) -> Iterator[None]:
-    with joined.tower(index), synchronized_layers():
-        yield
-
-
-def _refuse_new_variable(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-    del next_creator
-    raise ValueError(
-        f"TowerModel: the variable {kwargs.get('name')!r} was to be made in a step; "
-        "make all variables in make_model, or in the layers' build."
-    )
-
-
-def _no_meeting(place: Any, brought: list[Any]) -> Sequence[Any]:
-    raise RuntimeError(f"TowerModel: a predict_step came to {place} ({brought}).")

@@ -1,4 +1,4 @@
-"""Callbacks after which the other towers follow what was changed in tower 0.
+"""Callbacks: those of each rank, and after which towers follow tower 0.
 
 A callback of one's own may set weights, the optimizer's state or a layer's variables at
 any time; those of Keras that train on do so as well, such as ``SwapEMAWeights``.
@@ -9,28 +9,53 @@ from typing import Any
 
 import keras
 
+from tw_core.checks import public
 
-class _AfterEpochs(keras.callbacks.Callback):  # type: ignore[misc] # untyped
-    """Copies tower 0 to the others after callbacks that run between epochs."""
 
-    def __init__(self, towers: Any) -> None:
+class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
+    """Copies tower 0 to the others after callbacks that run between epochs.
+
+    Ranks of several processes meet there, too: after all callbacks.
+    """
+
+    def __init__(self, copies: Any) -> None:
         super().__init__()
-        self._towers = towers
+        self._copies = copies
 
     def _copy(self, *_: Any, **__: Any) -> None:
-        self._towers.copy_to_replicas()
+        self._copies.make_equal()
 
-    on_train_begin = on_epoch_begin = on_epoch_end = _copy
     on_test_begin = on_test_end = on_predict_begin = _copy
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Takes the values of rank 0, whose callbacks may have restored them."""
+        self._copy()
+        ranks = self._copies.ranks
+        if ranks is not None:
+            self._copies.take_from_rank_0()
+            first = ranks.agree_on_number(self.model._initial_epoch or 0)
+            self.model._initial_epoch = first or None
 
-class _AfterBatches(_AfterEpochs):
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Learns how many batches this rank is to take."""
+        self._copy()
+        if self._copies.ranks is not None:
+            self._copies.ranks.begin_epoch(self.model._epoch_iterator)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Learns whether a callback of any rank stops."""
+        self._copy()
+        if self._copies.ranks is not None:
+            self._copies.ranks.agree_on_stop()
+
+
+class _AfterBatches(Follower):
     """Copies after callbacks that run between batches, too."""
 
-    on_train_batch_begin = on_train_batch_end = _AfterEpochs._copy
+    on_train_batch_begin = on_train_batch_end = Follower._copy
 
 
-def followers(towers: Any, callbacks: Sequence[Any]) -> keras.callbacks.Callback:
+def follower(copies: Any, callbacks: Sequence[Any]) -> keras.callbacks.Callback:
     """Returns the callback to run after ``callbacks``."""
     base = keras.callbacks.Callback
     changes = any(
@@ -39,7 +64,7 @@ def followers(towers: Any, callbacks: Sequence[Any]) -> keras.callbacks.Callback
         if not type(own).__module__.startswith("keras.")
         for hook in _BATCH_HOOKS
     )
-    return (_AfterBatches if changes else _AfterEpochs)(towers)
+    return (_AfterBatches if changes else Follower)(copies)
 
 
 def show_tower_0(callbacks: Sequence[Any], model: Any) -> None:
@@ -57,3 +82,53 @@ _BATCH_HOOKS = (
     *("on_train_batch_begin", "on_train_batch_end"),
     *("on_batch_begin", "on_batch_end"),
 )
+
+
+_WRITERS = tuple(
+    getattr(keras.callbacks, name)
+    for name in (
+        *("ModelCheckpoint", "OrbaxCheckpoint", "BackupAndRestore"),
+        *("CSVLogger", "TensorBoard", "RemoteMonitor", "ProgbarLogger"),
+    )
+    if hasattr(keras.callbacks, name)
+)
+
+
+class _OnRank0(keras.callbacks.Callback):  # type: ignore[misc] # untyped
+    """Marks a callback that runs on rank 0 alone."""
+
+    def __init__(self, callback: Any) -> None:
+        super().__init__()
+        self.callback = callback
+
+
+@public
+def on_rank_0(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
+    """Makes ``TowerModel.fit`` run a callback on rank 0 alone.
+
+    Keras's callbacks that write files or show progress do so without it; one of your
+    own runs on every rank. What runs on one rank must not change the model, or call
+    what all ranks call, such as ``evaluate``; asking to stop training is fine.
+
+    Args:
+      callback: of Keras.
+
+    Returns:
+      A callback for ``fit`` of a ``TowerModel``.
+
+    Raises:
+      TypeError: something that is not a callback.
+    """
+    if not isinstance(callback, keras.callbacks.Callback):
+        raise TypeError(
+            "on_rank_0: callback must be one of Keras (keras.callbacks.Callback); got "
+            f"{callback!r:.80}."
+        )
+    return _OnRank0(callback)
+
+
+def of_this_rank(callbacks: Sequence[Any], ranks: Any) -> list[Any]:
+    """Returns the callbacks of this rank."""
+    if ranks is not None and not ranks.is_first:
+        return [own for own in callbacks if not isinstance(own, (*_WRITERS, _OnRank0))]
+    return [own.callback if isinstance(own, _OnRank0) else own for own in callbacks]

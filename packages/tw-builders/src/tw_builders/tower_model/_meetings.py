@@ -8,7 +8,7 @@ the ones that update, too: the other towers have their state alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,14 +16,21 @@ import keras
 import tensorflow as tf
 
 from tw_builders.tower_model._batches import join
+from tw_builders.tower_model._building import is_seed
 from tw_builders.tower_model._checks import layers_of
 from tw_builders.tower_model._lockstep import meet, tower_index
-from tw_builders.tower_model._updates import Brought, Update, apply_wrapped
+from tw_builders.tower_model._ranks import Ranks
+from tw_builders.tower_model._updates import (
+    Brought,
+    Update,
+    apply_wrapped,
+    with_rows_added,
+)
 from tw_builders.tower_model._wrapped import WrappedOptimizer
 from tw_core import Tower
-from tw_core.gradients import weigh
+from tw_core.gradients import values_of, weigh
 from tw_core.optimizers import keep_repeated_rows
-from tw_core.tracing import may_meet
+from tw_core.tracing import is_same_in_towers, may_meet
 from tw_core.variables import is_variable
 from tw_reduce import Reducer, mean, sum_on_device
 
@@ -45,20 +52,32 @@ class Meetings:
         states: Callable[[Any, Sequence[Any]], Sequence[Any]],
         synchronized: Sequence[str] = (),
         applier: Any = None,
+        lent: Any = None,
+        divides_by_weights: bool = False,
+        ranks: Ranks | None = None,
+        checksum: Any = None,
     ) -> None:
         """Finds the optimizers and metrics of the models, which may all be one model.
 
         ``models`` are those whose steps are run: all, or tower 0's for all. ``weights``
         are [K], for gradients and losses. ``states`` makes the towers' states of an
         optimizer. ``synchronized`` names layers through which one tower's loss reaches
-        the others. ``applier`` replaces tower 0's optimizer.
+        the others. ``applier`` replaces tower 0's optimizer. The last ``lent`` towers
+        have no rows of their own. ``divides_by_weights``: losses are divided by the sum
+        of their sample weights. ``ranks`` reduce gradients with other processes, which
+        compare the ``checksum`` of a batch that all have.
         """
+        self._ranks, self._checksum = ranks, checksum
+        self._lent, self._divides_by_weights = lent, divides_by_weights
         self._states, self._applier = states, applier
         self._synchronized, self._weighed = synchronized, set[int]()
         self._towers, self._apply = towers, apply
         self._weights, self._average, self._reducer = weights, average, reducer
         self._optimizers = [optimizers_of(model) for model in models]
         self._metrics = [list(model.metrics) for model in models]
+        self._losses = [
+            own for own in (getattr(m, "_compile_loss", None) for m in models) if own
+        ]
         self._shared = (
             state_of(models[0]) if len(models) > 1 and models[0] is models[1] else []
         )
@@ -89,6 +108,9 @@ class Meetings:
                 for n, metric in enumerate(own):
                     replace(metric, "update_state", partial(_updating, n))
                     replace(metric, "result", partial(_showing, n))
+            if self._divides_by_weights:
+                for loss in self._losses:
+                    replace(loss, "call", partial(_dividing, loss))
             for variable in self._shared:
                 replace(variable, "assign", _by_tower_0)
             yield
@@ -104,8 +126,10 @@ class Meetings:
         if kind == "loss":
             self._weighed.add(n)
             return self._loss_factors()
+        if kind == "divisor":
+            return self._divisor_factors(brought)
         if kind == "optimizer":
-            self._update(n, [_brought(*call) for call in brought])
+            self._update(n, [Brought(*call) for call in brought])
         elif kind == "metric":
             self._update_metric(self._metrics[0][n], brought)
         else:
@@ -131,8 +155,20 @@ class Meetings:
         unit = tf.math.divide_no_nan(some, tf.add_n(weights))
         return [weight * unit for weight in weights]
 
+    def _divisor_factors(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns [K] factors that make losses divided by ``sums`` means over rows.
+
+        Losses of other divisors may stand beside them: all are averaged by rows.
+        """
+        sums = [tf.cast(own, tf.float64) for own in self._own(sums)]
+        rows = [tf.cast(own, tf.float64) for own in self._weights or [1] * len(sums)]
+        per_row = tf.math.divide_no_nan(tf.add_n(rows), tf.add_n(sums))
+        return [
+            tf.math.divide_no_nan(own, of_tower) * per_row
+            for own, of_tower in zip(sums, rows, strict=True)
+        ]
+
     def _update(self, n: int, brought: Sequence[Brought]) -> None:
-        optimizer = self._applier or self._optimizers[0][n]
         weights = self._weights
         if weights is not None and self._synchronized:
             if n not in self._weighed:
@@ -142,14 +178,46 @@ class Meetings:
                     "your train_step differentiate self.optimizer.scale_loss(loss)."
                 )
             weights = [tf.cast(weight > 0, tf.float32) for weight in weights]
+        if self._ranks is None:
+            self._apply_to(n, with_rows_added(brought, weights), weights)
+            return
+        total = tf.zeros([])
+        if self._weights is not None and weights is not None:
+            total = tf.add_n([tf.cast(own, tf.float32) for own in self._weights])
+            if self._synchronized:  # Losses were weighed, see ``_loss_factors``.
+                unit = tf.math.divide_no_nan(total, tf.add_n(weights))
+                weights = [own * unit for own in weights]
+        reduced = self._ranks.reduce(
+            *(n, brought, weights, total),
+            device=self._towers[0].device,
+            checksum=self._checksum,
+        )
+        self.apply_reduced(n, reduced)
+
+    def apply_reduced(self, n: int, brought: Sequence[Brought]) -> None:
+        """Applies gradients that are equal in all towers."""
+        self._apply_to(n, brought, None, is_reduced=True)
+
+    def _apply_to(
+        self,
+        n: int,
+        brought: Sequence[Brought],
+        weights: Any,
+        *,
+        is_reduced: bool = False,
+    ) -> None:
+        optimizer = self._applier or self._optimizers[0][n]
         update = Update(
-            *(self._towers, optimizer, self._states),
-            *(weights, self._average, self._reducer),
+            *(self._towers, optimizer, self._states, weights),
+            average=self._average and not is_reduced,
+            reducer=self._reducer,
+            is_reduced=is_reduced,
         )
         apply = self._apply
         if isinstance(optimizer, WrappedOptimizer):
             apply = apply_wrapped
-        with keep_repeated_rows():
+        after = nullcontext() if self._ranks is None else _after_gradients(brought[0])
+        with keep_repeated_rows(), after:
             apply(update, brought)
 
     def _update_metric(self, metric: Any, calls: Sequence[Any]) -> None:
@@ -177,10 +245,18 @@ class Meetings:
         if values[0] is None or not tf.is_tensor(values[0]):
             return values[0]
         if values[0].shape.rank != 0:
-            return join(values)
+            return join(values, self._lent)
         if adds or not values[0].dtype.is_floating:
-            return tf.add_n(list(values))
+            return tf.add_n(self._own(values))
         return self._mean(values)
+
+    def _own(self, values: Sequence[Any]) -> list[Any]:
+        """Replaces by 0 what towers without rows of their own have counted."""
+        if self._lent is None:
+            return list(values)
+        rows = len(values) - self._lent
+        none = tf.zeros_like(values[0])
+        return [tf.where(k < rows, own, none) for k, own in enumerate(values)]
 
     def _mean(self, values: Sequence[Any]) -> Any:
         reducer: Reducer = partial(sum_on_device, device=self._towers[0].device)
@@ -188,7 +264,11 @@ class Meetings:
             reducer = mean(reducer, weights=self._weights)
         # Where a tower is known to have no rows, Keras's loss is an empty list of them.
         values = [own if own.shape.rank == 0 else tf.reduce_sum(own) for own in values]
-        return reducer([[value] for value in values])[0][0]
+        merged = reducer([[value] for value in values])[0][0]
+        if self._ranks is None or self._average:
+            return merged
+        # Ranks' results are averaged in the end; a sum is that of all.
+        return merged * self._ranks.group.size
 
     def _log(self, values: Sequence[Any]) -> Any:
         first = values[0]
@@ -232,11 +312,6 @@ def state_of(model: Any) -> list[Any]:
     return [v for v in others if not is_seed(v)]
 
 
-def is_seed(variable: Any) -> bool:
-    """Returns whether a Keras variable is the state of a random generator."""
-    return str(variable.path).endswith("seed_generator_state")
-
-
 def _by_tower_0(assign: Callable[..., Any]) -> Callable[..., Any]:
     def method(value: Any, *arguments: Any, **named: Any) -> Any:
         return value if tower_index() else assign(value, *arguments, **named)
@@ -256,11 +331,43 @@ def _weighing(n: int, scale_loss: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return method
 
 
+def _dividing(loss: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a compiled model's losses, each divided by its weights, means over rows."""
+
+    def method(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        if tower_index() is None:
+            return call(y_true, y_pred, sample_weight)
+        if not loss.built:
+            loss.build(y_true, y_pred)
+        plain = loss._flat_losses
+        loss._flat_losses = [
+            own._replace(loss=_divided(n, own.loss)) for n, own in enumerate(plain)
+        ]
+        try:
+            return call(y_true, y_pred, sample_weight)
+        finally:
+            loss._flat_losses = plain
+
+    return method
+
+
+def _divided(n: int, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def loss(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        value = plain(y_true, y_pred, sample_weight)
+        if sample_weight is None:  # a mean over rows already
+            return value
+        total = tf.reduce_sum(tf.cast(sample_weight, tf.float64))
+        factor = meet(("divisor", n), total, answer=tf.TensorSpec([], tf.float64))
+        return weigh(value, factor)
+
+    return loss
+
+
 def _applying(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
     def method(*arguments: Any, **named: Any) -> Any:
         if tower_index() is None:
             return original(*arguments, **named)
-        return meet(("optimizer", n), (arguments, named), waits=True)
+        return meet(("optimizer", n), _brought(*arguments, **named), waits=True)
 
     return method
 
@@ -301,19 +408,33 @@ def _showing(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
+def _after_gradients(brought: Brought) -> Any:
+    """Has an update wait for gradients, also where it does not read them.
+
+    Where data has ended, there are none. Keras counts such a call as an update, which
+    another rank may not make.
+    """
+    grads = [values_of(grad) for grad in brought.grads if grad is not None]
+    if tf.executing_eagerly() or not grads:
+        return nullcontext()
+    # Of a call that is inlined, control edges wait for its effects alone.
+    return tf.control_dependencies([tf.identity(grads[0])])
+
+
 def _as_tensors(result: Any) -> Any:
     return tf.nest.map_structure(tf.convert_to_tensor, result)
 
 
-def _brought(arguments: tuple[Any, ...], named: dict[str, Any]) -> Brought:
-    grads, variables = _apply_arguments(*arguments, **named)
-    if variables is None:
+def _brought(grads: Any, trainable_variables: Any = None) -> tuple[Any, ...]:
+    if trainable_variables is None:
         raise ValueError(
             "TowerModel: optimizer.apply needs the variables of the tower, as in "
             "optimizer.apply(gradients, self.trainable_variables)."
         )
-    return Brought(list(grads), list(variables))
-
-
-def _apply_arguments(grads: Any, trainable_variables: Any = None) -> tuple[Any, Any]:
-    return grads, trainable_variables
+    grads = list(grads)
+    same = [
+        n
+        for n, grad in enumerate(grads)
+        if isinstance(grad, tf.IndexedSlices) and is_same_in_towers(grad.indices)
+    ]
+    return grads, list(trainable_variables), same

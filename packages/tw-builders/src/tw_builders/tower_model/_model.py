@@ -2,13 +2,20 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tw_builders.tower_model._copies import Copies, Weigh
-from tw_builders.tower_model._following import followers, show_tower_0
+from tw_builders.tower_model._following import (
+    follower,
+    of_this_rank,
+    show_tower_0,
+)
+from tw_builders.tower_model._ranks import Ranks
+from tw_builders.tower_model._steps import Steps
 from tw_builders.tower_model._updates import APPLY
 from tw_core import Tower
 from tw_core import towers as make_towers
@@ -18,6 +25,7 @@ from tw_core.checks import (
     check_whole_number,
     public,
 )
+from tw_core.ranks import RankGroup
 from tw_reduce import Reducer, all_reduce
 
 
@@ -44,6 +52,10 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
     (['loss', 'mae'], 4)
     """
 
+    _evaluates = False  # Keras's fit evaluates between epochs.
+    _fits = _stops = False
+    _epoch_iterator: Any = None
+
     @public
     def __init__(
         self,
@@ -54,8 +66,12 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         flat_below_bytes: int = 0,
         reducer: Reducer | None = None,
         weights: Weigh | None = None,
+        loss_reduction: str | None = None,
         trace: str = "once",
         inline: bool | None = None,
+        group: RankGroup | None = None,
+        data: str = "own",
+        uneven: str = "wait",
         name: str | None = None,
     ) -> None:
         """Makes the copies, each on its tower's device.
@@ -76,16 +92,28 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             For replicated variables.
           weights: takes a tower's ``x``, ``y`` and ``sample_weight`` and returns the
             weight of its mean loss, a scalar: where a loss is a mean over tokens, their
-            number. None for the number of rows, or the sum of ``sample_weight`` where
-            the loss is divided by that.
+            number. None for the number of rows; losses that ``compile`` divides by the
+            sum of their ``sample_weight`` count by that.
+          loss_reduction: ``"sum"`` where what is differentiated is a sum over rows, as
+            in a ``train_step`` that differentiates one loss per row: the towers'
+            gradients are added, not averaged. None for what the losses of ``compile``
+            say.
           trace: ``"once"``: a step is traced for tower 0 alone, and called for every
             tower with its own variables; ``"each"``: every tower's step is traced, for
             copies whose Python code differs.
           inline: with ``trace="once"``, as for ``tw_core.map_towers``.
+          group: the processes that train together, as of
+            ``tw_syncrep.processes.join``: they train as one device on all their
+            batches, with one history. None for this process alone.
+          data: with ``group``. ``"own"``: every rank gets batches of its own;
+            ``"shared"``: all ranks get the same ones, and each takes its rows of them.
+          uneven: with ``group`` and data of their own: ``"wait"``: an epoch ends with
+            the last rank's batch; ``"stop"``: with the first rank's last one.
           name: of the model.
 
         Raises:
-          ValueError: unknown ``variables`` or ``trace``, no device, copies that share
+          ValueError: unknown ``variables``, ``loss_reduction``, ``trace``, ``data`` or
+            ``uneven``, no device, copies that share
             variables or that differ; or inside the scope of a ``tf.distribute``
             strategy.
           TypeError: ``make_model`` is not a function, or does not return a Keras model.
@@ -96,6 +124,11 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             raise ValueError(
                 f"TowerModel: variables must be one of {sorted(APPLY)}; got "
                 f"{variables!r}."
+            )
+        if loss_reduction not in (None, "sum"):
+            raise ValueError(
+                "TowerModel: loss_reduction must be 'sum' or None; got "
+                f"{loss_reduction!r}."
             )
         if trace not in ("once", "each"):
             raise ValueError(
@@ -126,6 +159,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         check_function(reducer=reducer)
         if weights is not None:
             check_function(weights=weights)
+        ranks = _ranks_of(group, data, uneven)
         # Keras tracks, saves and counts models in a list, but not those in here.
         self._own = Copies.make(
             make_model,
@@ -134,9 +168,12 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             flat_below_bytes=flat_below_bytes,
             reducer=reducer,
             weigh=weights,
+            adds=loss_reduction == "sum",
             traces_once=trace == "once",
             inline=inline,
+            ranks=ranks,
         )
+        self._steps = Steps(self._own)
         self.jit_compile = False  # XLA compiles towers, never all of them together
         if getattr(self._own.main, "compiled", False):  # a model that was loaded
             self._own.adopt_optimizers()
@@ -146,6 +183,25 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
     def towers(self) -> list[Any]:
         """The K copies, of which the first is saved; one model K times if shared."""
         return list(self._own.models)
+
+    @property
+    def stop_training(self) -> bool:
+        """Whether ``fit`` ends; with a ``group``, once all ranks have heard of it."""
+        ranks = self._ranks
+        return self._stops if ranks is None else ranks.stops
+
+    @stop_training.setter
+    def stop_training(self, value: bool) -> None:
+        ranks, self._stops = self._ranks, value
+        if ranks is not None and value:
+            ranks.ask_to_stop()
+        elif ranks is not None:
+            ranks.go_on()
+
+    @property
+    def _ranks(self) -> Ranks | None:
+        own = vars(self).get("_own")  # Keras asks before the copies are made.
+        return None if own is None else own.ranks
 
     @property
     def devices(self) -> list[str]:
@@ -207,17 +263,17 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
     @public("TowerModel")
     def train_step(self, data: Any) -> Any:
         """Runs every tower's ``train_step`` on its part of a batch."""
-        return self._own.step("train_step", data)
+        return self._steps.step("train_step", data)
 
     @public("TowerModel")
     def test_step(self, data: Any) -> Any:
         """Runs every tower's ``test_step`` on its part of a batch."""
-        return self._own.step("test_step", data)
+        return self._steps.step("test_step", data)
 
     @public("TowerModel")
     def predict_step(self, data: Any) -> Any:
         """Runs every tower's ``predict_step``; the rows are in the batch's order."""
-        return self._own.predict(data)
+        return self._steps.predict(data)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls tower 0's copy, which is also what becomes part of another model."""
@@ -230,26 +286,80 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Trains as ``keras.Model.fit`` does, over all towers.
 
-        Other towers follow what callbacks change in tower 0.
+        Other towers follow what callbacks change in tower 0. With a ``group`` all ranks
+        call it; rank 0 shows progress and has the callbacks of Keras that write.
         """
         self.copy_to_replicas()
-        bound = _FIT.bind(self, *args, **kwargs)
+        bound, ranks = _FIT.bind(self, *args, **kwargs), self._ranks
         callbacks = bound.arguments.get("callbacks")
-        if callbacks and not isinstance(callbacks, keras.callbacks.CallbackList):
+        if ranks is not None:
+            callbacks = callbacks or []
+            if not ranks.is_first:
+                bound.arguments["verbose"] = 0
+            if ranks.shares_data:
+                ranks.share_seed()
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            if ranks is not None:
+                callbacks.append(follower(self._own, callbacks.callbacks))
+        elif callbacks or ranks is not None:
             callbacks = [*tf.nest.flatten(callbacks)]
+            callbacks = of_this_rank(callbacks, ranks)
             show_tower_0(callbacks, self._own.main)
-            bound.arguments["callbacks"] = [*callbacks, followers(self, callbacks)]
-        return super().fit(*bound.args[1:], **bound.kwargs)
+            bound.arguments["callbacks"] = [*callbacks, follower(self._own, callbacks)]
+        self._fits = True
+        try:
+            return super().fit(*bound.args[1:], **bound.kwargs)
+        finally:
+            self._fits, self._epoch_iterator = False, None
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluates as ``keras.Model.evaluate`` does, over all towers."""
+        """Evaluates as ``keras.Model.evaluate`` does, over all towers.
+
+        With a ``group`` all ranks call it, and get the results of all ranks' rows.
+        """
         self.copy_to_replicas()
-        return super().evaluate(*args, **kwargs)
+        ranks = self._ranks
+        if ranks is not None and not ranks.is_first:
+            kwargs["verbose"] = 0
+        self._evaluates = True
+        try:
+            return super().evaluate(*args, **kwargs)
+        finally:
+            self._evaluates = False
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predicts as ``keras.Model.predict`` does, over all towers."""
         self.copy_to_replicas()
         return super().predict(*args, **kwargs)
+
+    def make_train_function(self, force: bool = False) -> None:
+        """Makes the function of a step; with a ``group`` its errors name lost ranks."""
+        before = vars(self).get("train_function")
+        super().make_train_function(force)
+        made, ranks = vars(self).get("train_function"), self._ranks
+        if ranks is not None and made is not None and made is not before:
+            self.train_function = ranks.running(made)
+
+    def _finish_epoch(self) -> None:
+        dataset = getattr(self._epoch_iterator, "_distributed_dataset", None)
+        ranks = self._ranks
+        if ranks is not None and dataset is not None and not ranks.has_stepped:
+            # Without any batch a trace tells what the other ranks exchange.
+            with suppress(StopIteration, tf.errors.OutOfRangeError):
+                self.train_function(iter(dataset))
+        self._steps.finish_epoch()
+
+    def _get_metrics_result_or_logs(self, logs: Any) -> Any:
+        # Keras calls this at the end of an epoch, and of an evaluation.
+        ranks = self._ranks
+        if ranks is not None:
+            method = "test_step" if self._evaluates else "train_step"
+            if not self._evaluates:
+                self._finish_epoch()
+            results = self.get_metrics_result()
+            logs = ranks.merge_logs(method, logs, list(results)) or results
+            ranks.merge_metrics(self.metrics)
+        return super()._get_metrics_result_or_logs(logs)
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         """Computes tower 0's loss."""
@@ -267,19 +377,33 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         self._own.main.load_weights(*args, **kwargs)
         self.copy_to_replicas()
 
-    def save_weights(self, *args: Any, **kwargs: Any) -> None:
-        """Saves tower 0's weights, as the plain model does."""
-        with self._own.without_wrapped():
-            self._own.main.save_weights(*args, **kwargs)
+    def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Saves tower 0's weights, as the plain model does.
 
-    def save(self, *args: Any, **kwargs: Any) -> None:
+        With a ``group``, rank 0 writes, and other ranks wait until the file is there
+        unless they are in ``fit``; rank 0 waits for nobody, and may save alone.
+        """
+        self._save(self._own.main.save_weights, filepath, *args, **kwargs)
+
+    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Saves tower 0, an ordinary model; loading it does not need this package.
 
         An optimizer over towers, such as ``tw_ampopt.TowerOptimizer``, is not saved
-        with it; ``tf.train.Checkpoint`` saves that.
+        with it; ``tf.train.Checkpoint`` saves that. With a ``group``, as
+        ``save_weights``.
         """
+        self._save(self._own.main.save, filepath, *args, **kwargs)
+
+    def _save(self, write: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        ranks, what = self._ranks, f"that {filepath} is saved"
+        if ranks is not None and not ranks.is_first:
+            if not self._fits:
+                ranks.group.wait_for(what)
+            return
         with self._own.without_wrapped():
-            self._own.main.save(*args, **kwargs)
+            write(filepath, *args, **kwargs)
+        if ranks is not None and not self._fits:
+            ranks.group.tell(what)
 
     def export(self, *args: Any, **kwargs: Any) -> None:
         """Exports tower 0, as the plain model does."""
@@ -321,8 +445,16 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         # Keras calls this before it traces a step.
         dataset = getattr(iterator, "_distributed_dataset", None)
         data = getattr(dataset, "element_spec", data_batch)
+        if not self._evaluates:
+            self._epoch_iterator = iterator
         if data is not None:
             self._own.prepare(data)
+            if self._ranks is not None and self._fits and not self.run_eagerly:
+                self._steps.trace_beforehand(data)
+        ranks = self._ranks
+        is_evaluation = self._evaluates and not self._fits
+        if ranks is not None and (is_evaluation or not (self._fits or ranks.has_begun)):
+            self._own.take_from_rank_0()
 
     def _trackable_children(self, *args: Any, **kwargs: Any) -> Any:
         # A tf.train.Checkpoint of this holds what one of the plain model does.
@@ -348,6 +480,23 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
                 setattr(model, name, value)
             return
         super().__setattr__(name, value)
+
+
+def _ranks_of(group: RankGroup | None, data: str, uneven: str) -> Ranks | None:
+    if data not in ("own", "shared"):
+        raise ValueError(f"TowerModel: data must be 'own' or 'shared'; got {data!r}.")
+    if uneven not in ("wait", "stop"):
+        raise ValueError(
+            f"TowerModel: uneven must be 'wait' or 'stop'; got {uneven!r}."
+        )
+    if group is None:
+        return None
+    if not isinstance(group, RankGroup):
+        raise TypeError(
+            "TowerModel: group must be that of tw_syncrep.processes.join, or have its "
+            f"methods (tw_core.ranks.RankGroup); got {group!r:.80}."
+        )
+    return Ranks(group, shares_data=data == "shared", ends_first=uneven == "stop")
 
 
 _FIT = inspect.signature(keras.Model.fit)

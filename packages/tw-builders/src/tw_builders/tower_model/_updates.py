@@ -18,10 +18,11 @@ import tensorflow as tf
 
 from tw_builders._apply import apply_shared_gradients
 from tw_builders._owners import owned
-from tw_builders._sharded import apply_sharded_gradients
+from tw_builders._sharded import apply_at_owners, apply_sharded_gradients
 from tw_builders.tower_model._lockstep import tower_index
 from tw_core import Tower, copy_to_replicas
 from tw_core.flat_variables import FlatModel, flatten, plain_optimizer
+from tw_core.gradients import weigh
 from tw_core.optimizers import apply_pairs, create_slots
 from tw_core.tracing import call_once
 from tw_core.variables import tf_variable
@@ -30,10 +31,14 @@ from tw_reduce import Reducer, mean
 
 @dataclass(frozen=True)
 class Brought:
-    """A tower's arguments to its optimizer's ``apply``: [N] each, gradients or None."""
+    """A tower's arguments to its optimizer's ``apply``: [N] each, gradients or None.
+
+    ``same_rows`` are the places of sparse gradients for the same rows in every tower.
+    """
 
     grads: Sequence[Any]
     variables: Sequence[Any]
+    same_rows: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ class Update:
     weights: Sequence[Any] | None  # [K]; None for equal ones
     average: bool
     reducer: Reducer
+    is_reduced: bool = False  # gradients are equal in all towers, to be applied as such
 
 
 class OptimizerStates:
@@ -109,11 +115,12 @@ def apply_replicated(update: Update, brought: Sequence[Brought]) -> None:
     optimizer = update.optimizer
     states = update.states(optimizer, brought[0].variables)
     kept = _with_gradients(brought)
-    grads = [own.grads for own in kept]
-    reducer = update.reducer
-    if update.average:
-        reducer = mean(reducer, weights=update.weights)
-    reduced = [list(own) for own in reducer(grads)]
+    reduced = [list(own.grads) for own in kept]
+    if not update.is_reduced:
+        reducer = update.reducer
+        if update.average:
+            reducer = mean(reducer, weights=update.weights)
+        reduced = [list(own) for own in reducer(reduced)]
     variables = [list(own.variables) for own in kept]
 
     def apply(optimizer: Any, grads: list[Any], variables: list[Any]) -> None:
@@ -139,10 +146,14 @@ def apply_sharded(update: Update, brought: Sequence[Brought]) -> None:
     with tf.init_scope(), tf.device(update.towers[0].device):
         create_slots(optimizer, owned([own.variables for own in brought]))
     kept = _with_gradients(brought)
+    grads, variables = [own.grads for own in kept], [own.variables for own in kept]
+    if update.is_reduced:
+        apply_at_owners(update.towers, grads, variables, optimizer)
+        return
     apply_sharded_gradients(
         update.towers,
-        [own.grads for own in kept],
-        [own.variables for own in kept],
+        grads,
+        variables,
         optimizer,
         average=update.average,
         weights=update.weights,
@@ -158,6 +169,8 @@ def apply_shared(update: Update, brought: Sequence[Brought]) -> None:
         list(zip(own.grads, own.variables, strict=True))
         for own in _with_gradients(brought)
     ]
+    if update.is_reduced:
+        pairs = pairs[:1]
     apply_shared_gradients(
         pairs, optimizer, average=update.average, weights=update.weights
     )
@@ -171,6 +184,49 @@ def apply_wrapped(update: Update, brought: Sequence[Brought]) -> None:
             [list(own.grads) for own in brought], weights=update.weights
         )
         optimizer.iterations.assign_add(1)
+
+
+def with_rows_added(
+    brought: Sequence[Brought], weights: Sequence[Any] | None
+) -> Sequence[Brought]:
+    """Adds up sparse gradients for the same rows, of which one tower brings the sum.
+
+    A table of positions has a gradient for each position in every tower. Left apart,
+    they would be repeated rows, which one device does not have.
+    """
+    if not brought[0].same_rows:
+        return brought
+    grads = [list(own.grads) for own in brought]
+    for n in brought[0].same_rows:
+        column = [own[n] for own in grads]
+        for own, grad in zip(grads, _carried(column, weights), strict=True):
+            own[n] = grad
+    return [
+        Brought(more, own.variables) for more, own in zip(grads, brought, strict=True)
+    ]
+
+
+def _carried(
+    column: Sequence[tf.IndexedSlices], weights: Sequence[Any] | None
+) -> list[tf.IndexedSlices]:
+    """Returns [K] gradients, of which one has rows: the tower of the largest weight."""
+    values = [grad.values for grad in column]
+    if weights is None:
+        carrier = tf.constant(0, tf.int64)
+    else:
+        shares = tf.stack([tf.cast(weight, tf.float64) for weight in weights])
+        carrier = tf.argmax(shares)
+        shares /= tf.reduce_max(shares)
+        pairs = zip(values, tf.unstack(shares), strict=True)
+        values = [weigh(own, share) for own, share in pairs]
+    total = tf.add_n(values)
+    carried = []
+    for k, grad in enumerate(column):
+        rows = tf.where(carrier == k, tf.shape(grad.indices)[0], 0)
+        carried.append(
+            tf.IndexedSlices(total[:rows], grad.indices[:rows], grad.dense_shape)
+        )
+    return carried
 
 
 APPLY: dict[str, Callable[[Update, Sequence[Brought]], None]] = {

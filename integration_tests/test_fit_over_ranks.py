@@ -1,0 +1,90 @@
+"""Keras's ``fit`` over processes and towers gives what one device gives."""
+
+import multiprocessing
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rank_fits
+
+sys.path.append(str(Path(__file__).parents[1] / "packages" / "tw-syncrep" / "tests"))
+from ranks import Raised, Ranks
+
+SHAPES = [(2, 1), (2, 2), (3, 1)]
+
+
+def started(size):
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tensorflow", "rank_programs", "rank_fits"])
+    return Ranks(context, size, towers=8).joined()
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request):
+    group = started(request.param)
+    yield group
+    group.end()
+
+
+@pytest.fixture(scope="module")
+def two_ranks():
+    group = started(2)
+    yield group
+    group.end()
+
+
+def assert_alike(results, want):
+    for got in results:
+        for one, other in zip(got, want, strict=True):
+            if isinstance(one, dict):
+                assert one.keys() == other.keys()
+                one, other = list(one.values()), list(other.values())
+            for a, b in zip(one, other, strict=True):
+                np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6)
+    for got in results[1:]:
+        for one, other in zip(got[1], results[0][1], strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", rank_fits.CASES)
+def test_a_fit_is_that_of_one_device(ranks, name):
+    towers = 2 if len(ranks.all) == 2 else 1
+    results = ranks.call("rank_fits:fit", name, towers)
+    assert_alike(results, rank_fits.fit(None, name, 1))
+
+
+@pytest.mark.parametrize("towers", [1, 2])
+def test_shared_data_gives_the_history_of_one_device(two_ranks, towers):
+    results = two_ranks.call("rank_fits:fit", "Adam", towers, "shared")
+    assert_alike(results, rank_fits.fit(None, "Adam", 1))
+
+
+@pytest.mark.parametrize("towers", [1, 2])
+@pytest.mark.parametrize("name", rank_fits.UNEVEN)
+def test_ranks_may_have_unlike_numbers_of_batches(two_ranks, name, towers):
+    results = two_ranks.call("rank_fits:uneven", name, towers)
+    assert_alike(results, rank_fits.uneven(None, name, 1))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_ranks_stop_where_one_asks(two_ranks, rank):
+    # Asked after the second batch of four, heard with the third.
+    assert two_ranks.call("rank_fits:stop", "batch", rank) == [(1, 3)] * 2
+    assert two_ranks.call("rank_fits:stop", "epoch", rank) == [(2, 8)] * 2
+
+
+def test_rank_0_alone_writes(two_ranks, tmp_path):
+    first, second = two_ranks.call("rank_fits:shuffled", str(tmp_path))
+    assert first[0] == second[0]
+    for one, other in zip(first[1], second[1], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert (first[2], second[2]) == ([0, 1], [])
+    assert first[3] and second[3]
+    own = ["model.keras", "rank0.csv", "rank0/1.weights.h5", "rank0/2.weights.h5"]
+    assert first[4] == own
+
+
+def test_different_data_is_refused(two_ranks):
+    with pytest.raises(Raised, match="all ranks must get the same batches"):
+        two_ranks.call("rank_fits:different_data")

@@ -1,0 +1,71 @@
+"""What a model makes by its first batch, and the states of its random generators."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tw_builders.tower_model._checks import layers_of
+
+
+def is_seed(variable: Any) -> bool:
+    """Returns whether a Keras variable is the state of a random generator."""
+    return str(variable.path).endswith("seed_generator_state")
+
+
+def generators_of(model: Any) -> list[tf.Variable]:
+    """Lists the states of TensorFlow's generators, which Keras does not list."""
+    held = [value for layer in layers_of(model) for value in vars(layer).values()]
+    return [own.state for own in held if isinstance(own, tf.random.Generator)]
+
+
+def seeds_of(model: Any) -> list[Any]:
+    """Lists the [2] states of a model's random generators: a seed and a counter."""
+    return [v for v in model.variables if is_seed(v)]
+
+
+def global_seeds() -> Sequence[tf.Variable]:
+    """Lists the state of the generator that ``keras.random`` uses without a seed.
+
+    Makes it if needed, which a step may not do. Towers share it, and draw in turn.
+    """
+    with tf.init_scope():
+        draw = tf.function(lambda: keras.random.uniform([]), autograph=False)
+        return tuple(draw.get_concrete_function().variables)
+
+
+def has_metrics_built(model: Any, data: Any) -> bool:
+    """Returns whether the state of a compiled model's losses and metrics exists."""
+    stateful = list(model.metrics)
+    y = data[1] if isinstance(data, tuple) and len(data) in (2, 3) else None
+    outputs = getattr(model, "outputs", None) or ()
+    if not model.run_eagerly and max(len(outputs), len(tf.nest.flatten(y))) > 1:
+        # The loss of several outputs has metrics of its own, one per output.
+        stateful.append(getattr(model, "_compile_loss", None))
+    return all(getattr(own, "built", True) for own in stateful)
+
+
+def build_variables(batch: Any, model: Any) -> None:
+    """Calls a model on symbols, unless it is built or only has a ``train_step``."""
+    own_step = type(model).train_step is not keras.Model.train_step
+    if model.built or (own_step and type(model).call is keras.Model.call):
+        return
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(_symbols(batch))
+    model(x)
+
+
+def build_metrics(batch: Any, model: Any) -> None:
+    """Creates the state of a compiled model's losses and metrics."""
+    optimizer, model.optimizer = model.optimizer, None  # its slots are placed elsewhere
+    try:
+        model._symbolic_build(data_batch=_symbols(batch))
+    finally:
+        model.optimizer = optimizer
+
+
+def _symbols(batch: Any) -> Any:
+    def symbol(spec: tf.TensorSpec | None) -> Any:
+        return None if spec is None else keras.KerasTensor(spec.shape, spec.dtype.name)
+
+    return tf.nest.map_structure(symbol, batch)

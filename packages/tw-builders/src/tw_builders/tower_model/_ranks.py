@@ -1,0 +1,365 @@
+"""What the processes of a ``TowerModel`` exchange.
+
+Every rank runs Keras's ``fit`` on its own towers. What one process reduces, all ranks
+add: gradients in every step, and with them whether a rank had a batch and whether one
+of its callbacks asks to stop; metrics at the end of an epoch. A rank whose data has
+ended takes part with zeros and makes the others' updates, until none has a batch.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tw_builders.tower_model._updates import Brought
+from tw_core.gradients import map_values, values_of, weigh
+from tw_core.ranks import RankGroup
+from tw_core.variables import tf_variable
+from tw_reduce import sum_on_device
+
+_WEIGHT, _ACTIVE, _STOPS = range(3)  # places in what is added beside gradients
+_CHECKED_STEPS = 2  # of an epoch, whose batches must be the same on all ranks
+_UNSET_SEED = 87_654_321  # what TensorFlow answers where no seed was set
+_NARROW = ("float16", "bfloat16")
+_Run = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """What an update exchanges, as it was last built."""
+
+    brought: Sequence[Brought]  # [K]
+    used: Sequence[int]  # places of the gradients that are not None
+    like: Sequence[Any]  # of those, as they travel: shape, dtype, dtype of indices
+    averages: bool
+
+
+class Ranks:
+    """The other processes, as one rank's model sees them."""
+
+    def __init__(self, group: RankGroup, *, shares_data: bool, ends_first: bool):
+        """Takes whether all ranks get the same batches, and whether the first ends."""
+        self.group, self.shares_data = group, shares_data
+        self._ends_first = ends_first
+        self._exchanges: dict[int, _Exchange] = {}  # by optimizer, in a step's order
+        self._logs: dict[str, list[str]] = {}  # names, by method
+        self._idle: tuple[Any, Any] | None = None
+        self._asked = self.stops = self._has_begun = False
+        with tf.init_scope(), tf.device("/cpu:0"):
+            self._told = tf.Variable(tf.zeros([3]), trainable=False)  # by all ranks
+            self._asks = tf.Variable(0.0, trainable=False)
+            self._step = tf.Variable(0, trainable=False)  # of the epoch
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes files and shows progress."""
+        return self.group.rank == 0
+
+    def parts(self, num_towers: int) -> tuple[int, slice]:
+        """Returns into how many parts a batch is cut, and which are this rank's."""
+        if not self.shares_data:
+            return num_towers, slice(num_towers)
+        first = self.group.rank * num_towers
+        return self.group.size * num_towers, slice(first, first + num_towers)
+
+    # In a step
+
+    def reduce(
+        self,
+        place: int,
+        brought: Sequence[Brought],
+        weights: Sequence[Any] | None,
+        total: Any,
+        *,
+        device: str,
+        checksum: Any,
+    ) -> list[Brought]:
+        """Adds gradients over all towers of all ranks.
+
+        Args:
+          place: of the optimizer.
+          brought: [K] of this rank's towers.
+          weights: [K] in the mean; None for a sum.
+          total: of this rank's weights.
+          device: where this rank's gradients are added.
+          checksum: of the batch, where all ranks have the same one.
+
+        Returns:
+          [K], the same gradients for all towers.
+        """
+        first = brought[0]
+        used = [n for n, grad in enumerate(first.grads) if grad is not None]
+        grads = [
+            [
+                _to_travel(own.grads[n], own.variables[n], n in own.same_rows)
+                for n in used
+            ]
+            for own in brought
+        ]
+        if weights is not None:
+            grads = [
+                [weigh(grad, weight) for grad in own]
+                for own, weight in zip(grads, weights, strict=True)
+            ]
+        local = list(sum_on_device(grads, device=device)[0])
+        like = [_describe(grad) for grad in local]
+        made = _Exchange(brought, used, like, weights is not None)
+        self._exchanges[place] = made
+        told = [tf.cast(total, tf.float32), tf.constant(1.0), self._asks.read_value()]
+        return self._add(place, local, told, checksum)
+
+    def _add(
+        self, place: int, local: Sequence[Any], told: Sequence[Any], checksum: Any
+    ) -> list[Brought]:
+        own = self._exchanges[place]
+        variables = [own.brought[0].variables[n] for n in own.used]
+        names = [str(getattr(v, "path", v.name)) for v in variables]
+        told = tf.stack([*told, *self._slots(checksum)])
+        *reduced, told = self.group.sum(
+            [*local, told], names=[*names, f"what ranks tell, update {place}"]
+        )
+        if self.shares_data:
+            with tf.control_dependencies([_check_same(told[3:])]):
+                told = tf.identity(told)
+        self._told.assign(told[:3])
+        if own.averages:
+            reduced = [_divided(grad, told[_WEIGHT]) for grad in reduced]
+        return _for_towers(reduced, own)
+
+    def _slots(self, checksum: Any) -> list[Any]:
+        """Returns one number per rank, of which this rank's is the checksum."""
+        if not self.shares_data:
+            return []
+        own = [tf.constant(0.0)] * self.group.size
+        if checksum is not None:
+            own[self.group.rank] = checksum
+        return own
+
+    def checksum(self, data: Any) -> tf.Tensor:
+        """Returns a number of a batch, at the beginning of an epoch; 0 later."""
+        leaves = tf.nest.flatten(data, expand_composites=True)
+        leaves = [leaf for leaf in leaves if leaf is not None]
+
+        def compute() -> tf.Tensor:
+            sums = [tf.fingerprint(tf.reshape(leaf, [1, -1])) for leaf in leaves]
+            octets = tf.fingerprint(tf.reshape(tf.concat(sums, 1), [1, -1]))[0, :3]
+            bits = tf.cast(octets, tf.float32) * [1.0, 256.0, 65536.0]
+            return tf.reduce_sum(bits) + 1.0  # exact, and never 0
+
+        with tf.device("/cpu:0"):
+            step = self._step.assign_add(1)
+            return tf.cond(step <= _CHECKED_STEPS, compute, lambda: tf.constant(0.0))
+
+    def note_step(self, method: str, logs: Any) -> None:
+        """Notes what a step returns, for a rank that has no batch."""
+        self._logs[method] = [
+            name
+            for name, own in sorted(logs.items() if isinstance(logs, dict) else ())
+            if tf.is_tensor(own) and own.dtype.is_floating and own.shape.rank == 0
+        ]
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether this rank has built or run a step."""
+        return "train_step" in self._logs
+
+    # Around steps
+
+    def running(self, function: _Run) -> _Run:
+        """Wraps the function that runs a step, or several."""
+        bounded = self.group.bounded(function)
+
+        def run(iterator: Any) -> Any:
+            self._asks.assign(float(self._asked))
+            logs = bounded(iterator)
+            self._hear()
+            return logs
+
+        return run
+
+    def _hear(self) -> bool:
+        """Reads what ranks told in the last step; returns whether one had a batch."""
+        told = self._told.numpy()
+        self.stops = self.stops or told[_STOPS] > 0
+        return bool(told[_ACTIVE] > 0)
+
+    def ask_to_stop(self) -> None:
+        """Notes that a callback of this rank asks to stop."""
+        self._asked = True
+
+    def go_on(self) -> None:
+        """Forgets that training was stopped."""
+        self._asked = self.stops = False
+
+    def agree_on_stop(self) -> None:
+        """Learns whether a callback of any rank asks to stop; all ranks call it."""
+        if not self.stops:
+            asked = tf.constant([float(self._asked)])
+            (total,) = self.group.sum([asked], names=["whether ranks stop"])
+            self.stops = bool(total[0] > 0)
+
+    def begin_epoch(self, batches: Any) -> None:
+        """Prepares an epoch over Keras's ``batches``, which may end early."""
+        self._step.assign(0)
+        if not self._ends_first:
+            return
+        number = batches.num_batches
+        own = [0] * self.group.size
+        own[self.group.rank] = -1 if number is None else number
+        own = tf.constant(own, tf.int64)
+        (of_all,) = self.group.sum([own], names=["numbers of batches"])
+        least = int(tf.reduce_min(of_all))
+        if least < 0:
+            raise ValueError(
+                "TowerModel: uneven='stop' needs to know how many batches each rank "
+                "has; pass steps_per_epoch, or data of known length."
+            )
+        batches._num_batches = least
+
+    def finish_epoch(self, apply: Callable[[int, Sequence[Brought]], None]) -> None:
+        """Takes part in the others' updates until no rank has a batch.
+
+        ``apply`` applies the reduced gradients of an optimizer.
+        """
+        if not self._exchanges:
+            return
+        if self._idle is None:
+            self._idle = self._make_idle(apply)
+        exchange, update = self._idle
+        while True:
+            self._asks.assign(float(self._asked))
+            reduced = exchange()
+            if not self._hear():
+                return
+            update(reduced)
+
+    def _make_idle(self, apply: Callable[[int, Sequence[Brought]], None]) -> Any:
+        """Makes the functions of a step without a batch: exchange, and update."""
+
+        def exchange() -> list[Any]:
+            results = []
+            for place, own in self._exchanges.items():
+                none = tf.constant(0.0)
+                told = [none, none, self._asks.read_value()]
+                zeros = [_zeros(*like) for like in own.like]
+                brought = self._add(place, zeros, told, None)
+                results.append([brought[0].grads[n] for n in own.used])
+            return results
+
+        def update(results: Sequence[Sequence[Any]]) -> None:
+            exchanges = self._exchanges.items()
+            for (place, own), reduced in zip(exchanges, results, strict=True):
+                apply(place, _for_towers(reduced, own))
+
+        functions = [tf.function(own, autograph=False) for own in (exchange, update)]
+        return self.group.bounded(functions[0]), functions[1]
+
+    # Outside of steps
+
+    def share_seed(self) -> None:
+        """Gives all ranks rank 0's seed of TensorFlow, by which data is shuffled."""
+        own, _ = tf.compat.v1.get_seed(1)
+        drawn = int(np.random.default_rng().integers(2**31))
+        seed = self.agree_on_number(drawn if own == _UNSET_SEED else own)
+        if seed != own:
+            tf.random.set_seed(seed)
+
+    def begin(self, variables: Sequence[Any]) -> None:
+        """Gives all ranks the values of rank 0; all ranks call it."""
+        self.group.broadcast(variables)
+        self._has_begun = True
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether all ranks have had the values of rank 0."""
+        return self._has_begun
+
+    def agree_on_number(self, number: int) -> int:
+        """Returns rank 0's number."""
+        own = tf.constant([number if self.is_first else 0], tf.int64)
+        (total,) = self.group.sum([own], names=["a number of rank 0"])
+        return int(total[0])
+
+    def merge_metrics(self, metrics: Sequence[Any]) -> None:
+        """Adds the states of metrics over the ranks."""
+        variables = [v for metric in metrics for v in metric.variables]
+        if not variables:
+            return
+        values = [tf_variable(v).read_value() for v in variables]
+        names = [str(v.path) for v in variables]
+        for variable, total in zip(
+            variables, self.group.sum(values, names=names), strict=True
+        ):
+            variable.assign(total)
+
+    def merge_logs(self, method: str, logs: Any, metrics: Sequence[str]) -> Any:
+        """Averages what is no metric over the ranks that had a batch."""
+        names = self._logs.get(method, [])
+        if not names or set(names) == set(metrics):
+            return logs
+        own = [tf.cast(logs[n], tf.float32) if logs else 0.0 for n in names]
+        told = tf.stack([*own, float(bool(logs))])
+        (total,) = self.group.sum([told], names=["logs of the last batches"])
+        averages = tf.math.divide_no_nan(total[:-1], total[-1])
+        return {**logs, **dict(zip(names, tf.unstack(averages), strict=True))}
+
+
+def _to_travel(grad: Any, variable: Any, has_same_rows: bool) -> Any:
+    if has_same_rows:  # a table that every tower and rank reads in the same order
+        grad = tf.convert_to_tensor(grad)
+    if tf.is_tensor(grad) and not isinstance(grad, tf.IndexedSlices):
+        grad = tf.ensure_shape(grad, variable.shape)  # which it must be without a batch
+    if values_of(grad).dtype.name in _NARROW:  # a sum times rows may overflow
+        return map_values(lambda values: tf.cast(values, tf.float32), grad)
+    return grad
+
+
+def _describe(grad: Any) -> tuple[Any, tf.DType, tf.DType | None]:
+    if isinstance(grad, tf.IndexedSlices):
+        return [0, *grad.values.shape[1:]], grad.values.dtype, grad.indices.dtype
+    return grad.shape, grad.dtype, None
+
+
+def _zeros(shape: Any, dtype: tf.DType, indices: tf.DType | None) -> Any:
+    values = tf.zeros(shape, dtype)
+    if indices is None:
+        return values
+    return tf.IndexedSlices(values, tf.zeros([0], indices))
+
+
+def _divided(grad: Any, weight: tf.Tensor) -> Any:
+    def divide(values: tf.Tensor) -> tf.Tensor:
+        return tf.math.divide_no_nan(values, tf.cast(weight, values.dtype))
+
+    return map_values(divide, grad)
+
+
+def _for_towers(reduced: Sequence[Any], exchange: _Exchange) -> list[Brought]:
+    """Puts [N] reduced gradients where the towers had theirs, for each tower."""
+    variables = exchange.brought[0].variables
+    grads: list[Any] = [None] * len(variables)
+    for n, grad in zip(exchange.used, reduced, strict=True):
+        grads[n] = _as_of(variables[n], grad)
+    return [Brought(grads, own.variables) for own in exchange.brought]
+
+
+def _as_of(variable: Any, grad: Any) -> Any:
+    """Gives a gradient the dtype and, where it is sparse, the shape of a variable."""
+    values = tf.cast(values_of(grad), tf.as_dtype(variable.dtype))
+    if not isinstance(grad, tf.IndexedSlices):
+        return values
+    return tf.IndexedSlices(values, grad.indices, tf.constant(list(variable.shape)))
+
+
+def _check_same(checksums: tf.Tensor) -> tf.Operation:
+    """Fails where ranks that must have one batch have several."""
+    some = tf.boolean_mask(checksums, checksums > 0)
+    same = tf.reduce_all(tf.equal(some, some[:1]))
+    says = (
+        "TowerModel: with data='shared' all ranks must get the same batches; here the "
+        "first ones of an epoch differ. Give all ranks one order and one seed, or use "
+        "data='own'. Their checksums by rank:"
+    )
+    return tf.debugging.Assert(same, [says, checksums], summarize=1 << 10)

@@ -1,0 +1,219 @@
+"""The steps of a ``TowerModel``: every copy's, on its part of a batch."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tw_builders._parts import cut, on_devices
+from tw_builders.tower_model import _batches
+from tw_builders.tower_model._building import generators_of, global_seeds
+from tw_builders.tower_model._checks import (
+    adds_rows,
+    divides_by_weights,
+    synchronized_layers_of,
+)
+from tw_builders.tower_model._copies import Copies
+from tw_builders.tower_model._lockstep import run_in_lockstep
+from tw_builders.tower_model._meetings import Meetings, optimizers_of, state_of
+from tw_builders.tower_model._updates import APPLY
+from tw_core import Tower
+from tw_core.synchronized import (
+    call_towers_once,
+    joined_towers,
+    synchronized_layers,
+)
+
+
+class Steps:
+    """Runs steps of all copies, traced once or side by side."""
+
+    def __init__(self, copies: Copies) -> None:
+        self._own = copies
+
+    def step(self, method: str, data: Any) -> Any:
+        """Runs one step of every copy on its part of a batch; returns merged logs."""
+        main, flat, ranks = self._own.main, self._own.flat, self._own.ranks
+        added = self._own.adds or adds_rows(main)
+        is_one = len(self._own.towers) == 1
+        synchronized = [] if is_one else synchronized_layers_of(main)
+        # A sum over rows, and the moments of all rows, would count what is lent.
+        lends = not added and not synchronized
+        sizes, parts, lent = self._cut(data, metrics=True, lends_row=lends)
+        checksum = None
+        if ranks is not None and ranks.shares_data:
+            checksum = ranks.checksum(data)
+        meetings = self._meetings(
+            [main] if self._is_traced_once() else self._own.models,
+            weights=None if added else self._weights(parts, sizes),
+            average=not added,
+            synchronized=synchronized,
+            lent=lent,
+            divides_by_weights=self._own.weigh is None and divides_by_weights(main),
+            checksum=checksum,
+        )
+        with meetings.held(), flat.training() if flat else nullcontext():
+            logs = self._run(method, parts, meetings.combine)
+        if added and main.losses:
+            raise ValueError(
+                "TowerModel: a loss that is added over rows cannot be told from the "
+                "regularizers' losses, which every tower has; use the reduction "
+                "'sum_over_batch_size', or no regularizers."
+            )
+        merged = meetings.logs(logs)
+        if ranks is not None:
+            ranks.note_step(method, merged)
+        return merged
+
+    def _meetings(self, models: Sequence[Any], **options: Any) -> Meetings:
+        return Meetings(
+            self._own.towers,
+            models,
+            APPLY[self._own.variables],
+            reducer=self._own.reducer,
+            states=self._own.states.of,
+            applier=None if self._own.flat is None else self._own.flat.optimizer,
+            ranks=self._own.ranks,
+            **options,
+        )
+
+    def finish_epoch(self) -> None:
+        """Takes part in other ranks' updates until none has a batch."""
+        if self._own.ranks is not None:
+            idle = self._meetings([self._own.main], weights=None, average=False)
+            self._own.ranks.finish_epoch(idle.apply_reduced)
+
+    def predict(self, data: Any) -> Any:
+        """Returns every copy's predictions for its part, in the batch's order."""
+        _, parts, lent = self._cut(data, metrics=False, lends_row=True)
+        return _batches.join(self._run("predict_step", parts, _no_meeting), lent)
+
+    def _cut(self, data: Any, *, metrics: bool, lends_row: bool) -> Any:
+        """Cuts a batch into the towers' parts, and builds the models by the first.
+
+        Returns the parts' sizes, the parts, and how many have a row that is lent.
+        """
+        data = _batches.tensors(data)
+        count, own, ranks = len(self._own.towers), slice(None), self._own.ranks
+        if ranks is not None and metrics:  # Every rank predicts all that it gets.
+            count, own = ranks.parts(count)
+        sizes = _batches.checked_sizes(data, count)
+        parts = cut(data, sizes, lends_row=lends_row)[own]
+        sizes, parts = sizes[own], on_devices(parts, self._own.towers)
+        self._own.build(data, metrics=metrics)
+        return sizes, parts, _batches.lent_rows(sizes) if lends_row else None
+
+    def _is_traced_once(self) -> bool:
+        return self._own.traces_once and not tf.executing_eagerly()
+
+    def _run(
+        self,
+        method: str,
+        parts: Sequence[Any],
+        combine: Callable[[Any, list[Any]], Sequence[Any]],
+    ) -> list[Any]:
+        """Runs a step of every copy: traced once, or side by side."""
+        if self._is_traced_once():
+            return self._run_once(method, parts, combine)
+        fns = [
+            partial(getattr(model, method), part)
+            for model, part in zip(self._own.models, parts, strict=True)
+        ]
+        # Sums over towers need a graph; `compile` refuses eager layers that need them.
+        may_sum = not tf.executing_eagerly()
+        with joined_towers(len(self._own.towers)) as joined:
+            scopes = [_scopes(joined if may_sum else None, k) for k in range(len(fns))]
+            return run_in_lockstep(fns, self._own.towers, combine, scopes=scopes)
+
+    def _run_once(
+        self,
+        method: str,
+        parts: Sequence[Any],
+        combine: Callable[[Any, list[Any]], Sequence[Any]],
+    ) -> list[Any]:
+        def step(part: Any, model: Any, *_: Any) -> Any:
+            with tf.variable_creator_scope(_refuse_new_variable), synchronized_layers():
+                return getattr(model, method)(part)
+
+        flats = [()] * len(parts) if self._own.flat is None else self._own.flat.flats
+        states = [self._own.states.known(own) for own in optimizers_of(self._own.main)]
+        seeds = global_seeds()
+        items = [
+            (
+                part,
+                model,
+                flat,
+                [own[k] for own in states if own],
+                seeds,
+                generators_of(model),
+            )
+            for k, (part, model, flat) in enumerate(
+                zip(parts, self._own.models, flats, strict=True)
+            )
+        ]
+        is_shared = self._own.variables == "parameter_server"
+        return call_towers_once(
+            step,
+            items,
+            [tower.scope for tower in self._own.towers],
+            combine=combine,
+            written_once=state_of(self._own.main) if is_shared else (),
+            inline=self._own.inline,
+            jit_compile=self._own.compiled_by_xla and method == "train_step",
+        )
+
+    def _weights(self, parts: Sequence[Any], sizes: Sequence[Any]) -> Any:
+        weights = [
+            self._weight(part, size, tower)
+            for part, size, tower in zip(parts, sizes, self._own.towers, strict=True)
+        ]
+        is_equal = isinstance(weights[0], int) and len(set(weights)) == 1
+        return None if is_equal and self._own.ranks is None else weights
+
+    def _weight(self, part: Any, size: Any, tower: Tower) -> Any:
+        if self._own.weigh is None:
+            return size
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(part)
+        with tf.device(tower.device):
+            weight = self._own.weigh(x, y, sample_weight)
+            return tf.where(size > 0, weight, tf.zeros_like(weight))
+
+    def trace_beforehand(self, data: Any) -> None:
+        """Traces an own ``train_step`` that may make variables of its optimizers.
+
+        TensorFlow traces twice what makes variables, and ranks match what they exchange
+        by its place in a trace.
+        """
+        if all(own.built for own in optimizers_of(self._own.main)):
+            return
+        step = partial(self.step, "train_step")
+        tf.function(step, autograph=False).get_concrete_function(data)
+
+
+def _scopes(joined: Any, index: int) -> list[AbstractContextManager[Any]]:
+    """Returns the contexts of a tower's thread."""
+    own: list[AbstractContextManager[Any]] = [
+        tf.variable_creator_scope(_refuse_new_variable)
+    ]
+    return own if joined is None else [*own, _synchronized(joined, index)]
+
+
+@contextmanager
+def _synchronized(joined: Any, index: int) -> Iterator[None]:
+    with joined.tower(index), synchronized_layers():
+        yield
+
+
+def _refuse_new_variable(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+    del next_creator
+    raise ValueError(
+        f"TowerModel: the variable {kwargs.get('name')!r} was to be made in a step; "
+        "make all variables in make_model, or in the layers' build."
+    )
+
+
+def _no_meeting(place: Any, brought: list[Any]) -> Sequence[Any]:
+    raise RuntimeError(f"TowerModel: a predict_step came to {place} ({brought}).")
