@@ -27,7 +27,7 @@ def serve_rank(pipe: Any, ports: list[int], rank: int, work: Work) -> None:
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    group = _join_beside(strategy, rank, len(ports), ports[0])
+    group = join_beside(strategy, rank, len(ports), ports[0])
 
     def make(name: str) -> Any:
         if name == SESSION:
@@ -39,7 +39,7 @@ def serve_rank(pipe: Any, ports: list[int], rank: int, work: Work) -> None:
     answer(pipe, make)
 
 
-def _join_beside(strategy: Any, rank: int, size: int, port: int) -> Any:
+def join_beside(strategy: Any, rank: int, size: int, port: int) -> Any:
     """Joins where TensorFlow's runtime is part of a cluster already."""
     from unittest import mock
 
