@@ -444,3 +444,29 @@ def test_synchronised_layers_need_weighed_losses_in_ones_own_step():
     with pytest.raises(ValueError, match=r"differentiate self.optimizer.scale_loss"):
         compiled(lambda: make(False)).fit(x, y, verbose=0)
     compiled(lambda: make(True)).fit(x, y, verbose=0)
+
+
+class Refusing(keras.layers.Layer):
+    """A layer that fails when it runs."""
+
+    def call(self, x):
+        check = tf.debugging.Assert(tf.reduce_all(x < 100), ["too large"])
+        with tf.control_dependencies([check]):
+            return tf.identity(x)
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_an_error_of_a_running_step_names_its_line_or_says_how_to_see_it(inline):
+    def make():
+        inner = [keras.Input([4]), Refusing(), keras.layers.Dense(1)]
+        return keras.Sequential(inner)
+
+    x = np.ones([8, 4])
+    x[-1] = 1000  # in tower 1
+    model = TowerModel(make, CPUS[:2], inline=inline)
+    model.compile("sgd", "mse")
+    with pytest.raises(tf.errors.OpError) as caught:
+        model.fit(x, x[:, :1], batch_size=8, verbose=0)
+    told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    names_it = Path(__file__).name in told
+    assert names_it or (not inline and "inline=True" in told)

@@ -1,8 +1,8 @@
 """``TowerModel``: a Keras model with a copy in every tower."""
 
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import keras
@@ -308,7 +308,8 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             bound.arguments["callbacks"] = [*callbacks, follower(self._own, callbacks)]
         self._fits = True
         try:
-            return super().fit(*bound.args[1:], **bound.kwargs)
+            with _naming_what_failed():
+                return super().fit(*bound.args[1:], **bound.kwargs)
         finally:
             self._fits, self._epoch_iterator = False, None
 
@@ -323,14 +324,16 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             kwargs["verbose"] = 0
         self._evaluates = True
         try:
-            return super().evaluate(*args, **kwargs)
+            with _naming_what_failed():
+                return super().evaluate(*args, **kwargs)
         finally:
             self._evaluates = False
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predicts as ``keras.Model.predict`` does, over all towers."""
         self.copy_to_replicas()
-        return super().predict(*args, **kwargs)
+        with _naming_what_failed():
+            return super().predict(*args, **kwargs)
 
     def make_train_function(self, force: bool = False) -> None:
         """Makes the function of a step; with a ``group`` its errors name lost ranks."""
@@ -497,6 +500,25 @@ def _ranks_of(group: RankGroup | None, data: str, uneven: str) -> Ranks | None:
             f"methods (tw_core.ranks.RankGroup); got {group!r:.80}."
         )
     return Ranks(group, shares_data=data == "shared", ends_first=uneven == "stop")
+
+
+@contextmanager
+def _naming_what_failed() -> Iterator[None]:
+    """Says where an error is that TensorFlow has lost between devices.
+
+    The call of a function fails on one device, and others are cancelled; theirs is the
+    error that TensorFlow raises, unless calls are inlined.
+    """
+    try:
+        yield
+    except tf.errors.CancelledError as error:
+        if "RecvAsync is cancelled" in str(error):
+            error.add_note(
+                "TowerModel: an operation of a tower has failed, and TensorFlow raises "
+                "the error of one that waited for it. With TowerModel(..., "
+                "inline=True) it names the operation and its line."
+            )
+        raise
 
 
 _FIT = inspect.signature(keras.Model.fit)
