@@ -341,6 +341,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         super().make_train_function(force)
         made, ranks = vars(self).get("train_function"), self._ranks
         if ranks is not None and made is not None and made is not before:
+            ranks.forget_steps()
             self.train_function = ranks.running(made)
 
     def _finish_epoch(self) -> None:

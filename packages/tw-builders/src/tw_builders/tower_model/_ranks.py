@@ -179,6 +179,10 @@ class Ranks:
 
         return run
 
+    def forget_steps(self) -> None:
+        """Forgets what steps exchange and return, which are made anew."""
+        self._exchanges, self._logs, self._idle = {}, {}, None
+
     def _hear(self) -> bool:
         """Reads what ranks told in the last step; returns whether one had a batch."""
         told = self._told.numpy()
