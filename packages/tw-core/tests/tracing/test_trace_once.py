@@ -190,6 +190,31 @@ def test_nested_items_ragged_rows_and_gathered_gradients_reach_their_tower():
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("kind", [tf.RaggedTensor, tf.SparseTensor])
+def test_ragged_and_sparse_items_may_have_other_rows_in_every_tower(kind):
+    rows = [[[1], [2, 3]], [[4, 5, 6]], [[], [7], [8]]]
+    items = [tf.ragged.constant(own, tf.float32) for own in rows]
+    if kind is tf.SparseTensor:
+        items = [own.to_sparse() for own in items]
+    added = tf.sparse.reduce_sum if kind is tf.SparseTensor else tf.reduce_sum
+
+    @tf.function(autograph=False)
+    def run(trace):
+        return map_towers(
+            lambda tower, item: (added(item, 1), item * 2.0),
+            towers(CPUS[:3]),
+            items,
+            trace=trace,
+        )
+
+    each = run("each")
+    assert [float(tf.reduce_sum(own)) for own, _ in each] == [6, 15, 15]
+    for one, other in zip(
+        *(tf.nest.flatten(r, True) for r in (run("once"), each)), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_the_calls_are_on_the_towers_devices_and_their_operations_on_none():
     def product(tower, x):
         with tf.device("/cpu:3"):

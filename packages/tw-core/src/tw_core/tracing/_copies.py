@@ -63,8 +63,9 @@ class Copies:
 
     def rebuilt(self, components: Sequence[Any]) -> list[Any]:
         """Returns the first tower's items with tensors made of ``components``."""
-        chosen = [self.items[0][place] for place in self.tensors]
-        like = [leaf if tf.is_tensor(leaf) else tf.constant(leaf) for leaf in chosen]
+        like = [
+            _common_type([own[place] for own in self.items]) for place in self.tensors
+        ]
         tensors = tf.nest.pack_sequence_as(
             like, list(components), expand_composites=True
         )
@@ -107,6 +108,13 @@ def _handle(variable: tf.Variable) -> tf.Tensor:
     # A view has no memory: reading it reads the flat variable that it is part of.
     flat = getattr(variable, "flat", None)
     return (variable if flat is None else flat).handle
+
+
+def _common_type(column: Sequence[Any]) -> tf.TypeSpec:
+    """Returns the type of all towers' tensors: they may differ in shape."""
+    tensors = [own if tf.is_tensor(own) else tf.constant(own) for own in column]
+    first, *others = map(tf.type_spec_from_value, tensors)
+    return first.most_specific_common_supertype(others) or first
 
 
 def _common_spec(column: Sequence[tf.Tensor]) -> tf.TensorSpec:
