@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_optimizers import CASES, make
 
 import tw_builders
 import tw_core
@@ -25,27 +26,28 @@ KINDS = {
 }
 
 
-def of_towers(num_towers):
+def of_towers(num_towers, kind=tf.Variable):
     return [
-        [tf.Variable(tf.ones(s), name=f"v{n}") for n, s in enumerate(SHAPES)]
+        [kind(tf.ones(s), name=f"words{n}") for n, s in enumerate(SHAPES)]
         for _ in range(num_towers)
     ]
 
 
-def gradients():
+def gradients(dense=False):
     random = np.random.default_rng(1)
     sparse = tf.IndexedSlices(
         tf.constant(random.normal(size=[2, 2]), tf.float32),
         tf.constant([0, 2]),
         tf.constant([3, 2]),
     )
-    return [sparse, tf.constant(random.normal(size=[4]), tf.float32)]
+    first = tf.convert_to_tensor(sparse) if dense else sparse
+    return [first, tf.constant(random.normal(size=[4]), tf.float32)]
 
 
-def trained(makers):
+def trained(makers, dense=False, kind=tf.Variable):
     """Returns the functions that a step calls, and the variables after three steps."""
     ours, left = tw_core.towers(CPUS[: len(makers)]), iter(makers)
-    variables = of_towers(len(makers))
+    variables = of_towers(len(makers), kind)
     optimizers = tw_builders.make_optimizers(ours, lambda: next(left)(), variables)
 
     @tf.function(autograph=False)
@@ -53,8 +55,8 @@ def trained(makers):
         tw_builders.apply_gradients(ours, [grads] * len(ours), variables, optimizers)
 
     for _ in range(3):
-        step(gradients())
-    graph = step.get_concrete_function(gradients()).graph
+        step(gradients(dense))
+    graph = step.get_concrete_function(gradients(dense)).graph
     calls = [op for op in graph.get_operations() if op.type.endswith("PartitionedCall")]
     return [call.get_attr("f").name for call in calls], variables
 
@@ -67,6 +69,20 @@ def test_optimizers_that_are_alike_are_traced_once(name):
     for own in variables:
         for got, plain in zip(own, want, strict=True):
             np.testing.assert_allclose(got, plain, rtol=1e-6)
+
+
+@pytest.mark.full("Adafactor", "Muon nesterov", "MultiOptimizer", "Ftrl use_ema")
+@pytest.mark.parametrize("case", CASES)
+def test_every_optimizer_updates_as_where_each_is_traced(case, monkeypatch):
+    # Keras divides no sparse gradients by a scale.
+    given = [lambda: make(case)] * 3, "loss_scale_factor" in case, keras.Variable
+    called, once = trained(*given)
+    assert len(called) == 3 and len(set(called)) == 1
+    monkeypatch.setattr("tw_builders._apply.are_alike", lambda optimizers: False)
+    called, each = trained(*given)
+    assert called == []
+    for got, plain in zip(*map(tf.nest.flatten, (once, each)), strict=True):
+        np.testing.assert_array_equal(got, plain)
 
 
 def sgd(*arguments, **options):
