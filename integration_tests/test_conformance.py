@@ -23,7 +23,13 @@ from conformance.models import (
     start,
 )
 from conformance.page import is_exact, table
-from conformance.programs import Copies, in_session
+from conformance.programs import (
+    Copies,
+    in_function,
+    in_session,
+    in_sharded_function,
+    in_shared_function,
+)
 from conformance.rows import OPTIMIZERS, Row, reducers, rows
 
 import tw_builders
@@ -80,6 +86,35 @@ def test_towers_end_where_one_device_does(row, kind, num_towers):
             bound = 0 if is_exact(row, num_towers) else bound
             got = value.astype(np.float64)
             np.testing.assert_allclose(got, wanted, rtol=0, atol=bound)
+
+
+IN_FUNCTIONS = (in_function, in_sharded_function, in_shared_function)
+CALLED = [row for row in rows() if row.run.func in IN_FUNCTIONS]
+
+
+@pytest.mark.full(
+    "apply_gradients-packed(sum_balanced)-v1-3",
+    "apply_gradients-mean(packed(broadcast(sum_balanced)))-Keras 3-2",
+    "apply_shared_gradients(average=False)--v1-4",
+    "apply_sharded_gradients(average=True)--tw_ampopt, Keras 3-2",
+)
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("row", "num_towers"),
+    [
+        pytest.param(row, count, id=f"{name_of(row)}-{count}")
+        for row in CALLED
+        for count in row.counts
+    ],
+)
+def test_one_trace_has_the_bits_of_a_trace_for_each_tower(row, num_towers):
+    once = row.run(num_towers, trace="once")
+    each = trained(row, num_towers)
+    assert once.keys() == each.keys()
+    for kind in KINDS:
+        pairs = zip(*map(tf.nest.flatten, (once[kind], each[kind])), strict=True)
+        for own, other in pairs:
+            np.testing.assert_array_equal(own, other, err_msg=kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -133,6 +133,7 @@ def in_function(
     num_towers: int,
     *,
     is_flat: bool = False,
+    trace: str = "each",
 ) -> Copies:
     """Trains replicas of the models of all kinds in one ``tf.function``."""
     towers, reduce = tw_core.towers(CPUS[:num_towers]), make_reducer(num_towers)
@@ -150,6 +151,7 @@ def in_function(
                 towers,
                 own,
                 given[kind],
+                trace=trace,
             )
             tw_builders.apply_gradients(towers, reduce(grads), own, optimizers[kind])
 
@@ -163,6 +165,7 @@ def in_sharded_function(
     num_towers: int,
     *,
     is_flat: bool = False,
+    trace: str = "each",
 ) -> Copies:
     """Trains replicas whose variables have an owner each in one ``tf.function``."""
     towers = tw_core.towers(CPUS[:num_towers])
@@ -181,6 +184,7 @@ def in_sharded_function(
                 towers,
                 own,
                 given[kind],
+                trace=trace,
             )
             tw_builders.apply_sharded_gradients(
                 towers, grads, own, optimizers[kind], average=average
@@ -196,6 +200,7 @@ def in_shared_function(
     num_towers: int,
     *,
     is_flat: bool = False,
+    trace: str = "each",
 ) -> Copies:
     """Trains one set of variables that all towers share in one ``tf.function``."""
     towers = tw_core.towers(CPUS[:num_towers])
@@ -214,6 +219,7 @@ def in_shared_function(
                 ),
                 towers,
                 given[kind],
+                trace=trace,
             )
             tw_builders.apply_shared_gradients(pairs, optimizers[kind], average=average)
 
