@@ -76,18 +76,10 @@ class Ranks:
         device: str,
         checksum: Any,
     ) -> list[Brought]:
-        """Adds gradients over all towers of all ranks.
+        """Adds gradients over all towers of all ranks; all towers get the same.
 
-        Args:
-          place: of the optimizer.
-          brought: [K] of this rank's towers.
-          weights: [K] in the mean; None for a sum.
-          total: of this rank's weights.
-          device: where this rank's gradients are added.
-          checksum: of the batch, where all ranks have the same one.
-
-        Returns:
-          [K], the same gradients for all towers.
+        ``weights`` are [K], and None for a sum; ``total`` is this rank's. ``device`` is
+        where its towers' are added. ``checksum`` is of a batch that all ranks have.
         """
         first = brought[0]
         used = [n for n, grad in enumerate(first.grads) if grad is not None]
