@@ -200,6 +200,23 @@ class Copies:
         self.ranks.begin(list({id(v): v for v in variables}.values()))
         self.make_equal()
 
+    def take_statistics_from_rank_0(self) -> None:
+        """Gives this rank's towers rank 0's state that layers keep beside weights.
+
+        Such are moving averages, by which ranks that train apart evaluate apart.
+        """
+        if self.ranks is None or not self._is_built:
+            return
+        # Not frozen weights, which do not change.
+        kept = [
+            variable
+            for layer in layers_of(self.main)
+            for variable in layer._non_trainable_variables
+        ]
+        if kept:
+            self.ranks.begin(list({id(v): v for v in kept}.values()))
+            self.make_equal()
+
     def _freeze_alike(self) -> None:
         """Sets ``trainable`` in every copy as in tower 0's."""
         for model in self.distinct[1:]:
