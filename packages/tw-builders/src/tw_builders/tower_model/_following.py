@@ -4,7 +4,11 @@ A callback of one's own may set weights, the optimizer's state or a layer's vari
 any time; those of Keras that train on do so as well, such as ``SwapEMAWeights``.
 """
 
+import os
+import shutil
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -81,6 +85,45 @@ def show_tower_0(callbacks: Sequence[Any], model: Any) -> None:
     for own in callbacks:
         if isinstance(own, kinds):
             own.set_model = lambda _, own=own: type(own).set_model(own, model)
+
+
+def back_up_at_once(callbacks: Sequence[Any]) -> None:
+    """Has ``BackupAndRestore`` replace its two files once both are written.
+
+    A process that was killed between them would leave the weights of one epoch with the
+    number of another, and one killed within, half a file. A backup within an epoch says
+    which; Keras takes the one with which ``fit`` began for the first.
+    """
+    for own in callbacks:
+        if isinstance(own, keras.callbacks.BackupAndRestore):
+            own.on_epoch_begin = partial(_note_epoch, own)
+            if not _is_remote(own.backup_dir):
+                own._save_model = partial(_save_at_once, own)
+
+
+def _note_epoch(callback: Any, epoch: int, logs: Any = None) -> None:
+    callback._current_epoch = epoch
+    type(callback).on_epoch_begin(callback, epoch, logs)
+
+
+def _is_remote(path: Any) -> bool:
+    return "://" in str(path) or str(path).startswith(("/gcs/", "/cns/", "/cfs/"))
+
+
+def _save_at_once(callback: Any) -> None:
+    paths = callback._weights_path, callback._training_metadata_path
+    new = [str(Path(path).with_name(f"new.{Path(path).name}")) for path in paths]
+    callback._weights_path, callback._training_metadata_path = new
+    try:
+        type(callback)._save_model(callback)
+    finally:
+        callback._weights_path, callback._training_metadata_path = paths
+    before = callback._prev_weights_path, callback._prev_training_metadata_path
+    for path, kept in zip(paths, before, strict=True):
+        if callback.double_checkpoint and os.path.exists(path):
+            shutil.copy(path, kept)
+    for path, written in zip(paths, new, strict=True):
+        os.replace(written, path)
 
 
 _BATCH_HOOKS = (

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tw_builders.tower_model._copies import Copies, Weigh
 from tw_builders.tower_model._following import (
+    back_up_at_once,
     follower,
     of_this_rank,
     show_tower_0,
@@ -304,6 +305,8 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         elif callbacks or ranks is not None:
             callbacks = [*tf.nest.flatten(callbacks)]
             callbacks = of_this_rank(callbacks, ranks)
+            if ranks is not None:
+                back_up_at_once(callbacks)
             show_tower_0(callbacks, self._own.main)
             bound.arguments["callbacks"] = [*callbacks, follower(self._own, callbacks)]
         self._fits = True
