@@ -54,7 +54,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
     """
 
     _evaluates = False  # Keras's fit evaluates between epochs.
-    _fits = _stops = False
+    _fits = _stops = _has_failed = False
     _epoch_iterator: Any = None
 
     @public
@@ -309,10 +309,13 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
                 back_up_at_once(callbacks)
             show_tower_0(callbacks, self._own.main)
             bound.arguments["callbacks"] = [*callbacks, follower(self._own, callbacks)]
-        self._fits = True
+        self._fits, self._has_failed = True, False
         try:
             with _naming_what_failed():
                 return super().fit(*bound.args[1:], **bound.kwargs)
+        except BaseException:
+            self._has_failed = True
+            raise
         finally:
             self._fits, self._epoch_iterator = False, None
 
@@ -325,10 +328,13 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         ranks = self._ranks
         if ranks is not None and not ranks.is_first:
             kwargs["verbose"] = 0
-        self._evaluates = True
+        self._evaluates, self._has_failed = True, False
         try:
             with _naming_what_failed():
                 return super().evaluate(*args, **kwargs)
+        except BaseException:
+            self._has_failed = True
+            raise
         finally:
             self._evaluates = False
 
@@ -388,7 +394,8 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         """Saves tower 0's weights, as the plain model does.
 
         With a ``group``, rank 0 writes, and other ranks wait until the file is there
-        unless they are in ``fit``; rank 0 waits for nobody, and may save alone.
+        unless they are in ``fit``, or it has ended by an error or Ctrl-C; rank 0 waits
+        for nobody, and may save alone.
         """
         self._save(self._own.main.save_weights, filepath, *args, **kwargs)
 
@@ -404,7 +411,8 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
     def _save(self, write: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
         ranks, what = self._ranks, f"that {filepath} is saved"
         if ranks is not None and not ranks.is_first:
-            if not self._fits:
+            # Rank 0 may be waiting for this one, whose fit has ended by an error.
+            if not (self._fits or self._has_failed):
                 ranks.group.wait_for(what)
             return
         with self._own.without_wrapped():
