@@ -138,8 +138,9 @@ def _become(words: list[str], stdout: int, stderr: int) -> NoReturn:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
+        sys.last_value = error  # As an interpreter notes it for what runs at its end.
         status = 1
     # Ends as an interpreter does: threads, exit functions, modules, C++.
     ctypes.pythonapi.Py_Exit(status)
