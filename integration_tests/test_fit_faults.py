@@ -28,7 +28,7 @@ from tw_syncrep.cluster._network_exposure import find_free_ports
 sys.path.append(str(Path(__file__).parents[1] / "packages" / "tw-syncrep" / "tests"))
 from ranks import Raised, Ranks
 
-TIMEOUT_S, GRACE_S = 2.0, 2.0
+TIMEOUT_S, GRACE_S = 2.0, 5.0
 RANKS = 3
 PROGRAM = Path(fit_program.__file__)
 LAUNCH = [sys.executable, "-m", "tw_syncrep.launch", "--ps", "0", "--workers", "2"]
