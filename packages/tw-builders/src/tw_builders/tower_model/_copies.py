@@ -13,6 +13,7 @@ from tw_builders.tower_model import _batches
 from tw_builders.tower_model._building import (
     build_metrics,
     build_variables,
+    global_seeds,
     has_metrics_built,
     is_seed,
     seeds_of,
@@ -198,23 +199,16 @@ class Copies:
             if optimizer.built and not isinstance(optimizer, WrappedOptimizer):
                 variables += optimizer.variables
         self.ranks.begin(list({id(v): v for v in variables}.values()))
+        self.ranks.spread_seeds(global_seeds())
         self.make_equal()
 
-    def take_statistics_from_rank_0(self) -> None:
-        """Gives this rank's towers rank 0's state that layers keep beside weights.
-
-        Such are moving averages, by which ranks that train apart evaluate apart.
-        """
-        if self.ranks is None or not self._is_built:
-            return
-        # Not frozen weights, which do not change.
-        kept = [
-            variable
-            for layer in layers_of(self.main)
-            for variable in layer._non_trainable_variables
-        ]
-        if kept:
-            self.ranks.begin(list({id(v): v for v in kept}.values()))
+    def take_state_from_rank_0(self) -> None:
+        """Gives this rank's towers the state of rank 0 that does not train."""
+        # Neither frozen weights, which do not change, nor metrics.
+        layers = layers_of(self.main)
+        state = [v for layer in layers for v in layer._non_trainable_variables]
+        if self.ranks is not None and state:
+            self.ranks.begin(state)
             self.make_equal()
 
     def _freeze_alike(self) -> None:

@@ -56,6 +56,7 @@ class Meetings:
         divides_by_weights: bool = False,
         ranks: Ranks | None = None,
         checksum: Any = None,
+        share: Any = None,
     ) -> None:
         """Finds the optimizers and metrics of the models, which may all be one model.
 
@@ -65,9 +66,10 @@ class Meetings:
         the others. ``applier`` replaces tower 0's optimizer. The last ``lent`` towers
         have no rows of their own. ``divides_by_weights``: losses are divided by the sum
         of their sample weights. ``ranks`` reduce gradients with other processes, which
-        compare the ``checksum`` of a batch that all have.
+        compare the ``checksum`` of a batch that all have; ``share`` is the part of a
+        batch's rows that is this rank's.
         """
-        self._ranks, self._checksum = ranks, checksum
+        self._ranks, self._checksum, self._share = ranks, checksum, share
         self._lent, self._divides_by_weights = lent, divides_by_weights
         self._states, self._applier = states, applier
         self._synchronized, self._weighed = synchronized, set[int]()
@@ -160,6 +162,12 @@ class Meetings:
 
         Losses of other divisors may stand beside them: all are averaged by rows.
         """
+        if self._ranks is not None:
+            raise ValueError(
+                "TowerModel: a loss with reduction='mean_with_sample_weight' divides "
+                "by a sum that one rank does not know; use 'sum_over_batch_size', or "
+                "TowerModel(..., weights=lambda x, y, w: tf.reduce_sum(w))."
+            )
         sums = [tf.cast(own, tf.float64) for own in self._own(sums)]
         rows = [tf.cast(own, tf.float64) for own in self._weights or [1] * len(sums)]
         per_row = tf.math.divide_no_nan(tf.add_n(rows), tf.add_n(sums))
@@ -239,6 +247,8 @@ class Meetings:
                 options["sample_weight"] = tf.nest.map_structure(
                     partial(self._merged, adds=True), *weights
                 )
+            elif self._share is not None and _takes_a_mean(metric, values):
+                options["sample_weight"] = self._share
             metric.update_state(*values, **options)
 
     def _merged(self, *values: Any, adds: bool) -> Any:
@@ -267,8 +277,9 @@ class Meetings:
         merged = reducer([[value] for value in values])[0][0]
         if self._ranks is None or self._average:
             return merged
-        # Ranks' results are averaged in the end; a sum is that of all.
-        return merged * self._ranks.group.size
+        # Ranks' results are averaged by rows in the end; a sum is that of all.
+        share = tf.cast(self._share, merged.dtype)
+        return tf.math.divide_no_nan(merged, share)
 
     def _log(self, values: Sequence[Any]) -> Any:
         first = values[0]
@@ -382,6 +393,14 @@ def _updating(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
         return meet(("metric", n), (*values, masks))
 
     return method
+
+
+def _takes_a_mean(metric: Any, values: Sequence[Any]) -> bool:
+    """Returns whether a metric counts one number of a whole batch."""
+    is_number = len(values) == 1 and tf.is_tensor(values[0])
+    return isinstance(metric, keras.metrics.Mean) and (
+        is_number and values[0].shape.rank == 0
+    )
 
 
 def _read(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -249,6 +249,8 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         """
         own = self._own
         own.check_compiled(run_eagerly=run_eagerly, by_xla=jit_compile is True)
+        if own.ranks is not None:
+            own.ranks.forget_steps()
         own.compile(args, kwargs)
         for model in own.distinct:
             model.run_eagerly, model.jit_compile = run_eagerly, False
@@ -325,13 +327,13 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         With a ``group`` all ranks call it, and get the results of all ranks' rows.
         """
         self.copy_to_replicas()
-        ranks = self._ranks
+        bound, ranks = _EVALUATE.bind(self, *args, **kwargs), self._ranks
         if ranks is not None and not ranks.is_first:
-            kwargs["verbose"] = 0
+            bound.arguments["verbose"] = 0
         self._evaluates, self._has_failed = True, False
         try:
             with _naming_what_failed():
-                return super().evaluate(*args, **kwargs)
+                return super().evaluate(*bound.args[1:], **bound.kwargs)
         except BaseException:
             self._has_failed = True
             raise
@@ -350,7 +352,6 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         super().make_train_function(force)
         made, ranks = vars(self).get("train_function"), self._ranks
         if ranks is not None and made is not None and made is not before:
-            ranks.forget_steps()
             self.train_function = ranks.running(made)
 
     def _finish_epoch(self) -> None:
@@ -358,9 +359,9 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         ranks = self._ranks
         if ranks is not None and dataset is not None and not ranks.has_stepped:
             # Without any batch a trace tells what the other ranks exchange.
-            with suppress(StopIteration, tf.errors.OutOfRangeError):
-                self.train_function(iter(dataset))
+            self._steps.trace(dataset.element_spec)
         self._steps.finish_epoch()
+        self._own.take_state_from_rank_0()
 
     def _get_metrics_result_or_logs(self, logs: Any) -> Any:
         # Keras calls this at the end of an epoch, and of an evaluation.
@@ -534,6 +535,7 @@ def _naming_what_failed() -> Iterator[None]:
 
 
 _FIT = inspect.signature(keras.Model.fit)
+_EVALUATE = inspect.signature(keras.Model.evaluate)
 
 
 def _of_main(name: str) -> property:

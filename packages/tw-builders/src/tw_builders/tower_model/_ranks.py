@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tw_builders._parts import rows_of
 from tw_builders.tower_model._updates import Brought
 from tw_core.gradients import map_values, values_of, weigh
 from tw_core.ranks import RankGroup
@@ -22,6 +23,9 @@ from tw_reduce import sum_on_device
 _WEIGHT, _ACTIVE, _STOPS = range(3)  # places in what is added beside gradients
 _CHECKED_STEPS = 2  # of an epoch, whose batches must be the same on all ranks
 _UNSET_SEED = 87_654_321  # what TensorFlow answers where no seed was set
+_SEEDS_APART = 0x9E3779B1  # odd and large, so that layers' seeds stay apart
+# TensorFlow's collectives match by the loop that they are in, and its iteration, too.
+_APART = {"_noinline": True}
 _NARROW = ("float16", "bfloat16")
 _Run = Callable[..., Any]
 
@@ -45,6 +49,7 @@ class Ranks:
         self._ends_first = ends_first
         self._exchanges: dict[int, _Exchange] = {}  # by optimizer, in a step's order
         self._logs: dict[str, list[str]] = {}  # names, by method
+        self._sums: dict[tuple[int, str], _Run] = {}  # by optimizer and what is added
         self._idle: tuple[Any, Any] | None = None
         self._asked = self.stops = self._has_begun = False
         with tf.init_scope(), tf.device("/cpu:0"):
@@ -109,16 +114,51 @@ class Ranks:
         variables = [own.brought[0].variables[n] for n in own.used]
         names = [str(getattr(v, "path", v.name)) for v in variables]
         told = tf.stack([*told, *self._slots(checksum)])
-        *reduced, told = self.group.sum(
-            [*local, told], names=[*names, f"what ranks tell, update {place}"]
-        )
+        names.append(f"what ranks tell, update {place}")
+        *reduced, told = self._summed(place, [*local, told], names)
         if self.shares_data:
-            with tf.control_dependencies([_check_same(told[3:])]):
+            checks = [_check_all_or_none(told[_ACTIVE], self.group.size)]
+            with tf.control_dependencies([*checks, _check_same(told[3:])]):
                 told = tf.identity(told)
         self._told.assign(told[:3])
         if own.averages:
             reduced = [_divided(grad, told[_WEIGHT]) for grad in reduced]
         return _for_towers(reduced, own)
+
+    def _summed(
+        self, place: int, tensors: Sequence[Any], names: Sequence[str]
+    ) -> list[Any]:
+        """Adds tensors over the ranks, in a function that is not inlined.
+
+        Several steps in one call are a loop. In a function of its own an exchange has
+        neither the loop's frame nor its iterations, and meets that of an idle rank.
+        """
+        if tf.executing_eagerly():
+            return self.group.sum(tensors, names=names)
+        are_sparse = [isinstance(own, tf.IndexedSlices) for own in tensors]
+        flat = _flat(tensors)
+        specs = [
+            tf.TensorSpec([None, *own.shape[1:]] if is_part else own.shape, own.dtype)
+            for own, is_part in zip(
+                flat, [s for s in are_sparse for _ in range(1 + s)], strict=True
+            )
+        ]
+        key = place, str(specs)
+        if key not in self._sums:
+
+            def run(*flat: Any) -> list[Any]:
+                own = _packed(flat, are_sparse)
+                return _flat(self.group.sum(own, names=names))
+
+            with tf.init_scope():
+                made = tf.function(
+                    run,
+                    input_signature=specs,
+                    autograph=False,
+                    experimental_attributes=_APART,
+                )
+                self._sums[key] = made.get_concrete_function()
+        return _packed(self._sums[key](*flat), are_sparse)
 
     def _slots(self, checksum: Any) -> list[Any]:
         """Returns one number per rank, of which this rank's is the checksum."""
@@ -128,6 +168,17 @@ class Ranks:
         if checksum is not None:
             own[self.group.rank] = checksum
         return own
+
+    def share(self, data: Any, sizes: Sequence[Any]) -> tf.Tensor:
+        """Returns the part of a batch's rows that is this rank's.
+
+        Where each has batches of its own, other ranks are taken to have as many rows.
+        """
+        own = tf.cast(tf.add_n([tf.cast(size, tf.int64) for size in sizes]), tf.float64)
+        if not self.shares_data:
+            return tf.cast(own > 0, tf.float64) / self.group.size
+        leaf = next(leaf for leaf in tf.nest.flatten(data) if leaf is not None)
+        return tf.math.divide_no_nan(own, tf.cast(rows_of(leaf), tf.float64))
 
     def checksum(self, data: Any) -> tf.Tensor:
         """Returns a number of a batch, at the beginning of an epoch; 0 later."""
@@ -152,6 +203,10 @@ class Ranks:
             if tf.is_tensor(own) and own.dtype.is_floating and own.shape.rank == 0
         ]
 
+    def forget_steps(self) -> None:
+        """Forgets what steps exchange and return, as the model is compiled again."""
+        self._exchanges, self._logs, self._sums, self._idle = {}, {}, {}, None
+
     @property
     def has_stepped(self) -> bool:
         """Whether this rank has built or run a step."""
@@ -170,10 +225,6 @@ class Ranks:
             return logs
 
         return run
-
-    def forget_steps(self) -> None:
-        """Forgets what steps exchange and return, which are made anew."""
-        self._exchanges, self._logs, self._idle = {}, {}, None
 
     def _hear(self) -> bool:
         """Reads what ranks told in the last step; returns whether one had a batch."""
@@ -206,13 +257,23 @@ class Ranks:
         own[self.group.rank] = -1 if number is None else number
         own = tf.constant(own, tf.int64)
         (of_all,) = self.group.sum([own], names=["numbers of batches"])
-        least = int(tf.reduce_min(of_all))
+        least, steps = int(tf.reduce_min(of_all)), batches.steps_per_execution
         if least < 0:
             raise ValueError(
                 "TowerModel: uneven='stop' needs to know how many batches each rank "
                 "has; pass steps_per_epoch, or data of known length."
             )
-        batches._num_batches = least
+        if least == 0 or (least % steps and least < int(tf.reduce_max(of_all))):
+            raise ValueError(
+                "TowerModel: with uneven='stop' every rank needs a batch, and the "
+                "least number must be one of whole calls of steps_per_execution="
+                f"{steps} batches; got {of_all.numpy().tolist()} by rank. Use "
+                "uneven='wait'."
+            )
+        if batches.steps_per_epoch:  # Data goes on in the next epoch.
+            batches.steps_per_epoch = least
+        else:
+            batches._num_batches = least
 
     def finish_epoch(self, apply: Callable[[int, Sequence[Brought]], None]) -> None:
         """Takes part in the others' updates until no rank has a batch.
@@ -261,6 +322,18 @@ class Ranks:
         seed = self.agree_on_number(drawn if own == _UNSET_SEED else own)
         if seed != own:
             tf.random.set_seed(seed)
+
+    def spread_seeds(self, seeds: Sequence[tf.Variable]) -> None:
+        """Derives each rank's ``seeds``, [2] a seed and a counter, from rank 0's.
+
+        What they are called depends on where a program drew first.
+        """
+        for n, state in enumerate(seeds):
+            own = state.read_value()
+            own = own if self.is_first else tf.zeros_like(own)
+            (of_first,) = self.group.sum([own], names=[f"random state {n}"])
+            apart = self.group.rank * _SEEDS_APART % 2**31
+            state.assign(of_first + tf.constant([apart, 0], own.dtype))
 
     def begin(self, variables: Sequence[Any]) -> None:
         """Gives all ranks the values of rank 0; all ranks call it."""
@@ -325,6 +398,22 @@ def _zeros(shape: Any, dtype: tf.DType, indices: tf.DType | None) -> Any:
     return tf.IndexedSlices(values, tf.zeros([0], indices))
 
 
+def _flat(tensors: Sequence[Any]) -> list[Any]:
+    parts = [
+        [own.values, own.indices] if isinstance(own, tf.IndexedSlices) else [own]
+        for own in tensors
+    ]
+    return [part for own in parts for part in own]
+
+
+def _packed(flat: Sequence[Any], are_sparse: Sequence[bool]) -> list[Any]:
+    parts = iter(flat)
+    return [
+        tf.IndexedSlices(next(parts), next(parts)) if is_sparse else next(parts)
+        for is_sparse in are_sparse
+    ]
+
+
 def _divided(grad: Any, weight: tf.Tensor) -> Any:
     def divide(values: tf.Tensor) -> tf.Tensor:
         return tf.math.divide_no_nan(values, tf.cast(weight, values.dtype))
@@ -347,6 +436,17 @@ def _as_of(variable: Any, grad: Any) -> Any:
     if not isinstance(grad, tf.IndexedSlices):
         return values
     return tf.IndexedSlices(values, grad.indices, tf.constant(list(variable.shape)))
+
+
+def _check_all_or_none(active: tf.Tensor, size: int) -> tf.Operation:
+    """Fails where some of the ranks that share their data have no batch left."""
+    says = (
+        "TowerModel: with data='shared' all ranks must get the same batches; here the "
+        "data of some has ended. Give all ranks the same data, or use data='own'. "
+        "Ranks with a batch:"
+    )
+    good = tf.reduce_any(tf.equal(active, [0.0, float(size)]))
+    return tf.debugging.Assert(good, [says, active])
 
 
 def _check_same(checksums: tf.Tensor) -> tf.Operation:

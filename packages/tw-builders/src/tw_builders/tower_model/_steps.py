@@ -43,9 +43,10 @@ class Steps:
         # A sum over rows, and the moments of all rows, would count what is lent.
         lends = not added and not synchronized
         sizes, parts, lent = self._cut(data, metrics=True, lends_row=lends)
-        checksum = None
-        if ranks is not None and ranks.shares_data:
-            checksum = ranks.checksum(data)
+        checksum = share = None
+        if ranks is not None:
+            share = ranks.share(data, sizes)
+            checksum = ranks.checksum(data) if ranks.shares_data else None
         meetings = self._meetings(
             [main] if self._is_traced_once() else self._own.models,
             weights=None if added else self._weights(parts, sizes),
@@ -54,6 +55,7 @@ class Steps:
             lent=lent,
             divides_by_weights=self._own.weigh is None and divides_by_weights(main),
             checksum=checksum,
+            share=share,
         )
         with meetings.held(), flat.training() if flat else nullcontext():
             logs = self._run(method, parts, meetings.combine)
@@ -187,8 +189,11 @@ class Steps:
         TensorFlow traces twice what makes variables, and ranks match what they exchange
         by its place in a trace.
         """
-        if all(own.built for own in optimizers_of(self._own.main)):
-            return
+        if not all(own.built for own in optimizers_of(self._own.main)):
+            self.trace(data)
+
+    def trace(self, data: Any) -> None:
+        """Traces a step for batches of the specs ``data``, and runs none."""
         step = partial(self.step, "train_step")
         tf.function(step, autograph=False).get_concrete_function(data)
 
