@@ -34,14 +34,14 @@ def two_ranks():
     group.end()
 
 
-def assert_alike(results, want):
+def assert_alike(results, want, rtol=2e-6):
     for got in results:
         for one, other in zip(got, want, strict=True):
             if isinstance(one, dict):
                 assert one.keys() == other.keys()
                 one, other = list(one.values()), list(other.values())
             for a, b in zip(one, other, strict=True):
-                np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6)
+                np.testing.assert_allclose(a, b, rtol, rtol / 2)
     for got in results[1:]:
         for one, other in zip(got[1], results[0][1], strict=True):
             np.testing.assert_array_equal(one, other)

@@ -1,0 +1,189 @@
+"""Programs of Keras's users train over processes and towers as on one device."""
+
+import csv
+import multiprocessing
+import os
+
+import keras
+import keras_gallery
+import numpy as np
+import pytest
+import rank_training
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_fit_over_ranks import Raised, Ranks, assert_alike
+
+SHAPES = {"2 x 1": (2, 1), "2 x 2": (2, 2), "3 x 1": (3, 1)}  # ranks, towers
+PRELOADED = ["tensorflow", "rank_programs", "rank_training", "rank_threads"]
+
+
+def started(size, **options):
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return Ranks(context, size, towers=8, **options).joined()
+
+
+@pytest.fixture(scope="module")
+def groups():
+    """Starts a group of each size that a test asks for."""
+    made = {}
+
+    def of(size):
+        if size not in made:
+            made[size] = started(size)
+        return made[size]
+
+    yield of
+    for group in made.values():
+        group.end()
+
+
+@pytest.fixture(scope="module")
+def threads():
+    """A process in which ranks are threads that wait for each other in operations."""
+    group = started(1, environment={0: {"TF_NUM_INTEROP_THREADS": "16"}})
+    yield group
+    group.end()
+
+
+@pytest.mark.full(
+    *("2 x 2-metrics", "2 x 1-two outputs", "3 x 1-compiled again"),
+    *("2 x 2-compiled by XLA", "3 x 1-over towers", "2 x 2-float16"),
+    *("3 x 1-stops early", "2 x 1-swapped averages", "2 x 2-sets weights"),
+    *("2 x 1-weights of a sum", "3 x 1-sequence", "2 x 2-classes weighed"),
+)
+@pytest.mark.parametrize("name", rank_training.CASES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_program_gives_what_it_gives_on_one_device(groups, shape, name, tmp_path):
+    size, towers = SHAPES[shape]
+    folders = [tmp_path / str(n) for n in range(size + 1)]
+    for folder in folders:
+        folder.mkdir()
+    arguments = [(name, towers, str(folder)) for folder in folders]
+    results = groups(size).call_each("rank_training:train", arguments[:-1])
+    own = rank_training.CASES[name].get("is_close", 2e-6)
+    want = rank_training.train(None, name, 1, str(folders[-1]))
+    assert_alike(results, want, own)
+    for got in results[1:]:
+        np.testing.assert_equal(got[0], results[0][0])
+
+
+PROGRAMS = [
+    name
+    for name in keras_gallery.DETERMINISTIC
+    if name not in ("digits", "segmentation")  # synchronised over a rank's towers only
+]
+
+
+@pytest.mark.full("2 x 1-gan", "2 x 2-fine_tuning", "3 x 1-regression")
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_program_of_the_gallery_has_the_losses_of_one_device(groups, shape, name):
+    size, towers = SHAPES[shape]
+    own = keras_gallery.DETERMINISTIC[name]
+    first, *others = groups(size).call("rank_training:gallery", name, towers, own)
+    want = keras_gallery.train(name, None, "float64", **own)
+    assert keras_gallery.difference(first, want) < 1e-6
+    for other in others:
+        assert keras_gallery.difference(other, first) == 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["digits", "segmentation", *keras_gallery.RANDOM])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_other_programs_of_the_gallery_learn(groups, shape, name):
+    size, towers = SHAPES[shape]
+    own = {**keras_gallery.DETERMINISTIC, **keras_gallery.RANDOM}[name]
+    for got in groups(size).call("rank_training:gallery", name, towers, own):
+        loss = keras_gallery.losses(got)[0]
+        assert loss[-1] < loss[0]
+
+
+def test_callbacks_of_keras_write_on_rank_0_alone(groups, tmp_path):
+    folders = [tmp_path / str(n) for n in range(2)]
+    for folder in folders:
+        folder.mkdir()
+    arguments = [("files", 2, str(folder)) for folder in folders]
+    first, _ = groups(2).call_each("rank_training:train", arguments)
+    assert not list(folders[1].iterdir())
+    best = keras.models.load_model(folders[0] / "best.keras")
+    for one, other in zip(best.get_weights(), first[1], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert {path.name for path in folders[0].glob("*.h5")}
+    best.load_weights(next(folders[0].glob("*.weights.h5")))
+    with (folders[0] / "log.csv").open() as lines:
+        losses = [float(line["loss"]) for line in csv.DictReader(lines)]
+    np.testing.assert_allclose(losses, first[0]["loss"])
+    assert any((folders[0] / "board").rglob("events.*"))
+
+
+def test_training_goes_on_from_the_backup_of_rank_0(groups, tmp_path):
+    folders = [str(tmp_path / str(n)) for n in range(3)]
+    results = groups(2).call_each(
+        "rank_training:interrupted", [(own,) for own in folders[:2]]
+    )
+    assert results[0][0] == results[1][0] == [2, 3]
+    assert results[0][1] == results[1][1]
+
+
+@pytest.mark.parametrize("towers", [1, 2])
+@pytest.mark.parametrize("name", rank_training.OWN)
+def test_batches_of_ones_own_give_what_they_give_joined(groups, name, towers):
+    results = groups(2).call("rank_training:on_own", name, towers)
+    assert_alike(results, rank_training.on_own(None, name, 1))
+
+
+ROWS = st.lists(st.integers(0, 3), max_size=4)
+
+
+def has_rows(of_ranks):
+    steps = range(max(map(len, of_ranks)))
+    return steps and all(sum(sum(own[n : n + 1]) for own in of_ranks) for n in steps)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@settings(max_examples=50 if os.environ.get("TOWERS_TESTS") == "full" else 5)
+@given(data=st.data())
+def test_any_numbers_of_batches_and_rows(threads, is_known, data):
+    size, towers = data.draw(st.sampled_from([(1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]))
+    rows = data.draw(st.lists(ROWS, min_size=size, max_size=size).filter(has_rows))
+    call = ("rank_training", "on_any", rows, towers, is_known)
+    [results] = threads.call("rank_threads:call", size, *call)
+    assert_alike(results, rank_training.on_any(None, rows, 1, is_known))
+
+
+def test_a_number_that_is_none_stops_all_after_the_same_batch(groups):
+    assert groups(2).call("rank_training:not_a_number") == [3, 3]
+
+
+def test_batches_by_hand_and_predictions_of_one_rank(groups, tmp_path):
+    results = groups(2).call("rank_training:by_hand", str(tmp_path))
+    assert_alike(results, rank_training.by_hand(None, str(tmp_path)))
+
+
+def test_moving_averages_are_those_of_rank_0(groups):
+    first, second = groups(2).call("rank_training:statistics")
+    assert first == second
+    np.testing.assert_allclose(first[0], first[1], rtol=1e-6)
+
+
+def test_ranks_and_towers_draw_unlike_numbers_which_a_seed_repeats(groups):
+    drawn = groups(2).call("rank_training:noise", 1)
+    for n in range(2):  # layers
+        assert len({own[n] for of_rank in drawn for own in of_rank}) == 2 * 2 * 2
+    assert groups(2).call("rank_training:noise", 1) == drawn
+    assert groups(2).call("rank_training:noise", 2) != drawn
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("stop, none", r"every rank needs a batch.*got \[0, 1\] by rank"),
+        ("stop, a part", r"steps_per_execution=2 batches; got \[3, 4\] by rank"),
+        ("shared", "the data of some has ended"),
+        ("weights", "divides by a sum that one rank does not know"),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused(groups, kind, says):
+    with pytest.raises(Raised, match=says):
+        groups(2).call("rank_training:refused", kind)
