@@ -75,14 +75,12 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.full("2 x 1-gan", "2 x 2-fine_tuning", "3 x 1-regression")
+@pytest.mark.full("2 x 2-gan", "2 x 1-fine_tuning", "3 x 1-regression")
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_program_of_the_gallery_has_the_losses_of_one_device(groups, shape, name):
     size, towers = SHAPES[shape]
     own = keras_gallery.DETERMINISTIC[name]
-    if name == "gan" and size * towers > 2:
-        pytest.xfail("not understood: losses are off by 0.5 % at a rank without rows")
     first, *others = groups(size).call("rank_training:gallery", name, towers, own)
     want = keras_gallery.train(name, None, "float64", **own)
     assert keras_gallery.difference(first, want) < 1e-6

@@ -6,6 +6,8 @@ program runs as the one that has these instead.
 """
 
 import argparse
+import functools
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -80,9 +82,23 @@ def use_float64():
     keras.config.set_dtype_policy("float64")
 
 
+def train_over_ranks(main):
+    """Has a program train over the processes that tw-launch started; returns these."""
+    from tw_syncrep import processes
+
+    group = processes.join()
+    names = main.__globals__
+    over_ranks = {"group": group, "data": "shared"}
+    names["TowerModel"] = functools.partial(names["TowerModel"], **over_ranks)
+    return group
+
+
 def run(main, path):
     """Runs a program with the options of the command line."""
     options = parser.parse_args()
+    group = None
+    if "TF_CONFIG" in os.environ and not options.plain:
+        group = train_over_ranks(main)
     if options.towers < 1:
         parser.error(f"--towers must be at least 1; got {options.towers}")
     if not tf.config.list_physical_devices("GPU"):
@@ -93,6 +109,11 @@ def run(main, path):
     used = plain_main(path) if options.plain else main
     history = used(options.towers, seed=options.seed, **given)
     where = "one device, plain Keras" if options.plain else f"{options.towers} towers"
+    if group is not None:
+        where += f" in each of {group.size} processes"
+        group.leave()
+        if group.rank > 0:
+            return
     print(f"After {len(next(iter(history.values())))} epochs on {where}:")
     for name, values in history.items():
         first, last = np.float64(values[0]), np.float64(values[-1])

@@ -370,9 +370,12 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             method = "test_step" if self._evaluates else "train_step"
             if not self._evaluates:
                 self._finish_epoch()
-            results = self.get_metrics_result()
-            logs = ranks.merge_logs(method, logs, list(results)) or results
+            logs, shown = ranks.merge_logs(method, logs, self.get_metrics_result())
             ranks.merge_metrics(self.metrics)
+            results = self.get_metrics_result()
+            if shown:
+                logs = {**logs, **{name: results[name] for name in shown}}
+            logs = logs or results  # of a rank that had no batch
         return super()._get_metrics_result_or_logs(logs)
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:

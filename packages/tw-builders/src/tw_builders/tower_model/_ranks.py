@@ -363,16 +363,35 @@ class Ranks:
         ):
             variable.assign(total)
 
-    def merge_logs(self, method: str, logs: Any, metrics: Sequence[str]) -> Any:
-        """Averages what is no metric over the ranks that had a batch."""
+    def merge_logs(
+        self, method: str, logs: Any, results: dict[str, Any]
+    ) -> tuple[Any, list[str]]:
+        """Averages what is no metric over the ranks that had a batch.
+
+        Returns the logs, and the names of those that are ``results`` of metrics: a step
+        may return some metrics and not others.
+        """
         names = self._logs.get(method, [])
-        if not names or set(names) == set(metrics):
-            return logs
+        if not names or set(names) == set(results):  # Keras takes the metrics'
+            return logs, []
         own = [tf.cast(logs[n], tf.float32) if logs else 0.0 for n in names]
-        told = tf.stack([*own, float(bool(logs))])
+        shown = [
+            float(bool(logs) and n in results and _are_same(logs[n], results[n]))
+            for n in names
+        ]
+        told = tf.stack([*own, *shown, float(bool(logs))])
         (total,) = self.group.sum([told], names=["logs of the last batches"])
-        averages = tf.math.divide_no_nan(total[:-1], total[-1])
-        return {**logs, **dict(zip(names, tf.unstack(averages), strict=True))}
+        count = len(names)
+        averages = tf.math.divide_no_nan(total[:count], total[-1])
+        are_metrics = tf.equal(total[count:-1], total[-1]).numpy()
+        merged = dict(zip(names, tf.unstack(averages), strict=True))
+        return {**logs, **merged}, [
+            n for n, is_one in zip(names, are_metrics, strict=True) if is_one
+        ]
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    return bool(np.array_equal(np.asarray(one), np.asarray(other), equal_nan=True))
 
 
 def _to_travel(grad: Any, variable: Any, has_same_rows: bool) -> Any:
