@@ -47,6 +47,11 @@ def assert_alike(results, want, rtol=2e-6):
             np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.full(
+    *("2-Adam", "2-sharded", "2-losses added", "2-accumulated", "2-eagerly", "2-early"),
+    *("2-several steps in one call", "2-each traced", "2-rates", "2-two optimizers"),
+    *("3-sparse gradients", "3-flat", "3-shared variables", "3-scaled losses"),
+)
 @pytest.mark.parametrize("name", rank_fits.CASES)
 def test_a_fit_is_that_of_one_device(ranks, name):
     towers = 2 if len(ranks.all) == 2 else 1
@@ -60,6 +65,9 @@ def test_shared_data_gives_the_history_of_one_device(two_ranks, towers):
     assert_alike(results, rank_fits.fit(None, "Adam", 1))
 
 
+@pytest.mark.full(
+    *("wait-2", "wait, two optimizers-1", "unknown-2", "none-1", "stop-1"),
+)
 @pytest.mark.parametrize("towers", [1, 2])
 @pytest.mark.parametrize("name", rank_fits.UNEVEN)
 def test_ranks_may_have_unlike_numbers_of_batches(two_ranks, name, towers):
