@@ -46,7 +46,8 @@ class Steps:
         checksum = share = None
         if ranks is not None:
             share = ranks.share(data, sizes)
-            checksum = ranks.checksum(data) if ranks.shares_data else None
+            if ranks.shares_data and method == "train_step":  # the rest exchanges none
+                checksum = ranks.checksum(data)
         meetings = self._meetings(
             [main] if self._is_traced_once() else self._own.models,
             weights=None if added else self._weights(parts, sizes),
