@@ -44,6 +44,7 @@ class Calls:
         member: Member | None,
         limits: Deadlines,
         start_runtime: Callable[[], None] | None,
+        engine: str,
     ) -> None:
         """Takes ``member`` None of a rank that is alone."""
         self.member = member
@@ -70,7 +71,10 @@ class Calls:
         self._name = f"rank {rank}"
         self._events = black_box.Recorder(
             f"ProcessGroup, rank {rank} of {len(tasks)}",
-            facts={f"rank {r}": task for r, task in enumerate(tasks)},
+            facts={
+                **{f"rank {r}": task for r, task in enumerate(tasks)},
+                "engine": engine,
+            },
         )
         self._reported = 0, 0
         self._reporting = threading.Lock()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from tw_syncrep.processes._calls import Calls
+from tw_syncrep.processes._engines import Engine
 from tw_syncrep.processes._interrupts import InterruptWatch
 from tw_syncrep.processes._side_channel._attendance import Deadlines
 from tw_syncrep.processes._side_channel._coordinator import Coordinator
@@ -41,6 +42,8 @@ class ProcessGroup:
       num_nodes: number of machines.
       node_ranks: ``node_rank`` of every rank.
       tasks: "host, process 123" of every rank.
+      engine: what carries the exchanges: "tensorflow", "nccl" or "mpi".
+      engine_reason: why it was chosen.
       has_left: whether this process has left the group.
       calls: how far this rank is in its collectives; not for programs.
     """
@@ -49,6 +52,7 @@ class ProcessGroup:
         self,
         introductions: Sequence[Introduction],
         rank: int,
+        engine: Engine,
         *,
         member: Member | None,
         coordinator: Coordinator | None,
@@ -63,9 +67,14 @@ class ProcessGroup:
         self.node_ranks = tuple(machines.index(o.machine) for o in introductions)
         self.node_rank, self.num_nodes = self.node_ranks[rank], len(machines)
         self.tasks = tuple(other.task for other in introductions)
+        self.engine, self.engine_reason = engine.name, engine.reason
         self.has_left = False
         self.calls = Calls(
-            rank, self.tasks, member=member, limits=limits, start_runtime=start_runtime
+            *(rank, self.tasks),
+            member=member,
+            limits=limits,
+            start_runtime=start_runtime,
+            engine=f"{engine.name}, as {engine.reason}",
         )
         self._coordinator = coordinator
         self._exit = sys.exit

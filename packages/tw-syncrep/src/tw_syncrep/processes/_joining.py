@@ -9,14 +9,14 @@ import socket
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 import tensorflow as tf
 
 from tw_core.black_box import Recorder, Wait, add_report
-from tw_core.checks import check_number, check_text, check_whole_number
+from tw_core.checks import check_number
 from tw_syncrep import _tf_compat
 from tw_syncrep._errors import StartTimeoutError
 from tw_syncrep.cluster._addresses import (
@@ -24,13 +24,13 @@ from tw_syncrep.cluster._addresses import (
     join_address,
     listen,
     may_pass,
-    split_address,
     wait_for_port,
 )
 from tw_syncrep.cluster._network_exposure import find_free_ports, warn_if_exposed
 from tw_syncrep.cluster._servers import keep_freed_memory, server_config
-from tw_syncrep.cluster._tf_config import find_tf_config
+from tw_syncrep.processes._engines import Engine, EngineFacts, choose_engine
 from tw_syncrep.processes._group import ProcessGroup
+from tw_syncrep.processes._seats import Seat, find_seat
 from tw_syncrep.processes._side_channel._attendance import Deadlines
 from tw_syncrep.processes._side_channel._coordinator import Coordinator
 from tw_syncrep.processes._side_channel._introduction import (
@@ -49,6 +49,7 @@ def join(
     *,
     rank: int | None = None,
     size: int | None = None,
+    engine: str = "auto",
     timeout_s: float = 60.0,
     first_timeout_s: float = 600.0,
     start_timeout_s: float = 300.0,
@@ -71,6 +72,8 @@ def join(
         reaches that address.
       rank: of this process, from 0.
       size: number of ranks.
+      engine: ``"tensorflow"``, ``"nccl"`` or ``"mpi"``, which carries what ranks
+        exchange, the same on all; ``"auto"`` chooses one that can be here.
       timeout_s: how long a rank may be silent before the others raise, and how long one
         that answers may keep them waiting before all warn about it; seconds.
       first_timeout_s: how long ranks wait for each other to describe a new collective;
@@ -88,8 +91,8 @@ def join(
       RuntimeError: this process has joined or used TensorFlow already, or TensorFlow's
         server cannot start.
       ValueError: addresses or numbers do not make a group; they or the versions differ
-        from those of other ranks; another run has the coordinator's address; or its
-        host is not rank 0's.
+        from those of other ranks; another run has the coordinator's address; its host
+        is not rank 0's; or the engine cannot be here, or is not that of other ranks.
       TypeError: an argument is of another type.
 
     >>> from tw_syncrep import processes
@@ -103,15 +106,19 @@ def join(
     check_number(above=0.0, start_timeout_s=start_timeout_s)
     check_number(above=0.0, stall_timeout_s=stall_timeout_s)
     limits = Deadlines(timeout_s, first_timeout_s, stall_timeout_s, timeout_s)
-    seat = _find_seat(coordinator, rank, size)
-    return join_prepared(lambda local_rank: None, limits, seat, start_timeout_s)
+    seat = find_seat(coordinator, rank, size)
+    return join_prepared(
+        lambda local_rank: None, limits, seat, start_timeout_s, engine=engine
+    )
 
 
 def join_prepared(
     prepare: Callable[[int], None],
     limits: Deadlines,
-    seat: "_Seat | None" = None,
+    seat: Seat | None = None,
     start_timeout_s: float = 300.0,
+    *,
+    engine: str = "auto",
 ) -> ProcessGroup:
     """Joins as ``join`` does; ``prepare(local_rank)`` precedes TensorFlow's runtime.
 
@@ -123,71 +130,36 @@ def join_prepared(
         raise RuntimeError(
             "join: this process has joined a group already; hand that group on."
         )
-    seat = seat or _seat_from_tf_config()
+    seat = seat or find_seat()
     limits = replace(
         limits,
         first_timeout_s=max(limits.timeout_s, limits.first_timeout_s),
         stall_timeout_s=max(limits.timeout_s, limits.stall_timeout_s),
     )
+    chosen = choose_engine(engine, _find_facts(seat))
     if seat.size == 1:
-        alone = _introduce(seat, port=0)
-        group = ProcessGroup([alone], 0, member=None, coordinator=None, limits=limits)
+        alone = _introduce(seat, chosen, port=0)
+        group = ProcessGroup(
+            *([alone], 0, chosen), member=None, coordinator=None, limits=limits
+        )
     else:
-        group = _join_others(seat, limits, start_timeout_s, prepare)
+        _log.info("join: engine %r, as %s.", chosen.name, chosen.reason)
+        group = _join_others(seat, chosen, limits, start_timeout_s, prepare)
     _joined = weakref.ref(group)
     return group
 
 
-@dataclass(frozen=True)
-class _Seat:
-    """This process's rank, and the addresses at which rank 0 and it listen."""
-
-    rank: int
-    size: int
-    coordinator: tuple[str, int]
-    host: str  # "" until rank 0 is reached.
-    port: int | None  # None for a free one.
-
-
-def _find_seat(coordinator: str | None, rank: int | None, size: int | None) -> _Seat:
-    if coordinator is None:
-        if rank is not None or size is not None:
-            raise ValueError("join: rank and size are given with coordinator only.")
-        return _seat_from_tf_config()
-    check_text(coordinator=coordinator)
-    count = check_whole_number(size=size, at_least=1)
-    own = check_whole_number(rank=rank, at_least=0)
-    try:
-        address = split_address(coordinator)
-    except ValueError:
-        raise ValueError(
-            "join: coordinator must be '[IPv6 host]:port' or 'host:port'; got "
-            f"{coordinator!r}."
-        ) from None
-    if own >= count:
-        raise ValueError(f"join: rank must be 0 to {count - 1}; got {own}.")
-    return _Seat(own, count, address, address[0] if own == 0 else "", None)
-
-
-def _seat_from_tf_config() -> _Seat:
-    task = find_tf_config()
-    if task is None:
-        return _Seat(0, 1, ("localhost", 0), "localhost", None)
-    if task.addresses.get("ps"):
-        raise ValueError(
-            "join: TF_CONFIG has parameter servers, which take no part in sums between "
-            "processes; start the program with `tw-launch --ps 0`."
-        )
-    rank = task.replica_index
-    if rank is None:
-        raise ValueError(f"join: TF_CONFIG makes this task {task.job}, not a worker.")
-    addresses = [task.addresses[job][index] for job, index in task.replicas]
-    first, (host, port) = split_address(addresses[0]), split_address(addresses[rank])
-    return _Seat(rank, len(addresses), first, host, None if rank == 0 else port)
+def _find_facts(seat: Seat) -> EngineFacts:
+    return EngineFacts(
+        seat.size,
+        num_gpus=len(tf.config.get_visible_devices("GPU")),
+        tensorflow_has_nccl=bool(tf.sysconfig.get_build_info().get("is_cuda_build")),
+    )
 
 
 def _join_others(
-    seat: _Seat,
+    seat: Seat,
+    engine: Engine,
     limits: Deadlines,
     start_timeout_s: float,
     prepare: Callable[[int], None],
@@ -201,7 +173,7 @@ def _join_others(
     end_s = time.monotonic() + start_timeout_s
     try:
         held = _open_port(lambda: _hold(seat.port), seat, seat.port, end_s)
-        own = _introduce(seat, port=int(held.getsockname()[1]))
+        own = _introduce(seat, engine, port=int(held.getsockname()[1]))
         address = seat.coordinator
         if seat.rank == 0:
             listener = _open_port(
@@ -218,6 +190,7 @@ def _join_others(
         return ProcessGroup(
             member.introductions,
             seat.rank,
+            engine,
             member=member,
             coordinator=coordinator,
             limits=limits,
@@ -238,7 +211,7 @@ def _join_others(
 
 
 def _as_start_error(
-    error: AbsentError, seat: _Seat, start_timeout_s: float
+    error: AbsentError, seat: Seat, start_timeout_s: float
 ) -> StartTimeoutError:
     """Returns the error, with its report, for a join without some of the ranks."""
     # Only rank 0 knows which ranks have joined; without it, a rank knows only itself.
@@ -287,7 +260,7 @@ def _start_runtime(rank: int, held: socket.socket) -> None:
     warn_if_exposed(port)
 
 
-def _introduce(seat: _Seat, *, port: int) -> Introduction:
+def _introduce(seat: Seat, engine: Engine, *, port: int) -> Introduction:
     run, start = find_run()
     boot = Path("/proc/sys/kernel/random/boot_id")
     machine = [platform.node(), os.environ.get("TW_NODE_RANK", "")]
@@ -303,6 +276,7 @@ def _introduce(seat: _Seat, *, port: int) -> Introduction:
             "Python": ".".join(platform.python_version_tuple()[:2]),
             "TensorFlow": tf.__version__,
             "tw-syncrep": version("tw-syncrep"),
+            "the engine": engine.name,
         },
         run=run,
         start=start,
@@ -326,7 +300,7 @@ def _hold(port: int | None) -> socket.socket:
 
 
 def _open_port(
-    open_: Callable[[], socket.socket], seat: _Seat, port: int | None, end_s: float
+    open_: Callable[[], socket.socket], seat: Seat, port: int | None, end_s: float
 ) -> socket.socket:
     """Opens a port of this rank, waiting while an ending process still holds it."""
     where = join_address(seat.host or "this machine", port or 0)
