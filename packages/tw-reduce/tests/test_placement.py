@@ -21,6 +21,7 @@ from tw_reduce import (
     sum_nccl,
     sum_on_device,
 )
+from tw_reduce._sums import collectives
 from tw_reduce.plans import EIGHT_GPU_CROSS
 from tw_reduce.reducers import CollectiveKeys
 from tw_reduce.tensorpack import allreduce_grads_naive
@@ -188,6 +189,43 @@ def test_a_collective_has_an_operation_on_every_device(graph):
     assert {op.get_attr("group_key") for op in found} == {100}
     assert [op.get_attr("instance_key") for op in found] == [101] * 3 + [102] * 3
     assert not ops(graph, "AddN")
+    assert {op.get_attr("communication_hint") for op in found} == {b"auto"}
+
+
+def trace_collectives(monkeypatch, kinds, *, has_nccl=True):
+    """The collectives of a function on GPUs that are said to be there."""
+    info = {"is_cuda_build": has_nccl}
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: info)
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: GPUS[:2])
+    monkeypatch.setattr(collectives, "check_devices", lambda *_, **__: None)
+    keys = CollectiveKeys(start=50)
+
+    @tf.function
+    def add():
+        grads = []
+        for gpu in GPUS[:2]:
+            with tf.device(gpu):
+                grads.append([tf.zeros([n + 2], kind) for n, kind in enumerate(kinds)])
+        return sum_collective(grads, devices=GPUS[:2], keys=keys)
+
+    found = ops(add.get_concrete_function().graph, "CollectiveReduce")
+    names = ("communication_hint", "instance_key", "wait_for")
+    return [tuple(map(op.get_attr, names)) for op in found]
+
+
+def test_collectives_on_gpus_ask_for_nccl_in_one_order(monkeypatch):
+    kinds = [tf.float32, tf.bfloat16, tf.float16, tf.int32]
+    assert trace_collectives(monkeypatch, kinds) == [
+        *[(b"nccl", 51, [])] * 2,
+        *[(b"auto", 52, [])] * 2,  # NCCL has no sums of bfloat16.
+        *[(b"nccl", 53, [51])] * 2,
+        *[(b"nccl", 54, [53])] * 2,
+    ]
+
+
+def test_collectives_ask_for_nccl_only_where_tensorflow_has_it(monkeypatch):
+    found = trace_collectives(monkeypatch, [tf.float32] * 2, has_nccl=False)
+    assert found == [*[(b"auto", 51, [])] * 2, *[(b"auto", 52, [])] * 2]
 
 
 def test_nccl_has_an_operation_on_every_gpu_and_a_name_a_reduction(graph):

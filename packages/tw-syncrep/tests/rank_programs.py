@@ -20,7 +20,8 @@ import tensorflow as tf
 
 from tw_core.ranks import RankGroup
 from tw_syncrep import _tf_compat, processes
-from tw_syncrep.processes import _calls
+from tw_syncrep.processes import _calls, _joining
+from tw_syncrep.processes._engines import EngineFacts
 
 _counter: Any = None
 v1 = tf.compat.v1
@@ -33,11 +34,12 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
       pipe: to the test.
       options: of ``join``, and what is out of order with this rank: ``alone`` and
         ``tf_config`` (cluster) instead of an address, ``renumbered``, ``resized`` and
-        ``versions`` by rank, ``starts_early`` (ranks), ``v1``, ``towers``, ``machine``
-        (number), ``network`` (process in whose namespace it is, None for a new one;
-        its address; all addresses), ``starts_in_s`` (how long TensorFlow's runtime
-        takes to start, by rank), ``stops_in_join`` (ranks), ``is_quiet``,
-        ``environment`` (variables by rank), ``resolves_in_s`` (until names are known).
+        ``versions`` by rank, ``has_gpus``, ``starts_early`` (ranks), ``v1``,
+        ``towers``, ``machine`` (number), ``network`` (process in whose namespace it
+        is, None for a new one; its address; all addresses), ``starts_in_s`` (how long
+        TensorFlow's runtime takes to start, by rank), ``stops_in_join`` (ranks),
+        ``is_quiet``, ``environment`` (variables by rank), ``resolves_in_s`` (until
+        names are known).
     """
     syncrep_programs.end_with_the_test()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # Whatever the test has.
@@ -85,6 +87,8 @@ def _prepare(options: dict[str, Any], pipe: Any) -> dict[str, Any]:
     cpu = tf.config.list_physical_devices("CPU")[0]
     towers = [tf.config.LogicalDeviceConfiguration()] * options.pop("towers", 1)
     tf.config.set_logical_device_configuration(cpu, towers)
+    if options.pop("has_gpus", False):  # As far as the choice of an engine goes.
+        _joining._find_facts = lambda seat: EngineFacts(seat.size, "", False, 1, True)
     if options.pop("counted", False):
         _count_calls_from()
     if options.pop("v1", False):

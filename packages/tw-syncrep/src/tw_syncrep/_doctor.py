@@ -3,6 +3,7 @@
 import warnings
 
 from tw_syncrep.cluster import is_exposed, read_tf_config
+from tw_syncrep.processes._joining import find_engine
 
 
 def describe_tf_config() -> str:
@@ -18,3 +19,9 @@ def describe_tf_config() -> str:
         return f"{said}; whether others reach {task.address} is unknown"
     state = "something listens there for other machines" if is_open else "not open now"
     return f"{said}; {task.address}: {state}"
+
+
+def describe_engine() -> str:
+    """Describes what carries the exchanges of this process, or raises as ``join``."""
+    chosen, size = find_engine()
+    return f"{chosen.name}, as {chosen.reason}; {size} ranks"

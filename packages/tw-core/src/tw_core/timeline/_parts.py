@@ -30,6 +30,7 @@ _REDUCES = {
     # tw-core, tw-rlload, tw-syncrep
     *("sum_over_towers", "sum_over_towers_gradient", "moments_over_towers"),
     *("weighted_mean", "sum_duplicate_rows", "meeting", "round"),
+    *("by_tensorflow", "by_nccl", "by_mpi"),  # The engine between processes.
 }
 _APPLY_SCOPES = {
     *("apply_grad", "apply_gradients", "copy_from_owners", "sync_variables"),

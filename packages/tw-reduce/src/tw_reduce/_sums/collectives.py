@@ -3,12 +3,14 @@
 ``sum_collective`` uses TensorFlow's own. The first version of the op is used on
 purpose: the second one deadlocks in a ``tf.function`` unless ordered by tokens, the
 third crashes on CPUs. On CPUs this is several times slower than adding; it is for
-devices with their own links, and for tensors too large to gather in one place.
+devices with their own links, and for tensors too large to gather in one place. In a
+``tf.function`` whose towers each own a GPU it asks TensorFlow for NCCL.
 
 ``sum_nccl`` uses NVIDIA's NCCL, for towers that each own a GPU.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -62,6 +64,10 @@ def sum_collective(
     ends the call that runs the step, and names the tower. After a timeout TensorFlow
     refuses collectives: in a session until it is closed, in a ``tf.function`` until the
     process ends.
+
+    In a ``tf.function`` whose towers each have a GPU of their own, TensorFlow carries
+    the dtypes that NCCL can add by NCCL; in session graphs it never does, where it has
+    returned wrong sums (tensorflow#62493).
 
     Several threads may run the step at the same time: they reduce one at a time,
     each once all of its gradients are ready.
@@ -212,8 +218,17 @@ def _reduce_in_turn(
     group = keys.group(devices)
     instances = [keys.instance() for _ in dense]
 
+    hints = [_hint(column[0].dtype, devices) for column in dense]
+    # NCCL's reductions start in one order on all devices.
+    before = [
+        [instances[m] for m in range(n - 1, -1, -1) if hints[m] == hints[n]][:1]
+        for n in range(len(dense))
+    ]
+
     def reduce(n: int, column: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return _reduce(column, devices, (group, instances[n]), timeout_s)
+        order = {"wait_for": before[n]} if hints[n] == "nccl" else {}
+        carried = {"communication_hint": hints[n], **order}
+        return _reduce(column, devices, (group, instances[n]), timeout_s, carried)
 
     if not dense:
         return []
@@ -229,6 +244,7 @@ def _reduce(
     devices: Sequence[str],
     key: tuple[int, int],
     timeout_s: float,
+    carried: dict[str, Any],
 ) -> list[tf.Tensor]:
     is_filled = dense[0].shape.num_elements() is not None
     sums = []
@@ -245,10 +261,23 @@ def _reduce(
                 final_op="Id",
                 subdiv_offsets=[0],
                 timeout_seconds=timeout_s,
+                **carried,
             )
             whole = total if is_filled else tf.reshape(total[:-1], tf.shape(tensor))
             sums.append(whole)
     return sums
+
+
+def _hint(dtype: tf.DType, devices: Sequence[str]) -> str:
+    """Returns what carries sums of a dtype: "nccl" where it can, else "auto"."""
+    can = (
+        dtype.name in NCCL_DTYPES
+        and orders_effects()
+        and all("GPU" in canonical_device(device) for device in devices)
+        and len(tf.config.get_visible_devices("GPU")) >= len(devices)
+        and tf.sysconfig.get_build_info().get("is_cuda_build")
+    )
+    return "nccl" if can else "auto"
 
 
 def _reduce_by_nccl(

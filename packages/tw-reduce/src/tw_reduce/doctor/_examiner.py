@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -149,10 +150,6 @@ def _all_facts() -> dict[str, Any]:
     gpus = tf.config.get_visible_devices("GPU")
     details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
     names = [str(detail.get("device_name", "GPU")) for detail in details]
-    try:
-        config = _facts.tf_config()
-    except AssertionError as fault:
-        config = f"wrong: {fault}"
     return {
         "made_on": described_here(tf.__version__, names),
         "versions": _facts.versions(tf.__version__),
@@ -161,9 +158,17 @@ def _all_facts() -> dict[str, Any]:
         "gpus": names,
         "gpu_memory": _facts.gpu_memory(),
         "links": _facts.links(),
-        "tf_config": config,
+        "tf_config": _or_fault(_facts.tf_config),
+        "engine": _or_fault(partial(_facts.sibling_fact, "engine", "no tw-syncrep")),
         "exposed": _facts.exposure(),
     }
+
+
+def _or_fault(tell: Callable[[], str]) -> str:
+    try:
+        return tell()
+    except AssertionError as fault:
+        return f"wrong: {fault}"
 
 
 def _sentence(error: Exception) -> str:

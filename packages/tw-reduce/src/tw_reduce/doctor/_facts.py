@@ -63,14 +63,17 @@ def links() -> list[str]:
 def tf_config() -> str:
     """Describes this process's task in TF_CONFIG; with tw-syncrep, checks it."""
     text = os.environ.get("TF_CONFIG")
-    if not text:
-        return "not set"
+    return sibling_fact("TF_CONFIG", text) if text else "not set"
+
+
+def sibling_fact(name: str, otherwise: str) -> str:
+    """Returns what a package declares under a name; without one, something else."""
     try:
-        for point in entry_points(group=FACTS, name="TF_CONFIG"):
+        for point in entry_points(group=FACTS, name=name):
             return str(point.load()())
     except ValueError as error:
         raise AssertionError(str(error)) from None
-    return text
+    return otherwise
 
 
 def exposure() -> str:

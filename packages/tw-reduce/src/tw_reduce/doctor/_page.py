@@ -56,6 +56,7 @@ def facts_lines(report: Mapping[str, Any]) -> list[str]:
         f"gpus       {made_on['gpus']}",
         f"towers     {', '.join(report['devices'])}",
         f"TF_CONFIG  {facts['tf_config']}",
+        f"processes  {facts['engine']}",
         f"exposed    {facts['exposed']}",
     ]
     links = facts["links"] or ["nvidia-smi shows none"]

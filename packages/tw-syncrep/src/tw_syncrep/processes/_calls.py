@@ -1,6 +1,7 @@
 """A rank's calls of collectives: what is agreed on, how far it is, who is missing."""
 
 import contextlib
+import functools
 import sys
 import sysconfig
 import threading
@@ -52,10 +53,11 @@ class Calls:
         self.of_step: dict[int, Any] = {}  # Exchanges of a training step, by first key.
         # Session graphs in which an op holds a thread while it waits.
         self.holding_threads: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.is_proven = False  # NCCL's sums were compared.
         self.moved_s = time.monotonic()
         self._rank, self._tasks, self._limits = rank, tasks, limits
         self._start_runtime = start_runtime
-        self._keys: dict[tuple[Exchange, int, bool], int] = {}
+        self._keys: dict[tuple[Exchange, int, bool, bool], int] = {}
         self._exchanges: dict[int, Exchange] = {}  # By first key.
         self._traced, self._inside = 0, ""
         self._compiled: OrderedDict[int, Callable[..., Any]] = OrderedDict()
@@ -80,24 +82,32 @@ class Calls:
         self._reporting = threading.Lock()
         self._lost: ReplicaTimeoutError | None = None
 
-    def note_use(self, exchange: Exchange, graph: Any, num_keys: int) -> int:
+    def note_use(
+        self,
+        exchange: Exchange,
+        graph: Any,
+        num_keys: int,
+        *,
+        by_name: bool,
+        by_nccl: bool = False,
+    ) -> int:
         """Returns the first of a collective's keys, on which all ranks agree.
 
         A collective that is built again, in another graph or after a change of the
         batch, keeps its keys; a second one of the same kind in one graph gets its own.
-        Waits for all ranks if it is new, unless it is built under a name: named ones
+        Waits for all ranks if it is new, unless it is matched ``by_name``: named ones
         may be built in any order. ``graph`` is None if it runs immediately.
         """
         self._threads.add(threading.get_ident())
-        by_name = graph is not None and bool(exchange.name)
         with self._describing:
             uses = {} if graph is None else self._uses.setdefault(graph, {})
             place = uses.get(exchange, 0)
             uses[exchange] = place + 1
-            key = self._keys.get((exchange, place, by_name))
+            known = exchange, place, by_name, by_nccl
+            key = self._keys.get(known)
             if key is None:
                 key = self.agree(exchange, num_keys, by_name=by_name)
-                self._keys[exchange, place, by_name] = key
+                self._keys[known] = key
                 self._exchanges[key] = exchange
             if graph is not None:
                 self._traced, self._inside = self._read_progress()[0], exchange.kind
@@ -196,6 +206,12 @@ class Calls:
                     name="tw_syncrep_progress",
                 )
         return self._progress
+
+    @functools.cached_property
+    def ordering_token(self) -> tf.Variable:
+        """What all of NCCL's collectives take, so that TensorFlow orders them."""
+        with tf.init_scope():
+            return tf.Variable(0.0, trainable=False, name="tw_syncrep_order")
 
     @contextlib.contextmanager
     def host_call(self, key: int, *, blocks: bool, needs_all: bool) -> Iterator[None]:

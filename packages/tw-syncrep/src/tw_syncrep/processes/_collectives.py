@@ -4,7 +4,9 @@ All but ``row_spec`` and ``check_dtypes`` are for the bodies that ``run_collecti
 runs, which gives them their keys.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import tensorflow as tf
@@ -28,6 +30,23 @@ KEYS_PER_LENGTH = len(BUCKETS)
 
 KEYS_PER_TENSOR = 1 + 2 * KEYS_PER_LENGTH
 """For a tensor whose length changes: one to compare lengths, then two per bucket."""
+
+
+_by_nccl: ContextVar[bool] = ContextVar("by_nccl", default=False)
+
+
+@contextlib.contextmanager
+def by_nccl(uses: bool) -> Iterator[None]:
+    """Scope of collectives that NCCL carries, if it ``uses`` NCCL.
+
+    They must start in one order on all ranks. So all take one resource, their ordering
+    token, by which TensorFlow chains them in a function, and in its branches.
+    """
+    token = _by_nccl.set(uses)
+    try:
+        yield
+    finally:
+        _by_nccl.reset(token)
 
 
 def check_dtypes(tensors: Sequence[tf.Tensor], known: Sequence[str]) -> None:
@@ -58,10 +77,9 @@ def add_up(
     """
     return tf.raw_ops.CollectiveReduceV2(
         input=tensor,
-        ordering_token=[],
         merge_op=op,
         final_op="Div" if divides else "Id",
-        **_among(group, key),
+        **_in_order(group, key),
     )
 
 
@@ -93,7 +111,7 @@ def _run_with_elements(
     flat = tf.reshape(tensor, [tf.shape(tensor)[0], width])
     if may_be_empty:
         flat = tf.pad(flat, [[0, 0], [0, tf.cast(tf.equal(width, 0), tf.int32)]])
-    got = op(input=flat, ordering_token=[], **_among(group, key))
+    got = op(input=flat, **_in_order(group, key))
     if not may_be_empty:
         return tf.reshape(got, [-1, *known])
     shape = tf.concat([tf.shape(got)[:1], tf.shape(tensor)[1:]], axis=0)
@@ -194,7 +212,10 @@ def gather_rows(
 
 
 def send(tensor: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
-    """Sends a tensor to all other ranks, which ``receive`` it; returns it."""
+    """Sends a tensor to all other ranks, which ``receive`` it; returns it.
+
+    NCCL does not carry it, as the op takes no ordering token.
+    """
     return tf.raw_ops.CollectiveBcastSendV2(input=tensor, **_among(group, key))
 
 
@@ -205,8 +226,17 @@ def receive(
     return tf.raw_ops.CollectiveBcastRecvV2(shape=shape, T=dtype, **_among(group, key))
 
 
+def _in_order(group: ProcessGroup, key: Any) -> dict[str, Any]:
+    """Returns the arguments of ops that NCCL can carry."""
+    known = _among(group, key)
+    if not _by_nccl.get():
+        return {**known, "ordering_token": []}
+    handle = group.calls.ordering_token.handle
+    return {**known, "ordering_token": [handle], "communication_hint": "nccl"}
+
+
 def _among(group: ProcessGroup, key: Any) -> dict[str, Any]:
-    """Returns the arguments that all collective ops share."""
+    """Returns the arguments of any collective op; by "auto" the ring carries it."""
     return {
         "group_size": group.size,
         "group_key": GROUP_KEY,

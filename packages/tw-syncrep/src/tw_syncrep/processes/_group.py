@@ -44,6 +44,7 @@ class ProcessGroup:
       tasks: "host, process 123" of every rank.
       engine: what carries the exchanges: "tensorflow", "nccl" or "mpi".
       engine_reason: why it was chosen.
+      falls_back: whether TensorFlow's ring takes over where NCCL adds wrongly.
       has_left: whether this process has left the group.
       calls: how far this rank is in its collectives; not for programs.
     """
@@ -68,6 +69,7 @@ class ProcessGroup:
         self.node_rank, self.num_nodes = self.node_ranks[rank], len(machines)
         self.tasks = tuple(other.task for other in introductions)
         self.engine, self.engine_reason = engine.name, engine.reason
+        self.falls_back = engine.falls_back
         self.has_left = False
         self.calls = Calls(
             *(rank, self.tasks),

@@ -149,6 +149,12 @@ def join_prepared(
     return group
 
 
+def find_engine() -> tuple[Engine, int]:
+    """Returns the engine that ``join`` would choose now, and the number of ranks."""
+    seat = find_seat()
+    return choose_engine("auto", _find_facts(seat)), seat.size
+
+
 def _find_facts(seat: Seat) -> EngineFacts:
     return EngineFacts(
         seat.size,

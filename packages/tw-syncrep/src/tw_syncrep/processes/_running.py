@@ -12,6 +12,7 @@ keys by which TensorFlow matches the ops of different processes follow from that
 
 import contextlib
 import itertools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,8 +27,11 @@ from tw_core.modes import (
 )
 from tw_syncrep import _tf_compat
 from tw_syncrep.processes._agreement import Exchange
-from tw_syncrep.processes._collectives import KEYS_PER_TENSOR
+from tw_syncrep.processes._collectives import KEYS_PER_TENSOR, add_up, by_nccl
 from tw_syncrep.processes._group import ProcessGroup
+
+_log = logging.getLogger(__name__)
+_PROVEN_LENGTHS = (1, 4_099, 1 << 18)
 
 Body = Callable[[list[tf.Tensor], list[int]], list[tf.Tensor]]
 """Takes this rank's tensors, and the first key of each; returns the results.
@@ -53,6 +57,10 @@ def run_collectives(
     [1], from the results.
     """
     specs = specs or [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
+    uses_nccl = group.engine == "nccl" and not builds_session_graph()
+    if uses_nccl and not group.calls.is_proven:
+        prove_nccl(group)
+        uses_nccl = group.engine == "nccl"
     graph = None
     if not tf.executing_eagerly():
         if compiles_with_xla():
@@ -64,21 +72,73 @@ def run_collectives(
         graph = _outermost_graph()
     counts = [2 if s.shape.is_fully_defined() else KEYS_PER_TENSOR for s in specs]
     *offsets, num_keys = itertools.accumulate(counts, initial=0)
-    first_key = group.calls.note_use(exchange, graph, num_keys)
+    is_named = bool(exchange.name) and not uses_nccl  # NCCL has one order for all.
+    first_key = group.calls.note_use(
+        exchange,
+        graph,
+        num_keys,
+        by_name=is_named and graph is not None,
+        by_nccl=uses_nccl,
+    )
     bound = _Bound(
         body,
         specs,
         [first_key + n for n in offsets],
         group,
         needs_all=find_weight is None,
+        uses_nccl=uses_nccl,
     )
     if find_weight is not None:
         group.calls.of_step[first_key] = (bound, find_weight)
     if builds_session_graph():
-        return _run_in_session(bound, tensors, may_hold=not exchange.name)
+        return _run_in_session(bound, tensors, may_hold=not is_named)
     if traces_function():
-        return _run_in_function(bound, tensors, is_ordered=not exchange.name)
+        return _run_in_function(bound, tensors, is_ordered=not is_named)
     return bound.run(tensors)
+
+
+def prove_nccl(group: ProcessGroup) -> None:
+    """Adds whole numbers by NCCL, which must be exact on all ranks.
+
+    Otherwise an engine that was chosen for the user falls back to TensorFlow's ring,
+    and one that was asked for raises RuntimeError.
+    """
+    group.calls.is_proven = True
+    numbers = [np.arange(n, dtype=np.float32) % 251 for n in _PROVEN_LENGTHS]
+    with tf.init_scope():
+        brought = [tf.constant(array * (group.rank + 1)) for array in numbers]
+        sums = run_collectives(
+            lambda given, keys: [
+                add_up(tensor, group, key, "Add")
+                for tensor, key in zip(given, keys, strict=True)
+            ],
+            brought,
+            group=group,
+            exchange=Exchange("a proof of NCCL's sums", ()),
+        )
+        total = group.size * (group.size + 1) // 2
+        wrong = [
+            not np.array_equal(np.asarray(got), array * total)
+            for got, array in zip(sums, numbers, strict=True)
+        ]
+        engine, group.engine = group.engine, "tensorflow"
+        [count] = run_collectives(  # All ranks decide the same.
+            lambda given, keys: [add_up(given[0], group, keys[0], "Add")],
+            [tf.constant([int(any(wrong))])],
+            group=group,
+            exchange=Exchange("the result of a proof of NCCL's sums", ()),
+        )
+        num_wrong = int(count[0])
+    if not num_wrong:
+        group.engine = engine
+        return
+    why = f"NCCL added whole numbers wrongly on {num_wrong} of {group.size} ranks"
+    if not group.falls_back:
+        raise RuntimeError(
+            f'join: engine="nccl" cannot be: {why}. Join with engine="tensorflow".'
+        )
+    group.engine_reason = why
+    _log.warning("join: engine 'tensorflow' in place of 'nccl', as %s.", why)
 
 
 class _Bound:
@@ -92,19 +152,23 @@ class _Bound:
         group: ProcessGroup,
         *,
         needs_all: bool,
+        uses_nccl: bool,
     ) -> None:
         """Takes arguments of ``run_collectives``, and the first key of each tensor."""
         self.group = group
         self.specs = list(specs)
         self.key = keys[0]
-        self._body, self._keys = body, keys
+        self._body, self._keys, self._uses_nccl = body, keys, uses_nccl
         self.needs_all = needs_all  # Including ranks that have finished.
 
     def build(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Builds the ops in the current graph."""
         # A group has one device per rank, whichever logical CPU the caller uses.
         has_gpu = bool(tf.config.list_logical_devices("GPU"))
-        with contextlib.nullcontext() if has_gpu else tf.device("/cpu:0"):
+        place = contextlib.nullcontext() if has_gpu else tf.device("/cpu:0")
+        engine = "nccl" if self._uses_nccl else "tensorflow"
+        scope = tf.name_scope(f"by_{engine}")  # Timelines show it.
+        with place, scope, by_nccl(self._uses_nccl):
             return self._body(list(tensors), self._keys)
 
     def run(self, tensors: Sequence[Any], *, blocks: bool = True) -> list[tf.Tensor]:
