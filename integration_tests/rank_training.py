@@ -513,23 +513,3 @@ def noise(group: Any, seed: int) -> Any:
     keeps = Keeps(model.towers)
     model.fit(np.ones([16, 3]), np.ones([16, 1]), 8, verbose=0, callbacks=[keeps])
     return keeps.seen
-
-
-def refused(group: Any, kind: str) -> None:
-    """Does what is refused."""
-    options: dict[str, Any] = {}
-    loss: Any = "mse"
-    if kind.startswith("stop"):
-        rows = {"stop, none": [[], [2]], "stop, a part": [[2, 2, 2], [2, 2, 2, 2]]}
-        data: Any = {"x": own_batches(group, rows[kind])}
-        options["uneven"] = "stop"
-    elif kind == "shared":
-        data = {"x": X[: 24 + 12 * group.rank], "y": Y[: 24 + 12 * group.rank]}
-        data |= {"batch_size": BATCH, "shuffle": False}
-        options["data"] = "shared"
-    else:
-        data = {"x": X, "y": Y, "sample_weight": WEIGHTS}
-        loss = keras.losses.MeanSquaredError("mean_with_sample_weight")
-    model = made(group, dense, 1, **options)
-    model.compile("sgd", loss, steps_per_execution=2 if kind == "stop, a part" else 1)
-    model.fit(**data, verbose=0)

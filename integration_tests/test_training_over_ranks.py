@@ -189,4 +189,30 @@ def test_ranks_and_towers_draw_unlike_numbers_which_a_seed_repeats(groups):
 )
 def test_what_ranks_cannot_do_is_refused(groups, kind, says):
     with pytest.raises(Raised, match=says):
-        groups(2).call("rank_training:refused", kind)
+        groups(2).call("rank_refusals:refused", kind)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("data", "data='own' on {0}, 'shared' on {1}"),
+        ("uneven", "uneven='wait' on {0}, 'stop' on {1}"),
+        ("steps_per_execution", "steps_per_execution=1 on {0}, 2 on {1}"),
+        (
+            "gradient_accumulation_steps",
+            "gradient_accumulation_steps=1 on {0}, 2 on {1}",
+        ),
+        ("epochs", "NAME=3 on {0}, 2 on {1}"),
+        ("validation_data", "validation data=no on {0}, yes on {1}"),
+        ("validation_split", "validation data=yes on {0}, no on {1}"),
+    ],
+)
+def test_settings_that_differ_are_refused_on_all_ranks(groups, size, name, says):
+    others = {2: "rank 1", 3: "ranks 1 and 2"}[size]
+    says = says.format("rank 0", others).replace("NAME", name)
+    for rank in groups(size).all:
+        rank.say("rank_refusals:unlike", name)
+    for rank in groups(size).all:
+        with pytest.raises(Raised, match=f"same settings on all ranks; got {says}"):
+            rank.hear()

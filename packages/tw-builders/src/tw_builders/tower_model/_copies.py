@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tw_builders._owners import owned
 from tw_builders.tower_model import _batches
+from tw_builders.tower_model._agreement import numbers_of_rank_0, spread_seeds
 from tw_builders.tower_model._building import (
     build_metrics,
     build_variables,
@@ -181,13 +182,18 @@ class Copies:
         }
         copy_to_replicas([[v for v in own if id(v) not in constant] for own in lists])
 
-    def take_from_rank_0(self) -> None:
-        """Gives this rank's towers the values of rank 0, the optimizers' included."""
+    def take_from_rank_0(self, number: int = 0) -> int:
+        """Gives this rank's towers the values of rank 0, the optimizers' included.
+
+        Returns rank 0's ``number``.
+        """
         if self.ranks is None or not self._is_built:
-            return
+            return number
+        group = self.ranks.group
         own = getattr(self.main, "optimizer", None)
         is_built = own is not None and own.built
-        if self.ranks.agree_on_number(int(is_built)) and not is_built:
+        has_built, number = numbers_of_rank_0(group, int(is_built), number)
+        if has_built and not is_built:
             self.states.of(own, self.main.trainable_variables)
         optimizers = optimizers_of(self.main)
         if self.flat is None:
@@ -199,8 +205,9 @@ class Copies:
             if optimizer.built and not isinstance(optimizer, WrappedOptimizer):
                 variables += optimizer.variables
         self.ranks.begin(list({id(v): v for v in variables}.values()))
-        self.ranks.spread_seeds(global_seeds())
+        spread_seeds(group, global_seeds())
         self.make_equal()
+        return number
 
     def take_state_from_rank_0(self) -> None:
         """Gives this rank's towers the state of rank 0 that does not train."""

@@ -34,10 +34,8 @@ class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
     def on_train_begin(self, logs: Any = None) -> None:
         """Takes the values of rank 0, whose callbacks may have restored them."""
         self._copy()
-        ranks = self._copies.ranks
-        if ranks is not None:
-            self._copies.take_from_rank_0()
-            first = ranks.agree_on_number(self.model._initial_epoch or 0)
+        if self._copies.ranks is not None:
+            first = self._copies.take_from_rank_0(self.model._initial_epoch or 0)
             self.model._initial_epoch = first or None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tw_builders.tower_model._agreement import settings_of
 from tw_builders.tower_model._copies import Copies, Weigh
 from tw_builders.tower_model._following import (
     back_up_at_once,
@@ -299,8 +300,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             callbacks = callbacks or []
             if not ranks.is_first:
                 bound.arguments["verbose"] = 0
-            if ranks.shares_data:
-                ranks.share_seed()
+            ranks.begin_fit(settings_of(self, bound.arguments))
         if isinstance(callbacks, keras.callbacks.CallbackList):
             if ranks is not None:
                 callbacks.append(follower(self._own, callbacks.callbacks))

@@ -6,7 +6,7 @@ of its callbacks asks to stop; metrics at the end of an epoch. A rank whose data
 ended takes part with zeros and makes the others' updates, until none has a batch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tw_builders._parts import rows_of
+from tw_builders.tower_model._agreement import begin_fit
 from tw_builders.tower_model._updates import Brought
 from tw_core.gradients import map_values, values_of, weigh
 from tw_core.ranks import RankGroup
@@ -22,8 +23,6 @@ from tw_reduce import sum_on_device
 
 _WEIGHT, _ACTIVE, _STOPS = range(3)  # places in what is added beside gradients
 _CHECKED_STEPS = 2  # of an epoch, whose batches must be the same on all ranks
-_UNSET_SEED = 87_654_321  # what TensorFlow answers where no seed was set
-_SEEDS_APART = 0x9E3779B1  # odd and large, so that layers' seeds stay apart
 # TensorFlow's collectives match by the loop that they are in, and its iteration, too.
 _APART = {"_noinline": True}
 _NARROW = ("float16", "bfloat16")
@@ -315,25 +314,10 @@ class Ranks:
 
     # Outside of steps
 
-    def share_seed(self) -> None:
-        """Gives all ranks rank 0's seed of TensorFlow, by which data is shuffled."""
-        own, _ = tf.compat.v1.get_seed(1)
-        drawn = int(np.random.default_rng().integers(2**31))
-        seed = self.agree_on_number(drawn if own == _UNSET_SEED else own)
-        if seed != own:
-            tf.random.set_seed(seed)
-
-    def spread_seeds(self, seeds: Sequence[tf.Variable]) -> None:
-        """Derives each rank's ``seeds``, [2] a seed and a counter, from rank 0's.
-
-        What they are called depends on where a program drew first.
-        """
-        for n, state in enumerate(seeds):
-            own = state.read_value()
-            own = own if self.is_first else tf.zeros_like(own)
-            (of_first,) = self.group.sum([own], names=[f"random state {n}"])
-            apart = self.group.rank * _SEEDS_APART % 2**31
-            state.assign(of_first + tf.constant([apart, 0], own.dtype))
+    def begin_fit(self, settings: Mapping[str, int]) -> None:
+        """Refuses settings that differ; gives ranks that share their data one seed."""
+        own = {"data": self.shares_data, "uneven": self._ends_first, **settings}
+        begin_fit(self.group, own, seeds=self.shares_data)
 
     def begin(self, variables: Sequence[Any]) -> None:
         """Gives all ranks the values of rank 0; all ranks call it."""
@@ -344,12 +328,6 @@ class Ranks:
     def has_begun(self) -> bool:
         """Whether all ranks have had the values of rank 0."""
         return self._has_begun
-
-    def agree_on_number(self, number: int) -> int:
-        """Returns rank 0's number."""
-        own = tf.constant([number if self.is_first else 0], tf.int64)
-        (total,) = self.group.sum([own], names=["a number of rank 0"])
-        return int(total[0])
 
     def merge_metrics(self, metrics: Sequence[Any]) -> None:
         """Adds the states of metrics over the ranks."""
