@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tw_builders.tower_model._agreement import settings_of
@@ -363,20 +364,53 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         self._steps.finish_epoch()
         self._own.take_state_from_rank_0()
 
+    def reset_metrics(self) -> None:
+        """Resets the metrics."""
+        if self._ranks is not None:
+            self._ranks.part_metrics()
+        super().reset_metrics()
+
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains on a batch as ``keras.Model.train_on_batch`` does, over all towers.
+
+        With a ``group`` all ranks call it, and get the results of all ranks' rows.
+        """
+        return self._on_batch("train_on_batch", "train_step", args, kwargs)
+
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluates a batch as ``keras.Model.test_on_batch`` does, over all towers.
+
+        With a ``group`` all ranks call it, and get the results of all ranks' rows.
+        """
+        return self._on_batch("test_on_batch", "test_step", args, kwargs)
+
+    def _on_batch(self, name: str, step: str, args: Any, kwargs: Any) -> Any:
+        run, plain = getattr(super(), name), getattr(keras.Model, name)
+        if (ranks := self._ranks) is None:
+            return run(*args, **kwargs)
+        bound = inspect.signature(plain).bind(self, *args, **kwargs)
+        as_dict = bound.arguments.get("return_dict", False)
+        bound.arguments["return_dict"] = True
+        logs = self._merged_logs(ranks, step, run(*bound.args[1:], **bound.kwargs))
+        logs = {key: np.asarray(value).tolist() for key, value in logs.items()}
+        return logs if as_dict else self._flatten_metrics_in_order(logs)
+
     def _get_metrics_result_or_logs(self, logs: Any) -> Any:
         # Keras calls this at the end of an epoch, and of an evaluation.
-        ranks = self._ranks
-        if ranks is not None:
-            method = "test_step" if self._evaluates else "train_step"
+        if self._ranks is not None:
             if not self._evaluates:
                 self._finish_epoch()
-            logs, shown = ranks.merge_logs(method, logs, self.get_metrics_result())
-            ranks.merge_metrics(self.metrics)
-            results = self.get_metrics_result()
-            if shown:
-                logs = {**logs, **{name: results[name] for name in shown}}
-            logs = logs or results  # of a rank that had no batch
+            method = "test_step" if self._evaluates else "train_step"
+            logs = self._merged_logs(self._ranks, method, logs)
         return super()._get_metrics_result_or_logs(logs)
+
+    def _merged_logs(self, ranks: Ranks, method: str, logs: Any) -> Any:
+        logs, shown = ranks.merge_logs(method, logs, self.get_metrics_result())
+        ranks.merge_metrics(self.metrics)
+        results = self.get_metrics_result()
+        if not logs or set(logs) == set(results):
+            return results
+        return {**logs, **{name: results[name] for name in shown}}
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         """Computes tower 0's loss."""

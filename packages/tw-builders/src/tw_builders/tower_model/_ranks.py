@@ -50,6 +50,7 @@ class Ranks:
         self._logs: dict[str, list[str]] = {}  # names, by method
         self._sums: dict[tuple[int, str], _Run] = {}  # by optimizer and what is added
         self._idle: tuple[Any, Any] | None = None
+        self._parted: list[tuple[Any, Any]] = []  # metrics' variables, own states
         self._asked = self.stops = self._has_begun = False
         with tf.init_scope(), tf.device("/cpu:0"):
             self._told = tf.Variable(tf.zeros([3]), trainable=False)  # by all ranks
@@ -205,6 +206,7 @@ class Ranks:
     def forget_steps(self) -> None:
         """Forgets what steps exchange and return, as the model is compiled again."""
         self._exchanges, self._logs, self._sums, self._idle = {}, {}, {}, None
+        self._parted = []
 
     @property
     def has_stepped(self) -> bool:
@@ -336,10 +338,16 @@ class Ranks:
             return
         values = [tf_variable(v).read_value() for v in variables]
         names = [str(v.path) for v in variables]
-        for variable, total in zip(
-            variables, self.group.sum(values, names=names), strict=True
-        ):
+        totals = self.group.sum(values, names=names)
+        self._parted = list(zip(variables, values, strict=True))
+        for variable, total in zip(variables, totals, strict=True):
             variable.assign(total)
+
+    def part_metrics(self) -> None:
+        """Gives metrics this rank's states again: some are not reset by epoch."""
+        for variable, own in self._parted:
+            variable.assign(own)
+        self._parted = []
 
     def merge_logs(
         self, method: str, logs: Any, results: dict[str, Any]
