@@ -4,13 +4,27 @@ from typing import Any
 
 import keras
 from rank_fits import dense
-from rank_training import BATCH, WEIGHTS, X, Y, made, own_batches
+from rank_training import BATCH, WEIGHTS, X, Y, made, own_batches, synchronized
+
+from tw_core.synchronized import sum_over_towers
+
+
+class SumOfRows(keras.layers.Layer):
+    synchronized = True
+
+    def call(self, x: Any) -> Any:
+        return sum_over_towers(x)  # not of a known number of rows
+
+
+def of_rows() -> keras.Model:
+    return keras.Sequential([keras.Input([4]), SumOfRows(), keras.layers.Dense(1)])
 
 
 def refused(group: Any, kind: str) -> None:
     """Does what is refused."""
     options: dict[str, Any] = {}
     loss: Any = "mse"
+    make = dense
     if kind.startswith("stop"):
         rows = {"stop, none": [[], [2]], "stop, a part": [[2, 2, 2], [2, 2, 2, 2]]}
         data: Any = {"x": own_batches(group, rows[kind])}
@@ -19,11 +33,19 @@ def refused(group: Any, kind: str) -> None:
         data = {"x": X[: 24 + 12 * group.rank], "y": Y[: 24 + 12 * group.rank]}
         data |= {"batch_size": BATCH, "shuffle": False}
         options["data"] = "shared"
-    else:
+    elif kind == "weights":
         data = {"x": X, "y": Y, "sample_weight": WEIGHTS}
         loss = keras.losses.MeanSquaredError("mean_with_sample_weight")
-    model = made(group, dense, 1, **options)
-    model.compile("sgd", loss, steps_per_execution=2 if kind == "stop, a part" else 1)
+    else:
+        data = {"x": X, "y": Y}
+        make = of_rows if kind == "synchronised, rows" else synchronized
+        options["trace"] = "each" if kind == "synchronised, each traced" else "once"
+    model = made(group, make, 1, **options)
+    model.compile(
+        *("sgd", loss),
+        steps_per_execution=2 if kind == "stop, a part" else 1,
+        run_eagerly=kind == "synchronised, eagerly",
+    )
     model.fit(**data, verbose=0)
 
 

@@ -48,6 +48,16 @@ def normed() -> keras.Model:
     return keras.Sequential([keras.Input([4]), *inner, layers.Dense(1)])
 
 
+def synchronized() -> keras.Model:
+    def linear() -> Any:
+        return layers.Dense(3, use_bias=False)  # whose gradient would be noise
+
+    norm = layers.BatchNormalization(momentum=0.5, synchronized=True)
+    again = layers.BatchNormalization(momentum=0.5, synchronized=True)
+    inner = [linear(), norm, layers.Activation("tanh"), linear(), again]
+    return keras.Sequential([keras.Input([4]), *inner, layers.Dense(1)])
+
+
 def sgd() -> Any:
     """Does not count updates, of which plain Keras counts too many at the end."""
     return optimizers.SGD(0.05)
@@ -66,6 +76,17 @@ class Largest(metrics.MeanMetricWrapper):
 
     def __init__(self) -> None:
         super().__init__(lambda y, p: keras.ops.max(abs(y - p), axis=-1), "largest")
+
+
+class GoesOn(Largest):
+    """A metric that no epoch resets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = "goes_on"
+
+    def reset_state(self) -> None:
+        pass
 
 
 class Sequence(keras.utils.PyDataset):
@@ -129,7 +150,7 @@ CASES: dict[str, dict[str, Any]] = {
         "y": ONE_HOT,
         "compile": lambda: {
             "loss": "categorical_crossentropy",
-            "metrics": all_kinds(),
+            "metrics": [*all_kinds(), GoesOn()],
             "weighted_metrics": [metrics.MeanAbsoluteError()],
         },
         "fit": {"sample_weight": WEIGHTS},
@@ -148,6 +169,23 @@ CASES: dict[str, dict[str, Any]] = {
         "y": KINDS,
         "compile": lambda: {"loss": "sparse_categorical_crossentropy"},
         "fit": {"class_weight": {0: 1.0, 1: 3.0, 2: 0.5}},
+    },
+    "synchronised": {"make": synchronized, "is_close": 2e-5},
+    "synchronised, losses added": {
+        "make": synchronized,
+        "optimizer": lambda: optimizers.SGD(0.002),
+        "compile": lambda: {"loss": keras.losses.MeanSquaredError("sum")},
+        "is_close": 2e-5,
+    },
+    "synchronised, several steps in one call": {
+        "make": synchronized,
+        "compile": lambda: {"loss": "mse", "steps_per_execution": 2},
+        "is_close": 2e-5,
+    },
+    "synchronised, compiled by XLA": {
+        "make": synchronized,
+        "compile": lambda: {"loss": "mse", "jit_compile": True},
+        "is_close": 2e-5,
     },
     "part for validation": {"fit": {"validation_split": 0.3}},
     "steps of an epoch": {
@@ -311,6 +349,20 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "no batch, eagerly": {"fits": [[[], [4, 2]]], "compile": {"run_eagerly": True}},
     "no batch at first": {"fits": [[[], [4, 2]], [[4, 2], [3]], [[4, 2], []]]},
+    "synchronised, rank 0 first": {"make": synchronized, "fits": [[[4], [6, 3, 1]]]},
+    "synchronised, rank 1 first": {
+        "make": synchronized,
+        "fits": [[[6, 3, 1], [4]], [[4, 2], [3]]],
+        "between": freeze_first,
+    },
+    "synchronised, no batch": {"make": synchronized, "fits": [[[], [4, 2]]]},
+    "synchronised, no rows": {"make": synchronized, "fits": [[[0, 3, 2], [4, 0]]]},
+    "synchronised, several steps in one call": {
+        "make": synchronized,
+        "is_close": 2e-5,
+        "fits": [[[3, 2, 4, 1, 2], [4, 2]]],
+        "compile": {"steps_per_execution": 2},
+    },
     "no rows": {"fits": [[[0, 3, 2], [4, 0]]]},
     "several steps in one call": {
         "fits": [[[3, 2, 4, 1, 2], [4, 2]]],
@@ -366,7 +418,8 @@ def made(group: Any, make: Any, towers: int, **options: Any) -> Any:
 def on_own(group: Any, name: str, towers: int) -> Any:
     """Trains a case of ``OWN``; returns its losses and weights."""
     case = OWN[name]
-    model = made(group, dense, towers, uneven=case.get("uneven", "wait"))
+    make, uneven = case.get("make", dense), case.get("uneven", "wait")
+    model = made(group, make, towers, uneven=uneven)
     losses: list[float] = []
     for n, of_ranks in enumerate(case["fits"]):
         options = {"loss": "mse", **case.get("compile", {})}
@@ -435,19 +488,21 @@ def not_a_number(group: Any) -> Any:
 def by_hand(group: Any, folder: str) -> Any:
     """Trains on batches, predicts on one rank alone, saves and loads weights."""
     model = made(group, dense, 2)
-    model.compile(optimizers.SGD(0.1), "mse")
+    model.compile(optimizers.SGD(0.1), "mse", metrics=["mae", GoesOn()])
     if group is not None and group.rank == 1:
         model.predict(X, verbose=0)
+    found: list[Any] = []
     rank, size = (0, 1) if group is None else (group.rank, group.size)
     for n in range(2):
         rows = X[n * 12 : n * 12 + 12][rank::size]
-        model.train_on_batch(rows, rows[:, :1])
-    model.test_on_batch(rows, rows[:, :1])
+        found += model.train_on_batch(rows, rows[:, :1])
+    tested = model.test_on_batch(rows, rows[:, :1], return_dict=True)
+    found += [value for _, value in sorted(tested.items())]
     model.save_weights(f"{folder}/by_hand.weights.h5")
     saved = model.get_weights()
     model.set_weights([own * 0 for own in saved])
     model.load_weights(f"{folder}/by_hand.weights.h5")
-    found = [model.evaluate(X[rank::size], Y[rank::size], 4, 0)]  # by position
+    found += model.evaluate(X[rank::size], Y[rank::size], 4, 0)  # by position
     if rank == 0:
         model.predict(X, verbose=0)
     model.fit(X[rank::size][:8], Y[rank::size][:8], BATCH, verbose=0, shuffle=False)

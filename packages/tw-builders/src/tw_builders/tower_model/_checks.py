@@ -108,6 +108,15 @@ def check_eager(synchronized: Sequence[str]) -> None:
         )
 
 
+def check_trace(synchronized: Sequence[str], *, traces_once: bool) -> None:
+    """Refuses layers synchronised over ranks where every tower is traced."""
+    if synchronized and not traces_once:
+        raise ValueError(
+            f"TowerModel: {', '.join(synchronized)} are synchronised over ranks, which "
+            "needs trace='once'; or make them with synchronized=False."
+        )
+
+
 def check_xla(variables: str, *, traces_once: bool) -> None:
     """Refuses models that XLA cannot compile tower by tower."""
     if variables == "parameter_server":

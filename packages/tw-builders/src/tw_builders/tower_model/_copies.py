@@ -25,6 +25,7 @@ from tw_builders.tower_model._checks import (
     check_losses,
     check_one,
     check_optimizers,
+    check_trace,
     check_xla,
     layers_of,
     synchronized_layers_of,
@@ -141,10 +142,19 @@ class Copies:
         finally:
             main.optimizer, main.compiled = optimizer, True
 
+    def synchronized(self, *, trains: bool) -> list[str]:
+        """Names the layers that are synchronised, when it trains over all ranks."""
+        ranks = self.ranks.group.size if self.ranks is not None and trains else 1
+        is_one = len(self.towers) * ranks == 1
+        return [] if is_one else synchronized_layers_of(self.main)
+
     def check_compiled(self, *, run_eagerly: bool, by_xla: bool) -> None:
         """Refuses options of ``compile`` that do not work over towers."""
-        if run_eagerly and len(self.towers) > 1:
-            check_eager(synchronized_layers_of(self.main))
+        synchronized = self.synchronized(trains=True)
+        if run_eagerly:
+            check_eager(synchronized)
+        if self.ranks is not None and self.ranks.group.size > 1:
+            check_trace(synchronized, traces_once=self.traces_once)
         if by_xla:
             check_xla(self.variables, traces_once=self.traces_once)
 
@@ -209,13 +219,14 @@ class Copies:
         self.make_equal()
         return number
 
-    def take_state_from_rank_0(self) -> None:
-        """Gives this rank's towers the state of rank 0 that does not train."""
+    def take_state_of_ranks(self) -> None:
+        """Gives all ranks' towers one state of those that do not train."""
         # Neither frozen weights, which do not change, nor metrics.
         layers = layers_of(self.main)
         state = [v for layer in layers for v in layer._non_trainable_variables]
         if self.ranks is not None and state:
-            self.ranks.begin(state)
+            synchronized = bool(synchronized_layers_of(self.main))
+            self.ranks.take_state(state, of_last=synchronized)
             self.make_equal()
 
     def _freeze_alike(self) -> None:

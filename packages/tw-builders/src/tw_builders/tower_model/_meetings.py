@@ -154,7 +154,13 @@ class Meetings:
         """
         weights = [tf.cast(weight, tf.float64) for weight in self._weights or ()]
         some = tf.add_n([tf.cast(weight > 0, tf.float64) for weight in weights])
-        unit = tf.math.divide_no_nan(some, tf.add_n(weights))
+        total = tf.add_n(weights)
+        if self._ranks is not None:
+            counts = tf.stack([some, total])
+            ((some, total),) = map(
+                tf.unstack, self._ranks.sum_layer("weights of losses", [counts])
+            )
+        unit = tf.math.divide_no_nan(some, total)
         return [weight * unit for weight in weights]
 
     def _divisor_factors(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -190,11 +196,8 @@ class Meetings:
             self._apply_to(n, with_rows_added(brought, weights), weights)
             return
         total = tf.zeros([])
-        if self._weights is not None and weights is not None:
-            total = tf.add_n([tf.cast(own, tf.float32) for own in self._weights])
-            if self._synchronized:  # Losses were weighed, see ``_loss_factors``.
-                unit = tf.math.divide_no_nan(total, tf.add_n(weights))
-                weights = [own * unit for own in weights]
+        if weights is not None:
+            total = tf.add_n([tf.cast(own, tf.float32) for own in weights])
         reduced = self._ranks.reduce(
             *(n, brought, weights, total),
             device=self._towers[0].device,

@@ -362,7 +362,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             # Without any batch a trace tells what the other ranks exchange.
             self._steps.trace(dataset.element_spec)
         self._steps.finish_epoch()
-        self._own.take_state_from_rank_0()
+        self._own.take_state_of_ranks()
 
     def reset_metrics(self) -> None:
         """Resets the metrics."""

@@ -6,6 +6,7 @@ of its callbacks asks to stop; metrics at the end of an epoch. A rank whose data
 ended takes part with zeros and makes the others' updates, until none has a batch.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,13 +30,25 @@ _NARROW = ("float16", "bfloat16")
 _Run = Callable[..., Any]
 
 
+_Like = tuple[Any, tf.DType, tf.DType | None]  # shape, dtype, dtype of indices
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A sum of a synchronised layer, as it was last built."""
+
+    place: str
+    like: Sequence[_Like]
+
+
 @dataclass(frozen=True)
 class _Exchange:
     """What an update exchanges, as it was last built."""
 
+    place: int  # of the optimizer
     brought: Sequence[Brought]  # [K]
     used: Sequence[int]  # places of the gradients that are not None
-    like: Sequence[Any]  # of those, as they travel: shape, dtype, dtype of indices
+    like: Sequence[_Like]  # of those, as they travel
     averages: bool
 
 
@@ -46,12 +59,14 @@ class Ranks:
         """Takes whether all ranks get the same batches, and whether the first ends."""
         self.group, self.shares_data = group, shares_data
         self._ends_first = ends_first
-        self._exchanges: dict[int, _Exchange] = {}  # by optimizer, in a step's order
+        self._exchanges: dict[int | str, _Exchange | _Sum] = {}  # in a step's order
         self._logs: dict[str, list[str]] = {}  # names, by method
-        self._sums: dict[tuple[int, str], _Run] = {}  # by optimizer and what is added
+        self._sums: dict[tuple[int | str, str], _Run] = {}  # by place and what is added
+        self._counts: Counter[str] = Counter()  # of a step's sums, by layer
         self._idle: tuple[Any, Any] | None = None
         self._parted: list[tuple[Any, Any]] = []  # metrics' variables, own states
         self._asked = self.stops = self._has_begun = False
+        self._is_last = True  # Had a batch in the last step of the epoch.
         with tf.init_scope(), tf.device("/cpu:0"):
             self._told = tf.Variable(tf.zeros([3]), trainable=False)  # by all ranks
             self._asks = tf.Variable(0.0, trainable=False)
@@ -70,6 +85,32 @@ class Ranks:
         return self.group.size * num_towers, slice(first, first + num_towers)
 
     # In a step
+
+    def begin_step(self) -> None:
+        """Forgets which sums the step before has built."""
+        self._counts.clear()
+
+    def sum_layer(self, name: str, tensors: Sequence[Any]) -> list[Any]:
+        """Adds a synchronised layer's sums of this rank's towers over the ranks."""
+        if not all(own.shape.is_fully_defined() for own in tensors):
+            raise ValueError(
+                f"TowerModel: {name} sums tensors over ranks, whose shapes must be "
+                f"known; got {', '.join(str(own.shape) for own in tensors)}."
+            )
+        self._counts[name] += 1
+        place = f"{name}, sum {self._counts[name]}"
+        dtypes = [own.dtype for own in tensors]
+        travelling = [
+            tf.cast(own, tf.float32) if own.dtype.name in _NARROW else own
+            for own in tensors
+        ]
+        self._exchanges[place] = _Sum(place, [_describe(own) for own in travelling])
+        sums = self._sum_at(place, travelling)
+        return [tf.cast(own, dtype) for own, dtype in zip(sums, dtypes, strict=True)]
+
+    def _sum_at(self, place: str, tensors: Sequence[Any]) -> list[Any]:
+        names = [f"{place}, tensor {n}" for n in range(len(tensors))]
+        return self._summed(place, tensors, names)
 
     def reduce(
         self,
@@ -102,20 +143,19 @@ class Ranks:
             ]
         local = list(sum_on_device(grads, device=device)[0])
         like = [_describe(grad) for grad in local]
-        made = _Exchange(brought, used, like, weights is not None)
+        made = _Exchange(place, brought, used, like, weights is not None)
         self._exchanges[place] = made
         told = [tf.cast(total, tf.float32), tf.constant(1.0), self._asks.read_value()]
-        return self._add(place, local, told, checksum)
+        return self._add(made, local, told, checksum)
 
     def _add(
-        self, place: int, local: Sequence[Any], told: Sequence[Any], checksum: Any
+        self, own: _Exchange, local: Sequence[Any], told: Sequence[Any], checksum: Any
     ) -> list[Brought]:
-        own = self._exchanges[place]
         variables = [own.brought[0].variables[n] for n in own.used]
         names = [str(getattr(v, "path", v.name)) for v in variables]
         told = tf.stack([*told, *self._slots(checksum)])
-        names.append(f"what ranks tell, update {place}")
-        *reduced, told = self._summed(place, [*local, told], names)
+        names.append(f"what ranks tell, update {own.place}")
+        *reduced, told = self._summed(own.place, [*local, told], names)
         if self.shares_data:
             checks = [_check_all_or_none(told[_ACTIVE], self.group.size)]
             with tf.control_dependencies([*checks, _check_same(told[3:])]):
@@ -126,7 +166,7 @@ class Ranks:
         return _for_towers(reduced, own)
 
     def _summed(
-        self, place: int, tensors: Sequence[Any], names: Sequence[str]
+        self, place: int | str, tensors: Sequence[Any], names: Sequence[str]
     ) -> list[Any]:
         """Adds tensors over the ranks, in a function that is not inlined.
 
@@ -281,6 +321,7 @@ class Ranks:
 
         ``apply`` applies the reduced gradients of an optimizer.
         """
+        self._is_last = True
         if not self._exchanges:
             return
         if self._idle is None:
@@ -292,24 +333,30 @@ class Ranks:
             if not self._hear():
                 return
             update(reduced)
+            self._is_last = False
 
     def _make_idle(self, apply: Callable[[int, Sequence[Brought]], None]) -> Any:
         """Makes the functions of a step without a batch: exchange, and update."""
+        updates: list[_Exchange] = []
 
         def exchange() -> list[Any]:
             results = []
-            for place, own in self._exchanges.items():
+            updates.clear()
+            for own in self._exchanges.values():
+                zeros = [_zeros(*like) for like in own.like]
+                if isinstance(own, _Sum):
+                    self._sum_at(own.place, zeros)
+                    continue
+                updates.append(own)
                 none = tf.constant(0.0)
                 told = [none, none, self._asks.read_value()]
-                zeros = [_zeros(*like) for like in own.like]
-                brought = self._add(place, zeros, told, None)
+                brought = self._add(own, zeros, told, None)
                 results.append([brought[0].grads[n] for n in own.used])
             return results
 
         def update(results: Sequence[Sequence[Any]]) -> None:
-            exchanges = self._exchanges.items()
-            for (place, own), reduced in zip(exchanges, results, strict=True):
-                apply(place, _for_towers(reduced, own))
+            for own, reduced in zip(updates, results, strict=True):
+                apply(own.place, _for_towers(reduced, own))
 
         functions = [tf.function(own, autograph=False) for own in (exchange, update)]
         return self.group.bounded(functions[0]), functions[1]
@@ -326,13 +373,36 @@ class Ranks:
         self.group.broadcast(variables)
         self._has_begun = True
 
+    def take_state(self, variables: Sequence[Any], *, of_last: bool) -> None:
+        """Gives all ranks the state of rank 0, or of one with the epoch's last batch.
+
+        Layers that are synchronised over ranks are equal in those that had a batch.
+        """
+        root = 0
+        if of_last:
+            own = [0] * self.group.size
+            own[self.group.rank] = int(self._is_last)
+            (had,) = self.group.sum([tf.constant(own)], names=["who had a batch"])
+            root = int(tf.argmax(had))
+        if root == 0:
+            self.begin(variables)
+            return
+        values = [tf_variable(v).read_value() for v in variables]
+        if self.group.rank != root:
+            values = [tf.zeros_like(value) for value in values]
+        names = [str(v.path) for v in variables]
+        for variable, value in zip(
+            variables, self.group.sum(values, names=names), strict=True
+        ):
+            variable.assign(value)
+
     @property
     def has_begun(self) -> bool:
         """Whether all ranks have had the values of rank 0."""
         return self._has_begun
 
     def merge_metrics(self, metrics: Sequence[Any]) -> None:
-        """Adds the states of metrics over the ranks."""
+        """Adds the states of metrics over the ranks, until ``part_metrics``."""
         variables = [v for metric in metrics for v in metric.variables]
         if not variables:
             return

@@ -14,7 +14,6 @@ from tw_builders.tower_model._building import generators_of, global_seeds
 from tw_builders.tower_model._checks import (
     adds_rows,
     divides_by_weights,
-    synchronized_layers_of,
 )
 from tw_builders.tower_model._copies import Copies
 from tw_builders.tower_model._lockstep import run_in_lockstep
@@ -38,13 +37,13 @@ class Steps:
         """Runs one step of every copy on its part of a batch; returns merged logs."""
         main, flat, ranks = self._own.main, self._own.flat, self._own.ranks
         added = self._own.adds or adds_rows(main)
-        is_one = len(self._own.towers) == 1
-        synchronized = [] if is_one else synchronized_layers_of(main)
+        synchronized = self._own.synchronized(trains=method == "train_step")
         # A sum over rows, and the moments of all rows, would count what is lent.
         lends = not added and not synchronized
         sizes, parts, lent = self._cut(data, metrics=True, lends_row=lends)
         checksum = share = None
         if ranks is not None:
+            ranks.begin_step()
             share = ranks.share(data, sizes)
             if ranks.shares_data and method == "train_step":  # the rest exchanges none
                 checksum = ranks.checksum(data)
@@ -158,6 +157,7 @@ class Steps:
             )
         ]
         is_shared = self._own.variables == "parameter_server"
+        ranks = self._own.ranks if method == "train_step" else None
         return call_towers_once(
             step,
             items,
@@ -166,6 +166,8 @@ class Steps:
             written_once=state_of(self._own.main) if is_shared else (),
             inline=self._own.inline,
             jit_compile=self._own.compiled_by_xla and method == "train_step",
+            num_ranks=1 if ranks is None else ranks.group.size,
+            sum_ranks=None if ranks is None else ranks.sum_layer,
         )
 
     def _weights(self, parts: Sequence[Any], sizes: Sequence[Any]) -> Any:

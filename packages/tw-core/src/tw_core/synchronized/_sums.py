@@ -28,6 +28,7 @@ from tw_core.synchronized._cycles import check_order_of_effects
 from tw_core.tracing import Combine, Scope, call_once, meet
 
 _T = TypeVar("_T")
+SumRanks = Callable[[str, Sequence[tf.Tensor]], Sequence[tf.Tensor]]
 
 
 class _Entered(threading.local):
@@ -361,6 +362,8 @@ def call_towers_once(
     written_once: Sequence[Any] = (),
     inline: bool | None = None,
     jit_compile: bool = False,
+    num_ranks: int = 1,
+    sum_ranks: SumRanks | None = None,
 ) -> list[_T]:
     """As ``tw_core.tracing.call_once``, for towers whose function may sum over them.
 
@@ -373,6 +376,9 @@ def call_towers_once(
         moving averages of ``batch_normalization`` are added to them.
       inline: whether calls are inlined; None to decide by their size.
       jit_compile: whether XLA compiles the function, part by part.
+      num_ranks: number of processes whose towers are summed over, K in each.
+      sum_ranks: takes the name of the layer that sums, and the [N] sums of this
+        process's towers; returns those of all processes. For ``num_ranks`` above 1.
 
     Returns:
       The K results.
@@ -383,9 +389,10 @@ def call_towers_once(
       TypeError: tensors of different dtypes.
     """
     total, written = len(items), list(written_once)
+    of_all = total if sum_ranks is None else total * num_ranks
 
     def of_any_tower(*own: Any) -> _T:
-        joined = TracedTowers(total, tf.compat.v1.get_default_graph(), written)
+        joined = TracedTowers(of_all, tf.compat.v1.get_default_graph(), written)
         outer = _entered.places
         _entered.places = (*outer, Place(joined, 0, joined.graph.get_name_scope()))
         try:
@@ -396,7 +403,8 @@ def call_towers_once(
 
     def answer(place: Any, brought: list[Any]) -> Sequence[Any]:
         if isinstance(place, _TracedSum):
-            return [_add(brought)] * total
+            sums = _add(brought)
+            return [sums if sum_ranks is None else sum_ranks(place.name, sums)] * total
         if combine is None:
             raise RuntimeError(f"{caller()}: towers came to {place}.")
         return combine(place, brought)
