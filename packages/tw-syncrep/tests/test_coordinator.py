@@ -358,30 +358,33 @@ def test_a_greeting_that_is_dropped_is_repeated():
         assert place != address
 
 
+def assert_lost_by(member, rank, fail):
+    line = fail.__code__.co_firstlineno + 1
+    says = "has lost its thread for the side channel (LookupError: of nothing; "
+    where = f"test_coordinator.py, line {line}, in fail)"
+    assert member.wait_for_missing(20.0) == {rank: f"{says}{where}"}
+
+
 def test_an_error_in_the_thread_of_a_rank_is_named_by_all(channel):
     living, _ = channel
 
     def fail():
-        raise LookupError
+        raise LookupError("of nothing")
 
     living[1].start(fail, lambda missing: None)
     for member in living:
-        assert member.wait_for_missing(20.0) == {
-            1: "has lost its thread for the side channel (LookupError)"
-        }
+        assert_lost_by(member, 1, fail)
     with pytest.raises(TimeoutError):
         living[1].agree(Exchange("a sum", ()))
 
 
 def test_an_error_in_the_thread_of_rank_0_is_named_by_all(channel, monkeypatch):
     def fail(*_):
-        raise LookupError
+        raise LookupError("of nothing")
 
     monkeypatch.setattr(Attendance, "find_missing", fail)
     for member in channel[0]:
-        assert member.wait_for_missing(20.0) == {
-            0: "has lost its thread for the side channel (LookupError)"
-        }
+        assert_lost_by(member, 0, fail)
 
 
 def test_an_agreement_has_a_deadline_though_rank_0_only_beats(channel, caplog):

@@ -304,11 +304,12 @@ class Calls:
 
     def _find_inside(self, num_inside: int, keys: int) -> tuple[int, str, str]:
         """Returns a ``Report``'s number, order and what."""
-        waiting, hosted = self._waiting, list(self._hosted.values())
+        # Another thread may take each of them away meanwhile.
+        waiting, member, hosted = self._waiting, self.member, [*self._hosted.values()]
         # Another thread may start the collective in which other ranks wait.
         is_alone = len(self._threads) == 1
-        if waiting is not None and self.member is not None:
-            number = -self.member.num_described
+        if waiting is not None and member is not None:
+            number = -member.num_described
             return number if is_alone else 0, "", f"the agreement on {waiting}"
         key, blocks = hosted[0] if hosted else (keys, True)
         exchange = self._exchanges.get(key)

@@ -20,6 +20,7 @@ from tw_syncrep.processes._side_channel._attendance import (
 )
 from tw_syncrep.processes._side_channel._introduction import (
     Introduction,
+    describe_failure,
     find_interval_s,
 )
 
@@ -108,8 +109,7 @@ class Coordinator:
                 self._look()
         except Exception as error:
             _log.exception("Rank 0's thread for the side channel has ended.")
-            name = type(error).__name__
-            self._tell({0: f"has lost its thread for the side channel ({name})"})
+            self._tell({0: describe_failure(error)})
         finally:
             self.close_sockets()
             self._selector.close()

@@ -1,6 +1,7 @@
 """What a rank tells rank 0 about itself when it joins, and how often it reports."""
 
 import os
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -61,3 +62,12 @@ def find_run(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
             count = environment.get(starts, "0")
             return " ".join(told), int(count) if count.isdecimal() else 0
     return "", 0
+
+
+def describe_failure(error: Exception) -> str:
+    """Explains that a rank's thread has ended by an error, and where that arose."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    said = "".join(traceback.format_exception_only(error)).strip()
+    file = os.path.basename(last.filename)
+    where = f"{file}, line {last.lineno}, in {last.name}"
+    return f"has lost its thread for the side channel ({said:.200}; {where})"

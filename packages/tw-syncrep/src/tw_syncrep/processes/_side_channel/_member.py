@@ -21,6 +21,7 @@ from tw_syncrep.processes._side_channel._attendance import (
 )
 from tw_syncrep.processes._side_channel._introduction import (
     Introduction,
+    describe_failure,
     find_interval_s,
 )
 
@@ -279,7 +280,7 @@ class Member:
             if self._ended.is_set():
                 return
             _log.exception("The thread for the side channel has ended.")
-            why = f"has lost its thread for the side channel ({type(error).__name__})"
+            why = describe_failure(error)
             self._say({"do": "lost", "why": why})
             self._lose({self._own.rank: why})
 
