@@ -358,7 +358,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
     def _finish_epoch(self) -> None:
         dataset = getattr(self._epoch_iterator, "_distributed_dataset", None)
         ranks = self._ranks
-        if ranks is not None and dataset is not None and not ranks.has_stepped:
+        if ranks is not None and dataset is not None and not ranks.results.has_stepped:
             # Without any batch a trace tells what the other ranks exchange.
             self._steps.trace(dataset.element_spec)
         self._steps.finish_epoch()
@@ -367,7 +367,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
     def reset_metrics(self) -> None:
         """Resets the metrics."""
         if self._ranks is not None:
-            self._ranks.part_metrics()
+            self._ranks.results.part_metrics()
         super().reset_metrics()
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
@@ -405,8 +405,8 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         return super()._get_metrics_result_or_logs(logs)
 
     def _merged_logs(self, ranks: Ranks, method: str, logs: Any) -> Any:
-        logs, shown = ranks.merge_logs(method, logs, self.get_metrics_result())
-        ranks.merge_metrics(self.metrics)
+        logs, shown = ranks.results.merge_logs(method, logs, self.get_metrics_result())
+        ranks.results.merge_metrics(self.metrics)
         results = self.get_metrics_result()
         if not logs or set(logs) == set(results):
             return results

@@ -8,16 +8,29 @@ ended takes part with zeros and makes the others' updates, until none has a batc
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tw_builders._parts import rows_of
 from tw_builders.tower_model._agreement import begin_fit
+from tw_builders.tower_model._exchanges import (
+    NARROW,
+    SumExchange,
+    UpdateExchange,
+    check_all_or_none,
+    check_same,
+    describe,
+    divided,
+    flatten,
+    for_towers,
+    make_zeros,
+    to_travel,
+    unflatten,
+)
+from tw_builders.tower_model._results import Results
 from tw_builders.tower_model._updates import Brought
-from tw_core.gradients import map_values, values_of, weigh
+from tw_core.gradients import weigh
 from tw_core.ranks import RankGroup
 from tw_core.variables import tf_variable
 from tw_reduce import sum_on_device
@@ -26,30 +39,7 @@ _WEIGHT, _ACTIVE, _STOPS = range(3)  # places in what is added beside gradients
 _CHECKED_STEPS = 2  # of an epoch, whose batches must be the same on all ranks
 # TensorFlow's collectives match by the loop that they are in, and its iteration, too.
 _APART = {"_noinline": True}
-_NARROW = ("float16", "bfloat16")
 _Run = Callable[..., Any]
-
-
-_Like = tuple[Any, tf.DType, tf.DType | None]  # shape, dtype, dtype of indices
-
-
-@dataclass(frozen=True)
-class _Sum:
-    """A sum of a synchronised layer, as it was last built."""
-
-    place: str
-    like: Sequence[_Like]
-
-
-@dataclass(frozen=True)
-class _Exchange:
-    """What an update exchanges, as it was last built."""
-
-    place: int  # of the optimizer
-    brought: Sequence[Brought]  # [K]
-    used: Sequence[int]  # places of the gradients that are not None
-    like: Sequence[_Like]  # of those, as they travel
-    averages: bool
 
 
 class Ranks:
@@ -59,12 +49,13 @@ class Ranks:
         """Takes whether all ranks get the same batches, and whether the first ends."""
         self.group, self.shares_data = group, shares_data
         self._ends_first = ends_first
-        self._exchanges: dict[int | str, _Exchange | _Sum] = {}  # in a step's order
-        self._logs: dict[str, list[str]] = {}  # names, by method
+        self._exchanges: dict[
+            int | str, UpdateExchange | SumExchange
+        ] = {}  # in a step's order
+        self.results = Results(group)
         self._sums: dict[tuple[int | str, str], _Run] = {}  # by place and what is added
         self._counts: Counter[str] = Counter()  # of a step's sums, by layer
         self._idle: tuple[Any, Any] | None = None
-        self._parted: list[tuple[Any, Any]] = []  # metrics' variables, own states
         self._asked = self.stops = self._has_begun = False
         self._is_last = True  # Had a batch in the last step of the epoch.
         with tf.init_scope(), tf.device("/cpu:0"):
@@ -101,10 +92,12 @@ class Ranks:
         place = f"{name}, sum {self._counts[name]}"
         dtypes = [own.dtype for own in tensors]
         travelling = [
-            tf.cast(own, tf.float32) if own.dtype.name in _NARROW else own
+            tf.cast(own, tf.float32) if own.dtype.name in NARROW else own
             for own in tensors
         ]
-        self._exchanges[place] = _Sum(place, [_describe(own) for own in travelling])
+        self._exchanges[place] = SumExchange(
+            place, [describe(own) for own in travelling]
+        )
         sums = self._sum_at(place, travelling)
         return [tf.cast(own, dtype) for own, dtype in zip(sums, dtypes, strict=True)]
 
@@ -131,7 +124,7 @@ class Ranks:
         used = [n for n, grad in enumerate(first.grads) if grad is not None]
         grads = [
             [
-                _to_travel(own.grads[n], own.variables[n], n in own.same_rows)
+                to_travel(own.grads[n], own.variables[n], n in own.same_rows)
                 for n in used
             ]
             for own in brought
@@ -142,14 +135,18 @@ class Ranks:
                 for own, weight in zip(grads, weights, strict=True)
             ]
         local = list(sum_on_device(grads, device=device)[0])
-        like = [_describe(grad) for grad in local]
-        made = _Exchange(place, brought, used, like, weights is not None)
+        like = [describe(grad) for grad in local]
+        made = UpdateExchange(place, brought, used, like, weights is not None)
         self._exchanges[place] = made
         told = [tf.cast(total, tf.float32), tf.constant(1.0), self._asks.read_value()]
         return self._add(made, local, told, checksum)
 
     def _add(
-        self, own: _Exchange, local: Sequence[Any], told: Sequence[Any], checksum: Any
+        self,
+        own: UpdateExchange,
+        local: Sequence[Any],
+        told: Sequence[Any],
+        checksum: Any,
     ) -> list[Brought]:
         variables = [own.brought[0].variables[n] for n in own.used]
         names = [str(getattr(v, "path", v.name)) for v in variables]
@@ -157,13 +154,13 @@ class Ranks:
         names.append(f"what ranks tell, update {own.place}")
         *reduced, told = self._summed(own.place, [*local, told], names)
         if self.shares_data:
-            checks = [_check_all_or_none(told[_ACTIVE], self.group.size)]
-            with tf.control_dependencies([*checks, _check_same(told[3:])]):
+            checks = [check_all_or_none(told[_ACTIVE], self.group.size)]
+            with tf.control_dependencies([*checks, check_same(told[3:])]):
                 told = tf.identity(told)
         self._told.assign(told[:3])
         if own.averages:
-            reduced = [_divided(grad, told[_WEIGHT]) for grad in reduced]
-        return _for_towers(reduced, own)
+            reduced = [divided(grad, told[_WEIGHT]) for grad in reduced]
+        return for_towers(reduced, own)
 
     def _summed(
         self, place: int | str, tensors: Sequence[Any], names: Sequence[str]
@@ -176,7 +173,7 @@ class Ranks:
         if tf.executing_eagerly():
             return self.group.sum(tensors, names=names)
         are_sparse = [isinstance(own, tf.IndexedSlices) for own in tensors]
-        flat = _flat(tensors)
+        flat = flatten(tensors)
         specs = [
             tf.TensorSpec([None, *own.shape[1:]] if is_part else own.shape, own.dtype)
             for own, is_part in zip(
@@ -187,8 +184,8 @@ class Ranks:
         if key not in self._sums:
 
             def run(*flat: Any) -> list[Any]:
-                own = _packed(flat, are_sparse)
-                return _flat(self.group.sum(own, names=names))
+                own = unflatten(flat, are_sparse)
+                return flatten(self.group.sum(own, names=names))
 
             with tf.init_scope():
                 made = tf.function(
@@ -198,7 +195,7 @@ class Ranks:
                     experimental_attributes=_APART,
                 )
                 self._sums[key] = made.get_concrete_function()
-        return _packed(self._sums[key](*flat), are_sparse)
+        return unflatten(self._sums[key](*flat), are_sparse)
 
     def _slots(self, checksum: Any) -> list[Any]:
         """Returns one number per rank, of which this rank's is the checksum."""
@@ -235,23 +232,10 @@ class Ranks:
             step = self._step.assign_add(1)
             return tf.cond(step <= _CHECKED_STEPS, compute, lambda: tf.constant(0.0))
 
-    def note_step(self, method: str, logs: Any) -> None:
-        """Notes what a step returns, for a rank that has no batch."""
-        self._logs[method] = [
-            name
-            for name, own in sorted(logs.items() if isinstance(logs, dict) else ())
-            if tf.is_tensor(own) and own.dtype.is_floating and own.shape.rank == 0
-        ]
-
     def forget_steps(self) -> None:
         """Forgets what steps exchange and return, as the model is compiled again."""
-        self._exchanges, self._logs, self._sums, self._idle = {}, {}, {}, None
-        self._parted = []
-
-    @property
-    def has_stepped(self) -> bool:
-        """Whether this rank has built or run a step."""
-        return "train_step" in self._logs
+        self._exchanges, self._sums, self._idle = {}, {}, None
+        self.results = Results(self.group)
 
     # Around steps
 
@@ -337,14 +321,14 @@ class Ranks:
 
     def _make_idle(self, apply: Callable[[int, Sequence[Brought]], None]) -> Any:
         """Makes the functions of a step without a batch: exchange, and update."""
-        updates: list[_Exchange] = []
+        updates: list[UpdateExchange] = []
 
         def exchange() -> list[Any]:
             results = []
             updates.clear()
             for own in self._exchanges.values():
-                zeros = [_zeros(*like) for like in own.like]
-                if isinstance(own, _Sum):
+                zeros = [make_zeros(*like) for like in own.like]
+                if isinstance(own, SumExchange):
                     self._sum_at(own.place, zeros)
                     continue
                 updates.append(own)
@@ -356,7 +340,7 @@ class Ranks:
 
         def update(results: Sequence[Sequence[Any]]) -> None:
             for own, reduced in zip(updates, results, strict=True):
-                apply(own.place, _for_towers(reduced, own))
+                apply(own.place, for_towers(reduced, own))
 
         functions = [tf.function(own, autograph=False) for own in (exchange, update)]
         return self.group.bounded(functions[0]), functions[1]
@@ -400,137 +384,3 @@ class Ranks:
     def has_begun(self) -> bool:
         """Whether all ranks have had the values of rank 0."""
         return self._has_begun
-
-    def merge_metrics(self, metrics: Sequence[Any]) -> None:
-        """Adds the states of metrics over the ranks, until ``part_metrics``."""
-        variables = [v for metric in metrics for v in metric.variables]
-        if not variables:
-            return
-        values = [tf_variable(v).read_value() for v in variables]
-        names = [str(v.path) for v in variables]
-        totals = self.group.sum(values, names=names)
-        self._parted = list(zip(variables, values, strict=True))
-        for variable, total in zip(variables, totals, strict=True):
-            variable.assign(total)
-
-    def part_metrics(self) -> None:
-        """Gives metrics this rank's states again: some are not reset by epoch."""
-        for variable, own in self._parted:
-            variable.assign(own)
-        self._parted = []
-
-    def merge_logs(
-        self, method: str, logs: Any, results: dict[str, Any]
-    ) -> tuple[Any, list[str]]:
-        """Averages what is no metric over the ranks that had a batch.
-
-        Returns the logs, and the names of those that are ``results`` of metrics: a step
-        may return some metrics and not others.
-        """
-        names = self._logs.get(method, [])
-        if not names or set(names) == set(results):  # Keras takes the metrics'
-            return logs, []
-        own = [tf.cast(logs[n], tf.float32) if logs else 0.0 for n in names]
-        shown = [
-            float(bool(logs) and n in results and _are_same(logs[n], results[n]))
-            for n in names
-        ]
-        told = tf.stack([*own, *shown, float(bool(logs))])
-        (total,) = self.group.sum([told], names=["logs of the last batches"])
-        count = len(names)
-        averages = tf.math.divide_no_nan(total[:count], total[-1])
-        are_metrics = tf.equal(total[count:-1], total[-1]).numpy()
-        merged = dict(zip(names, tf.unstack(averages), strict=True))
-        return {**logs, **merged}, [
-            n for n, is_one in zip(names, are_metrics, strict=True) if is_one
-        ]
-
-
-def _are_same(one: Any, other: Any) -> bool:
-    return bool(np.array_equal(np.asarray(one), np.asarray(other), equal_nan=True))
-
-
-def _to_travel(grad: Any, variable: Any, has_same_rows: bool) -> Any:
-    if has_same_rows:  # a table that every tower and rank reads in the same order
-        grad = tf.convert_to_tensor(grad)
-    if tf.is_tensor(grad) and not isinstance(grad, tf.IndexedSlices):
-        grad = tf.ensure_shape(grad, variable.shape)  # which it must be without a batch
-    if values_of(grad).dtype.name in _NARROW:  # a sum times rows may overflow
-        return map_values(lambda values: tf.cast(values, tf.float32), grad)
-    return grad
-
-
-def _describe(grad: Any) -> tuple[Any, tf.DType, tf.DType | None]:
-    if isinstance(grad, tf.IndexedSlices):
-        return [0, *grad.values.shape[1:]], grad.values.dtype, grad.indices.dtype
-    return grad.shape, grad.dtype, None
-
-
-def _zeros(shape: Any, dtype: tf.DType, indices: tf.DType | None) -> Any:
-    values = tf.zeros(shape, dtype)
-    if indices is None:
-        return values
-    return tf.IndexedSlices(values, tf.zeros([0], indices))
-
-
-def _flat(tensors: Sequence[Any]) -> list[Any]:
-    parts = [
-        [own.values, own.indices] if isinstance(own, tf.IndexedSlices) else [own]
-        for own in tensors
-    ]
-    return [part for own in parts for part in own]
-
-
-def _packed(flat: Sequence[Any], are_sparse: Sequence[bool]) -> list[Any]:
-    parts = iter(flat)
-    return [
-        tf.IndexedSlices(next(parts), next(parts)) if is_sparse else next(parts)
-        for is_sparse in are_sparse
-    ]
-
-
-def _divided(grad: Any, weight: tf.Tensor) -> Any:
-    def divide(values: tf.Tensor) -> tf.Tensor:
-        return tf.math.divide_no_nan(values, tf.cast(weight, values.dtype))
-
-    return map_values(divide, grad)
-
-
-def _for_towers(reduced: Sequence[Any], exchange: _Exchange) -> list[Brought]:
-    """Puts [N] reduced gradients where the towers had theirs, for each tower."""
-    variables = exchange.brought[0].variables
-    grads: list[Any] = [None] * len(variables)
-    for n, grad in zip(exchange.used, reduced, strict=True):
-        grads[n] = _as_of(variables[n], grad)
-    return [Brought(grads, own.variables) for own in exchange.brought]
-
-
-def _as_of(variable: Any, grad: Any) -> Any:
-    """Gives a gradient the dtype and, where it is sparse, the shape of a variable."""
-    values = tf.cast(values_of(grad), tf.as_dtype(variable.dtype))
-    if not isinstance(grad, tf.IndexedSlices):
-        return values
-    return tf.IndexedSlices(values, grad.indices, tf.constant(list(variable.shape)))
-
-
-def _check_all_or_none(active: tf.Tensor, size: int) -> tf.Operation:
-    """Fails where some of the ranks that share their data have no batch left."""
-    says = (
-        "TowerModel: with data='shared' all ranks must get the same batches; here the "
-        "data of some has ended. Give all ranks the same data, or use data='own'. "
-        "Ranks with a batch:"
-    )
-    good = tf.reduce_any(tf.equal(active, [0.0, float(size)]))
-    return tf.debugging.Assert(good, [says, active])
-
-
-def _check_same(checksums: tf.Tensor) -> tf.Operation:
-    """Fails where ranks that must have one batch have several."""
-    some = tf.boolean_mask(checksums, checksums > 0)
-    same = tf.reduce_all(tf.equal(some, some[:1]))
-    says = (
-        "TowerModel: with data='shared' all ranks must get the same batches; here the "
-        "first ones of an epoch differ. Give all ranks one order and one seed, or use "
-        "data='own'. Their checksums by rank:"
-    )
-    return tf.debugging.Assert(same, [says, checksums], summarize=1 << 10)

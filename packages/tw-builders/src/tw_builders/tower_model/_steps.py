@@ -67,7 +67,7 @@ class Steps:
             )
         merged = meetings.logs(logs)
         if ranks is not None:
-            ranks.note_step(method, merged)
+            ranks.results.note_step(method, merged)
         return merged
 
     def _meetings(self, models: Sequence[Any], **options: Any) -> Meetings:
