@@ -159,6 +159,12 @@ def test_batches_by_hand_and_predictions_of_one_rank(groups, tmp_path):
     assert_alike(results, want)
 
 
+def test_a_file_of_rank_0_alone_is_not_that_of_all(groups, tmp_path):
+    for read, trained in groups(2).call("rank_training:saved_again", str(tmp_path)):
+        for one, other in zip(read, trained, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
 def test_moving_averages_are_those_of_rank_0(groups):
     first, second = groups(2).call("rank_training:statistics")
     assert first == second

@@ -301,6 +301,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             callbacks = callbacks or []
             if not ranks.is_first:
                 bound.arguments["verbose"] = 0
+            ranks.num_calls += 1
             ranks.begin_fit(settings_of(self, bound.arguments))
         if isinstance(callbacks, keras.callbacks.CallbackList):
             if ranks is not None:
@@ -329,8 +330,10 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         """
         self.copy_to_replicas()
         bound, ranks = _EVALUATE.bind(self, *args, **kwargs), self._ranks
-        if ranks is not None and not ranks.is_first:
-            bound.arguments["verbose"] = 0
+        if ranks is not None:
+            ranks.num_calls += 1
+            if not ranks.is_first:
+                bound.arguments["verbose"] = 0
         self._evaluates, self._has_failed = True, False
         try:
             with _naming_what_failed():
@@ -388,6 +391,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         run, plain = getattr(super(), name), getattr(keras.Model, name)
         if (ranks := self._ranks) is None:
             return run(*args, **kwargs)
+        ranks.num_calls += 1
         bound = inspect.signature(plain).bind(self, *args, **kwargs)
         as_dict = bound.arguments.get("return_dict", False)
         bound.arguments["return_dict"] = True
@@ -448,6 +452,8 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
 
     def _save(self, write: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
         ranks, what = self._ranks, f"that {filepath} is saved"
+        if ranks is not None:  # Rank 0 may have saved alone before the last call.
+            what += f" after {ranks.num_calls} calls of fit and the like"
         if ranks is not None and not ranks.is_first:
             # Rank 0 may be waiting for this one, whose fit has ended by an error.
             if not (self._fits or self._has_failed):

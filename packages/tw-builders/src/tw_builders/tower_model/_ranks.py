@@ -53,6 +53,7 @@ class Ranks:
             int | str, UpdateExchange | SumExchange
         ] = {}  # in a step's order
         self.results = Results(group)
+        self.num_calls = 0  # that all ranks have made together, such as fit
         self._sums: dict[tuple[int | str, str], _Run] = {}  # by place and what is added
         self._counts: Counter[str] = Counter()  # of a step's sums, by layer
         self._idle: tuple[Any, Any] | None = None
