@@ -12,6 +12,7 @@ import tensorflow as tf
 from tw_core import Tower, TrainTowerContext, map_towers, towers
 from tw_core.modes import traces_function
 from tw_core.synchronized import (
+    call_towers_once,
     joined_towers,
     moments_over_towers,
     sum_over_towers,
@@ -475,3 +476,35 @@ def test_effects_that_cannot_keep_their_order_are_refused():
     total = 2 * X.sum(0)
     first, second = run_in_function(lambda x: map_towers(in_order, ours(2), [x, x]), X)
     np.testing.assert_allclose([first, second], [2 * total, 3 * total], rtol=TINY)
+
+
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_traced_sums_go_on_to_other_processes(num_towers):
+    """Sums, also those of gradients, by name; of a process with one tower, too."""
+    together, names = ours(num_towers), []
+
+    def sum_ranks(name, sums):  # as of three processes with equal towers
+        names.append(name)
+        return [3 * own for own in sums]
+
+    def sum_and_gradient(x):
+        with tf.GradientTape() as tape, tf.name_scope("norm"):
+            tape.watch(x)
+            total = sum_over_towers(x)
+            loss = 5 * total
+        return total, tape.gradient(loss, x)
+
+    @tf.function
+    def run(xs):
+        return call_towers_once(
+            sum_and_gradient,
+            [[x] for x in xs],
+            [tower.scope for tower in together],
+            num_ranks=3,
+            sum_ranks=sum_ranks,
+        )
+
+    xs = [tf.constant(2.0 + k) for k in range(num_towers)]
+    want = 3 * sum(2.0 + k for k in range(num_towers)), 5.0 * 3 * num_towers
+    assert [tuple(map(float, own)) for own in run(xs)] == [want] * num_towers
+    assert names == ["norm", "norm (gradient)"]
