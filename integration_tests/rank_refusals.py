@@ -3,8 +3,9 @@
 from typing import Any
 
 import keras
+from rank_batches import own_batches
 from rank_fits import dense
-from rank_training import BATCH, WEIGHTS, X, Y, made, own_batches, synchronized
+from rank_training import BATCH, WEIGHTS, X, Y, made, synchronized
 
 from tw_core.synchronized import sum_over_towers
 

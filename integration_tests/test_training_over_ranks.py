@@ -8,13 +8,15 @@ import keras
 import keras_gallery
 import numpy as np
 import pytest
+import rank_batches
+import rank_calls
 import rank_training
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_fit_over_ranks import Raised, Ranks, assert_alike
 
 SHAPES = {"2 x 1": (2, 1), "2 x 2": (2, 2), "3 x 1": (3, 1)}  # ranks, towers
-PRELOADED = ["tensorflow", "rank_programs", "rank_training", "rank_threads"]
+PRELOADED = ["tensorflow", "rank_programs", "rank_calls", "rank_threads"]
 
 
 def started(size, **options):
@@ -49,7 +51,7 @@ def threads():
 @pytest.mark.full(
     *("2 x 2-metrics", "2 x 1-two outputs", "3 x 1-compiled again"),
     *("2 x 2-compiled by XLA", "3 x 1-over towers", "2 x 2-float16"),
-    *("2 x 2-sets weights", "3 x 1-sequence"),
+    *("2 x 2-sets weights", "3 x 1-sequence", "2 x 2-synchronised"),
 )
 @pytest.mark.parametrize("name", rank_training.CASES)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -67,7 +69,7 @@ def test_a_program_gives_what_it_gives_on_one_device(groups, shape, name, tmp_pa
         np.testing.assert_equal(got[0], results[0][0])
 
 
-@pytest.mark.full("2 x 2-gan", "3 x 1-regression")
+@pytest.mark.full("2 x 2-gan", "3 x 1-regression", "2 x 1-digits")
 @pytest.mark.parametrize("name", keras_gallery.DETERMINISTIC)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_program_of_the_gallery_has_the_losses_of_one_device(groups, shape, name):
@@ -112,7 +114,7 @@ def test_callbacks_of_keras_write_on_rank_0_alone(groups, tmp_path):
 def test_training_goes_on_from_the_backup_of_rank_0(groups, tmp_path):
     folders = [str(tmp_path / str(n)) for n in range(3)]
     results = groups(2).call_each(
-        "rank_training:interrupted", [(own,) for own in folders[:2]]
+        "rank_calls:interrupted", [(own,) for own in folders[:2]]
     )
     assert results[0][0] == results[1][0] == [2, 3]
     assert results[0][1] == results[1][1]
@@ -121,13 +123,14 @@ def test_training_goes_on_from_the_backup_of_rank_0(groups, tmp_path):
 @pytest.mark.full(
     *("compiled again-2", "no batch, eagerly-1", "no batch at first-2", "no rows-1"),
     *("several steps in one call-2", "steps until one stops-1"),
+    *("synchronised, rank 0 first-2", "synchronised, no batch-1"),
 )
 @pytest.mark.parametrize("towers", [1, 2])
-@pytest.mark.parametrize("name", rank_training.OWN)
+@pytest.mark.parametrize("name", rank_batches.OWN)
 def test_batches_of_ones_own_give_what_they_give_joined(groups, name, towers):
-    results = groups(2).call("rank_training:on_own", name, towers)
-    own = rank_training.OWN[name].get("is_close", 2e-6)
-    assert_alike(results, rank_training.on_own(None, name, 1), own)
+    results = groups(2).call("rank_batches:on_own", name, towers)
+    own = rank_batches.OWN[name].get("is_close", 2e-6)
+    assert_alike(results, rank_batches.on_own(None, name, 1), own)
 
 
 ROWS = st.lists(st.integers(0, 3), max_size=4)
@@ -144,39 +147,39 @@ def has_rows(of_ranks):
 def test_any_numbers_of_batches_and_rows(threads, is_known, data):
     size, towers = data.draw(st.sampled_from([(1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]))
     rows = data.draw(st.lists(ROWS, min_size=size, max_size=size).filter(has_rows))
-    call = ("rank_training", "on_any", rows, towers, is_known)
+    call = ("rank_batches", "on_any", rows, towers, is_known)
     [results] = threads.call("rank_threads:call", size, *call)
-    assert_alike(results, rank_training.on_any(None, rows, 1, is_known))
+    assert_alike(results, rank_batches.on_any(None, rows, 1, is_known))
 
 
 def test_a_number_that_is_none_stops_all_after_the_same_batch(groups):
-    assert groups(2).call("rank_training:not_a_number") == [3, 3]
+    assert groups(2).call("rank_calls:not_a_number") == [3, 3]
 
 
 def test_batches_by_hand_and_predictions_of_one_rank(groups, tmp_path):
-    results = groups(2).call("rank_training:by_hand", str(tmp_path))
-    want = rank_training.by_hand(None, str(tmp_path))
+    results = groups(2).call("rank_calls:by_hand", str(tmp_path))
+    want = rank_calls.by_hand(None, str(tmp_path))
     assert_alike(results, want)
 
 
 def test_a_file_of_rank_0_alone_is_not_that_of_all(groups, tmp_path):
-    for read, trained in groups(2).call("rank_training:saved_again", str(tmp_path)):
+    for read, trained in groups(2).call("rank_calls:saved_again", str(tmp_path)):
         for one, other in zip(read, trained, strict=True):
             np.testing.assert_array_equal(one, other)
 
 
 def test_moving_averages_are_those_of_rank_0(groups):
-    first, second = groups(2).call("rank_training:statistics")
+    first, second = groups(2).call("rank_calls:statistics")
     assert first == second
     np.testing.assert_allclose(first[0], first[1], rtol=1e-6)
 
 
 def test_ranks_and_towers_draw_unlike_numbers_which_a_seed_repeats(groups):
-    drawn = groups(2).call("rank_training:noise", 1)
+    drawn = groups(2).call("rank_calls:noise", 1)
     for n in range(2):  # layers
         assert len({own[n] for of_rank in drawn for own in of_rank}) == 2 * 2 * 2
-    assert groups(2).call("rank_training:noise", 1) == drawn
-    assert groups(2).call("rank_training:noise", 2) != drawn
+    assert groups(2).call("rank_calls:noise", 1) == drawn
+    assert groups(2).call("rank_calls:noise", 2) != drawn
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,107 @@
+"""What ranks do in ``test_training_over_ranks`` with batches of their own.
+
+One device trains on all ranks' batches, joined.
+"""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from rank_fits import dense
+from rank_training import X, freeze_first, made, optimizers, sgd, synchronized
+
+# Of batches that each rank has of its own: rows by batch and rank, for each fit.
+OWN: dict[str, dict[str, Any]] = {
+    "compiled again": {
+        "fits": [[[4, 6, 1], [3]], [[4], [2, 3]]],
+        "between": freeze_first,
+    },
+    "no batch, eagerly": {"fits": [[[], [4, 2]]], "compile": {"run_eagerly": True}},
+    "no batch at first": {"fits": [[[], [4, 2]], [[4, 2], [3]], [[4, 2], []]]},
+    "synchronised, rank 0 first": {"make": synchronized, "fits": [[[4], [6, 3, 1]]]},
+    "synchronised, rank 1 first": {
+        "make": synchronized,
+        "fits": [[[6, 3, 1], [4]], [[4, 2], [3]]],
+        "between": freeze_first,
+    },
+    "synchronised, no batch": {"make": synchronized, "fits": [[[], [4, 2]]]},
+    "synchronised, no rows": {"make": synchronized, "fits": [[[0, 3, 2], [4, 0]]]},
+    "synchronised, several steps in one call": {
+        "make": synchronized,
+        "is_close": 2e-5,  # variances of few rows
+        "fits": [[[6, 5, 7, 4, 6], [5, 4]]],
+        "compile": {"steps_per_execution": 2},
+    },
+    "no rows": {"fits": [[[0, 3, 2], [4, 0]]]},
+    "several steps in one call": {
+        "fits": [[[3, 2, 4, 1, 2], [4, 2]]],
+        "compile": {"steps_per_execution": 2},
+    },
+    "steps until one stops": {
+        "fits": [[[3, 2, 4], [4, 2, 1]]],
+        "uneven": "stop",
+        "steps": [3, 2],
+    },
+    "as many steps": {
+        "fits": [[[3, 2, 4, 1], [4, 2, 1, 2]]],
+        "uneven": "stop",
+        "steps": [2, 2],
+    },
+}
+
+
+def own_batches(group: Any, of_ranks: Any, *, is_known: bool = True) -> Any:
+    """Returns a rank's batches, or those of one device: all ranks' joined."""
+    ends = iter(np.cumsum([n for own in of_ranks for n in own]))
+    parts = [
+        [X[end - n : end] for n, end in zip(own, ends, strict=False)]
+        for own in of_ranks
+    ]
+    if group is None:
+        steps = range(max(map(len, parts)))
+        batches = [
+            np.concatenate([own[n] for own in parts if n < len(own)]) for n in steps
+        ]
+    else:
+        batches = parts[group.rank]
+
+    def generate() -> Any:
+        for batch in batches:
+            yield batch, batch[:, :1] * 0.5 + 0.1
+
+    specs = (tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1]))
+    made = tf.data.Dataset.from_generator(generate, output_signature=specs)
+    if not is_known:
+        return made
+    return made.apply(tf.data.experimental.assert_cardinality(len(batches)))
+
+
+def on_own(group: Any, name: str, towers: int) -> Any:
+    """Trains a case of ``OWN``; returns its losses and weights."""
+    case = OWN[name]
+    make, uneven = case.get("make", dense), case.get("uneven", "wait")
+    model = made(group, make, towers, uneven=uneven)
+    losses: list[float] = []
+    for n, of_ranks in enumerate(case["fits"]):
+        options = {"loss": "mse", **case.get("compile", {})}
+        if group is None:
+            options.pop("steps_per_execution", None)
+        if n == 0 or "between" in case:
+            model.compile(optimizers.SGD(0.1 * (n + 1)), **options)
+        data, steps = own_batches(group, of_ranks), case.get("steps")
+        if steps is not None:
+            data = data.repeat()
+            steps = min(steps) if group is None else steps[group.rank]
+        found = model.fit(data, epochs=2, steps_per_epoch=steps, verbose=0)
+        losses += found.history["loss"]
+        case.get("between", lambda model: None)(model)
+    return losses, model.get_weights()
+
+
+def on_any(group: Any, of_ranks: Any, towers: int, is_known: bool) -> Any:
+    """Trains and validates on unlike numbers of batches; as ``on_own``."""
+    model = made(group, dense, towers)
+    model.compile(sgd(), "mse", metrics=["mae"])
+    data = own_batches(group, of_ranks, is_known=is_known)
+    history = model.fit(data, epochs=2, verbose=0, validation_data=data).history
+    return [*history.values()], model.get_weights()

@@ -1,0 +1,163 @@
+"""What ranks do in ``test_training_over_ranks`` beside whole histories.
+
+Interruptions, batches by hand, files, moving averages, and random numbers.
+"""
+
+import time
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from rank_fits import dense
+from rank_training import (
+    BATCH,
+    GoesOn,
+    X,
+    Y,
+    callbacks,
+    layers,
+    made,
+    normed,
+    optimizers,
+)
+
+from tw_builders import TowerModel
+from tw_core.testing import CPUS
+
+
+class Fails(callbacks.Callback):
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 2:
+            raise RuntimeError("interrupted")
+
+
+def interrupted(group: Any, folder: str) -> Any:
+    """Trains until it is interrupted, and goes on with a new model from the backup."""
+    for own in ([Fails()], []):
+        model = made(group, normed, 2, **({} if group is None else {"data": "shared"}))
+        model.compile(optimizers.Adam(0.01), "mse")
+        backup = callbacks.BackupAndRestore(folder)
+        try:
+            history = model.fit(
+                *(X, Y, BATCH, 4), verbose=0, shuffle=False, callbacks=[backup, *own]
+            )
+        except RuntimeError:
+            continue
+    return history.epoch, model.trainable_variables[0].numpy().tolist()
+
+
+def not_a_number(group: Any) -> Any:
+    """Has a row that is not a number on one rank; returns the updates of all."""
+    model = made(group, dense, 1)
+    x = X[:24].copy()
+    x[8, 0] = np.nan if group.rank == 1 else 0.0
+    model.compile("sgd", "mse")
+    model.fit(
+        *(x, Y[:24], 6, 3),
+        verbose=0,
+        shuffle=False,
+        callbacks=[callbacks.TerminateOnNaN()],
+    )
+    return int(model.optimizer.iterations.numpy())
+
+
+def by_hand(group: Any, folder: str) -> Any:
+    """Trains on batches, predicts on one rank alone, saves and loads weights."""
+    model = made(group, dense, 2)
+    model.compile(optimizers.SGD(0.1), "mse", metrics=["mae", GoesOn()])
+    if group is not None and group.rank == 1:
+        model.predict(X, verbose=0)
+    found: list[Any] = []
+    rank, size = (0, 1) if group is None else (group.rank, group.size)
+    for n in range(2):
+        rows = X[n * 12 : n * 12 + 12][rank::size]
+        found += model.train_on_batch(rows, rows[:, :1])
+    tested = model.test_on_batch(rows, rows[:, :1], return_dict=True)
+    found += [value for _, value in sorted(tested.items())]
+    model.save_weights(f"{folder}/by_hand.weights.h5")
+    saved = model.get_weights()
+    model.set_weights([own * 0 for own in saved])
+    model.load_weights(f"{folder}/by_hand.weights.h5")
+    found += model.evaluate(X[rank::size], Y[rank::size], 4, 0)  # by position
+    if rank == 0:
+        model.predict(X, verbose=0)
+    model.fit(X[rank::size][:8], Y[rank::size][:8], BATCH, verbose=0, shuffle=False)
+    return found, saved
+
+
+def saved_again(group: Any, folder: str) -> Any:
+    """Saves on rank 0 alone, and on all ranks after a fit; returns what others read."""
+    model = made(group, dense, 1)
+    model.compile(optimizers.SGD(0.1), "mse")
+    path = f"{folder}/again.weights.h5"
+    for is_of_all in (False, True):
+        model.fit(X[:12], Y[:12], 6, verbose=0, shuffle=False)
+        if group.rank == 0 and is_of_all:
+            time.sleep(1.0)
+        if group.rank == 0 or is_of_all:
+            model.save_weights(path)
+    read = dense()
+    read.load_weights(path)
+    return read.get_weights(), model.get_weights()
+
+
+def statistics(group: Any) -> Any:
+    """Returns validation's loss, that of evaluation, and the moving averages."""
+    model = made(group, normed, 1)
+    rows = X[group.rank * 16 :][:16]
+    model.compile(optimizers.SGD(0.1), "mse")
+    history = model.fit(
+        *(rows, rows[:, :1], 8, 2),
+        verbose=0,
+        validation_data=(rows, rows[:, :1]),
+    ).history
+    averages = [own.numpy().tolist() for own in model.layers[1].non_trainable_variables]
+    loss = model.evaluate(rows, rows[:, :1], 8, verbose=0)
+    return history["val_loss"][-1], loss, averages
+
+
+class Draws(layers.Layer):
+    def call(self, x: Any) -> Any:
+        return keras.random.normal(keras.ops.shape(x))
+
+
+class Noise(keras.Model):
+    """Keeps what dropout and the generator of Keras gave in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = [layers.Dropout(0.5), Draws()]
+        self.seen = [self.add_weight(shape=[4, 16], trainable=False) for _ in range(2)]
+        self.last = layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.last(x)
+
+    def train_step(self, data: Any) -> Any:
+        for layer, seen in zip(self.inner, self.seen, strict=True):
+            seen.assign(layer(tf.ones([4, 16]), training=True))
+        return {"loss": tf.reduce_sum(self.seen[0])}
+
+
+class Keeps(callbacks.Callback):
+    """Keeps what every tower saw, before towers and ranks become equal."""
+
+    def __init__(self, towers: Any) -> None:
+        super().__init__()
+        self.towers, self.seen = towers, []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen += [
+            [own.numpy().tobytes() for own in tower.seen] for tower in self.towers
+        ]
+
+
+def noise(group: Any, seed: int) -> Any:
+    """Returns what every tower of a rank drew in two steps, for each of two layers."""
+    keras.utils.set_random_seed(seed)
+    model = TowerModel(Noise, CPUS[:2], group=group)
+    model.compile("sgd", "mse")
+    keeps = Keeps(model.towers)
+    model.fit(np.ones([16, 3]), np.ones([16, 1]), 8, verbose=0, callbacks=[keeps])
+    return keeps.seen
