@@ -422,6 +422,49 @@ PROGRAMS = {
 }
 
 
+# The last batch has one row, which is lent to all other towers.
+FEW = {"fit": {"batch_size": 35}}
+CONV = of(layers.Conv2D, 3, 3, activation="tanh")  # which fails without rows
+FLAT = of(layers.Flatten)
+OF_FEW_ROWS = {
+    "synchronised": {
+        "make": sequential(CONV, SYNCHRONISED, FLAT, shape=(6, 6, 2)),
+        "x": IMAGES,
+        "optimizer": of(optimizers.SGD, 0.01, momentum=0.9),
+        **FEW,
+    },
+    "batches of one": {
+        "make": sequential(CONV, SYNCHRONISED, FLAT, shape=(6, 6, 2)),
+        "x": IMAGES[:5],
+        "y": Y[:5],
+        "optimizer": of(optimizers.SGD, 0.001, momentum=0.9),
+        "fit": {"batch_size": 1},
+    },
+    "added": {
+        "make": sequential(CONV, FLAT, shape=(6, 6, 2)),
+        "x": IMAGES,
+        "optimizer": of(optimizers.Adam, 0.01),
+        **compiled(loss=keras.losses.MeanSquaredError(reduction="sum")),
+        **FEW,
+    },
+    "added and synchronised": {
+        "make": sequential(CONV, SYNCHRONISED, FLAT, shape=(6, 6, 2)),
+        "x": IMAGES,
+        "optimizer": of(optimizers.SGD, 0.001),
+        **compiled(loss=keras.losses.MeanSquaredError(reduction="sum")),
+        **FEW,
+    },
+    "words, added": {
+        "make": of_words(FLAT),
+        "x": WORDS,
+        "optimizer": of(optimizers.SGD, 0.01),
+        **compiled(loss=keras.losses.MeanSquaredError(reduction="sum")),
+        **FEW,
+    },
+    "add_loss": {"make": OwnMethods, **FEW},
+}
+
+
 def given(program, name):
     options = program.get(name, {})
     return options() if callable(options) else options
@@ -452,13 +495,7 @@ def results_of(model, program):
 def test_a_program_does_over_towers_what_it_does_on_one_device(num_towers, name):
     program = PROGRAMS[name]
 
-    def seeded():
-        keras.utils.set_random_seed(1)
-        return program.get("make", sequential(dense()))()
-
-    def over_towers(trace):
-        return TowerModel(seeded, CPUS[:num_towers], trace=trace)
-
+    seeded, over_towers = makers(program, num_towers)
     once = results_of(over_towers("once"), program)
     if program.get("like") == "each":
         check_same(once, results_of(over_towers("each"), program))
@@ -466,9 +503,33 @@ def test_a_program_does_over_towers_what_it_does_on_one_device(num_towers, name)
         check_same(once, results_of(seeded(), program))
 
 
-def check_same(results, wanted):
+def makers(program, num_towers):
+    """Returns functions that make a program's model: the plain one, and over towers."""
+
+    def seeded():
+        keras.utils.set_random_seed(1)
+        return program.get("make", sequential(dense()))()
+
+    return seeded, lambda way: TowerModel(seeded, CPUS[:num_towers], trace=way)
+
+
+@pytest.mark.full(
+    *("2-synchronised-once", "3-synchronised-each", "3-added and synchronised-once"),
+    *("3-batches of one-once", "3-added-once", "2-words, added-each"),
+)
+@pytest.mark.parametrize("trace", ["once", "each"])
+@pytest.mark.parametrize("name", OF_FEW_ROWS)
+@pytest.mark.parametrize("num_towers", [2, 3])
+def test_towers_without_rows_count_for_nothing(num_towers, name, trace):
+    program = OF_FEW_ROWS[name]
+    seeded, over_towers = makers(program, num_towers)
+    many, one = (results_of(make, program) for make in (over_towers(trace), seeded()))
+    check_same(many, one, 2e-5)
+
+
+def check_same(results, wanted, rtol=2e-6):
     tf.nest.map_structure(
-        lambda one, other: np.testing.assert_allclose(one, other, 2e-6, 5e-6),
+        lambda one, other: np.testing.assert_allclose(one, other, rtol, 5e-6),
         results,
         wanted,
     )

@@ -36,6 +36,13 @@ def lent_rows(sizes: Sequence[Any]) -> Any:
     return len(sizes) - tf.math.count_nonzero(tf.stack(sizes), dtype=tf.int32)
 
 
+def have_rows(sizes: Sequence[Any]) -> list[tf.Tensor] | None:
+    """Returns which towers have rows of their own; None if all do."""
+    if isinstance(sizes[0], int) and 0 not in sizes:
+        return None
+    return [tf.convert_to_tensor(size > 0) for size in sizes]
+
+
 def join(parts: Sequence[Any], lent: Any = None) -> Any:
     """Joins K nests of tensors along their rows, in the towers' order.
 

@@ -131,7 +131,7 @@ class Meetings:
         if kind == "divisor":
             return self._divisor_factors(brought)
         if kind == "optimizer":
-            self._update(n, [Brought(*call) for call in brought])
+            self._update(n, self._of_own_rows([Brought(*call) for call in brought]))
         elif kind == "metric":
             self._update_metric(self._metrics[0][n], brought)
         else:
@@ -271,10 +271,25 @@ class Meetings:
         none = tf.zeros_like(values[0])
         return [tf.where(k < rows, own, none) for k, own in enumerate(values)]
 
+    def _of_own_rows(self, brought: Sequence[Brought]) -> Sequence[Brought]:
+        """Replaces by 0 gradients that are added, of towers without rows."""
+        if self._lent is None or self._average:  # by weight
+            return brought
+        rows = len(brought) - self._lent
+        return [
+            Brought(
+                [_times(grad, tf.less(k, rows)) for grad in own.grads],
+                *(own.variables, own.same_rows),
+            )
+            for k, own in enumerate(brought)
+        ]
+
     def _mean(self, values: Sequence[Any]) -> Any:
         reducer: Reducer = partial(sum_on_device, device=self._towers[0].device)
         if self._average:
             reducer = mean(reducer, weights=self._weights)
+        else:
+            values = self._own(values)
         # Where a tower is known to have no rows, Keras's loss is an empty list of them.
         values = [own if own.shape.rank == 0 else tf.reduce_sum(own) for own in values]
         merged = reducer([[value] for value in values])[0][0]
@@ -441,6 +456,10 @@ def _after_gradients(brought: Brought) -> Any:
         return nullcontext()
     # Of a call that is inlined, control edges wait for its effects alone.
     return tf.control_dependencies([tf.identity(grads[0])])
+
+
+def _times(grad: Any, counts: tf.Tensor) -> Any:
+    return None if grad is None else weigh(grad, tf.cast(counts, tf.float32))
 
 
 def _as_tensors(result: Any) -> Any:

@@ -38,9 +38,7 @@ class Steps:
         main, flat, ranks = self._own.main, self._own.flat, self._own.ranks
         added = self._own.adds or adds_rows(main)
         synchronized = self._own.synchronized(trains=method == "train_step")
-        # A sum over rows, and the moments of all rows, would count what is lent.
-        lends = not added and not synchronized
-        sizes, parts, lent = self._cut(data, metrics=True, lends_row=lends)
+        sizes, parts, lent = self._cut(data, metrics=True)
         checksum = share = None
         if ranks is not None:
             ranks.begin_step()
@@ -57,8 +55,10 @@ class Steps:
             checksum=checksum,
             share=share,
         )
+        # The moments of all rows have no part of what is lent.
+        counted = _batches.have_rows(sizes) if synchronized else None
         with meetings.held(), flat.training() if flat else nullcontext():
-            logs = self._run(method, parts, meetings.combine)
+            logs = self._run(method, parts, meetings.combine, counted)
         if added and main.losses:
             raise ValueError(
                 "TowerModel: a loss that is added over rows cannot be told from the "
@@ -90,10 +90,10 @@ class Steps:
 
     def predict(self, data: Any) -> Any:
         """Returns every copy's predictions for its part, in the batch's order."""
-        _, parts, lent = self._cut(data, metrics=False, lends_row=True)
+        _, parts, lent = self._cut(data, metrics=False)
         return _batches.join(self._run("predict_step", parts, _no_meeting), lent)
 
-    def _cut(self, data: Any, *, metrics: bool, lends_row: bool) -> Any:
+    def _cut(self, data: Any, *, metrics: bool) -> Any:
         """Cuts a batch into the towers' parts, and builds the models by the first.
 
         Returns the parts' sizes, the parts, and how many have a row that is lent.
@@ -103,10 +103,10 @@ class Steps:
         if ranks is not None and metrics:  # Every rank predicts all that it gets.
             count, own = ranks.parts(count)
         sizes = _batches.checked_sizes(data, count)
-        parts = cut(data, sizes, lends_row=lends_row)[own]
+        parts = cut(data, sizes, lends_row=True)[own]
         sizes, parts = sizes[own], on_devices(parts, self._own.towers)
         self._own.build(data, metrics=metrics)
-        return sizes, parts, _batches.lent_rows(sizes) if lends_row else None
+        return sizes, parts, _batches.lent_rows(sizes)
 
     def _is_traced_once(self) -> bool:
         return self._own.traces_once and not tf.executing_eagerly()
@@ -116,10 +116,11 @@ class Steps:
         method: str,
         parts: Sequence[Any],
         combine: Callable[[Any, list[Any]], Sequence[Any]],
+        counted: Sequence[tf.Tensor] | None = None,
     ) -> list[Any]:
         """Runs a step of every copy: traced once, or side by side."""
         if self._is_traced_once():
-            return self._run_once(method, parts, combine)
+            return self._run_once(method, parts, combine, counted)
         fns = [
             partial(getattr(model, method), part)
             for model, part in zip(self._own.models, parts, strict=True)
@@ -127,6 +128,7 @@ class Steps:
         # Sums over towers need a graph; `compile` refuses eager layers that need them.
         may_sum = not tf.executing_eagerly()
         with joined_towers(len(self._own.towers)) as joined:
+            joined.counted = counted
             scopes = [_scopes(joined if may_sum else None, k) for k in range(len(fns))]
             return run_in_lockstep(fns, self._own.towers, combine, scopes=scopes)
 
@@ -135,6 +137,7 @@ class Steps:
         method: str,
         parts: Sequence[Any],
         combine: Callable[[Any, list[Any]], Sequence[Any]],
+        counted: Sequence[tf.Tensor] | None,
     ) -> list[Any]:
         def step(part: Any, model: Any, *_: Any) -> Any:
             with tf.variable_creator_scope(_refuse_new_variable), synchronized_layers():
@@ -163,6 +166,7 @@ class Steps:
             items,
             [tower.scope for tower in self._own.towers],
             combine=combine,
+            counted=counted,
             written_once=state_of(self._own.main) if is_shared else (),
             inline=self._own.inline,
             jit_compile=self._own.compiled_by_xla and method == "train_step",

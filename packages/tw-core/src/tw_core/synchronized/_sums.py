@@ -112,6 +112,7 @@ class JoinedTowers:
         self._counts: Counter[int] = Counter()
         self._updated_by: dict[Any, int] = {}
         self._first_op = 0
+        self.counted: Sequence[tf.Tensor] | None = None  # [K], whose parts are added
 
     @public("joined_towers")
     @contextmanager
@@ -286,7 +287,7 @@ class _Sum:
                 total.graph.colocate_with(None, ignore_existing=True),
                 tf.device(total.op.device),
             ):
-                set_input(total.op, 0, tf.add_n(list(column)))
+                set_input(total.op, 0, _total(column, self.joined.counted))
 
     def _differentiable(
         self, index: int, tensors: Sequence[tf.Tensor]
@@ -359,6 +360,7 @@ def call_towers_once(
     scopes: Sequence[Scope],
     *,
     combine: Combine | None = None,
+    counted: Sequence[tf.Tensor] | None = None,
     written_once: Sequence[Any] = (),
     inline: bool | None = None,
     jit_compile: bool = False,
@@ -372,6 +374,8 @@ def call_towers_once(
       items: [K] lists of arguments.
       scopes: [K] functions that return the context of a tower's calls.
       combine: answers meetings that are not sums; None where there are none.
+      counted: [K] booleans: whether sums have a tower's part, such as of rows that
+        were only lent to it; None for all.
       written_once: variables that several towers share and tower 0 alone assigns;
         moving averages of ``batch_normalization`` are added to them.
       inline: whether calls are inlined; None to decide by their size.
@@ -403,7 +407,7 @@ def call_towers_once(
 
     def answer(place: Any, brought: list[Any]) -> Sequence[Any]:
         if isinstance(place, _TracedSum):
-            sums = _add(brought)
+            sums = _add(brought, counted)
             return [sums if sum_ranks is None else sum_ranks(place.name, sums)] * total
         if combine is None:
             raise RuntimeError(f"{caller()}: towers came to {place}.")
@@ -420,9 +424,22 @@ def call_towers_once(
     )
 
 
-def _add(brought: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+def _add(
+    brought: Sequence[Sequence[tf.Tensor]], counted: Sequence[tf.Tensor] | None
+) -> list[tf.Tensor]:
     with tf.name_scope("sum_over_towers"), tf.device(brought[0][0].device):
-        return [tf.add_n(list(column)) for column in zip(*brought, strict=True)]
+        return [_total(column, counted) for column in zip(*brought, strict=True)]
+
+
+def _total(
+    column: Sequence[tf.Tensor], counted: Sequence[tf.Tensor] | None
+) -> tf.Tensor:
+    """Adds the towers' parts that count; the others may be NaN."""
+    if counted is not None:
+        zeros = tf.zeros_like(column[0])
+        pairs = zip(counted, column, strict=True)
+        column = [tf.where(counts, own, zeros) for counts, own in pairs]
+    return tf.add_n(list(column))
 
 
 def _differentiable(
