@@ -1,34 +1,46 @@
 """TensorFlow internals that this package needs beyond the public API."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.eager import context, record
-from tensorflow.python.eager.polymorphic_function import atomic_function
+from tensorflow.python.eager.polymorphic_function import (
+    atomic_function,
+    autograph_util,
+    polymorphic_function,
+)
 from tensorflow.python.framework import auto_control_deps_utils, func_graph, ops
+from tensorflow.python.ops import cond_v2, summary_ops_v2
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 
 __all__ = [
     "SaveSpec",
     "SaveableObject",
+    "apart_from_other_traces",
     "captured_from",
     "control_flow_context",
     "devices_of_runtime",
     "function_devices",
     "function_of_part",
     "in_xla_context",
+    "inlined",
     "is_variable_handle",
     "outermost_function_graph",
     "read_only_inputs",
     "read_profile",
+    "replaced_bodies",
     "set_initializer",
     "set_input",
     "set_seed",
+    "summaries_of_this_thread",
     "with_gradient",
 ]
 
@@ -220,6 +232,86 @@ def with_gradient(
         passed[0].op._gradient_function = lambda op, *upstream: backward(*upstream)
     record.record_operation("with_gradient", passed, given, backward)
     return passed[: len(results)]
+
+
+_BODIES = ((cond_v2, "cond_v2"), (polymorphic_function.Function, "__call__"))
+_replacing = threading.Lock()
+_users: list[object] = []  # of the replacements
+
+
+@contextmanager
+def replaced_bodies(*wrappers: Callable[..., Any]) -> Iterator[None]:
+    """Calls wrappers in place of ``tf.cond`` and of functions, in every thread.
+
+    Each takes TensorFlow's own as its first argument. TensorFlow offers no way to learn
+    of a body before it is traced. The last of those who replace puts back what was
+    there; the wrappers of all must be the same ones.
+    """
+    me = object()
+    with _replacing:
+        if not _users:
+            for (owner, name), wrapper in zip(_BODIES, wrappers, strict=True):
+                setattr(owner, name, _around(getattr(owner, name), wrapper))
+        _users.append(me)
+    try:
+        yield
+    finally:
+        with _replacing:
+            _users.remove(me)
+            if not _users:
+                for owner, name in _BODIES:
+                    setattr(owner, name, getattr(owner, name).__wrapped__)
+
+
+def _around(own: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(own)
+    def call(*arguments: Any, **named: Any) -> Any:
+        return wrapper(own, *arguments, **named)
+
+    return call
+
+
+@contextmanager
+def apart_from_other_traces() -> Iterator[None]:
+    """Has functions traced anew that were traced elsewhere for the same arguments.
+
+    TensorFlow keeps traces apart where a device function is open.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    with nullcontext() if tf.executing_eagerly() else graph.device(_own_device):
+        yield
+
+
+def _own_device(op: tf.Operation) -> str:
+    return str(op.device)
+
+
+def inlined(function: Any) -> Callable[..., Any]:
+    """Returns what a ``tf.function`` calls, converted by AutoGraph as it would be."""
+    plain: Callable[..., Any] = function.python_function
+    if not function._autograph:
+        return plain
+    # A bound method's function is another one from its first trace on: converted.
+    converted = autograph_util.py_func_from_autograph(plain)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        with ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED):
+            return converted(*arguments, **named)
+
+    return call
+
+
+def summaries_of_this_thread() -> Callable[..., None]:
+    """Returns a function that makes another thread write its summaries as this one."""
+    here = dict(vars(summary_ops_v2._summary_state))
+
+    def take(*, writes: bool) -> None:
+        state = vars(summary_ops_v2._summary_state)
+        state.update(here)
+        if not writes:
+            state["is_recording_distribution_strategy"] = False
+
+    return take
 
 
 def outermost_function_graph() -> tf.Graph:

@@ -429,9 +429,64 @@ def test_variables_seeds_and_sums_in_bodies_are_refused():
     refused(ValueError, "draw the same numbers in every tower", seeded, xs)
 
     def summed(tower, x):
-        return tf.cond(x[0] > 0, lambda: sum_over_towers(x), lambda: x)
+        return tf.while_loop(lambda x: x[0] < 9, lambda x: [sum_over_towers(x)], [x])
 
-    refused(RuntimeError, "in the body of a tf.cond, a loop", summed, xs)
+    refused(RuntimeError, "in the body of a branch, a loop", summed, xs)
+
+    def unlike(tower, x):
+        return tf.cond(x[0] > 0, lambda: sum_over_towers(x), lambda: (x, x))
+
+    refused(TypeError, "both branches of a tf.cond must return", unlike, xs)
+
+
+class Summing(tf.Module):
+    """Adds up ``x * w`` of all towers, in bodies, or not at all."""
+
+    def __init__(self, w):
+        self.w, self.steps = tf.Variable(float(w)), tf.Variable(0)
+
+    @tf.function
+    def in_a_function(self, x):
+        return self.squared(x) if self.steps < 9 else (0.0, 0.0)  # by AutoGraph
+
+    def squared(self, x):
+        with tf.GradientTape() as tape:
+            total = sum_over_towers(x * self.w)
+            result = tf.reduce_sum(total**2)
+        return result, tape.gradient(result, self.w)
+
+    def __call__(self, tower, x):
+        self.steps.assign_add(1)
+        outside = x * 2
+        return tf.cond(
+            self.steps < 2,
+            lambda: (*self.in_a_function(outside), [tf.sparse.eye(2), None]),
+            lambda: (x[0], self.w * x[0], [tf.sparse.eye(3), None]),
+        )
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_towers_meet_in_branches_and_functions(inline):
+    models, xs = [Summing(1), Summing(2)], [tf.constant([1.0]), tf.constant([5.0])]
+
+    @tf.function
+    def run(xs):
+        ours = towers(CPUS[:2])
+        return map_towers(
+            lambda tower, model, x: model(tower, x),
+            *(ours, models, xs),
+            trace="once",
+            inline=inline,
+        )
+
+    total = 1 * 2 + 2 * 10  # and the gradient of both towers' losses
+    for x, own in zip([2, 10], run(xs), strict=True):
+        assert (own[0], own[1]) == (total**2, 2 * 2 * total * x)
+        assert own[2][0].dense_shape[0] == 2
+        assert own[2][1] is None
+    for x, model, own in zip([1, 5], models, run(xs), strict=True):
+        assert (own[0], own[1], model.steps.numpy()) == (x, x * model.w, 2)
+        assert own[2][0].dense_shape[0] == 3
 
 
 def test_results_cannot_be_differentiated_from_outside():

@@ -107,6 +107,13 @@ class Copies:
         """The models, each once."""
         return list(dict.fromkeys(self.models))
 
+    @property
+    def appliers(self) -> list[Any]:
+        """The optimizers that apply: tower 0's, or the one of flat variables."""
+        if self.flat is not None and self.flat.optimizer is not None:
+            return [self.flat.optimizer]
+        return optimizers_of(self.main)
+
     def compile(self, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         """Compiles every copy, all with tower 0's optimizers."""
         self._freeze_alike()
@@ -205,13 +212,9 @@ class Copies:
         has_built, number = numbers_of_rank_0(group, int(is_built), number)
         if has_built and not is_built:
             self.states.of(own, self.main.trainable_variables)
-        optimizers = optimizers_of(self.main)
-        if self.flat is None:
-            variables = list(self.main.variables)
-        else:
-            variables = list(self.flat.flats[0].variables)
-            optimizers = [self.flat.optimizer]
-        for optimizer in optimizers:
+        model = self.main if self.flat is None else self.flat.flats[0]
+        variables = list(model.variables)
+        for optimizer in self.appliers:
             if optimizer.built and not isinstance(optimizer, WrappedOptimizer):
                 variables += optimizer.variables
         self.ranks.begin(list({id(v): v for v in variables}.values()))
@@ -283,15 +286,12 @@ class Copies:
                 self.make_equal()
 
     def _make_optimizers_equal(self) -> None:
-        optimizers = optimizers_of(self.main)
-        for own in optimizers:
+        for own in self.appliers:
             if isinstance(own, WrappedOptimizer):
                 own.copy_to_replicas()
             elif own.built and own is getattr(self.main, "optimizer", None):
                 self.states.of(own, self.main.trainable_variables)
-        if self.flat is not None and self.flat.optimizer is not None:
-            optimizers = [self.flat.optimizer]
-        self.states.make_equal(optimizers)
+        self.states.make_equal(self.appliers)
 
 
 def _make(make_model: Callable[[], Any], device: str) -> Any:

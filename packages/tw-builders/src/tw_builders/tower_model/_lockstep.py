@@ -54,6 +54,7 @@ def meet(place: Any, brought: Any, *, answer: Any = None, waits: bool = False) -
     thread = _here.thread
     if thread is None:
         raise RuntimeError("meet: is for functions that run_in_lockstep runs.")
+    tracing.check_reached(place)
     return thread.meet(place, brought)
 
 
@@ -71,10 +72,10 @@ def run_in_lockstep(
     are entered in the towers' threads. The first error is raised with a note of its
     tower.
     """
-    contexts = _graph_contexts()
+    contexts, beside = _graph_contexts(), tracing.side_by_side()
     own = scopes or [()] * len(towers)
     threads = [
-        _TowerThread(fn, tower, [contexts(), *more])
+        _TowerThread(fn, tower, [contexts(), beside(tower.index), *more])
         for fn, tower, more in zip(fns, towers, own, strict=True)
     ]
     try:

@@ -70,6 +70,7 @@ class Meetings:
         batch's rows that is this rank's.
         """
         self._ranks, self._checksum, self._share = ranks, checksum, share
+        self._graph = tf.compat.v1.get_default_graph()  # of the step
         self._lent, self._divides_by_weights = lent, divides_by_weights
         self._states, self._applier = states, applier
         self._synchronized, self._weighed = synchronized, set[int]()
@@ -195,6 +196,12 @@ class Meetings:
         if self._ranks is None:
             self._apply_to(n, with_rows_added(brought, weights), weights)
             return
+        if self._graph is not tf.compat.v1.get_default_graph():
+            raise ValueError(
+                "TowerModel: with a group an optimizer cannot apply in a tf.cond: one "
+                "rank does not know the branch of another; apply in every step, or use "
+                "the optimizer's gradient_accumulation_steps."
+            )
         total = tf.zeros([])
         if weights is not None:
             total = tf.add_n([tf.cast(own, tf.float32) for own in weights])

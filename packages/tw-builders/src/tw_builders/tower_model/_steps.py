@@ -144,7 +144,7 @@ class Steps:
                 return getattr(model, method)(part)
 
         flats = [()] * len(parts) if self._own.flat is None else self._own.flat.flats
-        states = [self._own.states.known(own) for own in optimizers_of(self._own.main)]
+        states = [self._own.states.known(own) for own in self._own.appliers]
         seeds = global_seeds()
         items = [
             (

@@ -62,9 +62,9 @@ def sum_over_towers(tensors: _T) -> _T:
     Raises:
       ValueError: the layer, structure, dtypes or shapes differ from tower 0's; on
         leaving a tower, its sums differ from tower 0's.
-      RuntimeError: in eager mode; in the body of a ``tf.cond``, a loop or a function
-        that a tower builds; or in a tower that neither ``map_towers`` nor a builder
-        builds.
+      RuntimeError: in eager mode; in the body of a loop, or, where each tower is
+        traced, of a ``tf.cond`` or a function that a tower builds; or in a tower that
+        neither ``map_towers`` nor a builder builds.
     """
     place = current_place()
     if place is None or place.joined.total == 1:
@@ -211,6 +211,8 @@ def current_place() -> Place | None:
             _check_context(place.joined)
             return place
         if _is_around(place.joined.graph, graph):
+            if isinstance(place.joined, TracedTowers):  # See ``tracing.meet``.
+                return place
             raise RuntimeError(
                 f"{caller()}: was called in the body of a tf.cond, a loop or a "
                 f"function inside tower{place.index}, which other towers cannot reach; "

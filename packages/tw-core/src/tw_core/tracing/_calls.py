@@ -2,7 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from tw_core._tf_compat import captured_from, is_variable_handle
 from tw_core._variable_kinds import tf_variables
 from tw_core.checks import caller
 from tw_core.modes import orders_effects, traces_function, without_autograph
+from tw_core.tracing._bodies import Conditional, agreed, meeting_in_bodies
 from tw_core.tracing._copies import Copies
 from tw_core.tracing._segments import (
     Segment,
@@ -69,76 +71,132 @@ def call_once(
         )
     copies = Copies.of(items)
     arguments = [copies.arguments(k) for k in range(len(items))]
-    trace = trace_function(
-        fn,
-        copies.specs(arguments),
-        copies.rebuilt,
-        total=len(items),
-        may_meet=combine is not None,
-        jit_compile=jit_compile,
-    )
+    with nullcontext() if combine is None else meeting_in_bodies():
+        trace = trace_function(
+            fn,
+            copies.specs(arguments),
+            copies.rebuilt,
+            total=len(items),
+            may_meet=combine is not None,
+            jit_compile=jit_compile,
+        )
     towers = [
-        _Tower(trace, copies, k, own, scope)
+        _Tower.of(trace, copies, k, own, scope)
         for k, (own, scope) in enumerate(zip(arguments, scopes, strict=True))
     ]
-    _check_captured(trace, copies, arguments)
     written = {id(own.handle) for own in tf_variables(written_once)}
     every = zip(*(map(id, own) for own in copies.handles), strict=True)
     shared = {own[0] for own in every if len(set(own)) == 1}
-    handles = [own for own, outer in trace.captured if id(outer) in written & shared]
-    seeded = seeded_operations(trace) if len(towers) > 1 else frozenset()
-    for stage in stages_of(trace):
-        make = partial(
-            make_segment, trace, stage, inline=inline, jit_compile=jit_compile
-        )
-        segment = make()
-        for tower in towers:
-            if tower.index == 1 and handles:
-                segment = make(without_writes_to=handles)
-            if tower.index and not seeded.isdisjoint(stage.operations):
-                with own_seeds(seeded, tower.index):
+    return _Calls(
+        copies, arguments, combine, written & shared, inline, jit_compile
+    ).run(trace, towers)
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """How the parts of a trace are called for all towers."""
+
+    copies: Copies
+    arguments: Sequence[Sequence[tf.Tensor]]
+    combine: Combine | None
+    written_once: set[int]  # ids of handles that tower 0 alone assigns
+    inline: bool | None
+    jit_compile: bool
+
+    def run(self, trace: Trace, towers: Sequence["_Tower"]) -> list[Any]:
+        """Calls all parts for all towers; returns what these bring in the end."""
+        _check_captured(trace, self.copies, self.arguments)
+        once = self.written_once
+        handles = [own for own, outer in trace.captured if id(outer) in once]
+        seeded = seeded_operations(trace) if len(towers) > 1 else frozenset()
+        for stage in stages_of(trace):
+            make = partial(
+                make_segment,
+                trace,
+                stage,
+                inline=self.inline,
+                jit_compile=self.jit_compile,
+            )
+            segment = make()
+            for tower in towers:
+                if tower.index == 1 and handles:
                     segment = make(without_writes_to=handles)
-            tower.call(segment)
-        for meeting in stage.meetings:
-            if combine is not None and meeting is not trace.meetings[-1]:
-                answers = combine(meeting.place, [t.brought(meeting) for t in towers])
-                for tower, answer in zip(towers, answers, strict=True):
-                    tower.go_on(meeting, answer)
-    return [tower.brought(trace.meetings[-1]) for tower in towers]
+                if tower.index and not seeded.isdisjoint(stage.operations):
+                    with own_seeds(seeded, tower.index):
+                        segment = make(without_writes_to=handles)
+                tower.call(segment)
+            for meeting in stage.meetings:
+                if meeting is not trace.meetings[-1]:
+                    answers = self._answers(meeting, towers)
+                    for tower, answer in zip(towers, answers, strict=True):
+                        tower.go_on(meeting, answer)
+        return [tower.brought(trace.meetings[-1]) for tower in towers]
+
+    def _answers(self, meeting: Meeting, towers: Sequence["_Tower"]) -> Sequence[Any]:
+        brought = [tower.brought(meeting) for tower in towers]
+        if not isinstance(meeting.place, Conditional):
+            return [] if self.combine is None else self.combine(meeting.place, brought)
+        branches = [
+            partial(self._run_branch, branch, towers)
+            for branch in meeting.place.branches
+        ]
+        answers: Sequence[Any] = tf.cond(agreed([own[0] for own in brought]), *branches)
+        return answers
+
+    def _run_branch(self, branch: Trace, towers: Sequence["_Tower"]) -> list[Any]:
+        results = self.run(branch, [tower.inside(branch) for tower in towers])
+        leaves = [tf.nest.flatten(own, expand_composites=True) for own in results]
+        return [[leaf for leaf in own if leaf is not None] for own in leaves]
 
 
+@dataclass(frozen=True, eq=False)
 class _Tower:
     """The values that one tower has for the tensors of the trace."""
 
-    def __init__(
-        self,
+    index: int
+    scope: Scope
+    graph: tf.Graph
+    counterparts: dict[int, Any]
+    handles: dict[int, Any]  # by the first tower's
+    values: dict[str, Any]
+    around: "_Tower | None" = None  # where this is a branch
+
+    @classmethod
+    def of(
+        cls,
         trace: Trace,
         copies: Copies,
         index: int,
         arguments: Sequence[tf.Tensor],
         scope: Scope,
-    ) -> None:
-        self.index = index
-        self._scope = scope
-        self._graph = trace.graph
-        self._counterparts = copies.counterparts(index)
-        self._values: dict[str, Any] = {
+    ) -> "_Tower":
+        pairs = zip(copies.handles[0], copies.handles[index], strict=True)
+        handles = {id(first): own for first, own in pairs}
+        values = {
             tensor.name: value
             for tensor, value in zip(trace.inputs, arguments, strict=True)
         }
-        pairs = zip(copies.handles[0], copies.handles[index], strict=True)
-        handles = {id(first): own for first, own in pairs}
         for tensor, outer in trace.captured:
-            self._values[tensor.name] = handles.get(id(outer), outer)
+            values[tensor.name] = handles.get(id(outer), outer)
+        counterparts = copies.counterparts(index)
+        return cls(index, scope, trace.graph, counterparts, handles, values)
+
+    def inside(self, branch: Trace) -> "_Tower":
+        """Returns the tower in a branch of what it runs."""
+        values = {
+            tensor.name: self.handles.get(id(outer), self._value(outer))
+            for tensor, outer in branch.captured
+        }
+        return replace(self, graph=branch.graph, values=values, around=self)
 
     def call(self, segment: Segment | None) -> None:
         """Calls a part of the trace, and keeps what it returns."""
         if segment is None:
             return
-        with self._scope():
-            results = segment.function(*(self._values[t.name] for t in segment.inputs))
+        with self.scope():
+            results = segment.function(*(self.values[t.name] for t in segment.inputs))
         for tensor, result in zip(segment.outputs, results, strict=True):
-            self._values[tensor.name] = result
+            self.values[tensor.name] = result
 
     def brought(self, meeting: Meeting) -> Any:
         """Returns what this tower brings to a meeting."""
@@ -148,17 +206,19 @@ class _Tower:
         """Takes the answer of a meeting."""
         leaves = tf.nest.flatten(answer) if meeting.given else []
         for tensor, leaf in zip(meeting.given, leaves, strict=True):
-            self._values[tensor.name] = tf.convert_to_tensor(leaf)
+            self.values[tensor.name] = tf.convert_to_tensor(leaf)
 
     def _own(self, leaf: Any) -> Any:
         parts = components(leaf)
         if not parts:
-            return self._counterparts.get(id(leaf), leaf)
-        own = [
-            self._values[part.name] if part.graph is self._graph else part
-            for part in parts
-        ]
+            return self.counterparts.get(id(leaf), leaf)
+        own = list(map(self._value, parts))
         return tf.nest.pack_sequence_as(leaf, own, expand_composites=True)
+
+    def _value(self, tensor: tf.Tensor) -> Any:
+        if getattr(tensor, "graph", None) is self.graph:
+            return self.values[tensor.name]
+        return tensor if self.around is None else self.around._value(tensor)
 
 
 def _check_captured(
@@ -171,7 +231,7 @@ def _check_captured(
             owners[id(tensor)].add(k)
     first = {id(handle) for handle in copies.handles[0]}
     for tensor, outer in trace.captured:
-        if id(outer) in first:
+        if id(outer) in first or (trace.around and trace.around.reaches(outer)):
             continue
         towers = _towers_behind(outer, owners)
         if towers and len(towers) < len(arguments):

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core._tf_compat import read_only_inputs
+from tw_core._tf_compat import captured_from, read_only_inputs
 from tw_core._variable_kinds import READS, is_variable
 from tw_core.checks import caller
 from tw_core.modes import without_autograph
@@ -39,16 +39,50 @@ class Meeting:
 
 
 @dataclass(eq=False)
-class Trace:
-    """A function traced for the first tower."""
+class Top:
+    """Where a tower is built, and meets the others: in no body of something inside."""
+
+    graph: tf.Graph | None  # None in eager mode
+    _met_inside: bool = field(default=False, init=False)
+
+    def is_here(self) -> bool:
+        """Returns whether operations are built in it now."""
+        if tf.executing_eagerly():
+            return self.graph is None
+        return tf.compat.v1.get_default_graph() is self.graph
+
+    def note_inside(self) -> None:
+        """Notes that a meeting was reached in a body."""
+        self._met_inside = True
+
+    def has_met_inside(self) -> bool:
+        """Returns, once, whether a body was given up because it reached a meeting."""
+        met, self._met_inside = self._met_inside, False
+        return met
+
+
+@dataclass(eq=False)
+class Trace(Top):
+    """A function, or the branch of a conditional in one, traced for the first tower."""
 
     graph: tf.Graph
     may_meet: bool
+    total: int  # of towers
+    around: "Trace | None"  # that of the function, for a branch
     inputs: list[tf.Tensor]  # without those captured
     meetings: list[Meeting] = field(default_factory=list)  # the last one is the end
     captured: list[tuple[tf.Tensor, tf.Tensor]] = field(default_factory=list)
     must_run: set[tf.Operation] = field(default_factory=set)
     only_read: set[str] = field(default_factory=set)  # names of captured resources
+
+    def has(self, tensor: Any) -> bool:
+        """Returns whether a tensor is one of this trace."""
+        return getattr(tensor, "graph", None) is self.graph
+
+    def reaches(self, tensor: Any) -> bool:
+        """Returns whether a tensor is one of this trace, or of one around it."""
+        around = self.around
+        return self.has(tensor) or (around is not None and around.reaches(tensor))
 
     def record(
         self, place: Any, brought: Any, given: Sequence[tf.Tensor] = (), *, waits: bool
@@ -57,12 +91,44 @@ class Trace:
         position = len(self.graph.get_operations()) - len(given)
         self.meetings.append(Meeting(place, brought, list(given), position, waits))
 
+    def own(self, brought: Any) -> Any:
+        """Makes tensors from outside a branch its own."""
+
+        def own(leaf: Any) -> Any:
+            is_own = self.around is None or all(map(self.has, components(leaf)))
+            return leaf if is_own else tf.identity(leaf)
+
+        return tf.nest.map_structure(own, brought)
+
 
 class _Here(threading.local):
     trace: Trace | None = None
+    top: Top | None = None  # where towers are built side by side
 
 
 _here = _Here()
+
+
+def current_top() -> Top | None:
+    """Returns where a tower is built that can meet the others, if it is built there."""
+    top = _top()
+    return top if top is not None and top.is_here() else None
+
+
+def _top() -> Top | None:
+    return _here.trace if may_meet() else _here.top
+
+
+@contextmanager
+def built_here() -> Iterator[None]:
+    """Marks where a tower is built in this thread that meets others in theirs."""
+    eager = tf.executing_eagerly()
+    outer = _here.top
+    _here.top = Top(None if eager else tf.compat.v1.get_default_graph())
+    try:
+        yield
+    finally:
+        _here.top = outer
 
 
 def may_meet() -> bool:
@@ -88,20 +154,41 @@ def meet(place: Any, brought: Any, *, answer: Any = None, waits: bool = False) -
       Tensors in the structure of ``answer``.
 
     Raises:
-      RuntimeError: in the body of a ``tf.cond``, a loop or a function inside the tower.
+      RuntimeError: in the body of a loop or a ``tf.switch_case`` inside the tower. In
+        that of a ``tf.cond`` or a function it has the body taken apart.
     """
     trace = _here.trace
-    graph = tf.compat.v1.get_default_graph()
-    if trace is None or not trace.may_meet or graph is not trace.graph:
-        raise RuntimeError(
-            f"{caller()}: towers meet at {place}, which was reached in the body of a "
-            "tf.cond, a loop or a function inside a tower, where the others cannot "
-            "follow; do it in the tower itself."
-        )
+    if trace is None:
+        raise RuntimeError(f"{caller()}: towers meet at {place}, outside of a tower.")
+    check_reached(place)
+    brought = trace.own(brought)
     specs = tf.nest.flatten(answer) if answer is not None else []
     given = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
     trace.record(place, brought, given, waits=waits or bool(given))
     return tf.nest.pack_sequence_as(answer, given) if specs else None
+
+
+def check_reached(place: Any) -> None:
+    """Refuses a meeting in a body inside a tower.
+
+    Args:
+      place: names the meeting.
+
+    Raises:
+      RuntimeError: in the body of a branch, a loop or a function. A function that a
+        tower calls is then called again inlined, instead of raising.
+    """
+    if current_top() is not None:
+        return
+    top = _top()
+    if top is not None:
+        top.note_inside()
+    raise RuntimeError(
+        f"{caller()}: towers meet at {place}, which was reached in the body of a "
+        "branch, a loop or a function inside a tower, where the others cannot follow; "
+        "do it in the tower itself, in a tf.function that it calls, or, with "
+        "trace='once', in a tf.cond."
+    )
 
 
 def is_same_in_towers(tensor: Any) -> bool:
@@ -110,17 +197,26 @@ def is_same_in_towers(tensor: Any) -> bool:
     Lengths are taken to be equal in all towers, but for the number of rows.
     """
     trace = _here.trace
-    if trace is None or getattr(tensor, "graph", None) is not trace.graph:
+    if trace is None or not trace.reaches(tensor):
         return False
-    given = [own for meeting in trace.meetings for own in meeting.given]
-    of_tower = {own.op for own in (*trace.inputs, *given)}
-    stack, seen = [tensor.op], set()
+    outside: dict[int, tf.Tensor] = {}
+    of_tower: set[tf.Operation] = set()
+    while trace is not None:
+        given = [own for meeting in trace.meetings for own in meeting.given]
+        of_tower |= {own.op for own in (*trace.inputs, *given)}
+        outside |= captured_from(trace.graph)
+        trace = trace.around
+    stack, seen = [tensor], set()
     while stack:
-        op = stack.pop()
+        own = stack.pop()
+        own = outside.get(id(own), own)
+        if hasattr(own, "numpy"):  # from outside of all towers
+            continue
+        op = own.op
         if op in of_tower or (op._is_stateful and op.type not in READS):
             return False
         if op not in seen and not _is_length(op):
-            stack += [own.op for own in op.inputs]
+            stack += op.inputs
         seen.add(op)
     return True
 
@@ -140,21 +236,24 @@ def trace_function(
     rebuild: Callable[[Sequence[tf.Tensor]], Sequence[Any]],
     *,
     total: int,
-    may_meet: bool,
-    jit_compile: bool,
+    may_meet: bool = True,
+    jit_compile: bool = False,
+    around: Trace | None = None,
 ) -> Trace:
     """Traces ``fn(*rebuild(tensors))`` for tensors of the given specs."""
     traces = []
 
     def body(*tensors: tf.Tensor) -> None:
-        trace = Trace(tf.compat.v1.get_default_graph(), may_meet, list(tensors))
+        graph = tf.compat.v1.get_default_graph()
+        trace = Trace(graph, may_meet, total, around, list(tensors))
         with _tracing(trace), tf.variable_creator_scope(_refuse_variable):
             try:
                 result = fn(*rebuild(tensors))
             except Exception as error:
-                error.add_note(f"(in tower0 of {total}, which is traced for all)")
+                if around is None:
+                    error.add_note(f"(in tower0 of {total}, which is traced for all)")
                 raise
-            trace.record("the end", result, waits=False)
+            trace.record("the end", trace.own(result), waits=False)
         traces.append(trace)
 
     # Each tower's call chooses the device: no operation may have one from here.

@@ -1,0 +1,175 @@
+"""Functions and conditionals inside a tower, in which it meets the others.
+
+Where a tower meets the others, its trace is cut, which takes the operations themselves:
+a ``tf.function`` whose body comes to a meeting is inlined, and a ``tf.cond`` becomes a
+meeting of its own. The towers agree on its predicate, and the branches, each traced
+apart, are what all of them run inside of one ``tf.cond``. Bodies that meet nobody are
+left to TensorFlow.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core._tf_compat import (
+    apart_from_other_traces,
+    inlined,
+    replaced_bodies,
+    summaries_of_this_thread,
+    with_gradient,
+)
+from tw_core.checks import caller
+from tw_core.tracing._trace import Trace, built_here, current_top, meet, trace_function
+
+
+@dataclass(frozen=True, eq=False)
+class Conditional:
+    """The place of a meeting for a ``tf.cond``; a predicate is brought first."""
+
+    branches: Sequence[Trace]
+
+
+@contextmanager
+def meeting_in_bodies() -> Iterator[None]:
+    """Lets the function of a tower, traced inside, meet in bodies."""
+    with replaced_bodies(_conditional, _function):
+        yield
+
+
+def side_by_side() -> Callable[[int], AbstractContextManager[None]]:
+    """Prepares towers that are built in threads of their own and meet there.
+
+    Functions in a tower are inlined where they reach a meeting (``check_reached``), and
+    ``tf.summary`` writes, for tower 0, as in the thread of this call.
+
+    Returns:
+      A function of a tower's index that returns the context to build it in, entered in
+      the tower's thread.
+    """
+    take_summaries = summaries_of_this_thread()
+
+    @contextmanager
+    def tower(index: int) -> Iterator[None]:
+        take_summaries(writes=index == 0)
+        with built_here(), meeting_in_bodies():
+            yield
+
+    return tower
+
+
+def agreed(predicates: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the predicate of all towers, checked in the run."""
+    if len(predicates) == 1:
+        return predicates[0]
+    every = tf.stack(predicates)
+    message = (
+        f"{caller()}: towers meet in a branch of a tf.cond, and must all take the same "
+        "one; compute its predicate from what is equal in all towers, such as a "
+        "counter. Predicates of towers 0..:"
+    )
+    are_same = tf.reduce_all(tf.equal(every, every[0]))
+    check = tf.debugging.Assert(are_same, [message, every], summarize=-1)
+    with tf.control_dependencies([check]):
+        return tf.identity(predicates[0])
+
+
+def _conditional(
+    plain: Callable[..., Any],
+    pred: Any,
+    true_fn: Callable[[], Any],
+    false_fn: Callable[[], Any],
+    name: str | None = "cond",
+) -> Any:
+    trace = current_top()
+    if not isinstance(trace, Trace):
+        return plain(pred, true_fn, false_fn, name)
+    try:
+        return plain(pred, true_fn, false_fn, name)
+    except Exception:
+        if not trace.has_met_inside():
+            raise
+    return _split(trace, pred, [true_fn, false_fn])
+
+
+def _function(
+    plain: Callable[..., Any], function: Any, *arguments: Any, **named: Any
+) -> Any:
+    top = current_top()
+    if top is None:
+        return plain(function, *arguments, **named)
+    try:
+        with apart_from_other_traces():  # where nobody was met
+            return plain(function, *arguments, **named)
+    except Exception:
+        if not top.has_met_inside():
+            raise
+    return inlined(function)(*arguments, **named)
+
+
+def _split(trace: Trace, pred: Any, fns: Sequence[Callable[[], Any]]) -> Any:
+    branches = [
+        trace_function(_of_tensors(fn), (), list, total=trace.total, around=trace)
+        for fn in fns
+    ]
+    specs = _common_specs([branch.meetings[-1].brought for branch in branches])
+    outer = {id(t): t for branch in branches for _, t in branch.captured}.values()
+    pred = tf.reshape(tf.cast(pred, tf.bool), [])
+    leaves = tf.nest.flatten(specs, expand_composites=True)
+    given = meet(
+        Conditional(branches),
+        [pred, *filter(trace.reaches, outer)],
+        answer=[spec for spec in leaves if spec is not None],
+        waits=True,
+    )
+    if given:
+        sources = [t for t in outer if t.dtype.is_floating or t.dtype == tf.resource]
+        given = with_gradient(given, sources, _refuse_gradient)
+    rest = iter(given or ())
+    results = [None if spec is None else next(rest) for spec in leaves]
+    return tf.nest.pack_sequence_as(specs, results, expand_composites=True)
+
+
+def _of_tensors(fn: Callable[[], Any]) -> Callable[[], Any]:
+    """Returns a branch whose results are tensors, or None, as ``tf.cond`` has them."""
+
+    def branch() -> Any:
+        return tf.nest.map_structure(_as_tensor, fn())
+
+    return branch
+
+
+def _as_tensor(leaf: Any) -> Any:
+    if leaf is None or isinstance(leaf, tf.Operation):
+        return None  # An effect takes place by itself.
+    return leaf if tf.is_tensor(leaf) else tf.convert_to_tensor(leaf)
+
+
+def _common_specs(results: Sequence[Any]) -> Any:
+    """Returns specs that fit what either branch returns; refuses what differs."""
+
+    def common(one: Any, other: Any) -> Any:
+        if one is None and other is None:
+            return None
+        specs = [tf.type_spec_from_value(leaf) for leaf in (one, other)]
+        both = specs[0].most_specific_common_supertype(specs[1:])
+        if both is None:
+            raise TypeError(specs)
+        return both
+
+    try:
+        return tf.nest.map_structure(common, *results)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{caller()}: both branches of a tf.cond must return the same structure of "
+            f"tensors of the same dtypes; got {results}."
+        ) from error
+
+
+def _refuse_gradient(*_: Any) -> Any:
+    raise RuntimeError(
+        "tw_core: the results of a tf.cond in which towers meet cannot be "
+        "differentiated from outside; take the gradients inside the branch."
+    )
