@@ -18,7 +18,7 @@ from tw_core.synchronized._sums import around_towers, current_place, sum_over_to
 class _TowerReplicaContext(tf.distribute.ReplicaContext):  # type: ignore[misc]
     """A replica context of one tower, in which reductions are over all towers."""
 
-    def __init__(self, index: int, total: int) -> None:
+    def __init__(self, index: int | tf.Tensor, total: int) -> None:
         super().__init__(tf.distribute.get_strategy(), index)
         self._total = total
 
@@ -90,5 +90,6 @@ def _in_tower() -> Iterator[None]:
             f"{tf.distribute.get_strategy()!r}, which has replicas of its own; leave "
             "that strategy's scope first."
         )
-    with _TowerReplicaContext(place.index, place.joined.total):
+    index = getattr(place.joined, "number", place.index)
+    with _TowerReplicaContext(index, place.joined.total):
         yield

@@ -321,8 +321,11 @@ class _Sum:
 class TracedTowers:
     """The sums of towers that are traced once."""
 
-    def __init__(self, total: int, graph: tf.Graph, updated: list[Any]) -> None:
+    def __init__(
+        self, total: int, graph: tf.Graph, number: tf.Tensor, updated: list[Any]
+    ) -> None:
         self.total, self.graph, self._updated = total, graph, updated
+        self.number = number  # the tower's index, in its calls
         self.context = control_flow_context(graph)
 
     def next_sum(self, place: Place, tensors: Sequence[tf.Tensor]) -> "_TracedSum":
@@ -397,8 +400,9 @@ def call_towers_once(
     total, written = len(items), list(written_once)
     of_all = total if sum_ranks is None else total * num_ranks
 
-    def of_any_tower(*own: Any) -> _T:
-        joined = TracedTowers(of_all, tf.compat.v1.get_default_graph(), written)
+    def of_any_tower(number: tf.Tensor, *own: Any) -> _T:
+        graph = tf.compat.v1.get_default_graph()
+        joined = TracedTowers(of_all, graph, number, written)
         outer = _entered.places
         _entered.places = (*outer, Place(joined, 0, joined.graph.get_name_scope()))
         try:
@@ -417,7 +421,7 @@ def call_towers_once(
 
     return call_once(
         of_any_tower,
-        items,
+        [[tf.constant(k), *own] for k, own in enumerate(items)],
         scopes,
         combine=answer,
         written_once=written,
