@@ -9,6 +9,30 @@ import tensorflow as tf
 from tw_builders.tower_model._wrapped import WrappedOptimizer
 
 
+def check_choices(**choices: tuple[Any, Sequence[Any]]) -> None:
+    """Refuses values that are not among those known."""
+    for name, (value, known) in choices.items():
+        if value not in known:
+            raise ValueError(
+                f"TowerModel: {name} must be {' or '.join(map(repr, known))}; got "
+                f"{value!r}."
+            )
+
+
+def check_outside() -> None:
+    """Refuses to make a model in a graph, or in the scope of a strategy."""
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            "TowerModel: trains in functions of its own, and must be made outside of "
+            "graphs and tf.function."
+        )
+    if tf.distribute.has_strategy():
+        raise ValueError(
+            "TowerModel: makes its own copies, and cannot be in the scope of a "
+            "tf.distribute strategy; leave that."
+        )
+
+
 def layers_of(model: Any) -> list[Any]:
     """Lists a model and its layers, outer ones before those inside them."""
     layers: list[Any] = model._flatten_layers()

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tw_builders.tower_model._agreement import settings_of
+from tw_builders.tower_model._checks import check_choices, check_outside
 from tw_builders.tower_model._copies import Copies, Weigh
 from tw_builders.tower_model._following import (
     back_up_at_once,
@@ -128,15 +129,12 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
                 f"TowerModel: variables must be one of {sorted(APPLY)}; got "
                 f"{variables!r}."
             )
-        if loss_reduction not in (None, "sum"):
-            raise ValueError(
-                "TowerModel: loss_reduction must be 'sum' or None; got "
-                f"{loss_reduction!r}."
-            )
-        if trace not in ("once", "each"):
-            raise ValueError(
-                f"TowerModel: trace must be 'once' or 'each'; got {trace!r}."
-            )
+        check_choices(
+            loss_reduction=(loss_reduction, ("sum", None)),
+            trace=(trace, ("once", "each")),
+            data=(data, ("own", "shared")),
+            uneven=(uneven, ("wait", "stop")),
+        )
         if inline is not None:
             check_flag(inline=inline)
         check_whole_number(flat_below_bytes=flat_below_bytes, at_least=0)
@@ -145,16 +143,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
                 "TowerModel: flat variables are read by one tower each; with "
                 "variables='parameter_server' use flat_below_bytes=0."
             )
-        if not tf.executing_eagerly():
-            raise RuntimeError(
-                "TowerModel: trains in functions of its own, and must be made outside "
-                "of graphs and tf.function."
-            )
-        if tf.distribute.has_strategy():
-            raise ValueError(
-                "TowerModel: makes its own copies, and cannot be in the scope of a "
-                "tf.distribute strategy; leave that."
-            )
+        check_outside()
         super().__init__(name=name)
         towers = make_towers(devices)
         if reducer is None:
@@ -313,13 +302,10 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
                 back_up_at_once(callbacks)
             show_tower_0(callbacks, self._own.main)
             bound.arguments["callbacks"] = [*callbacks, follower(self._own, callbacks)]
-        self._fits, self._has_failed = True, False
+        self._fits = True
         try:
-            with _naming_what_failed():
+            with self._noting_failure():
                 return super().fit(*bound.args[1:], **bound.kwargs)
-        except BaseException:
-            self._has_failed = True
-            raise
         finally:
             self._fits, self._epoch_iterator = False, None
 
@@ -334,15 +320,22 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             ranks.num_calls += 1
             if not ranks.is_first:
                 bound.arguments["verbose"] = 0
-        self._evaluates, self._has_failed = True, False
+        self._evaluates = True
+        try:
+            with self._noting_failure():
+                return super().evaluate(*bound.args[1:], **bound.kwargs)
+        finally:
+            self._evaluates = False
+
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        self._has_failed = False
         try:
             with _naming_what_failed():
-                return super().evaluate(*bound.args[1:], **bound.kwargs)
+                yield
         except BaseException:
             self._has_failed = True
             raise
-        finally:
-            self._evaluates = False
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predicts as ``keras.Model.predict`` does, over all towers."""
@@ -542,12 +535,6 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
 
 
 def _ranks_of(group: RankGroup | None, data: str, uneven: str) -> Ranks | None:
-    if data not in ("own", "shared"):
-        raise ValueError(f"TowerModel: data must be 'own' or 'shared'; got {data!r}.")
-    if uneven not in ("wait", "stop"):
-        raise ValueError(
-            f"TowerModel: uneven must be 'wait' or 'stop'; got {uneven!r}."
-        )
     if group is None:
         return None
     if not isinstance(group, RankGroup):
