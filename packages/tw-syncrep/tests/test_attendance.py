@@ -220,8 +220,8 @@ def test_the_unheard_are_those_that_said_nothing_since():
     all_say(found, 3.0, 1, 1, 1, 1)
     found.hear(1, Report(), 5.0)
     found.leave(3)
-    assert found.find_unheard(3.0) == []
-    assert found.find_unheard(4.0) == [0, 2]
+    assert found.find_unheard(3.0, 5.0) == []
+    assert found.find_unheard(4.0, 5.0) == [0, 2]
 
 
 @given(

@@ -19,6 +19,7 @@ from rank_faults import NOISES, send_raw
 
 from tw_syncrep.cluster._channel import LineSocket
 from tw_syncrep.processes._agreement import Exchange
+from tw_syncrep.processes._side_channel import _member
 from tw_syncrep.processes._side_channel._attendance import Attendance, Deadlines, Report
 from tw_syncrep.processes._side_channel._coordinator import _FIRST_KEY, Coordinator
 from tw_syncrep.processes._side_channel._introduction import Introduction
@@ -356,6 +357,26 @@ def test_a_greeting_that_is_dropped_is_repeated():
             for member in (coming.result(20), own):
                 member.leave(timeout_s=1.0)
         assert place != address
+
+
+def test_beats_do_not_look_at_frames_of_the_running_program(monkeypatch):
+    looked, has_beaten = [], threading.Semaphore(0)
+    monkeypatch.setattr(_member, "_find_place", lambda: looked.append(1) or "here")
+    own = replace(introduction(0), size=1)
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    coordinator = Coordinator(listener, 1, PATIENT, own=own)
+    member = Member(address, own, PATIENT, start_timeout_s=20)
+
+    def read():
+        has_beaten.release()
+        return Report()
+
+    member.start(read, lambda missing: None)
+    has_come = [has_beaten.acquire(timeout=20.0) for _ in range(5)]
+    member.leave(timeout_s=1.0)
+    coordinator.stop(timeout_s=5.0)
+    assert all(has_come) and not looked
 
 
 def assert_lost_by(member, rank, fail):

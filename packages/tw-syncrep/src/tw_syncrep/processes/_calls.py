@@ -2,8 +2,6 @@
 
 import contextlib
 import functools
-import sys
-import sysconfig
 import threading
 import time
 import weakref
@@ -31,7 +29,6 @@ _MAX_COMPILED = 256
 
 _VERDICT_S = 2.0
 _AGREEMENT = "agreement on"
-_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib"))
 
 
 class Calls:
@@ -282,9 +279,12 @@ class Calls:
             self._reported, self.moved_s = (entered, completed), time.monotonic()
             self._events.noted("was seen", self._name, "entered collective", entered)
         inside = self._find_inside(entered - completed, keys)
-        place = _find_place()
+        number, order, what = inside
         return Report(
-            *(entered, completed, self._traced, self._inside, place, *inside),
+            *(entered, completed, self._traced, self._inside),
+            number=number,
+            order=order,
+            what=what,
             needing_all=needing_all,
         )
 
@@ -364,14 +364,3 @@ class Calls:
 
     def _describe(self, missing: dict[int, str]) -> str:
         return describe_missing(missing, self._tasks, own=self._rank)
-
-
-def _find_place() -> str:
-    """Returns the function and line of the program that the main thread is in."""
-    frame = innermost = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
-        frame = frame.f_back
-    if (frame := frame or innermost) is None:
-        return ""
-    module = frame.f_globals.get("__name__", "?")
-    return f"{module}.{frame.f_code.co_name}:{frame.f_lineno}"

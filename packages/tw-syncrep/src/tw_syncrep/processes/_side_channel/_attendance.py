@@ -16,7 +16,7 @@ completed. So no rank counts as behind while it is inside one, or while another 
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tw_syncrep.processes._side_channel._introduction import find_interval_s
 
@@ -41,7 +41,7 @@ class Report:
     completed: int = 0
     traced: int = 0  # ``entered`` when it last traced a collective.
     inside: str = ""  # Kind of the collective that it traced last.
-    at: str = ""  # Line of the program that its main thread is in.
+    at: str = ""  # Line that its main thread was in when last asked for.
     number: int = 0  # Of what it waits in; 0: none, or it can start other collectives.
     order: str = ""  # Collectives of this name cannot start meanwhile; "": none can.
     what: str = ""  # Its current collective, described; "" unless exactly one.
@@ -77,6 +77,8 @@ class Attendance:
             speaker.behind_s = None
         if _progress(report) != _progress(speaker.report):
             speaker.moved_s = now_s
+        elif not report.at:  # It was not asked for it this time.
+            report = replace(report, at=speaker.report.at)
         speaker.heard_s, speaker.report = now_s, report
         front = max(other.report.entered for other in self.ranks)
         for other in self.ranks:
@@ -138,12 +140,14 @@ class Attendance:
         here = enumerate(self.ranks)
         return [number for number, rank in here if rank.report.entered == front]
 
-    def find_unheard(self, since_s: float) -> list[int]:
-        """Returns the ranks that have not reported since then, nor said goodbye."""
+    def find_unheard(self, since_s: float, now_s: float) -> list[int]:
+        """Returns the ranks that have not reported since then, but are there."""
         return [
             number
             for number, rank in enumerate(self.ranks)
-            if rank.heard_s < since_s and not rank.left
+            if rank.heard_s < since_s
+            and not rank.left
+            and not self._find_end(rank, now_s, is_awaited=False)
         ]
 
     def has_behind(self, rank: int) -> bool:

@@ -344,13 +344,11 @@ class Coordinator:
             now_s, self._limits.first_timeout_s
         )
         if not missing:
-            self._missing_since = self._asked_s = None
+            self._missing_since = None
             self._warn(now_s)
         elif self._missing_since is None:
             self._missing_since = now_s
-        elif now_s - self._missing_since >= _TOGETHER_S and self._have_answered(
-            missing, now_s
-        ):
+        elif now_s - self._missing_since >= _TOGETHER_S and self._have_answered(now_s):
             self._tell(missing)
             self._ended.set()
 
@@ -376,9 +374,11 @@ class Coordinator:
             slow = self._find_unasked(now_s, warning_s)
             limit_s = self._limits.first_timeout_s
         if not slow:
-            self._warned_s = None
+            self._warned_s = self._asked_s = None
         elif self._warned_s is None or now_s - self._warned_s >= warning_s:
-            self._warned_s = now_s
+            if not self._have_answered(now_s):
+                return
+            self._warned_s, self._asked_s = now_s, None
             states = self._attendance.describe(now_s)
             told = {rank: f"{slow[rank]}; it {states[rank]}" for rank in slow}
             self._send_all({"do": "slow", "slow": told, "limit_s": limit_s})
@@ -394,19 +394,18 @@ class Coordinator:
             }
         )
 
-    def _have_answered(self, missing: dict[int, str], now_s: float) -> bool:
-        """Whether all ranks but the missing have reported since they were asked.
+    def _have_answered(self, now_s: float) -> bool:
+        """Whether all ranks but those gone have reported since they were asked.
 
         Ranks that fall silent together pass the deadline one after another, and a
-        killed process keeps its connections until the kernel has ended it.
+        killed process keeps its connections until the kernel has ended it. The others
+        tell the line that they are in.
         """
         if self._asked_s is None:
             self._asked_s = now_s
             self._send_all({"do": "report"})
         is_late = now_s - self._asked_s >= _ANSWER_S
-        return is_late or missing.keys() >= set(
-            self._attendance.find_unheard(self._asked_s)
-        )
+        return is_late or not self._attendance.find_unheard(self._asked_s, now_s)
 
     def _find_unasked(self, now_s: float, limit_s: float) -> dict[int, str]:
         """Finds ranks that have not described a collective that others wait for."""

@@ -4,6 +4,8 @@ import contextlib
 import logging
 import math
 import socket
+import sys
+import sysconfig
 import threading
 import time
 from collections import Counter
@@ -29,6 +31,7 @@ _log = logging.getLogger(__name__)
 _AGAIN_S = 0.5
 _TOLD_S = 0.3
 """Rank 0 takes a twentieth of a second to inform all that a rank gives up."""
+_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib"))
 
 
 class AbsentError(TimeoutError):
@@ -67,7 +70,7 @@ class Member:
         self._heard_s = self._due_s = time.monotonic()
         self._said_bye = False
         self._over_at: int | None = None  # Collectives rank 0 had entered at its end.
-        self._is_agreeing = False
+        self._is_agreeing = self._is_asked = False
         self._ended = threading.Event()
         self._on_missing: Callable[[dict[int, str]], None] = lambda missing: None
         self._read_report: Callable[[], Report] = Report
@@ -296,7 +299,11 @@ class Member:
                     break
                 self._due_s = time.monotonic() + interval_s
                 if not self._said_bye:
-                    message = {"do": "beat", "report": asdict(self._read_report())}
+                    report = self._read_report()
+                    if self._is_asked:  # Frames of a thread that runs may vanish.
+                        self._is_asked = False
+                        report = replace(report, at=_find_place())
+                    message = {"do": "beat", "report": asdict(report)}
                     self._line.send(message, timeout_s=self._limits.timeout_s)
                 silent_s = time.monotonic() - self._heard_s
                 if silent_s >= self._limits.timeout_s:
@@ -334,7 +341,7 @@ class Member:
                     self._told[read_as(str, message["what"])] += 1
                     self._changed.notify_all()
             if message["do"] == "report":
-                self._due_s = self._heard_s
+                self._is_asked, self._due_s = True, self._heard_s
             if message["do"] == "slow":
                 slow = {int(rank): why for rank, why in message["slow"].items()}
                 told = describe_slow(
@@ -396,3 +403,14 @@ def _describe_absent(absent: Sequence[int], waited_s: float) -> str:
     one = len(absent) == 1
     ranks = ", ".join(map(str, absent))
     return f"rank{'' if one else 's'} {ranks} did not come within {waited_s:g} s"
+
+
+def _find_place() -> str:
+    """Returns the function and line of the program that the main thread is in."""
+    frame = innermost = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    if (frame := frame or innermost) is None:
+        return ""
+    module = frame.f_globals.get("__name__", "?")
+    return f"{module}.{frame.f_code.co_name}:{frame.f_lineno}"
