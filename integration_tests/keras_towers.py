@@ -3,12 +3,17 @@
 ``clients/keras.py`` rewrites the tests so that they train and evaluate what ``towers``
 returns for their models. The first tower is the test's own model, the others are
 copies of it: of the object, whatever its class takes to be made.
+
+Under ``tw-launch`` every rank runs the tests, with models that train over all ranks on
+shared data. Ranks meet after each test; where they do not, all end after it.
 """
 
 import copy
 import copyreg
 import os
 import types
+import zlib
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -23,9 +28,13 @@ from keras.src.utils.tracking import (
 )
 
 import tw_builders
+from tw_syncrep import processes
 
 NUM_TOWERS = 2
 ENV_PLAIN = "KERAS_TESTS_PLAIN"  # leaves the models as they are
+ENV_DONE = "KERAS_TESTS_DONE"  # a file of tests that ranks have run before
+WAIT_S = 300.0
+_group: Any = None
 _made: list[tuple[Any, Any]] = []  # a test's models with their towers
 
 
@@ -41,13 +50,41 @@ def pytest_configure(config: pytest.Config) -> None:
         kind.__deepcopy__ = _copy_tracked
     for kind in (types.ModuleType, tf.__internal__.FuncGraph):
         copyreg.pickle(kind, repr)  # a string: the copy of a model has the same
+    if "TF_CONFIG" in os.environ:
+        global _group
+        _group = processes.join(first_timeout_s=WAIT_S, stall_timeout_s=WAIT_S)
+        config.option.xmlpath += f".{_group.rank}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves out what ranks have run before."""
+    if ENV_DONE in os.environ:
+        done = Path(os.environ[ENV_DONE]).read_text().splitlines()
+        items[:] = [item for item in items if _named(item) not in done]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Lets a rank end well where tests have failed, so that the others end as well."""
+    own = (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+    if _group is not None and (session.shouldstop or session.exitstatus in own):
+        session.exitstatus = pytest.ExitCode.OK
 
 
 @pytest.fixture(autouse=True)
-def forget_towers(record_property: Any) -> Any:
+def forget_towers(record_property: Any, request: pytest.FixtureRequest) -> Any:
     """Starts a test without towers, and records how many it has made."""
     _made.clear()
-    yield
+    if _group is None:
+        yield
+    else:
+        name = _named(request.node)
+        keras.utils.set_random_seed(zlib.crc32(name.encode()))
+        yield
+        try:
+            _group.sum([tf.constant(1.0)], names=[f"the end of {name}"])
+        except Exception:
+            request.session.shouldstop = f"ranks part in {name}"
+            raise
     record_property("towers", len(_made))
 
 
@@ -61,7 +98,10 @@ def towers(model: Any) -> Any:
             return made
     models = iter([model, *(_copied(model) for _ in range(1, NUM_TOWERS))])
     made = tw_builders.TowerModel(
-        lambda: next(models), [f"/cpu:{k}" for k in range(NUM_TOWERS)]
+        lambda: next(models),
+        [f"/cpu:{k}" for k in range(NUM_TOWERS)],
+        group=_group,
+        data="shared",
     )
     _made.append((model, made))
     return made
@@ -70,6 +110,10 @@ def towers(model: Any) -> Any:
 def plain(model: Any) -> Any:
     """Returns tower 0 of a ``TowerModel``, or else what it is given."""
     return model.towers[0] if isinstance(model, tw_builders.TowerModel) else model
+
+
+def _named(item: pytest.Item) -> str:
+    return ".".join(item.nodeid.split("::")[-2:])
 
 
 def _is_off() -> bool:
