@@ -37,6 +37,7 @@ __all__ = ["main"]
 _AGREED = (
     "nnodes",
     "ps",
+    "horovod",
     "evaluators",
     "restart",
     "max_restarts",
@@ -190,6 +191,7 @@ def _share(options: argparse.Namespace) -> Share:
         gpus=share_gpus(gpus, workers=workers, per_task=options.gpus_per_task),
         node=options.node_rank,
         num_nodes=options.nnodes,
+        horovod=options.horovod,
     )
 
 

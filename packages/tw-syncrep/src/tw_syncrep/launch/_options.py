@@ -15,10 +15,9 @@ examples:
   tw-launch --ps 1 --workers 2 -- python train.py
   tw-launch --ps 0 --workers 2 --restart group --max-restarts 3 -m package.train
   tw-launch --nnodes 2 --node-rank 0 --coordinator 10.0.0.1:29400 -- python train.py
+  tw-launch --horovod -np 2 -- python train.py
 """
 _COUNTS = (
-    ("--ps", 1, "parameter servers, on node 0; with 0 there are workers only"),
-    ("--workers", 2, "replicas on this machine; the first of all is the chief"),
     ("--evaluators", 0, "0 or 1, outside the cluster, on node 0"),
     ("--max-restarts", 0, "of each task that fails, or of all together"),
 )
@@ -31,6 +30,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     at = words.index("--") if "--" in words else len(words)
     parser = _parser()
     options = parser.parse_args(words[:at])
+    if fault := _fault_of_horovod(options):
+        parser.error(fault)
+    if options.ps is None:
+        options.ps = 0 if options.horovod else 1
+    if options.workers is None:
+        options.workers = options.np or 2
     command, theirs = options.command, words[at + 1 :]
     if options.module is not None:
         options.command = [sys.executable, "-m", *options.module, *command, *theirs]
@@ -56,6 +61,16 @@ def _parser() -> argparse.ArgumentParser:
         "with one command on each, on several.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--ps",
+        type=_count,
+        help="parameter servers, on node 0; with 0 there are workers only (1)",
+    )
+    parser.add_argument(
+        "--workers",
+        type=_count,
+        help="replicas on this machine; the first of all is the chief (2)",
     )
     for name, default, meaning in _COUNTS:
         parser.add_argument(
@@ -89,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_restarts(parser)
     _add_machines(parser)
+    _add_horovod(parser)
     parser.add_argument(
         "-m",
         dest="module",
@@ -152,6 +168,43 @@ def _add_machines(parser: argparse.ArgumentParser) -> None:
         default=30.0,
         help="seconds of silence after which a machine counts as lost (30)",
     )
+
+
+def _add_horovod(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("programs written for Horovod")
+    group.add_argument(
+        "--horovod",
+        action="store_true",
+        help="no servers, and tw_syncrep.horovod where the tasks import horovod",
+    )
+    group.add_argument(
+        "-np", type=_positive, help="with --horovod: workers, on a single machine (2)"
+    )
+    hosts = ("-H", "--hosts", "-hostfile", "--hostfile")
+    group.add_argument(*hosts, dest="hosts", help=argparse.SUPPRESS)
+
+
+def _fault_of_horovod(options: argparse.Namespace) -> str:
+    """Describes the first wrong use of horovodrun's options; empty if there is none."""
+    count = options.np or 2
+    faults = {
+        "-H and --hostfile are horovodrun's; run tw-launch on each machine, with "
+        "--nnodes N, --node-rank I, --coordinator HOST:PORT of node 0, and --workers "
+        "for the slots": options.hosts is not None,
+        f"-np is for programs of Horovod; use --horovod -np {count}, or --workers "
+        f"{count}": options.np is not None and not options.horovod,
+        "--horovod has no parameter servers; drop --ps": (
+            options.horovod and bool(options.ps)
+        ),
+        f"-np {count} counts the processes of all machines; with --nnodes use "
+        "--workers, which counts this machine's": (
+            options.np is not None and options.nnodes > 1
+        ),
+        f"-np {count} and --workers {options.workers} differ; drop one": (
+            None not in (options.np, options.workers) and options.np != options.workers
+        ),
+    }
+    return next((fault for fault, is_so in faults.items() if is_so), "")
 
 
 def _fault(options: argparse.Namespace) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -12,7 +13,10 @@ from typing import IO, TextIO
 
 _LAST_LINES = 20
 _LINE_CHARACTERS = 500
-_LINE_BYTES = 1 << 16  # longer ones, as of a progress bar, are passed on in pieces
+_READ_BYTES = 1 << 16
+_LINE_BYTES = 1 << 24  # longer lines are passed on in pieces
+# Behind a newline, and behind the carriage return that ends a state of a progress bar.
+_ENDS = re.compile(rb"(?<=\n)|(?<=\r)(?!\n)")
 
 
 class TaskOutput:
@@ -50,13 +54,22 @@ class TaskOutput:
             reader.join(timeout_s)
 
     def _read(self, theirs: IO[bytes] | None, ours: TextIO | None) -> None:
+        before, shown = b"\n", ""
         for line in _lines(theirs):
-            text = line.decode(errors="replace").rstrip("\n")
-            self._last.append(text)
+            text = line.decode(errors="replace")
             with self._ending_log():
                 if self._log is not None:
                     self._log.write(line)
-            say(ours, f"[{self._name}] {text}\n")
+            if before.endswith(b"\r") and line == b"\n":  # It was read in two pieces.
+                say(ours, text)
+            else:
+                # A state of a progress bar is overwritten by the next one.
+                if before.endswith(b"\r") and self._last and self._last[-1] is shown:
+                    self._last.pop()
+                shown = text.rstrip("\r\n")
+                self._last.append(shown)
+                say(ours, f"[{self._name}] {text}")
+            before = line
         with self._ending_log():
             self._num_open -= 1
             if self._log is not None and not self._num_open:
@@ -113,7 +126,16 @@ def announce(text: str) -> None:
 
 
 def _lines(stream: IO[bytes] | None) -> Iterator[bytes]:
-    """Reads lines, ending each with a newline even if the last has none."""
-    while stream is not None and (line := stream.readline(_LINE_BYTES)):
-        is_whole = line.endswith(b"\n") or len(line) == _LINE_BYTES
-        yield line if is_whole else line + b"\n"
+    """Reads lines and states of progress bars, each as soon as it has its end.
+
+    The last line gets a newline if it has none.
+    """
+    held = bytearray()
+    while stream is not None and (read := stream.read1(_READ_BYTES)):  # type: ignore[attr-defined]
+        for piece in filter(None, _ENDS.split(read)):
+            held += piece
+            if piece[-1:] in b"\r\n" or len(held) >= _LINE_BYTES:
+                yield bytes(held)
+                held.clear()
+    if held:
+        yield bytes(held) + b"\n"

@@ -1,12 +1,17 @@
 """The cluster of a run, and the tasks of each of its machines."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from pathlib import Path
 
 from tw_syncrep.cluster._addresses import join_address
 from tw_syncrep.launch._messages import Hello, Start
+
+# Holds modules of the names ``horovod`` and ``mpi4py``.
+_NAMES = Path(__file__).parents[1] / "horovod" / "_python_path"
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,7 @@ class Share:
     gpus: Sequence[str | None]  # a worker's CUDA_VISIBLE_DEVICES; None: left as it is
     node: int = 0
     num_nodes: int = 1
+    horovod: bool = False  # whether tasks import tw_syncrep.horovod as horovod
 
 
 @dataclass(frozen=True)
@@ -67,8 +73,23 @@ def plan_tasks(share: Share, start: Start) -> tuple[TaskPlan, ...]:
             if is_worker:
                 variables["TW_LOCAL_RANK"] = str(place)
                 variables["TW_LOCAL_SIZE"] = str(count)
+                if share.horovod:
+                    workers = len(start.cluster["worker"])
+                    variables |= _horovods(index, workers, place, count)
             gpus = share.gpus[place] if is_worker else ""
             if gpus is not None:
                 variables["CUDA_VISIBLE_DEVICES"] = gpus
             tasks.append(TaskPlan(job, index, variables))
     return tuple(tasks)
+
+
+def _horovods(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
+    """Returns the variables that a program of Horovod finds: Gloo's and Open MPI's."""
+    numbers = {"RANK": rank, "SIZE": size}
+    numbers |= {"LOCAL_RANK": local_rank, "LOCAL_SIZE": local_size}
+    path = filter(None, (str(_NAMES), os.environ.get("PYTHONPATH")))
+    return {
+        f"{prefix}_{name}": str(number)
+        for prefix in ("HOROVOD", "OMPI_COMM_WORLD")
+        for name, number in numbers.items()
+    } | {"PYTHONPATH": os.pathsep.join(path)}

@@ -1,0 +1,16 @@
+"""Horovod's package, of which ``tw_syncrep.horovod`` has the modules.
+
+``tw-launch --horovod`` and ``python -m tw_syncrep.horovod`` put this folder on the path.
+"""
+
+from typing import NoReturn
+
+from tw_syncrep.horovod import _aliases
+
+__version__ = _aliases.VERSION
+__path__: list[str] = []
+_aliases.install(__name__)
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise AttributeError(_aliases.explain(f"{__name__}.{name}"))
