@@ -17,7 +17,9 @@ def main() -> None:
     is_module = sys.argv[1:2] == ["-m"]
     del sys.argv[: 1 + is_module]
     if not sys.argv:
-        sys.exit("usage: python -m tw_syncrep.horovod [-m MODULE | FILE] [ARGUMENT ...]")
+        sys.exit(
+            "usage: python -m tw_syncrep.horovod [-m MODULE | FILE] [ARGUMENT ...]"
+        )
     names = str(Path(__file__).parent / "_python_path")
     path = filter(None, (names, os.environ.get("PYTHONPATH")))
     os.environ["PYTHONPATH"] = os.pathsep.join(path)

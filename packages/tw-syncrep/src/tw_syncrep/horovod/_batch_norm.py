@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tw_syncrep.horovod._basics import find_group
+from tw_syncrep.horovod._keras import IS_KERAS_2, keras
 from tw_syncrep.horovod._ops import allreduce
 
 
@@ -29,16 +29,18 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
             raise ValueError(
                 f"SyncBatchNormalization: fused must be False; got {fused!r}."
             )
-        super().__init__(**kwargs)
+        super().__init__(**({"fused": False} if IS_KERAS_2 else {}), **kwargs)
         self.supports_jit = False
 
-    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
-        mean, variance = super()._moments(inputs, mask)
+    def _moments(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        mean, variance = super()._moments(*args, **kwargs)
         if find_group().size == 1:
             return mean, variance
         # Var[x] = E[(x - a)^2] - E[x - a]^2 for any a that all ranks share; one near
         # the mean loses the fewest digits.
         near = tf.stop_gradient(tf.cast(self.moving_mean, mean.dtype))
+        if IS_KERAS_2:  # It may keep dimensions of size 1.
+            near = tf.reshape(near, tf.shape(mean))
         brought = tf.stack([mean - near, variance + tf.square(mean - near)])
         offset, square = tf.unstack(allreduce(brought))
         return offset + near, square - tf.square(offset)

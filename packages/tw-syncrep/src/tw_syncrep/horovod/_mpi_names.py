@@ -47,9 +47,9 @@ class _Names(ModuleType):
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
-            f"{self.__name__}.{name}: tw-launch --horovod has MPI.COMM_WORLD, its rank, "
-            "its size, broadcasts and allgather; for all else install mpi4py, and start "
-            "the program with a launcher of MPI"
+            f"{self.__name__}.{name}: tw-launch --horovod has COMM_WORLD, its rank, "
+            "size, barrier, broadcasts and allgather; for all else install mpi4py, and "
+            "start the program with a launcher of MPI"
         )
 
 

@@ -82,16 +82,7 @@ def PartialDistributedGradientTape(
     Raises:
       ValueError: an item of ``local_layers`` is not a layer.
     """
-    import keras
-
-    layers = [] if local_layers is None else local_layers
-    layers = list(layers) if isinstance(layers, list | tuple) else [layers]
-    others = [layer for layer in layers if not isinstance(layer, keras.layers.Layer)]
-    if others:
-        raise ValueError(
-            "PartialDistributedGradientTape: local_layers must be Keras layers; got "
-            f"{others!r}."
-        )
+    local = find_local_variables("PartialDistributedGradientTape", local_layers)
     tape = DistributedGradientTape(
         gradtape,
         device_dense,
@@ -105,10 +96,23 @@ def PartialDistributedGradientTape(
         process_set,
         scale_local_gradients,
     )
-    for layer in layers:
-        for variable in layer.trainable_weights:
-            tape.register_local_source(variable)
+    for variable in local:
+        tape.register_local_source(variable)
     return tape
+
+
+def find_local_variables(caller: str, local_layers: Any) -> list[Any]:
+    """Returns the trainable variables of one or several Keras layers."""
+    from tw_syncrep.horovod._keras import keras
+
+    layers = [] if local_layers is None else local_layers
+    layers = list(layers) if isinstance(layers, list | tuple) else [layers]
+    others = [layer for layer in layers if not isinstance(layer, keras.layers.Layer)]
+    if others:
+        raise ValueError(
+            f"{caller}: local_layers must be Keras layers; got {others!r}."
+        )
+    return [variable for layer in layers for variable in layer.trainable_weights]
 
 
 class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]

@@ -1,6 +1,6 @@
 """Horovod's package, of which ``tw_syncrep.horovod`` has the modules.
 
-``tw-launch --horovod`` and ``python -m tw_syncrep.horovod`` put this folder on the path.
+It is on the path of ``tw-launch --horovod`` and ``python -m tw_syncrep.horovod``.
 """
 
 from typing import NoReturn

@@ -1,5 +1,7 @@
 """The names of ``horovod.tensorflow.keras``, for Keras 3.
 
+They are for Keras 2 where TF_USE_LEGACY_KERAS=1 makes it ``tf.keras``.
+
 .. code-block:: python
 
     import tw_syncrep.horovod.keras as hvd
@@ -11,6 +13,7 @@ tensor, and return a tensor, in graph mode an array. All else is as in
 
 from tw_syncrep.horovod import elastic
 from tw_syncrep.horovod._basics import (
+    Adasum,
     Average,
     ProcessSet,
     Sum,
@@ -41,7 +44,10 @@ from tw_syncrep.horovod._basics import (
 )
 from tw_syncrep.horovod.compression import Compression
 from tw_syncrep.horovod.keras import callbacks
-from tw_syncrep.horovod.keras._optimizer import DistributedOptimizer
+from tw_syncrep.horovod.keras._optimizer import (
+    DistributedOptimizer,
+    PartialDistributedOptimizer,
+)
 from tw_syncrep.horovod.keras._values import (
     allgather,
     allreduce,
@@ -52,9 +58,11 @@ from tw_syncrep.horovod.keras._values import (
 )
 
 __all__ = [
+    "Adasum",
     "Average",
     "Compression",
     "DistributedOptimizer",
+    "PartialDistributedOptimizer",
     "ProcessSet",
     "Sum",
     "add_process_set",

@@ -4,7 +4,6 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tw_core.checks import public
@@ -17,6 +16,8 @@ from tw_syncrep.horovod._gradients import (
     check_dense,
     make_reducer,
 )
+from tw_syncrep.horovod._keras import IS_KERAS_2, keras
+from tw_syncrep.horovod._tape import find_local_variables
 from tw_syncrep.horovod.compression import Compression
 
 _CALLER = "DistributedOptimizer"
@@ -49,7 +50,7 @@ def DistributedOptimizer(
     Arguments and errors are those of ``tw_syncrep.horovod.DistributedOptimizer``, but:
 
     - ``optimizer`` is of Keras 3, and the outermost if several wrap each other, such as
-      a ``LossScaleOptimizer``;
+      a ``LossScaleOptimizer``; or of Keras 2, whose ``LossScaleOptimizer`` goes around;
     - ``name`` is by default that of ``optimizer``;
     - ``op`` is Average or Sum;
     - ``iterations`` counts all ``backward_passes_per_step``.
@@ -70,18 +71,87 @@ def DistributedOptimizer(
     return copy_reducing(optimizer, name, reducer)
 
 
+def PartialDistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Any = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: Any = None,
+    process_set: Any = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Returns a ``DistributedOptimizer`` that keeps some layers local to each rank.
+
+    ``local_layers`` is one or several built Keras layers; each rank keeps the gradients
+    of their variables. All else is as in ``DistributedOptimizer``.
+
+    Raises:
+      ValueError: an item of ``local_layers`` is not a layer.
+    """
+    local = find_local_variables("PartialDistributedOptimizer", local_layers)
+    made = DistributedOptimizer(
+        optimizer,
+        name,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+        0,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+    for variable in local:
+        made.register_local_var(variable)
+    return made
+
+
+def build(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Makes the optimizer's variables for the model's, unless they are there."""
+    if hasattr(optimizer, "_create_all_weights"):  # of keras.optimizers.legacy
+        optimizer._create_all_weights(variables)
+    elif not getattr(optimizer, "built", False):
+        optimizer.build(variables)
+
+
+def find_variables(optimizer: Any) -> list[Any]:
+    """Returns the optimizer's variables."""
+    known = optimizer.variables
+    return list(known() if callable(known) else known)
+
+
 def copy_reducing(optimizer: Any, name: str | None, reducer: GradientReducer) -> Any:
     """Copies an optimizer of Keras as one that reduces first."""
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
+    kinds = [keras.optimizers.Optimizer]
+    if IS_KERAS_2:
+        kinds.append(keras.optimizers.legacy.Optimizer)
+    if not isinstance(optimizer, tuple(kinds)):
         raise TypeError(
-            f"{_CALLER}: needs an optimizer of keras.optimizers (Keras 3) or of "
-            f"tf.compat.v1.train; got {optimizer!r}."
+            f"{_CALLER}: needs an optimizer of keras.optimizers (Keras 3, or Keras 2 "
+            f"with TF_USE_LEGACY_KERAS=1) or of tf.compat.v1.train; got {optimizer!r}."
+        )
+    if IS_KERAS_2 and isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):
+        raise ValueError(
+            f"{_CALLER}: Keras 2 skips steps outside of it; pass keras.mixed_precision."
+            f"LossScaleOptimizer(hvd.{_CALLER}(optimizer))."
         )
     if isinstance(optimizer, Distributed):
         raise ValueError(f"{_CALLER}: {optimizer!r} reduces gradients already.")
     own = type(optimizer)
     members = {"__module__": own.__module__, "_reducer": reducer}
-    cls: Any = type(own.__name__, (Distributed, own), members)
+    reducing = _OfKeras2 if IS_KERAS_2 else _OfKeras3
+    cls: Any = type(own.__name__, (reducing, own), members)
     config = optimizer.get_config()
     return cls.from_config(config | {"name": name} if name else config)
 
@@ -133,49 +203,15 @@ class Distributed:
     def __copy__(self) -> Any:
         return self.__deepcopy__({})
 
-    @property
-    def variables(self) -> _CallableList:
-        """The optimizer's variables."""
-        return _CallableList(super().variables)  # type: ignore[misc]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # A LossScaleOptimizer sets this when it wraps an optimizer. It skips steps
-        # according to this rank's gradients alone, so other ranks would wait for it.
-        if name == "loss_scale_factor" and value is None and self._horovod is not None:
-            raise ValueError(
-                f"{_CALLER}: cannot be inside a LossScaleOptimizer, which Keras puts "
-                "around the optimizer of a mixed_float16 model; pass hvd."
-                "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))."
-            )
-        super().__setattr__(name, value)
-
     def register_local_var(self, var: Any) -> None:
         """Excludes a variable's gradient from reduction."""
         self._horovod.local[id(var)] = var
 
-    @without_autograph
-    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Reduces gradients, [N] with None where there is none, and applies them."""
-        base: Any = super()
-        own: Any = self
-        known = list(grads)
-        given = trainable_variables
-        variables = list(own._trainable_variables if given is None else given)
-        if len(known) != len(variables):  # Keras refuses it.
-            base.apply(known, trainable_variables)
-        elif self._reducer.passes > 1 and any(g is not None for g in known):
-            self._add_pass(known, variables, base.apply)
-        else:
-            reduced = self._reducer.reduce(known, variables, self._horovod.local)
-            base.apply(reduced, trainable_variables)
-
     def _add_pass(self, grads: list[Any], variables: list[Any], apply: Any) -> None:
         state = self._horovod
-        own: Any = self
         dense = self._reducer.densify(grads)
         check_dense(dense)
-        if not own.built:
-            own.build(variables)
+        build(self, variables)
         state.make_variables(dense, variables)
         sums = [
             None if grad is None else state.sums[id(variable)]
@@ -198,7 +234,79 @@ class Distributed:
             return tf.constant(True)
 
         def count() -> tf.Tensor:
-            getattr(self, "inner_optimizer", own)._iterations.assign_add(1)
+            own = getattr(self, "inner_optimizer", self)
+            own._iterations.assign_add(1)
             return tf.constant(False)
 
         tf.cond(tf.equal(state.count, self._reducer.passes), finish, count)
+
+
+class _OfKeras2(Distributed):
+    """Reduces where Keras 2 would for its strategies: before a loss scale decides."""
+
+    def aggregate_gradients(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
+        if self._reducer.passes > 1:
+            raise ValueError(
+                f"{_CALLER}: backward_passes_per_step above 1 cannot be inside a "
+                "LossScaleOptimizer, which skips steps between passes."
+            )
+        grads, variables = map(list, zip(*grads_and_vars, strict=True))
+        reduced = self._reducer.reduce(grads, variables, self._horovod.local)
+        return list(zip(reduced, variables, strict=True))
+
+    _aggregate_gradients = aggregate_gradients  # its name in keras.optimizers.legacy
+
+    @without_autograph
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        base: Any = super()
+        pairs = list(grads_and_vars)
+        reduces = kwargs.get("experimental_aggregate_gradients", True)
+        if kwargs.get("skip_gradients_aggregation") or not reduces:
+            return base.apply_gradients(pairs, *args, **kwargs)
+        if self._reducer.passes == 1 or all(grad is None for grad, _ in pairs):
+            return base.apply_gradients(pairs, *args, **kwargs)
+        own: Any = self
+        grads, variables = map(list, zip(*pairs, strict=True))
+
+        def apply(grads: list[Any], variables: list[Any]) -> None:
+            applied = zip(grads, variables, strict=True)
+            base.apply_gradients(applied, experimental_aggregate_gradients=False)
+
+        self._add_pass(grads, variables, apply)
+        return own.iterations
+
+
+class _OfKeras3(Distributed):
+    """Reduces in ``apply``, through which all of Keras 3 applies gradients."""
+
+    @property
+    def variables(self) -> _CallableList:
+        """The optimizer's variables."""
+        return _CallableList(super().variables)  # type: ignore[misc]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A LossScaleOptimizer sets this when it wraps an optimizer. It skips steps
+        # according to this rank's gradients alone, so other ranks would wait for it.
+        if name == "loss_scale_factor" and value is None and self._horovod is not None:
+            raise ValueError(
+                f"{_CALLER}: cannot be inside a LossScaleOptimizer, which Keras puts "
+                "around the optimizer of a mixed_float16 model; pass hvd."
+                "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))."
+            )
+        super().__setattr__(name, value)
+
+    @without_autograph
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Reduces gradients, [N] with None where there is none, and applies them."""
+        base: Any = super()
+        own: Any = self
+        known = list(grads)
+        given = trainable_variables
+        variables = list(own._trainable_variables if given is None else given)
+        if len(known) != len(variables):  # Keras refuses it.
+            base.apply(known, trainable_variables)
+        elif self._reducer.passes > 1 and any(g is not None for g in known):
+            self._add_pass(known, variables, base.apply)
+        else:
+            reduced = self._reducer.reduce(known, variables, self._horovod.local)
+            base.apply(reduced, trainable_variables)

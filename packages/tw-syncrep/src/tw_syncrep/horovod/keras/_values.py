@@ -3,14 +3,18 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tw_syncrep import _tf_compat
 from tw_syncrep.horovod import _ops, _shares, _variables
 from tw_syncrep.horovod._basics import Average
+from tw_syncrep.horovod._keras import IS_KERAS_2, keras
 from tw_syncrep.horovod.compression import Compression
-from tw_syncrep.horovod.keras._optimizer import DistributedOptimizer
+from tw_syncrep.horovod.keras._optimizer import (
+    DistributedOptimizer,
+    build,
+    find_variables,
+)
 
 
 def allreduce(
@@ -84,16 +88,17 @@ def load_model(
       custom_optimizers: classes that the file may name.
       custom_objects: other objects that it may name.
       compression: of the gradients that are sent.
-      legacy_opts: False.
+      legacy_opts: False with Keras 3; with Keras 2 it changes nothing, as all its
+        optimizers are taken.
 
     Returns:
       The model, with the optimizer's state.
 
     Raises:
-      NotImplementedError: ``legacy_opts``; Keras 3 has no such optimizers.
+      NotImplementedError: ``legacy_opts`` with Keras 3, which has no such optimizers.
       ValueError: no model can be read.
     """
-    if legacy_opts:
+    if legacy_opts and not IS_KERAS_2:
         raise NotImplementedError(
             "load_model: legacy_opts is not supported: Keras 3 has no such ones."
         )
@@ -104,9 +109,11 @@ def load_model(
     loaded = getattr(model, "optimizer", None)
     if loaded is not None:
         made = DistributedOptimizer(loaded, compression=compression)
-        if loaded.built:
-            made.build(model.trainable_variables)
-            for variable, value in zip(made.variables, loaded.variables, strict=True):
+        if IS_KERAS_2 or loaded.built:
+            build(loaded, model.trainable_variables)
+            build(made, model.trainable_variables)
+            pairs = zip(find_variables(made), find_variables(loaded), strict=True)
+            for variable, value in pairs:
                 variable.assign(value)
         model.optimizer = made
     return model

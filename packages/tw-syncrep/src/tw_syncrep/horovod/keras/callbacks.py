@@ -4,14 +4,14 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tw_core.checks import check_whole_number, public
 from tw_syncrep.horovod import _ops
 from tw_syncrep.horovod._basics import find_group, rank, size
+from tw_syncrep.horovod._keras import keras
 from tw_syncrep.horovod._variables import broadcast_variables
-from tw_syncrep.horovod.keras._optimizer import Distributed
+from tw_syncrep.horovod.keras._optimizer import Distributed, build, find_variables
 from tw_syncrep.processes import check_same
 
 
@@ -53,7 +53,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         Raises:
           ValueError: it is not a variable.
         """
-        if not isinstance(var, tf.Variable | keras.Variable):
+        # Keras 2 has TensorFlow's variables.
+        if not isinstance(var, (tf.Variable, getattr(keras, "Variable", tf.Variable))):
             raise ValueError(
                 "BroadcastGlobalVariablesCallback: local_variables must be variables; "
                 f"got {var!r}."
@@ -71,7 +72,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         """Forgets an earlier training; warns if gradients will not be reduced."""
         self.broadcast_done = False
         optimizer = self.model.optimizer
-        is_of_keras = type(optimizer).__module__.startswith("keras.")
+        is_of_keras = type(optimizer).__module__.startswith(("keras.", "tf_keras."))
         has_own_step = type(self.model).train_step is not keras.Model.train_step
         reduces = isinstance(optimizer, Distributed) or not is_of_keras or has_own_step
         if size() > 1 and not reduces:
@@ -87,8 +88,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         """Broadcasts before the first epoch, unless the model is not built yet."""
         if self.broadcast_done or not self.model.built:
             return
-        if not self.model.optimizer.built:
-            self.model.optimizer.build(self.model.trainable_variables)
+        build(self.model.optimizer, self.model.trainable_variables)
         self._broadcast()
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -98,7 +98,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     def _broadcast(self) -> None:
         if self.broadcast_done:
             return
-        variables = [*self.model.variables, *self.model.optimizer.variables]
+        variables = [*self.model.variables, *find_variables(self.model.optimizer)]
         shared = {id(v): v for v in variables if id(v) not in self._local}
         broadcast_variables(list(shared.values()), root_rank=self.root_rank)
         self.broadcast_done = True
@@ -256,12 +256,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             return
         # Horovod multiplies the momentum by new / old for one batch. In Keras 3, the
         # momentum is a constant of the traced step, so the velocities are multiplied.
-        own = getattr(optimizer, "inner_optimizer", optimizer)
-        if isinstance(own, keras.optimizers.SGD | keras.optimizers.RMSprop):
-            is_sgd = isinstance(own, keras.optimizers.SGD)
-            kept = getattr(own, "momentums" if is_sgd else "_momentums", None)
-            for velocity in kept or []:
-                velocity.assign(velocity * (new / old))
+        for velocity in _find_velocities(optimizer, self.model.trainable_variables):
+            velocity.assign(velocity * (new / old))
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
@@ -310,3 +306,56 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         if self.verbose and rank() == 0 and epoch + 1 == self.end_epoch:
             reached = float(self.model.optimizer.learning_rate)
             print(f"\nEpoch {epoch + 1}: the learning rate has reached {reached:g}.")
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+    """Saves the best model so far to ``filepath``, which is set before ``fit``.
+
+    As in Horovod, whose Spark estimators set the path. List it on rank 0 alone.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+    ) -> None:
+        """Takes the arguments of Keras's ``ModelCheckpoint``, except the path."""
+        super().__init__(
+            f"best{'.weights.h5' if save_weights_only else '.keras'}",
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
+        self.filepath = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Requires the path.
+
+        Raises:
+          ValueError: there is none.
+        """
+        if self.filepath is None:
+            raise ValueError(
+                "BestModelCheckpoint: filepath is not set; set it before fit, or use "
+                "keras.callbacks.ModelCheckpoint(path, save_best_only=True)."
+            )
+        super().on_train_begin(logs)
+
+
+def _find_velocities(optimizer: Any, variables: list[Any]) -> list[Any]:
+    """Returns the variables in which SGD or RMSprop keep past steps."""
+    own = getattr(optimizer, "inner_optimizer", optimizer)
+    if hasattr(own, "get_slot_names"):  # of keras.optimizers.legacy
+        has_momentum = "momentum" in own.get_slot_names()
+        return [own.get_slot(v, "momentum") for v in variables if has_momentum]
+    if isinstance(own, keras.optimizers.SGD):
+        return list(getattr(own, "momentums", None) or [])
+    if isinstance(own, keras.optimizers.RMSprop):
+        return list(getattr(own, "_momentums", None) or [])
+    return []
