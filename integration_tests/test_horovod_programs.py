@@ -1,22 +1,15 @@
 """Programs of others that were written for Horovod, in short; ``nox -s clients``: long.
 
-Two processes under the launcher train each with its own command, and with
-``tw_syncrep.horovod`` in Horovod's place.
+Two processes of ``tw-launch --horovod`` train each with its own command.
 """
 
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
 from clients import deepmd, deepxde
 
 STEPS = 20
-
-
-@pytest.fixture(autouse=True)
-def names(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
 
 
 def test_deepxde_solves_the_same_on_both_ranks(tmp_path):
@@ -30,7 +23,6 @@ def test_deepxde_solves_the_same_on_both_ranks(tmp_path):
 @pytest.mark.full
 @pytest.mark.skipif(not find_spec("deepmd"), reason="nox -s full installs DeePMD-kit")
 def test_deepmd_learns_on_two_ranks(tmp_path):
-    (tmp_path / "dp.py").write_text(deepmd.DP)
     deepmd.write_system(tmp_path / "train", frames=8, seed=0)
     deepmd.write_system(tmp_path / "valid", frames=20, seed=1)
     work = tmp_path / "work"

@@ -1,4 +1,4 @@
-"""DeePMD-kit 3.2 on two processes, with ``tw_syncrep.horovod`` in Horovod's place.
+"""DeePMD-kit 3.2 on two processes of ``tw-launch --horovod``.
 
 Its TensorFlow backend is a session-graph program with reference variables. A small
 system of eight atoms, whose energies and forces are those of Lennard-Jones, is trained
@@ -21,11 +21,6 @@ import numpy as np
 ATOMS, CELL, SIGMA = 8, 6.0, 2.0
 STEPS = 200
 DEADLINE_S = 600
-DP = """
-import horovod_names
-from deepmd.main import main
-main()
-"""
 
 
 def main() -> int:
@@ -36,7 +31,6 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        (work / "dp.py").write_text(DP)
         write_system(work / "train", frames=80, seed=0)
         write_system(work / "valid", frames=20, seed=1)
         alone = [
@@ -89,7 +83,7 @@ def train(
     """Trains, and returns the loss on the validation frames."""
     folder.mkdir()
     (folder / "input.json").write_text(json.dumps(settings(work, steps, batch, seed)))
-    run(["train", "input.json", "--skip-neighbor-stat"], folder, work, workers)
+    run(["train", "input.json", "--skip-neighbor-stat"], folder, workers)
     return read_loss(folder, steps)
 
 
@@ -149,24 +143,24 @@ def go_on(folder: Path, work: Path) -> None:
     content["training"]["disp_freq"] = 5
     (folder / "longer.json").write_text(json.dumps(content))
     again = ["train", "longer.json", "--restart", "model.ckpt", "--skip-neighbor-stat"]
-    run(again, folder, work, 2)
+    run(again, folder, 2)
     assert np.isfinite(read_loss(folder, steps))
-    run(["freeze", "-o", "frozen.pb"], folder, work, 1)
+    run(["freeze", "-o", "frozen.pb"], folder, 1)
     test = ["test", "-s", str(work / "valid"), "-n", "20"]
     for arguments in (
         [*test, "-m", "frozen.pb"],
         ["compress", "-i", "frozen.pb", "-o", "small.pb", "-t", "input.json"],
         [*test, "-m", "small.pb"],
     ):
-        run(arguments, folder, work, 1)
+        run(arguments, folder, 1)
 
 
-def run(arguments: list[str], folder: Path, work: Path, workers: int) -> None:
+def run(arguments: list[str], folder: Path, workers: int) -> None:
     """Runs ``dp --tf`` in one process, or in several under the launcher."""
-    command = [sys.executable, "-P", str(work / "dp.py"), "--tf", *arguments]
+    command = [sys.executable, "-P", "-m", "deepmd", "--tf", *arguments]
     if workers > 1:
-        launcher = [sys.executable, "-m", "tw_syncrep.launch", "--ps", "0"]
-        command = [*launcher, "--workers", str(workers), "--", *command]
+        launcher = [sys.executable, "-m", "tw_syncrep.launch", "--horovod"]
+        command = [*launcher, "-np", str(workers), "--", *command]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TF_INTER_OP_PARALLELISM_THREADS": "2"}
     done = subprocess.run(
         command,

@@ -1,9 +1,9 @@
-"""DeepXDE 1.15 on two processes, with ``tw_syncrep.horovod`` in Horovod's place.
+"""DeepXDE 1.15 on two processes of ``tw-launch --horovod``.
 
 Its backend ``tensorflow.compat.v1`` knows Horovod's weak scaling: every rank draws
 points of its own, and an optimizer averages the gradients. It takes a launcher to be
 there where OMPI_COMM_WORLD_SIZE is set, and asks mpi4py for a communicator, with which
-it sends rank 0's boundary points to the others; ``horovod_names`` has one. Strong
+it sends rank 0's boundary points to the others; the launcher gives it both. Strong
 scaling is not tried.
 
 The Poisson equation -u'' = pi^2 sin(pi x) on [-1, 1] with u = 0 at the ends is solved
@@ -23,8 +23,7 @@ import numpy as np
 DEADLINE_S = 600
 PROGRAM = """
 import sys
-import horovod_names
-import tw_syncrep.horovod as hvd
+import horovod.tensorflow as hvd
 import deepxde as dde
 import numpy as np
 from deepxde.backend import tf
@@ -85,9 +84,8 @@ def solve(work: Path, steps: int, *, workers: int) -> list[np.ndarray]:
     command = [sys.executable, "-P", str(work / "solve.py"), str(steps)]
     env = {**os.environ, "DDE_BACKEND": "tensorflow.compat.v1"}
     if workers > 1:
-        env["OMPI_COMM_WORLD_SIZE"] = str(workers)
-        launcher = [sys.executable, "-m", "tw_syncrep.launch", "--ps", "0"]
-        command = [*launcher, "--workers", str(workers), "--", *command]
+        launcher = [sys.executable, "-m", "tw_syncrep.launch", "--horovod"]
+        command = [*launcher, "-np", str(workers), "--", *command]
     done = subprocess.run(
         command,
         cwd=work,

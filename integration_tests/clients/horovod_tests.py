@@ -20,8 +20,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import tw_syncrep
 from launching import make_template
+
+import tw_syncrep
 from tw_syncrep.cluster._network_exposure import find_free_ports
 from tw_syncrep.launch._messages import Start
 from tw_syncrep.launch._plan import Share, plan_tasks
@@ -128,9 +129,8 @@ def run_rank(test: str, variables: dict[str, str], path: Path) -> None:
 
 def _add_modules() -> None:
     """Adds private modules of Horovod that its tests import, and what these use."""
-    import tensorflow as tf
-
     import horovod
+    import tensorflow as tf
 
     def never(**_: Any) -> None:
         raise NotImplementedError("horovod.runner")

@@ -131,8 +131,16 @@ KERAS = {
         "filepath, custom_optimizers=None, custom_objects=None, "
         f"{_COMPRESSION}, legacy_opts=False"
     ),
+    # As horovod/keras/__init__.py has it.
+    "PartialDistributedOptimizer": (
+        f"optimizer, name=None, {_DEVICES}, {_COMPRESSION}, sparse_as_dense=False, "
+        "gradient_predivide_factor=1.0, op=Average, backward_passes_per_step=1, "
+        f"average_aggregated_gradients=False, groups=None, {_SET}, local_layers=None, "
+        f"{_LOCAL}"
+    ),
 }
 KERAS_SAME = {
+    "Adasum",
     "Average",
     "Compression",
     "ProcessSet",
@@ -173,6 +181,10 @@ CALLBACKS = {
     "LearningRateWarmupCallback": (
         "initial_lr, warmup_epochs=5, momentum_correction=True, steps_per_epoch=None, "
         "verbose=0"
+    ),
+    "BestModelCheckpoint": (
+        "monitor='val_loss', verbose=0, save_weights_only=False, mode='auto', "
+        "save_freq='epoch'"
     ),
 }
 METHODS = {
@@ -271,29 +283,38 @@ def test_it_is_said_that_init_was_not_called(name):
 
 
 @pytest.mark.parametrize(
-    ("argument", "shutdown", "check", "stall_s", "warning_s"),
+    ("argument", "shutdown", "check", "disable", "stall_s", "warning_s"),
     [
-        (None, None, None, 600.0, 60.0),
-        (None, "0", "0", 600.0, 60.0),
-        (None, "1800", "90.5", 1800.0, 90.5),
-        (20.0, "1800", "", 20.0, 60.0),
+        (None, None, None, None, 600.0, 60.0),
+        (None, "0", "0", "0", 600.0, 60.0),
+        (None, "1800", "90.5", "", 1800.0, 90.5),
+        (20.0, "1800", "", None, 20.0, 60.0),
+        (None, None, "90.5", "1", 600.0, 600.0),
     ],
 )
 def test_how_long_a_rank_is_waited_for_is_said_as_horovod_says_it(
-    monkeypatch, argument, shutdown, check, stall_s, warning_s
+    monkeypatch, argument, shutdown, check, disable, stall_s, warning_s
 ):
     told = []
     monkeypatch.setattr(_basics, "_group", None)
     monkeypatch.setattr(
         _basics,
         "join_prepared",
-        lambda prepare, limits: told.append(limits) or SimpleNamespace(size=1),
+        lambda *given: told.append(given[1:]) or SimpleNamespace(size=1, rank=0),
     )
-    for name, text in {"SHUTDOWN": shutdown, "CHECK": check}.items():
+    names = {
+        "STALL_SHUTDOWN_TIME_SECONDS": shutdown,
+        "STALL_CHECK_TIME_SECONDS": check,
+        "STALL_CHECK_DISABLE": disable,
+        "START_TIMEOUT": "45",
+    }
+    for name, text in names.items():
         if text is not None:
-            monkeypatch.setenv(f"HOROVOD_STALL_{name}_TIME_SECONDS", text)
+            monkeypatch.setenv(f"HOROVOD_{name}", text)
     hvd.init(stall_timeout_s=argument)
-    assert told == [Deadlines(60.0, stall_s, stall_s, warning_s)]
+    [(limits, seat, start_s)] = told
+    assert limits == Deadlines(60.0, stall_s, stall_s, warning_s)
+    assert (seat.size, start_s) == (1, 45.0)
 
 
 @pytest.mark.parametrize("name", ["SHUTDOWN", "CHECK"])

@@ -290,6 +290,19 @@ SEVERAL = ["--nnodes", "2", "--coordinator", "a:1"]
             ],
             "--min-workers goes on without workers, --restart group does not",
         ),
+        (["-np", "3", "true"], "use --horovod -np 3, or --workers 3"),
+        (["-np", "0", "true"], "-np: must be 1 or more; got '0'"),
+        (["-H", "a:2,b:2", "true"], "run tw-launch on each machine, with --nnodes N"),
+        (["--hostfile", "f", "true"], "-H and --hostfile are horovodrun's"),
+        (["--horovod", "--ps", "1", "true"], "--horovod has no parameter servers"),
+        (
+            [*SEVERAL, "--horovod", "-np", "2", "true"],
+            "-np 2 counts the processes of all machines; with --nnodes use --workers",
+        ),
+        (
+            ["--horovod", "-np", "2", "--workers", "3", "true"],
+            "-np 2 and --workers 3 differ; drop one",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -4,6 +4,7 @@ Horovod's functions take no group, so the process has one, which this module hol
 """
 
 import enum
+import logging
 import os
 import warnings
 from collections import Counter
@@ -14,11 +15,26 @@ import tensorflow as tf
 
 from tw_core.checks import caller, check_number, public
 from tw_syncrep import _tf_compat
+from tw_syncrep.cluster._tf_config import find_tf_config
 from tw_syncrep.processes._group import ProcessGroup
 from tw_syncrep.processes._joining import join_prepared
+from tw_syncrep.processes._seats import Seat, find_seat
 from tw_syncrep.processes._side_channel._attendance import Deadlines
 
+_log = logging.getLogger(__name__)
 _group: ProcessGroup | None = None
+# Variables of Horovod that have a meaning here, and those that its launchers set.
+_HEEDED = (
+    "HOROVOD_STALL_CHECK_DISABLE",
+    "HOROVOD_STALL_CHECK_TIME_SECONDS",
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+    "HOROVOD_START_TIMEOUT",
+)
+_OF_LAUNCHERS = tuple(
+    f"HOROVOD_{place}{number}"
+    for place in ("", "LOCAL_", "CROSS_")
+    for number in ("RANK", "SIZE")
+)
 
 
 class ReduceOp(enum.IntEnum):
@@ -90,12 +106,15 @@ def init(
       stall_timeout_s: seconds that a responsive rank may keep the others waiting, e.g.
         while it evaluates, before they raise. None for the environment variable
         ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``, and 600 if that is 0 or not set. All
-        warn of such a rank after ``HOROVOD_STALL_CHECK_TIME_SECONDS``, 60 by default.
+        warn of such a rank after ``HOROVOD_STALL_CHECK_TIME_SECONDS``, 60 by default,
+        unless ``HOROVOD_STALL_CHECK_DISABLE`` is 1. ``HOROVOD_START_TIMEOUT`` is the
+        number of seconds in which all ranks must join, 300 by default.
 
     Raises:
       NotImplementedError: a communicator, or process sets.
       StartTimeoutError: ranks did not join; they are named.
-      RuntimeError: TensorFlow has been used already, or ``shutdown`` was called.
+      RuntimeError: TensorFlow has been used already, ``shutdown`` was called, or
+        another launcher of Horovod started this process.
       ValueError: ``TF_CONFIG`` is not a cluster of workers only, or a time is not a
         positive number.
     """
@@ -111,12 +130,46 @@ def init(
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 600.0
         )
         warning_s = _read_seconds("HOROVOD_STALL_CHECK_TIME_SECONDS", 60.0)
+        if _read_seconds("HOROVOD_STALL_CHECK_DISABLE", 0.0):
+            warning_s = stall_s
+        seat = _find_seat()
         _group = join_prepared(
             lambda local_rank: pin_gpu(tf.config.experimental, local_rank),
             Deadlines(60.0, stall_s, stall_s, warning_s),
+            seat,
+            _read_seconds("HOROVOD_START_TIMEOUT", 300.0),
         )
+        if _group.rank == 0:
+            _name_ignored()
         if _group.size > 1:
             _tf_compat.explain_unavailable(_group.explain)
+
+
+def _find_seat() -> Seat:
+    """Finds this process's seat, where it was started as one of a group of workers."""
+    task = find_tf_config()
+    if task is not None and task.addresses.get("ps"):
+        raise ValueError(
+            "init: TF_CONFIG has parameter servers, and Horovod's programs have none; "
+            "start them with `tw-launch --horovod -np N -- COMMAND`, which is "
+            "`tw-launch --ps 0 --workers N`."
+        )
+    seat, count = find_seat(), os.environ.get("HOROVOD_SIZE", "1")
+    if seat.size == 1 and count != "1":
+        raise RuntimeError(
+            f"init: HOROVOD_SIZE is {count}, but this process is alone: Horovod's own "
+            "launchers do not tell it the others' addresses. Start the program with "
+            f"`tw-launch --horovod -np {count} -- COMMAND`."
+        )
+    return seat
+
+
+def _name_ignored() -> None:
+    """Logs the variables of Horovod that are set and change nothing here."""
+    known = (*_HEEDED, *_OF_LAUNCHERS)
+    ignored = [n for n in os.environ if n.startswith("HOROVOD_") and n not in known]
+    if ignored:
+        _log.warning("init: these change nothing here: %s.", ", ".join(sorted(ignored)))
 
 
 def _read_seconds(variable: str, default_s: float) -> float:

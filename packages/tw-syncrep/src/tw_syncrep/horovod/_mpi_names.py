@@ -37,7 +37,7 @@ def find(name: str, file: str) -> None:
         sys.modules[name] = own
         mpi = _Names(f"{name}.MPI")
         mpi.COMM_WORLD = _World()
-        own.MPI = sys.modules[f"{name}.MPI"] = mpi
+        vars(own)["MPI"] = sys.modules[f"{name}.MPI"] = mpi
     finally:
         sys.path[:] = path
 

@@ -17,6 +17,8 @@ _READ_BYTES = 1 << 16
 _LINE_BYTES = 1 << 24  # longer lines are passed on in pieces
 # Behind a newline, and behind the carriage return that ends a state of a progress bar.
 _ENDS = re.compile(rb"(?<=\n)|(?<=\r)(?!\n)")
+# Of stdout and stderr: what two threads write at once is torn if it is long.
+_SAYING = (threading.Lock(), threading.Lock())
 
 
 class TaskOutput:
@@ -109,8 +111,9 @@ def say(stream: TextIO | None, text: str) -> None:
         return
     encoding = stream.encoding or "utf-8"
     try:
-        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        stream.flush()
+        with _SAYING[stream is sys.stderr]:
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            stream.flush()
     except BrokenPipeError:  # Flushing the rest at exit would fail.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

@@ -24,6 +24,11 @@ from tw_syncrep.processes._side_channel._attendance import (
 )
 from tw_syncrep.processes._side_channel._member import Member
 
+
+class _DifferenceError(tf.errors.FailedPreconditionError, ValueError):  # type: ignore[misc]
+    """Ranks describe unlike exchanges; Horovod's programs expect TensorFlow's error."""
+
+
 _MAX_COMPILED = 256
 """Each takes 0.3 MiB; a program with new shapes in every step never stops adding."""
 
@@ -130,8 +135,11 @@ class Calls:
             key = self.member.agree(exchange, num_keys, by_name=by_name)
         except TimeoutError:  # The event stays open: this rank is still in it.
             raise self._as_error(self.member.missing) from None
-        except BaseException:
+        except BaseException as error:
             self._events.ended(self._name, what, self.num_agreed)
+            if isinstance(error, ValueError):
+                unlike = _DifferenceError(None, None, str(error))
+                raise _tf_compat.kept_by_autograph(unlike) from None
             raise
         finally:
             self._waiting = None

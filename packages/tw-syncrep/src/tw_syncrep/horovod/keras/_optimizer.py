@@ -133,10 +133,10 @@ def find_variables(optimizer: Any) -> list[Any]:
 
 def copy_reducing(optimizer: Any, name: str | None, reducer: GradientReducer) -> Any:
     """Copies an optimizer of Keras as one that reduces first."""
-    kinds = [keras.optimizers.Optimizer]
+    kinds: Any = (keras.optimizers.Optimizer,)
     if IS_KERAS_2:
-        kinds.append(keras.optimizers.legacy.Optimizer)
-    if not isinstance(optimizer, tuple(kinds)):
+        kinds = (*kinds, keras.optimizers.legacy.Optimizer)
+    if not isinstance(optimizer, kinds):
         raise TypeError(
             f"{_CALLER}: needs an optimizer of keras.optimizers (Keras 3, or Keras 2 "
             f"with TF_USE_LEGACY_KERAS=1) or of tf.compat.v1.train; got {optimizer!r}."
@@ -148,7 +148,7 @@ def copy_reducing(optimizer: Any, name: str | None, reducer: GradientReducer) ->
         )
     if isinstance(optimizer, Distributed):
         raise ValueError(f"{_CALLER}: {optimizer!r} reduces gradients already.")
-    own = type(optimizer)
+    own: Any = type(optimizer)
     members = {"__module__": own.__module__, "_reducer": reducer}
     reducing = _OfKeras2 if IS_KERAS_2 else _OfKeras3
     cls: Any = type(own.__name__, (reducing, own), members)
@@ -234,8 +234,8 @@ class Distributed:
             return tf.constant(True)
 
         def count() -> tf.Tensor:
-            own = getattr(self, "inner_optimizer", self)
-            own._iterations.assign_add(1)
+            own: Any = self
+            getattr(own, "inner_optimizer", own)._iterations.assign_add(1)
             return tf.constant(False)
 
         tf.cond(tf.equal(state.count, self._reducer.passes), finish, count)

@@ -74,13 +74,13 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         optimizer = self.model.optimizer
         is_of_keras = type(optimizer).__module__.startswith(("keras.", "tf_keras."))
         has_own_step = type(self.model).train_step is not keras.Model.train_step
-        reduces = isinstance(optimizer, Distributed) or not is_of_keras or has_own_step
+        reduces = _find_state(optimizer) or not is_of_keras or has_own_step
         if size() > 1 and not reduces:
             warnings.warn(
-                f"BroadcastGlobalVariablesCallback: {optimizer.name!r} does not reduce "
-                "gradients, so ranks train apart. Keras gives models that it clones, "
-                "copies or loads such an optimizer: compile the model again with "
-                "hvd.DistributedOptimizer, or load it with hvd.load_model.",
+                f"BroadcastGlobalVariablesCallback: {type(optimizer).__name__!r} does "
+                "not reduce gradients, so ranks train apart. Keras gives models that "
+                "it clones, copies or loads such an optimizer: compile the model again "
+                "with hvd.DistributedOptimizer, or load it with hvd.load_model.",
                 stacklevel=2,
             )
 
@@ -136,7 +136,7 @@ class CheckWeightsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """
         self._batches += 1
         if self._batches % self.every == 0:
-            state = getattr(self.model.optimizer, "_horovod", None)
+            state = _find_state(self.model.optimizer)
             local = {} if state is None else state.local
             shared = [v for v in self.model.trainable_variables if id(v) not in local]
             check_same(shared, group=find_group())
@@ -346,6 +346,12 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
                 "keras.callbacks.ModelCheckpoint(path, save_best_only=True)."
             )
         super().on_train_begin(logs)
+
+
+def _find_state(optimizer: Any) -> Any:
+    """Returns the state of the distributed optimizer, which a loss scale may wrap."""
+    known = (optimizer, getattr(optimizer, "inner_optimizer", None))
+    return next((one._horovod for one in known if isinstance(one, Distributed)), None)
 
 
 def _find_velocities(optimizer: Any, variables: list[Any]) -> list[Any]:
