@@ -129,7 +129,7 @@ def run_rank(test: str, variables: dict[str, str], path: Path) -> None:
 
 def _add_modules() -> None:
     """Adds private modules of Horovod that its tests import, and what these use."""
-    import horovod
+    import horovod.tensorflow as hvd
     import tensorflow as tf
 
     def never(**_: Any) -> None:
@@ -143,11 +143,12 @@ def _add_modules() -> None:
         "cloudpickle": {},
         "mock": {},
     }
-    assert horovod.__path__ == []
+    hvd._executing_eagerly = tf.executing_eagerly
     for name, names in contents.items():
         module = types.ModuleType(name)
         vars(module).update(names, __path__=[])
         sys.modules[name] = module
+    hvd.util = sys.modules["horovod.tensorflow.util"]
 
 
 if __name__ == "__main__":
