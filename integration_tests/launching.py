@@ -125,6 +125,9 @@ def _become(words: list[str], stdout: int, stderr: int) -> NoReturn:
     np.random.seed()  # Else it draws what all others draw.
     if HERE not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
         sys.path[:] = [path for path in sys.path if path != HERE]
+    # The template has read its own when it began; a launcher may have added to it.
+    added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [path for path in added if path and path not in sys.path]
     status = 0
     try:
         if words[0] == "-m":

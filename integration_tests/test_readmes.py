@@ -26,7 +26,7 @@ LAUNCH_DEADLINE_S = 150
 TRIES = 3  # of a peer's program
 CPUS = re.compile(r"use_logical_cpus\((\d+)\)")
 DESIGN = [path for path in PAGES if path.parent.name == "design"]  # list signatures
-OURS = re.compile(r"^(?:from|import) tw_", re.MULTILINE)
+OURS = re.compile(r"^(?:from|import) (?:tw_|horovod)", re.MULTILINE)
 SYNC_REPLICAS = ROOT / "docs" / "migration" / "sync_replicas_optimizer.md"
 SIGNATURE = re.compile(r"^([\w.]+)\(", re.MULTILINE)
 STARTED_AFRESH = ROOT / "packages" / "tw-syncrep" / "README.md"

@@ -81,11 +81,12 @@ def main() -> int:
 
 def solve(work: Path, steps: int, *, workers: int) -> list[np.ndarray]:
     """Runs the program, and returns every rank's solution."""
-    command = [sys.executable, "-P", str(work / "solve.py"), str(steps)]
+    program = [str(work / "solve.py"), str(steps)]
     env = {**os.environ, "DDE_BACKEND": "tensorflow.compat.v1"}
+    command = [sys.executable, "-m", "tw_syncrep.horovod", *program]
     if workers > 1:
         launcher = [sys.executable, "-m", "tw_syncrep.launch", "--horovod"]
-        command = [*launcher, "-np", str(workers), "--", *command]
+        command = [*launcher, "-np", str(workers), "--", sys.executable, "-P", *program]
     done = subprocess.run(
         command,
         cwd=work,

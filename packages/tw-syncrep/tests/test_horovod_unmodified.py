@@ -10,11 +10,13 @@ from pathlib import Path
 import horovod_models
 import numpy as np
 import pytest
+import tensorflow as tf
 from syncrep_launches import finish, launch
 
 import tw_syncrep.horovod as hvd
 import tw_syncrep.horovod.keras as hvd_keras
 from tw_syncrep.horovod import _aliases, _basics, _mpi_names
+from tw_syncrep.processes._calls import DifferenceError
 
 PROGRAMS = Path(__file__).parent / "unmodified"
 NAMES = Path(hvd.__file__).parent / "_python_path"
@@ -229,6 +231,13 @@ def test_variables_that_change_nothing_are_named_once(monkeypatch, caplog):
     assert record.getMessage() == (
         "init: these change nothing here: HOROVOD_CYCLE_TIME, HOROVOD_FUSION_THRESHOLD."
     )
+
+
+def test_ranks_that_differ_raise_what_horovod_raises():
+    kinds = (tf.errors.FailedPreconditionError, ValueError)
+    for kind in kinds:
+        with pytest.raises(kind, match="^tensor 0 is another$"):
+            raise DifferenceError(None, None, "tensor 0 is another")
 
 
 def test_launched_programs_of_horovod_find_its_variables():

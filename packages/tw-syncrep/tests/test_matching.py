@@ -66,7 +66,7 @@ def test_eager_ops_of_other_names_are_refused(ranks):
         [("eager", orders[rank.rank], False, 1) for rank in ranks.all],
     )
     for error in hear_errors(ranks):
-        assert error.kind == "ValueError"
+        assert error.kind == "DifferenceError"
         assert (
             "rank 0 is about to do 'an allreduce' named 'loss', rank 1 "
             "'an allreduce' named 'accuracy'" in error.text

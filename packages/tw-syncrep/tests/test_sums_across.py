@@ -342,7 +342,7 @@ def test_other_gradients_than_another_rank_has_are_refused(ranks, change, says):
     for rank in ranks.all:
         with pytest.raises(Raised) as raised:
             rank.hear()
-        assert raised.value.kind == "ValueError"
+        assert raised.value.kind == "DifferenceError"
         assert (
             "tensor 1 of 'the sum of gradients' is kernel float32 [3, 4] on rank 0 and"
             in raised.value.text

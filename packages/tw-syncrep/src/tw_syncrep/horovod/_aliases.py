@@ -35,9 +35,9 @@ _INSTEAD = {
 }
 
 
-def install(name: str) -> None:
-    """Makes the modules of the package ``name`` importable: each is one of ours."""
-    sys.meta_path.insert(0, _Finder(name))
+def install() -> None:
+    """Makes Horovod's modules importable: each is one of ours."""
+    sys.meta_path.insert(0, _Finder())
 
 
 def explain(name: str) -> str:
@@ -47,9 +47,6 @@ def explain(name: str) -> str:
 
 
 class _Finder(MetaPathFinder):
-    def __init__(self, package: str) -> None:
-        self._prefix = f"{package}."
-
     def find_spec(
         self,
         fullname: str,
@@ -58,7 +55,7 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname in _MODULES:
             return ModuleSpec(fullname, _Alias(_MODULES[fullname]))
-        if fullname.startswith(self._prefix):
+        if fullname.startswith("horovod."):
             raise ModuleNotFoundError(f"{explain(fullname)}.", name=fullname)
         return None
 

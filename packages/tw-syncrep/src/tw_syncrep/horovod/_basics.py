@@ -6,6 +6,7 @@ Horovod's functions take no group, so the process has one, which this module hol
 import enum
 import logging
 import os
+import re
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -23,17 +24,10 @@ from tw_syncrep.processes._side_channel._attendance import Deadlines
 
 _log = logging.getLogger(__name__)
 _group: ProcessGroup | None = None
-# Variables of Horovod that have a meaning here, and those that its launchers set.
-_HEEDED = (
-    "HOROVOD_STALL_CHECK_DISABLE",
-    "HOROVOD_STALL_CHECK_TIME_SECONDS",
-    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
-    "HOROVOD_START_TIMEOUT",
-)
-_OF_LAUNCHERS = tuple(
-    f"HOROVOD_{place}{number}"
-    for place in ("", "LOCAL_", "CROSS_")
-    for number in ("RANK", "SIZE")
+# Variables of Horovod that are read here, and those that its launchers set.
+_HEEDED = re.compile(
+    r"HOROVOD_(STALL_(CHECK_DISABLE|(CHECK|SHUTDOWN)_TIME_SECONDS)|START_TIMEOUT|"
+    r"(LOCAL_|CROSS_)?(RANK|SIZE))"
 )
 
 
@@ -166,10 +160,9 @@ def _find_seat() -> Seat:
 
 def _name_ignored() -> None:
     """Logs the variables of Horovod that are set and change nothing here."""
-    known = (*_HEEDED, *_OF_LAUNCHERS)
-    ignored = [n for n in os.environ if n.startswith("HOROVOD_") and n not in known]
-    if ignored:
-        _log.warning("init: these change nothing here: %s.", ", ".join(sorted(ignored)))
+    ours = (name for name in os.environ if name.startswith("HOROVOD_"))
+    if ignored := sorted(name for name in ours if not _HEEDED.fullmatch(name)):
+        _log.warning("init: these change nothing here: %s.", ", ".join(ignored))
 
 
 def _read_seconds(variable: str, default_s: float) -> float:

@@ -25,7 +25,7 @@ from tw_syncrep.processes._side_channel._attendance import (
 from tw_syncrep.processes._side_channel._member import Member
 
 
-class _DifferenceError(tf.errors.FailedPreconditionError, ValueError):  # type: ignore[misc]
+class DifferenceError(tf.errors.FailedPreconditionError, ValueError):  # type: ignore[misc]
     """Ranks describe unlike exchanges; Horovod's programs expect TensorFlow's error."""
 
 
@@ -138,7 +138,7 @@ class Calls:
         except BaseException as error:
             self._events.ended(self._name, what, self.num_agreed)
             if isinstance(error, ValueError):
-                unlike = _DifferenceError(None, None, str(error))
+                unlike = DifferenceError(None, None, str(error))
                 raise _tf_compat.kept_by_autograph(unlike) from None
             raise
         finally:

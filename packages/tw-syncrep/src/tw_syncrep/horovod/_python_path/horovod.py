@@ -9,7 +9,7 @@ from tw_syncrep.horovod import _aliases
 
 __version__ = _aliases.VERSION
 __path__: list[str] = []
-_aliases.install(__name__)
+_aliases.install()
 
 
 def __getattr__(name: str) -> NoReturn:
