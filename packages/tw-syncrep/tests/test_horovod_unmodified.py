@@ -236,7 +236,7 @@ def test_variables_that_change_nothing_are_named_once(monkeypatch, caplog):
 def test_ranks_that_differ_raise_what_horovod_raises():
     kinds = (tf.errors.FailedPreconditionError, ValueError)
     for kind in kinds:
-        with pytest.raises(kind, match="^tensor 0 is another$"):
+        with pytest.raises(kind, match=r"^tensor 0 is another$"):
             raise DifferenceError(None, None, "tensor 0 is another")
 
 
