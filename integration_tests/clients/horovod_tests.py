@@ -33,7 +33,7 @@ FILE = "test/parallel/test_tensorflow.py"
 NAMES = Path(tw_syncrep.__file__).parent / "horovod" / "_python_path"
 DEVIATIONS = Path(__file__).with_suffix(".toml")
 RANKS = 2
-DEADLINE_S = 150
+DEADLINE_S = 600
 
 
 def main() -> int:

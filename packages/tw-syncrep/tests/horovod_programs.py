@@ -451,6 +451,23 @@ def fit(
     return result
 
 
+def apply_partial() -> list[float]:
+    """Applies this rank's number as the gradient of a shared and of a local layer."""
+    import keras
+
+    import tw_syncrep.horovod.keras as hvd_keras
+
+    layers = [keras.layers.Dense(1, kernel_initializer="zeros") for _ in range(2)]
+    for layer in layers:
+        layer.build([None, 1])
+    optimizer = hvd_keras.PartialDistributedOptimizer(
+        keras.optimizers.SGD(1.0), local_layers=layers[1]
+    )
+    own = tf.fill([1, 1], 1.0 + hvd.rank())
+    optimizer.apply([own, own], [layer.kernel for layer in layers])
+    return [float(layer.kernel[0, 0]) for layer in layers]
+
+
 def restore(folder: str) -> dict[str, Any]:
     """Trains from a backup of its own, and drops out with one seed on all ranks."""
     import keras

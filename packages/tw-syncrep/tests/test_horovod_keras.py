@@ -100,6 +100,12 @@ def test_local_layers_stay_with_their_rank(ranks):
         assert got == {"shared": pytest.approx(inputs.mean()), "local": inputs[rank]}
 
 
+def test_an_optimizer_leaves_local_layers_to_their_rank(ranks):
+    numbers = 1.0 + np.arange(len(ranks.all))
+    for rank, got in enumerate(ranks.call("apply_partial")):
+        assert got == pytest.approx([-numbers.mean(), -numbers[rank] / len(numbers)])
+
+
 @pytest.mark.parametrize("averages", [False, True])
 def test_several_passes_make_a_step_of_fit(ranks, averages):
     options = {

@@ -261,6 +261,12 @@ def test_the_path_goes_before_others():
     assert out.startswith("[worker 0] [") and out.endswith("'/own']\n")
 
 
+def test_local_layers_that_are_none_are_refused():
+    says = r"PartialDistributedOptimizer: local_layers must be Keras layers; got \[3\]"
+    with pytest.raises(ValueError, match=says):
+        hvd_keras.PartialDistributedOptimizer(None, local_layers=3)
+
+
 def test_the_best_model_is_saved_to_a_path_that_is_set_later(tmp_path, monkeypatch):
     import keras
 

@@ -1,7 +1,9 @@
 """``model.fit`` with the callbacks; of Keras 2 where TF_USE_LEGACY_KERAS=1."""
 
+import os
 import sys
 
+import horovod.tensorflow as hvd_ops
 import horovod.tensorflow.keras as hvd
 import numpy as np
 import tensorflow as tf
@@ -53,5 +55,30 @@ np.testing.assert_array_equal(loaded.get_weights()[0][:, 0], values[-1])
 if kind == "legacy":
     [velocity] = loaded.optimizer.get_weights()[1:]
     assert velocity.shape == (2, 1)
+
+
+def is_refused(call, words):
+    try:
+        call()
+    except ValueError as error:
+        return words in str(error)
+    return False
+
+
+if kind == "scaled":
+    inner = hvd.DistributedOptimizer(optimizers.SGD(), backward_passes_per_step=2)
+    assert is_refused(
+        lambda: hvd.DistributedOptimizer(optimizer),
+        "pass keras.mixed_precision.LossScaleOptimizer(hvd.DistributedOptimizer(",
+    )
+    assert is_refused(
+        lambda: inner.aggregate_gradients([]),
+        "backward_passes_per_step above 1 cannot be inside a LossScaleOptimizer",
+    )
+if os.environ.get("TF_USE_LEGACY_KERAS") == "1":
+    whole = batch["rows"].reshape(-1, 2)
+    normed = hvd_ops.SyncBatchNormalization()(rows, training=True)
+    want = (rows - whole.mean(0)) / np.sqrt(whole.var(0) + 1e-3)
+    np.testing.assert_allclose(normed, want, rtol=1e-4, atol=1e-5)
 np.save(f"{out}/{hvd.rank()}.npy", values[passes - 1 :: passes])
 np.save(f"{out}/loss{hvd.rank()}.npy", losses)

@@ -24,8 +24,10 @@ def main() -> None:
     path = filter(None, (names, os.environ.get("PYTHONPATH")))
     os.environ["PYTHONPATH"] = os.pathsep.join(path)
     # As for Python itself: "" of -m, or the program's folder, comes first.
-    sys.path[0] = os.getcwd() if is_module else str(Path(sys.argv[0]).resolve().parent)
-    sys.path.insert(1, names)
+    if not sys.flags.safe_path:
+        own = Path.cwd() if is_module else Path(sys.argv[0]).resolve().parent
+        sys.path[0] = str(own)
+    sys.path.insert(int(not sys.flags.safe_path), names)
     if is_module:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:
