@@ -14,6 +14,8 @@ import pytest
 import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 import tw_core
 from tw_core.testing import CPUS
@@ -269,6 +271,31 @@ def test_a_picture_is_drawn(function, tmp_path):
     assert "<svg" in (tmp_path / "step.svg").read_text()
     with pytest.raises(IndexError, match=r"draw: there are 2 steps; got 2\."):
         steps.draw(tmp_path / "x.png", step=2)
+
+
+def test_a_picture_cuts_no_text_and_names_every_colour(function, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *_, **__: drawn.append(figure)
+    )
+    with tw_core.record_steps(1) as steps:
+        function()
+    steps.draw(tmp_path / "x.png")
+    figure = drawn[0]
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    [axes], [key] = figure.axes, figure.legends
+    texts = [*axes.texts, *figure.texts, *key.get_texts()]
+    assert any(own.get_text().startswith("/device:CPU:0: ") for own in texts)
+    for own in texts:
+        assert "…" not in own.get_text()
+        box = own.get_window_extent(renderer)
+        assert figure.bbox.contains(box.x0, box.y0), own
+        assert figure.bbox.contains(box.x1, box.y1), own
+    named = {own.get_facecolor() for own in key.get_patches()}
+    bars = axes.collections
+    assert bars
+    assert {tuple(color) for own in bars for color in own.get_facecolor()} <= named
 
 
 def test_drawing_says_what_is_missing(function, tmp_path, monkeypatch):

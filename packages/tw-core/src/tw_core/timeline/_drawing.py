@@ -21,9 +21,16 @@ _COLORS = {
     "other": "#8d99ae",
     WAIT: "#f0f0f0",
 }
+_BETWEEN, _CALL = "between steps: input, Python", "the step's call"
+_PROGRAM = {_BETWEEN: _COLORS["input"], _CALL: "#4a5568"}
 _LEAST_SHOWN = 50_000  # bytes that a device takes of one kind from another
-_WIDTH = 1500  # spans shorter than 1 / _WIDTH of a step are drawn that long
-_HEIGHT = 0.8  # of a band; bands are 1 apart
+_LEAST_NOTED = 0.025  # of a step: a wait with room for the number of a note
+_FINE = 1500  # spans shorter than 1 / _FINE of a step are drawn that long
+_HEIGHT = 0.55  # of a band; bands are 1 apart, with their text between
+_SMALL = 8.5  # points
+_WIDE, _BAND, _LINE = 8.4, 0.78, 0.17  # inches: the picture, a band, a line of text
+_SIDE = 0.15  # inches, left and right
+_ROOM = 72 * (_WIDE - 2 * _SIDE)  # points
 
 
 def draw_step(step: RecordedStep, path: str | Path) -> None:
@@ -36,42 +43,59 @@ def draw_step(step: RecordedStep, path: str | Path) -> None:
             "matplotlib. The extra `draw` of tw-core brings it."
         ) from error
     devices = step.devices
-    figure = Figure(figsize=(12, 1.9 + 0.95 * len(devices)), layout="constrained")
+    figure = Figure()
     picture = _Picture(figure.subplots(), step)
+    picture.draw_program(len(devices))
     for row, device in enumerate(devices):
         picture.draw_device(device, len(devices) - 1 - row)
-    picture.draw_program(len(devices))
     axes = picture.axes
-    axes.set_yticks(
-        range(len(devices) + 1),
-        [*map(short_device, reversed(devices)), "program"],
-    )
-    axes.set_ylim(-0.6, len(devices) + 0.6)
+    axes.set_yticks([])
+    axes.set_ylim(-0.5, len(devices) + 0.6)
     axes.set_xlim(0, 1e3 * step.seconds)
-    axes.set_xlabel("ms since the step before ended")
+    axes.set_xlabel("ms since the step before ended", fontsize=_SMALL)
+    axes.tick_params(labelsize=_SMALL)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    axes.set_title(f"One step, {1e3 * step.seconds:.2f} ms", loc="left")
-    _draw_legend(axes, step)
-    figure.savefig(path, dpi=130)
+    _lay_out(figure, axes, step, len(devices) + 1, list(picture.notes))
+    figure.savefig(path, dpi=180)
+
+
+def _lay_out(
+    figure: Any, axes: Any, step: RecordedStep, bands: int, notes: list[str]
+) -> None:
+    """Gives the bands their size, with title and key above and notes below."""
+    above, below = 0.8, 0.5 + _LINE * len(notes)
+    tall = above + _BAND * (bands + 0.1) + below
+    figure.set_size_inches(_WIDE, tall)
+    left, width = _SIDE / _WIDE, 1 - 2 * _SIDE / _WIDE
+    axes.set_position((left, below / tall, width, 1 - (above + below) / tall))
+    title = f"One step, {1e3 * step.seconds:.2f} ms"
+    figure.text(left, 1 - 0.1 / tall, title, va="top", fontsize=12)
+    _draw_key(figure, step, (left, 1 - 0.33 / tall))
+    lines = "\n".join(f"{n}: {text}" for n, text in enumerate(notes, 1))
+    low = 0.06 / tall
+    figure.text(left, low, lines, va="bottom", fontsize=_SMALL, linespacing=1.3)
 
 
 class _Picture:
-    """Draws into a picture's bands."""
+    """Draws into a picture's bands.
+
+    ``notes`` are the texts of waits too narrow for them, by number from 1.
+    """
 
     def __init__(self, axes: Any, step: RecordedStep) -> None:
         self.axes, self._step = axes, step
+        self.notes: list[str] = []
 
     def draw_device(self, device: str, row: int) -> None:
         """Draws parts that run at once above each other, each in its slice."""
         step = self._step
         own = step.on(device)
-        fine = step.seconds / _WIDTH
+        fine = step.seconds / _FINE
         bars: dict[tuple[str, float, float], list[Span]] = defaultdict(list)
         for wait in waits(step, device):
             if wait.end - wait.start >= fine:
                 bars[WAIT, 0.0, 1.0].append((wait.start, wait.end))
-                self._label(wait.why or "?", (wait.start, wait.end), row)
+                self._label(wait.why or "unknown", (wait.start, wait.end), row)
         spans = {
             part: _merged([(o.start, o.end) for o in own if o.part == part], fine)
             for part in PARTS
@@ -82,50 +106,80 @@ class _Picture:
                 bars[part, slot * share, share].append((start, end))
         for (part, bottom, height), places in bars.items():
             low = row + _HEIGHT * (bottom - 0.5)
-            self._bars(part, places, low, _HEIGHT * height)
+            self._bars(_COLORS[part], places, low, _HEIGHT * height, part == WAIT)
         towers = _towers_on(own)
         for one in own:
             if one.tower is not None and len(towers) > 1 and one.part != "move":
-                self._label(f"tower {one.tower}", (one.start, one.end), row)
-        told = ", ".join(f"tower {tower}" for tower in towers)
+                span = (one.start, one.end)
+                self._label(f"tower {one.tower}", span, row, noted=False)
+        told = "".join(f"tower {tower}, " for tower in towers)
         busy = length([(one.start, one.end) for one in own]) / step.seconds
-        lines = [f"{told + ', ' if told else ''}{busy:.0%} busy", *_taken(step, device)]
-        self.axes.text(
-            *(1.01, row, "\n".join(lines)),
-            transform=self.axes.get_yaxis_transform(),
-            **{"va": "center", "fontsize": 8, "color": "#555555"},
-        )
+        facts = [
+            f"{short_device(device)}: {told}{busy:.0%} busy",
+            *_taken(step, device),
+        ]
+        while len(facts) > 1 and _width("; ".join(facts)) > _ROOM:
+            facts.pop()
+        self._head("; ".join(facts), row)
 
     def draw_program(self, row: int) -> None:
         """Draws the step's call, and the time before it."""
         step = self._step
-        for part, told, span in (
-            ("input", "between steps: input, Python", (step.begin, step.start)),
-            ("other", "the step's call", (step.start, step.end)),
+        self._head("program", row)
+        for told, span in (
+            (_BETWEEN, (step.begin, step.start)),
+            (_CALL, (step.start, step.end)),
         ):
             if span[1] > span[0]:
-                self._bars(part, [span], row - 0.25, 0.5)
-                self._label(told, span, row, color="white")
+                self._bars(_PROGRAM[told], [span], row - _HEIGHT / 2, _HEIGHT)
+                self._label(told, span, row, color="white", noted=False)
 
-    def _bars(self, part: str, places: list[Span], low: float, height: float) -> None:
-        style: dict[str, Any] = {"facecolor": _COLORS[part], "linewidth": 0}
-        if part == WAIT:
+    def _head(self, text: str, row: int) -> None:
+        """Writes a line above a band."""
+        high = row + _HEIGHT / 2 + 0.06
+        self.axes.text(0, high, text, va="bottom", fontsize=_SMALL)
+
+    def _bars(
+        self,
+        color: str,
+        places: list[Span],
+        low: float,
+        height: float,
+        hatched: bool = False,
+    ) -> None:
+        style: dict[str, Any] = {"facecolor": color, "linewidth": 0}
+        if hatched:
             style |= {"hatch": "////", "edgecolor": "#d4d4d4"}
         boxes = [(1e3 * (a - self._step.begin), 1e3 * (b - a)) for a, b in places]
         self.axes.broken_barh(boxes, (low, height), **style)
 
-    def _label(self, text: str, span: Span, row: int, color: str = "#333333") -> None:
-        """Writes a text into a bar if it is wide enough."""
-        start, end = span
-        share = (end - start) / self._step.seconds
-        room = int(share * 150)  # letters of this size over the width of the picture
-        if room < 6:
-            return
-        if len(text) > room:
-            text = text[: room - 1] + "…"
-        middle = 1e3 * ((start + end) / 2 - self._step.begin)
-        style = {"ha": "center", "va": "center", "fontsize": 7, "color": color}
+    def _label(
+        self,
+        text: str,
+        span: Span,
+        row: int,
+        *,
+        color: str = "#333333",
+        noted: bool = True,
+    ) -> None:
+        """Writes a text into a bar that has room for it, or else a note's number."""
+        share = (span[1] - span[0]) / self._step.seconds
+        if _width(text) > share * _ROOM - 4:
+            if not noted or share < _LEAST_NOTED:
+                return
+            if text not in self.notes:
+                self.notes.append(text)
+            text = str(self.notes.index(text) + 1)
+        middle = 1e3 * (sum(span) / 2 - self._step.begin)
+        style = {"ha": "center", "va": "center", "fontsize": _SMALL, "color": color}
         self.axes.text(middle, row, text, **style)
+
+
+def _width(text: str) -> float:
+    """Measures a text, in points."""
+    from matplotlib.textpath import TextPath
+
+    return float(TextPath((0, 0), text, size=_SMALL).get_extents().width)
 
 
 def _merged(spans: list[Span], fine: float) -> list[Span]:
@@ -163,36 +217,43 @@ def _towers_on(own: list[Interval]) -> list[int]:
 
 
 def _taken(step: RecordedStep, device: str) -> list[str]:
-    """Describes what a device takes from others: a line for each of the top three."""
+    """Describes what a device takes from others: the top three, by source."""
     sizes: Counter[tuple[str, str]] = Counter()
     for arrival in step.arrivals:
         if arrival.device == device and arrival.num_bytes and arrival.source:
             cargo = cargo_of(producer_of(arrival.name))
             sizes[cargo, short_device(arrival.source)] += arrival.num_bytes
-    return [
-        f"takes {size / 1e6:.1f} MB {cargo} of {source}"
-        for (cargo, source), size in sizes.most_common(3)
-        if size >= _LEAST_SHOWN
-    ]
+    taken: dict[str, list[str]] = {}
+    for (cargo, source), size in sizes.most_common(3):
+        if size >= _LEAST_SHOWN:
+            taken.setdefault(source, []).append(f"{size / 1e6:.1f} MB {cargo}")
+    return [f"takes {', '.join(own)} from {source}" for source, own in taken.items()]
 
 
-def _draw_legend(axes: Any, step: RecordedStep) -> None:
-    """Adds a legend with operation counts: many small ones cost by their number."""
+def _draw_key(figure: Any, step: RecordedStep, place: tuple[float, float]) -> None:
+    """Names every colour, and counts operations: small ones cost by their number."""
     from matplotlib.patches import Patch
 
     counts = Counter(one.part for one in step.intervals)
-    handles = [
-        Patch(color=_COLORS[part], label=f"{part} ({counts[part]})")
+    handles = [Patch(color=color, label=told) for told, color in _PROGRAM.items()]
+    handles += [
+        Patch(color=_COLORS[part], label=f"{part} ({counts[part]} ops)")
         for part in PARTS
         if counts[part]
     ]
-    handles.append(
-        Patch(facecolor=_COLORS[WAIT], hatch="////", edgecolor="#bbbbbb", label="waits")
-    )
-    axes.legend(
-        handles=handles,
-        **{"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": len(handles)},
-        **{"frameon": False, "fontsize": 8, "handlelength": 1.2, "columnspacing": 1.2},
-        title="operations of each part",
-        title_fontsize=8,
+    grey: dict[str, Any] = {
+        "facecolor": _COLORS[WAIT],
+        "hatch": "////",
+        "edgecolor": "#bbbbbb",
+    }
+    handles.append(Patch(**grey, label="waits"))
+    style: dict[str, Any] = {
+        "frameon": False,
+        "fontsize": _SMALL,
+        "borderpad": 0,
+        "borderaxespad": 0,
+    }
+    columns = {"ncols": 4, "handlelength": 1.2, "columnspacing": 1.6}
+    figure.legend(
+        handles=handles, loc="upper left", bbox_to_anchor=place, **style, **columns
     )
