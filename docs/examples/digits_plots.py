@@ -130,7 +130,8 @@ def _draw_moves(axes, devices, placed):
         if move.source in devices and move.target in devices:
             row, column = devices.index(move.source), devices.index(move.target)
             grid[row][column] = move.num_bytes
-            labels[row, column] = f"{_bytes(move.num_bytes)}\n{move.tensors} tensors"
+            tensors = f"{move.tensors} tensor" + "s" * (move.tensors != 1)
+            labels[row, column] = f"{_bytes(move.num_bytes)}\n{tensors}"
     axes.imshow(grid, cmap="Oranges", vmin=0, vmax=max(map(max, grid)) * 1.6 or 1)
     for row in range(len(devices)):
         for column in range(len(devices)):
