@@ -412,8 +412,9 @@ def docs(session: nox.Session) -> None:
     """Builds the documentation into out/docs, and runs the examples of docstrings."""
     session.install(*editable(*PACKAGES), *group("docs"), *group("test"))
     build_site(session)
-    look = ("--noconftest", "integration_tests/test_docs_site.py")
-    session.run("pytest", *look, env={**ENV, "TOWERS_SITE": str(SITE)})
+    look = (f"integration_tests/test_docs_{name}.py" for name in ("site", "search"))
+    site = {**ENV, "TOWERS_SITE": str(SITE)}
+    session.run("pytest", "--noconftest", *look, env=site)
     doctest = ("-b", "doctest", *READ_ONCE, "docs", "out/doctest")
     session.run("sphinx-build", "-W", "--keep-going", *doctest, env=ENV)
 

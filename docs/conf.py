@@ -6,6 +6,8 @@ import re
 import sys
 from pathlib import Path
 
+from docutils import nodes
+
 sys.path.insert(0, str(Path(__file__).parent))  # this folder's extensions
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -15,9 +17,11 @@ copyright = author  # the name that Sphinx wants
 language = "en"
 
 extensions = [
+    "api_names",
     "error_pages",
     "myst_parser",
     "notebooks",
+    "searching",
     "sphinx.ext.autodoc",
     "sphinx.ext.doctest",
     "sphinx.ext.napoleon",
@@ -89,15 +93,21 @@ html_show_sphinx = False
 
 def setup(app):
     app.connect("autodoc-process-docstring", part_plurals)
-    app.connect("html-page-context", find_errors)
-
-
-def find_errors(app, pagename, templatename, context, doctree):
-    """Lets the page of errors take a message that is pasted."""
-    if pagename == "errors/index":
-        app.add_js_file("find_error.js", defer="defer")
+    app.connect("doctree-resolved", link_pictures)
 
 
 def part_plurals(app, what, name, obj, options, lines):
     """Sets plurals, as in ``tf.function``s, off from their code word for docutils."""
     lines[:] = [re.sub(r"``(\S[^`]*)``(?=s\b)", r"``\1``\\ ", line) for line in lines]
+
+
+def link_pictures(app, doctree, docname):
+    """Has each picture lead to itself in full size."""
+    if app.builder.format != "html":
+        return
+    for image in list(doctree.findall(nodes.image)):
+        name = app.env.images[image["uri"]][1]
+        address = "../" * docname.count("/") + f"_images/{name}"
+        link = nodes.reference("", "", refuri=address)
+        image.replace_self(link)
+        link += image

@@ -93,18 +93,22 @@ def render(package: Path) -> str:
     packages = sorted(package.parent.glob("tw-*"))
     causes, _ = find_causes([m for other in packages for m in find_messages(other)])
     rooms = {}
-    titles = set()
-    for message in messages:
-        title = _title(message.text)
-        title = message.text if title in titles else title
-        titles.add(title)
-        kind = message.kind[:1].upper() + message.kind[1:] or "Part of a message"
-        entry = [f"### {_code(title)}", f"**{kind}:** {_code(message.text)}"]
+    for title, message in titled(messages):
+        entry = [f"### {_code(title)}", _rest(title, message)]
         if message.text in causes:
             entry.append(causes[message.text])
         rooms.setdefault(message.room, []).extend(entry)
     parts = [part for room, of in rooms.items() for part in (f"## {room}", *of)]
     return "\n\n".join(parts) + "\n"
+
+
+def titled(messages: list[Message]) -> list[tuple[str, Message]]:
+    """Gives each message of a package its heading: its statement, or else all of it."""
+    found: dict[str, Message] = {}
+    for message in messages:
+        title = _title(message.text)
+        found[message.text if title in found else title] = message
+    return list(found.items())
 
 
 @cache  # all packages are read for the causes of each one's page
@@ -124,6 +128,15 @@ def _title(text: str) -> str:
     """Returns the statement of a message, without who refuses and what to do."""
     statement = re.split(r"; |(?<!e\.g)\. ", text.split(": ", 1)[-1])[0]
     return statement if re.search(r"\w{3}", statement) else text
+
+
+def _rest(title: str, message: Message) -> str:
+    """Says what stands around a title in its message, which is not said twice."""
+    kind = message.kind[:1].upper() + message.kind[1:] or "Part of a message"
+    before, _, after = message.text.partition(title)
+    refuses, advice = before.rstrip(" :").strip(HOLE), after.lstrip(" ;.")
+    of = f" of {_code(refuses)}" if refuses else ""
+    return f"**{kind}**{of}" + (f": {_code(advice)}" if advice else "")
 
 
 def _code(text: str) -> str:

@@ -54,7 +54,8 @@ def write_list(app, exception):
         caption = OPTIONAL.get(toctree["caption"], toctree["caption"])
         if f"## {caption}" not in lines:
             lines += ["", f"## {caption}", ""]
-        lines += [_entry(app, name) for _, name in toctree["entries"]]
+        for _, name in toctree["entries"]:
+            lines += [_entry(app, name), *_below(app, name)]
     Path(app.outdir, "llms.txt").write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
@@ -62,6 +63,11 @@ def _entry(app, name):
     title = app.env.titles[name].astext()
     note = _first_sentence(_first_paragraph(app.env.get_doctree(name)))
     return f"- [{title}]({name}.md)" + (f": {note}" if note else "")
+
+
+def _below(app, name):
+    trees = app.env.get_doctree(name).findall(addnodes.toctree)
+    return [_entry(app, below) for tree in trees for _, below in tree["entries"]]
 
 
 def _first_paragraph(doctree):

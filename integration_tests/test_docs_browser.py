@@ -129,7 +129,10 @@ def test_every_picture_is_shown_and_has_a_text_alternative(page, address):
         for picture in page.locator("img").all():
             picture.scroll_into_view_if_needed()
             width = picture.evaluate("p => p.decode().then(() => p.naturalWidth)")
-            assert width > 0, f"{name}: {picture.get_attribute('src')} does not load"
+            source = picture.get_attribute("src")
+            assert width > 0, f"{name}: {source} does not load"
+            link = picture.locator("xpath=..").get_attribute("href")
+            assert link == source, f"{name}: {source} has no link to its full size"
             text = picture.get_attribute("alt") or ""
             assert len(text.split()) > 3, f"{name}: {picture.get_attribute('src')}"
             seen += 1
@@ -192,7 +195,7 @@ def test_the_start_pages_search_box_leads_there(browser, address):
 MESSAGES = {  # words that stand between the names and numbers -> page and heading
     "every tower needs an optimizer of its own": "errors/builders.html",
     "must be called outside of tf.function": "errors/core.html#",
-    "every tower must bring the same number of gradients": "errors/reduce.html#",
+    "every tower must bring the same number of gradients": "errors/core.html#",
     "there is no batch to train on": "errors/rlload.html#",
     "TF_CONFIG is not set": "errors/syncrep.html#",
     "loss must be a scalar": "errors/ampopt.html#",
@@ -204,7 +207,7 @@ def test_the_search_finds_an_error_by_words_of_its_message(browser, address, wor
     page = browser.new_page(viewport=DESK)
     page.goto(f"{address}search.html?q={quote(words)}")
     page.wait_for_selector("#search-results li a")
-    found = page.locator("#search-results li a").evaluate_all(
+    found = page.locator(".find-error li a, #search-results li a").evaluate_all(
         "links => links.map(link => link.getAttribute('href'))"
     )
     page.close()
@@ -218,7 +221,7 @@ PASTED = {  # as they were raised -> page and heading
     "ValueError: sum_balanced: every tower must bring the same number of gradients; "
     "got [2, 1] from towers 0..1. A tower falls short when a variable's gradient is "
     "None: drop it, or fill it with zeros, everywhere.": (
-        "errors/reduce.html#every-tower-must-bring-the-same-number-of-gradients"
+        "errors/core.html#every-tower-must-bring-the-same-number-of-gradients"
     ),
     "RuntimeError: use_logical_cpus: TensorFlow has already started with 1 logical "
     "CPUs; asked for 4. Call it before the first tensor, variable or session.": (
@@ -238,6 +241,13 @@ def test_a_message_that_is_pasted_leads_to_its_explanation(page, address, messag
     page.go_back()
     page.get_by_label("Paste a message").fill("something else entirely")
     page.get_by_text("No message has these words").wait_for()
+
+
+@pytest.mark.parametrize("message", PASTED)
+def test_the_search_takes_a_message_that_is_pasted(page, address, message):
+    page.goto(f"{address}search.html?q={quote(message)}")
+    first = page.locator(".find-error li a").first
+    assert first.get_attribute("href") == f"{address}{PASTED[message]}"
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,13 @@ from docs_blocks import ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
 import error_pages
-from error_pages import find_causes, find_messages, render
+from error_pages import find_causes, find_messages, render, titled
 
 PACKAGES = sorted(ROOT.glob("packages/tw-*"))
 INDEX = (ROOT / "docs" / "errors" / "index.md").read_text("utf-8")
 ENTRY = re.compile(
-    r"^### `+ ?(?P<title>.+?) ?`+\n\n\*\*[\w ]+:\*\* `+ ?(?P<text>.+?) ?`+$",
+    r"^### `+ ?(?P<title>.+?) ?`+\n\n\*\*[\w ]+\*\*"
+    r"(?: of `+ ?(?P<refuses>.+?) ?`+)?(?:: `+ ?(?P<advice>.+?) ?`+)?$",
     re.MULTILINE,
 )
 
@@ -30,12 +31,16 @@ def public_errors():
 @each_package
 def test_every_message_has_a_heading_of_its_own_words(package):
     listed = list(ENTRY.finditer(render(package)))
-    texts = [entry["text"] for entry in listed]
-    assert sorted(texts) == sorted(m.text for m in find_messages(package))
     assert len(listed) > 40
     titles = [entry["title"] for entry in listed]
     assert len(set(titles)) == len(titles), sorted(titles)
-    assert all(entry["title"] in entry["text"] for entry in listed)
+    messages = titled(find_messages(package))
+    assert sorted(titles) == sorted(title for title, _ in messages)
+    texts = {title: message.text for title, message in messages}
+    for entry in listed:
+        parts = [entry[part] or "" for part in ("refuses", "title", "advice")]
+        text = texts[entry["title"]]
+        assert re.findall(r"\w+", " ".join(parts)) == re.findall(r"\w+", text)
 
 
 def test_causes_follow_their_messages():
@@ -44,8 +49,12 @@ def test_causes_follow_their_messages():
     messages = [m for package in PACKAGES for m in find_messages(package)]
     found, lost = find_causes(messages)
     assert lost == [], "give these the words of their messages"
-    for text, cause in found.items():
-        assert re.search(rf"{re.escape(text)} ?`+\n\n{re.escape(cause)}\n", pages)
+    for title, message in (
+        pair for own in PACKAGES for pair in titled(find_messages(own))
+    ):
+        if message.text in found:
+            rest = rf"\n\n\*\*.+\n\n{re.escape(found[message.text])}\n"
+            assert re.search(rf"### `+ ?{re.escape(title)} ?`+{rest}", pages)
 
 
 def test_every_public_class_of_errors_is_explained():

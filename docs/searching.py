@@ -1,0 +1,86 @@
+"""What the site's search finds besides the words of its pages.
+
+``SUBJECTS`` are words that people search for and the page that answers: entries of the
+index, which come first. Messages of errors are written into ``_static/messages.js``;
+``find_error.js`` leads from one that is pasted to its heading.
+"""
+
+import json
+from pathlib import Path
+
+from docutils import nodes
+from error_pages import ROOT, find_messages, titled
+from sphinx import addnodes
+
+MESSAGES = "_static/messages.js"
+PASTED = ("errors/index", "search")  # pages that take a message
+SUBJECTS = {
+    "which-package": "install, installation, pip install, requirements",
+    "tutorials/tour": (
+        "multi gpu, multi-gpu, multiple gpus, several gpus, data parallel, "
+        "getting started, tutorial"
+    ),
+    "tutorials/gallery": "keras, keras fit, example, examples",
+    "howto/ampopt": (
+        "mixed precision, mixed_precision, float16, fp16, bfloat16, loss scale, "
+        "loss scaling, gradient accumulation, micro-batches, nan, inf"
+    ),
+    "howto/reduce": "all-reduce, allreduce, nccl, gradient compression",
+    "howto/builders": "parameter server, sharded, zero, fsdp",
+    "howto/fit-over-processes": "multiple machines, several machines, multi-node",
+    "howto/slow-step": "slow, profile, profiler, timeline, performance",
+    "howto/hangs": "hang, hangs, deadlock, stuck, timeout",
+    "howto/rlload": "ppo, reinforcement learning",
+    "migration/horovod": "horovod, horovodrun",
+    "migration/tensorpack": "tensorpack",
+    "migration/mirrored_strategy": "mirroredstrategy, tf.distribute, distribute",
+    "migration/rllib": "rllib, ray",
+    "migration/stylegan2": "stylegan, stylegan2",
+    "benchmarks": "benchmark, speed, how fast",
+    "errors/index": "oom, resourceexhaustederror, exception",
+    "howto/syncrep": "cluster, tf_config, kubernetes, kubeflow, slurm",
+}
+
+
+def add_subjects(app, doctree):
+    """Adds a page's subjects to the index that the search reads."""
+    subjects = SUBJECTS.get(app.env.docname)
+    if subjects:
+        entries = [("single", one, "", "main", None) for one in subjects.split(", ")]
+        doctree.insert(0, addnodes.index(entries=entries))
+
+
+def write_messages(app, exception):
+    """Writes title, address and text of each message of the pages of errors."""
+    if exception or app.builder.format != "html":
+        return
+    found = []
+    for name in sorted(app.env.found_docs):
+        if name.startswith("errors/") and name != "errors/index":
+            found += _messages(app.env.get_doctree(name), f"{name}.html")
+    script = f"const MESSAGES = {json.dumps(found, ensure_ascii=False, indent=0)};\n"
+    Path(app.outdir, MESSAGES).write_text(script, encoding="utf-8")
+
+
+def _messages(doctree, page):
+    package = ROOT / "packages" / f"tw-{Path(page).stem}"
+    texts = {title: one.text for title, one in titled(find_messages(package))}
+    for section in doctree.findall(nodes.section):
+        title = section.next_node(nodes.title).astext()
+        if title in texts:
+            yield [title, f"{page}#{section['ids'][0]}", texts[title]]
+
+
+def find_errors(app, pagename, templatename, context, doctree):
+    """Lets a page take a message that is pasted."""
+    if pagename in PASTED:
+        for script in ("messages.js", "rank_errors.js", "find_error.js"):
+            app.add_js_file(script, defer="defer")
+
+
+def setup(app):
+    """Adds to the pages as they are read, and to the site when it is written."""
+    app.connect("doctree-read", add_subjects)
+    app.connect("build-finished", write_messages)
+    app.connect("html-page-context", find_errors)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

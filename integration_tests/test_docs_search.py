@@ -1,0 +1,139 @@
+"""The site's search finds the right page first: Sphinx's own code, run by Node.js.
+
+`nox -s docs` builds the site and runs this; it needs a `node`, or playwright, which
+brings one. No browser is started.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+SITE = Path(os.environ.get("TOWERS_SITE", "no site")).resolve()
+DEADLINE_S = 60
+SCRIPTS = [
+    f"_static/{name}"
+    for name in (
+        "base-stemmer.js",
+        "english-stemmer.js",
+        "language_data.js",
+        "searchtools.js",
+        "messages.js",
+        "rank_errors.js",
+    )
+]
+# What the page of the search shows for each query: first messages, then Sphinx's list.
+RUN = """
+const { readFileSync, existsSync } = require("fs");
+const vm = require("vm");
+const [site, scripts, queries] = JSON.parse(readFileSync(0, "utf8"));
+const page = {
+  SPHINX_HIGHLIGHT_ENABLED: false, DOCUMENTATION_OPTIONS: {},
+  _: (text) => text, _ready: () => {},
+  document: { addEventListener: () => {}, getElementById: () => null, readyState: "" },
+  localStorage: { setItem: () => {} },
+};
+page.window = page;
+vm.createContext(page);
+for (const name of [...scripts, "searchindex.js"])
+  if (existsSync(`${site}/${name}`))
+    vm.runInContext(readFileSync(`${site}/${name}`, "utf8"), page, name);
+const search = (query) => {
+  page.query = query;
+  const said = vm.runInContext("rankErrors(query)", page);
+  const parsed = "Search._performSearch(...Search._parseQuery(query))";
+  const found = vm.runInContext(parsed, page).reverse();
+  return [
+    ...said.map(({ address }) => address),
+    ...found.map(([name, , anchor]) => `${name}.html${anchor}`),
+  ];
+};
+console.log(JSON.stringify(queries.map(search)));
+"""
+
+QUERIES = {  # -> the address that is found first, or how it begins
+    # Subjects, as people name them.
+    "mixed precision": "howto/ampopt.html",
+    "install": "which-package.html",
+    "multi GPU": "tutorials/tour.html",
+    "Horovod": "migration/horovod.html",
+    "out of memory": "errors/index.html#out-of-memory",
+    "OOM": "errors/index.html",
+    "tensorpack": "migration/tensorpack.html",
+    "MirroredStrategy": "migration/mirrored_strategy.html",
+    "gradient accumulation": "howto/ampopt.html",
+    "parameter server": "howto/builders.html",
+    "slow": "howto/slow-step.html",
+    "deadlock": "howto/hangs.html",
+    "kubernetes": "howto/syncrep.html",
+    # Names.
+    "ReplicaTimeoutError": "errors/index.html#replicatimeouterror",
+    "DeadlineError": "errors/index.html#deadlineerror",
+    "ExposedServerWarning": "errors/index.html#exposedserverwarning",
+    "LeastLoadedDeviceSetter": "api/tw-core.html#tw_core.LeastLoadedDeviceSetter",
+    "TowerModel": "api/tw-builders.html#tw_builders.TowerModel",
+    # Messages, as they were raised, and the statement of one.
+    "make_optimizers: towers 0 and 1 got the same Adam object; every tower needs an "
+    "optimizer of its own, or the replicas drift apart. Make a new one in each call of "
+    "get_opt_fn.": "errors/builders.html#towers-and-got-the-same-object",
+    "ValueError: sum_balanced: every tower must bring the same number of gradients; "
+    "got [2, 1] from towers 0..1. A tower falls short when a variable's gradient is "
+    "None: drop it, or fill it with zeros, everywhere.": (
+        "errors/core.html#every-tower-must-bring-the-same-number-of-gradients"
+    ),
+    "RuntimeError: use_logical_cpus: TensorFlow has already started with 1 logical "
+    "CPUs; asked for 4. Call it before the first tensor, variable or session.": (
+        "errors/core.html#tensorflow-has-already-started-with-logical-cpus"
+    ),
+    "every tower needs an optimizer of its own": "errors/builders.html#",
+    "there is no batch to train on": "errors/rlload.html#",
+    "TF_CONFIG is not set": "errors/syncrep.html#",
+    "loss must be a scalar": "errors/ampopt.html#",
+}
+
+if "TOWERS_SITE" not in os.environ:
+    pytest.skip("TOWERS_SITE names no site", allow_module_level=True)
+
+
+def find_node():
+    """Returns a Node.js: the system's, or the one that playwright brings."""
+    if found := shutil.which("node"):
+        return found
+    if spec := find_spec("playwright"):
+        brought = Path(spec.origin).parent / "driver" / "node"
+        return str(brought) if brought.exists() else None
+    return None
+
+
+@pytest.fixture(scope="module")
+def answers():
+    """Query -> the addresses that the search shows, in order."""
+    if (node := find_node()) is None:
+        pytest.skip("no Node.js: install node, or playwright")
+    done = subprocess.run(
+        [node, "-e", RUN],
+        input=json.dumps([str(SITE), SCRIPTS, list(QUERIES)]),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(zip(QUERIES, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_the_search_finds_the_right_page_first(query, answers):
+    assert answers[query], "nothing was found"
+    assert answers[query][0].startswith(QUERIES[query]), answers[query][:5]
+
+
+def test_what_is_no_message_is_not_taken_for_one(answers):
+    for query, found in answers.items():
+        if " " not in query or query in list(QUERIES)[:13]:
+            last = found[0].partition("#")[0].rpartition("/")[2]
+            assert not found[0].startswith("errors/") or last == "index.html", query
