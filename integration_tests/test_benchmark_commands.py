@@ -1,12 +1,14 @@
 """Every benchmark answers help and wrong options without importing TensorFlow."""
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 PATH = Path(__file__).parent / "benchmarks" / "run.py"
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 spec = importlib.util.spec_from_file_location("benchmarks_run", PATH)
 run = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(run)
@@ -27,6 +29,12 @@ def test_a_benchmark_lists_its_options(name, capsys):
         f"--{option.replace('_', '-')} " in shown
         for option in run.parse(name, []).__dict__
     )
+
+
+def test_the_page_lists_every_benchmark():
+    table = PAGE.read_text().partition("| name | races |")[2].partition("\n\n")[0]
+    cells = [line.split("|")[1] for line in table.splitlines()[2:]]
+    assert sorted(re.findall(r"`(\w+)`", "".join(cells))) == run.names()
 
 
 @pytest.mark.parametrize(

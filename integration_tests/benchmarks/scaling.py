@@ -6,7 +6,6 @@ costs. What the reduction costs is the distance to that bound.
 """
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -149,58 +148,32 @@ def print_rows(rows: list[Row]) -> None:
         )
 
 
-def draw(rows: list[Row], cores: int, path: Path) -> None:
-    """Draws throughput over that of one, and efficiency beside the literature's."""
+def draw(rows: list[Row], path: Path) -> None:
+    """Draws images per second, beside those of as many that do not reduce."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
-    colors = {"towers": "#2a6f97", "processes": "#c8553d"}
-    for kind, color in colors.items():
+    figure, axis = plt.subplots(figsize=(8.4, 4.2), layout="constrained")
+    for kind, color in {"towers": "#2a6f97", "processes": "#c8553d"}.items():
         own = [row for row in rows if row.kind == kind]
-        if not own:
-            continue
-        counts, one = [row.count for row in own], own[0].per_second
-        speed = [row.per_second / one for row in own]
-        bound = [row.bound_per_second / one for row in own]
-        left.plot(counts, speed, "o-", color=color, label=kind)
-        left.plot(
-            counts, bound, "--", color=color, alpha=0.6, label=f"{kind}, no reduction"
-        )
-        shares = [row.of_bound for row in own]
-        right.plot(counts, shares, "o-", color=color, label=f"{kind}, of the bound")
-        right.plot(
-            counts,
-            [row.efficiency for row in own],
-            "o:",
-            color=color,
-            alpha=0.6,
-            label=f"{kind}, of as many single ones",
-        )
+        counts = [row.count for row in own]
+        for label, values, line in (
+            (kind, [row.per_second for row in own], "o-"),
+            (f"{kind} that do not reduce", [r.bound_per_second for r in own], "o--"),
+        ):
+            axis.plot(counts, values, line, color=color, label=label)
     counts = sorted({row.count for row in rows})
-    capped = [min(count, cores) for count in counts]
-    left.plot(counts, counts, color="#bbbbbb", linewidth=1, label="ideal")
-    label = f"one thread each, {cores} cores"
-    left.plot(counts, capped, color="#888888", linestyle=":", label=label)
-    for (name, anchors), mark in zip(ANCHORS.items(), ("^", "s"), strict=True):
-        points = list(anchors.values())
-        right.plot(list(anchors), points, mark, color="#555555", label=name)
-    left.set_ylabel("images/s, times those of one")
-    highest = max(row.bound_per_second / rows[0].per_second for row in rows)
-    left.set_ylim(0, max(cores, highest) * 1.4)  # the ideal leaves the picture
-    right.set_ylabel("efficiency")
-    right.set_ylim(0, 1.1)
-    for axis in (left, right):
-        axis.set_xlabel("towers or processes")
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(counts, [str(count) for count in counts])
-        axis.grid(alpha=0.25)
-    left.legend(fontsize=7, loc="lower right")
-    right.legend(fontsize=7, loc="lower left")
-    figure.suptitle("Weak scaling: a fixed network and batch per tower")
-    figure.savefig(path, dpi=110)
+    axis.set_ylabel("images per second, of all")
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("towers or processes")
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(counts, [str(count) for count in counts])
+    axis.grid(alpha=0.25)
+    axis.legend(loc="lower right")
+    axis.set_title("Weak scaling: a fixed network and batch per tower", loc="left")
+    figure.savefig(path, dpi=180)
     plt.close(figure)
 
 
@@ -216,7 +189,7 @@ def main(options: Any, _: object) -> None:
     print_rows(rows)
     kept = [asdict(row) for row in rows]
     path = save("scaling", size=asdict(CPU_SIZE), rows=kept, anchors=ANCHORS)
-    draw(rows, os.cpu_count() or 1, path.with_suffix(".png"))
+    draw(rows, path.with_suffix(".png"))
     print(f"Wrote {path} and {path.with_suffix('.png')}")
 
 
