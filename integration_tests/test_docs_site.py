@@ -45,6 +45,17 @@ def test_every_page_has_a_twin_that_it_names():
         assert first.replace("`", "").replace("\\", "") == f"# {wanted}", name
 
 
+def test_no_two_pages_have_one_title():
+    titles = [TWINS[name].lstrip().splitlines()[0] for name in NAMES]
+    assert sorted(titles) == sorted(set(titles))
+
+
+def test_the_reference_begins_with_tables_of_names():
+    twin = TWINS["api/tw-core"].partition("### ")[0]
+    for name in ("use_logical_cpus", "record_steps", "tw_core.gradients"):
+        assert f"`{name}`" in twin or f"[{name}]" in twin, name
+
+
 def test_pages_that_are_made_have_no_twin_to_name():
     assert "text/markdown" not in (SITE / "search.html").read_text("utf-8")
 

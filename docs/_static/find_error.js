@@ -6,7 +6,7 @@
     rankErrors(message).map(({ title, address }) => {
       const [item, link] = [document.createElement("li"), document.createElement("a")];
       [link.href, link.textContent] = [new URL(root + address, location.href), title];
-      item.append(link);
+      item.append(link, ` (tw-${address.match(/\w+(?=\.html)/)})`);
       return item;
     });
 

@@ -26,13 +26,13 @@ const rankErrors = (() => {
     const said = words(message);
     const part = message.trim().toLowerCase();
     const quoted = ({ whole }) => (said.size >= LEAST && whole.includes(part) ? said.size : 0);
-    return entries
+    const ranked = entries
       .map((entry) => ({
         ...entry,
         score: Math.max(quoted(entry), ...entry.texts.map((own) => score(own, said))),
       }))
       .filter((entry) => entry.score > 0)
-      .sort((one, other) => other.score - one.score)
-      .slice(0, SHOWN);
+      .sort((one, other) => other.score - one.score);
+    return ranked.filter(({ score }) => score > ranked[0].score / 2).slice(0, SHOWN);
   };
 })();
