@@ -346,7 +346,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
     figure, axes = plt.subplots(
         len(works),
         1,
-        figsize=(9, 1.0 + sum(0.8 + 0.28 * _count(rows, work) for work in works)),
+        figsize=(9, 1.2 + sum(0.8 + 0.28 * _count(rows, work) for work in works)),
         height_ratios=[1.5 + _count(rows, work) for work in works],
         layout="constrained",
         squeeze=False,
@@ -355,7 +355,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
         _draw_work(axis, [row for row in rows if row["work"] == work], work)
     figure.suptitle(f"{title}: ratios of time, medians and quartiles")
     named = [plt.Rectangle((0, 0), 1, 1, color=color) for color in _COLORS.values()]
-    figure.legend(named, _COLORS, loc="outside upper right", ncols=len(_COLORS))
+    figure.legend(named, _COLORS, loc="outside lower left", ncols=len(_COLORS))
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
