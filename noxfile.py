@@ -226,8 +226,14 @@ def matrix(session: nox.Session, resolution: str) -> None:
         *test_requirements(*PACKAGES),
     )
     session.run("uv", "pip", "list")
-    env = {**ENV, "PYTHONPATH": None}
-    session.run("pytest", *at_once(4), *session.posargs, env=env)
+    run_and_note(session, "newest" if resolution == "highest" else "lowest")
+
+
+def run_and_note(session: nox.Session, dependencies: str, **env: str) -> None:
+    """Runs the packages' tests; where all pass, writes a row of docs/tested.md."""
+    variables = {**ENV, "PYTHONPATH": None, **env}
+    session.run("pytest", *at_once(4), *session.posargs, env=variables)
+    tool(session, "structure.tested", dependencies, *session.posargs)
 
 
 @nox.session(requires=["build"], reuse_venv=False)
@@ -240,8 +246,7 @@ def nightly(session: nox.Session) -> None:
     kept = [line for line in needed if Requirement(line).name not in NIGHTLY]
     session.install(*sorted(set(NIGHTLY.values())), *kept)
     session.install("--no-deps", *map(wheel, PACKAGES))
-    env = {**ENV, "PYTHONPATH": None, "TOWERS_TESTS": "full"}
-    session.run("pytest", *at_once(4), *session.posargs, env=env)
+    run_and_note(session, "nightly", TOWERS_TESTS="full")
 
 
 @nox.session(reuse_venv=True)
