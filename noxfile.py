@@ -35,6 +35,21 @@ NIGHTLY = {
     "keras": "keras-nightly",
     "tf-keras": "tf-keras-nightly",
 }
+# The versions that the sessions of `nox` install, with hashes; `nox -s lock` writes it.
+LOCK = ROOT / "constraints.txt"
+# Groups of pyproject.toml that are in it; PyTorch, Ray and the clients are not.
+LOCKED = (
+    "test",
+    "coverage",
+    "examples",
+    "rl",
+    "release",
+    "horovod",
+    "lint",
+    "layers",
+    "docs",
+    "bench",
+)
 # Schema of check-jsonschema -> the files that it checks.
 FORGE_FILES = {
     "vendor.github-workflows": [".github/workflows/*.yml"],
@@ -107,6 +122,15 @@ def editable(*packages: str) -> list[str]:
     return [arg for package in packages for arg in ("-e", f"packages/{package}")]
 
 
+def install(session: nox.Session, *needed: str) -> None:
+    """Installs in the versions of the lock, so that no new upload breaks a session.
+
+    What is not in it is free. pip takes no hashes in constraints: without uv all is.
+    """
+    locked = ("--constraints", str(LOCK), "--build-constraints", str(LOCK))
+    session.install(*(locked if session.venv_backend == "uv" else ()), *needed)
+
+
 def wheel(package: str) -> str:
     """Returns the path of the wheel that the session ``build`` left in dist/."""
     found = list(DIST.glob(f"{package.replace('-', '_')}-*.whl"))
@@ -135,14 +159,14 @@ def tool(session: nox.Session, *arguments: str | Path, **options: Any) -> None:
 @nox.session(reuse_venv=True)
 def tests(session: nox.Session) -> None:
     """Runs all packages' tests and doctests, from the checkout."""
-    session.install(*editable(*PACKAGES), *test_requirements(*PACKAGES))
+    install(session, *editable(*PACKAGES), *test_requirements(*PACKAGES))
     session.run("pytest", "--doctest-modules", *at_once(4), *session.posargs, env=ENV)
 
 
 @nox.session(reuse_venv=True)
 def build(session: nox.Session) -> None:
     """Builds each package's sdist, and its wheel from that, into dist/."""
-    session.install(*group("build"))
+    install(session, *group("build"))
     shutil.rmtree(DIST, ignore_errors=True)
     python = str(Path(session.bin) / "python")
     here = ("--no-build-isolation", "--python", python, "--no-create-gitignore")
@@ -171,7 +195,7 @@ def run_on_wheels(session: nox.Session, path: str, *more: str, **env: str) -> No
     """Runs integration tests on the built wheels of all packages."""
     extras = (*group("examples"), *group("rl"), *group("release"), *more)
     needed = (*map(wheel, PACKAGES), *test_requirements(*PACKAGES), *extras)
-    session.install(*needed)
+    install(session, *needed)
     variables = {**ENV, "PYTHONPATH": None, **env}
     session.run("pytest", path, *at_once(4), *session.posargs, env=variables)
 
@@ -252,7 +276,7 @@ def nightly(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def lint(session: nox.Session) -> None:
     """Checks style, format, types, and what is written for the forge."""
-    session.install(*group("lint"), *group("api"))
+    install(session, *group("lint"), *group("api"))
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy")
@@ -268,15 +292,53 @@ def lint(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def layers(session: nox.Session) -> None:
     """Checks that packages import each other along the arrows only."""
-    session.install(*group("layers"))
+    install(session, *group("layers"))
     sources = [str(ROOT / "packages" / package / "src") for package in PACKAGES]
     session.run("lint-imports", env={"PYTHONPATH": os.pathsep.join(sources)})
 
 
 @nox.session(reuse_venv=True)
+def lock(session: nox.Session) -> None:
+    """Writes constraints.txt anew, for every Python and platform; needs uv."""
+    if session.venv_backend != "uv":
+        session.error("lock resolves with uv; install it with pip install 'nox[uv]'")
+    wanted = [*third_parties(*PACKAGES), *test_requirements(*PACKAGES)]
+    wanted += [line for name in LOCKED for line in group(name)]
+    listed = Path(session.create_tmp()) / "wanted.txt"
+    listed.write_text("".join(f"{line}\n" for line in sorted(set(wanted))))
+    session.run(
+        *("uv", "pip", "compile", "--quiet", "--upgrade"),
+        *("--universal", "--python-version", "3.11", "--generate-hashes"),
+        *("--no-annotate", "--custom-compile-command", "nox -s lock"),
+        *("--output-file", str(LOCK), str(listed)),
+        silent=True,
+    )
+
+
+@nox.session(reuse_venv=True)
+def coverage(session: nox.Session) -> None:
+    """Measures which branches a package's own tests take, as in: -- tw-reduce.
+
+    Writes its rows into the table of docs/design/tests.md; nothing fails by a number.
+    """
+    install(session, *editable(*PACKAGES), *group("coverage"))
+    install(session, *test_requirements(*PACKAGES))
+    data = Path(session.create_tmp()).resolve()
+    for package in session.posargs or PACKAGES:
+        env = {**ENV, "COVERAGE_FILE": str(data / package)}
+        module = package.replace("-", "_")
+        measured = ("--cov", module, "--cov-branch", "--cov-report", "")
+        tests_of = f"packages/{package}/tests"
+        session.run("pytest", *at_once(4), *measured, tests_of, env=env)
+        report = str(data / f"{package}.json")
+        session.run("coverage", "json", "--quiet", "-o", report, env=env)
+        tool(session, "structure.covered", package, report)
+
+
+@nox.session(reuse_venv=True)
 def structure(session: nox.Session) -> None:
     """Counts modules, floors, lines, refusals, and the way that a gradient takes."""
-    session.install(*editable(*PACKAGES), *group("layers"), *group("api"))
+    install(session, *editable(*PACKAGES), *group("layers"), *group("api"))
     env = {**ENV, "PYTHONPATH": str(ROOT / "integration_tests")}
     for module in ("shape", "walks", "weight"):
         session.run("python", "-m", f"structure.{module}", env=env)
@@ -289,7 +351,7 @@ def planted(session: nox.Session) -> None:
     All take an hour or two; words after ``--`` choose those whose names or files hold
     one of them, as in ``nox -s planted -- tw-reduce``.
     """
-    session.install(*editable(*PACKAGES), *group("test"))
+    install(session, *editable(*PACKAGES), *group("test"))
     env = {**ENV, "PYTHONPATH": str(ROOT / "integration_tests")}
     session.run("python", "-m", "structure.planted", *session.posargs, env=env)
 
@@ -324,7 +386,7 @@ def pieces(session: nox.Session) -> None:
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def api(session: nox.Session, package: str) -> None:
     """Checks the frozen public interface, or rewrites it, as in: -- --write."""
-    session.install(*group("api"))
+    install(session, *group("api"))
     tool(session, "interfaces", "api", package, *session.posargs)
 
 
@@ -391,7 +453,7 @@ def released(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def release(session: nox.Session) -> None:
     """Releases packages, as in: -- tw-core. Publishes nothing."""
-    session.install(*group("release"))
+    install(session, *group("release"))
     # After Ctrl-C the tool removes its clone.
     ending: dict[str, Any] = {"interrupt_timeout": 60, "terminate_timeout": 10}
     words = ("release", "--nox", sys.executable, "--", *session.posargs)
@@ -401,7 +463,7 @@ def release(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def tagged(session: nox.Session) -> None:
     """Checks what a tag releases, and builds it anew, as in: -- tw-core-v0.2.0."""
-    session.install(*group("release"))
+    install(session, *group("release"))
     tool(session, "interfaces", "tagged", *session.posargs)
 
 
@@ -415,7 +477,7 @@ def build_site(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def docs(session: nox.Session) -> None:
     """Builds the documentation into out/docs, and runs the examples of docstrings."""
-    session.install(*editable(*PACKAGES), *group("docs"), *group("test"))
+    install(session, *editable(*PACKAGES), *group("docs"), *group("test"))
     build_site(session)
     look = (f"integration_tests/test_docs_{name}.py" for name in ("site", "search"))
     site = {**ENV, "TOWERS_SITE": str(SITE)}
@@ -427,7 +489,7 @@ def docs(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def links(session: nox.Session) -> None:
     """Asks the addresses outside that the documentation names; needs a network."""
-    session.install(*editable(*PACKAGES), *group("docs"))
+    install(session, *editable(*PACKAGES), *group("docs"))
     linkcheck = ("-b", "linkcheck", "docs", "out/links")
     session.run("sphinx-build", "-W", "--keep-going", *linkcheck, env=ENV)
 
@@ -436,7 +498,7 @@ def links(session: nox.Session) -> None:
 def browser(session: nox.Session) -> None:
     """Builds the documentation, and looks at it in a Chromium."""
     groups = (*group("test"), *group("docs"), *group("browser"))
-    session.install(*map(wheel, PACKAGES), *groups)
+    install(session, *map(wheel, PACKAGES), *groups)
     build_site(session)
     session.run(
         *("pytest", "integration_tests/test_docs_browser.py", *session.posargs),
@@ -447,7 +509,7 @@ def browser(session: nox.Session) -> None:
 @nox.session(name="format", reuse_venv=True)
 def format_code(session: nox.Session) -> None:
     """Rewrites the code as the session lint wants it, where a tool can."""
-    session.install(*group("lint"))
+    install(session, *group("lint"))
     session.run("ruff", "check", "--fix", "--exit-zero")
     session.run("ruff", "format")
 
@@ -455,7 +517,7 @@ def format_code(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def train(session: nox.Session) -> None:
     """Trains a model on handwritten digits; arguments after -- go to the script."""
-    session.install(*editable(*PACKAGES), *group("examples"))
+    install(session, *editable(*PACKAGES), *group("examples"))
     # Ctrl-C reaches the script as well as nox, which then waits for its last save.
     session.run(
         *("python", "docs/examples/train_digits.py", *session.posargs),
@@ -468,7 +530,7 @@ def train(session: nox.Session) -> None:
 @nox.session(name="train-rl", reuse_venv=True)
 def train_rl(session: nox.Session) -> None:
     """Trains agents with PPO; arguments after -- go to the script."""
-    session.install(*editable(*PACKAGES), *group("rl"))
+    install(session, *editable(*PACKAGES), *group("rl"))
     session.run(
         *("python", "docs/examples/ppo/train.py", *session.posargs),
         env=ENV,
@@ -479,7 +541,7 @@ def train_rl(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def faults(session: nox.Session) -> None:
     """Kills and stops tasks of clusters, and times the errors that this raises."""
-    session.install(*editable(*PACKAGES), *test_requirements("tw-syncrep"))
+    install(session, *editable(*PACKAGES), *test_requirements("tw-syncrep"))
     session.run(
         *("python", "integration_tests/faults/run.py", *session.posargs),
         env=ENV,
@@ -503,7 +565,7 @@ def clients(session: nox.Session, client: str) -> None:
 @nox.session(reuse_venv=True)
 def soak(session: nox.Session) -> None:
     """Trains for half an hour while tasks are killed; shorter with -- --minutes 2."""
-    session.install(*editable(*PACKAGES), *group("examples"))
+    install(session, *editable(*PACKAGES), *group("examples"))
     session.run(
         *("python", "-m", "soak.run", *session.posargs),
         env={**ENV, "PYTHONPATH": str(ROOT / "integration_tests")},
@@ -539,7 +601,7 @@ def torch_python(session: nox.Session) -> str:
 @nox.session(reuse_venv=True)
 def bench(session: nox.Session) -> None:
     """Runs a benchmark by name, as in: nox -s bench -- reduce."""
-    session.install(*editable(*PACKAGES), *group("bench"))
+    install(session, *editable(*PACKAGES), *group("bench"))
     peers = (
         ["--torch", torch_python(session)]
         if session.posargs[:1] == ["allreduce"]

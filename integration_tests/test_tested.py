@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from structure import covered
 from structure.tables import read_rows, write_rows
 from structure.tested import ALL, COLUMNS, PAGE, note, scope
 
@@ -92,3 +93,23 @@ def test_the_page_has_what_the_sessions_write():
     for row in rows:
         again = note(again, row)
     assert again == text
+
+
+TOTALS = {
+    "num_statements": 2000,
+    "covered_lines": 1900,
+    "num_branches": 300,
+    "covered_branches": 201,
+}
+
+
+def test_a_packages_branches_are_a_row_among_those_of_the_others():
+    text = f"| {' | '.join(covered.COLUMNS)} |\n|---|\n\nThe end.\n"
+    other = covered.note(text, "tw-x", TOTALS, "d1")
+    again = covered.note(
+        covered.note(other, "tw-a", TOTALS, "d1"), "tw-x", TOTALS, "d2"
+    )
+    row = ("2,000", "95.0%", "300", "67.0%")
+    found = read_rows(again, covered.COLUMNS)
+    assert found == [("tw-a", *row, "d1"), ("tw-x", *row, "d2")]
+    read_rows(covered.PAGE.read_text(), covered.COLUMNS)  # has the table
