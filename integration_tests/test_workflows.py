@@ -18,6 +18,7 @@ JOBS = [
     for name, workflow in WORKFLOWS.items()
     for own, job in workflow["jobs"].items()
 ]
+CLIENTS = ROOT.glob("integration_tests/clients/*.py")
 STEPS = [step for param in JOBS for step in param.values[0]["steps"]]
 COMMANDS = [step["run"] for step in STEPS if "run" in step]
 PYTHON = "Programming Language :: Python :: "
@@ -32,25 +33,33 @@ def ci_command():
 
 def test_the_workflows_are_those_that_contributing_describes():
     page = (ROOT / "docs" / "CONTRIBUTING.md").read_text()
-    assert WORKFLOWS.keys() == {"docs", "nightly", "release", "tests"}
+    assert WORKFLOWS.keys() == {"docs", "lock", "nightly", "release", "tests"}
     for name in WORKFLOWS:
         assert f"`{name}.yml`" in page
 
 
 def test_every_change_is_tested_by_the_very_command_of_ci():
-    (job,) = WORKFLOWS["tests"]["jobs"].values()
+    quick, job = WORKFLOWS["tests"]["jobs"].values()
     assert [step["run"] for step in job["steps"] if "run" in step] == [ci_command()]
+    assert job["needs"] == "quick"
+    assert quick["timeout-minutes"] <= 20
     assert {"push", "pull_request"} <= WORKFLOWS["tests"][TRIGGER].keys()
 
 
 def test_the_other_workflows_begin_as_ci_does_and_run_a_session():
     others = [c for c in COMMANDS if "nox" in c and c != ci_command()]
     named = [c.removeprefix(f"{ci_command()} -s ").split()[0] for c in others]
-    assert sorted(named) == ["docs", "full", "nightly", "tagged"]
+    wanted = ['"clients($CLIENT)"', "docs", "full", "lint", "lock", "nightly", "tagged"]
+    assert sorted(named) == wanted
+
+
+def test_every_client_trains_by_night():
+    clients = WORKFLOWS["nightly"]["jobs"]["clients"]["strategy"]["matrix"]["client"]
+    assert clients == sorted(path.stem for path in CLIENTS)
 
 
 def test_every_python_that_a_package_declares_is_tested_and_no_other():
-    (job,) = WORKFLOWS["tests"]["jobs"].values()
+    job = WORKFLOWS["tests"]["jobs"]["tests"]
     tested = job["strategy"]["matrix"]["python"]
     noxfile = (ROOT / "noxfile.py").read_text()
     assert f"PYTHONS = [v for v in {tuple(tested)}".replace("'", '"') in noxfile
@@ -65,7 +74,9 @@ def test_every_python_that_a_package_declares_is_tested_and_no_other():
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_the_sessions_that_a_workflow_names_exist(path):
     named = {
-        word for words in SESSION.findall(path.read_text()) for word in words.split()
+        word.strip('"').partition("(")[0]
+        for words in SESSION.findall(path.read_text())
+        for word in words.split()
     }
     assert named <= sessions(), named
 
@@ -112,7 +123,7 @@ def test_a_release_is_published_from_the_tags_that_the_tool_makes():
 
 def test_a_night_that_fails_is_told_in_one_issue():
     job = WORKFLOWS["nightly"]["jobs"]["report"]
-    assert job["needs"] == ["tests", "full"]
+    assert job["needs"] == ["tests", "full", "clients"]
     assert "failure()" in job["if"]
     (step,) = job["steps"]
     find, comment, create = (
