@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from interfaces import release as module
+from interfaces.citation import FILE
 from interfaces.manifest import find_releases
 from interfaces.release import (
     ARCHIVES,
@@ -30,6 +31,7 @@ EPOCH = 1_700_000_000
 def toy(tmp_path):
     """Has tw-a and tw-b, which needs it, both to be released for the first time."""
     repository = ToyRepository.create(tmp_path / "toy", SETTINGS.read_text())
+    (repository.root / FILE).write_text("cff-version: 1.2.0\nlicense: Apache-2.0\n")
     (repository.root / ".gitignore").write_text("out/\n")
     for name, needs in (("tw-a", {}), ("tw-b", {"tw-a": ">=0.1,<0.2"})):
         repository.package(name, "0.1.0", needs)
@@ -168,6 +170,9 @@ def test_releases_are_committed_tagged_and_found_again(toy, monkeypatch):
     assert tags(checked) == toy.git("tag").split() == ["tw-a-v0.1.0", "tw-b-v0.1.0"]
     assert toy.git("status", "--porcelain") == ""
     assert toy.git("symbolic-ref", "--short", "HEAD") == "main"
+    today = toy.git("log", "-1", "--format=%cs")
+    cited = f'version: "0.1.0"\ndate-released: "{today}"\nlicense: Apache-2.0\n'
+    assert (toy.root / FILE).read_text() == f"cff-version: 1.2.0\n{cited}"
     for one in find_releases(toy, "tw-a", "tw-b"):
         assert one.commit == toy.git("rev-parse", f"{one.tag}^{{commit}}")
     assert len(list((toy.root / ARCHIVES).glob("tw-?/*"))) == 4

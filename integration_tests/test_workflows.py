@@ -7,7 +7,9 @@ import tomllib
 import pytest
 import yaml
 from docs_blocks import ROOT
+from interfaces.citation import FILE, SECTION, last_release
 from interfaces.manifest import read_manifests
+from packaging.version import Version
 from test_docs_commands import SESSION, sessions
 
 FOLDER = ROOT / ".github"
@@ -168,6 +170,26 @@ def test_the_form_for_faults_asks_for_what_is_needed():
     assert (
         set(fields["package"]["attributes"]["options"]) == read_manifests(ROOT).keys()
     )
+
+
+def test_the_citation_is_of_the_last_release_and_no_version_is_behind_its_changelog():
+    citation = yaml.safe_load((ROOT / FILE).read_text())
+    version, date = last_release(ROOT)
+    assert (citation["version"], citation["date-released"]) == (version, date)
+    manifests = read_manifests(ROOT)
+    assert Version(version) <= max(one.version for one in manifests.values())
+    for one in manifests.values():
+        text = (ROOT / one.folder / "CHANGELOG.md").read_text()
+        dated = SECTION.findall(text)
+        released = [Version(version) for version, _ in dated]
+        assert released == sorted(released, reverse=True), one.name
+        assert [date for _, date in dated] == sorted(
+            (d for _, d in dated), reverse=True
+        )
+        # What is under way is told in fragments, until the next release.
+        told = len(list((ROOT / one.folder / "changelog.d").glob("*.md"))) > 1
+        assert one.version >= released[0], one.name
+        assert told or one.version == released[0], one.name
 
 
 def test_the_forms_and_the_citation_are_of_this_project():

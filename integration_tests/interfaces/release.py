@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from interfaces.api import check, check_file, due_version
+from interfaces.citation import cite
 from interfaces.manifest import Manifest, find_releases, needed_by, read_manifests
 from interfaces.repository import Repository, build, run_module
 from interfaces.repository import run as run_tool
@@ -151,7 +152,7 @@ def make_clone(repository: Repository, folder: Path) -> Repository:
 
 
 def commit(tree: Repository, target: Manifest) -> None:
-    """Writes version and changelog, and commits and tags them."""
+    """Writes version, changelog and citation, and commits and tags them."""
     folder = tree.root / target.folder
     run_module("uv", "version", "--frozen", str(target.version), cwd=folder)
     run_module(
@@ -159,7 +160,7 @@ def commit(tree: Repository, target: Manifest) -> None:
         *("--dir", folder, "--name", target.name, "--version", str(target.version)),
         cwd=tree.root,
     )
-    tree.git("add", "--all", folder)
+    tree.git("add", "--all", folder, *filter(None, [cite(tree.root)]))
     title = f"{target.name} {target.version}"
     tree.git("commit", "--quiet", "--message", f"Release {title}")
     tree.git("tag", "--annotate", "-m", title, target.tag)
